@@ -1,0 +1,145 @@
+//! What the outside world tells the core, and what the core asks of it.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Timestamp,
+    firewall::FirewallUpdate,
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
+};
+
+/// A frame that the TC program copied off a veth, Ethernet header first.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// When the kernel saw the packet.
+    pub captured_at: Timestamp,
+    /// The bytes captured.
+    pub bytes: &'a [u8],
+    /// The frame's length on the wire; more than `bytes` holds where it was cut.
+    pub wire_len: usize,
+}
+
+/// Which [`Command::Apply`] a result belongs to.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct BatchId(pub u64);
+
+/// Why the switch refused a batch.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum BatchError {
+    /// OpenFlow error messages: index of the change, and the error's text.
+    #[error("the switch refused {} of the changes, the first: {}", .0.len(), .0.first().map_or("", |(_, text)| text))]
+    Refused(Vec<(usize, String)>),
+    /// The connection was lost before the barrier was answered.
+    #[error("the connection to the switch was lost")]
+    ConnectionLost,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Input<'a> {
+    /// A DNS answer passed a veth.
+    Frame(Frame<'a>),
+    /// The local Open_vSwitch database changed.
+    Interfaces(InterfaceUpdate),
+    /// The OVN northbound database changed.
+    Nb(NbUpdate),
+    /// The OVN southbound database changed.
+    Sb(SbUpdate),
+    /// EgressFirewalls changed.
+    Firewalls(FirewallUpdate),
+    /// The program is attached to this interface's veth.
+    Attached {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+    },
+    /// The program could not be attached (the veth may not exist yet); the edge tries again.
+    AttachFailed {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The reason, for people.
+        reason: String,
+    },
+    /// The OpenFlow connection is ready for commands.
+    SwitchUp,
+    /// The OpenFlow connection is lost.
+    SwitchDown,
+    /// The result of [`Command::Apply`]: the barrier was answered, or why not.
+    Applied {
+        /// Which batch.
+        batch: BatchId,
+        /// When the barrier's reply was read.
+        result: Result<(), BatchError>,
+    },
+    /// The result of [`Command::DumpFlows`]: every dnsflow flow in the bridge.
+    Flows(Vec<InstalledFlow>),
+    /// Someone else removed or replaced a flow of ours (flow monitor), or it timed out.
+    FlowLost {
+        /// Which flow.
+        key: FlowKey,
+        /// The cookie it had.
+        cookie: Cookie,
+    },
+    /// The result of [`Command::SampleLogicalFlows`].
+    LogicalFlowSample {
+        /// As asked.
+        pipeline: Pipeline,
+        /// As asked.
+        table_id: u8,
+        /// Rows of that stage, at most [`LOGICAL_FLOW_SAMPLE_MAX`].
+        flows: Vec<RowId>,
+    },
+    /// The result of [`Command::FindCookies`]: cookie and OpenFlow table of the flows found.
+    CookieTables(Vec<(u32, u8)>),
+}
+
+/// At most this many rows come back from [`Command::SampleLogicalFlows`].
+pub const LOGICAL_FLOW_SAMPLE_MAX: usize = 64;
+
+/// Something to be done.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Attach the TC program to this interface, and keep trying until [`Command::Detach`].
+    Attach {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The host side of the veth.
+        name: String,
+    },
+    /// Detach the program, or stop trying to attach it.
+    Detach {
+        /// The `Interface` row.
+        interface: RowId,
+    },
+    /// Change flows, then answer with [`Input::Applied`].
+    Apply {
+        /// Comes back in the result.
+        batch: BatchId,
+        /// All or nothing (an OpenFlow bundle); else one by one behind a common barrier.
+        atomic: bool,
+        /// The changes, in their order.
+        changes: Vec<FlowChange>,
+    },
+    /// Read back every dnsflow flow; answer with [`Input::Flows`].
+    DumpFlows,
+    /// Report lost flows of exactly these OpenFlow tables from now on.
+    MonitorTables(BTreeSet<u8>),
+    /// Watch the logical flows that have one of these priorities; [`Input::Sb`] brings them.
+    WatchLogicalFlows {
+        /// `Logical_Flow.priority` values.
+        priorities: BTreeSet<u16>,
+    },
+    /// Read some logical flows of one stage once; answer with [`Input::LogicalFlowSample`].
+    SampleLogicalFlows {
+        /// The pipeline.
+        pipeline: Pipeline,
+        /// `Logical_Flow.table_id`.
+        table_id: u8,
+    },
+    /// Look for flows with these cookies in every table; answer with [`Input::CookieTables`].
+    FindCookies(Vec<u32>),
+}

@@ -1,0 +1,14 @@
+//! The decisions of dnsflow: which address a pod may reach, and which OpenFlow flow says so.
+//!
+//! Nothing in here opens a socket, reads a clock or knows an async runtime. The edges feed
+//! [`Input`]s together with the time and carry out the [`Command`]s that come back.
+
+pub mod firewall;
+pub mod flow;
+pub mod input;
+pub mod name;
+pub mod ovn;
+pub mod time;
+
+pub use input::{Command, Input};
+pub use time::Timestamp;

@@ -1,0 +1,190 @@
+//! Domain names in the one form in which the core compares them.
+
+use std::{borrow::Borrow, fmt, hash::Hash, str::FromStr};
+
+/// The longest name in wire format, root label included (RFC 1035, section 3.1).
+pub const MAX_NAME_LEN: usize = 255;
+/// The longest label (RFC 1035, section 3.1).
+pub const MAX_LABEL_LEN: usize = 63;
+
+/// Why a text or a sequence of labels is no domain name.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NameError {
+    /// Nothing, or only a dot.
+    #[error("the name is empty")]
+    Empty,
+    /// Two dots in a row, or one in front.
+    #[error("the name has an empty label")]
+    EmptyLabel,
+    /// A label of more than 63 octets.
+    #[error("the label `{0}` is longer than 63 characters")]
+    LabelTooLong(String),
+    /// More than 255 octets in wire format.
+    #[error("the name is longer than 253 characters")]
+    TooLong,
+    /// A character that the EgressFirewall resource does not allow in `dnsName`.
+    #[error("the character `{0}` cannot stand in a dnsName")]
+    BadCharacter(char),
+    /// A `*` anywhere but as the whole first label.
+    #[error("`*` can only stand alone as the first label, as in `*.example.com`")]
+    Wildcard,
+}
+
+/// A domain name: lower case, uncompressed wire format without the root label.
+///
+/// Each label is its length octet followed by its octets, so that every suffix of the name at a
+/// label boundary is a suffix of the bytes. `www.example.com` is `3www7example3com`.
+#[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct DomainName(Box<[u8]>);
+
+impl DomainName {
+    /// Builds a name from its labels, first label first. Octets may be anything; ASCII letters
+    /// are folded to lower case (RFC 4343).
+    pub fn from_labels<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, NameError> {
+        let mut wire = Vec::with_capacity(64);
+        for label in labels {
+            if label.is_empty() {
+                return Err(NameError::EmptyLabel);
+            }
+            let length = u8::try_from(label.len()).unwrap_or(u8::MAX);
+            if usize::from(length) > MAX_LABEL_LEN {
+                return Err(NameError::LabelTooLong(
+                    String::from_utf8_lossy(label).into_owned(),
+                ));
+            }
+            wire.push(length);
+            wire.extend(label.iter().map(u8::to_ascii_lowercase));
+        }
+        // The root label takes the last of the 255 octets.
+        match wire.len() {
+            0 => Err(NameError::Empty),
+            length if length >= MAX_NAME_LEN => Err(NameError::TooLong),
+            _ => Ok(Self(wire.into_boxed_slice())),
+        }
+    }
+
+    /// The bytes: lower case, a length octet before each label, no root label.
+    pub fn wire(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The labels, first label first.
+    pub fn labels(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.wire();
+        std::iter::from_fn(move || {
+            let (length, tail) = rest.split_first()?;
+            let (label, tail) = tail.split_at(usize::from(*length));
+            rest = tail;
+            Some(label)
+        })
+    }
+
+    /// This name's wire form, then that of each of its ancestors, longest first.
+    pub fn suffixes(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.wire();
+        std::iter::from_fn(move || {
+            let current = rest;
+            let (length, tail) = current.split_first()?;
+            rest = &tail[usize::from(*length)..];
+            Some(current)
+        })
+    }
+}
+
+impl Borrow<[u8]> for DomainName {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl FromStr for DomainName {
+    type Err = NameError;
+
+    /// Parses a host name as an EgressFirewall's `dnsName` may hold it: letters, digits, hyphens
+    /// and dots; a final dot is dropped. An underscore is allowed too, for names of services.
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let trimmed = text.strip_suffix('.').unwrap_or(text);
+        if trimmed.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if let Some(bad) = trimmed
+            .chars()
+            .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '*')))
+        {
+            return Err(NameError::BadCharacter(bad));
+        }
+        if trimmed.contains('*') {
+            return Err(NameError::Wildcard);
+        }
+        Self::from_labels(trimmed.split('.').map(str::as_bytes))
+    }
+}
+
+impl fmt::Display for DomainName {
+    /// Presentation format without the final dot (RFC 1035, section 5.1).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, label) in self.labels().enumerate() {
+            if index > 0 {
+                f.write_str(".")?;
+            }
+            for &octet in label {
+                match octet {
+                    b'.' | b'\\' => write!(f, "\\{}", octet as char)?,
+                    0x21..=0x7e => write!(f, "{}", octet as char)?,
+                    _ => write!(f, "\\{octet:03}")?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DomainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DomainName({self})")
+    }
+}
+
+/// A rule's `dnsName`: as written, and in the form that is compared.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct DnsName {
+    written: String,
+    name: DomainName,
+    wildcard: bool,
+}
+
+impl DnsName {
+    /// The text of the resource, case and final dot kept: ovn-kubernetes hashes it.
+    pub fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// The name, or what follows `*.` in a wildcard.
+    pub fn name(&self) -> &DomainName {
+        &self.name
+    }
+
+    /// Whether the text began with `*.`: exactly one label in its place.
+    pub fn is_wildcard(&self) -> bool {
+        self.wildcard
+    }
+}
+
+impl FromStr for DnsName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let (wildcard, rest) = match text.strip_prefix("*.") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        Ok(Self {
+            written: text.to_owned(),
+            name: rest.parse()?,
+            wildcard,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

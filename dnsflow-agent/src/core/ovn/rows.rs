@@ -1,0 +1,197 @@
+//! The columns of OVN's and Open vSwitch's tables that dnsflow reads, as plain values.
+//!
+//! Sources: `ovn-nb.ovsschema`, `ovn-sb.ovsschema` and `vswitch.ovsschema`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
+
+/// The identity of a database row (`_uuid`).
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RowId(u128);
+
+impl RowId {
+    /// The row with these 128 bits.
+    pub const fn new(bits: u128) -> Self {
+        Self(bits)
+    }
+
+    /// Parses the usual form with hyphens (RFC 9562, section 4).
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        if bytes.len() != 36 || ![8, 13, 18, 23].iter().all(|&at| bytes[at] == b'-') {
+            return None;
+        }
+        let mut bits = 0u128;
+        for (at, byte) in bytes.iter().enumerate() {
+            if [8, 13, 18, 23].contains(&at) {
+                continue;
+            }
+            let digit = (*byte as char).to_digit(16)?;
+            bits = bits << 4 | u128::from(digit);
+        }
+        Some(Self(bits))
+    }
+
+    /// The first 32 bits: a logical flow's OpenFlow cookie, and (as eight hex digits) the
+    /// `stage-hint` that names an ACL.
+    pub const fn prefix(self) -> u32 {
+        (self.0 >> 96) as u32
+    }
+}
+
+impl fmt::Display for RowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let b = self.0;
+        write!(
+            f,
+            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+            (b >> 96) as u32,
+            (b >> 80) as u16,
+            (b >> 64) as u16,
+            (b >> 48) as u16,
+            b & 0xffff_ffff_ffff
+        )
+    }
+}
+
+impl fmt::Debug for RowId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Changed rows of one table, in one database transaction: the new row, or `None` where it went.
+pub type Changes<Row> = Vec<(RowId, Option<Row>)>;
+
+/// A row of the NB `ACL` table whose `k8s.ovn.org/owner-type` is `EgressFirewall`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Acl {
+    /// `external_ids:k8s.ovn.org/name`: the namespace of the EgressFirewall.
+    pub namespace: String,
+    /// `external_ids:rule-index`: the rule's place in `spec.egress`.
+    pub rule_index: u32,
+    /// `direction`: `to-lport` or `from-lport`.
+    pub direction: String,
+    /// `priority`.
+    pub priority: u16,
+    /// `match`, verbatim.
+    pub matches: String,
+    /// `action`: `allow`, `allow-related`, `drop`, …
+    pub action: String,
+}
+
+/// A row of the SB `Datapath_Binding` table.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Datapath {
+    /// `tunnel_key`, the OpenFlow `metadata`.
+    pub tunnel_key: u32,
+}
+
+/// A row of the SB `Port_Binding` table with an empty `type` (a VIF).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortBinding {
+    /// `logical_port`, the Interface's `iface-id`.
+    pub logical_port: String,
+    /// `datapath`.
+    pub datapath: RowId,
+    /// `tunnel_key`, reg14 of packets from this port.
+    pub tunnel_key: u32,
+    /// `external_ids:namespace`, which ovn-kubernetes writes for pods.
+    pub namespace: Option<String>,
+}
+
+/// A row of the SB `Port_Group` table: `<datapath tunnel key>_<NB name>`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PortGroup {
+    /// `name`, split at its first underscore: the datapath's tunnel key …
+    pub datapath_key: u32,
+    /// … and the port group's name in the NB database.
+    pub name: String,
+    /// `ports`: logical port names.
+    pub ports: BTreeSet<String>,
+}
+
+/// The two halves of a logical datapath's pipeline (`Logical_Flow.pipeline`).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Pipeline {
+    /// `ingress`
+    Ingress,
+    /// `egress`
+    Egress,
+}
+
+/// A row of the SB `Logical_Flow` table.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LogicalFlow {
+    /// `pipeline`.
+    pub pipeline: Pipeline,
+    /// `table_id` within the pipeline.
+    pub table_id: u8,
+    /// `priority`.
+    pub priority: u16,
+    /// `match`, verbatim.
+    pub matches: String,
+    /// `actions`, verbatim.
+    pub actions: String,
+    /// `external_ids:stage-hint`: the first 32 bits of the ACL's row id.
+    pub stage_hint: Option<u32>,
+}
+
+/// What changed in the NB database, in one transaction.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NbUpdate {
+    /// The first update of a connection: rows that it does not name no longer exist.
+    pub reset: bool,
+    /// ACLs of EgressFirewalls.
+    pub acls: Changes<Acl>,
+}
+
+/// What changed in the SB database, in one transaction.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SbUpdate {
+    /// The first update of a connection: rows that it does not name no longer exist.
+    pub reset: bool,
+    /// Every datapath.
+    pub datapaths: Changes<Datapath>,
+    /// Ports with an empty type.
+    pub port_bindings: Changes<PortBinding>,
+    /// Port groups.
+    pub port_groups: Changes<PortGroup>,
+    /// Logical flows with one of the priorities asked for by `Command::WatchLogicalFlows`.
+    pub logical_flows: Changes<LogicalFlow>,
+}
+
+/// An `Interface` row of the local Open_vSwitch database that carries an `iface-id`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Interface {
+    /// `name`: the host side of the veth.
+    pub name: String,
+    /// `external_ids:iface-id`: the logical port.
+    pub iface_id: String,
+    /// `external_ids:iface-id-ver`: the pod's UID.
+    pub iface_id_ver: Option<String>,
+    /// `external_ids:ip_addresses`, without the prefix lengths.
+    pub addresses: Vec<IpAddr>,
+    /// `external_ids:attached_mac`, as written.
+    pub mac: Option<String>,
+    /// `external_ids:sandbox`.
+    pub sandbox: Option<String>,
+    /// `ofport`, once ovs-vswitchd has assigned it.
+    pub ofport: Option<u32>,
+    /// `ifindex`, once ovs-vswitchd has reported it.
+    pub ifindex: Option<u32>,
+    /// Every external id, for what has no field of its own.
+    pub external_ids: BTreeMap<String, String>,
+}
+
+/// What changed in the local Open_vSwitch database, in one transaction.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct InterfaceUpdate {
+    /// The first update of a connection: rows that it does not name no longer exist.
+    pub reset: bool,
+    /// Interfaces that carry an `iface-id`.
+    pub interfaces: Changes<Interface>,
+}
