@@ -1,3 +1,6 @@
 //! What OVN says about an EgressFirewall rule: database rows, and the flow template read from them.
 
+pub mod acl;
+pub mod hash;
 pub mod rows;
+pub mod template;
