@@ -3,11 +3,17 @@
 //! Nothing in here opens a socket, reads a clock or knows an async runtime. The edges feed
 //! [`Input`]s together with the time and carry out the [`Command`]s that come back.
 
+pub mod counters;
+pub mod dns;
 pub mod firewall;
 pub mod flow;
 pub mod input;
+pub mod limits;
 pub mod name;
 pub mod ovn;
+pub mod pipeline;
+pub mod report;
+pub mod rules;
 pub mod time;
 
 pub use input::{Command, Input};

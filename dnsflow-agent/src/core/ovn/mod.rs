@@ -4,3 +4,4 @@ pub mod acl;
 pub mod hash;
 pub mod rows;
 pub mod template;
+pub mod view;

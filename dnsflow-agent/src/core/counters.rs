@@ -1,0 +1,34 @@
+//! What happened, counted: every answer and every loss.
+
+/// One number per thing that can happen. They only grow.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Frames that came from the TC program.
+    pub frames: u64,
+    /// Frames that hold no DNS answer after all.
+    pub frames_not_dns: u64,
+    /// Frames of interfaces that are not known (any more).
+    pub frames_unknown_interface: u64,
+    /// Messages that could not be decoded.
+    pub answers_malformed: u64,
+    /// Messages that are no usable answer: truncated, other questions, endless CNAMEs.
+    pub answers_unusable: u64,
+    /// Answers that no rule of the pod's namespace matches.
+    pub answers_unmatched: u64,
+    /// Answers whose addresses were all open already.
+    pub answers_known: u64,
+    /// Answers that opened an address.
+    pub answers_opening: u64,
+    /// Addresses forgotten because of the limit per port.
+    pub addresses_evicted: u64,
+    /// Names not remembered because of the limit per address.
+    pub names_dropped: u64,
+    /// Flows written.
+    pub flows_added: u64,
+    /// Flows removed.
+    pub flows_removed: u64,
+    /// Flows put back after someone else had removed them.
+    pub flows_restored: u64,
+    /// Flow changes that the switch refused.
+    pub flows_refused: u64,
+}

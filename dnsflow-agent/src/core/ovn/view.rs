@@ -1,0 +1,351 @@
+//! The rows of OVN's databases as last reported, with the look-ups that the engine needs.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::rows::{
+    Acl, Changes, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, RowId, SbUpdate,
+};
+
+/// The rows of one table.
+#[derive(Debug)]
+pub struct Table<Row> {
+    rows: BTreeMap<RowId, Row>,
+}
+
+/// One row before and after a change.
+#[derive(Debug)]
+pub struct Changed<Row> {
+    /// The row's identity.
+    pub id: RowId,
+    /// The row before; `None` where it is new.
+    pub old: Option<Row>,
+    /// The row after; `None` where it went.
+    pub new: Option<Row>,
+}
+
+impl<Row> Default for Table<Row> {
+    fn default() -> Self {
+        Self {
+            rows: BTreeMap::new(),
+        }
+    }
+}
+
+impl<Row: Clone + Eq> Table<Row> {
+    /// Takes over `changes` and returns what really changed. With `reset`, rows that are not
+    /// named are gone.
+    pub fn apply(&mut self, reset: bool, changes: Changes<Row>) -> Vec<Changed<Row>> {
+        let mut changes: BTreeMap<RowId, Option<Row>> = changes.into_iter().collect();
+        if reset {
+            for id in self.rows.keys() {
+                changes.entry(*id).or_insert(None);
+            }
+        }
+        let mut changed = Vec::with_capacity(changes.len());
+        for (id, new) in changes {
+            let old = match &new {
+                Some(row) => self.rows.insert(id, row.clone()),
+                None => self.rows.remove(&id),
+            };
+            if old != new {
+                changed.push(Changed { id, old, new });
+            }
+        }
+        changed
+    }
+
+    /// The row, while it exists.
+    pub fn find(&self, id: RowId) -> Option<&Row> {
+        self.rows.get(&id)
+    }
+
+    /// Every row.
+    pub fn iter(&self) -> impl Iterator<Item = (RowId, &Row)> {
+        self.rows.iter().map(|(id, row)| (*id, row))
+    }
+}
+
+/// A set of rows for each value of something they have.
+#[derive(Debug)]
+struct Index<Key>(HashMap<Key, BTreeSet<RowId>>);
+
+impl<Key> Default for Index<Key> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<Key: Eq + std::hash::Hash> Index<Key> {
+    fn add(&mut self, key: Key, id: RowId) {
+        self.0.entry(key).or_default().insert(id);
+    }
+
+    fn remove<Q>(&mut self, key: &Q, id: RowId)
+    where
+        Key: std::borrow::Borrow<Q>,
+        Q: Eq + std::hash::Hash + ?Sized,
+    {
+        if let Some(ids) = self.0.get_mut(key) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.0.remove(key);
+            }
+        }
+    }
+
+    fn ids<Q>(&self, key: &Q) -> impl Iterator<Item = RowId>
+    where
+        Key: std::borrow::Borrow<Q>,
+        Q: Eq + std::hash::Hash + ?Sized,
+    {
+        self.0.get(key).into_iter().flatten().copied()
+    }
+}
+
+/// Where packets of a logical port are found in the pipeline.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Place {
+    /// The datapath's tunnel key, in `metadata`.
+    pub datapath: u32,
+    /// The port's tunnel key, in reg14.
+    pub port: u32,
+}
+
+/// What an update of the databases touched.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub struct Touched {
+    /// Namespaces whose ACLs or logical flows changed.
+    pub namespaces: BTreeSet<String>,
+    /// Logical ports whose place or port groups changed.
+    pub ports: BTreeSet<String>,
+}
+
+/// The rows of the NB and SB databases.
+#[derive(Debug, Default)]
+pub struct OvnView {
+    acls: Table<Acl>,
+    acls_by_namespace: Index<String>,
+    acls_by_hint: Index<u32>,
+    datapaths: Table<Datapath>,
+    bindings: Table<PortBinding>,
+    bindings_by_port: Index<String>,
+    groups: Table<PortGroup>,
+    groups_by_port: Index<String>,
+    flows: Table<LogicalFlow>,
+    flows_by_hint: Index<u32>,
+}
+
+impl OvnView {
+    /// Takes over a change of the NB database.
+    pub fn apply_nb(&mut self, update: NbUpdate) -> Touched {
+        let mut touched = Touched::default();
+        for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
+            if let Some(acl) = old {
+                self.acls_by_namespace.remove(&acl.namespace, id);
+                self.acls_by_hint.remove(&id.prefix(), id);
+                touched.namespaces.insert(acl.namespace);
+            }
+            if let Some(acl) = new {
+                self.acls_by_namespace.add(acl.namespace.clone(), id);
+                self.acls_by_hint.add(id.prefix(), id);
+                touched.namespaces.insert(acl.namespace);
+            }
+        }
+        touched
+    }
+
+    /// Takes over a change of the SB database.
+    pub fn apply_sb(&mut self, update: SbUpdate) -> Touched {
+        let SbUpdate {
+            reset,
+            datapaths,
+            port_bindings,
+            port_groups,
+            logical_flows,
+        } = update;
+        let mut touched = Touched::default();
+        let datapaths = self.datapaths.apply(reset, datapaths);
+        if !datapaths.is_empty() {
+            let changed: BTreeSet<RowId> = datapaths.iter().map(|change| change.id).collect();
+            touched.ports.extend(
+                self.bindings
+                    .iter()
+                    .filter(|(_, binding)| changed.contains(&binding.datapath))
+                    .map(|(_, binding)| binding.logical_port.clone()),
+            );
+        }
+        for Changed { id, old, new } in self.bindings.apply(reset, port_bindings) {
+            if let Some(binding) = old {
+                self.bindings_by_port.remove(&binding.logical_port, id);
+                touched.ports.insert(binding.logical_port);
+            }
+            if let Some(binding) = new {
+                self.bindings_by_port.add(binding.logical_port.clone(), id);
+                touched.ports.insert(binding.logical_port);
+            }
+        }
+        for Changed { id, old, new } in self.groups.apply(reset, port_groups) {
+            let old = old.map(|group| group.ports).unwrap_or_default();
+            let new = new.map(|group| group.ports).unwrap_or_default();
+            for gone in old.difference(&new) {
+                self.groups_by_port.remove(gone, id);
+            }
+            for added in new.difference(&old) {
+                self.groups_by_port.add(added.clone(), id);
+            }
+            touched
+                .ports
+                .extend(old.symmetric_difference(&new).cloned());
+        }
+        for Changed { id, old, new } in self.flows.apply(reset, logical_flows) {
+            for (flow, is_new) in old
+                .iter()
+                .map(|f| (f, false))
+                .chain(new.iter().map(|f| (f, true)))
+            {
+                let Some(hint) = flow.stage_hint else {
+                    continue;
+                };
+                if is_new {
+                    self.flows_by_hint.add(hint, id);
+                } else {
+                    self.flows_by_hint.remove(&hint, id);
+                }
+                let acls = self.acls_by_hint.ids(&hint);
+                touched
+                    .namespaces
+                    .extend(acls.filter_map(|acl| Some(self.acls.find(acl)?.namespace.clone())));
+            }
+        }
+        touched
+    }
+
+    /// The ACLs of a namespace's EgressFirewall, each with its logical flows.
+    pub fn acls<'a>(
+        &'a self,
+        namespace: &str,
+    ) -> impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)> {
+        self.acls_by_namespace
+            .ids(namespace)
+            .filter_map(|id| Some((id, self.acls.find(id)?)))
+            .map(|(id, acl)| {
+                // Another ACL's row id may begin with the same 32 bits: the match tells.
+                let flows = self
+                    .flows_by_hint
+                    .ids(&id.prefix())
+                    .filter_map(|flow| self.flows.find(flow))
+                    .collect();
+                (acl, flows)
+            })
+    }
+
+    /// Every ACL of an EgressFirewall.
+    pub fn all_acls(&self) -> impl Iterator<Item = &Acl> {
+        self.acls.iter().map(|(_, acl)| acl)
+    }
+
+    /// Row ids of the watched logical flows.
+    pub fn logical_flows(&self) -> impl Iterator<Item = (RowId, &LogicalFlow)> {
+        self.flows.iter()
+    }
+
+    /// Where the packets of a logical port are found.
+    pub fn place_of(&self, logical_port: &str) -> Option<Place> {
+        let binding = self
+            .bindings_by_port
+            .ids(logical_port)
+            .find_map(|id| self.bindings.find(id))?;
+        Some(Place {
+            datapath: self.datapaths.find(binding.datapath)?.tunnel_key,
+            port: binding.tunnel_key,
+        })
+    }
+
+    /// The NB names of the port groups that hold a logical port.
+    pub fn groups_of<'a>(&'a self, logical_port: &str) -> impl Iterator<Item = &'a str> {
+        self.groups_by_port
+            .ids(logical_port)
+            .filter_map(|id| Some(self.groups.find(id)?.name.as_str()))
+    }
+
+    /// The logical ports of the port groups with this NB name.
+    pub fn ports_of<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a str> {
+        self.groups
+            .iter()
+            .filter(move |(_, row)| row.name == group)
+            .flat_map(|(_, row)| row.ports.iter().map(String::as_str))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn id(bits: u128) -> RowId {
+        RowId::new(bits)
+    }
+
+    fn binding(port: &str, datapath: u128, key: u32) -> PortBinding {
+        PortBinding {
+            logical_port: port.into(),
+            datapath: id(datapath),
+            tunnel_key: key,
+            namespace: None,
+        }
+    }
+
+    #[test]
+    fn a_reset_removes_what_it_does_not_name() {
+        let mut table = Table::default();
+        table.apply(true, vec![(id(1), Some("a")), (id(2), Some("b"))]);
+        let changed = table.apply(true, vec![(id(2), Some("b")), (id(3), Some("c"))]);
+        let ids: Vec<_> = changed.iter().map(|c| (c.id, c.new)).collect();
+        assert_eq!(ids, [(id(1), None), (id(3), Some("c"))]);
+    }
+
+    #[test]
+    fn a_port_has_a_place_once_binding_and_datapath_are_known() {
+        let mut view = OvnView::default();
+        let touched = view.apply_sb(SbUpdate {
+            port_bindings: vec![(id(1), Some(binding("ns1_p1", 9, 4)))],
+            ..SbUpdate::default()
+        });
+        assert_eq!(touched.ports, ["ns1_p1".to_owned()].into());
+        assert_eq!(view.place_of("ns1_p1"), None);
+        let touched = view.apply_sb(SbUpdate {
+            datapaths: vec![(id(9), Some(Datapath { tunnel_key: 3 }))],
+            ..SbUpdate::default()
+        });
+        assert_eq!(touched.ports, ["ns1_p1".to_owned()].into());
+        assert_eq!(
+            view.place_of("ns1_p1"),
+            Some(Place {
+                datapath: 3,
+                port: 4
+            })
+        );
+    }
+
+    #[test]
+    fn group_membership_follows_the_rows() {
+        let mut view = OvnView::default();
+        let group = |ports: &[&str]| PortGroup {
+            datapath_key: 3,
+            name: "a7".into(),
+            ports: ports.iter().map(|&port| port.into()).collect(),
+        };
+        let update = |ports: &[&str]| SbUpdate {
+            port_groups: vec![(id(1), Some(group(ports)))],
+            ..SbUpdate::default()
+        };
+        view.apply_sb(update(&["p1", "p2"]));
+        let touched = view.apply_sb(update(&["p2", "p3"]));
+        assert_eq!(touched.ports, ["p1".to_owned(), "p3".to_owned()].into());
+        let groups = |port: &str| view.groups_of(port).collect::<Vec<_>>();
+        assert_eq!(
+            (groups("p1"), groups("p2"), groups("p3")),
+            (vec![], vec!["a7"], vec!["a7"])
+        );
+        assert_eq!(view.ports_of("a7").collect::<Vec<_>>(), ["p2", "p3"]);
+    }
+}

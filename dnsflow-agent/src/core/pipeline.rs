@@ -1,0 +1,209 @@
+//! Finds the OpenFlow table at which a logical pipeline begins.
+//!
+//! The base differs between OVN releases, even point releases, and is written down nowhere. But a
+//! logical flow's OpenFlow flows carry the first 32 bits of its row id as cookie
+//! (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`), so that finding a few of them tells it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    Timestamp,
+    ovn::rows::{Pipeline, RowId},
+};
+
+/// The wait before asking again, when nothing was found.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What to do next to find the base.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Question {
+    /// Read some logical flows of this stage.
+    Sample {
+        /// The pipeline.
+        pipeline: Pipeline,
+        /// The table within it.
+        table_id: u8,
+    },
+    /// Look for OpenFlow flows with these cookies.
+    Cookies(Vec<u32>),
+}
+
+/// Finds and remembers the base of one pipeline.
+#[derive(Debug)]
+pub struct Locator {
+    pipeline: Pipeline,
+    base: Option<u8>,
+    /// Cookie of a logical flow, to its table within the pipeline.
+    sample: BTreeMap<u32, u8>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    Idle,
+    Asked,
+    RetryAt(Timestamp),
+}
+
+impl Locator {
+    /// A locator that knows nothing.
+    pub fn new(pipeline: Pipeline) -> Self {
+        Self {
+            pipeline,
+            base: None,
+            sample: BTreeMap::new(),
+            state: State::Idle,
+        }
+    }
+
+    /// The OpenFlow table of the pipeline's table 0.
+    pub fn base(&self) -> Option<u8> {
+        self.base
+    }
+
+    /// Starts looking through the logical flows of stage `table_id`, unless the base is known or
+    /// a question is open.
+    pub fn locate(&mut self, table_id: u8) -> Option<Question> {
+        if self.base.is_some() || self.state != State::Idle {
+            return None;
+        }
+        self.state = State::Asked;
+        Some(Question::Sample {
+            pipeline: self.pipeline,
+            table_id,
+        })
+    }
+
+    /// Looks the sample's cookies up again: the switch has new flows. The base stays in force
+    /// until the answer says otherwise.
+    pub fn verify(&mut self) -> Option<Question> {
+        if self.sample.is_empty() {
+            return None;
+        }
+        self.state = State::Asked;
+        Some(Question::Cookies(self.sample.keys().copied().collect()))
+    }
+
+    /// Forgets open questions: whoever was asked is gone.
+    pub fn interrupted(&mut self) {
+        self.state = State::Idle;
+    }
+
+    /// Rows of stage `table_id` have been read.
+    pub fn sampled(&mut self, table_id: u8, flows: &[RowId], now: Timestamp) -> Option<Question> {
+        self.sample = flows.iter().map(|flow| (flow.prefix(), table_id)).collect();
+        let question = self.verify();
+        if question.is_none() {
+            self.state = State::RetryAt(now + RETRY);
+        }
+        question
+    }
+
+    /// OpenFlow flows have been found: cookie and table. Returns whether the base changed.
+    pub fn found(&mut self, cookies: &[(u32, u8)], now: Timestamp) -> bool {
+        let mut votes: BTreeMap<u8, usize> = BTreeMap::new();
+        for (cookie, table) in cookies {
+            let base = self
+                .sample
+                .get(cookie)
+                .and_then(|id| table.checked_sub(*id));
+            if let Some(base) = base {
+                *votes.entry(base).or_default() += 1;
+            }
+        }
+        // Another flow's row id may begin with the same 32 bits: the most frequent base wins.
+        match votes.into_iter().max_by_key(|&(_, count)| count) {
+            Some((base, _)) => {
+                self.state = State::Idle;
+                self.base.replace(base) != Some(base)
+            }
+            // ovn-controller has not installed them (again) yet. A base once known stays.
+            None => {
+                self.state = State::RetryAt(now + RETRY);
+                false
+            }
+        }
+    }
+
+    /// When [`Locator::retry`] wants to be called.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        match self.state {
+            State::RetryAt(at) => Some(at),
+            State::Idle | State::Asked => None,
+        }
+    }
+
+    /// Asks again, once the deadline has passed.
+    pub fn retry(&mut self, table_id: u8, now: Timestamp) -> Option<Question> {
+        if self.deadline().is_none_or(|at| at > now) {
+            return None;
+        }
+        self.state = State::Idle;
+        match self.base {
+            None => self.locate(table_id),
+            Some(_) => self.verify(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn row(prefix: u32) -> RowId {
+        RowId::new((prefix as u128) << 96 | 7)
+    }
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn the_base_is_the_table_less_the_stage() {
+        let mut locator = Locator::new(Pipeline::Egress);
+        assert_eq!(
+            locator.locate(6),
+            Some(Question::Sample {
+                pipeline: Pipeline::Egress,
+                table_id: 6
+            })
+        );
+        assert_eq!(locator.locate(6), None, "asked already");
+        let cookies = locator.sampled(6, &[row(0xa), row(0xb), row(0xc)], at(0));
+        assert_eq!(cookies, Some(Question::Cookies(vec![0xa, 0xb, 0xc])));
+        assert!(locator.found(&[(0xa, 51), (0xa, 51), (0xb, 51), (0xc, 9)], at(0)));
+        assert_eq!(locator.base(), Some(45));
+    }
+
+    #[test]
+    fn nothing_found_is_asked_again_later() {
+        let mut locator = Locator::new(Pipeline::Egress);
+        locator.locate(6);
+        assert_eq!(locator.sampled(6, &[], at(0)), None);
+        assert_eq!(locator.retry(6, at(199)), None);
+        assert!(matches!(
+            locator.retry(6, at(200)),
+            Some(Question::Sample { .. })
+        ));
+        locator.sampled(6, &[row(1)], at(200));
+        assert!(!locator.found(&[], at(200)));
+        assert_eq!(locator.base(), None);
+        assert_eq!(locator.deadline(), Some(at(400)));
+    }
+
+    #[test]
+    fn a_new_base_is_noticed_and_an_unanswered_check_keeps_the_old() {
+        let mut locator = Locator::new(Pipeline::Egress);
+        locator.locate(6);
+        locator.sampled(6, &[row(1)], at(0));
+        locator.found(&[(1, 51)], at(0));
+        assert_eq!(locator.verify(), Some(Question::Cookies(vec![1])));
+        assert!(!locator.found(&[], at(0)), "wiped, not back yet");
+        assert_eq!(locator.base(), Some(45));
+        assert_eq!(locator.retry(6, at(200)), Some(Question::Cookies(vec![1])));
+        assert!(!locator.found(&[(1, 51)], at(200)), "as before");
+        locator.verify();
+        assert!(locator.found(&[(1, 52)], at(300)));
+        assert_eq!(locator.base(), Some(46));
+    }
+}

@@ -1,0 +1,69 @@
+//! What the core has to say to people: each report becomes one log event.
+
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
+use super::{firewall::FirewallId, name::DomainName};
+
+/// Something worth telling.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Report {
+    /// Every source has been read, the programs are attached, the switch agrees.
+    Ready {
+        /// Interfaces that the program is attached to.
+        attached: usize,
+        /// EgressFirewalls known.
+        firewalls: usize,
+        /// Flows of ours in the switch.
+        flows: usize,
+    },
+    /// A pod was given access to an address: the barrier has been answered.
+    Opened {
+        /// The namespace of the rule.
+        namespace: String,
+        /// The logical port.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// Addresses that were not open before.
+        addresses: Vec<IpAddr>,
+        /// Rules that the name matched.
+        rules: Vec<u32>,
+        /// Flows written.
+        flows: usize,
+        /// From the packet's capture in the kernel to the answered barrier.
+        activation: Duration,
+    },
+    /// Flows of ours that had vanished were put back.
+    Restored {
+        /// How many.
+        flows: usize,
+    },
+    /// The switch was found to differ from what it should hold, and was corrected.
+    Resynced {
+        /// Flows that were missing.
+        added: usize,
+        /// Flows of ours that should not have been there.
+        removed: usize,
+        /// Flows of an earlier run that stay.
+        adopted: usize,
+    },
+    /// The switch refused flows.
+    FlowsRefused {
+        /// Why.
+        reason: String,
+    },
+    /// What is wrong with an EgressFirewall has changed.
+    Problems {
+        /// Which one.
+        firewall: FirewallId,
+        /// By rule index: what is wrong, and whether it is only the usual wait for OVN.
+        problems: BTreeMap<u32, (String, bool)>,
+    },
+    /// The program could not be attached yet.
+    NotAttached {
+        /// The interface.
+        interface: String,
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,335 @@
+//! The rules of one namespace as OVN enforces them now: each ACL that names a DNS name, paired
+//! with the EgressFirewall's rule that it was made from.
+//!
+//! The pairing goes by content, not by index. ovn-kubernetes edits ACL rows in place, so that
+//! an index stands for another rule as soon as one is inserted; the hash in the name of the
+//! address set says which name the row is for at this moment. While the resource has already
+//! changed and OVN has not, a name's flows therefore stay at the place where OVN still enforces
+//! its rule, and move together with it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+};
+
+use super::{
+    firewall::{Destination, Firewall, RuleAction},
+    flow::Transport,
+    name::{DnsName, DomainName},
+    ovn::{
+        acl::{self, AclMatch, AclMatchError, NameMatch},
+        hash::{Family, address_set_hashes},
+        rows::{Acl, LogicalFlow},
+        template::{Template, TemplateError},
+    },
+};
+
+/// Which names below a rule's name the rule is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NameScope {
+    /// The name itself.
+    Exact,
+    /// The name and everything below it.
+    Subdomains,
+    /// Names with exactly one label more (`*.example.com`).
+    OneLabel,
+}
+
+impl NameScope {
+    /// Whether a name with `extra` labels in front of the rule's name is meant.
+    fn covers(self, extra: usize) -> bool {
+        match self {
+            Self::Exact => extra == 0,
+            Self::Subdomains => true,
+            Self::OneLabel => extra == 1,
+        }
+    }
+}
+
+/// A rule that OVN enforces for the ports of one port group.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ActiveRule {
+    /// The namespace of the EgressFirewall.
+    pub namespace: String,
+    /// The rule's index, as OVN has it.
+    pub index: u32,
+    /// The rule's name.
+    pub name: DnsName,
+    /// Which names it is for.
+    pub scope: NameScope,
+    /// Whether OVN enforces it for IPv4.
+    pub v4: bool,
+    /// Whether OVN enforces it for IPv6.
+    pub v6: bool,
+    /// Protocols and ports; empty means all traffic.
+    pub transports: Vec<Transport>,
+    /// The logical flows that enforce it.
+    pub templates: Vec<Template>,
+}
+
+/// The rules for the ports of one port group, found by name.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct RuleSet {
+    rules: Vec<ActiveRule>,
+    /// Wire form of the rules' names, to indices into `rules`.
+    by_name: HashMap<Box<[u8]>, Vec<usize>>,
+}
+
+impl RuleSet {
+    fn push(&mut self, rule: ActiveRule) {
+        self.by_name
+            .entry(rule.name.name().wire().into())
+            .or_default()
+            .push(self.rules.len());
+        self.rules.push(rule);
+    }
+
+    /// Every rule, in no particular order.
+    pub fn rules(&self) -> &[ActiveRule] {
+        &self.rules
+    }
+
+    /// The rules that are for `name`.
+    pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
+        name.suffixes().enumerate().flat_map(|(extra, suffix)| {
+            self.by_name
+                .get(suffix)
+                .into_iter()
+                .flatten()
+                .map(|&index| &self.rules[index])
+                .filter(move |rule| rule.scope.covers(extra))
+        })
+    }
+}
+
+/// What keeps a rule from working, or should be known about it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Problem {
+    /// The resource's rule cannot be used.
+    Invalid(String),
+    /// Rules that deny by name are left to OVN's own address sets.
+    DenyByName(DnsName),
+    /// OVN has no ACL for the rule yet.
+    NoAcl(DnsName),
+    /// The ACL is there, but no logical flow of it.
+    NoLogicalFlows(DnsName),
+    /// The ACL's index lies beyond the resource's rules: left behind when it was shortened.
+    StaleAcl,
+    /// The ACL's match is not one that ovn-kubernetes writes.
+    AclMatch(AclMatchError),
+    /// A logical flow cannot serve as a template.
+    Template(DnsName, TemplateError),
+    /// ACL logging is on, but packets that our flows let pass are not logged.
+    LogsLeftOut(DnsName),
+}
+
+impl Problem {
+    /// Whether this is the usual short wait for OVN.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self, Self::NoAcl(_) | Self::NoLogicalFlows(_))
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(reason) => f.write_str(reason),
+            Self::DenyByName(name) => write!(
+                f,
+                "Deny by dnsName `{}` applies only to the addresses that ovn-kubernetes resolves itself",
+                name.written()
+            ),
+            Self::NoAcl(name) if name.is_wildcard() => write!(
+                f,
+                "waiting for OVN's ACL for dnsName `{}`; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver",
+                name.written()
+            ),
+            Self::NoAcl(name) => {
+                write!(f, "waiting for OVN's ACL for dnsName `{}`", name.written())
+            }
+            Self::NoLogicalFlows(name) => write!(
+                f,
+                "waiting for the logical flows of dnsName `{}`: OVN makes them once the namespace has a pod on this node",
+                name.written()
+            ),
+            Self::StaleAcl => f.write_str(
+                "an ACL with this index is left in OVN although the EgressFirewall has no such rule; OVN still enforces it, dnsflow does not use it",
+            ),
+            Self::AclMatch(error) => write!(f, "the match of OVN's ACL is not understood: {error}"),
+            Self::Template(name, error) => write!(
+                f,
+                "a logical flow of dnsName `{}` is not understood: {error}",
+                name.written()
+            ),
+            Self::LogsLeftOut(name) => write!(
+                f,
+                "ACL logging does not cover addresses of dnsName `{}` that dnsflow opens",
+                name.written()
+            ),
+        }
+    }
+}
+
+/// What the rules of a namespace come to.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NamespaceRules {
+    /// The usable rules, by the NB name of the port group that they hold for.
+    pub sets: BTreeMap<String, RuleSet>,
+    /// What is wrong, by rule index.
+    pub problems: BTreeMap<u32, Problem>,
+}
+
+/// The OpenFlow priority, and that of the logical flow, lie this far above the ACL's
+/// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
+pub const ACL_PRIORITY_OFFSET: u16 = 1000;
+
+/// Pairs a firewall's rules with the ACLs and logical flows of its namespace.
+///
+/// `flows_of` gives the logical flows made from an ACL; `subdomains` applies where the firewall
+/// does not say.
+pub fn pair<'a>(
+    namespace: &str,
+    firewall: &Firewall,
+    acls: impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)>,
+    subdomains: bool,
+) -> NamespaceRules {
+    let names = names_by_hash(firewall);
+    let mut result = NamespaceRules::default();
+    let mut named: BTreeSet<&DnsName> = BTreeSet::new();
+    for (index, rule) in (0..).zip(&firewall.rules) {
+        match (&rule.destination, rule.action) {
+            (Destination::Invalid(reason), _) => {
+                result
+                    .problems
+                    .insert(index, Problem::Invalid(reason.clone()));
+            }
+            (Destination::Name(name), RuleAction::Deny) => {
+                result
+                    .problems
+                    .insert(index, Problem::DenyByName(name.clone()));
+            }
+            _ => {}
+        }
+    }
+    for (acl, flows) in acls {
+        let index = acl.rule_index;
+        if usize::try_from(index).is_ok_and(|index| index >= firewall.rules.len()) {
+            result.problems.insert(index, Problem::StaleAcl);
+            continue;
+        }
+        let matches = match acl::parse(&acl.matches) {
+            Ok(AclMatch::Name(matches)) => matches,
+            Ok(AclMatch::Other) => continue,
+            Err(error) => {
+                result.problems.insert(index, Problem::AclMatch(error));
+                continue;
+            }
+        };
+        // Without a rule for that name, the resource was edited and OVN has not caught up.
+        let Some(name) = name_of(&matches, &names) else {
+            continue;
+        };
+        named.insert(name);
+        if !acl.action.starts_with("allow") {
+            continue;
+        }
+        let group = matches.port_group.clone();
+        match active_rule(namespace, firewall, name, acl, matches, &flows, subdomains) {
+            Ok(rule) => {
+                if rule.templates.iter().any(|t| t.logs_left_out > 0) {
+                    result
+                        .problems
+                        .insert(index, Problem::LogsLeftOut(name.clone()));
+                }
+                result.sets.entry(group).or_default().push(rule);
+            }
+            Err(problem) => {
+                result.problems.insert(index, problem);
+            }
+        }
+    }
+    for (index, rule) in (0..).zip(&firewall.rules) {
+        if let Destination::Name(name) = &rule.destination
+            && rule.action == RuleAction::Allow
+            && !named.contains(name)
+        {
+            result.problems.insert(index, Problem::NoAcl(name.clone()));
+        }
+    }
+    result
+}
+
+fn names_by_hash(firewall: &Firewall) -> HashMap<(Family, u64), &DnsName> {
+    let mut names = HashMap::new();
+    for rule in &firewall.rules {
+        if let Destination::Name(name) = &rule.destination {
+            for family in [Family::V4, Family::V6] {
+                for hash in address_set_hashes(name, family) {
+                    names.insert((family, hash), name);
+                }
+            }
+        }
+    }
+    names
+}
+
+/// The firewall's name that both families' address sets stand for.
+fn name_of<'a>(
+    matches: &NameMatch,
+    names: &HashMap<(Family, u64), &'a DnsName>,
+) -> Option<&'a DnsName> {
+    let lookup = |family, hash: Option<u64>| hash.map(|hash| names.get(&(family, hash)).copied());
+    match (
+        lookup(Family::V4, matches.v4),
+        lookup(Family::V6, matches.v6),
+    ) {
+        (Some(v4), None) => v4,
+        (None, Some(v6)) => v6,
+        (Some(v4), Some(v6)) => v4.filter(|_| v4 == v6),
+        (None, None) => None,
+    }
+}
+
+fn active_rule(
+    namespace: &str,
+    firewall: &Firewall,
+    name: &DnsName,
+    acl: &Acl,
+    matches: NameMatch,
+    flows: &[&LogicalFlow],
+    subdomains: bool,
+) -> Result<ActiveRule, Problem> {
+    let mut templates = Vec::with_capacity(flows.len());
+    let mut waiting = flows.is_empty();
+    for flow in flows {
+        match Template::parse(flow, &acl.matches) {
+            Ok(template) => templates.push(template),
+            // ovn-northd has not caught up with the ACL.
+            Err(TemplateError::OtherMatch) => waiting = true,
+            Err(error) => return Err(Problem::Template(name.clone(), error)),
+        }
+    }
+    if waiting {
+        return Err(Problem::NoLogicalFlows(name.clone()));
+    }
+    let scope = if name.is_wildcard() {
+        NameScope::OneLabel
+    } else if firewall.subdomains.unwrap_or(subdomains) {
+        NameScope::Subdomains
+    } else {
+        NameScope::Exact
+    };
+    Ok(ActiveRule {
+        namespace: namespace.to_owned(),
+        index: acl.rule_index,
+        name: name.clone(),
+        scope,
+        v4: matches.v4.is_some(),
+        v6: matches.v6.is_some(),
+        transports: matches.transports,
+        templates,
+    })
+}
+
+#[cfg(test)]
+mod tests;
