@@ -1,0 +1,62 @@
+//! The record that the BPF program puts into the ring buffer: a header, then the captured bytes,
+//! and nothing after them.
+//!
+//! Both sides run on one machine: integers are in native byte order.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// At most this many bytes of a frame are captured.
+///
+/// A power of two, so that the program can bound a length with one AND. With the header it fits
+/// a per-CPU array's value, which the kernel limits to 32 KiB (`PCPU_MIN_UNIT_SIZE`, Linux
+/// `include/linux/percpu.h`).
+pub const MAX_CAPTURE: usize = 16 * 1024;
+
+/// What stands in front of the captured bytes. No padding: the whole header is written.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// When the program saw the packet, in nanoseconds of `CLOCK_MONOTONIC`
+    /// (`bpf_ktime_get_ns`).
+    pub captured_at_ns: u64,
+    /// The index of the interface that the program is attached to.
+    pub ifindex: u32,
+    /// The length of the whole frame in bytes, from the Ethernet header on.
+    pub frame_len: u32,
+    /// How many bytes of the frame follow; at most [`MAX_CAPTURE`].
+    pub captured_len: u32,
+    /// What the record is: [`KIND_ANSWER`].
+    pub kind: u16,
+    /// The VLAN tag that the kernel keeps outside the frame (`skb->vlan_tci`); zero when there
+    /// is none.
+    pub vlan_tci: u16,
+}
+
+/// [`RecordHeader::kind`]: a DNS answer on its way to a pod.
+pub const KIND_ANSWER: u16 = 1;
+
+/// A record as found in the ring buffer, checked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Record<'a> {
+    /// The header.
+    pub header: RecordHeader,
+    /// The captured bytes, Ethernet header first.
+    pub frame: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// Reads a record; `None` when the header is cut, of an unknown kind, or says other lengths
+    /// than the record has.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (header, frame) = RecordHeader::read_from_prefix(bytes).ok()?;
+        let captured_len = usize::try_from(header.captured_len).ok()?;
+        let consistent = header.kind == KIND_ANSWER
+            && captured_len == frame.len()
+            && captured_len <= MAX_CAPTURE
+            && header.captured_len <= header.frame_len;
+        consistent.then_some(Self { header, frame })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+use std::vec::Vec;
+
+use super::*;
+
+fn record(change: impl FnOnce(&mut RecordHeader), frame: &[u8]) -> Vec<u8> {
+    let mut header = RecordHeader {
+        captured_at_ns: 1,
+        ifindex: 2,
+        frame_len: frame.len() as u32,
+        captured_len: frame.len() as u32,
+        kind: KIND_ANSWER,
+        vlan_tci: 0,
+    };
+    change(&mut header);
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend_from_slice(frame);
+    bytes
+}
+
+#[test]
+fn header_has_no_padding() {
+    assert_eq!(size_of::<RecordHeader>(), 24);
+}
+
+#[test]
+fn a_whole_record_is_read() {
+    let bytes = record(|_| (), b"frame");
+    let read = Record::parse(&bytes).expect("a good record");
+    assert_eq!(read.frame, b"frame");
+    assert_eq!((read.header.captured_at_ns, read.header.ifindex), (1, 2));
+}
+
+#[test]
+fn a_cut_frame_says_its_length_on_the_wire() {
+    let bytes = record(|header| header.frame_len = 60_000, &[7; MAX_CAPTURE]);
+    let read = Record::parse(&bytes).expect("a good record");
+    assert_eq!(read.header.frame_len, 60_000);
+}
+
+#[test]
+fn a_record_that_contradicts_itself_is_refused() {
+    let good = record(|_| (), b"frame");
+    for len in 0..good.len() {
+        assert_eq!(Record::parse(&good[..len]), None, "cut to {len}");
+    }
+    let mut tail = good.clone();
+    tail.push(0);
+    assert_eq!(Record::parse(&tail), None, "stale tail");
+    for change in [
+        |header: &mut RecordHeader| header.captured_len = 4,
+        |header: &mut RecordHeader| header.captured_len = 6,
+        |header: &mut RecordHeader| header.frame_len = 4,
+        |header: &mut RecordHeader| header.kind = 0,
+    ] {
+        assert_eq!(Record::parse(&record(change, b"frame")), None);
+    }
+    let long = record(|_| (), &[0; MAX_CAPTURE + 1]);
+    assert_eq!(
+        Record::parse(&long),
+        None,
+        "longer than the program captures"
+    );
+}
