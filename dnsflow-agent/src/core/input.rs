@@ -93,6 +93,12 @@ pub enum Input<'a> {
         /// Rows of that stage, at most [`LOGICAL_FLOW_SAMPLE_MAX`].
         flows: Vec<RowId>,
     },
+    /// The result of [`Command::WatchLogicalFlows`]: every logical flow that has one of these
+    /// priorities has been reported.
+    LogicalFlowsWatched {
+        /// As asked.
+        priorities: BTreeSet<u16>,
+    },
     /// The result of [`Command::FindCookies`]: cookie and OpenFlow table of the flows found.
     CookieTables(Vec<(u32, u8)>),
 }
@@ -128,7 +134,9 @@ pub enum Command {
     DumpFlows,
     /// Report lost flows of exactly these OpenFlow tables from now on.
     MonitorTables(BTreeSet<u8>),
-    /// Watch the logical flows that have one of these priorities; [`Input::Sb`] brings them.
+    /// Watch the logical flows that have one of these priorities; [`Input::Sb`] brings them, then
+    /// [`Input::LogicalFlowsWatched`] follows. A connection made later watches them from its
+    /// first update on.
     WatchLogicalFlows {
         /// `Logical_Flow.priority` values.
         priorities: BTreeSet<u16>,

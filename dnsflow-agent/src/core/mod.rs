@@ -5,6 +5,7 @@
 
 pub mod counters;
 pub mod dns;
+pub mod engine;
 pub mod firewall;
 pub mod flow;
 pub mod input;
@@ -12,6 +13,8 @@ pub mod limits;
 pub mod name;
 pub mod ovn;
 pub mod pipeline;
+pub mod plan;
+pub mod port;
 pub mod report;
 pub mod rules;
 pub mod time;

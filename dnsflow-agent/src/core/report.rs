@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use super::{firewall::FirewallId, name::DomainName};
+use super::name::DomainName;
 
 /// Something worth telling.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -54,8 +54,8 @@ pub enum Report {
     },
     /// What is wrong with an EgressFirewall has changed.
     Problems {
-        /// Which one.
-        firewall: FirewallId,
+        /// Its namespace.
+        namespace: String,
         /// By rule index: what is wrong, and whether it is only the usual wait for OVN.
         problems: BTreeMap<u32, (String, bool)>,
     },

@@ -1,11 +1,11 @@
-//! The rules of one namespace as OVN enforces them now: each ACL that names a DNS name, paired
-//! with the EgressFirewall's rule that it was made from.
+//! The rules of one namespace as OVN enforces them now: each logical flow that is for a DNS name,
+//! paired with the EgressFirewall's rule that it was made from.
 //!
 //! The pairing goes by content, not by index. ovn-kubernetes edits ACL rows in place, so that
-//! an index stands for another rule as soon as one is inserted; the hash in the name of the
-//! address set says which name the row is for at this moment. While the resource has already
-//! changed and OVN has not, a name's flows therefore stay at the place where OVN still enforces
-//! its rule, and move together with it.
+//! an index stands for another rule as soon as one is inserted, and ovn-northd follows a little
+//! later. The hash in the name of the address set, in the logical flow itself, says which name it
+//! is for at this moment. While the resource has already changed and OVN has not, a name's flows
+//! therefore stay at the place where OVN still enforces its rule, and move together with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,14 +13,14 @@ use std::{
 };
 
 use super::{
-    firewall::{Destination, Firewall, RuleAction},
+    firewall::{Destination, Firewall, Rule, RuleAction},
     flow::Transport,
     name::{DnsName, DomainName},
     ovn::{
         acl::{self, AclMatch, AclMatchError, NameMatch},
         hash::{Family, address_set_hashes},
         rows::{Acl, LogicalFlow},
-        template::{Template, TemplateError},
+        template::{Template, TemplateError, acl_match},
     },
 };
 
@@ -65,6 +65,15 @@ pub struct ActiveRule {
     pub transports: Vec<Transport>,
     /// The logical flows that enforce it.
     pub templates: Vec<Template>,
+}
+
+impl ActiveRule {
+    /// Whether this is the same rule, templates aside.
+    fn is_like(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.transports == other.transports
+            && (self.v4, self.v6) == (other.v4, other.v6)
+    }
 }
 
 /// The rules for the ports of one port group, found by name.
@@ -183,10 +192,9 @@ pub struct NamespaceRules {
 /// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
-/// Pairs a firewall's rules with the ACLs and logical flows of its namespace.
+/// Pairs a firewall's rules with the ACLs of its namespace and the logical flows of each.
 ///
-/// `flows_of` gives the logical flows made from an ACL; `subdomains` applies where the firewall
-/// does not say.
+/// `subdomains` applies where the firewall does not say.
 pub fn pair<'a>(
     namespace: &str,
     firewall: &Firewall,
@@ -194,69 +202,129 @@ pub fn pair<'a>(
     subdomains: bool,
 ) -> NamespaceRules {
     let names = names_by_hash(firewall);
-    let mut result = NamespaceRules::default();
-    let mut named: BTreeSet<&DnsName> = BTreeSet::new();
-    for (index, rule) in (0..).zip(&firewall.rules) {
-        match (&rule.destination, rule.action) {
-            (Destination::Invalid(reason), _) => {
-                result
-                    .problems
-                    .insert(index, Problem::Invalid(reason.clone()));
-            }
-            (Destination::Name(name), RuleAction::Deny) => {
-                result
-                    .problems
-                    .insert(index, Problem::DenyByName(name.clone()));
-            }
-            _ => {}
-        }
-    }
+    let mut problems = problems_of_the_resource(firewall);
+    let mut found: Vec<(String, ActiveRule)> = Vec::new();
+    let mut waiting: BTreeSet<&DnsName> = BTreeSet::new();
     for (acl, flows) in acls {
         let index = acl.rule_index;
-        if usize::try_from(index).is_ok_and(|index| index >= firewall.rules.len()) {
-            result.problems.insert(index, Problem::StaleAcl);
-            continue;
+        let beyond = usize::try_from(index).is_ok_and(|index| index >= firewall.rules.len());
+        if beyond {
+            problems.insert(index, Problem::StaleAcl);
         }
-        let matches = match acl::parse(&acl.matches) {
-            Ok(AclMatch::Name(matches)) => matches,
-            Ok(AclMatch::Other) => continue,
+        match acl::parse(&acl.matches) {
+            Ok(AclMatch::Name(matches)) => waiting.extend(name_of(&matches, &names)),
+            Ok(AclMatch::Other) => {}
             Err(error) => {
-                result.problems.insert(index, Problem::AclMatch(error));
+                problems.insert(index, Problem::AclMatch(error));
+            }
+        }
+        // Rules of one ACL: usually one; two while ovn-northd is between two versions of it.
+        let mut rules: Vec<(String, ActiveRule)> = Vec::new();
+        for flow in flows {
+            // What is not for a name, or for one that no rule mentions, is OVN's alone. Without
+            // such a rule, the resource was edited and OVN has not caught up.
+            let Some(Ok(AclMatch::Name(matches))) = acl_match(flow).map(acl::parse) else {
+                continue;
+            };
+            let Some(name) = name_of(&matches, &names) else {
+                continue;
+            };
+            if !allows(firewall, index, name) {
                 continue;
             }
-        };
-        // Without a rule for that name, the resource was edited and OVN has not caught up.
-        let Some(name) = name_of(&matches, &names) else {
-            continue;
-        };
-        named.insert(name);
-        if !acl.action.starts_with("allow") {
-            continue;
-        }
-        let group = matches.port_group.clone();
-        match active_rule(namespace, firewall, name, acl, matches, &flows, subdomains) {
-            Ok(rule) => {
-                if rule.templates.iter().any(|t| t.logs_left_out > 0) {
-                    result
-                        .problems
-                        .insert(index, Problem::LogsLeftOut(name.clone()));
+            let template = match Template::parse(flow) {
+                Ok(template) => template,
+                Err(error) => {
+                    problems.insert(index, Problem::Template(name.clone(), error));
+                    rules.clear();
+                    break;
                 }
-                result.sets.entry(group).or_default().push(rule);
+            };
+            if template.logs_left_out > 0 {
+                problems
+                    .entry(index)
+                    .or_insert_with(|| Problem::LogsLeftOut(name.clone()));
             }
-            Err(problem) => {
-                result.problems.insert(index, problem);
+            let rule = active_rule(namespace, firewall, name, index, &matches, subdomains);
+            let known = rules
+                .iter_mut()
+                .find(|(group, known)| *group == matches.port_group && known.is_like(&rule));
+            match known {
+                Some((_, known)) => known.templates.push(template),
+                None => rules.push((
+                    matches.port_group,
+                    ActiveRule {
+                        templates: vec![template],
+                        ..rule
+                    },
+                )),
             }
         }
+        found.append(&mut rules);
     }
+    let in_place: BTreeSet<DnsName> = found
+        .iter()
+        .filter(|(_, rule)| !is_stale(&problems, rule))
+        .map(|(_, rule)| rule.name.clone())
+        .collect();
+    // A row beyond the rules serves only while its name has no other place: OVN is about to
+    // follow a firewall that became shorter.
+    found.retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name));
+    let named: BTreeSet<&DnsName> = found.iter().map(|(_, rule)| &rule.name).collect();
     for (index, rule) in (0..).zip(&firewall.rules) {
         if let Destination::Name(name) = &rule.destination
             && rule.action == RuleAction::Allow
             && !named.contains(name)
         {
-            result.problems.insert(index, Problem::NoAcl(name.clone()));
+            problems.entry(index).or_insert_with(|| {
+                if waiting.contains(name) {
+                    Problem::NoLogicalFlows(name.clone())
+                } else {
+                    Problem::NoAcl(name.clone())
+                }
+            });
         }
     }
-    result
+    let mut sets: BTreeMap<String, RuleSet> = BTreeMap::new();
+    for (group, rule) in found {
+        sets.entry(group).or_default().push(rule);
+    }
+    NamespaceRules { sets, problems }
+}
+
+fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
+    (0..)
+        .zip(&firewall.rules)
+        .filter_map(|(index, rule)| match (&rule.destination, rule.action) {
+            (Destination::Invalid(reason), _) => Some((index, Problem::Invalid(reason.clone()))),
+            (Destination::Name(name), RuleAction::Deny) => {
+                Some((index, Problem::DenyByName(name.clone())))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
+    problems.get(&rule.index) == Some(&Problem::StaleAcl)
+}
+
+/// Whether the resource allows `name`: by the rule at `index`, if that is for the name, else by
+/// any rule.
+fn allows(firewall: &Firewall, index: u32, name: &DnsName) -> bool {
+    let is_for = |rule: &&Rule| rule.destination == Destination::Name(name.clone());
+    let here = usize::try_from(index)
+        .ok()
+        .and_then(|index| firewall.rules.get(index))
+        .filter(is_for);
+    match here {
+        Some(rule) => rule.action == RuleAction::Allow,
+        None => firewall
+            .rules
+            .iter()
+            .filter(is_for)
+            .any(|rule| rule.action == RuleAction::Allow),
+    }
 }
 
 fn names_by_hash(firewall: &Firewall) -> HashMap<(Family, u64), &DnsName> {
@@ -290,28 +358,15 @@ fn name_of<'a>(
     }
 }
 
+/// The rule without its templates.
 fn active_rule(
     namespace: &str,
     firewall: &Firewall,
     name: &DnsName,
-    acl: &Acl,
-    matches: NameMatch,
-    flows: &[&LogicalFlow],
+    index: u32,
+    matches: &NameMatch,
     subdomains: bool,
-) -> Result<ActiveRule, Problem> {
-    let mut templates = Vec::with_capacity(flows.len());
-    let mut waiting = flows.is_empty();
-    for flow in flows {
-        match Template::parse(flow, &acl.matches) {
-            Ok(template) => templates.push(template),
-            // ovn-northd has not caught up with the ACL.
-            Err(TemplateError::OtherMatch) => waiting = true,
-            Err(error) => return Err(Problem::Template(name.clone(), error)),
-        }
-    }
-    if waiting {
-        return Err(Problem::NoLogicalFlows(name.clone()));
-    }
+) -> ActiveRule {
     let scope = if name.is_wildcard() {
         NameScope::OneLabel
     } else if firewall.subdomains.unwrap_or(subdomains) {
@@ -319,16 +374,16 @@ fn active_rule(
     } else {
         NameScope::Exact
     };
-    Ok(ActiveRule {
+    ActiveRule {
         namespace: namespace.to_owned(),
-        index: acl.rule_index,
+        index,
         name: name.clone(),
         scope,
         v4: matches.v4.is_some(),
         v6: matches.v6.is_some(),
-        transports: matches.transports,
-        templates,
-    })
+        transports: matches.transports.clone(),
+        templates: Vec::new(),
+    }
 }
 
 #[cfg(test)]

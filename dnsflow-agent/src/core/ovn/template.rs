@@ -1,7 +1,8 @@
 //! Reads a logical flow of an ACL into a template for our own flows.
 //!
 //! The match of such a row is a run of register tests followed by the ACL's own match in
-//! parentheses; its actions are register loads, perhaps a `log`, a `ct_commit`, and `next`.
+//! parentheses, at the time when ovn-northd made it; its actions are register loads, perhaps a
+//! `log`, a `ct_commit`, and `next`.
 //! Logical register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
 //! `lib/logical-fields.c`). What is not understood is refused, never guessed.
 
@@ -39,9 +40,9 @@ pub enum Step {
 /// Why a logical flow cannot serve as a template.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum TemplateError {
-    /// The row was made from another version of the ACL.
-    #[error("its match is not that of the ACL")]
-    OtherMatch,
+    /// There is no match of an ACL in parentheses.
+    #[error("its match does not end with that of an ACL: `{0}`")]
+    NoAclMatch(String),
     /// A test in front of the ACL's match is no register test.
     #[error("its match has a test that is not understood: `{0}`")]
     Test(String),
@@ -50,15 +51,22 @@ pub enum TemplateError {
     Action(String),
 }
 
+/// Splits the match of a logical flow into the register tests and the ACL's match.
+fn split(matches: &str) -> Option<(&str, &str)> {
+    // No register test holds a parenthesis.
+    matches.strip_suffix(')')?.split_once('(')
+}
+
+/// The match of the ACL that a logical flow was made from.
+pub fn acl_match(flow: &LogicalFlow) -> Option<&str> {
+    split(&flow.matches).map(|(_, acl)| acl)
+}
+
 impl Template {
-    /// Reads `flow`, which must have been made from an ACL with the match `acl_match`.
-    pub fn parse(flow: &LogicalFlow, acl_match: &str) -> Result<Self, TemplateError> {
-        let prefix = flow
-            .matches
-            .strip_suffix(')')
-            .and_then(|text| text.strip_suffix(acl_match))
-            .and_then(|text| text.strip_suffix('('))
-            .ok_or(TemplateError::OtherMatch)?;
+    /// Reads the logical flow of an ACL.
+    pub fn parse(flow: &LogicalFlow) -> Result<Self, TemplateError> {
+        let (prefix, _) =
+            split(&flow.matches).ok_or_else(|| TemplateError::NoAclMatch(flow.matches.clone()))?;
         let mut registers = BTreeMap::new();
         for test in prefix.split("&&").map(str::trim).filter(|t| !t.is_empty()) {
             let understood = test

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::rows::{
     Acl, Changes, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, RowId, SbUpdate,
 };
+use super::template::acl_match;
 
 /// The rows of one table.
 #[derive(Debug)]
@@ -93,6 +94,10 @@ impl<Key: Eq + std::hash::Hash> Index<Key> {
         }
     }
 
+    fn contains(&self, key: &Key) -> bool {
+        self.0.contains_key(key)
+    }
+
     fn ids<Q>(&self, key: &Q) -> impl Iterator<Item = RowId>
     where
         Key: std::borrow::Borrow<Q>,
@@ -124,6 +129,9 @@ pub struct Touched {
 #[derive(Debug, Default)]
 pub struct OvnView {
     acls: Table<Acl>,
+    /// ACLs that are gone from the NB database while the SB database still has their logical
+    /// flows: OVN enforces them until it has not.
+    departed: BTreeMap<RowId, Acl>,
     acls_by_namespace: Index<String>,
     acls_by_hint: Index<u32>,
     datapaths: Table<Datapath>,
@@ -140,18 +148,33 @@ impl OvnView {
     pub fn apply_nb(&mut self, update: NbUpdate) -> Touched {
         let mut touched = Touched::default();
         for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
-            if let Some(acl) = old {
-                self.acls_by_namespace.remove(&acl.namespace, id);
-                self.acls_by_hint.remove(&id.prefix(), id);
-                touched.namespaces.insert(acl.namespace);
+            if let Some(acl) = self.departed.remove(&id) {
+                self.forget_acl(id, acl);
             }
-            if let Some(acl) = new {
-                self.acls_by_namespace.add(acl.namespace.clone(), id);
-                self.acls_by_hint.add(id.prefix(), id);
-                touched.namespaces.insert(acl.namespace);
+            match (old, new) {
+                (Some(old), None) if self.flows_by_hint.contains(&id.prefix()) => {
+                    touched.namespaces.insert(old.namespace.clone());
+                    self.departed.insert(id, old);
+                }
+                (old, new) => {
+                    if let Some(acl) = old {
+                        touched.namespaces.insert(acl.namespace.clone());
+                        self.forget_acl(id, acl);
+                    }
+                    if let Some(acl) = new {
+                        self.acls_by_namespace.add(acl.namespace.clone(), id);
+                        self.acls_by_hint.add(id.prefix(), id);
+                        touched.namespaces.insert(acl.namespace);
+                    }
+                }
             }
         }
         touched
+    }
+
+    fn forget_acl(&mut self, id: RowId, acl: Acl) {
+        self.acls_by_namespace.remove(&acl.namespace, id);
+        self.acls_by_hint.remove(&id.prefix(), id);
     }
 
     /// Takes over a change of the SB database.
@@ -214,10 +237,25 @@ impl OvnView {
                 let acls = self.acls_by_hint.ids(&hint);
                 touched
                     .namespaces
-                    .extend(acls.filter_map(|acl| Some(self.acls.find(acl)?.namespace.clone())));
+                    .extend(acls.filter_map(|acl| Some(self.acl(acl)?.namespace.clone())));
+            }
+        }
+        let over: Vec<RowId> = self
+            .departed
+            .keys()
+            .copied()
+            .filter(|id| !self.flows_by_hint.contains(&id.prefix()))
+            .collect();
+        for id in over {
+            if let Some(acl) = self.departed.remove(&id) {
+                self.forget_acl(id, acl);
             }
         }
         touched
+    }
+
+    fn acl(&self, id: RowId) -> Option<&Acl> {
+        self.acls.find(id).or_else(|| self.departed.get(&id))
     }
 
     /// The ACLs of a namespace's EgressFirewall, each with its logical flows.
@@ -227,13 +265,15 @@ impl OvnView {
     ) -> impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)> {
         self.acls_by_namespace
             .ids(namespace)
-            .filter_map(|id| Some((id, self.acls.find(id)?)))
+            .filter_map(|id| Some((id, self.acl(id)?)))
             .map(|(id, acl)| {
-                // Another ACL's row id may begin with the same 32 bits: the match tells.
+                // Another ACL's row id may begin with the same 32 bits: then the match tells.
+                let is_alone = self.acls_by_hint.ids(&id.prefix()).count() == 1;
                 let flows = self
                     .flows_by_hint
                     .ids(&id.prefix())
                     .filter_map(|flow| self.flows.find(flow))
+                    .filter(|flow| is_alone || acl_match(flow) == Some(&acl.matches))
                     .collect();
                 (acl, flows)
             })
@@ -241,7 +281,10 @@ impl OvnView {
 
     /// Every ACL of an EgressFirewall.
     pub fn all_acls(&self) -> impl Iterator<Item = &Acl> {
-        self.acls.iter().map(|(_, acl)| acl)
+        self.acls
+            .iter()
+            .map(|(_, acl)| acl)
+            .chain(self.departed.values())
     }
 
     /// Row ids of the watched logical flows.

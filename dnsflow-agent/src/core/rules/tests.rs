@@ -141,6 +141,49 @@ fn logical_flows_are_waited_for() {
 }
 
 #[test]
+fn until_northd_catches_up_a_moved_rule_stays_where_its_logical_flow_is() {
+    let edited = firewall(vec![allow("new.test"), allow("example.com"), deny_all()]);
+    let old_flow = logical_flow(&acl(0, set_of("example.com")));
+    let paired = pair_with(
+        &edited,
+        &[
+            (acl(0, set_of("new.test")), vec![old_flow]),
+            (acl(1, set_of("example.com")), vec![]),
+        ],
+    );
+    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(
+        paired.problems[&0],
+        Problem::NoLogicalFlows(dns("new.test"))
+    );
+}
+
+#[test]
+fn a_row_beyond_the_rules_serves_until_its_name_has_another_place() {
+    let shorter = firewall(vec![allow("example.com")]);
+    let beyond = with_flows(acl(2, set_of("example.com")));
+    let paired = pair_with(&shorter, &[beyond]);
+    assert_eq!(usable(&paired), [(2, "example.com")]);
+    assert_eq!(paired.problems[&2], Problem::StaleAcl);
+}
+
+#[test]
+fn the_two_logical_flows_of_a_stateful_acl_make_one_rule() {
+    let firewall = firewall(vec![allow("example.com")]);
+    let acl = acl(0, set_of("example.com"));
+    let established = logical_flow(&acl);
+    let new = LogicalFlow {
+        matches: established.matches.replace("reg0[8]", "reg0[7]"),
+        ..established.clone()
+    };
+    let paired = pair_with(&firewall, &[(acl, vec![established, new])]);
+    let [rule] = paired.sets[PORT_GROUP].rules() else {
+        panic!("{paired:?}");
+    };
+    assert_eq!(rule.templates.len(), 2);
+}
+
+#[test]
 fn a_template_that_is_not_understood_refuses_only_its_rule() {
     let firewall = firewall(vec![allow("example.com"), allow("other.test")]);
     let (acl0, mut flows0) = with_flows(acl(0, set_of("example.com")));

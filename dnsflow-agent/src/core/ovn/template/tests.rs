@@ -14,7 +14,7 @@ fn flow(prefix: &str, actions: &str) -> LogicalFlow {
 }
 
 fn parse(prefix: &str, actions: &str) -> Result<Template, TemplateError> {
-    Template::parse(&flow(prefix, actions), ACL)
+    Template::parse(&flow(prefix, actions))
 }
 
 fn bit(register: u8, at: u32) -> Action {
@@ -135,9 +135,20 @@ fn what_is_not_understood_is_refused_by_name() {
         "ct_commit { ct_mark.blocked = 1; }; next;",
         "ct_commit { ct_mark.blocked = 1; }",
     );
+    let mut bare = flow("", "next;");
+    bare.matches = "reg0[8] == 1".into();
     assert_eq!(
-        Template::parse(&flow("", "next;"), "(ip4.dst == $a9) && inport == @a2"),
-        Err(TemplateError::OtherMatch)
+        Template::parse(&bare),
+        Err(TemplateError::NoAclMatch("reg0[8] == 1".into()))
+    );
+}
+
+#[test]
+fn the_acls_match_is_found_behind_the_tests() {
+    assert_eq!(acl_match(&flow("", "next;")), Some(ACL));
+    assert_eq!(
+        acl_match(&flow("reg8[30..31] == 2 && reg0[8] == 1 && ", "next;")),
+        Some(ACL)
     );
 }
 

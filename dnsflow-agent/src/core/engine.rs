@@ -1,0 +1,642 @@
+//! The state of one node, and every decision about it.
+//!
+//! One task owns the engine. It hands in each [`Input`] with the time, takes the [`Command`]s and
+//! [`Report`]s that came of it, and calls [`Engine::handle_timeout`] when
+//! [`Engine::next_deadline`] has passed.
+//!
+//! The flows that should be in the switch are those of the leases; what is in the switch is only
+//! ever compared with them.
+
+mod answers;
+mod switch;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use dnsflow_common::walk::Ports;
+
+use super::{
+    Command, Input, Timestamp,
+    counters::Counters,
+    firewall::{Firewall, FirewallId, FirewallUpdate},
+    flow::FlowChange,
+    input::LOGICAL_FLOW_SAMPLE_MAX,
+    ovn::{
+        acl::{self, AclMatch},
+        rows::{Interface, InterfaceUpdate, Pipeline, RowId},
+        view::{Changed, OvnView, Table, Touched},
+    },
+    pipeline::{Locator, Question},
+    plan::{Cookies, PortFacts, flows_for_names, flows_still_ruled},
+    port::{LeasedFlow, Port, PortId},
+    report::Report,
+    rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
+};
+use switch::Switch;
+
+/// What the agent's options decide.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Whether a rule's name also stands for its sub-domains, where its EgressFirewall does not
+    /// say.
+    pub subdomains: bool,
+    /// The ports that DNS servers answer from.
+    pub dns_ports: Ports,
+}
+
+/// Which sources have been read completely.
+#[derive(Clone, Copy, Debug, Default)]
+struct Synced {
+    interfaces: bool,
+    nb: bool,
+    sb: bool,
+    logical_flows: bool,
+    firewalls: bool,
+}
+
+impl Synced {
+    fn all(self) -> bool {
+        self.interfaces && self.nb && self.sb && self.logical_flows && self.firewalls
+    }
+}
+
+/// The state of one node.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    synced: Synced,
+    ready: bool,
+    interfaces: Table<Interface>,
+    /// Interfaces whose first attempt to attach has ended: the veth's index, where it worked.
+    attachments: BTreeMap<RowId, Option<u32>>,
+    ports: BTreeMap<PortId, Port>,
+    next_port: u64,
+    port_by_name: HashMap<String, PortId>,
+    port_by_ifindex: HashMap<u32, PortId>,
+    ovn: OvnView,
+    firewalls: BTreeMap<FirewallId, Firewall>,
+    rules: BTreeMap<String, NamespaceRules>,
+    /// Port groups' NB names, to the namespace whose rules hold for them.
+    namespace_by_group: HashMap<String, String>,
+    /// Namespaces whose problems may differ from what was told.
+    untold: BTreeSet<String>,
+    told: BTreeMap<String, BTreeMap<u32, Problem>>,
+    watched_priorities: Option<BTreeSet<u16>>,
+    locator: Locator,
+    cookies: Cookies,
+    /// When to look at a lease again. Entries may be out of date; looking tells.
+    due: BTreeSet<(Timestamp, PortId, IpAddr)>,
+    switch: Switch,
+    changes: Vec<FlowChange>,
+    commands: Vec<Command>,
+    reports: Vec<Report>,
+    counters: Counters,
+}
+
+impl Engine {
+    /// An engine that knows nothing yet.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            synced: Synced::default(),
+            ready: false,
+            interfaces: Table::default(),
+            attachments: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            next_port: 0,
+            port_by_name: HashMap::new(),
+            port_by_ifindex: HashMap::new(),
+            ovn: OvnView::default(),
+            firewalls: BTreeMap::new(),
+            rules: BTreeMap::new(),
+            namespace_by_group: HashMap::new(),
+            untold: BTreeSet::new(),
+            told: BTreeMap::new(),
+            watched_priorities: None,
+            locator: Locator::new(Pipeline::Egress),
+            cookies: Cookies::default(),
+            due: BTreeSet::new(),
+            switch: Switch::default(),
+            changes: Vec::new(),
+            commands: Vec::new(),
+            reports: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Takes in what happened at `now`.
+    pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
+        match input {
+            Input::Frame(frame) => self.frame(frame, now),
+            Input::Interfaces(update) => self.interfaces_changed(update, now),
+            Input::Nb(update) => {
+                self.synced.nb |= update.reset;
+                let touched = self.ovn.apply_nb(update);
+                self.watch_logical_flows();
+                self.ovn_touched(touched, now);
+            }
+            Input::Sb(update) => {
+                self.synced.sb |= update.reset;
+                let touched = self.ovn.apply_sb(update);
+                self.ovn_touched(touched, now);
+            }
+            Input::Firewalls(update) => self.firewalls_changed(update, now),
+            Input::Attached { interface, ifindex } => self.attached(interface, ifindex),
+            Input::AttachFailed { interface, reason } => {
+                if let Some(row) = self.interfaces.find(interface) {
+                    self.attachments.insert(interface, None);
+                    self.reports.push(Report::NotAttached {
+                        interface: row.name.clone(),
+                        reason,
+                    });
+                }
+            }
+            Input::LogicalFlowsWatched { priorities } => {
+                self.synced.logical_flows = self.watched_priorities.as_ref() == Some(&priorities);
+            }
+            Input::SwitchUp => self.switch_up(now),
+            Input::SwitchDown => self.switch_down(),
+            Input::Applied { batch, result } => self.applied(batch, result, now),
+            Input::Flows(flows) => self.compared(flows, now),
+            Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
+            Input::LogicalFlowSample {
+                table_id, flows, ..
+            } => self.sampled(table_id, flows, now),
+            Input::CookieTables(found) => {
+                if self.locator.found(&found, now) {
+                    self.replan_all(now);
+                }
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.expire(now);
+        self.switch_timeout(now);
+        if let Some(table_id) = self.stage() {
+            let question = self.locator.retry(table_id, now);
+            self.ask(question);
+        }
+        self.settle(now);
+    }
+
+    /// When [`Engine::handle_timeout`] wants to be called.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        let due = self.due.first().map(|(at, ..)| *at);
+        let switch = self.switch.deadline(self.can_judge());
+        [due, switch, self.locator.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// What is to be done, in this order.
+    pub fn take_commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// What is to be told.
+    pub fn take_reports(&mut self) -> Vec<Report> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How many flows should be in the switch.
+    pub fn flow_count(&self) -> usize {
+        self.ports
+            .values()
+            .flat_map(|port| port.leases.values())
+            .map(|lease| lease.flows.len())
+            .sum()
+    }
+
+    /// The end of every turn: what all changes together ask for.
+    fn settle(&mut self, now: Timestamp) {
+        if let Some(table_id) = self.stage()
+            && self.switch.is_up()
+        {
+            let question = self.locator.locate(table_id);
+            self.ask(question);
+        }
+        self.flush(true, None);
+        self.monitor_tables();
+        self.start_comparison(now);
+        self.tell_problems();
+        self.become_ready();
+    }
+
+    fn ask(&mut self, question: Option<Question>) {
+        match question {
+            Some(Question::Sample { pipeline, table_id }) => self
+                .commands
+                .push(Command::SampleLogicalFlows { pipeline, table_id }),
+            Some(Question::Cookies(cookies)) => self.commands.push(Command::FindCookies(cookies)),
+            None => {}
+        }
+    }
+
+    fn become_ready(&mut self) {
+        let tried = || {
+            self.interfaces
+                .iter()
+                .all(|(id, _)| self.attachments.contains_key(&id))
+        };
+        if !self.ready && self.synced.all() && self.switch.is_compared() && tried() {
+            self.ready = true;
+            self.reports.push(Report::Ready {
+                attached: self.port_by_ifindex.len(),
+                firewalls: self.firewalls.len(),
+                flows: self.flow_count(),
+            });
+        }
+    }
+
+    // Interfaces and ports.
+
+    fn interfaces_changed(&mut self, update: InterfaceUpdate, now: Timestamp) {
+        self.synced.interfaces |= update.reset;
+        let changed = self.interfaces.apply(update.reset, update.interfaces);
+        // Rows that went first: a recreated pod's new row may come in the same transaction.
+        let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
+        for Changed { id, old, .. } in gone {
+            self.attachments.remove(&id);
+            self.commands.push(Command::Detach { interface: id });
+            if let Some(old) = old {
+                self.interface_gone(id, &old);
+            }
+        }
+        for Changed { id, old, new } in rest {
+            let Some(row) = new else { continue };
+            // The veth's name stays when it is replaced; its index does not.
+            let replaced = |old: &Interface| old.name != row.name || old.ifindex != row.ifindex;
+            if old.as_ref().is_none_or(replaced) {
+                self.commands.push(Command::Attach {
+                    interface: id,
+                    name: row.name.clone(),
+                });
+            }
+            if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
+                self.interface_gone(id, &old);
+            }
+            self.interface_present(id, row, now);
+        }
+    }
+
+    fn interface_present(&mut self, id: RowId, row: Interface, now: Timestamp) {
+        if let Some(&port_id) = self.port_by_name.get(&row.iface_id)
+            && let Some(port) = self.ports.get_mut(&port_id)
+        {
+            let same_pod = port.row.iface_id_ver == row.iface_id_ver;
+            if port.interface == id && same_pod {
+                let moved = port.row.addresses != row.addresses;
+                port.row = row;
+                if moved {
+                    self.replan(port_id, now);
+                }
+                return;
+            }
+            // Another pod under the same name.
+            self.close_port(port_id);
+        }
+        self.open_port(id, row);
+    }
+
+    fn open_port(&mut self, interface: RowId, row: Interface) {
+        let id = PortId(self.next_port);
+        self.next_port += 1;
+        self.port_by_name.insert(row.iface_id.clone(), id);
+        let mut port = Port::new(interface, row);
+        port.ifindex = self.attachments.get(&interface).copied().flatten();
+        if let Some(ifindex) = port.ifindex {
+            self.port_by_ifindex.insert(ifindex, id);
+        }
+        self.ports.insert(id, port);
+    }
+
+    fn close_port(&mut self, id: PortId) {
+        let Some(port) = self.ports.remove(&id) else {
+            return;
+        };
+        self.port_by_name.remove(&port.row.iface_id);
+        if let Some(ifindex) = port.ifindex {
+            self.port_by_ifindex.remove(&ifindex);
+        }
+        for flow in port.leases.into_values().flat_map(|lease| lease.flows) {
+            self.changes
+                .push(FlowChange::Delete(flow.key, flow.body.cookie));
+        }
+    }
+
+    fn interface_gone(&mut self, id: RowId, row: &Interface) {
+        let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
+            return;
+        };
+        if self
+            .ports
+            .get(&port_id)
+            .is_none_or(|port| port.interface != id)
+        {
+            return;
+        }
+        self.close_port(port_id);
+        let heir = self
+            .interfaces
+            .iter()
+            .find(|(_, other)| other.iface_id == row.iface_id)
+            .map(|(id, other)| (id, other.clone()));
+        if let Some((id, row)) = heir {
+            self.open_port(id, row);
+        }
+    }
+
+    fn attached(&mut self, interface: RowId, ifindex: u32) {
+        let Some(row) = self.interfaces.find(interface) else {
+            return;
+        };
+        self.attachments.insert(interface, Some(ifindex));
+        let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
+            return;
+        };
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return;
+        };
+        if port.interface != interface {
+            return;
+        }
+        if let Some(old) = port.ifindex.replace(ifindex) {
+            self.port_by_ifindex.remove(&old);
+        }
+        self.port_by_ifindex.insert(ifindex, port_id);
+    }
+
+    // Rules.
+
+    fn firewalls_changed(&mut self, update: FirewallUpdate, now: Timestamp) {
+        self.synced.firewalls |= update.reset;
+        let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        if update.reset {
+            let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
+            self.firewalls.retain(|id, _| {
+                let keep = kept.contains(id);
+                if !keep {
+                    namespaces.insert(id.namespace.clone());
+                }
+                keep
+            });
+        }
+        for (id, firewall) in update.firewalls {
+            namespaces.insert(id.namespace.clone());
+            match firewall {
+                Some(firewall) => self.firewalls.insert(id, firewall),
+                None => self.firewalls.remove(&id),
+            };
+        }
+        self.ovn_touched(
+            Touched {
+                namespaces,
+                ports: BTreeSet::new(),
+            },
+            now,
+        );
+    }
+
+    /// Asks for the logical flows of every ACL that is for a name.
+    fn watch_logical_flows(&mut self) {
+        let priorities: BTreeSet<u16> = self
+            .ovn
+            .all_acls()
+            .filter(|acl| !matches!(acl::parse(&acl.matches), Ok(AclMatch::Other)))
+            .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
+            .collect();
+        if self.watched_priorities.as_ref() != Some(&priorities) {
+            self.watched_priorities = Some(priorities.clone());
+            self.commands
+                .push(Command::WatchLogicalFlows { priorities });
+        }
+    }
+
+    fn ovn_touched(&mut self, touched: Touched, now: Timestamp) {
+        let mut ports: BTreeSet<PortId> = touched
+            .ports
+            .iter()
+            .filter_map(|name| self.port_by_name.get(name).copied())
+            .collect();
+        for namespace in &touched.namespaces {
+            for group in self.pair_namespace(namespace) {
+                ports.extend(
+                    self.ovn
+                        .ports_of(&group)
+                        .filter_map(|name| self.port_by_name.get(name).copied()),
+                );
+            }
+        }
+        for port in ports {
+            self.replan(port, now);
+        }
+    }
+
+    /// Pairs the namespace's rules with OVN again; returns the port groups whose rules changed.
+    fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
+        let new = match self.firewalls.get(&id) {
+            Some(firewall) => pair(
+                namespace,
+                firewall,
+                self.ovn.acls(namespace),
+                self.config.subdomains,
+            ),
+            None => NamespaceRules::default(),
+        };
+        let old = self.rules.remove(namespace).unwrap_or_default();
+        let groups: BTreeSet<String> = old
+            .sets
+            .keys()
+            .chain(new.sets.keys())
+            .filter(|group| old.sets.get(*group) != new.sets.get(*group))
+            .cloned()
+            .collect();
+        for group in &groups {
+            self.namespace_by_group.remove(group);
+        }
+        for group in new.sets.keys() {
+            self.namespace_by_group
+                .insert(group.clone(), namespace.to_owned());
+        }
+        if old.problems != new.problems {
+            self.untold.insert(namespace.to_owned());
+        }
+        if new != NamespaceRules::default() {
+            self.rules.insert(namespace.to_owned(), new);
+        }
+        groups
+    }
+
+    /// Tells what is wrong with EgressFirewalls, once enough has been read to know.
+    fn tell_problems(&mut self) {
+        if !self.synced.all() {
+            return;
+        }
+        for namespace in std::mem::take(&mut self.untold) {
+            let problems = self.rules.get(&namespace).map(|rules| &rules.problems);
+            if problems == self.told.get(&namespace) {
+                continue;
+            }
+            let problems = problems.cloned().unwrap_or_default();
+            if problems.is_empty() && !self.told.contains_key(&namespace) {
+                continue;
+            }
+            self.reports.push(Report::Problems {
+                namespace: namespace.clone(),
+                problems: problems
+                    .iter()
+                    .map(|(index, problem)| (*index, (problem.to_string(), problem.is_waiting())))
+                    .collect(),
+            });
+            if problems.is_empty() {
+                self.told.remove(&namespace);
+            } else {
+                self.told.insert(namespace, problems);
+            }
+        }
+    }
+
+    /// The stage in which rules are enforced, to find the pipeline's base by.
+    fn stage(&self) -> Option<u8> {
+        self.ovn
+            .logical_flows()
+            .map(|(_, flow)| flow)
+            .find(|flow| flow.stage_hint.is_some() && flow.pipeline == Pipeline::Egress)
+            .map(|flow| flow.table_id)
+    }
+
+    fn sampled(&mut self, table_id: u8, mut flows: Vec<RowId>, now: Timestamp) {
+        // Those of the rules come first: the namespace has a pod here, so they are installed.
+        let ours = self
+            .ovn
+            .logical_flows()
+            .filter(|(_, flow)| flow.table_id == table_id)
+            .map(|(id, _)| id);
+        let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
+        sample.append(&mut flows);
+        let question = self.locator.sampled(table_id, &sample, now);
+        self.ask(question);
+    }
+
+    // Planning.
+
+    fn replan_all(&mut self, now: Timestamp) {
+        let ports: Vec<PortId> = self.ports.keys().copied().collect();
+        for port in ports {
+            self.replan(port, now);
+        }
+    }
+
+    fn replan(&mut self, port_id: PortId, now: Timestamp) {
+        let Some(port) = self.ports.get(&port_id) else {
+            return;
+        };
+        let addresses: Vec<IpAddr> = port.leases.keys().copied().collect();
+        for address in addresses {
+            self.replan_lease(port_id, address, now);
+        }
+    }
+
+    /// Brings the flows of one lease in line with its names and the rules. Returns how many
+    /// flows are new.
+    fn replan_lease(&mut self, port_id: PortId, address: IpAddr, now: Timestamp) -> usize {
+        let Self {
+            ports,
+            ovn,
+            rules,
+            namespace_by_group,
+            locator,
+            cookies,
+            changes,
+            switch,
+            ..
+        } = self;
+        let written_at = switch.is_up().then_some(now);
+        let Some(port) = ports.get_mut(&port_id) else {
+            return 0;
+        };
+        let Some(lease) = port.leases.get_mut(&address) else {
+            return 0;
+        };
+        let sets = sets_of(ovn, rules, namespace_by_group, &port.row.iface_id);
+        let mut wanted = match (ovn.place_of(&port.row.iface_id), locator.base()) {
+            (Some(place), Some(base)) => {
+                let facts = PortFacts {
+                    place,
+                    addresses: &port.row.addresses,
+                    sets: &sets,
+                    base,
+                };
+                let mut wanted = flows_for_names(facts, address, lease.names.keys(), cookies);
+                if !lease.adopted.is_empty() {
+                    wanted.extend(flows_still_ruled(facts, address, &lease.adopted, cookies));
+                }
+                wanted
+            }
+            _ => BTreeMap::new(),
+        };
+        lease
+            .flows
+            .retain_mut(|flow| match wanted.remove(&flow.key) {
+                Some(body) if body == flow.body => true,
+                Some(body) => {
+                    changes.push(FlowChange::Add(flow.key.clone(), body.clone()));
+                    flow.body = body;
+                    flow.written_at = written_at;
+                    true
+                }
+                None => {
+                    changes.push(FlowChange::Delete(flow.key.clone(), flow.body.cookie));
+                    false
+                }
+            });
+        let added = wanted.len();
+        for (key, body) in wanted {
+            // An adopted flow is in the switch already, with this very body.
+            if !lease.adopted.contains_key(&key) {
+                changes.push(FlowChange::Add(key.clone(), body.clone()));
+            }
+            lease.flows.push(LeasedFlow {
+                key,
+                body,
+                written_at,
+                packets: 0,
+                used_at: now,
+            });
+        }
+        added
+    }
+}
+
+/// The only name that OVN-Kubernetes allows an EgressFirewall to have.
+pub const FIREWALL_NAME: &str = "default";
+
+/// The rules that hold for a logical port.
+fn sets_of<'a>(
+    ovn: &OvnView,
+    rules: &'a BTreeMap<String, NamespaceRules>,
+    namespace_by_group: &HashMap<String, String>,
+    logical_port: &str,
+) -> Vec<&'a RuleSet> {
+    ovn.groups_of(logical_port)
+        .filter_map(|group| rules.get(namespace_by_group.get(group)?)?.sets.get(group))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

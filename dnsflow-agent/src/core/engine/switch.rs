@@ -1,0 +1,403 @@
+//! The switch: what is written to it, what it answers, and the comparison with what should be in it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use super::Engine;
+use crate::core::{
+    Command, Timestamp,
+    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    input::{BatchError, BatchId},
+    limits::{COMPARE_INTERVAL, MIN_TTL, RENEW_INTERVAL, RESTORE_DELAY},
+    name::DomainName,
+    ovn::view::Place,
+    plan::REG_INPORT,
+    port::{Lease, PortId},
+    report::Report,
+};
+
+/// What an answer opened, to be told once the switch has confirmed it.
+#[derive(Debug)]
+pub(super) struct Opening {
+    pub(super) port: String,
+    pub(super) name: DomainName,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) rules: Vec<u32>,
+    pub(super) captured_at: Timestamp,
+}
+
+#[derive(Debug)]
+struct Pending {
+    changes: usize,
+    opening: Option<Opening>,
+}
+
+/// The engine's side of the OpenFlow connection.
+#[derive(Debug, Default)]
+pub(super) struct Switch {
+    up: bool,
+    /// Whether the switch has agreed with the leases since it came up.
+    compared: bool,
+    /// Whether flows of an earlier run may still be taken over.
+    adopted: bool,
+    /// The dump that is under way, since when.
+    dump_since: Option<Timestamp>,
+    compare_at: Option<Timestamp>,
+    renew_at: Option<Timestamp>,
+    restore_at: Option<Timestamp>,
+    lost: BTreeMap<FlowKey, Cookie>,
+    awaiting_counters: BTreeSet<(PortId, IpAddr)>,
+    monitored: BTreeSet<u8>,
+    next_batch: u64,
+    pending: BTreeMap<BatchId, Pending>,
+}
+
+impl Switch {
+    pub(super) fn is_up(&self) -> bool {
+        self.up
+    }
+
+    pub(super) fn is_compared(&self) -> bool {
+        self.compared
+    }
+
+    pub(super) fn await_counters(&mut self, port: PortId, address: IpAddr) {
+        self.awaiting_counters.insert((port, address));
+    }
+
+    /// When something is due; a comparison only if its result could be judged.
+    pub(super) fn deadline(&self, can_judge: bool) -> Option<Timestamp> {
+        if !self.up {
+            return None;
+        }
+        let compare_at = self
+            .compare_at
+            .filter(|_| can_judge && self.dump_since.is_none());
+        [compare_at, self.renew_at, self.restore_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+impl Engine {
+    pub(super) fn switch_up(&mut self, now: Timestamp) {
+        self.switch.up = true;
+        self.switch.compare_at = Some(now);
+        self.switch.renew_at = Some(now + RENEW_INTERVAL);
+        let question = self.locator.verify();
+        self.ask(question);
+    }
+
+    pub(super) fn switch_down(&mut self) {
+        self.ready = false;
+        self.locator.interrupted();
+        self.switch = Switch {
+            adopted: self.switch.adopted,
+            next_batch: self.switch.next_batch,
+            awaiting_counters: std::mem::take(&mut self.switch.awaiting_counters),
+            ..Switch::default()
+        };
+    }
+
+    /// Sends the changes that have come together. While the switch is away they are dropped: the
+    /// comparison that follows its return covers them.
+    pub(super) fn flush(&mut self, atomic: bool, opening: Option<Opening>) {
+        let changes = std::mem::take(&mut self.changes);
+        if changes.is_empty() || !self.switch.up {
+            return;
+        }
+        for change in &changes {
+            match change {
+                FlowChange::Add(..) => self.counters.flows_added += 1,
+                FlowChange::Delete(..) => self.counters.flows_removed += 1,
+                FlowChange::Renew(_) => {}
+            }
+        }
+        let batch = BatchId(self.switch.next_batch);
+        self.switch.next_batch += 1;
+        self.switch.pending.insert(
+            batch,
+            Pending {
+                changes: changes.len(),
+                opening,
+            },
+        );
+        self.commands.push(Command::Apply {
+            batch,
+            atomic,
+            changes,
+        });
+    }
+
+    pub(super) fn applied(
+        &mut self,
+        batch: BatchId,
+        result: Result<(), BatchError>,
+        now: Timestamp,
+    ) {
+        let Some(pending) = self.switch.pending.remove(&batch) else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                if let Some(opening) = pending.opening {
+                    let namespace = self
+                        .port_by_name
+                        .get(&opening.port)
+                        .and_then(|id| self.namespace_of(*id));
+                    self.reports.push(Report::Opened {
+                        namespace: namespace.unwrap_or_default(),
+                        port: opening.port,
+                        name: opening.name,
+                        addresses: opening.addresses,
+                        rules: opening.rules,
+                        flows: pending.changes,
+                        activation: now.since(opening.captured_at),
+                    });
+                }
+            }
+            // The comparison after the reconnect covers them.
+            Err(BatchError::ConnectionLost) => {}
+            Err(error @ BatchError::Refused(_)) => {
+                if let BatchError::Refused(refused) = &error {
+                    self.counters.flows_refused += refused.len() as u64;
+                }
+                self.reports.push(Report::FlowsRefused {
+                    reason: error.to_string(),
+                });
+            }
+        }
+    }
+
+    fn namespace_of(&self, port: PortId) -> Option<String> {
+        let port = self.ports.get(&port)?;
+        self.ovn
+            .groups_of(&port.row.iface_id)
+            .find_map(|group| self.namespace_by_group.get(group).cloned())
+    }
+
+    /// Keeps the flow monitor on the tables in which rules are enforced.
+    pub(super) fn monitor_tables(&mut self) {
+        let Some(base) = self.locator.base().filter(|_| self.switch.up) else {
+            return;
+        };
+        let tables: BTreeSet<u8> = self
+            .rules
+            .values()
+            .flat_map(|rules| rules.sets.values())
+            .flat_map(|set| set.rules())
+            .flat_map(|rule| &rule.templates)
+            .map(|template| template.table(base))
+            .collect();
+        // A table that no rule is in any more costs nothing; one too few would.
+        if !tables.is_subset(&self.switch.monitored) {
+            self.switch.monitored.extend(tables);
+            self.commands
+                .push(Command::MonitorTables(self.switch.monitored.clone()));
+        }
+    }
+
+    /// Whether it is known what should be in the switch: else flows of an earlier run would be
+    /// taken for foreign ones.
+    pub(super) fn can_judge(&self) -> bool {
+        self.synced.all() && (self.locator.base().is_some() || self.stage().is_none())
+    }
+
+    /// Asks for a dump when one is due and its result could be judged.
+    pub(super) fn start_comparison(&mut self, now: Timestamp) {
+        let switch = &self.switch;
+        let is_due = switch.compare_at.is_some_and(|at| at <= now);
+        if switch.up && switch.dump_since.is_none() && is_due && self.can_judge() {
+            self.switch.dump_since = Some(now);
+            self.switch.compare_at = Some(now + COMPARE_INTERVAL);
+            self.commands.push(Command::DumpFlows);
+        }
+    }
+
+    pub(super) fn switch_timeout(&mut self, now: Timestamp) {
+        if self.switch.renew_at.is_some_and(|at| at <= now) {
+            self.switch.renew_at = Some(now + RENEW_INTERVAL);
+            self.renew();
+        }
+        if self.switch.restore_at.is_some_and(|at| at <= now) {
+            self.switch.restore_at = None;
+            self.restore(now);
+        }
+    }
+
+    fn renew(&mut self) {
+        let bodies: BTreeMap<Cookie, _> = self
+            .ports
+            .values()
+            .flat_map(|port| port.leases.values())
+            .flat_map(|lease| &lease.flows)
+            .map(|flow| (flow.body.cookie, &flow.body))
+            .collect();
+        let renewals: Vec<FlowChange> = bodies
+            .into_values()
+            .map(|body| FlowChange::Renew(body.clone()))
+            .collect();
+        self.flush(true, None);
+        self.changes = renewals;
+        self.flush(false, None);
+    }
+
+    pub(super) fn flow_lost(&mut self, key: FlowKey, cookie: Cookie, now: Timestamp) {
+        self.switch.lost.insert(key, cookie);
+        self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
+    }
+
+    /// The ports by where their packets are found: datapath and port key.
+    fn ports_by_place(&self) -> HashMap<(u64, u32), PortId> {
+        self.ports
+            .iter()
+            .filter_map(|(id, port)| {
+                let Place { datapath, port } = self.ovn.place_of(&port.row.iface_id)?;
+                Some(((u64::from(datapath), port), *id))
+            })
+            .collect()
+    }
+
+    /// Puts back what was lost, and checks whether OVN came back with other tables.
+    fn restore(&mut self, now: Timestamp) {
+        let lost = std::mem::take(&mut self.switch.lost);
+        let before = self.changes.len();
+        let places = self.ports_by_place();
+        for (key, cookie) in lost {
+            let leased = place_in(&key)
+                .and_then(|place| self.ports.get_mut(places.get(&place)?))
+                .and_then(|port| port.leases.get_mut(&destination(&key)))
+                .and_then(|lease| lease.flows.iter_mut().find(|flow| flow.key == key))
+                .filter(|flow| flow.body.cookie == cookie);
+            if let Some(flow) = leased {
+                flow.written_at = Some(now);
+                self.changes.push(FlowChange::Add(key, flow.body.clone()));
+            }
+        }
+        let restored = self.changes.len() - before;
+        if restored > 0 {
+            self.counters.flows_restored += restored as u64;
+            self.reports.push(Report::Restored { flows: restored });
+            let question = self.locator.verify();
+            self.ask(question);
+        }
+    }
+
+    /// Compares every flow of ours in the switch with those that should be there.
+    pub(super) fn compared(&mut self, found: Vec<InstalledFlow>, now: Timestamp) {
+        let Some(since) = self.switch.dump_since.take() else {
+            return;
+        };
+        let mut found: HashMap<FlowKey, InstalledFlow> = found
+            .into_iter()
+            .map(|flow| (flow.key.clone(), flow))
+            .collect();
+        let before = self.changes.len();
+        let leased = self
+            .ports
+            .values_mut()
+            .flat_map(|port| port.leases.values_mut())
+            .flat_map(|lease| &mut lease.flows);
+        for flow in leased {
+            match found.remove(&flow.key) {
+                Some(installed) if installed.cookie == flow.body.cookie => {
+                    if installed.packets != flow.packets {
+                        flow.packets = installed.packets;
+                        flow.used_at = now;
+                    }
+                }
+                // Written after the dump began: it may not be in there.
+                _ if flow.written_at.is_some_and(|at| at >= since) => {}
+                _ => {
+                    flow.written_at = Some(now);
+                    self.changes
+                        .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
+                }
+            }
+        }
+        let added = self.changes.len() - before;
+        let adopted = if std::mem::replace(&mut self.switch.adopted, true) {
+            0
+        } else {
+            self.adopt(&mut found, now)
+        };
+        let removed = found.len();
+        for (key, installed) in found {
+            self.changes.push(FlowChange::Delete(key, installed.cookie));
+        }
+        self.counters.flows_restored += added as u64;
+        if added + removed + adopted > 0 {
+            self.reports.push(Report::Resynced {
+                added,
+                removed,
+                adopted,
+            });
+        }
+        self.switch.compared = true;
+        for (port, address) in std::mem::take(&mut self.switch.awaiting_counters) {
+            self.decide(port, address, now);
+        }
+    }
+
+    /// Takes over flows of an earlier run that the rules of today would still write; what is
+    /// taken over is removed from `found`. Returns how many.
+    fn adopt(&mut self, found: &mut HashMap<FlowKey, InstalledFlow>, now: Timestamp) -> usize {
+        let places = self.ports_by_place();
+        let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
+        for (key, installed) in found.iter() {
+            let port_id = place_in(key).and_then(|place| places.get(&place));
+            let Some(port) = port_id.and_then(|id| self.ports.get_mut(id)) else {
+                continue;
+            };
+            let lease: &mut Lease = port.leases.entry(destination(key)).or_default();
+            lease.adopted.insert(key.clone(), installed.cookie);
+            lease.adopted_until = now + MIN_TTL;
+            touched.extend(port_id.map(|id| (*id, destination(key))));
+        }
+        let mut adopted = 0;
+        for (port_id, address) in touched {
+            self.replan_lease(port_id, address, now);
+            let Some(lease) = self
+                .ports
+                .get_mut(&port_id)
+                .and_then(|port| port.leases.get_mut(&address))
+            else {
+                continue;
+            };
+            lease
+                .adopted
+                .retain(|key, _| lease.flows.iter().any(|flow| flow.key == *key));
+            for key in lease.adopted.keys() {
+                adopted += usize::from(found.remove(key).is_some());
+            }
+            match lease.due() {
+                Some(due) => {
+                    self.due.insert((due, port_id, address));
+                }
+                None => {
+                    if let Some(port) = self.ports.get_mut(&port_id) {
+                        port.leases.remove(&address);
+                    }
+                }
+            }
+        }
+        adopted
+    }
+}
+
+/// The datapath and port keys in a flow's match.
+fn place_in(key: &FlowKey) -> Option<(u64, u32)> {
+    let port = key.matches.registers.get(&REG_INPORT)?;
+    Some((key.matches.metadata?, port.value()))
+}
+
+/// The address that a flow opens.
+fn destination(key: &FlowKey) -> IpAddr {
+    match key.matches.addresses {
+        Addresses::V4 { dst, .. } => dst.into(),
+        Addresses::V6 { dst, .. } => dst.into(),
+    }
+}

@@ -1,0 +1,901 @@
+//! Stories about one node, told in inputs and checked in commands.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use hickory_proto::{
+    op::{Message, MessageType, OpCode, Query},
+    rr::{Name, RData, Record, RecordType, rdata::A},
+};
+
+use super::*;
+use crate::core::{
+    firewall::{Destination, Rule, RuleAction},
+    flow::{Addresses, Cookie, FlowKey, InstalledFlow},
+    input::{BatchError, BatchId, Frame},
+    limits::{COMPARE_INTERVAL, HARD_TIMEOUT, IDLE_GRACE, MIN_TTL, RENEW_INTERVAL},
+    ovn::{
+        hash::{Family, address_set_hashes},
+        rows::{Acl, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, SbUpdate},
+    },
+};
+
+const GROUP: &str = "a9633447981174624809";
+const DATAPATH: RowId = RowId::new(0xd << 100);
+const SB_GROUP: RowId = RowId::new(0xe << 100);
+const BASE: u8 = 42;
+
+/// An engine with a node around it: a switch that obeys, and OVN rows as ovn-kubernetes writes
+/// them for one namespace, `ns1`.
+struct Node {
+    engine: Engine,
+    now: Timestamp,
+    /// The switch's tables: what of ours is in there, and how many packets it has seen.
+    switch: BTreeMap<FlowKey, (Cookie, u64)>,
+    /// Everything that was asked for, oldest first.
+    log: Vec<Command>,
+    reports: Vec<Report>,
+    switch_answers: bool,
+    pods: BTreeMap<String, RowId>,
+}
+
+impl Node {
+    /// Nothing is known yet.
+    fn bare() -> Self {
+        Self {
+            engine: Engine::new(Config {
+                subdomains: true,
+                dns_ports: Ports::DNS,
+            }),
+            now: Timestamp::from_nanos(1_000_000_000_000),
+            switch: BTreeMap::new(),
+            log: vec![],
+            reports: vec![],
+            switch_answers: true,
+            pods: BTreeMap::new(),
+        }
+    }
+
+    /// Synced, with pod p1 (10.244.0.5) of ns1, and `rules` in force.
+    fn with(rules: &[Rule]) -> Self {
+        let mut node = Self::bare();
+        node.give(Input::SwitchUp);
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![],
+        }));
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: true,
+            firewalls: vec![],
+        }));
+        node.give(Input::Nb(NbUpdate {
+            reset: true,
+            acls: vec![],
+        }));
+        node.give(Input::Sb(SbUpdate {
+            reset: true,
+            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+            ..SbUpdate::default()
+        }));
+        node.add_pod("p1", 5);
+        node.set_firewall(rules);
+        node.set_ovn(rules);
+        node.log.clear();
+        node
+    }
+
+    fn give(&mut self, input: Input<'_>) {
+        self.engine.handle(input, self.now);
+        self.obey();
+    }
+
+    /// Lets time pass, with every deadline met on the way.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        let mut turns = 0;
+        while let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) {
+            self.now = at.max(self.now);
+            self.engine.handle_timeout(self.now);
+            self.obey();
+            turns += 1;
+            assert!(turns < 10_000, "deadlines without end");
+        }
+        self.now = end;
+    }
+
+    /// Carries out the commands, as the edges would.
+    fn obey(&mut self) {
+        loop {
+            self.reports.extend(self.engine.take_reports());
+            let commands = self.engine.take_commands();
+            if commands.is_empty() {
+                return;
+            }
+            for command in commands {
+                self.log.push(command.clone());
+                let answer = match command {
+                    Command::Attach { interface, .. } => {
+                        let ifindex = ifindex_of(interface);
+                        Some(Input::Attached { interface, ifindex })
+                    }
+                    Command::Apply { batch, changes, .. } if self.switch_answers => {
+                        for change in changes {
+                            self.change_switch(change);
+                        }
+                        Some(Input::Applied {
+                            batch,
+                            result: Ok(()),
+                        })
+                    }
+                    Command::DumpFlows if self.switch_answers => Some(Input::Flows(self.dump())),
+                    Command::WatchLogicalFlows { priorities } => {
+                        Some(Input::LogicalFlowsWatched { priorities })
+                    }
+                    Command::SampleLogicalFlows { pipeline, table_id } => {
+                        Some(Input::LogicalFlowSample {
+                            pipeline,
+                            table_id,
+                            flows: vec![RowId::new(0x5eed << 96)],
+                        })
+                    }
+                    Command::FindCookies(cookies) => Some(Input::CookieTables(
+                        cookies.into_iter().map(|c| (c, BASE + 4)).collect(),
+                    )),
+                    Command::Apply { .. }
+                    | Command::DumpFlows
+                    | Command::Detach { .. }
+                    | Command::MonitorTables(_) => None,
+                };
+                if let Some(answer) = answer {
+                    self.engine.handle(answer, self.now);
+                }
+            }
+        }
+    }
+
+    fn change_switch(&mut self, change: FlowChange) {
+        match change {
+            FlowChange::Add(key, body) => {
+                self.switch.insert(key, (body.cookie, 0));
+            }
+            FlowChange::Delete(key, cookie) => {
+                if self
+                    .switch
+                    .get(&key)
+                    .is_some_and(|(found, _)| *found == cookie)
+                {
+                    self.switch.remove(&key);
+                }
+            }
+            FlowChange::Renew(_) => {}
+        }
+    }
+
+    fn dump(&self) -> Vec<InstalledFlow> {
+        self.switch
+            .iter()
+            .map(|(key, (cookie, packets))| InstalledFlow {
+                key: key.clone(),
+                cookie: *cookie,
+                packets: *packets,
+                hard_timeout_s: HARD_TIMEOUT.as_secs() as u16,
+            })
+            .collect()
+    }
+
+    fn add_pod(&mut self, name: &str, host: u8) {
+        self.add_pod_as(
+            name,
+            host,
+            &format!("uid-{name}"),
+            RowId::new(0x100 + u128::from(host)),
+        );
+    }
+
+    fn add_pod_as(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
+        let port = format!("ns1_{name}");
+        self.pods.insert(port.clone(), row);
+        self.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, Some(interface(&port, host, uid)))],
+        }));
+        let update = SbUpdate {
+            port_bindings: vec![(
+                row,
+                Some(PortBinding {
+                    logical_port: port,
+                    datapath: DATAPATH,
+                    tunnel_key: u32::from(host),
+                    namespace: Some("ns1".into()),
+                }),
+            )],
+            port_groups: vec![(SB_GROUP, Some(self.group()))],
+            ..SbUpdate::default()
+        };
+        self.give(Input::Sb(update));
+    }
+
+    fn remove_interface(&mut self, name: &str) {
+        let row = self.pods[&format!("ns1_{name}")];
+        self.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, None)],
+        }));
+    }
+
+    fn group(&self) -> PortGroup {
+        PortGroup {
+            datapath_key: 3,
+            name: GROUP.into(),
+            ports: self.pods.keys().cloned().collect(),
+        }
+    }
+
+    fn set_firewall(&mut self, rules: &[Rule]) {
+        self.give(Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![(
+                FirewallId {
+                    namespace: "ns1".into(),
+                    name: "default".into(),
+                },
+                Some(Firewall {
+                    rules: rules.to_vec(),
+                    subdomains: None,
+                }),
+            )],
+        }));
+    }
+
+    /// OVN's rows for `rules`, edited in place as ovn-kubernetes does: NB first, SB after.
+    fn set_ovn(&mut self, rules: &[Rule]) {
+        self.set_nb(rules);
+        self.set_sb(rules);
+    }
+
+    fn set_nb(&mut self, rules: &[Rule]) {
+        let acls = (0..8).map(|i| (acl_row(i), acl(i, rules))).collect();
+        self.give(Input::Nb(NbUpdate { reset: false, acls }));
+    }
+
+    fn set_sb(&mut self, rules: &[Rule]) {
+        let logical_flows = (0..8)
+            .map(|i| {
+                (
+                    RowId::new((0xf00 + u128::from(i)) << 96),
+                    logical_flow(i, rules),
+                )
+            })
+            .collect();
+        self.give(Input::Sb(SbUpdate {
+            logical_flows,
+            ..SbUpdate::default()
+        }));
+    }
+
+    fn answer(&mut self, pod: &str, name: &str, addresses: &[[u8; 4]], ttl: u32) {
+        let ifindex = ifindex_of(self.pods[&format!("ns1_{pod}")]);
+        self.frame(ifindex, &answer_frame(name, addresses, ttl));
+    }
+
+    fn frame(&mut self, ifindex: u32, bytes: &[u8]) {
+        let captured_at = self.now;
+        self.now = self.now + Duration::from_micros(50);
+        self.give(Input::Frame(Frame {
+            ifindex,
+            captured_at,
+            bytes,
+            wire_len: bytes.len(),
+        }));
+    }
+
+    /// What the switch lets through: source, destination, priority, in order.
+    fn open(&self) -> Vec<(String, String, u16)> {
+        self.switch
+            .keys()
+            .map(|key| {
+                let (src, dst): (IpAddr, IpAddr) = match key.matches.addresses {
+                    Addresses::V4 { src, dst } => (src.into(), dst.into()),
+                    Addresses::V6 { src, dst } => (src.into(), dst.into()),
+                };
+                (src.to_string(), dst.to_string(), key.priority)
+            })
+            .collect()
+    }
+
+    fn destinations(&self) -> BTreeSet<String> {
+        self.open().into_iter().map(|(_, dst, _)| dst).collect()
+    }
+
+    /// Flow changes since the last call, batch by batch.
+    fn batches(&mut self) -> Vec<(bool, Vec<FlowChange>)> {
+        self.log
+            .drain(..)
+            .filter_map(|command| match command {
+                Command::Apply {
+                    atomic, changes, ..
+                } => Some((atomic, changes)),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+fn ifindex_of(row: RowId) -> u32 {
+    row.to_string()[30..].parse().unwrap_or(1)
+}
+
+fn interface(port: &str, host: u8, uid: &str) -> Interface {
+    Interface {
+        name: format!("veth-{port}"),
+        iface_id: port.into(),
+        iface_id_ver: Some(uid.into()),
+        addresses: vec![Ipv4Addr::new(10, 244, 0, host).into()],
+        mac: None,
+        sandbox: Some(format!("sandbox-{uid}")),
+        ofport: None,
+        ifindex: None,
+        external_ids: BTreeMap::new(),
+    }
+}
+
+fn allow(name: &str) -> Rule {
+    Rule {
+        action: RuleAction::Allow,
+        destination: Destination::Name(name.parse().expect("a name")),
+        ports: vec![],
+    }
+}
+
+fn deny_all() -> Rule {
+    Rule {
+        action: RuleAction::Deny,
+        destination: Destination::Cidr("0.0.0.0/0".parse().expect("a network")),
+        ports: vec![],
+    }
+}
+
+fn acl_row(index: u32) -> RowId {
+    RowId::new((0xac1_0000 + u128::from(index)) << 96)
+}
+
+fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
+    let rule = rules.get(index as usize)?;
+    let to = match &rule.destination {
+        Destination::Name(name) => format!("$a{}", address_set_hashes(name, Family::V4)[0]),
+        _ => "0.0.0.0/0".into(),
+    };
+    Some(Acl {
+        namespace: "ns1".into(),
+        rule_index: index,
+        direction: "to-lport".into(),
+        priority: 10_000 - index as u16,
+        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}"),
+        action: match rule.action {
+            RuleAction::Allow => "allow".into(),
+            RuleAction::Deny => "drop".into(),
+        },
+    })
+}
+
+fn logical_flow(index: u32, rules: &[Rule]) -> Option<LogicalFlow> {
+    let acl = acl(index, rules)?;
+    Some(LogicalFlow {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+        priority: acl.priority + ACL_PRIORITY_OFFSET,
+        matches: format!("reg0[8] == 1 && ({})", acl.matches),
+        actions: "next;".into(),
+        stage_hint: Some(acl_row(index).prefix()),
+    })
+}
+
+/// Ethernet, IPv4 and UDP around a DNS answer.
+fn answer_frame(name: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
+    let name = Name::from_ascii(format!("{name}.")).expect("a name");
+    let mut message = Message::new(7, MessageType::Response, OpCode::Query);
+    message.queries = vec![Query::query(name.clone(), RecordType::A)];
+    message.answers = addresses
+        .iter()
+        .map(|address| Record::from_rdata(name.clone(), ttl, RData::A(A((*address).into()))))
+        .collect();
+    udp_frame(&message.to_vec().expect("encodes"))
+}
+
+fn udp_frame(payload: &[u8]) -> Vec<u8> {
+    let udp_len = (8 + payload.len()) as u16;
+    let mut frame = vec![0; 12];
+    frame.extend([0x08, 0x00, 0x45, 0]);
+    frame.extend((20 + udp_len).to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
+    frame.extend([0, 53, 0x90, 0]);
+    frame.extend(udp_len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    frame
+}
+
+const ADDRESS: [u8; 4] = [203, 0, 113, 1];
+const OTHER: [u8; 4] = [203, 0, 113, 2];
+
+#[test]
+fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.5".into(), "203.0.113.1".into(), 11_000)]
+    );
+    let key = node.switch.keys().next().expect("a flow");
+    assert_eq!(key.table, BASE + 4);
+    assert_eq!(key.matches.metadata, Some(3));
+    let registers: Vec<_> = key
+        .matches
+        .registers
+        .iter()
+        .map(|(register, bits)| (*register, bits.value(), bits.mask()))
+        .collect();
+    assert_eq!(registers, [(0, 0x100, 0x100), (14, 5, u32::MAX)]);
+    let opened = node.reports.iter().find_map(|report| match report {
+        Report::Opened {
+            namespace,
+            port,
+            name,
+            rules,
+            activation,
+            ..
+        } => Some((
+            namespace.as_str(),
+            port.as_str(),
+            name.to_string(),
+            rules.clone(),
+            *activation,
+        )),
+        _ => None,
+    });
+    assert_eq!(
+        opened,
+        Some((
+            "ns1",
+            "ns1_p1",
+            "www.example.com".into(),
+            vec![0],
+            Duration::from_micros(50)
+        ))
+    );
+}
+
+#[test]
+fn the_same_answer_again_changes_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 300);
+    assert_eq!(node.batches().len(), 1);
+    node.answer("p1", "www.example.com", &[OTHER, ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_known, 1);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), [], "another name, the same flow");
+}
+
+#[test]
+fn a_name_that_no_rule_mentions_opens_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for name in ["notexample.com", "example.com.evil.test", "com"] {
+        node.answer("p1", name, &[ADDRESS], 300);
+    }
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_unmatched, 3);
+}
+
+#[test]
+fn only_the_pod_that_asked_gets_the_address() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.add_pod("p2", 6);
+    node.answer("p2", "example.com", &[ADDRESS], 300);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.6".into(), "203.0.113.1".into(), 11_000)]
+    );
+}
+
+#[test]
+fn both_networks_of_a_pod_get_the_address() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    // The second interface of the same sandbox: asked on one, connected on the other.
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let sources: Vec<_> = node.open().into_iter().map(|(src, ..)| src).collect();
+    assert_eq!(sources, ["10.244.0.5", "10.244.0.7"]);
+}
+
+#[test]
+fn a_rule_that_goes_takes_its_flows_with_it() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.set_firewall(&[deny_all()]);
+    assert_eq!(node.destinations(), BTreeSet::new(), "before OVN follows");
+    node.set_ovn(&[deny_all()]);
+    assert_eq!(node.destinations(), BTreeSet::new());
+}
+
+#[test]
+fn a_firewall_edited_after_the_lookup_applies_to_it() {
+    let mut node = Node::with(&[deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(node.destinations(), BTreeSet::new());
+    let rules = [allow("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    assert_eq!(node.destinations(), BTreeSet::new(), "OVN has no ACL yet");
+    node.set_ovn(&rules);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn a_moved_rule_moves_its_flows_in_one_bundle() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let rules = [allow("new.test"), allow("example.com"), deny_all()];
+    node.log.clear();
+    node.set_firewall(&rules);
+    assert_eq!(node.batches(), [], "OVN still has it where it was");
+    node.set_nb(&rules);
+    node.log.clear();
+    node.set_sb(&rules);
+    let batches = node.batches();
+    let [(true, changes)] = &batches[..] else {
+        panic!("one atomic batch: {batches:?}");
+    };
+    assert_eq!(changes.len(), 2);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.5".into(), "203.0.113.1".into(), 10_999)]
+    );
+}
+
+#[test]
+fn a_pod_that_goes_takes_its_flows_with_it() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.remove_interface("p1");
+    assert_eq!(node.switch.len(), 0);
+    assert!(node.log.contains(&Command::Detach {
+        interface: RowId::new(0x105)
+    }));
+}
+
+#[test]
+fn a_recreated_pod_inherits_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    // The new pod's row comes before the old one goes, with the same port name and address.
+    node.add_pod_as("p1", 5, "uid-new", RowId::new(0x205));
+    assert_eq!(node.switch.len(), 0);
+    node.answer("p1", "example.com", &[OTHER], 300);
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(RowId::new(0x105), None)],
+    }));
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+}
+
+#[test]
+fn nothing_is_written_before_the_table_is_known() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.locator = Locator::new(Pipeline::Egress);
+    node.engine.locator.locate(4);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    node.give(Input::LogicalFlowSample {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+        flows: vec![],
+    });
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn a_switch_that_was_away_is_brought_up_to_date() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.give(Input::SwitchDown);
+    node.switch.clear();
+    node.log.clear();
+    node.answer("p1", "example.com", &[OTHER], 300);
+    assert_eq!(node.batches(), []);
+    node.give(Input::SwitchUp);
+    assert_eq!(node.destinations().len(), 2);
+    assert!(node.reports.contains(&Report::Resynced {
+        added: 2,
+        removed: 0,
+        adopted: 0
+    }));
+}
+
+#[test]
+fn a_wipe_is_put_back_in_one_bundle() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 300);
+    node.log.clear();
+    let wiped = std::mem::take(&mut node.switch);
+    for (key, (cookie, _)) in &wiped {
+        node.give(Input::FlowLost {
+            key: key.clone(),
+            cookie: *cookie,
+        });
+    }
+    assert_eq!(node.batches(), [], "the rest of the wipe is waited for");
+    node.pass(Duration::from_millis(30));
+    assert_eq!(node.switch.len(), 2);
+    assert_eq!(node.batches().len(), 1);
+    assert!(node.reports.contains(&Report::Restored { flows: 2 }));
+}
+
+#[test]
+fn a_flow_of_ours_that_nobody_wants_is_removed_by_the_comparison() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let (mut key, flow) = node.switch.pop_first().expect("a flow");
+    node.switch.insert(key.clone(), flow);
+    key.priority = 7;
+    node.switch.insert(key, flow);
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.open().len(), 1);
+    assert_eq!(node.open()[0].2, 11_000);
+}
+
+#[test]
+fn a_flow_that_vanished_unseen_is_put_back_by_the_comparison() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.switch.clear();
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 1);
+}
+
+#[test]
+fn a_comparison_does_not_rewrite_what_agrees() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.log.clear();
+    node.pass(5 * COMPARE_INTERVAL);
+    assert_eq!(node.batches(), []);
+}
+
+#[test]
+fn an_address_out_of_use_goes_after_its_ttl() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    node.pass(MIN_TTL - Duration::from_secs(1));
+    assert_eq!(node.switch.len(), 1, "the shortest lease");
+    node.pass(COMPARE_INTERVAL + IDLE_GRACE);
+    assert_eq!(node.switch.len(), 0);
+    assert_eq!(node.engine.flow_count(), 0);
+    assert!(node.engine.due.is_empty());
+    // It opens again as if for the first time.
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    assert_eq!(node.switch.len(), 1);
+}
+
+#[test]
+fn an_address_in_use_stays() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    for _ in 0..20 {
+        for (_, packets) in node.switch.values_mut() {
+            *packets += 1;
+        }
+        node.pass(IDLE_GRACE / 2);
+        assert_eq!(node.switch.len(), 1);
+    }
+    node.pass(2 * IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 0);
+}
+
+#[test]
+fn a_new_answer_prolongs_the_lease() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for _ in 0..10 {
+        node.answer("p1", "example.com", &[ADDRESS], 60);
+        node.pass(Duration::from_secs(50));
+        assert_eq!(node.switch.len(), 1);
+    }
+    assert_eq!(node.engine.counters().flows_added, 1);
+}
+
+#[test]
+fn flows_are_renewed_before_the_switch_drops_them() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 3600);
+    node.log.clear();
+    node.pass(RENEW_INTERVAL);
+    let batches = node.batches();
+    let [(_, changes)] = &batches[..] else {
+        panic!("one batch: {batches:?}");
+    };
+    assert!(
+        matches!(changes[..], [FlowChange::Renew(_)]),
+        "one per action list: {changes:?}"
+    );
+}
+
+#[test]
+fn flows_of_an_earlier_run_are_taken_over() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "example.com", &[ADDRESS], 300);
+    let mut after = Node::bare();
+    after.switch = std::mem::take(&mut before.switch);
+    let (mut stray, flow) = after.switch.clone().pop_first().expect("a flow");
+    stray.priority = 7;
+    after.switch.insert(stray, flow);
+    // The order of a real start: the switch is there first.
+    after.give(Input::SwitchUp);
+    after.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: (0..2).map(|i| (acl_row(i), acl(i, &rules))).collect(),
+    }));
+    after.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    after.pods.insert("ns1_p1".into(), RowId::new(0x105));
+    after.set_firewall(&rules);
+    after.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![(
+            FirewallId {
+                namespace: "ns1".into(),
+                name: "default".into(),
+            },
+            Some(Firewall {
+                rules: rules.to_vec(),
+                subdomains: None,
+            }),
+        )],
+    }));
+    assert_eq!(after.switch.len(), 2, "untouched until everything is known");
+    after.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        port_bindings: vec![(
+            RowId::new(0x105),
+            Some(PortBinding {
+                logical_port: "ns1_p1".into(),
+                datapath: DATAPATH,
+                tunnel_key: 5,
+                namespace: None,
+            }),
+        )],
+        port_groups: vec![(SB_GROUP, Some(after.group()))],
+        logical_flows: vec![(RowId::new(0xf00 << 96), logical_flow(0, &rules))],
+    }));
+    assert_eq!(after.open().len(), 1);
+    assert_eq!(after.open()[0].2, 11_000);
+    let writes: Vec<_> = after
+        .batches()
+        .into_iter()
+        .flat_map(|(_, changes)| changes)
+        .collect();
+    assert!(
+        matches!(&writes[..], [FlowChange::Delete(key, _)] if key.priority == 7),
+        "nothing is flushed: {writes:?}"
+    );
+    assert!(after.reports.contains(&Report::Resynced {
+        added: 0,
+        removed: 1,
+        adopted: 1
+    }));
+    // Asked for again, it is an ordinary lease; else it ends when out of use.
+    after.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(after.switch.len(), 0);
+}
+
+#[test]
+fn readiness_means_that_everything_was_read_and_compared() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let ready = |node: &Node| {
+        node.reports
+            .iter()
+            .filter(|report| matches!(report, Report::Ready { .. }))
+            .count()
+    };
+    assert_eq!(ready(&node), 1);
+    node.give(Input::SwitchDown);
+    node.give(Input::SwitchUp);
+    assert_eq!(ready(&node), 2);
+}
+
+#[test]
+fn problems_are_told_once_and_withdrawn() {
+    let mut node = Node::with(&[deny_all()]);
+    node.reports.clear();
+    node.set_firewall(&[allow("example.com"), deny_all()]);
+    node.set_firewall(&[allow("example.com"), deny_all()]);
+    let problems: Vec<_> = node
+        .reports
+        .drain(..)
+        .filter_map(|report| match report {
+            Report::Problems { problems, .. } => Some(problems),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(problems.len(), 1);
+    assert_eq!(
+        problems[0][&0],
+        (
+            "waiting for OVN's ACL for dnsName `example.com`".to_owned(),
+            true
+        )
+    );
+    node.set_ovn(&[allow("example.com"), deny_all()]);
+    let last = node.reports.iter().rev().find_map(|report| match report {
+        Report::Problems { problems, .. } => Some(problems.clone()),
+        _ => None,
+    });
+    assert_eq!(last, Some(BTreeMap::new()));
+}
+
+#[test]
+fn what_is_no_usable_answer_is_counted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(RowId::new(0x105));
+    let good = answer_frame("example.com", &[ADDRESS], 300);
+    node.frame(ifindex, &good[..20]);
+    assert_eq!(node.engine.counters().frames_not_dns, 1);
+    node.frame(99, &good);
+    assert_eq!(node.engine.counters().frames_unknown_interface, 1);
+    let mut malformed = good.clone();
+    malformed[42 + 12] = 0xff;
+    node.frame(ifindex, &malformed);
+    assert_eq!(node.engine.counters().answers_malformed, 1);
+    let mut truncated = good;
+    truncated[42 + 2] |= 0x02;
+    node.frame(ifindex, &truncated);
+    assert_eq!(node.engine.counters().answers_unusable, 1);
+    assert_eq!(node.batches(), []);
+}
+
+#[test]
+fn a_refusal_is_told_and_counted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.switch_answers = false;
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let batch = node.log.iter().find_map(|command| match command {
+        Command::Apply { batch, .. } => Some(*batch),
+        _ => None,
+    });
+    node.give(Input::Applied {
+        batch: batch.expect("a batch"),
+        result: Err(BatchError::Refused(vec![(0, "OFPFMFC_TABLE_FULL".into())])),
+    });
+    assert_eq!(node.engine.counters().flows_refused, 1);
+    assert!(node.reports.iter().any(|report| matches!(
+        report,
+        Report::FlowsRefused { reason } if reason.contains("OFPFMFC_TABLE_FULL")
+    )));
+    // A result that belongs to nothing is harmless.
+    node.give(Input::Applied {
+        batch: BatchId(999),
+        result: Ok(()),
+    });
+}
+
+#[test]
+fn a_pod_that_resolves_without_end_forgets_the_earliest() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[[198, 51, 100, 1]], 3600);
+    for i in 0..crate::core::limits::ADDRESSES_PER_PORT_MAX as u32 + 10 {
+        let address = Ipv4Addr::from(0x0b00_0000 + i).octets();
+        node.answer("p1", "unrelated.test", &[address], 60);
+    }
+    assert_eq!(node.engine.counters().addresses_evicted, 11);
+    assert_eq!(
+        node.destinations(),
+        ["198.51.100.1".to_owned()].into(),
+        "what is open goes last"
+    );
+}

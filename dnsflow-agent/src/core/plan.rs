@@ -1,0 +1,215 @@
+//! Turns what a pod was told into the flows that let it go there.
+//!
+//! The plan is a function of the port, the address, its names and the rules: nothing remembers how
+//! a flow came about, so that a changed rule is a new plan and the difference to the old one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    flow::{Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Transport},
+    limits::HARD_TIMEOUT,
+    name::DomainName,
+    ovn::{template::Template, view::Place},
+    rules::{ActiveRule, RuleSet},
+};
+
+/// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
+/// `include/ovn/logical-fields.h`).
+pub const REG_INPORT: u8 = 14;
+
+/// Gives each action list a cookie of its own.
+///
+/// The tag is a hash of the list, so that the same list mostly gets the same cookie in the next
+/// run too, and flows found in the switch can be told apart by it.
+#[derive(Debug, Default)]
+pub struct Cookies {
+    by_actions: BTreeMap<Vec<Action>, Cookie>,
+    taken: BTreeSet<Cookie>,
+}
+
+impl Cookies {
+    /// The cookie of this action list.
+    pub fn cookie(&mut self, actions: &[Action]) -> Cookie {
+        if let Some(cookie) = self.by_actions.get(actions) {
+            return *cookie;
+        }
+        let mut tag = tag(actions);
+        while !self.taken.insert(Cookie::new(tag)) {
+            tag = tag.wrapping_add(1);
+        }
+        let cookie = Cookie::new(tag);
+        self.by_actions.insert(actions.to_vec(), cookie);
+        cookie
+    }
+}
+
+/// FNV-1a with 32 bits (RFC 9923) over the list.
+fn tag(actions: &[Action]) -> u32 {
+    let mut hash = 0x811c_9dc5_u32;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    };
+    for action in actions {
+        match action {
+            Action::SetRegister { register, bits } => {
+                add(&[1, *register]);
+                add(&bits.value().to_be_bytes());
+                add(&bits.mask().to_be_bytes());
+            }
+            Action::Resubmit { table } => add(&[2, *table]),
+            Action::Copied(bytes) => {
+                add(&[3]);
+                add(bytes);
+            }
+        }
+    }
+    hash
+}
+
+/// What is known about a port when its flows are planned.
+#[derive(Clone, Copy, Debug)]
+pub struct PortFacts<'a> {
+    /// Where its packets are found.
+    pub place: Place,
+    /// Its own addresses.
+    pub addresses: &'a [IpAddr],
+    /// The rules of the port groups that hold it.
+    pub sets: &'a [&'a RuleSet],
+    /// The OpenFlow table at which the egress pipeline begins.
+    pub base: u8,
+}
+
+/// The flows that open `to` for the port, because of these names.
+pub fn flows_for_names<'n>(
+    port: PortFacts<'_>,
+    to: IpAddr,
+    names: impl IntoIterator<Item = &'n DomainName>,
+    cookies: &mut Cookies,
+) -> BTreeMap<FlowKey, FlowBody> {
+    let mut flows = BTreeMap::new();
+    for name in names {
+        for rule in port.sets.iter().flat_map(|set| set.matching(name)) {
+            flows_of_rule(port, to, rule, |key, template| {
+                flows
+                    .entry(key)
+                    .or_insert_with(|| body(template, port.base, cookies));
+            });
+        }
+    }
+    flows
+}
+
+/// Those of `found` that some rule of the port would write for `to`, whatever the name: flows of
+/// an earlier run.
+pub fn flows_still_ruled(
+    port: PortFacts<'_>,
+    to: IpAddr,
+    found: &BTreeMap<FlowKey, Cookie>,
+    cookies: &mut Cookies,
+) -> BTreeMap<FlowKey, FlowBody> {
+    let mut flows = BTreeMap::new();
+    for rule in port.sets.iter().flat_map(|set| set.rules()) {
+        flows_of_rule(port, to, rule, |key, template| {
+            if let Some(cookie) = found.get(&key) {
+                let body = body(template, port.base, cookies);
+                if body.cookie == *cookie {
+                    flows.insert(key, body);
+                }
+            }
+        });
+    }
+    flows
+}
+
+fn flows_of_rule(
+    port: PortFacts<'_>,
+    to: IpAddr,
+    rule: &ActiveRule,
+    mut emit: impl FnMut(FlowKey, &Template),
+) {
+    let family = match to {
+        IpAddr::V4(_) => rule.v4,
+        IpAddr::V6(_) => rule.v6,
+    };
+    if !family {
+        return;
+    }
+    let any = [None];
+    let some: Vec<Option<Transport>> = rule.transports.iter().copied().map(Some).collect();
+    let transports = if some.is_empty() { &any[..] } else { &some };
+    for template in &rule.templates {
+        for from in port.addresses {
+            let addresses = match (*from, to) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4 { src, dst },
+                (IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
+                _ => continue,
+            };
+            for transport in transports {
+                emit(key(port, template, addresses, *transport), template);
+            }
+        }
+    }
+}
+
+fn key(
+    port: PortFacts<'_>,
+    template: &Template,
+    addresses: Addresses,
+    transport: Option<Transport>,
+) -> FlowKey {
+    let mut registers = template.registers.clone();
+    registers.insert(REG_INPORT, Masked::new(port.place.port, u32::MAX));
+    FlowKey {
+        table: template.table(port.base),
+        priority: template.priority,
+        matches: Match {
+            metadata: Some(u64::from(port.place.datapath)),
+            registers,
+            in_port: None,
+            addresses,
+            transport,
+        },
+    }
+}
+
+fn body(template: &Template, base: u8, cookies: &mut Cookies) -> FlowBody {
+    let actions = template.actions(base);
+    FlowBody {
+        cookie: cookies.cookie(&actions),
+        hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
+        actions,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_cookie_stands_for_one_action_list() {
+        let mut cookies = Cookies::default();
+        let next = [Action::Resubmit { table: 47 }];
+        let other = [Action::Resubmit { table: 52 }];
+        assert_eq!(cookies.cookie(&next), cookies.cookie(&next));
+        assert_ne!(cookies.cookie(&next), cookies.cookie(&other));
+        assert_eq!(
+            cookies.cookie(&next),
+            Cookies::default().cookie(&next),
+            "the same in the next run"
+        );
+    }
+
+    #[test]
+    fn colliding_tags_are_told_apart() {
+        let mut cookies = Cookies::default();
+        let actions = [Action::Resubmit { table: 1 }];
+        let collision = Cookie::new(tag(&actions));
+        cookies.taken.insert(collision);
+        assert_eq!(cookies.cookie(&actions), Cookie::new(tag(&actions) + 1));
+    }
+}

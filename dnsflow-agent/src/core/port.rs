@@ -1,0 +1,83 @@
+//! A pod's logical port: its interface, and the addresses that the pod was told.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
+
+use super::{
+    Timestamp,
+    flow::{Cookie, FlowBody, FlowKey},
+    name::DomainName,
+    ovn::rows::{Interface, RowId},
+};
+
+/// A port within the engine; never used again for another one.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortId(pub u64);
+
+/// A logical port with an interface on this node.
+#[derive(Debug)]
+pub struct Port {
+    /// The `Interface` row.
+    pub interface: RowId,
+    /// What the row says.
+    pub row: Interface,
+    /// The host side of the veth, while the program is attached to it.
+    pub ifindex: Option<u32>,
+    /// What the pod was told, by address.
+    pub leases: HashMap<IpAddr, Lease>,
+}
+
+impl Port {
+    /// A port that was told nothing yet.
+    pub fn new(interface: RowId, row: Interface) -> Self {
+        Self {
+            interface,
+            row,
+            ifindex: None,
+            leases: HashMap::new(),
+        }
+    }
+}
+
+/// One address that a pod was told, and the flows that open it.
+#[derive(Debug, Default)]
+pub struct Lease {
+    /// The names that lead to the address, and until when.
+    pub names: BTreeMap<DomainName, Timestamp>,
+    /// Flows found in the switch at the start, whose names nobody remembers.
+    pub adopted: BTreeMap<FlowKey, Cookie>,
+    /// Until when the adopted flows are kept in any case.
+    pub adopted_until: Timestamp,
+    /// The flows that the names and the rules come to.
+    pub flows: Vec<LeasedFlow>,
+}
+
+impl Lease {
+    /// The next moment at which something expires.
+    pub fn due(&self) -> Option<Timestamp> {
+        let adopted = (!self.adopted.is_empty()).then_some(self.adopted_until);
+        self.names.values().copied().chain(adopted).min()
+    }
+
+    /// Whether nothing holds the lease any more.
+    pub fn is_over(&self) -> bool {
+        self.names.is_empty() && self.adopted.is_empty()
+    }
+}
+
+/// A flow that should be in the switch.
+#[derive(Debug)]
+pub struct LeasedFlow {
+    /// Its identity.
+    pub key: FlowKey,
+    /// What it does.
+    pub body: FlowBody,
+    /// When it was last written; `None` while the switch is away.
+    pub written_at: Option<Timestamp>,
+    /// Packets that it had matched when last asked.
+    pub packets: u64,
+    /// When it was last seen to match a packet, or written.
+    pub used_at: Timestamp,
+}
