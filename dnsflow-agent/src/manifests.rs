@@ -7,7 +7,7 @@
 //! and no longer says it takes a firewall away.
 //!
 //! Files are best replaced by renaming a complete one over them, as editors and ConfigMap mounts
-//! do. A file that is written in place is read when it has been left alone for [`QUIET`], and
+//! do. A file that is written in place is read when it has been left alone for 50 ms, and
 //! one that is empty counts as still being written.
 
 mod read;

@@ -231,13 +231,14 @@ fn text(path: &Path, total: &mut u64) -> Result<String, String> {
             *total >> 20
         ));
     }
-    *total += length;
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(bytes).map_err(|error| {
         format!(
             "is not UTF-8 text at byte {}",
             error.utf8_error().valid_up_to()
         )
-    })
+    })?;
+    *total += length;
+    Ok(text)
 }
 
 fn bytes(file: &File) -> io::Result<Vec<u8>> {
@@ -251,41 +252,43 @@ fn bytes(file: &File) -> io::Result<Vec<u8>> {
 
 fn documents(path: &Path, text: &str) -> Result<Vec<Value>, String> {
     if path.extension().is_some_and(|ending| ending == "json") {
-        let documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        return documents
+        serde_json::Deserializer::from_str(text)
+            .into_iter::<Value>()
             .enumerate()
-            .map(|(index, document)| {
-                document.map_err(|error| {
-                    format!(
-                        "document {}, line {}, column {}: {error}",
-                        index + 1,
-                        error.line(),
-                        error.column()
-                    )
-                })
-            })
-            .collect();
+            .map(|(index, document)| document.map_err(|error| json_reason(index + 1, &error)))
+            .collect()
+    } else {
+        serde_saphyr::from_multiple_with_options(text, yaml_options())
+            .map_err(|error| yaml_reason(text, error.without_snippet()))
     }
-    serde_saphyr::from_multiple_with_options(text, yaml_options()).map_err(|error| {
-        let message = convert::shorten(&error.without_snippet().to_string(), MAX_MESSAGE);
-        let message = message.replace('\n', " ");
-        let cure = match error.without_snippet() {
-            // `dnsName: *.example.com`
-            serde_saphyr::Error::UnknownAnchor { .. } => {
-                "; a text that begins with `*` must be quoted"
-            }
-            _ => "",
-        };
-        match error.location() {
-            Some(at) => format!(
-                "document {}, line {}, column {}: {message}{cure}",
-                document_at(text, at.line()),
-                at.line(),
-                at.column()
-            ),
-            None => format!("{message}{cure}"),
-        }
-    })
+}
+
+fn json_reason(document: usize, error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    let message = error.to_string();
+    let place = format!(" at line {line} column {column}");
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    format!("document {document}, line {line}, column {column}: {message}")
+}
+
+fn yaml_reason(text: &str, error: &serde_saphyr::Error) -> String {
+    let message = error.to_string().replace('\n', " ");
+    let cure = match error {
+        // `dnsName: *.example.com`
+        serde_saphyr::Error::UnknownAnchor { .. } => "; a text that begins with `*` must be quoted",
+        _ => "",
+    };
+    let Some(at) = error.location() else {
+        return convert::shorten(&message, MAX_MESSAGE) + cure;
+    };
+    let (line, column) = (at.line(), at.column());
+    let place = format!(" at line {line}, column {column}");
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    format!(
+        "document {}, line {line}, column {column}: {}{cure}",
+        document_at(text, line),
+        convert::shorten(message, MAX_MESSAGE)
+    )
 }
 
 /// Limits for a parser that reads what anyone may have written. One EgressFirewall at its limit
