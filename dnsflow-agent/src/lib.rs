@@ -4,3 +4,6 @@
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
 pub mod core;
+pub mod k8s;
+pub mod manifests;
+pub mod options;

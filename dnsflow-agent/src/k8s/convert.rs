@@ -1,0 +1,350 @@
+//! From an EgressFirewall as JSON to the core's [`Firewall`]: where Kubernetes types end.
+//!
+//! Nothing that a single rule says may make the other rules unreadable, and no rule may lose its
+//! place: ovn-kubernetes numbers the ACLs by it. What cannot be used becomes
+//! [`Destination::Invalid`] with a reason that names the object, the rule (counted from 0, as in
+//! the ACL's `rule-index`) and the cure.
+
+use std::{fmt, net::IpAddr};
+
+use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::egress_firewall::{NAME, SUBDOMAINS_ANNOTATION};
+use crate::core::{
+    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
+    flow::{Protocol, Transport},
+    name::{DnsName, MAX_LABEL_LEN, NameError},
+};
+
+/// At most this many rules of one EgressFirewall are read.
+///
+/// ovn-kubernetes gives rule n the priority 10000 − n, keeps what is below 2000 for others, and
+/// ignores the rules beyond (`EgressFirewallStartPriority` and
+/// `MinimumReservedEgressFirewallPriority` in `go-controller/pkg/types/const.go`).
+pub const MAX_RULES: usize = 10_000 - 2_000 + 1;
+
+/// At most this many `ports` of one rule are read.
+pub const MAX_PORTS: usize = 1_024;
+
+/// At most this many reasons are told per object.
+pub const MAX_REASONS: usize = 16;
+
+/// At most this many characters of a text of the resource stand in a reason.
+const MAX_QUOTED: usize = 80;
+
+/// The cure for a rule's destination.
+const ONE_DESTINATION: &str = "write exactly one of cidrSelector, dnsName and nodeSelector";
+
+/// What an object turned out to be.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Converted {
+    /// The object's name for people: `namespace/name`, with `?` for what is missing.
+    pub object: String,
+    /// What it says.
+    pub reading: Reading,
+    /// What is wrong with it and how to mend it, without the object's name.
+    pub reasons: Vec<String>,
+}
+
+/// What could be read of an object.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Reading {
+    /// A firewall; some of its rules may be invalid.
+    Firewall(FirewallId, Firewall),
+    /// The firewall of this namespace, but its rules cannot be read at all.
+    Unreadable(FirewallId),
+    /// An object that is no namespace's firewall.
+    Ignored,
+}
+
+/// Reads an EgressFirewall. `apiVersion` and `kind` are the caller's concern: items of a list
+/// have none.
+pub fn firewall(object: &Value) -> Converted {
+    let metadata = &object["metadata"];
+    let namespace = text(&metadata["namespace"]);
+    let name = text(&metadata["name"]);
+    let label = format!("{}/{}", namespace.unwrap_or("?"), name.unwrap_or("?"));
+    let label = shorten(&label, 2 * MAX_QUOTED).escape_debug().to_string();
+    let mut reasons = Vec::new();
+    let reading = read(object, namespace, name, &label, &mut reasons);
+    if reasons.len() > MAX_REASONS {
+        let more = reasons.len() - MAX_REASONS;
+        reasons.truncate(MAX_REASONS);
+        reasons.push(format!("and {more} more reasons"));
+    }
+    Converted {
+        object: label,
+        reading,
+        reasons,
+    }
+}
+
+fn read(
+    object: &Value,
+    namespace: Option<&str>,
+    name: Option<&str>,
+    label: &str,
+    reasons: &mut Vec<String>,
+) -> Reading {
+    let Some(namespace) = namespace else {
+        reasons.push("metadata.namespace is missing; write the namespace's name".into());
+        return Reading::Ignored;
+    };
+    if name != Some(NAME) {
+        reasons.push(format!(
+            "metadata.name is not `{NAME}`, the only name that ovn-kubernetes uses; rename it"
+        ));
+        return Reading::Ignored;
+    }
+    let id = FirewallId {
+        namespace: namespace.to_owned(),
+        name: NAME.to_owned(),
+    };
+    let Some(entries) = object["spec"]["egress"].as_array() else {
+        reasons.push("spec.egress is not a list; write a list of rules".into());
+        return Reading::Unreadable(id);
+    };
+    if entries.len() > MAX_RULES {
+        reasons.push(format!(
+            "the {} rules from rule {MAX_RULES} on are ignored, as ovn-kubernetes does; remove \
+             some",
+            entries.len() - MAX_RULES
+        ));
+    }
+    let subdomains = subdomains(&object["metadata"]["annotations"], reasons);
+    let rules = entries
+        .iter()
+        .take(MAX_RULES)
+        .enumerate()
+        .map(|(index, entry)| {
+            rule(entry, |reason| {
+                let reason = format!("rule {index}: {reason}");
+                let full = format!("{label}: {reason}");
+                reasons.push(reason);
+                full
+            })
+        })
+        .collect();
+    Reading::Firewall(id, Firewall { rules, subdomains })
+}
+
+/// The annotation's value, where it has a usable one.
+fn subdomains(annotations: &Value, reasons: &mut Vec<String>) -> Option<bool> {
+    match &annotations[SUBDOMAINS_ANNOTATION] {
+        Value::Null => None,
+        Value::String(value) if value == "true" => Some(true),
+        Value::String(value) if value == "false" => Some(false),
+        other => {
+            reasons.push(format!(
+                "the annotation {SUBDOMAINS_ANNOTATION} is {} and has no effect; write \"true\" \
+                 or \"false\"",
+                Quoted(other)
+            ));
+            None
+        }
+    }
+}
+
+/// One entry of `spec.egress`. `refuse` is told what is wrong and returns the full reason.
+fn rule(entry: &Value, refuse: impl FnOnce(String) -> String) -> Rule {
+    let action = action(&entry["type"]);
+    let parts = || {
+        if !entry.is_object() {
+            return Err("it is not a mapping; write `type` and `to`".to_owned());
+        }
+        action.clone()?;
+        let ports = ports(&entry["ports"])?;
+        Ok((destination(&entry["to"])?, ports))
+    };
+    let (destination, ports) =
+        parts().unwrap_or_else(|reason| (Destination::Invalid(refuse(reason)), Vec::new()));
+    Rule {
+        // Where even the type is unknown, nothing must be opened.
+        action: action.unwrap_or(RuleAction::Deny),
+        destination,
+        ports,
+    }
+}
+
+fn action(value: &Value) -> Result<RuleAction, String> {
+    match value.as_str() {
+        Some("Allow") => Ok(RuleAction::Allow),
+        Some("Deny") => Ok(RuleAction::Deny),
+        _ => Err(format!("type is {}; write Allow or Deny", Quoted(value))),
+    }
+}
+
+fn ports(value: &Value) -> Result<Vec<Transport>, String> {
+    let entries = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(entries) => entries,
+        other => return Err(format!("ports is {}; write a list", Quoted(other))),
+    };
+    if entries.len() > MAX_PORTS {
+        return Err(format!(
+            "it has {} ports, more than {MAX_PORTS}; split the rule",
+            entries.len()
+        ));
+    }
+    let ports: Result<Vec<_>, _> = entries
+        .iter()
+        .enumerate()
+        .map(|(index, entry)| {
+            Ok(Transport {
+                protocol: protocol(&entry["protocol"])
+                    .map_err(|reason| format!("ports[{index}].{reason}"))?,
+                port: port(&entry["port"]).map_err(|reason| format!("ports[{index}].{reason}"))?,
+            })
+        })
+        .collect();
+    ports
+}
+
+fn protocol(value: &Value) -> Result<Protocol, String> {
+    match value.as_str() {
+        Some("TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some("SCTP") => Ok(Protocol::Sctp),
+        _ => Err(format!(
+            "protocol is {}; write TCP, UDP or SCTP",
+            Quoted(value)
+        )),
+    }
+}
+
+/// A port number; 0 or none stands for all of them (ovn-kubernetes, `egressGetL4Match`).
+fn port(value: &Value) -> Result<Option<u16>, String> {
+    let number = match value {
+        Value::Null => Some(0),
+        other => other.as_u64().and_then(|number| u16::try_from(number).ok()),
+    };
+    match number {
+        Some(0) => Ok(None),
+        Some(number) => Ok(Some(number)),
+        None => Err(format!(
+            "port is {}; write a number from 1 to 65535",
+            Quoted(value)
+        )),
+    }
+}
+
+fn destination(to: &Value) -> Result<Destination, String> {
+    let Value::Object(fields) = to else {
+        return Err(format!("to is {}; {ONE_DESTINATION}", Quoted(to)));
+    };
+    let [cidr, name, nodes] =
+        ["cidrSelector", "dnsName", "nodeSelector"].map(|field| present(fields, field));
+    match (cidr, name, nodes) {
+        (Some(cidr), None, None) => network(cidr),
+        (None, Some(name), None) => dns_name(name),
+        (None, None, Some(nodes)) => match LabelSelector::deserialize(nodes) {
+            Ok(_) => Ok(Destination::Nodes),
+            Err(error) => Err(format!(
+                "nodeSelector: {}; write matchLabels or matchExpressions",
+                shorten(&error.to_string(), 2 * MAX_QUOTED)
+            )),
+        },
+        (None, None, None) => Err(format!("to names no destination; {ONE_DESTINATION}")),
+        _ => Err(format!(
+            "to names more than one destination; {ONE_DESTINATION}"
+        )),
+    }
+}
+
+fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
+    fields.get(field).filter(|value| !value.is_null())
+}
+
+fn network(value: &Value) -> Result<Destination, String> {
+    let text = value
+        .as_str()
+        .ok_or_else(|| format!("cidrSelector is {}; write a text", Quoted(value)))?;
+    if let Ok(network) = text.parse::<IpNet>() {
+        return Ok(Destination::Cidr(network));
+    }
+    let cure = match text.parse::<IpAddr>() {
+        Ok(address) => IpNet::from(address).to_string(),
+        Err(_) => "a network such as 192.0.2.0/24".to_owned(),
+    };
+    Err(format!(
+        "cidrSelector {} is no network; write {cure}",
+        Quoted(value)
+    ))
+}
+
+fn dns_name(value: &Value) -> Result<Destination, String> {
+    let text = value
+        .as_str()
+        .ok_or_else(|| format!("dnsName is {}; write a text", Quoted(value)))?;
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Err(format!(
+            "dnsName {} is an address; write cidrSelector: {}",
+            Quoted(value),
+            IpNet::from(address)
+        ));
+    }
+    match text.parse::<DnsName>() {
+        Ok(name) => Ok(Destination::Name(name)),
+        Err(error) => Err(format!(
+            "dnsName {}: {}",
+            Quoted(value),
+            name_reason(text, &error)
+        )),
+    }
+}
+
+/// What is wrong with a name, and the cure.
+fn name_reason(text: &str, error: &NameError) -> String {
+    const EXAMPLE: &str = "write a name such as example.com or *.example.com";
+    match error {
+        NameError::Empty => format!("the name is empty; {EXAMPLE}"),
+        NameError::EmptyLabel => {
+            let mended: Vec<&str> = text.split('.').filter(|label| !label.is_empty()).collect();
+            format!("{error}; write {}", shorten(&mended.join("."), MAX_QUOTED))
+        }
+        NameError::LabelTooLong(_) => format!(
+            "a label is longer than {MAX_LABEL_LEN} characters, so that no DNS server can hold \
+             the name; shorten it"
+        ),
+        NameError::TooLong => format!("{error}; shorten it"),
+        NameError::BadCharacter(bad) => format!(
+            "the character {bad:?} cannot stand in a dnsName; write letters, digits, hyphens and \
+             dots"
+        ),
+        NameError::Wildcard => error.to_string(),
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
+}
+
+/// A value of the resource within a reason: on one line, and not all of it where it is long.
+struct Quoted<'a>(&'a Value);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Null => f.write_str("missing"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::Number(value) => write!(f, "{value}"),
+            Value::String(value) => write!(f, "{:?}", shorten(value, MAX_QUOTED)),
+            Value::Array(_) => f.write_str("a list"),
+            Value::Object(_) => f.write_str("a mapping"),
+        }
+    }
+}
+
+/// `text`, or its first `max` characters and an ellipsis.
+pub(crate) fn shorten(text: &str, max: usize) -> String {
+    match text.char_indices().nth(max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

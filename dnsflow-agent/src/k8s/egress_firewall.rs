@@ -1,0 +1,148 @@
+//! The `EgressFirewall` resource as ovn-kubernetes defines it, for reading only.
+//!
+//! Source: ovn-kubernetes, `go-controller/pkg/crd/egressfirewall/v1/types.go`. The types say
+//! what the resource should look like. What an API server really stores may differ (the patterns
+//! of its definition are not anchored as meant), so reading goes through [`Stored`], which takes
+//! anything, and [`convert`](super::convert), which judges rule by rule.
+
+use k8s_openapi::{
+    NamespaceResourceScope,
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+};
+use kube::CustomResource;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// `metadata.name` of the one EgressFirewall that ovn-kubernetes uses in a namespace.
+pub const NAME: &str = "default";
+
+/// The annotation that says whether names without a wildcard also match their sub-domains:
+/// `"true"` or `"false"`.
+pub const SUBDOMAINS_ANNOTATION: &str = "dnsflow.io/subdomains";
+
+/// `spec` of an EgressFirewall.
+#[derive(Clone, CustomResource, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[kube(
+    group = "k8s.ovn.org",
+    version = "v1",
+    kind = "EgressFirewall",
+    namespaced,
+    status = "EgressFirewallStatus",
+    schema = "disabled",
+    derive = "PartialEq"
+)]
+pub struct EgressFirewallSpec {
+    /// The rules in their order, of which the first match wins.
+    pub egress: Vec<EgressRule>,
+}
+
+/// One entry of `spec.egress`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct EgressRule {
+    /// `Allow` or `Deny`.
+    #[serde(rename = "type")]
+    pub action: String,
+    /// Protocols and ports; empty means all traffic.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<EgressPort>,
+    /// Where the traffic goes.
+    pub to: EgressDestination,
+}
+
+/// One entry of a rule's `ports`.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct EgressPort {
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// 1 to 65535; 0 stands for every port of the protocol.
+    #[serde(default)]
+    pub port: u16,
+}
+
+/// A rule's `to`: exactly one of its fields.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressDestination {
+    /// A network, such as `192.0.2.0/24`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cidr_selector: Option<String>,
+    /// A domain name, or `*.` and a domain name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns_name: Option<String>,
+    /// The nodes with these labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<LabelSelector>,
+}
+
+/// `status` of an EgressFirewall, which ovn-kubernetes writes.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct EgressFirewallStatus {
+    /// A summary for people.
+    #[serde(default)]
+    pub status: String,
+    /// One line per zone.
+    #[serde(default)]
+    pub messages: Vec<String>,
+}
+
+/// An EgressFirewall as the API server stores it, whatever it looks like.
+///
+/// One strange object in a list would otherwise make the whole list unreadable.
+#[derive(Clone, Debug, Default)]
+pub struct Stored {
+    metadata: ObjectMeta,
+    /// The object without what dnsflow never reads and what may be large: its status (one message
+    /// per node) and `metadata.managedFields`.
+    pub object: Value,
+}
+
+impl<'de> Deserialize<'de> for Stored {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut object = Value::deserialize(deserializer)?;
+        if let Some(fields) = object.as_object_mut() {
+            fields.remove("status");
+        }
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        let text = |field| object["metadata"][field].as_str().map(str::to_owned);
+        Ok(Self {
+            metadata: ObjectMeta {
+                name: text("name"),
+                namespace: text("namespace"),
+                resource_version: text("resourceVersion"),
+                ..ObjectMeta::default()
+            },
+            object,
+        })
+    }
+}
+
+impl kube::Resource for Stored {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind(dt: &()) -> std::borrow::Cow<'_, str> {
+        EgressFirewall::kind(dt)
+    }
+
+    fn group(dt: &()) -> std::borrow::Cow<'_, str> {
+        EgressFirewall::group(dt)
+    }
+
+    fn version(dt: &()) -> std::borrow::Cow<'_, str> {
+        EgressFirewall::version(dt)
+    }
+
+    fn plural(dt: &()) -> std::borrow::Cow<'_, str> {
+        EgressFirewall::plural(dt)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

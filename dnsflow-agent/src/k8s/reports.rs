@@ -1,0 +1,70 @@
+//! Tells people what is wrong with an object, once.
+//!
+//! The same object is read again and again (each status update, each relist, each change of a
+//! directory); a reason is logged when it is new and forgotten when it is gone.
+
+use std::collections::BTreeMap;
+
+/// The reasons told so far, by object.
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    told: BTreeMap<String, Vec<String>>,
+}
+
+impl Reports {
+    /// Logs those of the object's `reasons` that it did not have before.
+    pub(crate) fn tell(&mut self, object: &str, reasons: Vec<String>) {
+        for reason in self.news(object, reasons) {
+            tracing::warn!(object, reason, "EgressFirewalls: not usable as written");
+        }
+    }
+
+    /// Forgets objects that are gone.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.told.retain(|object, _| keep(object));
+    }
+
+    /// Forgets one object.
+    pub(crate) fn forget(&mut self, object: &str) {
+        self.told.remove(object);
+    }
+
+    fn news(&mut self, object: &str, reasons: Vec<String>) -> Vec<String> {
+        if reasons.is_empty() {
+            if self.told.remove(object).is_some() {
+                tracing::info!(object, "EgressFirewalls: in order again");
+            }
+            return Vec::new();
+        }
+        let told = self.told.entry(object.to_owned()).or_default();
+        let news = reasons
+            .iter()
+            .filter(|reason| !told.contains(reason))
+            .cloned()
+            .collect();
+        *told = reasons;
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_told_once_until_it_was_gone() {
+        let mut reports = Reports::default();
+        let reasons = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
+        assert_eq!(reports.news("a", reasons(&["x"])), ["x"]);
+        assert!(reports.news("a", reasons(&["x"])).is_empty());
+        assert_eq!(reports.news("b", reasons(&["x"])), ["x"]);
+        assert_eq!(reports.news("a", reasons(&["x", "y"])), ["y"]);
+        assert!(reports.news("a", reasons(&["y"])).is_empty());
+        assert_eq!(reports.news("a", reasons(&["x"])), ["x"]);
+        assert!(reports.news("a", Vec::new()).is_empty());
+        assert_eq!(reports.news("a", reasons(&["x"])), ["x"]);
+        reports.retain(|object| object == "b");
+        assert_eq!(reports.news("a", reasons(&["x"])), ["x"]);
+        assert!(reports.news("b", reasons(&["x"])).is_empty());
+    }
+}

@@ -1,0 +1,39 @@
+use super::*;
+
+#[test]
+fn a_cause_is_told_once_until_it_changes_or_is_over() {
+    let mut trouble = Trouble::default();
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    assert!(trouble.is_news("refused", at(0)));
+    assert!(!trouble.is_news("refused", at(90)));
+    assert!(!trouble.is_news("refused", at(180)));
+    assert!(trouble.is_news("timed out", at(181)));
+    assert!(trouble.is_news("refused", at(182)));
+    // A new outage after a time of silence.
+    assert!(trouble.is_news("refused", at(182) + TROUBLE_OVER));
+    trouble.over("http://api");
+    assert!(trouble.is_news("refused", at(183) + TROUBLE_OVER));
+}
+
+#[test]
+fn causes_name_the_url_and_the_cure() {
+    let error = |code: u16| {
+        let status = Status::failure("said the server", "Reason").with_code(code);
+        watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
+    };
+    let cause = |code| describe(&error(code), "http://api:1");
+    assert_eq!(cause(410), None);
+    for (code, cure) in [
+        (404, "is ovn-kubernetes installed"),
+        (403, "needs get, list and watch"),
+        (401, "--kubeconfig FILE"),
+        (500, "said the server"),
+    ] {
+        let text = cause(code).expect("a cause");
+        assert!(
+            text.contains("http://api:1") && text.contains(cure),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,205 @@
+//! EgressFirewalls from a directory of manifests, for use without a cluster.
+//!
+//! One task, which may be dropped at any time. It reads the directory's `*.yaml`, `*.yml` and
+//! `*.json` files whenever inotify tells of a change, and sends the complete list when it
+//! differs from the one before. A file that cannot be read or parsed keeps the firewalls that
+//! were last read from it, and a directory that is away keeps them all: only what is readable
+//! and no longer says it takes a firewall away.
+//!
+//! Files are best replaced by renaming a complete one over them, as editors and ConfigMap mounts
+//! do. A file that is written in place is read when it has been left alone for 50 ms, and
+//! one that is empty counts as still being written.
+
+mod read;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use notify::{
+    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode},
+};
+use tokio::{sync::mpsc, time::Instant};
+
+use self::read::Directory;
+pub use self::read::{MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES};
+use crate::{
+    core::{
+        Input,
+        firewall::{Firewall, FirewallId, FirewallUpdate},
+    },
+    k8s::reports::Reports,
+};
+
+/// Changes are read when there was none for this long.
+const QUIET: Duration = Duration::from_millis(50);
+/// Changes are read after this long even if they go on.
+const QUIET_MAX: Duration = Duration::from_millis(500);
+/// The directory is read this often without being told of a change: inotify says nothing about
+/// network file systems and about the targets of symbolic links.
+const RESCAN: Duration = Duration::from_secs(10);
+
+/// Reads the manifests in `dir` and sends each change, until the receiver of `inputs` is gone.
+///
+/// Each update is a complete list with [`FirewallUpdate::reset`]; the first is sent as soon as
+/// the directory can be read, also when it holds no firewall.
+pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>) {
+    let dir = std::path::absolute(&dir).unwrap_or(dir);
+    let object = dir.display().to_string();
+    // One token: whether something changed since the last look.
+    let (changed, mut changes) = mpsc::channel(1);
+    let mut directory = Directory::new(dir.clone());
+    let mut watches = Watches::new(dir, changed);
+    let mut reports = Reports::default();
+    let mut sent: Option<BTreeMap<FirewallId, Firewall>> = None;
+    let mut told_of_change = true;
+    loop {
+        // Watched first and read second, so that no change falls in between.
+        let look = tokio::task::spawn_blocking(move || {
+            let armed = watches.arm(told_of_change);
+            let snapshot = directory.read();
+            (watches, directory, armed, snapshot)
+        });
+        let Ok((back, dir_back, armed, snapshot)) = look.await else {
+            // The runtime is shutting down.
+            return;
+        };
+        (watches, directory) = (back, dir_back);
+        let mut reasons: Vec<String> = armed.err().into_iter().collect();
+        match snapshot {
+            Ok(snapshot) => {
+                for (object, reasons) in snapshot.reasons {
+                    reports.tell(&object, reasons);
+                }
+                reports.retain(|known| known == object || directory.holds(known));
+                if sent.as_ref() != Some(&snapshot.firewalls) {
+                    let update = FirewallUpdate {
+                        reset: true,
+                        firewalls: snapshot
+                            .firewalls
+                            .iter()
+                            .map(|(id, firewall)| (id.clone(), Some(firewall.clone())))
+                            .collect(),
+                    };
+                    if inputs.send(Input::Firewalls(update)).await.is_err() {
+                        return;
+                    }
+                    sent = Some(snapshot.firewalls);
+                }
+                reasons.extend(snapshot.too_many);
+            }
+            Err(reason) if sent.is_some() => {
+                reasons.push(format!(
+                    "{reason}; waiting for it, and what was last read stays in force"
+                ));
+            }
+            Err(reason) => reasons.push(format!(
+                "{reason}; waiting for it (--manifests DIR names the directory)"
+            )),
+        }
+        reports.tell(&object, reasons);
+        told_of_change = tokio::select! {
+            _ = changes.recv() => true,
+            () = tokio::time::sleep(RESCAN) => false,
+            () = inputs.closed() => return,
+        };
+        if told_of_change {
+            let latest = Instant::now() + QUIET_MAX;
+            let settle = || latest.min(Instant::now() + QUIET);
+            while let Ok(Some(())) = tokio::time::timeout_at(settle(), changes.recv()).await {}
+        }
+    }
+}
+
+/// The inotify watches: on the directory and on its nearest existing ancestor, which tells when
+/// the directory appears or is replaced.
+struct Watches {
+    dir: PathBuf,
+    changed: mpsc::Sender<()>,
+    armed: Option<(Vec<Identity>, RecommendedWatcher)>,
+}
+
+/// A directory: path, device, inode.
+type Identity = (PathBuf, u64, u64);
+
+impl Watches {
+    fn new(dir: PathBuf, changed: mpsc::Sender<()>) -> Self {
+        Self {
+            dir,
+            changed,
+            armed: None,
+        }
+    }
+
+    /// Watches what is there now. A watch ends with its directory, and a new directory may get
+    /// the old one's inode number, so that after a change (`renew`) all watches are made anew.
+    fn arm(&mut self, renew: bool) -> Result<(), String> {
+        let identity = |path: &Path| {
+            let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
+            Some((path.to_owned(), metadata.dev(), metadata.ino()))
+        };
+        let above = self.dir.ancestors().skip(1).find_map(identity);
+        let wanted: Vec<Identity> = identity(&self.dir).into_iter().chain(above).collect();
+        if !renew
+            && self
+                .armed
+                .as_ref()
+                .is_some_and(|(armed, _)| *armed == wanted)
+        {
+            return Ok(());
+        }
+        let watcher = self.watcher(&wanted).map_err(|error| {
+            format!(
+                "cannot be watched ({error}); it is read every {} s instead",
+                RESCAN.as_secs()
+            )
+        });
+        match watcher {
+            Ok(watcher) => {
+                self.armed = Some((wanted, watcher));
+                Ok(())
+            }
+            Err(reason) => {
+                self.armed = None;
+                Err(reason)
+            }
+        }
+    }
+
+    fn watcher(&self, wanted: &[Identity]) -> notify::Result<RecommendedWatcher> {
+        let (dir, changed) = (self.dir.clone(), self.changed.clone());
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+            if event.map_or(true, |event| concerns(&event, &dir)) {
+                // A full channel already holds the news.
+                let _ = changed.try_send(());
+            }
+        })?;
+        for (path, ..) in wanted {
+            watcher.watch(path, RecursiveMode::NonRecursive)?;
+        }
+        Ok(watcher)
+    }
+}
+
+/// Whether an event may change what is read below `dir`. Reading itself is no change.
+fn concerns(event: &Event, dir: &Path) -> bool {
+    let reading = match event.kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
+        EventKind::Access(_) => true,
+        _ => false,
+    };
+    let here = event.paths.is_empty()
+        || event
+            .paths
+            .iter()
+            .any(|path| path.starts_with(dir) || dir.starts_with(path));
+    here && !reading
+}
+
+#[cfg(test)]
+mod tests;

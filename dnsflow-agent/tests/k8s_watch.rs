@@ -1,0 +1,610 @@
+//! The watch of EgressFirewalls against an API server that does exactly what each test says,
+//! over plain HTTP on loopback.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use dnsflow_agent::{
+    core::{Input, firewall::Destination},
+    k8s::{ClientOptions, QUIET_TARGETS, watch},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// Longer than any back-off that a test goes through.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An HTTP server that hands each request to the test.
+struct Server {
+    address: std::net::SocketAddr,
+    requests: mpsc::Receiver<Request>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(address: &str) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (sender, requests) = mpsc::channel(64);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(Request::read(stream, sender.clone()));
+            }
+        });
+        Self {
+            address,
+            requests,
+            task,
+        }
+    }
+
+    /// The next request, which must be a list.
+    async fn list(&mut self) -> Request {
+        let request = self.request().await;
+        assert!(!request.target.contains("watch=true"), "{}", request.target);
+        request
+    }
+
+    /// The next request, which must be a watch from this resource version.
+    async fn watch(&mut self, from: &str) -> Request {
+        let request = self.request().await;
+        assert!(request.target.contains("watch=true"), "{}", request.target);
+        assert!(
+            request.target.contains(&format!("resourceVersion={from}")),
+            "{}",
+            request.target
+        );
+        request
+    }
+
+    async fn request(&mut self) -> Request {
+        timeout(PATIENCE, self.requests.recv())
+            .await
+            .expect("a request in time")
+            .expect("a request")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Request {
+    target: String,
+    stream: TcpStream,
+}
+
+impl Request {
+    async fn read(mut stream: TcpStream, sender: mpsc::Sender<Self>) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(octet) => head.push(octet),
+                Err(_) => return,
+            }
+        }
+        let head = String::from_utf8(head).expect("a request of text");
+        let target = head.split(' ').nth(1).expect("a target").to_owned();
+        let path = target.split('?').next();
+        assert_eq!(path, Some("/apis/k8s.ovn.org/v1/egressfirewalls"));
+        let _ = sender.send(Self { target, stream }).await;
+    }
+
+    /// Answers with one object.
+    async fn json(mut self, code: u16, body: Value) {
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 {code} Said\r\ncontent-type: application/json\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.stream
+            .write_all((head + &body).as_bytes())
+            .await
+            .expect("a client that reads");
+        self.stream.shutdown().await.expect("an open connection");
+    }
+
+    /// Answers with an error.
+    async fn status(self, code: u16) {
+        self.json(code, status(code)).await;
+    }
+
+    /// Answers with a complete list.
+    async fn items(self, version: &str, items: &[Value]) {
+        self.json(200, list(version, items)).await;
+    }
+
+    /// Begins a stream of watch events.
+    async fn events(mut self) -> Events {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\
+                    transfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+        self.stream
+            .write_all(head.as_bytes())
+            .await
+            .expect("a client that reads");
+        Events(self.stream)
+    }
+}
+
+struct Events(TcpStream);
+
+impl Events {
+    async fn send(&mut self, kind: &str, object: Value) {
+        let event = json!({"type": kind, "object": object});
+        self.raw(&format!("{event}\n")).await;
+    }
+
+    async fn raw(&mut self, text: &str) {
+        let chunk = format!("{:x}\r\n{text}\r\n", text.len());
+        self.0
+            .write_all(chunk.as_bytes())
+            .await
+            .expect("a client that reads");
+    }
+
+    /// Ends the stream as a server does whose time is up; a drop cuts it.
+    async fn end(mut self) {
+        self.0
+            .write_all(b"0\r\n\r\n")
+            .await
+            .expect("a client that reads");
+    }
+}
+
+fn status(code: u16) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure",
+        "code": code, "reason": "Test", "message": format!("the test says {code}"),
+    })
+}
+
+fn list(version: &str, items: &[Value]) -> Value {
+    json!({
+        "kind": "EgressFirewallList", "apiVersion": "k8s.ovn.org/v1",
+        "metadata": {"resourceVersion": version}, "items": items,
+    })
+}
+
+/// A firewall that allows one name.
+fn firewall(namespace: &str, version: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
+        "metadata": {"namespace": namespace, "name": "default", "resourceVersion": version},
+        "spec": {"egress": [{"type": "Allow", "to": {"dnsName": name}}]},
+    })
+}
+
+/// Everything logged since the last look.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn take(&self) -> String {
+        let bytes = std::mem::take(&mut *self.0.lock().expect("the log"));
+        String::from_utf8(bytes).expect("a log of text")
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("the log").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Kubeconfig(PathBuf);
+
+impl Kubeconfig {
+    fn new() -> Self {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("dnsflow-k8s-watch-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn write(&self, address: std::net::SocketAddr) {
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        std::fs::write(&self.0, text.to_string()).expect("a kubeconfig");
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Kubeconfig {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A watch under way.
+struct Watch {
+    updates: mpsc::Receiver<Input<'static>>,
+    kubeconfig: Kubeconfig,
+    log: Log,
+    task: JoinHandle<()>,
+    _logging: tracing::subscriber::DefaultGuard,
+}
+
+impl Watch {
+    fn start(address: Option<std::net::SocketAddr>) -> Self {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_env_filter(format!("info,{QUIET_TARGETS}"))
+            .with_writer(move || writer.clone())
+            .finish();
+        let logging = tracing::subscriber::set_default(subscriber);
+        let kubeconfig = Kubeconfig::new();
+        if let Some(address) = address {
+            kubeconfig.write(address);
+        }
+        let (sender, updates) = mpsc::channel(16);
+        let options = ClientOptions {
+            kubeconfig: Some(kubeconfig.path().to_owned()),
+        };
+        Self {
+            updates,
+            kubeconfig,
+            log,
+            task: tokio::spawn(watch(options, sender)),
+            _logging: logging,
+        }
+    }
+
+    /// The next update: `reset` where it is a complete list, then each firewall as
+    /// `namespace(names)`, or `-namespace` where it went.
+    async fn update(&mut self) -> String {
+        let input = timeout(PATIENCE, self.updates.recv())
+            .await
+            .expect("an update in time")
+            .expect("an update");
+        let Input::Firewalls(update) = input else {
+            panic!("not an update of firewalls: {input:?}");
+        };
+        let mut words: Vec<String> = Vec::new();
+        if update.reset {
+            words.push("reset".into());
+        }
+        for (id, firewall) in &update.firewalls {
+            assert_eq!(id.name, "default");
+            words.push(match firewall {
+                Some(firewall) => {
+                    let rules = firewall.rules.iter().map(|rule| match &rule.destination {
+                        Destination::Name(name) => name.written().to_owned(),
+                        other => format!("{other:?}"),
+                    });
+                    format!("{}({})", id.namespace, rules.collect::<Vec<_>>().join(" "))
+                }
+                None => format!("-{}", id.namespace),
+            });
+        }
+        words.join(" ")
+    }
+
+    /// That nothing was sent. The server's next request or the next update, awaited before or
+    /// after, gives this its meaning.
+    fn no_update(&mut self) {
+        if let Ok(input) = self.updates.try_recv() {
+            panic!("an update: {input:?}");
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn start() -> (Server, Watch) {
+    let server = Server::start("127.0.0.1:0").await;
+    let watch = Watch::start(Some(server.address));
+    (server, watch)
+}
+
+#[tokio::test]
+async fn a_list_is_told_once_and_whole_then_each_change() {
+    let (mut server, mut watch) = start().await;
+    let mut page = list("", &[firewall("ns1", "5", "one.example")]);
+    page["metadata"]["continue"] = json!("more");
+    server.list().await.json(200, page).await;
+    let second = server.list().await;
+    assert!(second.target.contains("continue=more"), "{}", second.target);
+    watch.no_update();
+    second
+        .items("10", &[firewall("ns2", "6", "two.example")])
+        .await;
+    assert_eq!(
+        watch.update().await,
+        "reset ns1(one.example) ns2(two.example)"
+    );
+
+    let mut events = server.watch("10").await.events().await;
+    events
+        .send("ADDED", firewall("ns3", "11", "three.example"))
+        .await;
+    assert_eq!(watch.update().await, "ns3(three.example)");
+    events
+        .send("MODIFIED", firewall("ns1", "12", "uno.example"))
+        .await;
+    assert_eq!(watch.update().await, "ns1(uno.example)");
+    // ovn-kubernetes writes the status; nothing changes for the core.
+    let mut status_only = firewall("ns1", "13", "uno.example");
+    status_only["status"] = json!({"status": "EgressFirewall Rules applied", "messages": ["z: y"]});
+    events.send("MODIFIED", status_only).await;
+    events
+        .send("DELETED", firewall("ns2", "14", "two.example"))
+        .await;
+    assert_eq!(watch.update().await, "-ns2");
+    // The watch goes on where it was, and from where a bookmark says.
+    let bookmark = json!({"kind": "EgressFirewall", "apiVersion": "k8s.ovn.org/v1",
+        "metadata": {"resourceVersion": "500"}});
+    events.send("BOOKMARK", bookmark).await;
+    events.end().await;
+    let mut events = server.watch("500").await.events().await;
+    events
+        .send("DELETED", firewall("ns9", "501", "never.known"))
+        .await;
+    events
+        .send("DELETED", firewall("ns3", "502", "three.example"))
+        .await;
+    assert_eq!(watch.update().await, "-ns3");
+    assert_eq!(watch.log.take(), "");
+}
+
+#[tokio::test]
+async fn a_list_that_breaks_off_tells_nothing() {
+    let (mut server, mut watch) = start().await;
+    let mut page = list("", &[firewall("ns1", "5", "one.example")]);
+    page["metadata"]["continue"] = json!("more");
+    server.list().await.json(200, page).await;
+    server.list().await.status(500).await;
+    let again = server.list().await;
+    assert!(!again.target.contains("continue"), "{}", again.target);
+    watch.no_update();
+    again
+        .items("10", &[firewall("ns2", "6", "two.example")])
+        .await;
+    assert_eq!(watch.update().await, "reset ns2(two.example)");
+}
+
+#[tokio::test]
+async fn events_that_are_gone_are_made_up_for_by_a_new_list() {
+    let (mut server, mut watch) = start().await;
+    let both = [
+        firewall("ns1", "5", "one.example"),
+        firewall("ns2", "6", "two.example"),
+    ];
+    server.list().await.items("10", &both).await;
+    assert_eq!(
+        watch.update().await,
+        "reset ns1(one.example) ns2(two.example)"
+    );
+    // As an event ...
+    let mut events = server.watch("10").await.events().await;
+    events.send("ERROR", status(410)).await;
+    let list = server.list().await;
+    watch.no_update();
+    list.items("90", &[firewall("ns2", "80", "dos.example")])
+        .await;
+    assert_eq!(watch.update().await, "reset ns2(dos.example)");
+    // ... and as the answer to the request.
+    server.watch("90").await.status(410).await;
+    let list = server.list().await;
+    watch.no_update();
+    list.items("99", &[]).await;
+    assert_eq!(watch.update().await, "reset");
+    server.watch("99").await;
+    assert_eq!(watch.log.take(), "");
+}
+
+#[tokio::test]
+async fn a_connection_cut_in_mid_event_loses_nothing() {
+    let (mut server, mut watch) = start().await;
+    server
+        .list()
+        .await
+        .items("10", &[firewall("ns1", "5", "one.example")])
+        .await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    let mut events = server.watch("10").await.events().await;
+    events
+        .send("ADDED", firewall("ns2", "11", "two.example"))
+        .await;
+    assert_eq!(watch.update().await, "ns2(two.example)");
+    let event = json!({"type": "DELETED", "object": firewall("ns1", "12", "one.example")});
+    let event = event.to_string();
+    events.raw(&event[..event.len() / 2]).await;
+    drop(events);
+    let mut events = server.watch("11").await.events().await;
+    watch.no_update();
+    // A line that is no JSON at all.
+    events.raw("garbage}\n").await;
+    events.raw(&format!("{event}\n")).await;
+    assert_eq!(watch.update().await, "-ns1");
+}
+
+#[tokio::test]
+async fn trouble_is_told_once_per_cause_and_takes_nothing_away() {
+    let (mut server, mut watch) = start().await;
+    server.list().await.status(404).await;
+    server.list().await.status(404).await;
+    let third = server.list().await;
+    let log = watch.log.take();
+    assert_eq!(
+        log.matches("has no resource EgressFirewall").count(),
+        1,
+        "{log}"
+    );
+    assert!(log.contains(&format!("http://{}", server.address)), "{log}");
+    assert!(log.contains("--kubeconfig"), "{log}");
+    third.status(500).await;
+    let fourth = server.list().await;
+    let log = watch.log.take();
+    assert_eq!(log.matches("the test says 500").count(), 1, "{log}");
+    watch.no_update();
+    fourth
+        .items("10", &[firewall("ns1", "5", "one.example")])
+        .await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    assert!(watch.log.take().contains("answers again"));
+    server.watch("10").await.status(403).await;
+    server.watch("10").await;
+    let log = watch.log.take();
+    assert_eq!(log.matches("does not let dnsflow read").count(), 1, "{log}");
+    watch.no_update();
+}
+
+#[tokio::test]
+async fn one_strange_object_spoils_no_other() {
+    let (mut server, mut watch) = start().await;
+    let strange = |version: &str| {
+        json!({"metadata": {"namespace": "odd", "name": "default", "resourceVersion": version},
+            "spec": {"egress": "everything"}})
+    };
+    let items = [
+        json!(null),
+        json!({"metadata": 5}),
+        strange("4"),
+        firewall("ns1", "5", "one.example"),
+        json!({"metadata": {"namespace": "ns2", "name": "other"}, "spec": {"egress": []}}),
+    ];
+    server.list().await.items("10", &items).await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    let log = watch.log.take();
+    assert!(log.contains(r#"object="odd/default""#), "{log}");
+    assert!(log.contains(r#"object="ns2/other""#), "{log}");
+
+    let mut events = server.watch("10").await.events().await;
+    events
+        .send("MODIFIED", firewall("odd", "11", "odd.example"))
+        .await;
+    assert_eq!(watch.update().await, "odd(odd.example)");
+    assert!(watch.log.take().contains("in order again"));
+    // What was read once stays in force when the object becomes unreadable, ...
+    events.send("MODIFIED", strange("12")).await;
+    events.send("MODIFIED", strange("13")).await;
+    events
+        .send("ADDED", firewall("ns3", "14", "three.example"))
+        .await;
+    assert_eq!(watch.update().await, "ns3(three.example)");
+    let log = watch.log.take();
+    assert_eq!(log.matches("stays in force").count(), 1, "{log}");
+    // ... also in a new list, ...
+    events.send("ERROR", status(410)).await;
+    server.list().await.items("20", &[strange("13")]).await;
+    assert_eq!(watch.update().await, "reset odd(odd.example)");
+    // ... until it is deleted.
+    let mut events = server.watch("20").await.events().await;
+    events.send("DELETED", strange("21")).await;
+    assert_eq!(watch.update().await, "-odd");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_waited_for() {
+    let server = Server::start("127.0.0.1:0").await;
+    let address = server.address;
+    drop(server);
+    tokio::task::yield_now().await;
+    let mut watch = Watch::start(Some(address));
+    let mut log = String::new();
+    while !log.contains("cannot read EgressFirewalls") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        log += &watch.log.take();
+    }
+    assert!(log.contains(&address.to_string()), "{log}");
+    assert!(
+        log.contains("--kubeconfig") && log.contains("refused"),
+        "{log}"
+    );
+    let mut server = Server::start(&address.to_string()).await;
+    server
+        .list()
+        .await
+        .items("10", &[firewall("ns1", "5", "one.example")])
+        .await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    // Away again: what is known stays.
+    let events = server.watch("10").await.events().await;
+    drop((events, server));
+    let mut log = String::new();
+    while !log.contains("cannot read EgressFirewalls") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        log += &watch.log.take();
+    }
+    watch.no_update();
+}
+
+#[tokio::test]
+async fn the_kubeconfig_is_waited_for_and_read_again_when_it_is_refused() {
+    let mut first = Server::start("127.0.0.1:0").await;
+    let mut second = Server::start("127.0.0.1:0").await;
+    let mut watch = Watch::start(None);
+    let mut log = String::new();
+    while !log.contains("cannot use --kubeconfig") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        log += &watch.log.take();
+    }
+    watch.kubeconfig.write(first.address);
+    let request = first.list().await;
+    watch.kubeconfig.write(second.address);
+    request.status(401).await;
+    second.list().await.items("10", &[]).await;
+    assert_eq!(watch.update().await, "reset");
+}
+
+#[tokio::test]
+async fn a_server_that_closes_each_watch_is_not_asked_without_a_pause() {
+    let (mut server, mut watch) = start().await;
+    let begin = Instant::now();
+    server.list().await.items("10", &[]).await;
+    assert_eq!(watch.update().await, "reset");
+    for _ in 0..19 {
+        server.watch("10").await.events().await.end().await;
+    }
+    let twenty = begin.elapsed();
+    server.watch("10").await.events().await.end().await;
+    let next = begin.elapsed() - twenty;
+    assert!(
+        next > twenty,
+        "20 requests in {twenty:?}, the next after {next:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_watch_ends_when_nobody_listens() {
+    let (mut server, mut watch) = start().await;
+    server.list().await.items("10", &[]).await;
+    assert_eq!(watch.update().await, "reset");
+    let _open = server.watch("10").await.events().await;
+    watch.updates.close();
+    timeout(PATIENCE, &mut watch.task)
+        .await
+        .expect("an end")
+        .expect("no panic");
+}
