@@ -4,3 +4,6 @@
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
 pub mod core;
+pub mod ovn_db;
+pub mod ovsdb;
+pub mod vswitch_db;
