@@ -31,7 +31,7 @@ const TABLES: &[Table] = &[Table {
 
 /// The ACLs of EgressFirewalls. The external ids of ovn-kubernetes are in its
 /// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
-pub(super) fn conditions() -> Conditions {
+pub fn conditions() -> Conditions {
     let ours = Clause::includes_pair("external_ids", "k8s.ovn.org/owner-type", "EgressFirewall");
     Conditions::from([(ACL, Condition::AnyOf(vec![ours]))])
 }

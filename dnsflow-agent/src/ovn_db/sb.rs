@@ -62,7 +62,7 @@ const TABLES: &[Table] = &[
 ];
 
 /// VIFs only, and no logical flow until some are asked for.
-pub(super) fn conditions() -> Conditions {
+pub fn conditions() -> Conditions {
     Conditions::from([
         (
             PORT_BINDING,
@@ -134,7 +134,7 @@ pub fn port_binding(row: &Row) -> Conversion<PortBinding> {
 }
 
 /// Reads a `Port_Group` row. ovn-northd names it `<tunnel key of the datapath>_<name in the
-/// northbound database>` (`get_sb_port_group_name` in `northd/northd.c`).
+/// northbound database>` (`get_sb_port_group_name` in `lib/ovn-util.h`).
 pub fn port_group(row: &Row) -> Conversion<PortGroup> {
     let name = row.text("name")?;
     let parts = name

@@ -9,6 +9,8 @@
 
 pub mod connection;
 pub mod convert;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod framing;
 pub mod remote;
 pub mod replica;

@@ -90,7 +90,7 @@ impl Replica {
     }
 
     /// Applies a `<table-updates2>` and says which rows it touched.
-    pub(super) fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
+    pub(crate) fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
         let Value::Object(updates) = updates else {
             return Err(UpdateError::Malformed { table: "?".into() });
         };

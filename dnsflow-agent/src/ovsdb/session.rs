@@ -102,7 +102,7 @@ pub enum SessionError {
         source: UpdateError,
     },
     /// The server stopped the monitor: the database was removed or converted to a new schema
-    /// (ovsdb-server(7), section 4.1.16, `monitor_canceled`).
+    /// (ovsdb-server(7), section 4.1.7, `monitor_canceled`).
     #[error("database {database}: the server canceled the monitor")]
     Canceled {
         /// The database.
