@@ -7,3 +7,6 @@ pub mod core;
 pub mod k8s;
 pub mod manifests;
 pub mod options;
+pub mod ovn_db;
+pub mod ovsdb;
+pub mod vswitch_db;

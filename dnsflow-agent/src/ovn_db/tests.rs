@@ -1,0 +1,50 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+#[test]
+fn every_stage_has_a_tag_of_its_own() {
+    let mut tags = BTreeSet::new();
+    for pipeline in [Pipeline::Ingress, Pipeline::Egress] {
+        for table_id in 0..=u8::MAX {
+            assert!(tags.insert(tag(pipeline, table_id)));
+        }
+    }
+}
+
+#[test]
+fn samples_are_kept_until_answered_and_cut_to_their_limit() {
+    let mut southbound = Southbound {
+        connection: Connection::new(
+            &sb::DATABASE,
+            sb::conditions(),
+            &Remotes::unix(SB_SOCKETS),
+            SB_OPTION,
+        ),
+        converter: Converter::new(sb::DATABASE.name, Arc::default()),
+        samples: BTreeSet::new(),
+    };
+    let ask = OvnCommand::SampleLogicalFlows {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+    };
+    southbound.command(ask.clone());
+    southbound.command(ask);
+    assert_eq!(southbound.samples.len(), 1);
+    let rows = (0..1000u16).map(|row| crate::core::ovn::rows::RowId::new(row.into()));
+    let answer = || Event::Selected {
+        tag: tag(Pipeline::Egress, 4),
+        rows: Ok(rows.clone().collect()),
+    };
+    let Some(Input::LogicalFlowSample {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+        flows,
+    }) = southbound.event(answer())
+    else {
+        panic!("no sample")
+    };
+    assert_eq!(flows.len(), LOGICAL_FLOW_SAMPLE_MAX);
+    assert!(southbound.samples.is_empty());
+    assert!(southbound.event(answer()).is_none(), "nobody asked again");
+}

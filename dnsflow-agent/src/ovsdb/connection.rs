@@ -1,0 +1,357 @@
+//! The driver of [`Session`]: sockets, reconnects, and what is said about them in the log.
+//!
+//! A [`Connection`] has no task of its own: its owner awaits [`Connection::next`], which may be
+//! dropped and called again at any time without losing anything. While the owner does not call
+//! it, nothing is read and no echo is answered; ovsdb-server then waits, at first, and drops
+//! the connection after its own probe interval.
+//!
+//! It must never flood the log: a cause of failure is told once, until a connection succeeds.
+
+use std::{
+    collections::BTreeSet,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+    time::{sleep_until, timeout},
+};
+
+use super::{
+    framing::{Framer, FramingError},
+    remote::{Remote, Remotes},
+    replica::Replica,
+    schema::{Clause, Condition, Database},
+    session::{Conditions, Event, Session, SessionError},
+};
+
+/// The first delay before another attempt.
+pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// The longest delay before another attempt.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// How long one attempt to connect may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Room made before each read.
+const READ_BYTES: usize = 64 << 10;
+/// Distinct causes told before the rest stays silent until a connection succeeds.
+const CAUSES_MAX: usize = 16;
+
+/// What happened to a connection, counted since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Connections that reached a complete replica.
+    pub synced: AtomicU64,
+    /// Attempts that did not, and connections lost.
+    pub failures: AtomicU64,
+    /// Updates and answers read.
+    pub messages: AtomicU64,
+    /// Rows left out because a cell did not hold what it should.
+    pub rows_skipped: AtomicU64,
+}
+
+/// Why a socket is of no use any more.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("the server closed the connection")]
+    Closed,
+    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
+    ConnectTimeout,
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+/// A connection to one database that heals itself.
+#[derive(Debug)]
+pub struct Connection {
+    database: &'static Database,
+    conditions: Conditions,
+    remotes: Vec<Remote>,
+    option: &'static str,
+    /// Which of `remotes` is next, and why those before it failed.
+    candidate: usize,
+    refusals: Vec<String>,
+    backoff: Backoff,
+    told: BTreeSet<String>,
+    state: State,
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting { until: Instant },
+    Open(Box<Link>),
+}
+
+impl Connection {
+    /// A connection to the first of `remotes` that answers. `option` is what a person changes
+    /// to name others.
+    pub fn new(
+        database: &'static Database,
+        conditions: Conditions,
+        remotes: &Remotes,
+        option: &'static str,
+    ) -> Self {
+        Self {
+            database,
+            conditions,
+            remotes: remotes.iter().cloned().collect(),
+            option,
+            candidate: 0,
+            refusals: Vec::new(),
+            backoff: Backoff::default(),
+            told: BTreeSet::new(),
+            state: State::Waiting {
+                until: Instant::now(),
+            },
+            counters: Arc::default(),
+        }
+    }
+
+    /// The counters, which stay readable while the connection works.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// The rows, while connected.
+    pub fn replica(&self) -> Option<&Replica> {
+        match &self.state {
+            State::Waiting { .. } => None,
+            State::Open(link) => Some(link.session.replica()),
+        }
+    }
+
+    /// Replicates other rows of this table from now on, across reconnects.
+    pub fn set_condition(&mut self, table: &'static str, condition: Condition) {
+        if let State::Open(link) = &mut self.state {
+            link.session.set_condition(table, condition.clone());
+        }
+        self.conditions.insert(table, condition);
+    }
+
+    /// Asks which rows meet all clauses. Without effect while not connected, and the question
+    /// is lost with its connection: ask (again) on [`Event::Synced`].
+    pub fn select(&mut self, tag: u64, table: &'static str, clauses: &[Clause]) {
+        if let State::Open(link) = &mut self.state {
+            link.session.select(tag, table, clauses);
+        }
+    }
+
+    /// Waits for the next event, through as many reconnects as it takes. Cancel safe.
+    pub async fn next(&mut self) -> Event {
+        loop {
+            match &mut self.state {
+                State::Waiting { until } => {
+                    sleep_until((*until).into()).await;
+                    self.attempt().await;
+                }
+                State::Open(link) => match link.next(&self.counters).await {
+                    Ok(event) => {
+                        if event == Event::Synced {
+                            self.synced();
+                        }
+                        return event;
+                    }
+                    Err(error) => self.lost(&error),
+                },
+            }
+        }
+    }
+
+    async fn attempt(&mut self) {
+        let Some(remote) = self.remotes.get(self.candidate).cloned() else {
+            self.all_failed();
+            return;
+        };
+        match Link::open(&remote, self.database, self.conditions.clone()).await {
+            Ok(link) => self.state = State::Open(Box::new(link)),
+            Err(error) => self.refused(&remote, &error),
+        }
+    }
+
+    fn refused(&mut self, remote: &Remote, error: &LinkError) {
+        self.counters.failures.fetch_add(1, Relaxed);
+        self.refusals.push(format!("{remote}: {error}"));
+        self.candidate += 1;
+        self.state = State::Waiting {
+            until: Instant::now(),
+        };
+    }
+
+    fn all_failed(&mut self) {
+        let causes = std::mem::take(&mut self.refusals).join("; ");
+        if !self.told.contains(&causes) && self.told.len() < CAUSES_MAX {
+            tracing::warn!(
+                database = self.database.name,
+                option = self.option,
+                causes,
+                "cannot reach the database, retrying; {} names another address",
+                self.option,
+            );
+            self.told.insert(causes);
+        }
+        self.retry();
+    }
+
+    fn synced(&mut self) {
+        self.counters.synced.fetch_add(1, Relaxed);
+        if let (State::Open(link), Some(remote)) =
+            (&mut self.state, self.remotes.get(self.candidate))
+        {
+            link.synced_at = Some(Instant::now());
+            tracing::info!(database = self.database.name, %remote, "connected");
+        }
+        self.told.clear();
+        self.refusals.clear();
+    }
+
+    fn lost(&mut self, error: &LinkError) {
+        let State::Open(link) = &self.state else {
+            return;
+        };
+        let synced_at = link.synced_at;
+        let Some(remote) = self.remotes.get(self.candidate).cloned() else {
+            return;
+        };
+        let Some(synced_at) = synced_at else {
+            self.refused(&remote, error);
+            return;
+        };
+        self.counters.failures.fetch_add(1, Relaxed);
+        tracing::warn!(
+            database = self.database.name,
+            %remote,
+            %error,
+            "connection lost, reconnecting",
+        );
+        if synced_at.elapsed() > BACKOFF_MAX {
+            self.backoff = Backoff::default();
+        }
+        self.retry();
+    }
+
+    fn retry(&mut self) {
+        self.candidate = 0;
+        self.state = State::Waiting {
+            until: Instant::now() + self.backoff.step(),
+        };
+    }
+}
+
+/// Delays that double, with jitter.
+#[derive(Debug)]
+struct Backoff {
+    next: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { next: BACKOFF_MIN }
+    }
+}
+
+impl Backoff {
+    /// The delay to wait now: the second half of the nominal one, at random, so that agents
+    /// that lost the same server do not return in step.
+    fn step(&mut self) -> Duration {
+        let nominal = self.next;
+        self.next = (nominal * 2).min(BACKOFF_MAX);
+        // The standard library seeds each hasher at random.
+        let random = RandomState::new().hash_one(()) % 1024;
+        let fraction = u32::try_from(random).unwrap_or(0);
+        (nominal / 2 + nominal / 2 * fraction / 1024).max(BACKOFF_MIN)
+    }
+}
+
+/// An open socket and the session on it.
+struct Link {
+    reader: Box<dyn AsyncRead + Send + Sync + Unpin>,
+    writer: Box<dyn AsyncWrite + Send + Sync + Unpin>,
+    framer: Framer,
+    session: Session,
+    synced_at: Option<Instant>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link")
+            .field("session", &self.session)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    async fn open(
+        remote: &Remote,
+        database: &'static Database,
+        conditions: Conditions,
+    ) -> Result<Self, LinkError> {
+        let connect = async {
+            Ok::<_, std::io::Error>(match remote {
+                Remote::Unix(path) => {
+                    let (reader, writer) = UnixStream::connect(path).await?.into_split();
+                    (Box::new(reader) as Box<_>, Box::new(writer) as Box<_>)
+                }
+                Remote::Tcp { host, port } => {
+                    let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                    stream.set_nodelay(true)?;
+                    let (reader, writer) = stream.into_split();
+                    (Box::new(reader) as Box<_>, Box::new(writer) as Box<_>)
+                }
+            })
+        };
+        let (reader, writer) = timeout(CONNECT_TIMEOUT, connect)
+            .await
+            .map_err(|_| LinkError::ConnectTimeout)??;
+        Ok(Self {
+            reader,
+            writer,
+            framer: Framer::default(),
+            session: Session::new(database, conditions, Instant::now()),
+            synced_at: None,
+        })
+    }
+
+    /// Cancel safe: every await is, and everything received lies in the framer.
+    async fn next(&mut self, counters: &Counters) -> Result<Event, LinkError> {
+        loop {
+            while let Some(message) = self.framer.next_message()? {
+                counters.messages.fetch_add(1, Relaxed);
+                if let Some(event) = self.session.receive(&message)? {
+                    return Ok(event);
+                }
+            }
+            let deadline = self.session.next_deadline();
+            let buffer = self.framer.buffer();
+            buffer.reserve(READ_BYTES);
+            let output = self.session.output();
+            tokio::select! {
+                read = self.reader.read_buf(buffer) => {
+                    if read? == 0 {
+                        return Err(LinkError::Closed);
+                    }
+                    self.session.heard(Instant::now());
+                }
+                written = self.writer.write_buf(output), if !output.is_empty() => {
+                    written?;
+                }
+                () = sleep_until(deadline.into()) => {
+                    self.session.handle_timeout(Instant::now())?;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Recordings for the tests: conversations with ovsdb-server, and rows as ovn-kubernetes and
+//! ovn-northd wrote them. Their READMEs say where they come from.
+
+#![allow(clippy::unwrap_used)]
+
+use std::{collections::BTreeMap, time::Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    replica::Replica,
+    schema::Database,
+    session::{Event, Session, SessionError},
+};
+
+pub(crate) const SOUTHBOUND: &str = include_str!("../../../tests/fixtures/ovsdb/southbound.txt");
+pub(crate) const VSWITCH: &str = include_str!("../../../tests/fixtures/ovsdb/vswitch.txt");
+pub(crate) const REFUSALS: &str = include_str!("../../../tests/fixtures/ovsdb/refusals.txt");
+
+macro_rules! ovn_kubernetes {
+    ($file:literal) => {
+        include_str!(concat!("../../../tests/fixtures/ovn-kubernetes/", $file))
+    };
+}
+pub(crate) const V4_NB: &str = ovn_kubernetes!("26.03-v4-nb.jsonl");
+pub(crate) const V4_SB: &str = ovn_kubernetes!("26.03-v4-sb.jsonl");
+pub(crate) const UDN_NB: &str = ovn_kubernetes!("26.03-udn-nb.jsonl");
+pub(crate) const UDN_SB: &str = ovn_kubernetes!("26.03-udn-sb.jsonl");
+pub(crate) const DUAL_RESOLVER_NB: &str = ovn_kubernetes!("25.03-dual-resolver-nb.jsonl");
+
+/// Plays the server's side of a recording and checks the session's side against it.
+pub(crate) struct Transcript {
+    lines: std::str::Lines<'static>,
+}
+
+impl Transcript {
+    pub(crate) fn new(text: &'static str) -> Self {
+        Self {
+            lines: text.lines(),
+        }
+    }
+
+    /// Plays up to the next remark or the end.
+    pub(crate) fn play(&mut self, session: &mut Session) -> Result<Vec<Event>, SessionError> {
+        let mut events = Vec::new();
+        for line in self.lines.by_ref() {
+            match line.split_at(2) {
+                ("> ", expected) => {
+                    let sent = session.output().split();
+                    let mut sent = serde_json::Deserializer::from_slice(&sent).into_iter();
+                    let sent: Value = sent.next().expect("nothing was sent").unwrap();
+                    assert_eq!(sent, serde_json::from_str::<Value>(expected).unwrap());
+                }
+                ("< ", message) => {
+                    session.heard(Instant::now());
+                    events.extend(session.receive(message.as_bytes())?);
+                }
+                ("# ", _) => break,
+                _ => panic!("unreadable line: {line}"),
+            }
+        }
+        Ok(events)
+    }
+}
+
+/// The rows of a recording that meet `wanted`, as a replica.
+pub(crate) fn replica(
+    database: &'static Database,
+    text: &str,
+    wanted: impl Fn(&str, &Value) -> bool,
+) -> Replica {
+    let mut table = "";
+    let mut rows: Vec<(&str, Map<String, Value>)> = Vec::new();
+    let mut datapaths = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            table = heading.split_once(' ').map_or(heading, |(name, _)| name);
+            continue;
+        }
+        let row: Value = serde_json::from_str(line).unwrap();
+        if table == "Datapath_Binding" {
+            let name = row["external_ids"]["name"].as_str().unwrap();
+            datapaths.insert(format!("<{name}>"), row["_uuid"].clone());
+        }
+        if database.table(table).is_some() && wanted(table, &row) {
+            let Value::Object(row) = row else {
+                panic!("not an object: {line}")
+            };
+            rows.push((table, row));
+        }
+    }
+    let mut updates: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    for (table, mut row) in rows {
+        let id = row.remove("_uuid").unwrap();
+        if let Some(datapath) = row.get_mut("datapath") {
+            *datapath = json!(["uuid", datapaths[datapath.as_str().unwrap()]]);
+        }
+        let columns: Map<String, Value> = row
+            .into_iter()
+            .map(|(column, value)| (column, wire(value)))
+            .collect();
+        let updates = updates.entry(table).or_default();
+        updates.insert(id.as_str().unwrap().to_owned(), json!({"initial": columns}));
+    }
+    let mut replica = Replica::new(database);
+    replica.apply(json!(updates)).unwrap();
+    replica
+}
+
+/// The recordings write maps as objects and sets as arrays.
+fn wire(value: Value) -> Value {
+    match value {
+        Value::Object(map) => json!(["map", map.into_iter().collect::<Vec<_>>()]),
+        Value::Array(parts) if parts.first() != Some(&json!("uuid")) => json!(["set", parts]),
+        other => other,
+    }
+}

@@ -1,0 +1,26 @@
+//! A client for OVSDB servers: keeps a replica of some tables and reports what changed in it.
+//!
+//! The protocol is RFC 7047 with the extensions of ovsdb-server(7): `monitor_cond` (section
+//! 4.1.12), `monitor_cond_change` (4.1.13) and `update2` (4.1.14). Framing, values, replica and
+//! session are pure: bytes and the time go in, messages and events come out. Only `connection`
+//! owns a socket.
+//!
+//! It never writes: no operation but `select` is ever sent.
+
+pub mod connection;
+pub mod convert;
+#[cfg(test)]
+pub(crate) mod fixtures;
+pub mod framing;
+pub mod remote;
+pub mod replica;
+pub mod schema;
+pub mod session;
+pub mod value;
+
+pub use connection::{Connection, Counters};
+pub use remote::{Remote, Remotes};
+pub use replica::{Replica, RowChange};
+pub use schema::{Clause, Column, Condition, Database, Function, Kind, Table};
+pub use session::Event;
+pub use value::{Atom, CellError, Datum, Row};

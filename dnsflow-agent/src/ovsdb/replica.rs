@@ -1,0 +1,185 @@
+//! A copy of some rows of a database, kept up to date by `update2` notifications.
+//!
+//! It must never drift silently: a change of a row that it does not have is an error, after
+//! which only a fresh copy helps.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::{
+    schema::{Database, Table},
+    value::{Datum, Row},
+};
+use crate::core::ovn::rows::RowId;
+
+/// The most rows kept of one table.
+pub const TABLE_ROWS_MAX: usize = 1_000_000;
+
+/// Why an update cannot be applied. The copy is of no use after it.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum UpdateError {
+    /// The update has another shape than ovsdb-server(7), section 4.1.14, says.
+    #[error("table {table}: malformed update")]
+    Malformed {
+        /// The table as the update names it.
+        table: String,
+    },
+    /// The update is about a table that was not asked for.
+    #[error("table {table} was not asked for")]
+    UnknownTable {
+        /// The table as the update names it.
+        table: String,
+    },
+    /// The update modifies a row that is not in the copy.
+    #[error("table {table}: row {row} is modified but was never inserted")]
+    UnknownRow {
+        /// The table.
+        table: &'static str,
+        /// The row.
+        row: RowId,
+    },
+    /// More rows than [`TABLE_ROWS_MAX`].
+    #[error("table {table} has more than {TABLE_ROWS_MAX} rows of interest")]
+    TooManyRows {
+        /// The table.
+        table: &'static str,
+    },
+}
+
+/// A row that an update touched; what it is now stands in the [`Replica`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RowChange {
+    /// The table.
+    pub table: &'static str,
+    /// The row.
+    pub id: RowId,
+    /// What it was before, if it was there.
+    pub old: Option<Row>,
+}
+
+/// The rows of one table.
+pub type Rows = BTreeMap<RowId, Row>;
+
+/// The copy.
+#[derive(Debug)]
+pub struct Replica {
+    database: &'static Database,
+    tables: BTreeMap<&'static str, Rows>,
+}
+
+impl Replica {
+    /// An empty copy.
+    pub fn new(database: &'static Database) -> Self {
+        let tables = database.tables.iter();
+        Self {
+            database,
+            tables: tables.map(|table| (table.name, Rows::new())).collect(),
+        }
+    }
+
+    /// The rows of a replicated table; none for any other.
+    pub fn rows(&self, table: &str) -> impl Iterator<Item = (RowId, &Row)> {
+        let rows = self.tables.get(table).into_iter().flatten();
+        rows.map(|(id, row)| (*id, row))
+    }
+
+    /// One row.
+    pub fn row(&self, table: &str, id: RowId) -> Option<&Row> {
+        self.tables.get(table)?.get(&id)
+    }
+
+    /// Applies a `<table-updates2>` and says which rows it touched.
+    pub(crate) fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
+        let Value::Object(updates) = updates else {
+            return Err(UpdateError::Malformed { table: "?".into() });
+        };
+        let mut changes = Vec::new();
+        for (name, rows) in updates {
+            let (Some(table), Some(kept)) = (
+                self.database.table(&name),
+                self.tables.get_mut(name.as_str()),
+            ) else {
+                return Err(UpdateError::UnknownTable { table: name });
+            };
+            let Value::Object(rows) = rows else {
+                return Err(UpdateError::Malformed { table: name });
+            };
+            for (id, update) in rows {
+                let change = RowId::parse(&id).zip(operation(update));
+                let Some((id, (operation, columns))) = change else {
+                    return Err(UpdateError::Malformed { table: name });
+                };
+                let old = apply_row(table, kept, id, operation, columns)?;
+                changes.push(RowChange {
+                    table: table.name,
+                    id,
+                    old,
+                });
+            }
+        }
+        Ok(changes)
+    }
+}
+
+/// What happened to a row (ovsdb-server(7), section 4.1.14, `<row-update2>`).
+#[derive(Clone, Copy)]
+enum Operation {
+    /// `initial` or `insert`: the columns that do not have their default.
+    Insert,
+    /// `modify`: the differences of the columns that changed.
+    Modify,
+    /// `delete`: nothing.
+    Delete,
+}
+
+fn operation(update: Value) -> Option<(Operation, Map<String, Value>)> {
+    let Value::Object(update) = update else {
+        return None;
+    };
+    let (name, value) = update.into_iter().next()?;
+    match (name.as_str(), value) {
+        ("initial" | "insert", Value::Object(columns)) => Some((Operation::Insert, columns)),
+        ("modify", Value::Object(columns)) => Some((Operation::Modify, columns)),
+        ("delete", _) => Some((Operation::Delete, Map::new())),
+        _ => None,
+    }
+}
+
+fn apply_row(
+    table: &'static Table,
+    rows: &mut Rows,
+    id: RowId,
+    operation: Operation,
+    columns: Map<String, Value>,
+) -> Result<Option<Row>, UpdateError> {
+    match operation {
+        Operation::Insert => {
+            let mut row = Row::new(table);
+            for (column, value) in columns {
+                row.update(&column, |_, cell| *cell = Datum::from_json(value));
+            }
+            if rows.len() >= TABLE_ROWS_MAX {
+                return Err(UpdateError::TooManyRows { table: table.name });
+            }
+            Ok(rows.insert(id, row))
+        }
+        Operation::Modify => {
+            let row = rows.get_mut(&id).ok_or(UpdateError::UnknownRow {
+                table: table.name,
+                row: id,
+            })?;
+            let old = row.clone();
+            for (column, value) in columns {
+                row.update(&column, |kind, cell| {
+                    cell.apply(kind, Datum::from_json(value))
+                });
+            }
+            Ok(Some(old))
+        }
+        Operation::Delete => Ok(rows.remove(&id)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::ovsdb::schema::Column;
+
+const DATABASE: &Database = &Database {
+    name: "D",
+    tables: &[Table {
+        name: "T",
+        columns: &[
+            Column::scalar("name"),
+            Column::set("ports"),
+            Column::map("ids"),
+        ],
+        deferred: false,
+    }],
+};
+
+const ID: &str = "26f8710d-96ec-42d8-9b8f-8fa63f3c4605";
+
+fn update(operation: &str, columns: Value) -> Value {
+    json!({"T": {ID: {operation: columns}}})
+}
+
+fn described(replica: &Replica) -> Vec<(String, Vec<String>, Vec<(String, String)>)> {
+    let rows = replica.rows("T").map(|(_, row)| {
+        (
+            row.text("name").unwrap().to_owned(),
+            row.texts("ports")
+                .unwrap()
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            row.pairs("ids")
+                .unwrap()
+                .iter()
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+        )
+    });
+    rows.collect()
+}
+
+#[test]
+fn differences_are_applied_and_the_old_row_is_told() {
+    let mut replica = Replica::new(DATABASE);
+    let id = RowId::parse(ID).unwrap();
+    let changes = replica
+        .apply(update(
+            "initial",
+            json!({"name": "a", "ports": ["set", ["p", "q"]], "ids": ["map", [["k", "1"], ["l", "2"]]]}),
+        ))
+        .unwrap();
+    assert_eq!(
+        changes,
+        [RowChange {
+            table: "T",
+            id,
+            old: None
+        }]
+    );
+    let before = replica.row("T", id).unwrap().clone();
+    let changes = replica
+        .apply(update(
+            "modify",
+            json!({
+                "name": "b",
+                "ports": ["set", ["q", "r"]],
+                "ids": ["map", [["k", "1"], ["l", "3"], ["m", "4"]]],
+                "not replicated": 1,
+            }),
+        ))
+        .unwrap();
+    assert_eq!(
+        changes,
+        [RowChange {
+            table: "T",
+            id,
+            old: Some(before)
+        }]
+    );
+    assert_eq!(
+        described(&replica),
+        [(
+            "b".into(),
+            vec!["p".into(), "r".into()],
+            vec![("l".into(), "3".into()), ("m".into(), "4".into())]
+        )]
+    );
+    let changes = replica.apply(update("delete", Value::Null)).unwrap();
+    assert!(changes[0].old.is_some());
+    assert_eq!(replica.rows("T").count(), 0);
+}
+
+#[test]
+fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
+    for (updates, message) in [
+        (
+            update("modify", json!({"name": "b"})),
+            "table T: row 26f8710d-96ec-42d8-9b8f-8fa63f3c4605 is modified but was never inserted",
+        ),
+        (json!({"U": {}}), "table U was not asked for"),
+        (json!({"T": []}), "table T: malformed update"),
+        (
+            json!({"T": {"x": {"insert": {}}}}),
+            "table T: malformed update",
+        ),
+        (
+            json!({"T": {ID: {"insert": 1}}}),
+            "table T: malformed update",
+        ),
+        (json!({"T": {ID: {}}}), "table T: malformed update"),
+        (json!([]), "table ?: malformed update"),
+    ] {
+        let error = Replica::new(DATABASE).apply(updates).unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+}
+
+#[test]
+fn deleting_a_row_that_was_never_of_interest_changes_nothing() {
+    let mut replica = Replica::new(DATABASE);
+    let changes = replica.apply(update("delete", Value::Null)).unwrap();
+    assert_eq!(changes.len(), 1);
+    assert_eq!(changes[0].old, None);
+}
+
+fn member() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<i8>().prop_map(Value::from),
+        Just(json!(["set", ["a", "b"]])),
+        Just(json!(["map", [["a", "b"]]])),
+        "[ab]".prop_map(Value::from),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_updates_panics(
+        steps in prop::collection::vec(
+            ("initial|insert|modify|delete|other", "name|ports|ids|other", member()),
+            0..12,
+        )
+    ) {
+        let mut replica = Replica::new(DATABASE);
+        for (operation, column, value) in steps {
+            if replica.apply(update(&operation, json!({column: value}))).is_err() {
+                break;
+            }
+        }
+    }
+}

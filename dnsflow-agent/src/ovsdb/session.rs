@@ -1,0 +1,445 @@
+//! One conversation with an OVSDB server, without IO: messages and the time go in, messages and
+//! [`Event`]s come out.
+//!
+//! ```text
+//!   new ──monitor_cond──▶ Monitoring ──reply──▶ Conditioning ──reply──▶ Synced ─┐ update2:
+//!                             │                      ▲                   ▲      │ Changed
+//!                             └──reply, no table is deferred─────────────┘──────┘
+//! ```
+//!
+//! `Synced` is told once, with the whole content. ovsdb-server sends the rows that a changed
+//! condition brings before it answers the request (`ovsdb_jsonrpc_monitor_cond_change` in
+//! `ovsdb/jsonrpc-server.c`), so that by then the deferred tables are there as well.
+//!
+//! Every [`SessionError`] ends the conversation: the owner opens a new one and starts from an
+//! empty replica.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use serde_json::{Map, Value, json};
+
+use super::{
+    replica::{Replica, RowChange, UpdateError},
+    schema::{Clause, Condition, Database},
+    value::row_id,
+};
+use crate::core::ovn::rows::RowId;
+
+/// After this long without a word, the server is asked for a sign of life; after as long again
+/// the connection counts as dead. ovsdb-server's own default for its side.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The name of our one monitor on a connection.
+const MONITOR: &str = "dnsflow";
+/// The id of our echo requests, which need no bookkeeping.
+const ECHO: &str = "echo";
+
+/// The conditions of the monitored tables; [`Condition::Every`] for tables without an entry.
+pub type Conditions = BTreeMap<&'static str, Condition>;
+
+/// An error that the server reported (RFC 7047, section 3.1, `<error>`).
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{error}{}{details}", if .details.is_empty() { "" } else { ": " })]
+pub struct ServerError {
+    /// The short error string.
+    pub error: String,
+    /// More of it, or empty.
+    pub details: String,
+}
+
+impl ServerError {
+    fn from_json(json: &Value) -> Self {
+        let text = |name: &str| json.get(name).and_then(Value::as_str);
+        Self {
+            error: match text("error") {
+                Some(error) => error.to_owned(),
+                None => json.to_string(),
+            },
+            details: text("details").unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+/// Why the conversation is over.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// Not JSON, or nested too deeply.
+    #[error("database {database}: unreadable message: {source}")]
+    Json {
+        /// The database.
+        database: &'static str,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+    /// JSON, but not a message that fits the conversation.
+    #[error("database {database}: unexpected message: {problem}")]
+    Unexpected {
+        /// The database.
+        database: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The server refused to monitor.
+    #[error("database {database}: cannot monitor {tables}: {source}")]
+    Refused {
+        /// The database.
+        database: &'static str,
+        /// The tables asked for.
+        tables: String,
+        /// The server's reason.
+        source: ServerError,
+    },
+    /// An update does not fit the replica.
+    #[error("database {database}: {source}")]
+    Update {
+        /// The database.
+        database: &'static str,
+        /// What does not fit.
+        source: UpdateError,
+    },
+    /// The server stopped the monitor: the database was removed or converted to a new schema
+    /// (ovsdb-server(7), section 4.1.7, `monitor_canceled`).
+    #[error("database {database}: the server canceled the monitor")]
+    Canceled {
+        /// The database.
+        database: &'static str,
+    },
+    /// No sign of life.
+    #[error("database {database}: no answer for {} s", 2 * PROBE_INTERVAL.as_secs())]
+    TimedOut {
+        /// The database.
+        database: &'static str,
+    },
+}
+
+/// Something that the owner of the session should know.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Event {
+    /// The replica is complete; told once.
+    Synced,
+    /// One update of the server, after [`Event::Synced`]: usually one transaction.
+    Changed(Vec<RowChange>),
+    /// The answer to [`Session::select`].
+    Selected {
+        /// As given.
+        tag: u64,
+        /// The rows found.
+        rows: Result<Vec<RowId>, ServerError>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    Monitoring,
+    Conditioning,
+    Synced,
+}
+
+#[derive(Clone, Debug)]
+enum Request {
+    Monitor,
+    Condition(BTreeSet<&'static str>),
+    Select { tag: u64 },
+}
+
+/// The conversation.
+#[derive(Debug)]
+pub struct Session {
+    database: &'static Database,
+    conditions: Conditions,
+    /// Tables whose condition the server does not know yet.
+    changed_conditions: BTreeSet<&'static str>,
+    replica: Replica,
+    phase: Phase,
+    next_id: u64,
+    pending: BTreeMap<u64, Request>,
+    output: BytesMut,
+    last_heard: Instant,
+    probed: bool,
+}
+
+impl Session {
+    /// Begins a conversation: the first request is in [`Session::output`].
+    pub fn new(database: &'static Database, conditions: Conditions, now: Instant) -> Self {
+        let mut session = Self {
+            database,
+            conditions,
+            changed_conditions: BTreeSet::new(),
+            replica: Replica::new(database),
+            phase: Phase::Monitoring,
+            next_id: 0,
+            pending: BTreeMap::new(),
+            output: BytesMut::new(),
+            last_heard: now,
+            probed: false,
+        };
+        let requests: Map<String, Value> = database
+            .tables
+            .iter()
+            .map(|table| {
+                let columns: Vec<&str> = table.columns.iter().map(|column| column.name).collect();
+                let request = if table.deferred {
+                    json!({"columns": columns, "where": [false], "select": {"initial": false}})
+                } else {
+                    json!({"columns": columns, "where": session.condition(table.name).to_json()})
+                };
+                (table.name.to_owned(), json!([request]))
+            })
+            .collect();
+        let deferred = database.tables.iter().filter(|table| table.deferred);
+        let deferred = deferred.map(|table| table.name);
+        let wanted = deferred.filter(|table| !session.condition(table).is_nothing());
+        session.changed_conditions = wanted.collect();
+        session.request(
+            "monitor_cond",
+            json!([database.name, MONITOR, requests]),
+            Request::Monitor,
+        );
+        session
+    }
+
+    /// The rows known so far; complete after [`Event::Synced`].
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// Bytes to be sent; the owner removes what it has sent.
+    pub fn output(&mut self) -> &mut BytesMut {
+        &mut self.output
+    }
+
+    /// When [`Session::handle_timeout`] wants to be called.
+    pub fn next_deadline(&self) -> Instant {
+        self.last_heard + PROBE_INTERVAL * if self.probed { 2 } else { 1 }
+    }
+
+    /// Something was received, be it part of a message.
+    pub fn heard(&mut self, now: Instant) {
+        self.last_heard = now;
+        self.probed = false;
+    }
+
+    /// The time has come, or not yet.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), SessionError> {
+        if now < self.next_deadline() {
+            return Ok(());
+        }
+        if self.probed {
+            return Err(SessionError::TimedOut {
+                database: self.database.name,
+            });
+        }
+        self.probed = true;
+        self.send(&json!({"method": "echo", "params": [], "id": ECHO}));
+        Ok(())
+    }
+
+    /// Replicates other rows of this table from now on. Of several changes while one is on its
+    /// way, only the last is asked for: the server looks at every row of the table each time.
+    pub fn set_condition(&mut self, table: &'static str, condition: Condition) {
+        if *self.condition(table) == condition {
+            return;
+        }
+        self.conditions.insert(table, condition);
+        self.changed_conditions.insert(table);
+        if self.phase != Phase::Monitoring {
+            self.request_conditions();
+        }
+    }
+
+    /// Asks which rows meet all clauses; [`Event::Selected`] brings the answer.
+    pub fn select(&mut self, tag: u64, table: &'static str, clauses: &[Clause]) {
+        let clauses: Value = clauses.iter().map(Clause::to_json).collect();
+        let operation =
+            json!({"op": "select", "table": table, "where": clauses, "columns": ["_uuid"]});
+        self.request(
+            "transact",
+            json!([self.database.name, operation]),
+            Request::Select { tag },
+        );
+    }
+
+    /// Takes a message of the server.
+    pub fn receive(&mut self, message: &[u8]) -> Result<Option<Event>, SessionError> {
+        let message: Value =
+            serde_json::from_slice(message).map_err(|source| SessionError::Json {
+                database: self.database.name,
+                source,
+            })?;
+        let Value::Object(mut message) = message else {
+            return Err(self.unexpected("not an object"));
+        };
+        let mut take = |name: &str| message.remove(name).unwrap_or_default();
+        let (method, id) = (take("method"), take("id"));
+        match (method, id) {
+            (Value::String(method), Value::Null) => self.notified(&method, take("params")),
+            (Value::String(method), id) if method == "echo" => {
+                self.send(&json!({"id": id, "result": take("params"), "error": null}));
+                Ok(None)
+            }
+            (Value::String(method), id) => {
+                let error = json!({"error": "unknown method", "details": method});
+                self.send(&json!({"id": id, "result": null, "error": error}));
+                Ok(None)
+            }
+            (_, Value::String(id)) if id == ECHO => Ok(None),
+            (_, id) => {
+                let request = id.as_u64().and_then(|id| self.pending.remove(&id));
+                let Some(request) = request else {
+                    return Err(self.unexpected("an answer to nothing"));
+                };
+                self.answered(request, take("result"), take("error"))
+            }
+        }
+    }
+
+    fn notified(&mut self, method: &str, params: Value) -> Result<Option<Event>, SessionError> {
+        let Value::Array(params) = params else {
+            return Err(self.unexpected("a notification without parameters"));
+        };
+        match method {
+            "update2" => {
+                let Ok([_, updates]) = <[Value; 2]>::try_from(params) else {
+                    return Err(self.unexpected("an update2 without two parameters"));
+                };
+                let changes = self.apply(updates)?;
+                Ok((self.phase == Phase::Synced).then_some(Event::Changed(changes)))
+            }
+            "monitor_canceled" => Err(SessionError::Canceled {
+                database: self.database.name,
+            }),
+            _ => Ok(None),
+        }
+    }
+
+    fn answered(
+        &mut self,
+        request: Request,
+        result: Value,
+        error: Value,
+    ) -> Result<Option<Event>, SessionError> {
+        match request {
+            Request::Monitor => {
+                let tables = self.database.tables.iter().map(|table| table.name);
+                self.refused(tables, &error)?;
+                self.apply(result)?;
+                self.phase = Phase::Conditioning;
+                self.request_conditions();
+                Ok(self.synced())
+            }
+            Request::Condition(tables) => {
+                self.refused(tables.into_iter(), &error)?;
+                self.request_conditions();
+                Ok(self.synced())
+            }
+            Request::Select { tag } => Ok(Some(Event::Selected {
+                tag,
+                rows: selected(result, &error),
+            })),
+        }
+    }
+
+    fn synced(&mut self) -> Option<Event> {
+        if self.phase != Phase::Conditioning || self.condition_in_flight() {
+            return None;
+        }
+        self.phase = Phase::Synced;
+        Some(Event::Synced)
+    }
+
+    fn refused(
+        &self,
+        tables: impl Iterator<Item = &'static str>,
+        error: &Value,
+    ) -> Result<(), SessionError> {
+        if error.is_null() {
+            return Ok(());
+        }
+        Err(SessionError::Refused {
+            database: self.database.name,
+            tables: tables.collect::<Vec<_>>().join(", "),
+            source: ServerError::from_json(error),
+        })
+    }
+
+    fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, SessionError> {
+        self.replica
+            .apply(updates)
+            .map_err(|source| SessionError::Update {
+                database: self.database.name,
+                source,
+            })
+    }
+
+    fn condition(&self, table: &str) -> &Condition {
+        self.conditions.get(table).unwrap_or(&Condition::Every)
+    }
+
+    fn condition_in_flight(&self) -> bool {
+        let mut pending = self.pending.values();
+        pending.any(|request| matches!(request, Request::Condition(_)))
+    }
+
+    fn request_conditions(&mut self) {
+        if self.changed_conditions.is_empty() || self.condition_in_flight() {
+            return;
+        }
+        let tables = std::mem::take(&mut self.changed_conditions);
+        let requests: Map<String, Value> = tables
+            .iter()
+            .map(|table| {
+                let condition = self.condition(table).to_json();
+                ((*table).to_owned(), json!([{"where": condition}]))
+            })
+            .collect();
+        self.request(
+            "monitor_cond_change",
+            json!([MONITOR, MONITOR, requests]),
+            Request::Condition(tables),
+        );
+    }
+
+    fn request(&mut self, method: &str, params: Value, request: Request) {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.pending.insert(id, request);
+        self.send(&json!({"method": method, "params": params, "id": id}));
+    }
+
+    fn send(&mut self, message: &Value) {
+        self.output
+            .extend_from_slice(message.to_string().as_bytes());
+    }
+
+    fn unexpected(&self, problem: &'static str) -> SessionError {
+        SessionError::Unexpected {
+            database: self.database.name,
+            problem,
+        }
+    }
+}
+
+/// Reads the answer to a transaction of one `select` (RFC 7047, sections 4.1.3 and 5.2.2).
+fn selected(result: Value, error: &Value) -> Result<Vec<RowId>, ServerError> {
+    if !error.is_null() {
+        return Err(ServerError::from_json(error));
+    }
+    let Some(rows) = result.pointer("/0/rows").and_then(Value::as_array) else {
+        let outcome = result.get(0).unwrap_or(&result);
+        return Err(ServerError::from_json(outcome));
+    };
+    let ids = rows
+        .iter()
+        .map(|row| row.get("_uuid")?.as_array().and_then(|id| row_id(id)));
+    ids.collect::<Option<_>>().ok_or_else(|| ServerError {
+        error: "a row without its id".into(),
+        details: String::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

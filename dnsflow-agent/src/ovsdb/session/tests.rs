@@ -1,0 +1,358 @@
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    ovn_db::sb,
+    ovsdb::{
+        fixtures::{REFUSALS, SOUTHBOUND, Transcript},
+        schema::{Column, Table},
+        value::Atom,
+    },
+};
+
+fn priorities(wanted: &[i64]) -> Condition {
+    let clauses = wanted
+        .iter()
+        .map(|priority| Clause::equal("priority", *priority));
+    Condition::AnyOf(clauses.collect())
+}
+
+fn southbound() -> Session {
+    let mut conditions = sb::conditions();
+    conditions.insert("Logical_Flow", priorities(&[11000]));
+    Session::new(&sb::DATABASE, conditions, Instant::now())
+}
+
+fn count(session: &Session, table: &str) -> usize {
+    session.replica().rows(table).count()
+}
+
+fn touched(events: &[Event]) -> BTreeMap<&'static str, usize> {
+    let mut touched = BTreeMap::new();
+    let [Event::Changed(changes)] = events else {
+        panic!("not one update: {events:?}")
+    };
+    for change in changes {
+        *touched.entry(change.table).or_default() += 1;
+    }
+    touched
+}
+
+#[test]
+fn the_recorded_southbound_conversation() {
+    let mut session = southbound();
+    let mut transcript = Transcript::new(SOUTHBOUND);
+    assert_eq!(transcript.play(&mut session).unwrap(), []);
+
+    let events = transcript.play(&mut session).unwrap();
+    assert_eq!(events, [Event::Synced], "once, with the deferred table");
+    assert_eq!(count(&session, "Logical_Flow"), 3);
+    assert_eq!(
+        count(&session, "Port_Binding"),
+        1,
+        "the patch port is not told"
+    );
+
+    let events = transcript.play(&mut session).unwrap();
+    assert_eq!(
+        touched(&events),
+        BTreeMap::from([("Logical_Flow", 3), ("Port_Binding", 2), ("Port_Group", 1)]),
+        "one transaction, one event"
+    );
+    let groups: Vec<_> = session.replica().rows("Port_Group").collect();
+    assert_eq!(groups[0].1.texts("ports").unwrap(), ["ns1_p1", "ns1_p2"]);
+
+    let events = transcript.play(&mut session).unwrap();
+    assert_eq!(
+        touched(&events),
+        BTreeMap::from([("Port_Binding", 1), ("Port_Group", 1)])
+    );
+    let groups: Vec<_> = session.replica().rows("Port_Group").collect();
+    assert_eq!(groups[0].1.texts("ports"), Ok(vec![]));
+
+    session.set_condition("Logical_Flow", priorities(&[10999, 11000]));
+    transcript.play(&mut session).unwrap();
+    assert_eq!(count(&session, "Logical_Flow"), 4);
+
+    session.set_condition("Logical_Flow", priorities(&[]));
+    transcript.play(&mut session).unwrap();
+    assert_eq!(count(&session, "Logical_Flow"), 0);
+
+    let stage = [
+        Clause::equal("pipeline", "egress"),
+        Clause::equal("table_id", 4),
+    ];
+    session.select(7, "Logical_Flow", &stage);
+    let events = transcript.play(&mut session).unwrap();
+    assert!(
+        matches!(&events[..], [Event::Selected { tag: 7, rows: Ok(rows) }] if rows.len() == 4),
+        "{events:?}"
+    );
+
+    session.select(8, "Nothing", &[]);
+    let events = transcript.play(&mut session).unwrap();
+    let [
+        Event::Selected {
+            tag: 8,
+            rows: Err(error),
+        },
+    ] = &events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!(
+        error.to_string(),
+        "syntax error: Parsing ovsdb operation 1 of 1 failed: No table named Nothing."
+    );
+
+    let idle = session.next_deadline();
+    session.handle_timeout(idle).unwrap();
+    assert_eq!(
+        transcript.play(&mut session).unwrap(),
+        [],
+        "our echo is answered"
+    );
+    assert_eq!(
+        transcript.play(&mut session).unwrap(),
+        [],
+        "the server's echo is answered"
+    );
+}
+
+#[test]
+fn refusals_name_database_and_tables() {
+    static WRONG_COLUMN: Database = Database {
+        name: "OVN_Southbound",
+        tables: &[Table {
+            name: "Port_Group",
+            columns: &[Column::scalar("name"), Column::scalar("colour")],
+            deferred: false,
+        }],
+    };
+    static WRONG_TABLE: Database = Database {
+        name: "OVN_Southbound",
+        tables: &[Table {
+            name: "Bridge",
+            columns: &[Column::scalar("name")],
+            deferred: false,
+        }],
+    };
+    static WRONG_DATABASE: Database = Database {
+        name: "Open_vSwitch",
+        tables: sb::DATABASE.tables,
+    };
+    let mut transcript = Transcript::new(REFUSALS);
+    transcript.play(&mut southbound()).unwrap();
+    for (database, conditions, message) in [
+        (
+            &WRONG_DATABASE,
+            sb::conditions(),
+            "database Open_vSwitch: cannot monitor Datapath_Binding, Port_Binding, Port_Group, \
+             Logical_Flow: unknown database: monitor_cond request specifies unknown database \
+             Open_vSwitch",
+        ),
+        (
+            &WRONG_COLUMN,
+            Conditions::new(),
+            "database OVN_Southbound: cannot monitor Port_Group: syntax error: colour is not a \
+             valid column name",
+        ),
+        (
+            &WRONG_TABLE,
+            Conditions::new(),
+            "database OVN_Southbound: cannot monitor Bridge: syntax error: no table named Bridge",
+        ),
+    ] {
+        let mut session = Session::new(database, conditions, Instant::now());
+        let error = transcript.play(&mut session).unwrap_err();
+        assert_eq!(error.to_string(), message);
+        transcript.play(&mut session).unwrap();
+    }
+}
+
+fn sent(session: &mut Session) -> Vec<Value> {
+    let output = session.output().split();
+    let messages = serde_json::Deserializer::from_slice(&output).into_iter();
+    messages.map(Result::unwrap).collect()
+}
+
+fn receive(session: &mut Session, message: Value) -> Result<Option<Event>, SessionError> {
+    session.receive(message.to_string().as_bytes())
+}
+
+/// A session that is synced with an empty database.
+fn synced() -> Session {
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    session.output().clear();
+    let event = receive(&mut session, json!({"id": 0, "result": {}, "error": null}));
+    assert_eq!(event.unwrap(), Some(Event::Synced));
+    session
+}
+
+#[test]
+fn conditions_wait_for_each_other_and_only_the_last_is_asked_for() {
+    let mut session = synced();
+    for wanted in [1, 2, 3] {
+        session.set_condition("Logical_Flow", priorities(&[wanted]));
+    }
+    let first = sent(&mut session);
+    assert_eq!(first.len(), 1);
+    assert_eq!(
+        first[0]["params"][2],
+        json!({"Logical_Flow": [{"where": [["priority", "==", 1]]}]})
+    );
+    let id = &first[0]["id"];
+    let event = receive(&mut session, json!({"id": id, "result": {}, "error": null}));
+    assert_eq!(event.unwrap(), None);
+    let second = sent(&mut session);
+    assert_eq!(second.len(), 1);
+    assert_eq!(
+        second[0]["params"][2],
+        json!({"Logical_Flow": [{"where": [["priority", "==", 3]]}]})
+    );
+}
+
+#[test]
+fn a_condition_that_stays_the_same_is_not_asked_for() {
+    let mut session = synced();
+    session.set_condition("Logical_Flow", Condition::Nothing);
+    assert_eq!(sent(&mut session), [] as [Value; 0]);
+}
+
+#[test]
+fn a_condition_changed_before_the_first_answer_belongs_to_the_first_content() {
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    session.output().clear();
+    session.set_condition("Logical_Flow", priorities(&[1]));
+    assert_eq!(sent(&mut session), [] as [Value; 0]);
+    let answer = json!({"id": 0, "result": {}, "error": null});
+    assert_eq!(receive(&mut session, answer).unwrap(), None);
+    assert_eq!(sent(&mut session)[0]["method"], "monitor_cond_change");
+    let answer = json!({"id": 1, "result": {}, "error": null});
+    assert_eq!(receive(&mut session, answer).unwrap(), Some(Event::Synced));
+}
+
+#[test]
+fn silence_is_probed_once_and_then_ends_the_session() {
+    let mut session = synced();
+    let idle = session.next_deadline();
+    session
+        .handle_timeout(idle - Duration::from_millis(1))
+        .unwrap();
+    assert_eq!(sent(&mut session), [] as [Value; 0]);
+    session.handle_timeout(idle).unwrap();
+    assert_eq!(sent(&mut session)[0]["method"], "echo");
+    assert_eq!(session.next_deadline(), idle + PROBE_INTERVAL);
+    session.handle_timeout(idle).unwrap();
+    assert_eq!(sent(&mut session), [] as [Value; 0], "one probe is enough");
+    let error = session.handle_timeout(idle + PROBE_INTERVAL).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "database OVN_Southbound: no answer for 10 s"
+    );
+}
+
+#[test]
+fn anything_heard_counts_as_a_sign_of_life() {
+    let mut session = synced();
+    let idle = session.next_deadline();
+    session.handle_timeout(idle).unwrap();
+    session.heard(idle);
+    assert_eq!(session.next_deadline(), idle + PROBE_INTERVAL);
+    session.handle_timeout(idle + PROBE_INTERVAL).unwrap();
+}
+
+#[test]
+fn messages_that_do_not_fit_end_the_session() {
+    for (message, problem) in [
+        (json!({"id": 9, "result": {}}), "an answer to nothing"),
+        (json!({"id": null, "result": {}}), "an answer to nothing"),
+        (
+            json!({"method": "update2", "params": [1], "id": null}),
+            "an update2 without two parameters",
+        ),
+        (
+            json!({"method": "update2", "id": null}),
+            "a notification without parameters",
+        ),
+        (
+            json!({"method": "monitor_canceled", "params": ["dnsflow"], "id": null}),
+            "the server canceled the monitor",
+        ),
+        (
+            json!({"method": "update2", "params": ["dnsflow", {"X": {}}], "id": null}),
+            "table X was not asked for",
+        ),
+    ] {
+        let error = receive(&mut synced(), message).unwrap_err().to_string();
+        assert!(
+            error.starts_with("database OVN_Southbound: ") && error.ends_with(problem),
+            "{error}"
+        );
+    }
+    let error = synced().receive(b"{]").unwrap_err().to_string();
+    assert!(error.contains("unreadable message"), "{error}");
+    let deep = format!("{{\"a\":{}{}}}", "[".repeat(200), "]".repeat(200));
+    assert!(synced().receive(deep.as_bytes()).is_err());
+}
+
+#[test]
+fn unknown_requests_are_refused_and_unknown_notifications_ignored() {
+    let mut session = synced();
+    let request = json!({"method": "dance", "params": [], "id": 3});
+    assert_eq!(receive(&mut session, request).unwrap(), None);
+    assert_eq!(
+        sent(&mut session),
+        [
+            json!({"id": 3, "result": null, "error": {"error": "unknown method", "details": "dance"}})
+        ]
+    );
+    let notification = json!({"method": "dance", "params": [], "id": null});
+    assert_eq!(receive(&mut session, notification).unwrap(), None);
+    assert_eq!(sent(&mut session), [] as [Value; 0]);
+}
+
+#[test]
+fn clauses_as_the_protocol_writes_them() {
+    let pair = Clause::includes_pair("external_ids", "k", "v");
+    assert_eq!(
+        Condition::AnyOf(vec![pair]).to_json(),
+        json!([["external_ids", "includes", ["map", [["k", "v"]]]]])
+    );
+    let row = RowId::new(1);
+    assert_eq!(
+        Clause::equal("datapath", Atom::Uuid(row)).to_json(),
+        json!([
+            "datapath",
+            "==",
+            ["uuid", "00000000-0000-0000-0000-000000000001"]
+        ])
+    );
+    assert_eq!(Condition::Every.to_json(), json!([true]));
+    assert_eq!(Condition::Nothing.to_json(), json!([false]));
+    assert_eq!(Condition::AnyOf(vec![]).to_json(), json!([false]));
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = synced().receive(&bytes);
+    }
+
+    #[test]
+    fn a_damaged_conversation_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let messages: Vec<&str> =
+            SOUTHBOUND.lines().filter_map(|line| line.strip_prefix("< ")).collect();
+        let mut bytes = messages.join("\n").into_bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let mut session = southbound();
+        for message in bytes.split(|byte| *byte == b'\n') {
+            if session.receive(message).is_err() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The values of database cells (RFC 7047, section 5.1), and typed access to them.
+//!
+//! A set of one element and the bare atom are the same value on the wire and here: every cell
+//! is either a sorted set or a sorted map. Reals are not read: no column that dnsflow uses has
+//! them.
+
+use serde_json::{Value, json};
+
+use super::schema::{Column, Kind, Table};
+use crate::core::ovn::rows::RowId;
+
+/// A single value.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Atom {
+    /// An integer.
+    Integer(i64),
+    /// A boolean.
+    Boolean(bool),
+    /// A string.
+    String(Box<str>),
+    /// A reference to a row.
+    Uuid(RowId),
+}
+
+impl From<i64> for Atom {
+    fn from(value: i64) -> Self {
+        Self::Integer(value)
+    }
+}
+
+impl From<&str> for Atom {
+    fn from(value: &str) -> Self {
+        Self::String(value.into())
+    }
+}
+
+impl Atom {
+    fn from_json(json: Value) -> Option<Self> {
+        match json {
+            Value::Number(number) => number.as_i64().map(Self::Integer),
+            Value::Bool(value) => Some(Self::Boolean(value)),
+            Value::String(text) => Some(Self::String(text.into_boxed_str())),
+            Value::Array(parts) => row_id(&parts).map(Self::Uuid),
+            Value::Null | Value::Object(_) => None,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Integer(value) => json!(value),
+            Self::Boolean(value) => json!(value),
+            Self::String(text) => json!(text),
+            Self::Uuid(row) => json!(["uuid", row.to_string()]),
+        }
+    }
+}
+
+/// Reads `["uuid", "…"]`.
+pub(super) fn row_id(parts: &[Value]) -> Option<RowId> {
+    match parts {
+        [Value::String(tag), Value::String(text)] if tag == "uuid" => RowId::parse(text),
+        _ => None,
+    }
+}
+
+/// What a cell holds.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Datum(Repr);
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Repr {
+    /// Sorted, without duplicates.
+    Set(Vec<Atom>),
+    /// Sorted by key, without duplicate keys.
+    Map(Vec<(Atom, Atom)>),
+    /// Something that is no value as read here. Kept, so that the row can be named when
+    /// someone looks at the cell, and so that a later value can replace it.
+    Unreadable,
+}
+
+impl Default for Datum {
+    /// The empty value. A column that an update leaves out has its default (ovsdb-server(7),
+    /// section 4.1.14), which the accessors of [`Row`] make of an empty value.
+    fn default() -> Self {
+        Self(Repr::Set(Vec::new()))
+    }
+}
+
+impl Datum {
+    /// A set of one element.
+    pub fn scalar(value: impl Into<Atom>) -> Self {
+        Self(Repr::Set(vec![value.into()]))
+    }
+
+    /// A map. Of pairs with the same key, the last one counts.
+    pub fn map(pairs: impl IntoIterator<Item = (Atom, Atom)>) -> Self {
+        let sorted: std::collections::BTreeMap<_, _> = pairs.into_iter().collect();
+        Self(Repr::Map(sorted.into_iter().collect()))
+    }
+
+    /// A set.
+    pub fn set(atoms: impl IntoIterator<Item = Atom>) -> Self {
+        let mut atoms: Vec<Atom> = atoms.into_iter().collect();
+        atoms.sort_unstable();
+        atoms.dedup();
+        Self(Repr::Set(atoms))
+    }
+
+    /// Reads the wire's form of a value.
+    pub fn from_json(json: Value) -> Self {
+        Self::parse(json).unwrap_or(Self(Repr::Unreadable))
+    }
+
+    fn parse(json: Value) -> Option<Self> {
+        let Value::Array(mut parts) = json else {
+            return Atom::from_json(json).map(Self::scalar);
+        };
+        let [Value::String(tag), _] = &parts[..] else {
+            return None;
+        };
+        match tag.as_str() {
+            "uuid" => row_id(&parts).map(|row| Self::scalar(Atom::Uuid(row))),
+            "set" => {
+                let Some(Value::Array(members)) = parts.pop() else {
+                    return None;
+                };
+                let atoms: Option<Vec<Atom>> = members.into_iter().map(Atom::from_json).collect();
+                Some(Self::set(atoms?))
+            }
+            "map" => {
+                let Some(Value::Array(members)) = parts.pop() else {
+                    return None;
+                };
+                let pairs: Option<Vec<(Atom, Atom)>> =
+                    members.into_iter().map(pair_from_json).collect();
+                Some(Self::map(pairs?))
+            }
+            _ => None,
+        }
+    }
+
+    /// The wire's form.
+    pub fn to_json(&self) -> Value {
+        match &self.0 {
+            Repr::Set(atoms) => match &atoms[..] {
+                [atom] => atom.to_json(),
+                _ => json!(["set", atoms.iter().map(Atom::to_json).collect::<Vec<_>>()]),
+            },
+            Repr::Map(pairs) => {
+                let pairs = pairs
+                    .iter()
+                    .map(|(key, value)| [key, value].map(Atom::to_json));
+                json!(["map", pairs.collect::<Vec<_>>()])
+            }
+            Repr::Unreadable => Value::Null,
+        }
+    }
+
+    /// Turns the old value of a column into the new one (ovsdb-server(7), section 4.1.14).
+    pub fn apply(&mut self, kind: Kind, difference: Self) {
+        let old = std::mem::take(self);
+        self.0 = match (kind, old.0, difference.0) {
+            (Kind::Scalar, _, new) => new,
+            (Kind::Set, Repr::Set(old), Repr::Set(difference)) => {
+                Repr::Set(symmetric_difference(old, difference))
+            }
+            (Kind::Map, Repr::Map(old), Repr::Map(difference)) => {
+                Repr::Map(changed_pairs(old, difference))
+            }
+            // The default of a map that an update left out.
+            (Kind::Map, Repr::Set(old), new @ Repr::Map(_)) if old.is_empty() => new,
+            (Kind::Set | Kind::Map, _, _) => Repr::Unreadable,
+        };
+    }
+}
+
+fn pair_from_json(json: Value) -> Option<(Atom, Atom)> {
+    let Value::Array(pair) = json else {
+        return None;
+    };
+    let [key, value] = <[Value; 2]>::try_from(pair).ok()?;
+    Some((Atom::from_json(key)?, Atom::from_json(value)?))
+}
+
+/// Both lists are sorted and without duplicates, so that an atom can occur twice at most.
+fn symmetric_difference(mut old: Vec<Atom>, difference: Vec<Atom>) -> Vec<Atom> {
+    old.extend(difference);
+    old.sort();
+    let mut result: Vec<Atom> = Vec::with_capacity(old.len());
+    for atom in old {
+        if result.last() == Some(&atom) {
+            result.pop();
+        } else {
+            result.push(atom);
+        }
+    }
+    result
+}
+
+fn changed_pairs(mut old: Vec<(Atom, Atom)>, difference: Vec<(Atom, Atom)>) -> Vec<(Atom, Atom)> {
+    old.extend(difference);
+    // Stable: where a key occurs twice, the old pair comes first.
+    old.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let mut result: Vec<(Atom, Atom)> = Vec::with_capacity(old.len());
+    for (key, value) in old {
+        match result.last_mut() {
+            Some(last) if last.0 == key => {
+                if last.1 == value {
+                    result.pop();
+                } else {
+                    last.1 = value;
+                }
+            }
+            _ => result.push((key, value)),
+        }
+    }
+    result
+}
+
+/// A cell that does not hold what the schema promises, or not what dnsflow can use.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("column {column}: {problem}")]
+pub struct CellError {
+    /// The column.
+    pub column: &'static str,
+    /// What is wrong with it, for people.
+    pub problem: String,
+}
+
+impl CellError {
+    /// An error about this column.
+    pub fn new(column: &'static str, problem: impl Into<String>) -> Self {
+        Self {
+            column,
+            problem: problem.into(),
+        }
+    }
+}
+
+/// A replicated row: the replicated columns of its table.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Row {
+    columns: &'static [Column],
+    /// One for each of `columns`.
+    cells: Box<[Datum]>,
+}
+
+impl Row {
+    /// A row of this table with every column empty.
+    pub fn new(table: &'static Table) -> Self {
+        Self {
+            columns: table.columns,
+            cells: table.columns.iter().map(|_| Datum::default()).collect(),
+        }
+    }
+
+    /// Replaces or changes one cell. Columns that are not replicated are left out.
+    pub(super) fn update(&mut self, column: &str, change: impl FnOnce(Kind, &mut Datum)) {
+        if let Some(index) = self.columns.iter().position(|found| found.name == column) {
+            change(self.columns[index].kind, &mut self.cells[index]);
+        }
+    }
+
+    fn cell(&self, column: &'static str) -> Result<&Datum, CellError> {
+        let index = self.columns.iter().position(|found| found.name == column);
+        index
+            .and_then(|index| self.cells.get(index))
+            .ok_or_else(|| CellError::new(column, "is not replicated"))
+    }
+
+    fn atoms(&self, column: &'static str) -> Result<&[Atom], CellError> {
+        match &self.cell(column)?.0 {
+            Repr::Set(atoms) => Ok(atoms),
+            Repr::Map(_) => Err(CellError::new(column, "holds a map")),
+            Repr::Unreadable => Err(CellError::new(column, "holds an unreadable value")),
+        }
+    }
+
+    fn atom(&self, column: &'static str) -> Result<Option<&Atom>, CellError> {
+        match self.atoms(column)? {
+            [] => Ok(None),
+            [atom] => Ok(Some(atom)),
+            atoms => Err(CellError::new(
+                column,
+                format!("holds {} values", atoms.len()),
+            )),
+        }
+    }
+
+    /// A string; the empty one is the default (RFC 7047, section 5.2.1).
+    pub fn text(&self, column: &'static str) -> Result<&str, CellError> {
+        match self.atom(column)? {
+            None => Ok(""),
+            Some(Atom::String(text)) => Ok(text),
+            Some(_) => Err(CellError::new(column, "is not a string")),
+        }
+    }
+
+    /// An optional integer.
+    pub fn optional_integer(&self, column: &'static str) -> Result<Option<i64>, CellError> {
+        match self.atom(column)? {
+            None => Ok(None),
+            Some(Atom::Integer(value)) => Ok(Some(*value)),
+            Some(_) => Err(CellError::new(column, "is not an integer")),
+        }
+    }
+
+    /// An integer that fits `T`; zero is the default (RFC 7047, section 5.2.1).
+    pub fn integer<T: TryFrom<i64>>(&self, column: &'static str) -> Result<T, CellError> {
+        let value = self.optional_integer(column)?.unwrap_or(0);
+        T::try_from(value).map_err(|_| CellError::new(column, format!("{value} is out of range")))
+    }
+
+    /// A reference that is always there.
+    pub fn reference(&self, column: &'static str) -> Result<RowId, CellError> {
+        match self.atom(column)? {
+            Some(Atom::Uuid(row)) => Ok(*row),
+            _ => Err(CellError::new(column, "is not a reference")),
+        }
+    }
+
+    /// A set of strings, in their order.
+    pub fn texts(&self, column: &'static str) -> Result<Vec<&str>, CellError> {
+        let texts = self.atoms(column)?.iter().map(|atom| match atom {
+            Atom::String(text) => Ok(&**text),
+            _ => Err(CellError::new(column, "holds something else than strings")),
+        });
+        texts.collect()
+    }
+
+    /// A map of strings.
+    pub fn pairs(&self, column: &'static str) -> Result<Pairs<'_>, CellError> {
+        let pairs = match &self.cell(column)?.0 {
+            Repr::Map(pairs) => &pairs[..],
+            Repr::Set(atoms) if atoms.is_empty() => &[],
+            Repr::Set(_) => return Err(CellError::new(column, "is not a map")),
+            Repr::Unreadable => return Err(CellError::new(column, "holds an unreadable value")),
+        };
+        let strings = pairs
+            .iter()
+            .all(|pair| matches!(pair, (Atom::String(_), Atom::String(_))));
+        if strings {
+            Ok(Pairs(pairs))
+        } else {
+            Err(CellError::new(column, "holds something else than strings"))
+        }
+    }
+}
+
+/// A map of strings.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairs<'a>(&'a [(Atom, Atom)]);
+
+impl<'a> Pairs<'a> {
+    /// The value of this key.
+    pub fn value(&self, key: &str) -> Option<&'a str> {
+        self.iter()
+            .find(|(found, _)| *found == key)
+            .map(|(_, value)| value)
+    }
+
+    /// Every pair, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        self.0.iter().filter_map(|pair| match pair {
+            (Atom::String(key), Atom::String(value)) => Some((&**key, &**value)),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+#![allow(clippy::unwrap_used)]
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    core::ovn::rows::{Changes, RowId},
+    ovsdb::{
+        Replica,
+        fixtures::{Transcript, VSWITCH},
+        session::Session,
+    },
+};
+
+#[test]
+fn the_recorded_life_of_a_pods_interface() {
+    let mut session = Session::new(&DATABASE, Conditions::new(), Instant::now());
+    let mut transcript = Transcript::new(VSWITCH);
+    let mut converter = Converter::new(DATABASE.name, Arc::default());
+    assert_eq!(transcript.play(&mut session).unwrap(), [Event::Synced]);
+    assert_eq!(
+        converter.every(session.replica(), INTERFACE, interface),
+        [],
+        "br-int is no pod"
+    );
+    let mut step = || -> Changes<Interface> {
+        let events = transcript.play(&mut session).unwrap();
+        let [Event::Changed(changes)] = &events[..] else {
+            panic!("{events:?}")
+        };
+        converter.changed(session.replica(), changes, INTERFACE, interface)
+    };
+    let one = |changes: Changes<Interface>| -> Option<Interface> {
+        let [(id, interface)] = <[_; 1]>::try_from(changes).unwrap();
+        assert_eq!(
+            id,
+            RowId::parse("81d851b7-3bd4-4462-befa-02c878e1854b").unwrap()
+        );
+        interface
+    };
+
+    let added = one(step()).unwrap();
+    assert_eq!(
+        added,
+        Interface {
+            name: "0123456789abcde".into(),
+            iface_id: "ns1_p1".into(),
+            iface_id_ver: Some("78efc81f-9b4e-4d2a-8d63-0f3b1f6a2c11".into()),
+            addresses: vec!["10.244.0.3".parse().unwrap()],
+            mac: Some("0a:58:0a:f4:00:03".into()),
+            sandbox: Some("0123456789abcdef0123456789abcdef".into()),
+            ofport: None,
+            ifindex: None,
+            external_ids: added.external_ids.clone(),
+        }
+    );
+    assert_eq!(added.external_ids["pod-if-name"], "eth0");
+    let connected = one(step()).unwrap();
+    assert_eq!((connected.ofport, connected.ifindex), (Some(7), Some(42)));
+    let installed = one(step()).unwrap();
+    assert_eq!(installed.external_ids["ovn-installed"], "true");
+    let changed = one(step()).unwrap();
+    assert_eq!(changed.iface_id_ver.as_deref(), Some("another"));
+    assert_eq!(
+        changed.addresses,
+        ["10.244.0.3", "fd00:10:244::3"].map(|text| text.parse::<std::net::IpAddr>().unwrap())
+    );
+    let lost = one(step()).unwrap();
+    assert_eq!((lost.ofport, lost.ifindex), (None, None), "-1 is no port");
+    assert_eq!(one(step()), None, "without iface-id it is no pod's");
+    assert_eq!(one(step()).unwrap().iface_id, "ns1_p2");
+    assert_eq!(one(step()), None);
+}
+
+#[test]
+fn addresses_that_are_none_leave_the_row_out() {
+    let mut replica = Replica::new(&DATABASE);
+    let rows = |addresses: &str| {
+        json!({"Interface": {RowId::new(1).to_string(): {"initial": {"external_ids":
+            ["map", [["iface-id", "p"], ["ip_addresses", addresses]]]}}}})
+    };
+    let counters = Arc::<Counters>::default();
+    let mut converter = Converter::new(DATABASE.name, counters.clone());
+    replica.apply(rows("10.0.0.1/24,nonsense")).unwrap();
+    assert_eq!(converter.every(&replica, INTERFACE, interface), []);
+    assert_eq!(
+        counters
+            .rows_skipped
+            .load(std::sync::atomic::Ordering::Relaxed),
+        1
+    );
+    replica.apply(rows("")).unwrap();
+    assert_eq!(converter.every(&replica, INTERFACE, interface).len(), 1);
+}
