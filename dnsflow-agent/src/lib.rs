@@ -3,4 +3,5 @@
 //!
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
+pub mod capture;
 pub mod core;
