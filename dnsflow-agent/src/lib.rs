@@ -3,6 +3,7 @@
 //!
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
+pub mod capture;
 pub mod core;
 pub mod k8s;
 pub mod manifests;

@@ -1,0 +1,177 @@
+//! Interfaces of this network namespace that come and go, as rtnetlink tells (rtnetlink(7)).
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink::SocketAddrNetlink, recv,
+        socket_with,
+    },
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::CaptureError;
+
+/// What happened to an interface.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum LinkEvent {
+    /// It is there: it came, or something about it changed.
+    Present {
+        /// Its name.
+        name: String,
+        /// Its index.
+        ifindex: u32,
+    },
+    /// It is gone from this network namespace.
+    Gone {
+        /// The index that it had.
+        ifindex: u32,
+    },
+    /// Events were lost: anything may have happened.
+    Overrun,
+}
+
+/// The stream of [`LinkEvent`]s.
+#[derive(Debug)]
+pub struct LinkEvents {
+    socket: AsyncFd<OwnedFd>,
+    buffer: Box<[u8; BUFFER_LEN]>,
+}
+
+/// The kernel's messages are made for a page; a link's statistics and virtual functions can make
+/// them longer, and netlink(7) advises 8 KiB at least.
+const BUFFER_LEN: usize = 32 * 1024;
+/// The multicast group of link changes (`RTMGRP_LINK`, Linux `include/uapi/linux/rtnetlink.h`).
+const RTMGRP_LINK: u32 = 1;
+
+impl LinkEvents {
+    /// Events from now on.
+    pub(super) fn new() -> Result<Self, CaptureError> {
+        let open = || -> io::Result<OwnedFd> {
+            let socket = socket_with(
+                AddressFamily::NETLINK,
+                SocketType::RAW,
+                SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+                // NETLINK_ROUTE
+                None,
+            )?;
+            bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))?;
+            Ok(socket)
+        };
+        let failed = |source| CaptureError::Io {
+            operation: "listen for changes of interfaces (rtnetlink)",
+            source,
+        };
+        let socket = open().map_err(failed)?;
+        // SAFETY: an `OwnedFd` is one descriptor that stays open as long as it lives.
+        let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
+        Ok(Self {
+            socket: socket.map_err(|error| failed(error.into()))?,
+            buffer: Box::new([0; BUFFER_LEN]),
+        })
+    }
+
+    /// Waits until there is something to [`drain`](Self::drain). May be cancelled.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime shuts down.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.socket.readable().await?.retain_ready();
+        Ok(())
+    }
+
+    /// Hands out the events that are there.
+    ///
+    /// # Errors
+    ///
+    /// Where the socket cannot be read any more.
+    pub fn drain(&mut self, mut each: impl FnMut(LinkEvent)) -> io::Result<()> {
+        let buffer = &mut self.buffer;
+        let drained = self.socket.try_io_mut(Interest::READABLE, |socket| {
+            loop {
+                match recv(&*socket, &mut buffer[..], RecvFlags::TRUNC) {
+                    Ok((_, len)) => match buffer.get(..len) {
+                        Some(messages) => parse(messages, &mut each),
+                        None => each(LinkEvent::Overrun),
+                    },
+                    Err(Errno::NOBUFS) => each(LinkEvent::Overrun),
+                    Err(error) => return Err(io::Error::from(error)),
+                }
+            }
+        });
+        match drained {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+// Linux include/uapi/linux/netlink.h, rtnetlink.h and if_link.h.
+const NLMSG_HDRLEN: usize = 16;
+const IFINFOMSG_LEN: usize = 16;
+const RTA_HDRLEN: usize = 4;
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const IFLA_IFNAME: u16 = 3;
+const NLMSG_ALIGNTO: usize = 4;
+
+/// Reads the messages of one datagram. What is too short or of another type is passed over.
+fn parse(mut datagram: &[u8], each: &mut impl FnMut(LinkEvent)) {
+    while let Some(len) = u32_at(datagram, 0) {
+        let len = len as usize;
+        let Some(message) = datagram.get(..len).filter(|_| len >= NLMSG_HDRLEN) else {
+            return;
+        };
+        if let Some(event) = event(message) {
+            each(event);
+        }
+        datagram = datagram
+            .get(len.next_multiple_of(NLMSG_ALIGNTO)..)
+            .unwrap_or_default();
+    }
+}
+
+fn event(message: &[u8]) -> Option<LinkEvent> {
+    let ifindex = u32_at(message, NLMSG_HDRLEN + 4)?;
+    match u16_at(message, 4)? {
+        RTM_DELLINK => Some(LinkEvent::Gone { ifindex }),
+        RTM_NEWLINK => {
+            let name = name(message.get(NLMSG_HDRLEN + IFINFOMSG_LEN..)?)?;
+            Some(LinkEvent::Present { name, ifindex })
+        }
+        _ => None,
+    }
+}
+
+fn name(mut attributes: &[u8]) -> Option<String> {
+    loop {
+        let len = usize::from(u16_at(attributes, 0)?);
+        let value = attributes.get(RTA_HDRLEN..len)?;
+        if u16_at(attributes, 2)? == IFLA_IFNAME {
+            let name = value.split(|byte| *byte == 0).next()?;
+            return String::from_utf8(name.to_vec()).ok();
+        }
+        attributes = attributes.get(len.next_multiple_of(NLMSG_ALIGNTO)..)?;
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .copied()
+        .map(u16::from_ne_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .copied()
+        .map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests;

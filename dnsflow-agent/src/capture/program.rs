@@ -1,0 +1,239 @@
+//! The program in the kernel, and its two ways onto an interface: TCX (a BPF link, Linux 6.6) and
+//! a filter of the clsact qdisc.
+//!
+//! Which one the kernel has is found by trying, not by its version: distributions backport.
+
+use std::{fmt, io};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{Map, MapError, MapType},
+    programs::{
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError,
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions},
+    },
+    sys::is_map_supported,
+};
+use tracing::{debug, info};
+
+use super::{Attach, AttachError, CaptureError, Options};
+
+/// The BPF object that `cargo xtask build-ebpf` made.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
+
+/// The name of the program in the object, and of its clsact filters.
+pub const PROGRAM: &str = "dnsflow_egress";
+
+/// How the program sits on an interface.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum AttachKind {
+    /// A BPF link; it goes with the agent, however the agent ends.
+    Tcx,
+    /// A filter of the clsact qdisc; one that a killed agent left is replaced by the next.
+    Clsact,
+}
+
+impl AttachKind {
+    /// The kind's usual name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
+}
+
+impl fmt::Display for AttachKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The loaded program.
+#[derive(Debug)]
+pub struct Program {
+    ebpf: Ebpf,
+    kind: Option<AttachKind>,
+}
+
+impl Program {
+    /// Loads the embedded object.
+    pub(super) fn load(options: &Options) -> Result<Self, CaptureError> {
+        raise_memlock_limit();
+        let mut ebpf = EbpfLoader::new()
+            .override_global("DNS_PORTS", options.ports.as_array(), true)
+            .map_max_entries("RECORDS", options.ring.bytes())
+            .load(OBJECT)
+            .map_err(load_error)?;
+        program_of(&mut ebpf)
+            .ok_or(CaptureError::Object { what: "program" })?
+            .load()
+            .map_err(|error| load_error(error.into()))?;
+        Ok(Self {
+            ebpf,
+            kind: options.attach,
+        })
+    }
+
+    /// How the program attaches, once it is known.
+    pub fn kind(&self) -> Option<AttachKind> {
+        self.kind
+    }
+
+    /// The aya object, for what only tests and diagnostics need.
+    pub fn ebpf_mut(&mut self) -> &mut Ebpf {
+        &mut self.ebpf
+    }
+
+    pub(super) fn take_map(&mut self, name: &'static str) -> Result<Map, CaptureError> {
+        self.ebpf
+            .take_map(name)
+            .ok_or(CaptureError::Object { what: name })
+    }
+
+    fn attach_as(&mut self, name: &str, kind: AttachKind) -> Result<TcLink, AttachError> {
+        let program = program_of(&mut self.ebpf).ok_or(AttachError::Gone)?;
+        let options = match kind {
+            // The last of the programs: what the others drop or redirect does not reach the pod.
+            AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+            AttachKind::Clsact => {
+                prepare_clsact(name)?;
+                TcAttachOptions::Netlink(NlOptions::default())
+            }
+        };
+        let refused = |source| AttachError::Refused {
+            name: name.to_owned(),
+            kind,
+            source,
+        };
+        let link = program
+            .attach_with_options(name, TcAttachType::Egress, options)
+            .map_err(refused)?;
+        program.take_link(link).map_err(refused).map(TcLink)
+    }
+}
+
+/// The program's place on an interface; dropping it detaches.
+#[derive(Debug)]
+pub struct TcLink(#[expect(dead_code, reason = "held for its Drop")] SchedClassifierLink);
+
+impl Attach for Program {
+    type Link = TcLink;
+
+    fn ifindex(&self, name: &str) -> Option<u32> {
+        let name = std::ffi::CString::new(name).ok()?;
+        // SAFETY: the name ends with a NUL.
+        match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+            0 => None,
+            ifindex => Some(ifindex),
+        }
+    }
+
+    fn attach(&mut self, name: &str) -> Result<(u32, TcLink), AttachError> {
+        let gone = || AttachError::NoInterface {
+            name: name.to_owned(),
+        };
+        let ifindex = self.ifindex(name).ok_or_else(gone)?;
+        let (kind, link) = match self.kind {
+            Some(kind) => (kind, self.attach_as(name, kind)?),
+            None => match self.attach_as(name, AttachKind::Tcx) {
+                Err(error) if error.means_no_tcx() => {
+                    debug!(%error, "no TCX");
+                    let link = self.attach_as(name, AttachKind::Clsact)?;
+                    (AttachKind::Clsact, link)
+                }
+                result => (AttachKind::Tcx, result?),
+            },
+        };
+        if self.kind.is_none() {
+            info!(%kind, "the kernel attaches TC programs this way");
+            self.kind = Some(kind);
+        }
+        // Attaching goes by name: was it still the same interface?
+        if self.ifindex(name) != Some(ifindex) {
+            return Err(gone());
+        }
+        Ok((ifindex, link))
+    }
+}
+
+impl AttachError {
+    /// Whether a kernel without TCX answers like this: it does not know the attach type
+    /// (`link_create` in Linux `kernel/bpf/syscall.c`). With TCX, none of our arguments is
+    /// invalid.
+    fn means_no_tcx(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { source: ProgramError::SyscallError(error), .. }
+                if error.io_error.raw_os_error() == Some(libc::EINVAL)
+        )
+    }
+}
+
+fn program_of(ebpf: &mut Ebpf) -> Option<&mut SchedClassifier> {
+    ebpf.program_mut(PROGRAM)?.try_into().ok()
+}
+
+/// Sees to it that `name` has a clsact qdisc, and no filter that a killed agent left there.
+fn prepare_clsact(name: &str) -> Result<(), AttachError> {
+    match tc::qdisc_add_clsact(name) {
+        Ok(()) | Err(TcError::AlreadyAttached) => {}
+        // The qdisc is there, ours, another's, or an ingress qdisc in its place: the filter will
+        // tell.
+        Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
+        Err(source) => {
+            return Err(AttachError::Clsact {
+                name: name.to_owned(),
+                source,
+            });
+        }
+    }
+    match tc::qdisc_detach_program(name, TcAttachType::Egress, PROGRAM) {
+        Ok(()) => info!(interface = name, "replacing the filter of an earlier agent"),
+        Err(error) => debug!(interface = name, %error, "no filter of an earlier agent"),
+    }
+    Ok(())
+}
+
+/// Before Linux 5.11, maps count against `RLIMIT_MEMLOCK`, whose default is too low for the ring
+/// buffer. Where raising it is not allowed, loading tells.
+fn raise_memlock_limit() {
+    let unlimited = rustix::process::Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited) {
+        debug!(%error, "cannot raise RLIMIT_MEMLOCK");
+    }
+}
+
+fn load_error(error: EbpfError) -> CaptureError {
+    match io_error(&error).and_then(io::Error::raw_os_error) {
+        Some(libc::EPERM | libc::EACCES) if !had_verifier_output(&error) => {
+            CaptureError::Permission(error)
+        }
+        Some(libc::EINVAL) if !is_map_supported(MapType::RingBuf).unwrap_or(true) => {
+            CaptureError::NoRingBuffer(error)
+        }
+        _ => CaptureError::Load(error),
+    }
+}
+
+/// The verifier refuses a program with EACCES too, but then it says why.
+fn had_verifier_output(error: &EbpfError) -> bool {
+    matches!(
+        error,
+        EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. })
+            if !verifier_log.to_string().is_empty()
+    )
+}
+
+fn io_error(error: &EbpfError) -> Option<&io::Error> {
+    match error {
+        EbpfError::MapError(MapError::CreateError { io_error, .. })
+        | EbpfError::ProgramError(ProgramError::LoadError { io_error, .. }) => Some(io_error),
+        EbpfError::MapError(MapError::SyscallError(error))
+        | EbpfError::ProgramError(ProgramError::SyscallError(error)) => Some(&error.io_error),
+        _ => None,
+    }
+}

@@ -1,0 +1,107 @@
+//! The ring buffer's end in user space.
+
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use aya::maps::{Map, MapData, RingBuf};
+use dnsflow_common::record::Record;
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::CaptureError;
+use crate::core::{Timestamp, input::Frame};
+
+/// What the program captured, oldest first.
+pub struct Records {
+    ring: AsyncFd<RingBuf<MapData>>,
+    invalid: Arc<AtomicU64>,
+}
+
+/// Whether [`Records::drain`] left something behind.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Drained {
+    /// The ring buffer is empty.
+    Empty,
+    /// The limit was reached; [`Records::readable`] will return at once.
+    Limit,
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").finish_non_exhaustive()
+    }
+}
+
+impl Records {
+    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+        let ring = RingBuf::try_from(map).map_err(|_| CaptureError::Object { what: "RECORDS" })?;
+        // SAFETY: the ring buffer owns its map's descriptor, always gives this one, and keeps it
+        // open as long as it lives.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+        Ok(Self {
+            ring: ring.map_err(|error| CaptureError::Io {
+                operation: "watch the ring buffer",
+                source: error.into(),
+            })?,
+            invalid: Arc::default(),
+        })
+    }
+
+    pub(super) fn invalid(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.invalid)
+    }
+
+    /// Waits until there is something to [`drain`](Self::drain). May be cancelled.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime shuts down.
+    pub async fn readable(&self) -> io::Result<()> {
+        let mut ready = self.ring.readable().await?;
+        // Only an empty ring buffer makes it unready.
+        ready.retain_ready();
+        Ok(())
+    }
+
+    /// Hands at most `limit` frames to `each`, borrowed from the ring buffer, and counts records
+    /// that cannot be right.
+    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Frame<'_>)) -> Drained {
+        let invalid = &self.invalid;
+        let drained = self.ring.try_io_mut(Interest::READABLE, |ring| {
+            for _ in 0..limit {
+                let Some(item) = ring.next() else {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                };
+                match frame(&item) {
+                    Some(frame) => each(frame),
+                    None => {
+                        invalid.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            Ok(())
+        });
+        match drained {
+            Ok(()) => Drained::Limit,
+            Err(_) => Drained::Empty,
+        }
+    }
+}
+
+/// The frame in a record; `None` where the record contradicts itself.
+fn frame(record: &[u8]) -> Option<Frame<'_>> {
+    let Record { header, frame } = Record::parse(record)?;
+    Some(Frame {
+        ifindex: header.ifindex,
+        captured_at: Timestamp::from_nanos(header.captured_at_ns),
+        bytes: frame,
+        wire_len: usize::try_from(header.frame_len).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,28 @@
+use dnsflow_common::record::{KIND_ANSWER, RecordHeader};
+use zerocopy::IntoBytes as _;
+
+use super::*;
+
+#[test]
+fn a_record_becomes_a_frame() {
+    let header = RecordHeader {
+        captured_at_ns: 5_000_000_000,
+        ifindex: 7,
+        frame_len: 9000,
+        captured_len: 3,
+        kind: KIND_ANSWER,
+        vlan_tci: 0,
+    };
+    let bytes = [header.as_bytes(), b"abc"].concat();
+    let read = frame(&bytes).expect("a good record");
+    assert_eq!(read.ifindex, 7);
+    assert_eq!(read.captured_at, Timestamp::from_nanos(5_000_000_000));
+    assert_eq!(read.bytes, b"abc");
+    assert_eq!(read.wire_len, 9000);
+}
+
+#[test]
+fn a_record_that_contradicts_itself_is_no_frame() {
+    assert!(frame(&[]).is_none());
+    assert!(frame(&[0xff; 100]).is_none());
+}

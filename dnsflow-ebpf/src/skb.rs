@@ -1,0 +1,44 @@
+//! A packet buffer as the packet walk reads it.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_skb_load_bytes, programs::TcContext};
+use dnsflow_common::walk::Reader;
+
+/// A frame in an skb. Reads go through a helper that also finds bytes outside the linear part.
+pub struct Frame<'a> {
+    ctx: &'a TcContext,
+    len: u32,
+}
+
+impl<'a> Frame<'a> {
+    /// The frame that the program was called for; at TC egress it begins at the Ethernet header.
+    #[inline(always)]
+    pub fn new(ctx: &'a TcContext) -> Self {
+        Self {
+            ctx,
+            len: ctx.len(),
+        }
+    }
+}
+
+impl Reader for Frame<'_> {
+    #[inline(always)]
+    fn len(&self) -> u32 {
+        self.len
+    }
+
+    #[inline(always)]
+    fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        let mut piece = MaybeUninit::<[u8; N]>::uninit();
+        // SAFETY: `piece` has room for the N bytes that the helper writes; it writes them all, or
+        // returns an error.
+        unsafe {
+            let to = piece.as_mut_ptr().cast();
+            match bpf_skb_load_bytes(self.ctx.as_ptr(), offset, to, N as u32) {
+                0 => Some(piece.assume_init()),
+                _ => None,
+            }
+        }
+    }
+}

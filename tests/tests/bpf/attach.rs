@@ -1,0 +1,276 @@
+//! The program on a real veth, in a network namespace of its own.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use dnsflow_agent::{
+    capture::{AttachKind, LinkEvent, Options},
+    core::{Input, Timestamp, ovn::rows::RowId},
+};
+use dnsflow_common::{Reason, record::MAX_CAPTURE};
+use dnsflow_tests::frames::{Answer, UdpFrame};
+
+use crate::{
+    Loaded, load,
+    netns::{Wire, add_ingress_qdisc, add_veth, ifindex, in_new_netns, remove_link},
+};
+
+const ROW: RowId = RowId::new(1);
+const START: Timestamp = Timestamp::from_nanos(0);
+
+fn answer() -> UdpFrame {
+    UdpFrame::to_pod(Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)]).build())
+}
+
+impl Loaded {
+    fn attach(&mut self, name: &str) -> Input<'static> {
+        self.capture.attachments.attach(ROW, name.into(), START)
+    }
+
+    #[track_caller]
+    fn attached(&mut self, name: &str) {
+        let input = self.attach(name);
+        let Input::Attached { ifindex: found, .. } = input else {
+            panic!("{input:?}");
+        };
+        assert_eq!(found, ifindex(name));
+    }
+
+    fn captured(&self) -> u64 {
+        self.capture.counters.of(Reason::Captured).expect("read")
+    }
+}
+
+fn by(attach: Option<AttachKind>) -> Options {
+    Options {
+        attach,
+        ..Options::default()
+    }
+}
+
+/// What holds for both ways to attach.
+fn across_the_wire(attach: Option<AttachKind>) {
+    in_new_netns(|| {
+        let Some(mut program) = load(&by(attach)) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let frame = answer().build();
+
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!(program.captured(), 0, "not attached yet");
+
+        program.attached("host");
+        println!(
+            "attached by {:?}",
+            program.capture.attachments.program().kind()
+        );
+        host.send(&frame);
+        pod.expect(&frame);
+        let records = program.drain();
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].bytes, frame);
+        assert_eq!(records[0].ifindex, ifindex("host"));
+
+        // The other direction is not the program's.
+        pod.send(&frame);
+        host.expect(&frame);
+        assert_eq!(program.captured(), 1);
+
+        program.capture.attachments.detach(ROW);
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!(program.captured(), 1, "detached");
+    });
+}
+
+#[test]
+fn a_packet_across_a_veth_is_captured() {
+    across_the_wire(None);
+}
+
+#[test]
+fn a_packet_across_a_veth_is_captured_with_clsact() {
+    across_the_wire(Some(AttachKind::Clsact));
+}
+
+#[test]
+fn a_long_frame_in_pieces_is_cut_and_says_so() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 65_535);
+        program.attached("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        // A packet socket keeps what is beyond a page outside the skb's linear part
+        // (`packet_alloc_skb` in Linux net/packet/af_packet.c).
+        for payload_len in [9000, MAX_CAPTURE - 42, MAX_CAPTURE - 41, 60_000] {
+            let mut frame = answer();
+            frame.payload.resize_with(payload_len, {
+                let mut next = 0u8;
+                move || {
+                    next = next.wrapping_add(1);
+                    next
+                }
+            });
+            let frame = frame.build();
+            host.send(&frame);
+            pod.expect(&frame);
+            let records = program.drain();
+            assert_eq!(records.len(), 1, "payload of {payload_len}");
+            assert_eq!(records[0].wire_len, frame.len());
+            let kept = frame.len().min(MAX_CAPTURE);
+            assert!(
+                records[0].bytes == frame[..kept],
+                "payload of {payload_len}"
+            );
+        }
+    });
+}
+
+#[test]
+fn every_length_names_the_header_it_ends_in() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        program.attached("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let mut whole = answer();
+        whole.options = vec![1; 12];
+        let whole = whole.build();
+        let (l3, l4, dns) = (14, 46, 54);
+        // Nothing sends a frame without a whole Ethernet header: there the host walk is tested
+        // alone.
+        for len in l3..=whole.len() {
+            let frame = &whole[..len];
+            let expected = match len {
+                _ if len < l4 => Reason::TruncatedIpv4,
+                _ if len < dns => Reason::TruncatedUdp,
+                _ if len < dns + 12 => Reason::TruncatedDns,
+                _ => Reason::Captured,
+            };
+            let before = program.capture.counters.of(expected).expect("read");
+            host.send(frame);
+            pod.expect(frame);
+            let counted = program.capture.counters.of(expected).expect("read") - before;
+            assert_eq!(counted, 1, "length {len}, {expected}");
+            let captured: Vec<_> = program.drain().into_iter().map(|it| it.bytes).collect();
+            let wanted: &[_] = match expected {
+                Reason::Captured => &[frame.to_vec()],
+                _ => &[],
+            };
+            assert_eq!(captured, wanted, "length {len}");
+        }
+    });
+}
+
+#[test]
+fn a_veth_that_comes_later_is_attached_by_its_event() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        let Input::AttachFailed { reason, .. } = program.attach("host") else {
+            panic!("there is no such interface yet");
+        };
+        assert_eq!(reason, "there is no interface host (yet)");
+        add_veth("host", "pod", 1500);
+        let news = link_news(&mut program);
+        assert!(matches!(news[..], [Input::Attached { .. }]), "{news:?}");
+
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let frame = answer().build();
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!(program.captured(), 1);
+
+        // The same name, another interface.
+        remove_link("host");
+        add_veth("host", "pod", 1500);
+        link_news(&mut program);
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!(program.captured(), 2);
+    });
+}
+
+/// Feeds the events of interfaces that have happened to the attachments.
+fn link_news(program: &mut Loaded) -> Vec<Input<'static>> {
+    let capture = &mut program.capture;
+    program.runtime.block_on(async {
+        let mut events: Vec<LinkEvent> = Vec::new();
+        tokio::time::timeout(Duration::from_secs(10), capture.links.readable())
+            .await
+            .expect("an event")
+            .expect("the runtime runs");
+        capture
+            .links
+            .drain(|event| events.push(event))
+            .expect("the socket can be read");
+        events
+            .iter()
+            .flat_map(|event| capture.attachments.link_event(event, START))
+            .collect()
+    })
+}
+
+#[test]
+fn a_filter_that_a_killed_agent_left_is_replaced() {
+    in_new_netns(|| {
+        let clsact = by(Some(AttachKind::Clsact));
+        let (Some(mut killed), Some(mut program)) = (load(&clsact), load(&clsact)) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        killed.attached("host");
+        program.attached("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let frame = answer().build();
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!((killed.captured(), program.captured()), (0, 1));
+    });
+}
+
+#[test]
+fn two_agents_see_the_same_packets_with_tcx() {
+    in_new_netns(|| {
+        let (Some(mut one), Some(mut other)) = (load(&by(None)), load(&by(None))) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        one.attached("host");
+        other.attached("host");
+        if one.capture.attachments.program().kind() != Some(AttachKind::Tcx) {
+            println!("not run: this kernel has no TCX");
+            return;
+        }
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let frame = answer().build();
+        host.send(&frame);
+        pod.expect(&frame);
+        // The first verdict lets the second program run.
+        assert_eq!((one.captured(), other.captured()), (1, 1));
+    });
+}
+
+#[test]
+fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&by(Some(AttachKind::Clsact))) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        add_ingress_qdisc(ifindex("host"));
+        let input = program.attach("host");
+        let Input::AttachFailed { reason, .. } = input else {
+            panic!("{input:?}");
+        };
+        assert!(reason.contains("ingress qdisc"), "{reason}");
+    });
+}

@@ -1,0 +1,196 @@
+//! A network namespace with a veth pair in it, made with rtnetlink alone: a machine without
+//! iproute2 runs these tests too.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    time::Duration,
+};
+
+use rustix::net::{SendFlags, netlink::SocketAddrNetlink};
+
+// Linux include/uapi/linux/{netlink,rtnetlink,if_link,veth}.h.
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWQDISC: u16 = 36;
+const NLM_F_REQUEST_ACK: u16 = 1 | 4;
+const NLM_F_CREATE_EXCL: u16 = 0x200 | 0x400;
+const NLMSG_ERROR: u16 = 2;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const VETH_INFO_PEER: u16 = 1;
+const TCA_KIND: u16 = 1;
+/// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
+const TC_H_INGRESS: u32 = 0xffff_fff1;
+
+/// Runs `test` on a thread in a network namespace of its own, which goes with the thread.
+/// `None`, and a word about it, where this process may not make one.
+pub(crate) fn in_new_netns<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                // SAFETY: moves only this thread into a new network namespace.
+                if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                    let error = io::Error::last_os_error();
+                    println!("not run: cannot make a network namespace: {error}");
+                    return None;
+                }
+                Some(test())
+            })
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Makes two interfaces, up, that are each other's cable.
+pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
+    let peer_attributes = [
+        ifinfomsg(0),
+        attribute(IFLA_IFNAME, &nul(peer)),
+        attribute(IFLA_MTU, &mtu.to_ne_bytes()),
+    ]
+    .concat();
+    let link_info = [
+        attribute(IFLA_INFO_KIND, b"veth"),
+        attribute(IFLA_INFO_DATA, &attribute(VETH_INFO_PEER, &peer_attributes)),
+    ]
+    .concat();
+    let message = [
+        ifinfomsg(0),
+        attribute(IFLA_IFNAME, &nul(name)),
+        attribute(IFLA_MTU, &mtu.to_ne_bytes()),
+        attribute(IFLA_LINKINFO, &link_info),
+    ]
+    .concat();
+    request(RTM_NEWLINK, NLM_F_CREATE_EXCL, &message).expect("a veth pair");
+    // A veth does not go up before it has a peer.
+    for name in [name, peer] {
+        let message = [ifinfomsg(libc::IFF_UP), attribute(IFLA_IFNAME, &nul(name))].concat();
+        request(RTM_NEWLINK, 0, &message).expect("up");
+    }
+}
+
+/// Removes an interface, and with it the other end.
+pub(crate) fn remove_link(name: &str) {
+    let message = [ifinfomsg(0), attribute(IFLA_IFNAME, &nul(name))].concat();
+    request(RTM_DELLINK, 0, &message).expect("removed");
+}
+
+/// Adds an ingress qdisc, as Open vSwitch's ingress policing does.
+pub(crate) fn add_ingress_qdisc(ifindex: u32) {
+    // struct tcmsg: family, padding, ifindex, handle ffff:0, parent, info.
+    let mut message = vec![0; 4];
+    for word in [ifindex, 0xffff_0000, TC_H_INGRESS, 0] {
+        message.extend(word.to_ne_bytes());
+    }
+    message.extend(attribute(TCA_KIND, b"ingress\0"));
+    request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
+}
+
+/// The index of an interface.
+pub(crate) fn ifindex(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no NUL");
+    // SAFETY: the name ends with a NUL.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// struct ifinfomsg: the flags to set, and the same as the mask of what changes.
+fn ifinfomsg(flags: i32) -> Vec<u8> {
+    let mut message = vec![0; 8];
+    message.extend(flags.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
+    message
+}
+
+fn nul(name: &str) -> Vec<u8> {
+    [name.as_bytes(), &[0]].concat()
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let socket = socket(libc::AF_NETLINK, libc::SOCK_RAW, 0)?;
+    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((NLM_F_REQUEST_ACK | flags).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    let kernel = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(&socket, &message, SendFlags::empty(), &kernel)?;
+    let mut reply = [0; 4096];
+    rustix::io::read(&socket, &mut reply)?;
+    assert_eq!(u16::from_ne_bytes([reply[4], reply[5]]), NLMSG_ERROR);
+    match i32::from_ne_bytes([reply[16], reply[17], reply[18], reply[19]]) {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(-error)),
+    }
+}
+
+fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain integers; the descriptor is new and ours.
+    unsafe {
+        match libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// One end of the cable, as raw frames.
+pub(crate) struct Wire(OwnedFd);
+
+impl Wire {
+    /// Opens the interface.
+    pub(crate) fn open(name: &str) -> Self {
+        let protocol = (libc::ETH_P_ALL as u16).to_be();
+        let socket =
+            socket(libc::AF_PACKET, libc::SOCK_RAW, i32::from(protocol)).expect("a socket");
+        // SAFETY: all zero is a valid address.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = protocol;
+        address.sll_ifindex = ifindex(name) as i32;
+        // SAFETY: the address is of the length given.
+        let bound = unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of_val(&address) as u32,
+            )
+        };
+        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(Duration::from_secs(10)),
+        )
+        .expect("a timeout");
+        Self(socket)
+    }
+
+    /// Sends a frame out of the interface.
+    pub(crate) fn send(&self, frame: &[u8]) {
+        let sent = rustix::io::write(&self.0, frame).expect("sent");
+        assert_eq!(sent, frame.len());
+    }
+
+    /// Waits until this frame comes in; others, such as IPv6's own, are passed over.
+    pub(crate) fn expect(&self, frame: &[u8]) {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let len = rustix::io::read(&self.0, &mut buffer[..]).expect("the frame arrives");
+            if &buffer[..len] == frame {
+                return;
+            }
+        }
+    }
+}
