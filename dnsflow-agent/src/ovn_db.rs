@@ -18,9 +18,12 @@ use crate::{
     core::{
         Input,
         input::LOGICAL_FLOW_SAMPLE_MAX,
-        ovn::rows::{NbUpdate, Pipeline, SbUpdate},
+        ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate},
     },
-    ovsdb::{Clause, Condition, Connection, Counters, Event, Remotes, convert::Converter},
+    ovsdb::{
+        Clause, Condition, Connection, Counters, Event, Remotes, convert::Converter,
+        session::ServerError,
+    },
 };
 
 pub mod nb;
@@ -136,7 +139,7 @@ fn nb_update(
             let update = nb::changed(replica, changes, converter);
             (update != NbUpdate::default()).then_some(update)
         }
-        Event::Selected { .. } => None,
+        Event::Conditioned | Event::Selected { .. } => None,
     }
 }
 
@@ -149,21 +152,18 @@ async fn run_sb(
         converter: Converter::new(sb::DATABASE.name, connection.counters()),
         connection,
         samples: BTreeSet::new(),
+        watched: None,
     };
     loop {
-        let input = tokio::select! {
+        let news = tokio::select! {
             event = southbound.connection.next() => southbound.event(event),
-            Some(command) = commands.recv() => {
-                southbound.command(command);
-                None
-            }
+            Some(command) = commands.recv() => southbound.command(command),
             () = inputs.closed() => return,
         };
-        let Some(input) = input else {
-            continue;
-        };
-        if inputs.send(input).await.is_err() {
-            return;
+        for input in news {
+            if inputs.send(input).await.is_err() {
+                return;
+            }
         }
     }
 }
@@ -173,15 +173,20 @@ struct Southbound {
     converter: Converter,
     /// Stages to be sampled, unanswered so far.
     samples: BTreeSet<(Pipeline, u8)>,
+    /// Priorities whose logical flows are wanted.
+    watched: Option<BTreeSet<u16>>,
 }
 
 impl Southbound {
-    fn command(&mut self, command: OvnCommand) {
+    fn command(&mut self, command: OvnCommand) -> Vec<Input<'static>> {
         match command {
             OvnCommand::WatchLogicalFlows { priorities } => {
-                let clauses = priorities.into_iter().map(sb::priority_is).collect();
-                self.connection
-                    .set_condition(sb::LOGICAL_FLOW, Condition::AnyOf(clauses));
+                let clauses = priorities.iter().copied().map(sb::priority_is).collect();
+                self.watched = Some(priorities);
+                let condition = Condition::AnyOf(clauses);
+                if !self.connection.set_condition(sb::LOGICAL_FLOW, condition) {
+                    return self.watching();
+                }
             }
             OvnCommand::SampleLogicalFlows { pipeline, table_id } => {
                 if self.samples.insert((pipeline, table_id)) {
@@ -189,6 +194,15 @@ impl Southbound {
                 }
             }
         }
+        Vec::new()
+    }
+
+    /// The logical flows that are wanted have all been told.
+    fn watching(&self) -> Vec<Input<'static>> {
+        let watched = self.watched.iter().cloned();
+        watched
+            .map(|priorities| Input::LogicalFlowsWatched { priorities })
+            .collect()
     }
 
     fn sample(&mut self, pipeline: Pipeline, table_id: u8) {
@@ -197,42 +211,55 @@ impl Southbound {
             .select(tag(pipeline, table_id), sb::LOGICAL_FLOW, &clauses);
     }
 
-    fn event(&mut self, event: Event) -> Option<Input<'static>> {
+    fn event(&mut self, event: Event) -> Vec<Input<'static>> {
+        let Some(replica) = self.connection.replica() else {
+            return Vec::new();
+        };
         match event {
             Event::Synced => {
+                self.converter.reset();
+                let mut news = vec![Input::Sb(sb::whole(replica, &mut self.converter))];
                 for (pipeline, table_id) in self.samples.clone() {
                     self.sample(pipeline, table_id);
                 }
-                self.converter.reset();
-                let whole = sb::whole(self.connection.replica()?, &mut self.converter);
-                Some(Input::Sb(whole))
+                news.extend(self.watching());
+                news
             }
             Event::Changed(changes) => {
-                let replica = self.connection.replica()?;
                 let update = sb::changed(replica, &changes, &mut self.converter);
-                (update != SbUpdate::default()).then_some(Input::Sb(update))
+                let news = (update != SbUpdate::default()).then_some(Input::Sb(update));
+                news.into_iter().collect()
             }
-            Event::Selected { tag: asked, rows } => {
-                let mut samples = self.samples.iter();
-                let (pipeline, table_id) =
-                    *samples.find(|(pipeline, table_id)| tag(*pipeline, *table_id) == asked)?;
-                self.samples.remove(&(pipeline, table_id));
-                let flows = rows.unwrap_or_else(|error| {
-                    tracing::warn!(
-                        database = sb::DATABASE.name,
-                        table = sb::LOGICAL_FLOW,
-                        %error,
-                        "select refused",
-                    );
-                    Vec::new()
-                });
-                Some(Input::LogicalFlowSample {
-                    pipeline,
-                    table_id,
-                    flows: flows.into_iter().take(LOGICAL_FLOW_SAMPLE_MAX).collect(),
-                })
-            }
+            Event::Conditioned => self.watching(),
+            Event::Selected { tag, rows } => self.selected(tag, rows),
         }
+    }
+
+    fn selected(
+        &mut self,
+        asked: u64,
+        rows: Result<Vec<RowId>, ServerError>,
+    ) -> Vec<Input<'static>> {
+        let mut samples = self.samples.iter();
+        let sample = samples.find(|(pipeline, id)| tag(*pipeline, *id) == asked);
+        let Some((pipeline, table_id)) = sample.copied() else {
+            return Vec::new();
+        };
+        self.samples.remove(&(pipeline, table_id));
+        let flows = rows.unwrap_or_else(|error| {
+            tracing::warn!(
+                database = sb::DATABASE.name,
+                table = sb::LOGICAL_FLOW,
+                %error,
+                "select refused",
+            );
+            Vec::new()
+        });
+        vec![Input::LogicalFlowSample {
+            pipeline,
+            table_id,
+            flows: flows.into_iter().take(LOGICAL_FLOW_SAMPLE_MAX).collect(),
+        }]
     }
 }
 

@@ -101,7 +101,7 @@ impl VswitchDb {
                     interfaces,
                 })
             }
-            Event::Selected { .. } => None,
+            Event::Conditioned | Event::Selected { .. } => None,
         }
     }
 }

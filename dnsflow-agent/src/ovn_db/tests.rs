@@ -23,6 +23,7 @@ fn samples_are_kept_until_answered_and_cut_to_their_limit() {
         ),
         converter: Converter::new(sb::DATABASE.name, Arc::default()),
         samples: BTreeSet::new(),
+        watched: None,
     };
     let ask = OvnCommand::SampleLogicalFlows {
         pipeline: Pipeline::Egress,
@@ -36,15 +37,22 @@ fn samples_are_kept_until_answered_and_cut_to_their_limit() {
         tag: tag(Pipeline::Egress, 4),
         rows: Ok(rows.clone().collect()),
     };
-    let Some(Input::LogicalFlowSample {
-        pipeline: Pipeline::Egress,
-        table_id: 4,
-        flows,
-    }) = southbound.event(answer())
+    // An answer without a connection belongs to nothing.
+    assert!(southbound.event(answer()).is_empty());
+    assert_eq!(southbound.samples.len(), 1);
+    let news = southbound.selected(tag(Pipeline::Egress, 4), Ok(rows.collect()));
+    let [
+        Input::LogicalFlowSample {
+            pipeline: Pipeline::Egress,
+            table_id: 4,
+            flows,
+        },
+    ] = &news[..]
     else {
         panic!("no sample")
     };
     assert_eq!(flows.len(), LOGICAL_FLOW_SAMPLE_MAX);
     assert!(southbound.samples.is_empty());
-    assert!(southbound.event(answer()).is_none(), "nobody asked again");
+    let again = southbound.selected(tag(Pipeline::Egress, 4), Ok(Vec::new()));
+    assert!(again.is_empty(), "nobody asked again");
 }

@@ -131,12 +131,16 @@ impl Connection {
         }
     }
 
-    /// Replicates other rows of this table from now on, across reconnects.
-    pub fn set_condition(&mut self, table: &'static str, condition: Condition) {
-        if let State::Open(link) = &mut self.state {
-            link.session.set_condition(table, condition.clone());
-        }
+    /// Replicates other rows of this table from now on, across reconnects. Returns whether
+    /// an event will follow, [`Event::Conditioned`] or [`Event::Synced`]: none does where the
+    /// condition is in force already.
+    pub fn set_condition(&mut self, table: &'static str, condition: Condition) -> bool {
+        let pending = match &mut self.state {
+            State::Open(link) => link.session.set_condition(table, condition.clone()),
+            State::Waiting { .. } => true,
+        };
         self.conditions.insert(table, condition);
+        pending
     }
 
     /// Asks which rows meet all clauses. Without effect while not connected, and the question

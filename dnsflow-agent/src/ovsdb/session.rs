@@ -123,6 +123,9 @@ pub enum Event {
     Synced,
     /// One update of the server, after [`Event::Synced`]: usually one transaction.
     Changed(Vec<RowChange>),
+    /// After [`Event::Synced`]: the last conditions set are in force, and the rows that they
+    /// brought have been told.
+    Conditioned,
     /// The answer to [`Session::select`].
     Selected {
         /// As given.
@@ -240,15 +243,17 @@ impl Session {
 
     /// Replicates other rows of this table from now on. Of several changes while one is on its
     /// way, only the last is asked for: the server looks at every row of the table each time.
-    pub fn set_condition(&mut self, table: &'static str, condition: Condition) {
+    /// Returns whether [`Event::Conditioned`] or [`Event::Synced`] will follow.
+    pub fn set_condition(&mut self, table: &'static str, condition: Condition) -> bool {
         if *self.condition(table) == condition {
-            return;
+            return self.phase != Phase::Synced || self.condition_in_flight();
         }
         self.conditions.insert(table, condition);
         self.changed_conditions.insert(table);
         if self.phase != Phase::Monitoring {
             self.request_conditions();
         }
+        true
     }
 
     /// Asks which rows meet all clauses; [`Event::Selected`] brings the answer.
@@ -334,6 +339,9 @@ impl Session {
             Request::Condition(tables) => {
                 self.refused(tables.into_iter(), &error)?;
                 self.request_conditions();
+                if self.phase == Phase::Synced && !self.condition_in_flight() {
+                    return Ok(Some(Event::Conditioned));
+                }
                 Ok(self.synced())
             }
             Request::Select { tag } => Ok(Some(Event::Selected {

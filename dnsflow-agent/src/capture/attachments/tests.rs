@@ -99,7 +99,7 @@ fn attaches_at_once_and_detaches() {
     assert_eq!(attachments.next_deadline(), None);
     assert_eq!(kernel.attached(), [7]);
     attachments.detach(ROW);
-    assert_eq!(kernel.attached(), []);
+    assert_eq!(kernel.attached(), Vec::<u32>::new());
     attachments.detach(ROW);
 }
 
@@ -184,7 +184,11 @@ fn a_veth_that_goes_is_waited_for() {
     );
     let news = attachments.link_event(&LinkEvent::Gone { ifindex: 7 }, ms(1));
     assert!(matches!(news[..], [Input::AttachFailed { .. }]), "{news:?}");
-    assert_eq!(kernel.attached(), [], "the dangling link is dropped");
+    assert_eq!(
+        kernel.attached(),
+        Vec::<u32>::new(),
+        "the dangling link is dropped"
+    );
     assert_eq!(attachments.next_deadline(), Some(ms(11)));
 }
 
@@ -230,7 +234,7 @@ fn a_new_row_takes_the_place_of_the_old_one() {
     attachments.detach(ROW);
     assert_eq!(kernel.attached(), [7]);
     attachments.detach(OTHER);
-    assert_eq!(kernel.attached(), []);
+    assert_eq!(kernel.attached(), Vec::<u32>::new());
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn each_ovn_release_is_understood() {
         "reg0[8] == 1 && ",
         "next;",
         &[(0, 0x100, 0x100)],
-        &[next.clone()],
+        std::slice::from_ref(&next),
     );
     // 25.03 and 26.03: tiers, and the verdict in reg8
     check(
@@ -58,7 +58,7 @@ fn each_ovn_release_is_understood() {
         &[bit(8, 16), next.clone()],
     );
     // stateless: no hint at all
-    check("", "next;", &[], &[next.clone()]);
+    check("", "next;", &[], std::slice::from_ref(&next));
     // observability
     check(
         "reg0[8] == 1 && ",
