@@ -4,3 +4,4 @@
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
 pub mod core;
+pub mod openflow;
