@@ -7,6 +7,7 @@ pub mod capture;
 pub mod core;
 pub mod k8s;
 pub mod manifests;
+pub mod openflow;
 pub mod options;
 pub mod ovn_db;
 pub mod ovsdb;

@@ -1,0 +1,295 @@
+//! The driver of a [`Session`]: a Unix socket, the clock, and reconnection with back-off.
+//!
+//! It owns one socket and no task: everything happens in [`Connection::next`] and, so that a
+//! flow_mod leaves in the wake-up that decided on it, in the command methods themselves, which
+//! write as much as the socket takes at once. What is left over is written by `next`, which
+//! always reads as well.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    io::Interest,
+    net::UnixStream,
+    time::{sleep, timeout},
+};
+
+use super::{Counters, Event, IDLE_MAX, Session};
+use crate::core::{
+    Timestamp,
+    flow::FlowChange,
+    input::{BatchError, BatchId},
+};
+
+/// The wait before the first new attempt to connect; it doubles with each one that fails.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// The longest wait between attempts. A connection that lasted longer resets the wait.
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// The connection is given up when more bytes than this wait to be written. A bundle of a
+/// hundred thousand flows takes about 21 MB.
+const OUTPUT_MAX: usize = 64 << 20;
+/// Bytes that one read takes at most: the longest message, roughly.
+const READ_MAX: usize = 1 << 16;
+
+/// A connection to the bridge's management socket that comes back by itself.
+#[derive(Debug)]
+pub struct Connection {
+    path: PathBuf,
+    link: Link,
+    backoff: Duration,
+    events: VecDeque<Event>,
+    monitored: BTreeSet<u8>,
+    /// Of the sessions that ended.
+    counters: Counters,
+    /// The reason that was told last, as long as the connection is down.
+    told: Option<String>,
+    buffer: Box<[u8]>,
+}
+
+#[derive(Debug)]
+enum Link {
+    Down { retry_at: Timestamp },
+    Up(Box<Live>),
+}
+
+#[derive(Debug)]
+struct Live {
+    stream: UnixStream,
+    session: Session,
+    output: BytesMut,
+    since: Timestamp,
+}
+
+impl Connection {
+    /// A connection to `path`, the first attempt of which is made by [`Connection::next`].
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            link: Link::Down {
+                retry_at: Timestamp::default(),
+            },
+            backoff: BACKOFF_MIN,
+            events: VecDeque::new(),
+            monitored: BTreeSet::new(),
+            counters: Counters::default(),
+            told: None,
+            buffer: vec![0; READ_MAX].into_boxed_slice(),
+        }
+    }
+
+    /// The socket's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the next event, and keeps the connection alive and its output flowing: it has to
+    /// be awaited all the time. It can be cancelled and called again without loss.
+    pub async fn next(&mut self) -> Event {
+        loop {
+            if let Some(event) = self.poll_event() {
+                return event;
+            }
+            match &self.link {
+                Link::Down { retry_at } => {
+                    sleep(retry_at.since(now())).await;
+                    self.connect().await;
+                }
+                Link::Up(live) => {
+                    let interest = if live.output.is_empty() {
+                        Interest::READABLE
+                    } else {
+                        Interest::READABLE | Interest::WRITABLE
+                    };
+                    let patience = live.session.next_deadline().since(now());
+                    let ready = timeout(patience, live.stream.ready(interest)).await;
+                    let done = match ready {
+                        Ok(Ok(_)) => self.read(),
+                        Ok(Err(error)) => Err(error.to_string()),
+                        Err(_) => self.expire(),
+                    };
+                    match done {
+                        Ok(()) => self.flush(),
+                        Err(reason) => self.fail(&reason),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Changes flows; see [`Session::apply`]. [`Event::Applied`] answers, also without a
+    /// connection.
+    pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
+        match &mut self.link {
+            Link::Up(live) => live.session.apply(batch, atomic, changes),
+            Link::Down { .. } => self.events.push_back(Event::Applied {
+                batch,
+                result: Err(BatchError::ConnectionLost),
+            }),
+        }
+        self.flush();
+    }
+
+    /// Reads back every flow of ours; see [`Session::dump`]. Without a connection nothing happens:
+    /// ask again after [`Event::Up`].
+    pub fn dump(&mut self) {
+        if let Link::Up(live) = &mut self.link {
+            live.session.dump();
+        }
+        self.flush();
+    }
+
+    /// Looks for flows by cookie; see [`Session::find_cookies`]. Without a connection nothing
+    /// happens: ask again after [`Event::Up`].
+    pub fn find_cookies(&mut self, cookies: Vec<u32>) {
+        if let Link::Up(live) = &mut self.link {
+            live.session.find_cookies(cookies);
+        }
+        self.flush();
+    }
+
+    /// Reports lost flows of exactly these tables from now on, on this and on later connections.
+    pub fn monitor_tables(&mut self, tables: BTreeSet<u8>) {
+        self.monitored = tables;
+        if let Link::Up(live) = &mut self.link {
+            live.session.monitor_tables(self.monitored.clone());
+        }
+        self.flush();
+    }
+
+    /// What has been left aside since the beginning.
+    pub fn counters(&self) -> Counters {
+        match &self.link {
+            Link::Up(live) => sum(self.counters, live.session.counters()),
+            Link::Down { .. } => self.counters,
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        let Link::Up(live) = &mut self.link else {
+            return None;
+        };
+        let event = live.session.poll_event()?;
+        if event == Event::Up {
+            self.told = None;
+            // Before anyone hears of the connection, so that nothing is lost unseen.
+            live.session.monitor_tables(self.monitored.clone());
+            self.flush();
+        }
+        Some(event)
+    }
+
+    async fn connect(&mut self) {
+        match timeout(IDLE_MAX, UnixStream::connect(&self.path)).await {
+            Ok(Ok(stream)) => {
+                let since = now();
+                self.link = Link::Up(Box::new(Live {
+                    stream,
+                    session: Session::new(since),
+                    output: BytesMut::new(),
+                    since,
+                }));
+                self.flush();
+            }
+            Ok(Err(error)) => self.fail(&error.to_string()),
+            Err(_) => self.fail("nobody accepts the connection"),
+        }
+    }
+
+    /// One read, so that its events are told before more comes in.
+    fn read(&mut self) -> Result<(), String> {
+        let Link::Up(live) = &mut self.link else {
+            return Ok(());
+        };
+        match live.stream.try_read(&mut self.buffer) {
+            Ok(0) => Err("the switch closed the connection".to_owned()),
+            Ok(length) => live
+                .session
+                .receive(&self.buffer[..length], now())
+                .map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn expire(&mut self) -> Result<(), String> {
+        let Link::Up(live) = &mut self.link else {
+            return Ok(());
+        };
+        live.session
+            .handle_timeout(now())
+            .map_err(|error| error.to_string())
+    }
+
+    /// Writes what the socket takes now.
+    fn flush(&mut self) {
+        let Link::Up(live) = &mut self.link else {
+            return;
+        };
+        live.session.transmit(&mut live.output);
+        while !live.output.is_empty() {
+            match live.stream.try_write(&live.output) {
+                Ok(written) => live.output.advance(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return self.fail(&error.to_string()),
+            }
+        }
+        if live.output.len() > OUTPUT_MAX {
+            self.fail("the switch does not read: more than 64 MiB wait to be written");
+        }
+    }
+
+    /// Ends the connection and plans the next attempt.
+    fn fail(&mut self, reason: &str) {
+        let now = now();
+        if let Link::Up(live) = &mut self.link {
+            live.session.close();
+            while let Some(event) = live.session.poll_event() {
+                self.events.push_back(event);
+            }
+            self.counters = sum(self.counters, live.session.counters());
+            if now.since(live.since) > BACKOFF_MAX {
+                self.backoff = BACKOFF_MIN;
+            }
+        }
+        self.counters.disconnects += 1;
+        self.link = Link::Down {
+            retry_at: now + self.backoff,
+        };
+        self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+        let reason = format!(
+            "OpenFlow connection to {} (--openflow-socket): {reason}",
+            self.path.display()
+        );
+        if self.told.as_ref() != Some(&reason) {
+            self.told = Some(reason.clone());
+            self.events.push_back(Event::Down { reason });
+        }
+    }
+}
+
+fn sum(one: Counters, other: Counters) -> Counters {
+    Counters {
+        unexpected_messages: one.unexpected_messages + other.unexpected_messages,
+        unreadable_flows: one.unreadable_flows + other.unreadable_flows,
+        disconnects: one.disconnects + other.disconnects,
+    }
+}
+
+/// The clock that the core's timestamps count, which never goes back and is never before zero.
+fn now() -> Timestamp {
+    let time = clock_gettime(ClockId::Monotonic);
+    let since_boot = Duration::try_from(time).unwrap_or_default();
+    Timestamp::default() + since_boot
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! The OpenFlow 1.5 client: it writes our flows into OVN's bridge and tells when they vanish.
+//!
+//! It must never
+//! - touch a flow that does not carry our cookie: deletion is strict and by exact cookie,
+//!   modification by exact cookie; nothing here asks for a table to be emptied;
+//! - ask for the MASTER role, which ovn-controller may hold, nor for asynchronous messages:
+//!   Open vSwitch sends none to a client of the bridge's management socket that has not set a
+//!   `miss_send_len` (`ofconn_receives_async_msg` in its `ofproto/connmgr.c`), and with one it
+//!   would send OVN's packet-ins too;
+//! - wait for the socket to take bytes without reading from it: Open vSwitch stops reading from
+//!   a client that does not read its replies.
+//!
+//! [`Session`] is the protocol without IO: bytes, commands and the time go in; bytes, events and
+//! a deadline come out. [`Connection`] is the thin driver around it: a socket, reconnection with
+//! back-off, and a session per connection.
+//!
+//! What vanishes is learnt from a flow monitor (`OFPMP_FLOW_MONITOR`) and not from
+//! `OFPT_FLOW_REMOVED`: the monitor also shows a flow that replaces ours, it leaves out what we
+//! do ourselves, and it needs no flag on the flow, which would send `OFPT_FLOW_REMOVED` to every
+//! other controller.
+
+mod connection;
+mod error;
+mod oxm;
+mod session;
+mod wire;
+
+use std::time::Duration;
+
+pub use connection::Connection;
+pub use session::Session;
+
+use crate::core::{
+    flow::{Cookie, FlowKey, InstalledFlow},
+    input::{BatchError, BatchId},
+};
+
+/// After this long without a byte from the switch an echo request goes out, and after as long
+/// again the session is dead. Open vSwitch itself probes no client of the management socket.
+pub const IDLE_MAX: Duration = Duration::from_secs(5);
+/// At most this many batches are in flight or wait behind an atomic one; further ones are refused.
+pub const BATCHES_MAX: usize = 1024;
+/// At most this many changes make a batch.
+pub const CHANGES_MAX: usize = 1 << 18;
+/// At most this many flows of ours are read back; more end the session.
+pub const DUMP_MAX: usize = 1 << 20;
+/// At most this many questions (dumps, cookies, monitors) are in flight.
+pub const REQUESTS_MAX: usize = 1024;
+
+/// What the client has to tell.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// The switch speaks OpenFlow 1.5 and takes commands.
+    Up,
+    /// The connection is lost, or could not be made. Results of everything outstanding have
+    /// been given. It is told again only when the reason changes.
+    Down {
+        /// What happened, to which socket, and which option names it.
+        reason: String,
+    },
+    /// The result of a batch of changes.
+    Applied {
+        /// As given with the changes.
+        batch: BatchId,
+        /// `Ok` once the switch has answered a barrier behind the changes.
+        result: Result<(), BatchError>,
+    },
+    /// Every flow of ours, from all tables.
+    Flows(Vec<InstalledFlow>),
+    /// Where flows with the cookies asked for are: cookie and table, ascending, without
+    /// repetition.
+    CookieTables(Vec<(u32, u8)>),
+    /// A flow of ours in a monitored table is gone, or not what it was, and not by our doing.
+    FlowLost {
+        /// Which flow.
+        key: FlowKey,
+        /// The cookie it had.
+        cookie: Cookie,
+        /// How it went.
+        reason: LostReason,
+    },
+    /// Someone else wrote a flow of the shape of ours, with a cookie that is not ours, into a
+    /// monitored table. If `key` is that of a flow of ours, that flow is gone: OVS replaces a
+    /// flow of the same key, and tells only the new cookie. The session keeps no list of flows,
+    /// so its owner has to look.
+    ForeignFlow {
+        /// What was written.
+        key: FlowKey,
+        /// Its cookie.
+        cookie: u64,
+    },
+    /// The monitor left out some changes because we read too slowly; from here on it is complete
+    /// again. Only a dump tells what was missed.
+    MonitorGap,
+    /// The switch refused a question. A flow dump or a look-up of cookies that was refused gets
+    /// no other answer.
+    Refused {
+        /// What was asked.
+        request: &'static str,
+        /// The switch's words.
+        reason: String,
+    },
+}
+
+/// How a flow of ours was lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LostReason {
+    /// It saw no packet for its idle timeout. We set none.
+    IdleTimeout,
+    /// It was not renewed in time.
+    HardTimeout,
+    /// Someone else deleted it.
+    Deleted,
+    /// The table was full.
+    Evicted,
+    /// Someone else changed its actions and left its cookie.
+    Modified,
+    /// Another `enum ofp_flow_removed_reason` (OpenFlow 1.5.1, section 7.4.2).
+    Other(u8),
+}
+
+/// Why a session ended.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A message, or the named part of one, is not as long as it says, or says something that
+    /// cannot be.
+    #[error("the switch sent a malformed {0}")]
+    Malformed(&'static str),
+    /// A message of another OpenFlow version.
+    #[error("the switch sent a message of OpenFlow version {0:#04x} instead of 0x06")]
+    Version(u8),
+    /// The bridge does not allow OpenFlow 1.5.
+    #[error(
+        "the switch does not speak OpenFlow 1.5 ({0}); \
+         `ovs-vsctl add bridge BRIDGE protocols OpenFlow15` allows it"
+    )]
+    NoCommonVersion(String),
+    /// Something other than a hello came first.
+    #[error("the switch began with a message of type {0} instead of a hello")]
+    NoHello(u8),
+    /// No hello, or no answer to an echo request, for [`IDLE_MAX`].
+    #[error("the switch does not answer")]
+    Silent,
+    /// More than [`DUMP_MAX`] flows carry our cookie.
+    #[error("the switch holds more than {DUMP_MAX} flows with our cookie")]
+    TooManyFlows,
+}
+
+/// What a client has left aside, in total.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Messages that nobody asked for, such as packet-ins.
+    pub unexpected_messages: u64,
+    /// Flows of ours, in dumps and updates, whose match holds a field that we never write.
+    pub unreadable_flows: u64,
+    /// Connections that ended, or could not be made.
+    pub disconnects: u64,
+}

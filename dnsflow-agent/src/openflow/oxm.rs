@@ -1,0 +1,373 @@
+//! Matches and actions as bytes.
+//!
+//! A match is written in the order and the form in which Open vSwitch itself writes one on
+//! OpenFlow 1.5 (`nx_put_raw` in its `lib/nx-match.c`), so that both can be compared byte by
+//! byte: registers in pairs, as the 64-bit packet registers of OXM class 0x8001. Other forms of
+//! registers are read all the same.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use bytes::{BufMut, BytesMut};
+
+use super::{
+    ProtocolError,
+    wire::{MESSAGE_MAX, Reader},
+};
+use crate::core::flow::{Action, Addresses, Masked, Match, Protocol, Transport};
+
+/// Registers that Open vSwitch has (`FLOW_N_REGS` in its `include/openvswitch/flow.h`).
+const REGISTERS: u8 = 16;
+/// An action list never takes more bytes; the rest of a message is left for header and match.
+const ACTIONS_MAX: usize = MESSAGE_MAX - 0xfff;
+
+/// Why a flow cannot be put into bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum EncodeError {
+    #[error("there is no register {0}; Open vSwitch has 16")]
+    NoSuchRegister(u8),
+    #[error("copied actions of {0} bytes are not whole; an action's length is a multiple of 8")]
+    PartialAction(usize),
+    #[error("the action list is {0} bytes long; {ACTIONS_MAX} fit into a message")]
+    TooLong(usize),
+}
+
+// OXM headers (section 7.2.3.2): class, field, mask flag, length of the payload.
+const fn header(class: u16, field: u8, length: u8) -> u32 {
+    (class as u32) << 16 | (field as u32) << 9 | length as u32
+}
+
+/// The flag in an OXM header that says that a mask follows the value.
+const HAS_MASK: u32 = 0x100;
+
+/// `OFPXMC_OPENFLOW_BASIC` (section 7.2.3.3).
+const BASIC: u16 = 0x8000;
+/// `OFPXMC_PACKET_REGS` (section 7.2.3.3): 64-bit registers; number n holds reg2n above reg2n+1.
+const PACKET_REGS: u16 = 0x8001;
+/// `NXM_NX` (`lib/nx-match.c` in Open vSwitch): 32-bit registers at field 0, 128-bit ones at 111.
+const NXM_NX: u16 = 0x0001;
+/// `NXM_NX_XXREG0` (`include/openvswitch/meta-flow.h` in Open vSwitch).
+const XXREG0: u8 = 111;
+
+// enum oxm_ofb_match_fields (section 7.2.3.7).
+const IN_PORT: u32 = header(BASIC, 0, 4);
+const METADATA: u32 = header(BASIC, 2, 8);
+const ETH_TYPE: u32 = header(BASIC, 5, 2);
+const IP_PROTO: u32 = header(BASIC, 10, 1);
+const IPV4_SRC: u32 = header(BASIC, 11, 4);
+const IPV4_DST: u32 = header(BASIC, 12, 4);
+const TCP_DST: u32 = header(BASIC, 14, 2);
+const UDP_DST: u32 = header(BASIC, 16, 2);
+const SCTP_DST: u32 = header(BASIC, 18, 2);
+const IPV6_SRC: u32 = header(BASIC, 26, 16);
+const IPV6_DST: u32 = header(BASIC, 27, 16);
+
+// IEEE 802 numbers.
+const ETH_IPV4: u16 = 0x0800;
+const ETH_IPV6: u16 = 0x86dd;
+
+/// `OFPMT_OXM` (section 7.2.3.1).
+const OFPMT_OXM: u16 = 0x0001;
+/// `OFPIT_APPLY_ACTIONS` (section 7.2.5).
+const OFPIT_APPLY_ACTIONS: u16 = 0x0004;
+/// `OFPAT_SET_FIELD` (section 7.2.6).
+const OFPAT_SET_FIELD: u16 = 0x0019;
+/// `OFPAT_EXPERIMENTER` (section 7.2.6).
+const OFPAT_EXPERIMENTER: u16 = 0xffff;
+/// `NX_VENDOR_ID` (`include/openflow/openflow-common.h` in Open vSwitch).
+const NX_VENDOR_ID: u32 = 0x0000_2320;
+/// `NXAST_RESUBMIT_TABLE` (`lib/ofp-actions.c` in Open vSwitch).
+const NXAST_RESUBMIT_TABLE: u16 = 0x000e;
+/// `OFPP_IN_PORT` in the 16 bits of the Nicira extensions: the port of the packet.
+const OFPP_IN_PORT: u16 = 0xfff8;
+
+impl Protocol {
+    /// The IP protocol number and the OXM field of the destination port.
+    fn wire(self) -> (u8, u32) {
+        match self {
+            Self::Tcp => (6, TCP_DST),
+            Self::Udp => (17, UDP_DST),
+            Self::Sctp => (132, SCTP_DST),
+        }
+    }
+
+    fn from_wire(number: u8) -> Option<Self> {
+        [Self::Tcp, Self::Udp, Self::Sctp]
+            .into_iter()
+            .find(|protocol| protocol.wire().0 == number)
+    }
+}
+
+/// Refuses a match that names a register that does not exist.
+pub(super) fn check(matches: &Match) -> Result<(), EncodeError> {
+    matches
+        .registers
+        .keys()
+        .find(|&&register| register >= REGISTERS)
+        .map_or(Ok(()), |&register| {
+            Err(EncodeError::NoSuchRegister(register))
+        })
+}
+
+/// Appends a `struct ofp_match` with its padding (section 7.2.3.1); `None` matches everything.
+pub(super) fn put_match(output: &mut BytesMut, matches: Option<&Match>) {
+    let start = output.len();
+    output.put_u16(OFPMT_OXM);
+    output.put_u16(0);
+    if let Some(matches) = matches {
+        put_fields(output, matches);
+    }
+    let length = output.len() - start;
+    // A match of ours is at most 4 + 8 + 6 + 40 + 5 + 6 + 8 * 20 + 12 bytes long.
+    let announced = u16::try_from(length).unwrap_or(u16::MAX);
+    output[start + 2..start + 4].copy_from_slice(&announced.to_be_bytes());
+    output.put_bytes(0, length.next_multiple_of(8) - length);
+}
+
+fn put_fields(output: &mut BytesMut, matches: &Match) {
+    let Match {
+        metadata,
+        registers,
+        in_port,
+        addresses,
+        transport,
+    } = matches;
+    if let Some(port) = in_port {
+        output.put_u32(IN_PORT);
+        output.put_u32(*port);
+    }
+    output.put_u32(ETH_TYPE);
+    match addresses {
+        Addresses::V4 { src, dst } => {
+            output.put_u16(ETH_IPV4);
+            output.put_u32(IPV4_SRC);
+            output.put_slice(&src.octets());
+            output.put_u32(IPV4_DST);
+            output.put_slice(&dst.octets());
+        }
+        Addresses::V6 { src, dst } => {
+            output.put_u16(ETH_IPV6);
+            output.put_u32(IPV6_SRC);
+            output.put_slice(&src.octets());
+            output.put_u32(IPV6_DST);
+            output.put_slice(&dst.octets());
+        }
+    }
+    if let Some(Transport { protocol, port }) = transport {
+        let (number, port_field) = protocol.wire();
+        output.put_u32(IP_PROTO);
+        output.put_u8(number);
+        if let Some(port) = port {
+            output.put_u32(port_field);
+            output.put_u16(*port);
+        }
+    }
+    put_registers(output, registers);
+    if let Some(metadata) = metadata {
+        output.put_u32(METADATA);
+        output.put_u64(*metadata);
+    }
+}
+
+fn put_registers(output: &mut BytesMut, registers: &BTreeMap<u8, Masked>) {
+    let wide = |value: fn(Masked) -> u32, pair: u8| -> u64 {
+        let word = |register| u64::from(registers.get(&register).copied().map_or(0, value));
+        word(2 * pair) << 32 | word(2 * pair + 1)
+    };
+    for pair in 0..REGISTERS / 2 {
+        let value = wide(Masked::value, pair);
+        match wide(Masked::mask, pair) {
+            0 => {}
+            u64::MAX => {
+                output.put_u32(header(PACKET_REGS, pair, 8));
+                output.put_u64(value);
+            }
+            mask => {
+                output.put_u32(header(PACKET_REGS, pair, 16) | HAS_MASK);
+                output.put_u64(value);
+                output.put_u64(mask);
+            }
+        }
+    }
+}
+
+/// Reads a `struct ofp_match` with its padding. `None` when it is well-formed but holds something
+/// that a [`Match`] cannot say, or lacks something that every [`Match`] says: no flow of ours.
+pub(super) fn read_match(reader: &mut Reader<'_>) -> Result<Option<Match>, ProtocolError> {
+    const WHAT: &str = "match";
+    let kind = reader.u16()?;
+    let length = usize::from(reader.u16()?);
+    let payload = length
+        .checked_sub(4)
+        .filter(|_| kind == OFPMT_OXM)
+        .ok_or(ProtocolError::Malformed(WHAT))?;
+    let mut list = reader.sub(WHAT, payload)?;
+    reader.take(length.next_multiple_of(8) - length)?;
+    let mut fields = Some(Fields::default());
+    while !list.is_empty() {
+        let header = list.u32()?;
+        let value = list.take((header & 0xff) as usize)?;
+        fields = fields.and_then(|fields| fields.with(header, value));
+    }
+    Ok(fields.and_then(Fields::finish))
+}
+
+/// The fields of a match as they are read, one by one.
+#[derive(Default)]
+struct Fields {
+    metadata: Option<u64>,
+    registers: BTreeMap<u8, Masked>,
+    in_port: Option<u32>,
+    eth_type: Option<u16>,
+    ip_proto: Option<u8>,
+    port: Option<(u32, u16)>,
+    v4: [Option<Ipv4Addr>; 2],
+    v6: [Option<Ipv6Addr>; 2],
+}
+
+impl Fields {
+    /// Adds one field; `None` when it is not one that a [`Match`] holds.
+    fn with(mut self, header: u32, value: &[u8]) -> Option<Self> {
+        match header {
+            IN_PORT => self.in_port = Some(u32::from_be_bytes(value.try_into().ok()?)),
+            METADATA => self.metadata = Some(u64::from_be_bytes(value.try_into().ok()?)),
+            ETH_TYPE => self.eth_type = Some(u16::from_be_bytes(value.try_into().ok()?)),
+            IP_PROTO => self.ip_proto = value.first().copied(),
+            IPV4_SRC => self.v4[0] = Some(<[u8; 4]>::try_from(value).ok()?.into()),
+            IPV4_DST => self.v4[1] = Some(<[u8; 4]>::try_from(value).ok()?.into()),
+            IPV6_SRC => self.v6[0] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
+            IPV6_DST => self.v6[1] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
+            TCP_DST | UDP_DST | SCTP_DST => {
+                self.port = Some((header, u16::from_be_bytes(value.try_into().ok()?)));
+            }
+            _ => self.add_registers(header, value)?,
+        }
+        Some(self)
+    }
+
+    /// Splits a register field of any width into 32-bit registers.
+    fn add_registers(&mut self, header: u32, payload: &[u8]) -> Option<()> {
+        let class = (header >> 16) as u16;
+        let field = (header >> 9 & 0x7f) as u8;
+        // How many 32-bit registers the field spans, and which field of its kind it is.
+        let (words, index) = match (class, field) {
+            (NXM_NX, 0..REGISTERS) => (1, field),
+            (NXM_NX, XXREG0..=114) => (4, field - XXREG0),
+            (PACKET_REGS, 0..8) => (2, field),
+            _ => return None,
+        };
+        let (value, mask) = if header & HAS_MASK == 0 {
+            (payload, None)
+        } else {
+            let (value, mask) = payload.split_at(payload.len() / 2);
+            (value, Some(mask))
+        };
+        if value.len() != 4 * usize::from(words) {
+            return None;
+        }
+        let word = |bytes: &[u8], at: u8| -> Option<u32> {
+            let at = 4 * usize::from(at);
+            Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+        };
+        for at in 0..words {
+            let mask = mask.map_or(Some(u32::MAX), |mask| word(mask, at))?;
+            if mask != 0 {
+                self.registers
+                    .insert(index * words + at, Masked::new(word(value, at)?, mask));
+            }
+        }
+        Some(())
+    }
+
+    /// Puts the fields together.
+    fn finish(self) -> Option<Match> {
+        let addresses = match (self.eth_type?, self.v4, self.v6) {
+            (ETH_IPV4, [Some(src), Some(dst)], [None, None]) => Addresses::V4 { src, dst },
+            (ETH_IPV6, [None, None], [Some(src), Some(dst)]) => Addresses::V6 { src, dst },
+            _ => return None,
+        };
+        let transport = match (self.ip_proto, self.port) {
+            (None, None) => None,
+            (None, Some(_)) => return None,
+            (Some(number), port) => {
+                let protocol = Protocol::from_wire(number)?;
+                let port = match port {
+                    None => None,
+                    Some((field, port)) if field == protocol.wire().1 => Some(port),
+                    Some(_) => return None,
+                };
+                Some(Transport { protocol, port })
+            }
+        };
+        Some(Match {
+            metadata: self.metadata,
+            registers: self.registers,
+            in_port: self.in_port,
+            addresses,
+            transport,
+        })
+    }
+}
+
+/// The bytes of an action list (section 7.2.6).
+pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
+    let mut output = Vec::with_capacity(64);
+    for action in actions {
+        match action {
+            Action::SetRegister { register, .. } if *register >= REGISTERS => {
+                return Err(EncodeError::NoSuchRegister(*register));
+            }
+            Action::SetRegister { register, bits } => put_set_register(&mut output, *register, *bits),
+            Action::Resubmit { table } => {
+                output.put_u16(OFPAT_EXPERIMENTER);
+                output.put_u16(16);
+                output.put_u32(NX_VENDOR_ID);
+                output.put_u16(NXAST_RESUBMIT_TABLE);
+                output.put_u16(OFPP_IN_PORT);
+                output.put_u8(*table);
+                output.put_bytes(0, 3);
+            }
+            Action::Copied(bytes) if !bytes.len().is_multiple_of(8) => {
+                return Err(EncodeError::PartialAction(bytes.len()));
+            }
+            Action::Copied(bytes) => output.put_slice(bytes),
+        }
+        if output.len() > ACTIONS_MAX {
+            return Err(EncodeError::TooLong(output.len()));
+        }
+    }
+    Ok(output)
+}
+
+/// `OFPAT_SET_FIELD`, masked unless it sets the whole register: Open vSwitch refuses
+/// `NXAST_REG_LOAD` on OpenFlow 1.5.
+fn put_set_register(output: &mut Vec<u8>, register: u8, bits: Masked) {
+    output.put_u16(OFPAT_SET_FIELD);
+    output.put_u16(16);
+    if bits.mask() == u32::MAX {
+        output.put_u32(header(NXM_NX, register, 4));
+        output.put_u32(bits.value());
+        output.put_bytes(0, 4);
+    } else {
+        output.put_u32(header(NXM_NX, register, 8) | HAS_MASK);
+        output.put_u32(bits.value());
+        output.put_u32(bits.mask());
+    }
+}
+
+/// Appends the instruction that carries the actions. No actions, no instruction: the flow drops.
+pub(super) fn put_apply_actions(output: &mut BytesMut, actions: &[u8]) {
+    if actions.is_empty() {
+        return;
+    }
+    output.put_u16(OFPIT_APPLY_ACTIONS);
+    // `action_list` keeps it below `ACTIONS_MAX`.
+    output.put_u16(u16::try_from(8 + actions.len()).unwrap_or(u16::MAX));
+    output.put_bytes(0, 4);
+    output.put_slice(actions);
+}
+
+#[cfg(test)]
+mod tests;

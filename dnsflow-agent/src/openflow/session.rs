@@ -1,0 +1,711 @@
+//! One OpenFlow connection without its socket: bytes and the time in, bytes and events out.
+//!
+//! ```text
+//!  new            HELLO of the switch                 echo unanswered, malformed message
+//!   |--> Greeting --------------------> Up ------------------------------------------> error
+//! ```
+//!
+//! Changes take effect in the order in which they were asked for. A plain batch is its flow_mods
+//! and a barrier; errors name the xid of their flow_mod and come before the barrier's reply. An
+//! atomic batch is a bundle in two steps, as a COMMIT sent at once would commit the good messages
+//! even when a bad one was refused: first OPEN, the additions and a barrier; then, by whether an
+//! error came, COMMIT or DISCARD. Commands that arrive between the two steps wait for the second.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+};
+
+use bytes::BytesMut;
+
+use super::{
+    BATCHES_MAX, CHANGES_MAX, Counters, DUMP_MAX, Event, IDLE_MAX, LostReason, ProtocolError,
+    REQUESTS_MAX,
+    error::SwitchError,
+    wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
+};
+use crate::core::{
+    Timestamp,
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    input::{BatchError, BatchId},
+};
+
+/// The state of one connection. After an error it is of no further use but for [`Session::close`].
+#[derive(Debug)]
+pub struct Session {
+    up: bool,
+    input: BytesMut,
+    output: BytesMut,
+    events: VecDeque<Event>,
+    next_xid: u32,
+    /// Batches in flight, oldest first.
+    batches: VecDeque<Batch>,
+    /// Whether the youngest batch in flight is an atomic one that is still undecided.
+    undecided: bool,
+    /// What waits for that decision.
+    waiting: VecDeque<Command>,
+    requests: BTreeMap<u32, Request>,
+    /// Whether a further dump was asked for while one was under way.
+    dump_again: bool,
+    searches: BTreeMap<u32, Search>,
+    monitored: BTreeSet<u8>,
+    /// Tables in which flows of ours may be: those written to, read from and monitored.
+    tables: BTreeSet<u8>,
+    /// Between PAUSED and RESUMED the monitor reports our own deletions too, and not everything.
+    paused: bool,
+    heard: Timestamp,
+    probed: Option<Timestamp>,
+    counters: Counters,
+}
+
+/// What can be asked of a session.
+#[derive(Debug)]
+enum Command {
+    Apply(BatchId, bool, Vec<FlowChange>),
+    Dump,
+    FindCookies(Vec<u32>),
+    MonitorTables(BTreeSet<u8>),
+}
+
+/// A batch in flight. Its flow_mods have the xids from `first` on, its [`Control`]s those behind.
+#[derive(Debug)]
+struct Batch {
+    id: BatchId,
+    first: u32,
+    /// For each flow_mod, which change it belongs to.
+    flow_mods: Vec<usize>,
+    stage: Stage,
+    errors: Vec<(usize, String)>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Stage {
+    /// A plain batch: done with the barrier's reply.
+    Plain,
+    /// An atomic batch whose messages are being checked: decided with the barrier's reply.
+    Filling,
+    /// An atomic batch that was committed or discarded: done with the reply, or with an error.
+    Deciding,
+}
+
+/// The messages that frame a batch's changes, in the order of their xids.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+enum Control {
+    Barrier,
+    /// Opens the bundle; its xid is the bundle's identifier.
+    Open,
+    /// Commits or discards it.
+    Decision,
+}
+
+impl Batch {
+    const CONTROLS: u32 = 3;
+
+    fn xid(&self, control: Control) -> u32 {
+        self.first + self.length() + control as u32
+    }
+
+    fn contains(&self, xid: u32) -> bool {
+        (self.first..self.first + self.length() + Self::CONTROLS).contains(&xid)
+    }
+
+    /// The number of flow_mods. `allocate_xids` found room for them in 32 bits.
+    fn length(&self) -> u32 {
+        self.flow_mods.len() as u32
+    }
+}
+
+/// A question in flight.
+#[derive(Debug)]
+enum Request {
+    Dump(Vec<InstalledFlow>),
+    /// A part of the search with this number.
+    Find(u32),
+    Monitor,
+}
+
+// What questions are called when they are refused.
+const DUMP: &str = "flow dump";
+const FIND: &str = "look-up of cookies";
+const MONITOR: &str = "flow monitor";
+
+impl Request {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Dump(_) => DUMP,
+            Self::Find(_) => FIND,
+            Self::Monitor => MONITOR,
+        }
+    }
+}
+
+/// A look-up of several cookies.
+#[derive(Debug)]
+struct Search {
+    outstanding: usize,
+    found: BTreeSet<(u32, u8)>,
+}
+
+impl Session {
+    /// A session on a connection that was made at `now`. Its hello is ready to be sent.
+    pub fn new(now: Timestamp) -> Self {
+        let mut session = Self {
+            up: false,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            events: VecDeque::new(),
+            next_xid: 1,
+            batches: VecDeque::new(),
+            undecided: false,
+            waiting: VecDeque::new(),
+            requests: BTreeMap::new(),
+            dump_again: false,
+            searches: BTreeMap::new(),
+            monitored: BTreeSet::new(),
+            tables: BTreeSet::new(),
+            paused: false,
+            heard: now,
+            probed: None,
+            counters: Counters::default(),
+        };
+        let xid = session.allocate_xids(1);
+        wire::put_hello(&mut session.output, xid);
+        session
+    }
+
+    /// Changes flows: all or nothing if `atomic`, else each by itself. [`Event::Applied`] answers,
+    /// always.
+    pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
+        let refusal = if !self.up {
+            Err(BatchError::ConnectionLost)
+        } else if self.batches.len() + self.waiting.len() >= BATCHES_MAX {
+            refused(format!("{BATCHES_MAX} batches are outstanding"))
+        } else if changes.len() > CHANGES_MAX {
+            refused(format!(
+                "{} changes in one batch are more than {CHANGES_MAX}",
+                changes.len()
+            ))
+        } else {
+            return self.submit(Command::Apply(batch, atomic, changes));
+        };
+        self.events.push_back(Event::Applied {
+            batch,
+            result: refusal,
+        });
+    }
+
+    /// Reads back every flow of ours; [`Event::Flows`] answers. A dump that is asked for while
+    /// one is under way runs after it, and several such make one.
+    pub fn dump(&mut self) {
+        self.ask(DUMP, Command::Dump);
+    }
+
+    /// Looks in all tables for flows with these cookies (OVN's: the upper half zero);
+    /// [`Event::CookieTables`] answers.
+    pub fn find_cookies(&mut self, cookies: Vec<u32>) {
+        self.ask(FIND, Command::FindCookies(cookies));
+    }
+
+    /// Reports lost flows of exactly these tables from now on.
+    pub fn monitor_tables(&mut self, tables: BTreeSet<u8>) {
+        self.ask(MONITOR, Command::MonitorTables(tables));
+    }
+
+    /// Takes bytes that the switch sent, cut anywhere. Poll the events after each call.
+    pub fn receive(&mut self, bytes: &[u8], now: Timestamp) -> Result<(), ProtocolError> {
+        self.heard = now;
+        self.probed = None;
+        self.input.extend_from_slice(bytes);
+        while let Some(message) = Message::split(&mut self.input)? {
+            self.message(&message)?;
+        }
+        Ok(())
+    }
+
+    /// The next thing to tell, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Moves the bytes to be sent to the end of `output`.
+    pub fn transmit(&mut self, output: &mut BytesMut) {
+        if output.is_empty() {
+            mem::swap(output, &mut self.output);
+            self.output.clear();
+        } else {
+            output.unsplit(self.output.split());
+        }
+    }
+
+    /// When [`Session::handle_timeout`] has to be called unless bytes come in before.
+    pub fn next_deadline(&self) -> Timestamp {
+        self.probed.unwrap_or(self.heard) + IDLE_MAX
+    }
+
+    /// Asks for a sign of life, or gives up on one.
+    pub fn handle_timeout(&mut self, now: Timestamp) -> Result<(), ProtocolError> {
+        if now < self.next_deadline() {
+            return Ok(());
+        }
+        if !self.up || self.probed.is_some() {
+            return Err(ProtocolError::Silent);
+        }
+        self.probed = Some(now);
+        let xid = self.allocate_xids(1);
+        wire::put_echo(&mut self.output, wire::OFPT_ECHO_REQUEST, xid, &[]);
+        Ok(())
+    }
+
+    /// Ends the session: every batch without a result gets [`BatchError::ConnectionLost`].
+    pub fn close(&mut self) {
+        self.up = false;
+        let waiting = mem::take(&mut self.waiting);
+        let lost = mem::take(&mut self.batches)
+            .into_iter()
+            .map(|batch| batch.id)
+            .chain(waiting.into_iter().filter_map(|command| match command {
+                Command::Apply(id, ..) => Some(id),
+                Command::Dump | Command::FindCookies(_) | Command::MonitorTables(_) => None,
+            }));
+        self.events.extend(lost.map(|batch| Event::Applied {
+            batch,
+            result: Err(BatchError::ConnectionLost),
+        }));
+    }
+
+    /// What this session has left aside; it knows nothing of disconnects.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Runs a question, or puts it behind the decision that an atomic batch waits for.
+    fn ask(&mut self, request: &'static str, command: Command) {
+        if !self.up {
+            return;
+        }
+        if self.waiting.len() < BATCHES_MAX + REQUESTS_MAX {
+            self.submit(command);
+        } else {
+            self.too_many(request);
+        }
+    }
+
+    fn submit(&mut self, command: Command) {
+        if self.undecided {
+            self.waiting.push_back(command);
+        } else {
+            self.run(command);
+        }
+    }
+
+    fn run(&mut self, command: Command) {
+        match command {
+            Command::Apply(id, atomic, changes) => self.run_apply(id, atomic, &changes),
+            Command::Dump => self.run_dump(),
+            Command::FindCookies(cookies) => self.run_find(cookies),
+            Command::MonitorTables(tables) => self.run_monitor(tables),
+        }
+    }
+
+    fn run_apply(&mut self, id: BatchId, atomic: bool, changes: &[FlowChange]) {
+        let mut messages = Vec::with_capacity(changes.len());
+        for (index, change) in changes.iter().enumerate() {
+            match change {
+                FlowChange::Add(key, _) | FlowChange::Delete(key, _) => {
+                    self.tables.insert(key.table);
+                    messages.push((index, key.table));
+                }
+                // Open vSwitch refuses OFPTT_ALL for OFPFC_MODIFY (OFPFMFC_BAD_TABLE_ID).
+                FlowChange::Renew(_) => {
+                    messages.extend(self.tables.iter().map(|&table| (index, table)));
+                }
+            }
+        }
+        // One message is atomic by itself.
+        let atomic = atomic && messages.len() > 1;
+        let mut batch = Batch {
+            id,
+            first: self.allocate_xids(messages.len() as u32 + Batch::CONTROLS),
+            flow_mods: messages.iter().map(|&(index, _)| index).collect(),
+            stage: if atomic { Stage::Filling } else { Stage::Plain },
+            errors: Vec::new(),
+        };
+        let mark = self.output.len();
+        let bundle = batch.xid(Control::Open);
+        if atomic {
+            wire::put_bundle_control(&mut self.output, bundle, bundle, BundleControl::Open);
+        }
+        for ((index, table), xid) in messages.into_iter().zip(batch.first..) {
+            let (output, change) = (&mut self.output, &changes[index]);
+            let put = if atomic {
+                wire::put_bundle_add(output, xid, bundle, change, table)
+            } else {
+                wire::put_flow_mod(output, xid, change, table)
+            };
+            if let Err(error) = put {
+                batch.errors.push((index, error.to_string()));
+            }
+        }
+        if atomic && !batch.errors.is_empty() {
+            self.output.truncate(mark);
+            return self.finish(batch);
+        }
+        wire::put_barrier(&mut self.output, batch.xid(Control::Barrier));
+        self.undecided = atomic;
+        self.batches.push_back(batch);
+    }
+
+    fn run_dump(&mut self) {
+        let running = |request: &Request| matches!(request, Request::Dump(_));
+        if self.requests.values().any(running) {
+            self.dump_again = true;
+        } else if let Some(xid) = self.request(Request::Dump(Vec::new())) {
+            let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
+            wire::put_flow_desc_request(&mut self.output, xid, cookie, mask);
+        }
+    }
+
+    fn run_find(&mut self, cookies: Vec<u32>) {
+        let cookies: BTreeSet<u32> = cookies.into_iter().collect();
+        if cookies.is_empty() {
+            return self.events.push_back(Event::CookieTables(Vec::new()));
+        }
+        if self.requests.len() + cookies.len() > REQUESTS_MAX {
+            return self.too_many(FIND);
+        }
+        let number = self.allocate_xids(1);
+        self.searches.insert(
+            number,
+            Search {
+                outstanding: cookies.len(),
+                found: BTreeSet::new(),
+            },
+        );
+        for cookie in cookies {
+            if let Some(xid) = self.request(Request::Find(number)) {
+                wire::put_flow_desc_request(&mut self.output, xid, cookie.into(), u64::MAX);
+            }
+        }
+    }
+
+    fn run_monitor(&mut self, tables: BTreeSet<u8>) {
+        let old = mem::take(&mut self.monitored);
+        for &table in old.symmetric_difference(&tables) {
+            if let Some(xid) = self.request(Request::Monitor) {
+                let watch = tables.contains(&table);
+                wire::put_flow_monitor_request(&mut self.output, xid, table, watch);
+            }
+        }
+        self.tables.extend(&tables);
+        self.monitored = tables;
+    }
+
+    /// Notes a question; `None`, and a refusal, when too many are in flight.
+    fn request(&mut self, request: Request) -> Option<u32> {
+        if self.requests.len() >= REQUESTS_MAX {
+            self.too_many(request.name());
+            return None;
+        }
+        let xid = self.allocate_xids(1);
+        self.requests.insert(xid, request);
+        Some(xid)
+    }
+
+    fn too_many(&mut self, request: &'static str) {
+        self.events.push_back(Event::Refused {
+            request,
+            reason: format!("{REQUESTS_MAX} questions are outstanding"),
+        });
+    }
+
+    /// `count` transaction identifiers in a row, never zero: the switch's own messages have that.
+    fn allocate_xids(&mut self, count: u32) -> u32 {
+        let first = match self.next_xid.checked_add(count) {
+            Some(_) => self.next_xid,
+            None => 1,
+        };
+        self.next_xid = first + count;
+        first
+    }
+
+    fn message(&mut self, message: &Message) -> Result<(), ProtocolError> {
+        if !self.up {
+            return self.greeting(message);
+        }
+        if message.version != wire::VERSION {
+            return Err(ProtocolError::Version(message.version));
+        }
+        match message.kind {
+            wire::OFPT_ECHO_REQUEST => {
+                let (output, kind) = (&mut self.output, wire::OFPT_ECHO_REPLY);
+                wire::put_echo(output, kind, message.xid, &message.body);
+            }
+            wire::OFPT_ECHO_REPLY => {}
+            wire::OFPT_BARRIER_REPLY => self.barrier_reply(message.xid),
+            wire::OFPT_BUNDLE_CONTROL => self.bundle_reply(message.xid),
+            wire::OFPT_MULTIPART_REPLY => self.multipart_reply(message)?,
+            wire::OFPT_ERROR => self.error(message.xid, &SwitchError::parse(&message.body)?),
+            _ => self.counters.unexpected_messages += 1,
+        }
+        Ok(())
+    }
+
+    fn greeting(&mut self, message: &Message) -> Result<(), ProtocolError> {
+        match message.kind {
+            wire::OFPT_HELLO if wire::hello_accepts(message)? => {
+                self.up = true;
+                self.events.push_back(Event::Up);
+                Ok(())
+            }
+            wire::OFPT_HELLO => Err(ProtocolError::NoCommonVersion(format!(
+                "its hello is of version {:#04x}",
+                message.version
+            ))),
+            wire::OFPT_ERROR => Err(ProtocolError::NoCommonVersion(
+                SwitchError::parse(&message.body)?.to_string(),
+            )),
+            other => Err(ProtocolError::NoHello(other)),
+        }
+    }
+
+    fn barrier_reply(&mut self, xid: u32) {
+        let is_it = |batch: &Batch| batch.xid(Control::Barrier) == xid;
+        let Some(at) = self.batches.iter().position(is_it) else {
+            self.counters.unexpected_messages += 1;
+            return;
+        };
+        let batch = &mut self.batches[at];
+        match batch.stage {
+            Stage::Plain => self.finish_at(at),
+            Stage::Filling => {
+                batch.stage = Stage::Deciding;
+                let decision = if batch.errors.is_empty() {
+                    BundleControl::Commit
+                } else {
+                    BundleControl::Discard
+                };
+                let bundle = batch.xid(Control::Open);
+                let xid = batch.xid(Control::Decision);
+                wire::put_bundle_control(&mut self.output, xid, bundle, decision);
+                self.undecided = false;
+                while !self.undecided
+                    && let Some(command) = self.waiting.pop_front()
+                {
+                    self.run(command);
+                }
+            }
+            Stage::Deciding => self.counters.unexpected_messages += 1,
+        }
+    }
+
+    /// The replies to a bundle's decision and to its opening.
+    fn bundle_reply(&mut self, xid: u32) {
+        let is_it = |batch: &Batch| batch.xid(Control::Decision) == xid;
+        if let Some(at) = self.batches.iter().position(is_it) {
+            self.finish_at(at);
+        }
+    }
+
+    fn error(&mut self, xid: u32, error: &SwitchError<'_>) {
+        if let Some(at) = self.batches.iter().position(|batch| batch.contains(xid)) {
+            let batch = &mut self.batches[at];
+            let at_message = (xid - batch.first) as usize;
+            if let Some(&change) = batch.flow_mods.get(at_message) {
+                batch.errors.push((change, error.to_string()));
+            } else if batch.errors.is_empty() {
+                // Of a bundle's failure this is the only word; else it only says that a message
+                // has failed.
+                batch.errors.push((0, format!("the bundle as a whole: {error}")));
+            }
+            if xid == batch.xid(Control::Decision) {
+                self.finish_at(at);
+            }
+        } else if let Some(request) = self.requests.remove(&xid) {
+            self.events.push_back(Event::Refused {
+                request: request.name(),
+                reason: error.to_string(),
+            });
+            match request {
+                Request::Dump(_) => self.dump_done(),
+                Request::Find(number) => drop(self.searches.remove(&number)),
+                Request::Monitor => {}
+            }
+        } else {
+            self.counters.unexpected_messages += 1;
+        }
+    }
+
+    fn finish_at(&mut self, at: usize) {
+        if let Some(batch) = self.batches.remove(at) {
+            self.finish(batch);
+        }
+    }
+
+    fn finish(&mut self, batch: Batch) {
+        self.events.push_back(Event::Applied {
+            batch: batch.id,
+            result: if batch.errors.is_empty() {
+                Ok(())
+            } else {
+                Err(BatchError::Refused(batch.errors))
+            },
+        });
+    }
+
+    fn multipart_reply(&mut self, message: &Message) -> Result<(), ProtocolError> {
+        let reply = MultipartReply::parse(&message.body)?;
+        match reply.kind {
+            wire::OFPMP_FLOW_DESC => self.flow_descs(message.xid, &reply),
+            wire::OFPMP_FLOW_MONITOR => {
+                if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor)) {
+                    self.requests.remove(&message.xid);
+                }
+                for update in reply.flow_updates() {
+                    self.flow_update(update?);
+                }
+                Ok(())
+            }
+            _ => {
+                self.counters.unexpected_messages += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn flow_descs(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
+        match self.requests.get_mut(&xid) {
+            Some(Request::Dump(flows)) => {
+                for desc in reply.flow_descs() {
+                    match installed(desc?) {
+                        Some(flow) => {
+                            self.tables.insert(flow.key.table);
+                            flows.push(flow);
+                        }
+                        None => self.counters.unreadable_flows += 1,
+                    }
+                }
+                if flows.len() > DUMP_MAX {
+                    return Err(ProtocolError::TooManyFlows);
+                }
+                if !reply.more {
+                    let flows = mem::take(flows);
+                    self.requests.remove(&xid);
+                    self.events.push_back(Event::Flows(flows));
+                    self.dump_done();
+                }
+            }
+            Some(Request::Find(number)) => {
+                let number = *number;
+                if !reply.more {
+                    self.requests.remove(&xid);
+                }
+                // Gone when another part of the search was refused.
+                let Some(search) = self.searches.get_mut(&number) else {
+                    return Ok(());
+                };
+                for desc in reply.flow_descs() {
+                    let desc = desc?;
+                    if let Ok(cookie) = u32::try_from(desc.cookie) {
+                        search.found.insert((cookie, desc.table));
+                    }
+                }
+                search.outstanding -= usize::from(!reply.more);
+                if search.outstanding == 0 {
+                    let found = mem::take(&mut search.found);
+                    self.searches.remove(&number);
+                    let tables = found.into_iter().collect();
+                    self.events.push_back(Event::CookieTables(tables));
+                }
+            }
+            Some(Request::Monitor) | None => self.counters.unexpected_messages += 1,
+        }
+        Ok(())
+    }
+
+    fn dump_done(&mut self) {
+        if mem::take(&mut self.dump_again) {
+            self.dump();
+        }
+    }
+
+    fn flow_update(&mut self, update: FlowUpdate) {
+        let (table, priority, cookie, matches, lost) = match update {
+            FlowUpdate::Paused => {
+                self.paused = true;
+                return;
+            }
+            FlowUpdate::Resumed => {
+                self.paused = false;
+                self.events.push_back(Event::MonitorGap);
+                return;
+            }
+            FlowUpdate::Uninteresting => return,
+            _ if self.paused => return,
+            FlowUpdate::Removed {
+                table,
+                priority,
+                cookie,
+                matches,
+                reason,
+            } => (table, priority, cookie, matches, Some(reason)),
+            FlowUpdate::Written {
+                table,
+                priority,
+                cookie,
+                matches,
+                modified,
+            } => {
+                let reason = modified.then_some(LostReason::Modified);
+                (table, priority, cookie, matches, reason)
+            }
+        };
+        let ours = Cookie::from_switch(cookie);
+        let Some(matches) = matches else {
+            self.counters.unreadable_flows += u64::from(ours.is_some());
+            return;
+        };
+        let key = FlowKey {
+            table,
+            priority,
+            matches,
+        };
+        match (ours, lost) {
+            (Some(cookie), Some(reason)) => {
+                self.events.push_back(Event::FlowLost {
+                    key,
+                    cookie,
+                    reason,
+                });
+            }
+            // Another of our kind wrote what we would have written: one cookie, one action list.
+            (Some(_), None) => {}
+            (None, Some(LostReason::Modified) | None) => {
+                self.events.push_back(Event::ForeignFlow { key, cookie });
+            }
+            (None, Some(_)) => {}
+        }
+    }
+}
+
+/// A batch refused before anything was sent.
+fn refused(text: String) -> Result<(), BatchError> {
+    Err(BatchError::Refused(vec![(0, text)]))
+}
+
+/// A flow of ours; `None` when it is not, or cannot be said in our terms.
+fn installed(desc: FlowDesc) -> Option<InstalledFlow> {
+    Some(InstalledFlow {
+        key: FlowKey {
+            table: desc.table,
+            priority: desc.priority,
+            matches: desc.matches?,
+        },
+        cookie: Cookie::from_switch(desc.cookie)?,
+        packets: desc.packets,
+        hard_timeout_s: desc.hard_timeout_s,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,609 @@
+//! OpenFlow messages as bytes: framing, the requests that a [`Session`](super::Session) sends and
+//! the replies that it reads.
+//!
+//! Section numbers are those of the OpenFlow Switch Specification 1.5.1 (ONF TS-025). Numbers in
+//! messages are big-endian. Reading never panics and never trusts a length: what does not fit is
+//! a [`ProtocolError`].
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::{
+    LostReason, ProtocolError,
+    oxm::{self, EncodeError},
+};
+use crate::core::flow::{Action, Cookie, FlowChange, Match};
+
+/// `ofp_header.version` of OpenFlow 1.5 (section 7.1.1).
+pub(super) const VERSION: u8 = 0x06;
+/// Bytes of `struct ofp_header` (section 7.1.1).
+pub(super) const HEADER_LEN: usize = 8;
+/// The most that the 16-bit `ofp_header.length` can say.
+pub(super) const MESSAGE_MAX: usize = 0xffff;
+
+// enum ofp_type (section 7.1.1).
+pub(super) const OFPT_HELLO: u8 = 0x00;
+pub(super) const OFPT_ERROR: u8 = 0x01;
+pub(super) const OFPT_ECHO_REQUEST: u8 = 0x02;
+pub(super) const OFPT_ECHO_REPLY: u8 = 0x03;
+pub(super) const OFPT_FLOW_MOD: u8 = 0x0e;
+pub(super) const OFPT_MULTIPART_REQUEST: u8 = 0x12;
+pub(super) const OFPT_MULTIPART_REPLY: u8 = 0x13;
+pub(super) const OFPT_BARRIER_REQUEST: u8 = 0x14;
+pub(super) const OFPT_BARRIER_REPLY: u8 = 0x15;
+pub(super) const OFPT_BUNDLE_CONTROL: u8 = 0x21;
+pub(super) const OFPT_BUNDLE_ADD_MESSAGE: u8 = 0x22;
+
+// enum ofp_multipart_type (section 7.3.5).
+pub(super) const OFPMP_FLOW_DESC: u16 = 0x0001;
+pub(super) const OFPMP_FLOW_MONITOR: u16 = 0x0010;
+/// More replies follow (section 7.3.5).
+const OFPMPF_REPLY_MORE: u16 = 0x0001;
+
+// enum ofp_flow_mod_command (section 7.3.4.2).
+const OFPFC_ADD: u8 = 0x00;
+const OFPFC_MODIFY: u8 = 0x01;
+const OFPFC_DELETE_STRICT: u8 = 0x04;
+
+/// Wildcard for tables (section 7.3.4.2).
+const OFPTT_ALL: u8 = 0xff;
+/// No buffered packet (section 7.3.4.2).
+const OFP_NO_BUFFER: u32 = 0xffff_ffff;
+/// Wildcard for ports (section 7.2.1).
+const OFPP_ANY: u32 = 0xffff_ffff;
+/// Wildcard for groups (section 7.3.4.3).
+const OFPG_ANY: u32 = 0xffff_ffff;
+
+/// A bundle's decision (`enum ofp_bundle_ctrl_type`, section 7.3.9).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u16)]
+pub(super) enum BundleControl {
+    /// `OFPBCT_OPEN_REQUEST`
+    Open = 0x0000,
+    /// `OFPBCT_COMMIT_REQUEST`
+    Commit = 0x0004,
+    /// `OFPBCT_DISCARD_REQUEST`
+    Discard = 0x0006,
+}
+
+/// `OFPBF_ATOMIC | OFPBF_ORDERED` (section 7.3.9): all or nothing, in the order added.
+const BUNDLE_FLAGS: u16 = 0x0001 | 0x0002;
+
+// enum ofp_flow_monitor_command (section 7.3.5).
+const OFPFMC_ADD: u8 = 0x00;
+const OFPFMC_DELETE: u8 = 0x02;
+
+/// `OFPFMF_ADD | OFPFMF_REMOVED | OFPFMF_MODIFY` (section 7.3.5). Not `OFPFMF_INITIAL`, as a
+/// dump says it better, nor `OFPFMF_INSTRUCTIONS`, as a cookie stands for the action list. Without
+/// `OFPFMF_NO_ABBREV`, which Open vSwitch refuses, our own changes come as their xid alone.
+const MONITOR_FLAGS: u16 = 0x0002 | 0x0004 | 0x0008;
+
+// enum ofp_flow_update_event (section 7.3.5).
+const OFPFME_INITIAL: u16 = 0x0000;
+const OFPFME_ADDED: u16 = 0x0001;
+const OFPFME_REMOVED: u16 = 0x0002;
+const OFPFME_MODIFIED: u16 = 0x0003;
+const OFPFME_ABBREV: u16 = 0x0004;
+const OFPFME_PAUSED: u16 = 0x0005;
+const OFPFME_RESUMED: u16 = 0x0006;
+
+/// A message off the wire.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    pub(super) version: u8,
+    pub(super) kind: u8,
+    pub(super) xid: u32,
+    /// What follows the header.
+    pub(super) body: Bytes,
+}
+
+impl Message {
+    /// Takes the first message out of `input`; `None` when it is not complete yet.
+    pub(super) fn split(input: &mut BytesMut) -> Result<Option<Self>, ProtocolError> {
+        let Some(header) = input.first_chunk::<HEADER_LEN>() else {
+            return Ok(None);
+        };
+        let [version, kind, l0, l1, x0, x1, x2, x3] = *header;
+        let length = usize::from(u16::from_be_bytes([l0, l1]));
+        if length < HEADER_LEN {
+            return Err(ProtocolError::Malformed("header"));
+        }
+        if input.len() < length {
+            return Ok(None);
+        }
+        let mut message = input.split_to(length).freeze();
+        Ok(Some(Self {
+            version,
+            kind,
+            xid: u32::from_be_bytes([x0, x1, x2, x3]),
+            body: message.split_off(HEADER_LEN),
+        }))
+    }
+}
+
+/// Reads big-endian numbers; running out of bytes is an error that names what was being read.
+#[derive(Clone, Debug)]
+pub(super) struct Reader<'a> {
+    rest: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
+        Self { rest: bytes, what }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
+    pub(super) fn take(&mut self, length: usize) -> Result<&'a [u8], ProtocolError> {
+        let (head, tail) = self
+            .rest
+            .split_at_checked(length)
+            .ok_or(ProtocolError::Malformed(self.what))?;
+        self.rest = tail;
+        Ok(head)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], ProtocolError> {
+        let (head, tail) = self
+            .rest
+            .split_first_chunk::<N>()
+            .ok_or(ProtocolError::Malformed(self.what))?;
+        self.rest = tail;
+        Ok(*head)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, ProtocolError> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, ProtocolError> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, ProtocolError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, ProtocolError> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// A reader of the next `length` bytes, which this one skips.
+    pub(super) fn sub(
+        &mut self,
+        what: &'static str,
+        length: usize,
+    ) -> Result<Self, ProtocolError> {
+        Ok(Self::new(what, self.take(length)?))
+    }
+
+    /// The next element of a list whose elements begin with their own 16-bit length, at least
+    /// `min` long and as long as they say.
+    fn element(&mut self, what: &'static str, min: usize) -> Result<Self, ProtocolError> {
+        let length = usize::from(self.clone().u16()?);
+        if length < min {
+            return Err(ProtocolError::Malformed(what));
+        }
+        self.sub(what, length)
+    }
+}
+
+/// Appends a message; `body` writes what follows the header.
+fn put_message(output: &mut BytesMut, kind: u8, xid: u32, body: impl FnOnce(&mut BytesMut)) {
+    let start = output.len();
+    output.put_u8(VERSION);
+    output.put_u8(kind);
+    output.put_u16(0);
+    output.put_u32(xid);
+    body(output);
+    // Only flow_mods vary in length, and `oxm::action_list` bounds them.
+    let length = u16::try_from(output.len() - start).unwrap_or(u16::MAX);
+    output[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// `OFPT_HELLO` with the bitmap of the one version we speak (section 7.5.1).
+pub(super) fn put_hello(output: &mut BytesMut, xid: u32) {
+    put_message(output, OFPT_HELLO, xid, |body| {
+        body.put_u16(OFPHET_VERSIONBITMAP);
+        body.put_u16(8);
+        body.put_u32(1 << VERSION);
+    });
+}
+
+/// `ofp_hello_elem_header.type` of the version bitmap (section 7.5.1).
+const OFPHET_VERSIONBITMAP: u16 = 0x0001;
+
+/// Whether the sender of this `OFPT_HELLO` speaks OpenFlow 1.5 (section 6.3): by its bitmap
+/// where there is one, else by the highest version, which the header carries.
+pub(super) fn hello_accepts(message: &Message) -> Result<bool, ProtocolError> {
+    let mut elements = Reader::new("hello", &message.body);
+    while !elements.is_empty() {
+        let kind = elements.u16()?;
+        let length = usize::from(elements.u16()?);
+        let payload = length
+            .checked_sub(4)
+            .ok_or(ProtocolError::Malformed("hello"))?;
+        let mut element = elements.sub("hello", payload)?;
+        if kind == OFPHET_VERSIONBITMAP {
+            return Ok(element.u32()? & (1 << VERSION) != 0);
+        }
+        // Elements are padded to eight bytes, which their length leaves out.
+        let padding = length.next_multiple_of(8) - length;
+        elements.take(padding.min(elements.rest().len()))?;
+    }
+    Ok(message.version >= VERSION)
+}
+
+/// `OFPT_ECHO_REQUEST` or `OFPT_ECHO_REPLY` (sections 7.5.2 and 7.5.3).
+pub(super) fn put_echo(output: &mut BytesMut, kind: u8, xid: u32, data: &[u8]) {
+    put_message(output, kind, xid, |body| body.put_slice(data));
+}
+
+/// `OFPT_BARRIER_REQUEST` (section 7.3.7).
+pub(super) fn put_barrier(output: &mut BytesMut, xid: u32) {
+    put_message(output, OFPT_BARRIER_REQUEST, xid, |_| ());
+}
+
+/// `OFPT_BUNDLE_CONTROL` (section 7.3.9).
+pub(super) fn put_bundle_control(
+    output: &mut BytesMut,
+    xid: u32,
+    bundle: u32,
+    control: BundleControl,
+) {
+    put_message(output, OFPT_BUNDLE_CONTROL, xid, |body| {
+        body.put_u32(bundle);
+        body.put_u16(control as u16);
+        body.put_u16(BUNDLE_FLAGS);
+    });
+}
+
+/// `OFPT_BUNDLE_ADD_MESSAGE` with a flow_mod inside, both of the same xid (section 7.3.9).
+pub(super) fn put_bundle_add(
+    output: &mut BytesMut,
+    xid: u32,
+    bundle: u32,
+    change: &FlowChange,
+    table: u8,
+) -> Result<(), EncodeError> {
+    let flow_mod = FlowMod::new(change, table)?;
+    put_message(output, OFPT_BUNDLE_ADD_MESSAGE, xid, |body| {
+        body.put_u32(bundle);
+        body.put_u16(0);
+        body.put_u16(BUNDLE_FLAGS);
+        flow_mod.put(body, xid);
+    });
+    Ok(())
+}
+
+/// `OFPT_FLOW_MOD` (section 7.3.4.2) for `change` in one table.
+pub(super) fn put_flow_mod(
+    output: &mut BytesMut,
+    xid: u32,
+    change: &FlowChange,
+    table: u8,
+) -> Result<(), EncodeError> {
+    FlowMod::new(change, table)?.put(output, xid);
+    Ok(())
+}
+
+/// The fields of `struct ofp_flow_mod` (section 7.3.4.2) that our changes tell apart.
+struct FlowMod<'a> {
+    command: u8,
+    table: u8,
+    cookie: Cookie,
+    cookie_mask: u64,
+    hard_timeout_s: u16,
+    priority: u16,
+    matches: Option<&'a Match>,
+    actions: Vec<u8>,
+}
+
+impl<'a> FlowMod<'a> {
+    fn new(change: &'a FlowChange, table: u8) -> Result<Self, EncodeError> {
+        let encode = |matches: Option<&Match>, actions: &[Action]| {
+            matches.map_or(Ok(()), oxm::check)?;
+            oxm::action_list(actions)
+        };
+        Ok(match change {
+            FlowChange::Add(key, body) => Self {
+                command: OFPFC_ADD,
+                table,
+                cookie: body.cookie,
+                cookie_mask: 0,
+                hard_timeout_s: body.hard_timeout_s,
+                priority: key.priority,
+                matches: Some(&key.matches),
+                actions: encode(Some(&key.matches), &body.actions)?,
+            },
+            FlowChange::Delete(key, cookie) => Self {
+                command: OFPFC_DELETE_STRICT,
+                table,
+                cookie: *cookie,
+                cookie_mask: u64::MAX,
+                hard_timeout_s: 0,
+                priority: key.priority,
+                matches: Some(&key.matches),
+                actions: encode(Some(&key.matches), &[])?,
+            },
+            FlowChange::Renew(body) => Self {
+                command: OFPFC_MODIFY,
+                table,
+                cookie: body.cookie,
+                cookie_mask: u64::MAX,
+                // A modification leaves a flow's timeouts as they are, and restarts the hard one.
+                hard_timeout_s: 0,
+                priority: 0,
+                matches: None,
+                actions: encode(None, &body.actions)?,
+            },
+        })
+    }
+
+    fn put(&self, output: &mut BytesMut, xid: u32) {
+        put_message(output, OFPT_FLOW_MOD, xid, |body| {
+            body.put_u64(self.cookie.bits());
+            body.put_u64(self.cookie_mask);
+            body.put_u8(self.table);
+            body.put_u8(self.command);
+            body.put_u16(0); // idle_timeout
+            body.put_u16(self.hard_timeout_s);
+            body.put_u16(self.priority);
+            body.put_u32(OFP_NO_BUFFER);
+            body.put_u32(OFPP_ANY);
+            body.put_u32(OFPG_ANY);
+            // No flags. OFPFF_SEND_FLOW_REM would tell every controller, ovn-controller included,
+            // what the flow monitor tells us alone; OFPFF_RESET_COUNTS would lose the counters.
+            body.put_u16(0);
+            body.put_u16(0); // importance
+            oxm::put_match(body, self.matches);
+            oxm::put_apply_actions(body, &self.actions);
+        });
+    }
+}
+
+/// `OFPMP_FLOW_DESC` for every table (section 7.3.5), which describes flows with their counters.
+pub(super) fn put_flow_desc_request(
+    output: &mut BytesMut,
+    xid: u32,
+    cookie: u64,
+    cookie_mask: u64,
+) {
+    put_multipart_request(output, xid, OFPMP_FLOW_DESC, |body| {
+        body.put_u8(OFPTT_ALL);
+        body.put_bytes(0, 3);
+        body.put_u32(OFPP_ANY);
+        body.put_u32(OFPG_ANY);
+        body.put_bytes(0, 4);
+        body.put_u64(cookie);
+        body.put_u64(cookie_mask);
+        oxm::put_match(body, None);
+    });
+}
+
+/// `OFPMP_FLOW_MONITOR` that begins (`watch`) or ends the monitor of one table (section
+/// 7.3.5). The table's number is the monitor's identifier.
+pub(super) fn put_flow_monitor_request(output: &mut BytesMut, xid: u32, table: u8, watch: bool) {
+    put_multipart_request(output, xid, OFPMP_FLOW_MONITOR, |body| {
+        body.put_u32(table.into());
+        body.put_u32(OFPP_ANY);
+        body.put_u32(OFPG_ANY);
+        body.put_u16(MONITOR_FLAGS);
+        body.put_u8(table);
+        body.put_u8(if watch { OFPFMC_ADD } else { OFPFMC_DELETE });
+        oxm::put_match(body, None);
+    });
+}
+
+fn put_multipart_request(
+    output: &mut BytesMut,
+    xid: u32,
+    kind: u16,
+    request: impl FnOnce(&mut BytesMut),
+) {
+    put_message(output, OFPT_MULTIPART_REQUEST, xid, |body| {
+        body.put_u16(kind);
+        body.put_u16(0);
+        body.put_bytes(0, 4);
+        request(body);
+    });
+}
+
+/// A part of a multipart reply.
+#[derive(Clone, Debug)]
+pub(super) struct MultipartReply<'a> {
+    /// One of `OFPMP_*`.
+    pub(super) kind: u16,
+    /// Whether further parts follow.
+    pub(super) more: bool,
+    body: &'a [u8],
+}
+
+impl<'a> MultipartReply<'a> {
+    /// Reads the fixed part (section 7.3.5).
+    pub(super) fn parse(body: &'a [u8]) -> Result<Self, ProtocolError> {
+        let mut reader = Reader::new("multipart reply", body);
+        let kind = reader.u16()?;
+        let flags = reader.u16()?;
+        reader.take(4)?;
+        Ok(Self {
+            kind,
+            more: flags & OFPMPF_REPLY_MORE != 0,
+            body: reader.rest(),
+        })
+    }
+
+    /// The entries of an `OFPMP_FLOW_DESC` reply.
+    pub(super) fn flow_descs(&self) -> impl Iterator<Item = Result<FlowDesc, ProtocolError>> {
+        entries(self.body, "flow description", FlowDesc::parse)
+    }
+
+    /// The entries of an `OFPMP_FLOW_MONITOR` reply.
+    pub(super) fn flow_updates(&self) -> impl Iterator<Item = Result<FlowUpdate, ProtocolError>> {
+        entries(self.body, "flow update", FlowUpdate::parse)
+    }
+}
+
+/// Splits a list of entries that begin with their length. It ends at the first error.
+fn entries<'a, T>(
+    body: &'a [u8],
+    what: &'static str,
+    parse: impl Fn(&mut Reader<'a>) -> Result<T, ProtocolError>,
+) -> impl Iterator<Item = Result<T, ProtocolError>> {
+    let mut list = Reader::new(what, body);
+    std::iter::from_fn(move || {
+        if list.is_empty() {
+            return None;
+        }
+        let entry = list
+            .element(what, 4)
+            .and_then(|mut entry| parse(&mut entry));
+        if entry.is_err() {
+            list = Reader::new(what, &[]);
+        }
+        Some(entry)
+    })
+}
+
+/// A flow as `OFPMP_FLOW_DESC` describes it (`struct ofp_flow_desc`, section 7.3.5).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct FlowDesc {
+    pub(super) table: u8,
+    pub(super) priority: u16,
+    pub(super) hard_timeout_s: u16,
+    pub(super) cookie: u64,
+    /// `None` when it is no match of ours: some field that [`Match`] cannot hold.
+    pub(super) matches: Option<Match>,
+    pub(super) packets: u64,
+}
+
+impl FlowDesc {
+    fn parse(entry: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        entry.take(4)?; // length, padding
+        let table = entry.u8()?;
+        entry.u8()?;
+        let priority = entry.u16()?;
+        entry.u16()?; // idle_timeout
+        let hard_timeout_s = entry.u16()?;
+        entry.take(4)?; // flags, importance
+        Ok(Self {
+            table,
+            priority,
+            hard_timeout_s,
+            cookie: entry.u64()?,
+            matches: oxm::read_match(entry)?,
+            packets: packet_count(entry)?,
+        })
+    }
+}
+
+/// `OXS_OF_PACKET_COUNT`: class 0x8002, field 4, eight bytes (section 7.2.4).
+const OXS_PACKET_COUNT: u32 = 0x8002_0808;
+
+/// Finds the packet counter in a `struct ofp_stats` (section 7.2.4); 0 when it is not there.
+fn packet_count(entry: &mut Reader<'_>) -> Result<u64, ProtocolError> {
+    const WHAT: &str = "flow statistics";
+    entry.take(2)?;
+    let length = usize::from(entry.u16()?);
+    let payload = length
+        .checked_sub(4)
+        .ok_or(ProtocolError::Malformed(WHAT))?;
+    let mut stats = entry.sub(WHAT, payload)?;
+    while !stats.is_empty() {
+        let header = stats.u32()?;
+        let mut value = stats.sub(WHAT, (header & 0xff) as usize)?;
+        if header == OXS_PACKET_COUNT {
+            return value.u64();
+        }
+    }
+    Ok(0)
+}
+
+/// What a flow monitor reports (section 7.3.5).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum FlowUpdate {
+    /// `OFPFME_ADDED`, also where another flow of the same key was replaced, or
+    /// `OFPFME_MODIFIED`: someone else wrote this flow.
+    Written {
+        table: u8,
+        priority: u16,
+        cookie: u64,
+        matches: Option<Match>,
+        /// Whether it was a modification.
+        modified: bool,
+    },
+    /// `OFPFME_REMOVED`
+    Removed {
+        table: u8,
+        priority: u16,
+        cookie: u64,
+        matches: Option<Match>,
+        reason: LostReason,
+    },
+    /// `OFPFME_ABBREV`: a change of our own. `OFPFME_INITIAL` was not asked for.
+    Uninteresting,
+    /// `OFPFME_PAUSED`: we read too slowly, and updates are being left out.
+    Paused,
+    /// `OFPFME_RESUMED`: updates are complete again from here.
+    Resumed,
+}
+
+impl FlowUpdate {
+    fn parse(entry: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        entry.take(2)?; // length
+        let event = entry.u16()?;
+        match event {
+            OFPFME_ADDED | OFPFME_REMOVED | OFPFME_MODIFIED => {}
+            OFPFME_PAUSED => return Ok(Self::Paused),
+            OFPFME_RESUMED => return Ok(Self::Resumed),
+            OFPFME_INITIAL | OFPFME_ABBREV => return Ok(Self::Uninteresting),
+            _ => return Err(ProtocolError::Malformed("flow update")),
+        }
+        let table = entry.u8()?;
+        let reason = entry.u8()?;
+        entry.take(4)?; // idle_timeout, hard_timeout
+        let priority = entry.u16()?;
+        entry.take(4)?;
+        let cookie = entry.u64()?;
+        let matches = oxm::read_match(entry)?;
+        Ok(if event == OFPFME_REMOVED {
+            Self::Removed {
+                table,
+                priority,
+                cookie,
+                matches,
+                reason: LostReason::from_wire(reason),
+            }
+        } else {
+            Self::Written {
+                table,
+                priority,
+                cookie,
+                matches,
+                modified: event == OFPFME_MODIFIED,
+            }
+        })
+    }
+}
+
+impl LostReason {
+    /// `enum ofp_flow_removed_reason` (section 7.4.2).
+    fn from_wire(reason: u8) -> Self {
+        match reason {
+            0x00 => Self::IdleTimeout,
+            0x01 => Self::HardTimeout,
+            0x02 => Self::Deleted,
+            0x05 => Self::Evicted,
+            other => Self::Other(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
