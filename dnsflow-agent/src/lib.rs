@@ -1,9 +1,11 @@
 //! The dnsflow agent: a pure [`core`] that decides, and thin edges that turn the outside world
-//! into its inputs and its commands into IO.
+//! into its inputs and its commands into IO. [`agent`] ties them together.
 //!
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
+pub mod agent;
 pub mod capture;
+pub mod clock;
 pub mod core;
 pub mod k8s;
 pub mod manifests;

@@ -7,19 +7,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-/// Where upstream's and OpenShift's ovn-kubernetes and plain OVN keep the northbound database.
-pub const OVN_NB_REMOTES: [&str; 3] = [
-    "unix:/var/run/ovn-ic/ovnnb_db.sock",
-    "unix:/var/run/openvswitch/ovnnb_db.sock",
-    "unix:/var/run/ovn/ovnnb_db.sock",
-];
-
-/// Where upstream's and OpenShift's ovn-kubernetes and plain OVN keep the southbound database.
-pub const OVN_SB_REMOTES: [&str; 3] = [
-    "unix:/var/run/ovn-ic/ovnsb_db.sock",
-    "unix:/var/run/openvswitch/ovnsb_db.sock",
-    "unix:/var/run/ovn/ovnsb_db.sock",
-];
+use crate::ovsdb::Remotes;
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -53,23 +41,17 @@ pub struct AgentOptions {
     #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The node's Open vSwitch database: unix:PATH or tcp:HOST:PORT
-    #[arg(
-        long,
-        value_name = "REMOTE",
-        env = "DNSFLOW_OVS_DB",
-        default_value = "unix:/var/run/openvswitch/db.sock",
-        value_parser = remote
-    )]
-    pub ovs_db: String,
+    /// The node's Open vSwitch database [default: unix:/var/run/openvswitch/db.sock]
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVS_DB")]
+    pub ovs_db: Option<Remotes>,
 
     /// OVN's northbound database [default: the first that exists of the usual sockets]
-    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_NB", value_parser = remote)]
-    pub ovn_nb: Option<String>,
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_NB")]
+    pub ovn_nb: Option<Remotes>,
 
     /// OVN's southbound database [default: the first that exists of the usual sockets]
-    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_SB", value_parser = remote)]
-    pub ovn_sb: Option<String>,
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_SB")]
+    pub ovn_sb: Option<Remotes>,
 
     /// The OpenFlow management socket of the integration bridge
     #[arg(
@@ -107,22 +89,6 @@ pub enum LogFormat {
     Text,
     /// A JSON object per line.
     Json,
-}
-
-/// Checks the form of an OVSDB remote (`ovsdb(7)`, "Connection Methods").
-fn remote(text: &str) -> Result<String, String> {
-    let usable = match text.split_once(':') {
-        Some(("unix", path)) => path.starts_with('/'),
-        Some(("tcp", address)) => address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-        }),
-        _ => false,
-    };
-    if usable {
-        Ok(text.to_owned())
-    } else {
-        Err("write unix:/PATH or tcp:HOST:PORT".to_owned())
-    }
 }
 
 #[cfg(test)]

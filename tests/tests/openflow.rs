@@ -45,8 +45,8 @@ impl Switch {
         };
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir()
-            .join(format!("dnsflow-openflow-{}-{number}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("dnsflow-openflow-{}-{number}", std::process::id()));
         fs::create_dir_all(&dir)?;
         let schema = root.join("usr/share/openvswitch/vswitch.ovsschema");
         let database = dir.join("conf.db");
@@ -94,7 +94,11 @@ impl Switch {
             .arg(format!("unix:{}", dir.join("db.sock").display()))
             .arg("--disable-system")
             .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()))
-            .envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))))
+            .envs(
+                inner
+                    .get_envs()
+                    .filter_map(|(key, value)| Some((key, value?))),
+            )
             .stderr(Stdio::null())
             .spawn()?)
     }
@@ -332,7 +336,9 @@ fn all_forms() -> Vec<FlowKey> {
         }
     }
     let mut full = key(47, v6(3));
-    full.matches.registers = (0..16).map(|n| (n, Masked::new(n.into(), u32::MAX))).collect();
+    full.matches.registers = (0..16)
+        .map(|n| (n, Masked::new(n.into(), u32::MAX)))
+        .collect();
     keys.push(full);
     keys
 }
@@ -351,7 +357,10 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
     let keys = all_forms();
     client.apply(false, adds(&keys)).await??;
     let printed = switch.ofctl("dump-flows", &["cookie=0x444e534600000001/-1"])?;
-    ensure!(printed.matches("cookie=").count() == keys.len(), "{printed}");
+    ensure!(
+        printed.matches("cookie=").count() == keys.len(),
+        "{printed}"
+    );
     let simple = "priority=10999,tcp,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,reg14=0x5,\
         metadata=0x3,nw_src=10.244.0.5,nw_dst=203.0.113.1,tp_dst=443 \
         actions=set_field:0x10000/0x10000->reg8,resubmit(,47)";
@@ -377,7 +386,9 @@ async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
     };
     let mut client = Client::connect(&switch).await?;
     let (first, second) = (key(46, v4(1)), key(46, v4(2)));
-    client.apply(true, adds(&[first.clone(), second.clone()])).await??;
+    client
+        .apply(true, adds(&[first.clone(), second.clone()]))
+        .await??;
     let foreign = "table=46,priority=10999,cookie=0x7,metadata=0x3,reg14=0x5,ip,actions=drop";
     switch.ofctl("add-flow", &[foreign])?;
 
@@ -499,7 +510,9 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
         switch.ofctl("add-flow", &[flow])?;
     }
     let mut client = Client::connect(&switch).await?;
-    client.connection.find_cookies(vec![0xaabb_ccdd, 0x11, 0x99]);
+    client
+        .connection
+        .find_cookies(vec![0xaabb_ccdd, 0x11, 0x99]);
     let found = client
         .until(|event| match event {
             Event::CookieTables(tables) => Some(tables.clone()),
@@ -538,7 +551,9 @@ async fn renewal_restarts_the_hard_timeout_and_keeps_the_rest() -> Result<()> {
     // Renew faster than once in two seconds until the flow that lives for three is gone.
     let mut lost = Vec::new();
     while lost.is_empty() {
-        client.apply(false, vec![FlowChange::Renew(short(1))]).await??;
+        client
+            .apply(false, vec![FlowChange::Renew(short(1))])
+            .await??;
         let pause = tokio::time::sleep(Duration::from_millis(500));
         tokio::pin!(pause);
         loop {
@@ -594,7 +609,9 @@ async fn renewal_keeps_the_counters() -> Result<()> {
     let packet = packet.replace("4011000000000af4", "401100000af4");
     switch.ofctl(
         "packet-out",
-        &[&format!("in_port=controller packet={packet}00350008000000 actions=table")],
+        &[&format!(
+            "in_port=controller packet={packet}00350008000000 actions=table"
+        )],
     )?;
     let packets = |flows: Vec<InstalledFlow>| flows.first().map(|flow| flow.packets);
     let started = Instant::now();
@@ -602,7 +619,9 @@ async fn renewal_keeps_the_counters() -> Result<()> {
         ensure!(started.elapsed() < PATIENCE, "the packet was never counted");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    client.apply(false, vec![FlowChange::Renew(quiet)]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(quiet)])
+        .await??;
     assert_eq!(packets(client.dump().await?), Some(1));
     Ok(())
 }
@@ -618,7 +637,9 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
     let elsewhere = key(47, v4(1));
     client.apply(true, adds(&keys)).await??;
     client.apply(false, adds(&[elsewhere])).await??;
-    client.apply(false, vec![FlowChange::Renew(body(1))]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(body(1))])
+        .await??;
     let own = FlowChange::Delete(keys[0].clone(), Cookie::new(1));
     client.apply(false, vec![own]).await??;
     assert_eq!(client.events_so_far().await?, []);
@@ -630,7 +651,10 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
         )
     };
     switch.ofctl("del-flows", &[&text(2, "")])?;
-    switch.ofctl("add-flow", &[&text(3, ",priority=10999,cookie=0x77,actions=drop")])?;
+    switch.ofctl(
+        "add-flow",
+        &[&text(3, ",priority=10999,cookie=0x77,actions=drop")],
+    )?;
     switch.ofctl("mod-flows", &[&text(4, ",actions=drop")])?;
     // Not ours, and of no shape of ours; and of a table that is not monitored.
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
@@ -815,7 +839,11 @@ async fn measure() -> Result<()> {
     }
     times.sort();
     let at = |percent: usize| times[times.len() * percent / 100];
-    println!("one flow_mod and barrier: p50 {:?}, p99 {:?}", at(50), at(99));
+    println!(
+        "one flow_mod and barrier: p50 {:?}, p99 {:?}",
+        at(50),
+        at(99)
+    );
     for atomic in [true, false] {
         switch.ofctl("del-flows", &[])?;
         let changes: Vec<_> = (0..10_000).map(flow).collect();
@@ -827,7 +855,9 @@ async fn measure() -> Result<()> {
     assert_eq!(client.dump().await?.len(), 10_000);
     println!("dump of 10,000 flows: {:?}", start.elapsed());
     let start = Instant::now();
-    client.apply(false, vec![FlowChange::Renew(body(1))]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(body(1))])
+        .await??;
     println!("renewal of 10,000 flows: {:?}", start.elapsed());
     Ok(())
 }

@@ -161,6 +161,11 @@ impl Engine {
             Input::Applied { batch, result } => self.applied(batch, result, now),
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
+            Input::MonitorGap => self.switch.compare_soon(now),
+            Input::QuestionRefused => {
+                self.switch.forget_questions(now);
+                self.locator.interrupted();
+            }
             Input::LogicalFlowSample {
                 table_id, flows, ..
             } => self.sampled(table_id, flows, now),

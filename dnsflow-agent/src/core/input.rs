@@ -84,6 +84,10 @@ pub enum Input<'a> {
         /// The cookie it had.
         cookie: Cookie,
     },
+    /// The flow monitor left something out: flows may have been lost unseen.
+    MonitorGap,
+    /// The switch refused a question, which gets no other answer.
+    QuestionRefused,
     /// The result of [`Command::SampleLogicalFlows`].
     LogicalFlowSample {
         /// As asked.

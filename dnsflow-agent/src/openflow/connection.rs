@@ -13,7 +13,6 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     io::Interest,
     net::UnixStream,
@@ -21,6 +20,7 @@ use tokio::{
 };
 
 use super::{Counters, Event, IDLE_MAX, Session};
+use crate::clock::now;
 use crate::core::{
     Timestamp,
     flow::FlowChange,
@@ -282,13 +282,6 @@ fn sum(one: Counters, other: Counters) -> Counters {
         unreadable_flows: one.unreadable_flows + other.unreadable_flows,
         disconnects: one.disconnects + other.disconnects,
     }
-}
-
-/// The clock that the core's timestamps count, which never goes back and is never before zero.
-fn now() -> Timestamp {
-    let time = clock_gettime(ClockId::Monotonic);
-    let since_boot = Duration::try_from(time).unwrap_or_default();
-    Timestamp::default() + since_boot
 }
 
 #[cfg(test)]

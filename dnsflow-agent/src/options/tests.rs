@@ -14,6 +14,10 @@ fn parse(arguments: &[&str]) -> Result<AgentOptions, String> {
     }
 }
 
+fn remotes(text: &str) -> Remotes {
+    text.parse().expect("remotes")
+}
+
 #[test]
 fn the_command_line_is_sound() {
     Cli::command().debug_assert();
@@ -26,7 +30,7 @@ fn without_arguments_the_defaults_hold() {
         Ok(AgentOptions {
             manifests: None,
             kubeconfig: None,
-            ovs_db: "unix:/var/run/openvswitch/db.sock".into(),
+            ovs_db: None,
             ovn_nb: None,
             ovn_sb: None,
             openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
@@ -52,9 +56,9 @@ fn every_option_is_taken() {
         Ok(AgentOptions {
             manifests: Some("/m".into()),
             kubeconfig: None,
-            ovs_db: "tcp:127.0.0.1:6640".into(),
-            ovn_nb: Some("unix:/nb.sock".into()),
-            ovn_sb: Some("tcp:[::1]:6642".into()),
+            ovs_db: Some(remotes("tcp:127.0.0.1:6640")),
+            ovn_nb: Some(remotes("unix:/nb.sock")),
+            ovn_sb: Some(remotes("tcp:[::1]:6642")),
             openflow_socket: "/of".into(),
             subdomains: false,
             log_format: LogFormat::Json,

@@ -63,6 +63,17 @@ impl Switch {
         self.compared
     }
 
+    /// Compares at the next opportunity.
+    pub(super) fn compare_soon(&mut self, now: Timestamp) {
+        self.compare_at = self.compare_at.map(|at| at.min(now));
+    }
+
+    /// A dump that is under way will not be answered: one interval later, another.
+    pub(super) fn forget_questions(&mut self, now: Timestamp) {
+        self.dump_since = None;
+        self.compare_at = Some(now + COMPARE_INTERVAL);
+    }
+
     pub(super) fn await_counters(&mut self, port: PortId, address: IpAddr) {
         self.awaiting_counters.insert((port, address));
     }

@@ -1,0 +1,355 @@
+//! The agent of one node: the engine and the edges around it.
+//!
+//! One thread, the hot one, owns the engine, the ring buffer and the OpenFlow socket, so that an
+//! answer becomes a flow within one wake-up. Everything that may take its time (databases, the
+//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel.
+
+mod tell;
+
+use std::{future::Future, io, path::PathBuf, thread, time::Duration};
+
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    capture::{self, Capture, CaptureError, LinkEvent},
+    clock::now,
+    core::{
+        Command, Input, Timestamp,
+        engine::{Config, Engine},
+    },
+    k8s, manifests,
+    openflow::{self, Event},
+    options::AgentOptions,
+    ovn_db::{OvnCommand, OvnDb},
+    vswitch_db::VswitchDb,
+};
+use tell::tell;
+
+/// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
+/// nothing they send may be lost.
+const INPUTS_MAX: usize = 256;
+/// Commands to the databases' edge that wait. The engine has few questions open at any time.
+const OVN_COMMANDS_MAX: usize = 64;
+/// Frames taken from the ring buffer before the other sources get their turn.
+const FRAMES_PER_TURN: usize = 64;
+/// How often the counters are logged.
+const COUNTERS_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Why the agent cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The TC program cannot be used.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A runtime or a thread cannot be made, or the ring buffer not be watched.
+    #[error("cannot {operation}")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A task that should run for ever has ended.
+    #[error("the edge to {0} has stopped")]
+    EdgeStopped(&'static str),
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
+    move |source| AgentError::Io { operation, source }
+}
+
+/// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
+/// hard timeout, so that a restart or an upgrade interrupts nobody.
+pub fn run(options: AgentOptions) -> Result<(), AgentError> {
+    let hot = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime"))?;
+    let slow = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start the edges' runtime"))?;
+    let (input_sender, inputs) = mpsc::channel(INPUTS_MAX);
+    let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let capture_options = capture::Options::default();
+    let config = Config {
+        subdomains: options.subdomains,
+        dns_ports: capture_options.ports,
+    };
+    let socket = options.openflow_socket.clone();
+    // Before the edges start: without the program there is nothing to do for them.
+    let capture = {
+        let _runtime = hot.enter();
+        capture::load(&capture_options)?
+    };
+    let edges = thread::Builder::new()
+        .name("edges".into())
+        .spawn(move || slow.block_on(edges(options, input_sender, ovn_commands, stopped)))
+        .map_err(failed("start the edges' thread"))?;
+    let result = hot.block_on(Hot::new(config, capture, socket, ovn).run(inputs));
+    drop(stop);
+    let edge_result = edges.join();
+    result?;
+    match edge_result {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// The edges that may take their time. Each owns its connections and ends with this future.
+async fn edges(
+    options: AgentOptions,
+    inputs: mpsc::Sender<Input<'static>>,
+    ovn_commands: mpsc::Receiver<OvnCommand>,
+    stopped: tokio::sync::oneshot::Receiver<()>,
+) -> Result<(), AgentError> {
+    let mut tasks = JoinSet::new();
+    let mut edge = |name: &'static str,
+                    task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        tasks.spawn(async move {
+            task.await;
+            name
+        });
+    };
+    let vswitch = VswitchDb::new(options.ovs_db);
+    edge(
+        "Open vSwitch's database",
+        Box::pin(vswitch.run(inputs.clone())),
+    );
+    let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb);
+    edge(
+        "OVN's databases",
+        Box::pin(ovn.run(inputs.clone(), ovn_commands)),
+    );
+    match options.manifests {
+        Some(dir) => edge(
+            "the manifests",
+            Box::pin(manifests::watch_manifests(dir, inputs)),
+        ),
+        None => {
+            let client = k8s::ClientOptions {
+                kubeconfig: options.kubeconfig,
+            };
+            edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
+        }
+    }
+    tokio::select! {
+        _ = stopped => Ok(()),
+        ended = tasks.join_next() => match ended {
+            Some(Ok(name)) => Err(AgentError::EdgeStopped(name)),
+            Some(Err(panic)) if panic.is_panic() => std::panic::resume_unwind(panic.into_panic()),
+            Some(Err(_)) | None => Ok(()),
+        },
+    }
+}
+
+/// What the hot thread owns.
+struct Hot {
+    engine: Engine,
+    capture: Capture,
+    openflow: openflow::Connection,
+    ovn: mpsc::Sender<OvnCommand>,
+    counters_at: Timestamp,
+}
+
+impl Hot {
+    fn new(
+        config: Config,
+        capture: Capture,
+        socket: PathBuf,
+        ovn: mpsc::Sender<OvnCommand>,
+    ) -> Self {
+        Self {
+            engine: Engine::new(config),
+            capture,
+            openflow: openflow::Connection::new(socket),
+            ovn,
+            counters_at: now() + COUNTERS_INTERVAL,
+        }
+    }
+
+    async fn run(mut self, mut inputs: mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
+        loop {
+            let patience = self.next_deadline().since(now());
+            tokio::select! {
+                ready = self.capture.records.readable() => {
+                    ready.map_err(failed("watch the ring buffer"))?;
+                    self.frames();
+                }
+                event = self.openflow.next() => self.switch_event(event),
+                input = inputs.recv() => match input {
+                    Some(input) => self.engine.handle(input, now()),
+                    // An edge has stopped: its thread's result says which.
+                    None => break,
+                },
+                ready = self.capture.links.readable() => {
+                    ready.map_err(failed("watch for interfaces"))?;
+                    self.links()?;
+                }
+                () = tokio::time::sleep(patience) => self.timeout(),
+                _ = terminate.recv() => {
+                    info!("SIGTERM: stopping; the flows stay until their hard timeout");
+                    break;
+                }
+                _ = interrupt.recv() => {
+                    info!("SIGINT: stopping; the flows stay until their hard timeout");
+                    break;
+                }
+            }
+            self.carry_out();
+        }
+        self.tell_counters();
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Timestamp {
+        [
+            self.engine.next_deadline(),
+            self.capture.attachments.next_deadline(),
+        ]
+        .into_iter()
+        .flatten()
+        .fold(self.counters_at, Timestamp::min)
+    }
+
+    fn timeout(&mut self) {
+        let now = now();
+        if self.counters_at <= now {
+            self.counters_at = now + COUNTERS_INTERVAL;
+            self.tell_counters();
+        }
+        for input in self.capture.attachments.handle_timeout(now) {
+            self.engine.handle(input, now);
+        }
+        self.engine.handle_timeout(now);
+    }
+
+    fn frames(&mut self) {
+        let Self {
+            engine, capture, ..
+        } = self;
+        capture.records.drain(FRAMES_PER_TURN, |frame| {
+            engine.handle(Input::Frame(frame), now());
+        });
+    }
+
+    fn links(&mut self) -> Result<(), AgentError> {
+        let mut events: Vec<LinkEvent> = Vec::new();
+        self.capture
+            .links
+            .drain(|event| events.push(event))
+            .map_err(failed("read which interfaces come and go"))?;
+        let now = now();
+        for event in events {
+            for input in self.capture.attachments.link_event(&event, now) {
+                self.engine.handle(input, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn switch_event(&mut self, event: Event) {
+        let input = match event {
+            Event::Up => {
+                info!(socket = %self.openflow.path().display(), "connected to the switch");
+                Input::SwitchUp
+            }
+            Event::Down { reason } => {
+                warn!(reason, "no connection to the switch");
+                Input::SwitchDown
+            }
+            Event::Applied { batch, result } => Input::Applied { batch, result },
+            Event::Flows(flows) => Input::Flows(flows),
+            Event::CookieTables(found) => Input::CookieTables(found),
+            Event::FlowLost {
+                key,
+                cookie,
+                reason,
+            } => {
+                debug!(?key, ?reason, "a flow was lost");
+                Input::FlowLost { key, cookie }
+            }
+            Event::ForeignFlow { key, cookie } => {
+                debug!(?key, cookie, "someone else wrote a flow like ours");
+                return;
+            }
+            Event::MonitorGap => Input::MonitorGap,
+            Event::Refused { request, reason } => {
+                warn!(request, reason, "the switch refused a question");
+                Input::QuestionRefused
+            }
+        };
+        self.engine.handle(input, now());
+    }
+
+    /// Carries out the engine's commands; what comes of them at once goes back into it.
+    fn carry_out(&mut self) {
+        loop {
+            for report in self.engine.take_reports() {
+                tell(report);
+            }
+            let commands = self.engine.take_commands();
+            if commands.is_empty() {
+                return;
+            }
+            for command in commands {
+                self.command(command);
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Attach { interface, name } => {
+                let now = now();
+                let input = self.capture.attachments.attach(interface, name, now);
+                self.engine.handle(input, now);
+            }
+            Command::Detach { interface } => self.capture.attachments.detach(interface),
+            Command::Apply {
+                batch,
+                atomic,
+                changes,
+            } => self.openflow.apply(batch, atomic, changes),
+            Command::DumpFlows => self.openflow.dump(),
+            Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
+            Command::FindCookies(cookies) => self.openflow.find_cookies(cookies),
+            Command::WatchLogicalFlows { priorities } => {
+                self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
+            }
+            Command::SampleLogicalFlows { pipeline, table_id } => {
+                self.ask_ovn(OvnCommand::SampleLogicalFlows { pipeline, table_id });
+            }
+        }
+    }
+
+    fn ask_ovn(&mut self, command: OvnCommand) {
+        if let Err(error) = self.ovn.try_send(command) {
+            warn!(%error, "a question to OVN's databases was dropped");
+        }
+    }
+
+    fn tell_counters(&self) {
+        debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
+        match self.capture.counters.read() {
+            Ok(counters) => {
+                let seen: Vec<_> = counters
+                    .into_iter()
+                    .filter(|(_, count)| *count > 0)
+                    .collect();
+                debug!(?seen, "packets");
+            }
+            Err(error) => warn!(%error, "cannot read the program's counters"),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Reports of the core as log events: one report, one event, with fields to filter by.
+
+use tracing::{debug, info, warn};
+
+use crate::core::report::Report;
+
+/// Logs a report.
+pub(super) fn tell(report: Report) {
+    match report {
+        Report::Ready {
+            attached,
+            firewalls,
+            flows,
+        } => info!(attached, firewalls, flows, "ready"),
+        Report::Opened {
+            namespace,
+            port,
+            name,
+            addresses,
+            rules,
+            flows,
+            activation,
+        } => info!(
+            namespace,
+            port,
+            %name,
+            ?addresses,
+            ?rules,
+            flows,
+            activation_us = activation.as_micros(),
+            "opened"
+        ),
+        Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
+        Report::Resynced {
+            added,
+            removed,
+            adopted,
+        } => info!(added, removed, adopted, "the switch was brought in line"),
+        Report::FlowsRefused { reason } => warn!(reason, "flows refused"),
+        Report::Problems {
+            namespace,
+            problems,
+        } if problems.is_empty() => {
+            info!(namespace, "every rule of the EgressFirewall is in force")
+        }
+        Report::Problems {
+            namespace,
+            problems,
+        } => {
+            for (rule, (problem, waiting)) in problems {
+                if waiting {
+                    info!(namespace, rule, problem, "a rule is not in force yet");
+                } else {
+                    warn!(namespace, rule, problem, "a rule of the EgressFirewall");
+                }
+            }
+        }
+        Report::NotAttached { interface, reason } => {
+            debug!(interface, reason, "not attached yet, will try again");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The `dnsflow` program.
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use dnsflow_agent::{
+    agent,
+    options::{Cli, Command, LogFormat},
+};
+use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Agent(options) => {
+            start_log(options.log_format);
+            agent::run(options).context("the agent stops")
+        }
+    }
+}
+
+/// Logs to standard error what `RUST_LOG` asks for; by default, what people should know.
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let registry = tracing_subscriber::registry().with(filter);
+    let writer = std::io::stderr;
+    match format {
+        LogFormat::Text => registry.with(fmt::layer().with_writer(writer)).init(),
+        LogFormat::Json => registry
+            .with(fmt::layer().json().with_writer(writer))
+            .init(),
+    }
+}
