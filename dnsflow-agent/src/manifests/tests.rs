@@ -1,5 +1,6 @@
 use std::{
     fmt::Write as _,
+    fs,
     os::unix::fs::symlink,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -115,6 +116,8 @@ impl Drop for Watch {
 async fn files_are_followed() {
     let dir = Temporary::new();
     dir.write("notes.txt", "not: a manifest");
+    // What an editor may leave.
+    dir.write(".a.yaml", &firewall("ns9", "nine.example"));
     let mut watch = Watch::start(&dir.0);
     watch.becomes("").await;
     dir.write("a.yaml", &firewall("ns1", "one.example"));
@@ -203,6 +206,45 @@ async fn the_directory_may_come_go_and_be_replaced() {
     symlink(above.0.join("older"), above.0.join("link")).expect("a link");
     fs::rename(above.0.join("link"), &dir).expect("a rename");
     watch.becomes("ns1(eins.example)").await;
+    // Deleted and made again, perhaps with the same inode number.
+    fs::remove_file(&dir).expect("a link");
+    for round in 0..5 {
+        put(&dir, &firewall("ns2", &format!("{round}.example")));
+        let expected = format!("ns2({round}.example)");
+        watch.becomes_by_way_of(&expected, &[""]).await;
+        fs::remove_dir_all(&dir).expect("the directory");
+    }
+}
+
+/// A file that is written in place is mostly not read between two writes.
+#[tokio::test]
+async fn a_file_is_read_when_it_is_left_alone() {
+    const ROUNDS: u32 = 20;
+    let dir = Temporary::new();
+    let mut watch = Watch::start(&dir.0);
+    watch.becomes("").await;
+    let mut half = 0;
+    for round in 0..ROUNDS {
+        let first = firewall("ns1", &format!("{round}.example"));
+        let second = firewall("ns2", &format!("{round}.example"));
+        dir.write("a.yaml", &first);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        dir.write("a.yaml", &format!("{first}---\n{second}"));
+        loop {
+            let input = timeout(PATIENCE, watch.0.recv()).await.expect("an update");
+            let Some(Input::Firewalls(update)) = input else {
+                panic!("not an update of firewalls: {input:?}");
+            };
+            if update.firewalls.len() == 2 {
+                break;
+            }
+            half += 1;
+        }
+    }
+    assert!(
+        half <= ROUNDS / 2,
+        "half a file was read {half} times of {ROUNDS}"
+    );
 }
 
 /// The reasons in a directory with these files, one per line.
