@@ -14,8 +14,6 @@ mod read;
 
 use std::{
     collections::BTreeMap,
-    fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -57,11 +55,10 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>)
     let mut watches = Watches::new(dir, changed);
     let mut reports = Reports::default();
     let mut sent: Option<BTreeMap<FirewallId, Firewall>> = None;
-    let mut told_of_change = true;
     loop {
         // Watched first and read second, so that no change falls in between.
         let look = tokio::task::spawn_blocking(move || {
-            let armed = watches.arm(told_of_change);
+            let armed = watches.arm();
             let snapshot = directory.read();
             (watches, directory, armed, snapshot)
         });
@@ -103,7 +100,7 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>)
             )),
         }
         reports.tell(&object, reasons);
-        told_of_change = tokio::select! {
+        let told_of_change = tokio::select! {
             _ = changes.recv() => true,
             () = tokio::time::sleep(RESCAN) => false,
             () = inputs.closed() => return,
@@ -121,11 +118,8 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>)
 struct Watches {
     dir: PathBuf,
     changed: mpsc::Sender<()>,
-    armed: Option<(Vec<Identity>, RecommendedWatcher)>,
+    armed: Option<RecommendedWatcher>,
 }
-
-/// A directory: path, device, inode.
-type Identity = (PathBuf, u64, u64);
 
 impl Watches {
     fn new(dir: PathBuf, changed: mpsc::Sender<()>) -> Self {
@@ -136,42 +130,27 @@ impl Watches {
         }
     }
 
-    /// Watches what is there now. A watch ends with its directory, and a new directory may get
-    /// the old one's inode number, so that after a change (`renew`) all watches are made anew.
-    fn arm(&mut self, renew: bool) -> Result<(), String> {
-        let identity = |path: &Path| {
-            let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
-            Some((path.to_owned(), metadata.dev(), metadata.ino()))
-        };
-        let above = self.dir.ancestors().skip(1).find_map(identity);
-        let wanted: Vec<Identity> = identity(&self.dir).into_iter().chain(above).collect();
-        if !renew
-            && self
-                .armed
-                .as_ref()
-                .is_some_and(|(armed, _)| *armed == wanted)
-        {
-            return Ok(());
-        }
-        let watcher = self.watcher(&wanted).map_err(|error| {
-            format!(
-                "cannot be watched ({error}); it is read every {} s instead",
-                RESCAN.as_secs()
-            )
-        });
-        match watcher {
+    /// Watches what is there now. Everything is watched anew each time: a watch ends with its
+    /// directory, and nothing tells a new directory that got the old one's inode number from
+    /// the old one.
+    fn arm(&mut self) -> Result<(), String> {
+        // The old watches end when the new ones are in place.
+        match self.watcher() {
             Ok(watcher) => {
-                self.armed = Some((wanted, watcher));
+                self.armed = Some(watcher);
                 Ok(())
             }
-            Err(reason) => {
+            Err(error) => {
                 self.armed = None;
-                Err(reason)
+                Err(format!(
+                    "cannot be watched ({error}); it is read every {} s instead",
+                    RESCAN.as_secs()
+                ))
             }
         }
     }
 
-    fn watcher(&self, wanted: &[Identity]) -> notify::Result<RecommendedWatcher> {
+    fn watcher(&self) -> notify::Result<RecommendedWatcher> {
         let (dir, changed) = (self.dir.clone(), self.changed.clone());
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.map_or(true, |event| concerns(&event, &dir)) {
@@ -179,7 +158,10 @@ impl Watches {
                 let _ = changed.try_send(());
             }
         })?;
-        for (path, ..) in wanted {
+        let mut above = self.dir.ancestors().skip(1);
+        let above = above.find(|path| path.is_dir());
+        let here = Some(self.dir.as_path()).filter(|path| path.is_dir());
+        for path in above.into_iter().chain(here) {
             watcher.watch(path, RecursiveMode::NonRecursive)?;
         }
         Ok(watcher)

@@ -116,8 +116,12 @@ pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input<'static>>)
 async fn connect(options: &ClientOptions) -> Result<(Client, String), String> {
     let config = options.config().await?;
     let url = config.cluster_url.to_string();
-    let builder = ClientBuilder::try_from(config)
-        .map_err(|error| format!("cannot make a client for {url}: {}", chain(&error)))?;
+    let builder = ClientBuilder::try_from(config).map_err(|error| {
+        format!(
+            "cannot make a client for {url} (--kubeconfig FILE names another): {}",
+            chain(&error)
+        )
+    })?;
     let client = builder
         .with_layer(&RateLimitLayer::new(REQUESTS_PER_PERIOD, REQUEST_PERIOD))
         .build();

@@ -303,9 +303,9 @@ fn yaml_options() -> serde_saphyr::Options {
             max_documents: 1_024,
             max_nodes: 500_000,
             max_events: 1_500_000,
-            // Nothing that is large may be repeated many times.
+            // With what aliases repeat: twice the largest file.
+            max_total_scalar_bytes: 8 << 20,
             max_aliases: 1_000,
-            max_recorded_anchor_bytes: 64 << 10,
         },
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: 100_000,

@@ -1,5 +1,6 @@
 use std::{
     fmt::Write as _,
+    fs,
     os::unix::fs::symlink,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -115,6 +116,8 @@ impl Drop for Watch {
 async fn files_are_followed() {
     let dir = Temporary::new();
     dir.write("notes.txt", "not: a manifest");
+    // What an editor may leave.
+    dir.write(".a.yaml", &firewall("ns9", "nine.example"));
     let mut watch = Watch::start(&dir.0);
     watch.becomes("").await;
     dir.write("a.yaml", &firewall("ns1", "one.example"));
@@ -203,6 +206,45 @@ async fn the_directory_may_come_go_and_be_replaced() {
     symlink(above.0.join("older"), above.0.join("link")).expect("a link");
     fs::rename(above.0.join("link"), &dir).expect("a rename");
     watch.becomes("ns1(eins.example)").await;
+    // Deleted and made again, perhaps with the same inode number.
+    fs::remove_file(&dir).expect("a link");
+    for round in 0..5 {
+        put(&dir, &firewall("ns2", &format!("{round}.example")));
+        let expected = format!("ns2({round}.example)");
+        watch.becomes_by_way_of(&expected, &[""]).await;
+        fs::remove_dir_all(&dir).expect("the directory");
+    }
+}
+
+/// A file that is written in place is mostly not read between two writes.
+#[tokio::test]
+async fn a_file_is_read_when_it_is_left_alone() {
+    const ROUNDS: u32 = 20;
+    let dir = Temporary::new();
+    let mut watch = Watch::start(&dir.0);
+    watch.becomes("").await;
+    let mut half = 0;
+    for round in 0..ROUNDS {
+        let first = firewall("ns1", &format!("{round}.example"));
+        let second = firewall("ns2", &format!("{round}.example"));
+        dir.write("a.yaml", &first);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        dir.write("a.yaml", &format!("{first}---\n{second}"));
+        loop {
+            let input = timeout(PATIENCE, watch.0.recv()).await.expect("an update");
+            let Some(Input::Firewalls(update)) = input else {
+                panic!("not an update of firewalls: {input:?}");
+            };
+            if update.firewalls.len() == 2 {
+                break;
+            }
+            half += 1;
+        }
+    }
+    assert!(
+        half <= ROUNDS / 2,
+        "half a file was read {half} times of {ROUNDS}"
+    );
 }
 
 /// The reasons in a directory with these files, one per line.
@@ -315,12 +357,12 @@ spec: {egress: all}
 #[test]
 fn sizes_are_limited_and_special_files_are_refused() {
     let dir = Temporary::new();
-    let comment = "#".repeat(usize::try_from(MAX_FILE_BYTES).expect("a size"));
+    // Refused at the first character, so that nothing is spent on the rest.
+    let text = "}".repeat(usize::try_from(MAX_FILE_BYTES).expect("a size"));
     for index in 0..17 {
-        dir.write(&format!("{index:02}.yaml"), &comment);
+        dir.write(&format!("{index:02}.json"), &text);
     }
-    dir.write("large.yaml", &(comment + "#"));
-    dir.write("0.yaml", "");
+    dir.write("large.yaml", &(text + "}"));
     fs::write(dir.0.join("0.yaml"), b"a: \xff").expect("a file");
     fs::create_dir(dir.0.join("dir.yaml")).expect("a directory");
     let fifo = dir.0.join("fifo.yaml");
@@ -336,9 +378,9 @@ fn sizes_are_limited_and_special_files_are_refused() {
             .get(&key)
             .map_or(String::new(), |reasons| reasons.join(" "))
     };
-    assert_eq!(reason("15.yaml"), "");
+    assert!(reason("15.json").contains("line 1, column 1"));
     assert_eq!(
-        reason("16.yaml"),
+        reason("16.json"),
         "is not read: the files before it already hold 64 MiB"
     );
     assert_eq!(reason("large.yaml"), "is larger than 4 MiB; split it");
