@@ -17,6 +17,9 @@ use crate::{lab::Lab, process::wait_until};
 /// How long the agent may take to be ready, and to stop.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half.
+const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000000";
+
 /// The environment variable that names the agent's binary.
 pub const BINARY_VARIABLE: &str = "DNSFLOW_BIN";
 
@@ -68,6 +71,40 @@ impl Lab {
             .args(["--log-format", "json"]);
         self.node().enter(&mut command)?;
         Ok(command)
+    }
+
+    /// dnsflow's flows in br-int, without their statistics, sorted.
+    pub fn dnsflow_flows(&self) -> Result<Vec<String>> {
+        let dump = self.ofctl(&[
+            "--protocols=OpenFlow15",
+            "--no-stats",
+            "dump-flows",
+            "br-int",
+            COOKIES,
+        ])?;
+        let mut flows: Vec<_> = dump
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.starts_with("cookie="))
+            .map(str::to_owned)
+            .collect();
+        flows.sort();
+        Ok(flows)
+    }
+
+    /// Waits until dnsflow's flows are as `condition` wants them, and returns them.
+    pub fn wait_flows(
+        &self,
+        what: &str,
+        condition: impl Fn(&[String]) -> bool,
+    ) -> Result<Vec<String>> {
+        let mut flows = Vec::new();
+        wait_until(what, LIMIT, || {
+            flows = self.dnsflow_flows()?;
+            Ok(condition(&flows))
+        })
+        .with_context(|| format!("the flows are:\n{}", flows.join("\n")))?;
+        Ok(flows)
     }
 
     /// Starts the agent with these further arguments and waits until it is ready.

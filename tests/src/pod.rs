@@ -193,8 +193,8 @@ pub(crate) fn host_veth(sandbox: &str) -> String {
 impl Lab {
     /// Creates a pod: port and port group membership as ovn-kubernetes' controller writes them,
     /// then the veth and the Interface row as its CNI plug-in does. Returns when the Interface
-    /// row is written; see [`Lab::wait_wired`].
-    pub fn add_pod(&self, spec: &PodSpec) -> Result<()> {
+    /// row is written (see [`Lab::wait_wired`]): the moment that the veth appeared.
+    pub fn add_pod(&self, spec: &PodSpec) -> Result<Instant> {
         let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
         self.add_logical_port(spec, &uid)?;
 
@@ -211,6 +211,7 @@ impl Lab {
         let namespace = self.pod(&lsp).netns();
         namespace.delete()?;
         NetNs::create(namespace.name())?;
+        let appeared = Instant::now();
         self.add_veth(&namespace, &host)?;
         self.ip_batch(
             &namespace,
@@ -245,7 +246,7 @@ impl Lab {
                 "mutations": [["ports", "insert", ["named-uuid", "port"]]],
             }),
         ])?;
-        Ok(())
+        Ok(appeared)
     }
 
     fn add_logical_port(&self, spec: &PodSpec, uid: &str) -> Result<()> {

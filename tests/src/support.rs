@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     agent::{self, beside_this_program},
@@ -76,7 +76,7 @@ fn prerequisites(needs_agent: bool) -> Result<Root> {
     );
     let path = std::env::var_os(ROOT_VARIABLE)
         .map_or_else(|| workspace().join("target/roots/bookworm"), PathBuf::from);
-    let root = Root::existing(&path)?;
+    let root = Root::existing(&path).context("`cargo xtask test` fetches them")?;
     if needs_agent {
         agent::binary()?;
     }
