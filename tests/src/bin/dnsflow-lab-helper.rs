@@ -14,7 +14,7 @@ use hickory_proto::{
 };
 
 const ANSWER_BYTES_MAX: usize = 4096;
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
