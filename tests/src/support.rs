@@ -4,7 +4,7 @@ use std::{
     fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -21,7 +21,8 @@ pub const ROOT_VARIABLE: &str = "DNSFLOW_LAB_ROOT";
 /// The environment variable that names the file to which tests that cannot run say so.
 pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
 
-/// The Debian packages that a lab is made of.
+/// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
+/// the databases and northd, `ovn-host` ovn-controller.
 pub const LAB_PACKAGES: &[&str] = &[
     "openvswitch-switch",
     "ovn-central",
@@ -74,8 +75,10 @@ fn prerequisites(needs_agent: bool) -> Result<Root> {
         rustix::process::geteuid().is_root(),
         "it takes root to make network namespaces"
     );
-    let path = std::env::var_os(ROOT_VARIABLE)
-        .map_or_else(|| workspace().join("target/roots/bookworm"), PathBuf::from);
+    let path = match std::env::var_os(ROOT_VARIABLE) {
+        Some(path) => path.into(),
+        None => root_directory("bookworm")?,
+    };
     let root = Root::existing(&path).context("`cargo xtask test` fetches them")?;
     if needs_agent {
         agent::binary()?;
@@ -93,7 +96,7 @@ pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
         }
     };
     let options = LabOptions {
-        name: test_lab_name(name),
+        name: lab_name(name),
         root,
         datapath: Datapath::Netdev,
         helper: helper().expect("this program has a path"),
@@ -106,24 +109,28 @@ pub fn helper() -> Result<PathBuf> {
     beside_this_program("dnsflow-lab-helper")
 }
 
-/// The name of a lab of this checkout's tests: other checkouts' tests may run at the same time.
-fn test_lab_name(test: &str) -> String {
-    format!("{}-{}", test.replace('_', "-"), checkout())
+/// Where `cargo xtask` keeps the unpacked packages of a Debian release, in cargo's target
+/// directory.
+pub fn root_directory(suite: &str) -> Result<PathBuf> {
+    let profile = beside_this_program("")?;
+    let target = profile
+        .parent()
+        .context("a program without target directory")?;
+    Ok(target.join("roots").join(suite))
 }
 
-/// Whether a lab of this name belongs to this checkout's tests.
-pub fn is_test_lab(name: &str) -> bool {
-    name.ends_with(&format!("-{}", checkout()))
+/// The full name of a lab that tests or the demo bring up: other checkouts may be doing the same.
+pub fn lab_name(name: &str) -> String {
+    format!("{}-{}", name.replace('_', "-"), checkout())
+}
+
+/// Whether [`lab_name`] has made this name, in this checkout.
+pub fn is_ours(lab: &str) -> bool {
+    lab.ends_with(&format!("-{}", checkout()))
 }
 
 fn checkout() -> String {
     let mut hasher = DefaultHasher::new();
-    workspace().hash(&mut hasher);
+    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
     format!("{:08x}", hasher.finish() as u32)
-}
-
-/// The workspace's directory.
-pub fn workspace() -> &'static Path {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    tests.parent().unwrap_or(tests)
 }

@@ -1,3 +1,70 @@
 //! `cargo xtask`: everything that a person or CI does with this workspace.
 
-fn main() {}
+mod demo;
+mod ebpf;
+mod interrupt;
+mod labs;
+mod prepare;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and shows dnsflow
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Xtask {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build the BPF object that the agent embeds
+    BuildEbpf,
+    /// Bring up a lab, run the main job in it, and show and check every step
+    Demo(demo::DemoCommand),
+    /// Run every test, with the lab tests on each OVN generation
+    Test(test::TestCommand),
+    /// Bring up a lab to play in
+    Lab(labs::LabCommand),
+}
+
+fn main() -> ExitCode {
+    let error = match run(Xtask::parse().command) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(error) => error,
+    };
+    match error.downcast_ref::<interrupt::Interrupted>() {
+        Some(interrupted) => {
+            eprintln!("{interrupted}; everything is cleaned up");
+            ExitCode::from(interrupted.exit_code())
+        }
+        None => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::BuildEbpf => ebpf::build(&|text| eprintln!("{text}")),
+        Command::Demo(command) => {
+            prepare::require_root("demo")?;
+            interrupt::install()?;
+            demo::run(command)
+        }
+        Command::Test(command) => {
+            prepare::require_root("test")?;
+            interrupt::install()?;
+            test::run(command)
+        }
+        Command::Lab(command) => {
+            prepare::require_root("lab")?;
+            labs::run(command)
+        }
+    }
+}
