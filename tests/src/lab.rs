@@ -15,7 +15,6 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
-    process::Signal,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +24,7 @@ use crate::{
     netns::NetNs,
     ovs::Daemon,
     pod::{Pod, PodRecord},
-    process::{self, run},
+    process::{kill_all, run},
     root::Root,
     topology,
 };
@@ -411,38 +410,21 @@ fn remove(name: &str, base: &Path) -> Result<()> {
 }
 
 fn tear_down(name: &str, base: &Path) -> Result<()> {
-    let mut pods = vec!["inet".to_owned()];
-    if base.exists() {
-        for entry in read_dir_if_there(&base.join("run"))? {
-            if entry.extension().is_some_and(|ending| ending == "pid") {
-                // Nothing of a lab is worth an orderly shutdown.
-                process::stop(&entry, base, Signal::KILL)?;
-            }
-        }
-        for entry in read_dir_if_there(&base.join("pods"))? {
-            pods.extend(PodRecord::netns_of(&entry));
-        }
-    }
     // The ones that every lab has, in case that the directory went before them.
+    let mut pods = vec!["inet".to_owned()];
     pods.extend(topology::pods().iter().map(|pod| pod.lsp()));
-    for pod in pods {
-        pod_namespace(name, &pod).delete()?;
+    pods.extend(PodRecord::names(base)?);
+    let mut namespaces: Vec<_> = pods.iter().map(|pod| pod_namespace(name, pod)).collect();
+    namespaces.push(node_namespace(name));
+    // Nothing of a lab is worth an orderly shutdown.
+    kill_all(&namespaces)?;
+    for namespace in namespaces {
+        namespace.delete()?;
     }
-    node_namespace(name).delete()?;
     if base.exists() {
         fs::remove_dir_all(base).with_context(|| format!("cannot remove {}", base.display()))?;
     }
     Ok(())
-}
-
-fn read_dir_if_there(dir: &Path) -> Result<Vec<PathBuf>> {
-    match fs::read_dir(dir) {
-        Ok(entries) => Ok(entries
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<_>>()?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn on_host(program: &str) -> bool {

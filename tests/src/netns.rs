@@ -6,7 +6,10 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
-    os::{fd::AsFd, unix::ffi::OsStrExt, unix::process::CommandExt},
+    os::{
+        fd::AsFd,
+        unix::{ffi::OsStrExt, fs::MetadataExt, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,6 +17,7 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use rustix::{
     mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount},
+    process::Pid,
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 
@@ -65,6 +69,30 @@ impl NetNs {
             Err(error) => return Err(error).with_context(|| format!("cannot unmount {self}")),
         }
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    /// The processes in the namespace.
+    pub fn processes(&self) -> Result<Vec<Pid>> {
+        let identity = |path: &Path| {
+            fs::metadata(path)
+                .ok()
+                .map(|found| (found.dev(), found.ino()))
+        };
+        let Some(wanted) = identity(&self.path()) else {
+            return Ok(Vec::new());
+        };
+        let mut processes = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let entry = entry?;
+            let pid = entry.file_name().to_str().and_then(|pid| pid.parse().ok());
+            // One that has ended by now has no namespace.
+            if let Some(pid) = pid.and_then(Pid::from_raw)
+                && identity(&entry.path().join("ns/net")) == Some(wanted)
+            {
+                processes.push(pid);
+            }
+        }
+        Ok(processes)
     }
 
     /// Whether the namespace exists.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{ErrorKind, Read},
     net::{Ipv4Addr, SocketAddrV4},
     path::{Path, PathBuf},
     process::Command,
@@ -74,9 +74,16 @@ impl PodRecord {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// The pod whose record this file is.
-    pub(crate) fn netns_of(file: &Path) -> Option<String> {
-        Some(file.file_name()?.to_str()?.to_owned())
+    /// The names of the pods of the lab with this directory.
+    pub(crate) fn names(base: &Path) -> Result<Vec<String>> {
+        let entries = match fs::read_dir(base.join("pods")) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Running commands to their end, and keeping track of daemons by their pid files.
 //!
-//! Never signals a process that does not name the lab's own directory on its command line: a
-//! pid file may be older than the process that now has its number.
+//! Never signals a process that is not the lab's: it runs in one of the lab's namespaces, or it
+//! names the lab's directory on its command line (a pid file may be older than the process that
+//! now has its number).
 
 use std::{
     fs::{self, File},
@@ -14,6 +15,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setsid, waitpid};
+
+use crate::netns::NetNs;
 
 /// How often a condition is looked at again.
 const POLL: Duration = Duration::from_millis(2);
@@ -104,6 +107,24 @@ pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> 
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Kills every process in these namespaces, and waits for their end.
+pub(crate) fn kill_all(namespaces: &[NetNs]) -> Result<()> {
+    let limit = Duration::from_secs(5);
+    wait_until("the processes of the lab to end", limit, || {
+        let mut none_left = true;
+        for namespace in namespaces {
+            for pid in namespace.processes()? {
+                none_left = false;
+                // It may have ended in between; and it is reaped if it is a child.
+                let _ended = kill_process(pid, Signal::KILL);
+                let _not_a_child = waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+        }
+        Ok(none_left)
+    })?;
+    Ok(())
 }
 
 /// Waits until the process `pid` has a socket on this local port: `table` is `udp` or `tcp`, as

@@ -14,7 +14,7 @@ use dnsflow_tests::{
     lab::Lab,
     support::lab_name,
 };
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::{
     interrupt::{self, Interrupted},
@@ -49,8 +49,23 @@ pub(crate) struct DemoCommand {
 /// What has been told so far.
 struct Story {
     out: RefCell<Box<dyn Write>>,
-    steps: Vec<Value>,
-    number: usize,
+    steps: Vec<Step>,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    steps: Vec<Step>,
+    ok: bool,
+}
+
+#[derive(Serialize)]
+struct Step {
+    name: &'static str,
+    ok: bool,
+    ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
 }
 
 impl Story {
@@ -63,33 +78,36 @@ impl Story {
     /// One step: told, done, checked and timed. `work` returns what it has found, for the reader.
     fn step<T>(
         &mut self,
-        name: &str,
+        name: &'static str,
         told: &str,
         work: impl FnOnce() -> Result<(T, String)>,
     ) -> Result<T> {
         interrupt::check()?;
-        self.number += 1;
-        self.say(&format!("\n{}. {told}", self.number));
+        let number = self.steps.len() + 1;
+        self.say(&format!("\n{number}. {told}"));
         let start = Instant::now();
         let result = work();
         // A signal may be why it failed.
         interrupt::check()?;
         let ms = (start.elapsed().as_secs_f64() * 1e4).round() / 10.0;
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        self.steps.push(Step {
+            name,
+            ok: result.is_ok(),
+            ms,
+            error,
+        });
         match result {
             Ok((value, found)) => {
                 for line in found.lines() {
                     self.say(&format!("     {line}"));
                 }
                 self.say(&format!("   ok, {ms} ms"));
-                self.steps.push(json!({"name": name, "ok": true, "ms": ms}));
                 Ok(value)
             }
             Err(error) => {
-                self.say(&format!("   NOT as said, {ms} ms: {error:#}"));
-                let why = format!("{error:#}");
-                self.steps
-                    .push(json!({"name": name, "ok": false, "ms": ms, "error": why}));
-                Err(error.context(format!("step {} ({name}) is not as said", self.number)))
+                self.say(&format!("   NOT as said, {ms} ms"));
+                Err(error.context(format!("step {number} ({name}) is not as said")))
             }
         }
     }
@@ -106,7 +124,6 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
     let mut story = Story {
         out: RefCell::new(out),
         steps: Vec::new(),
-        number: 0,
     };
     labs::sweep()?;
     let result = tell(&mut story, ovn);
@@ -117,7 +134,11 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
         return result;
     }
     if json {
-        println!("{}", json!({"steps": story.steps, "ok": result.is_ok()}));
+        let report = Report {
+            ok: result.is_ok(),
+            steps: std::mem::take(&mut story.steps),
+        };
+        println!("{}", serde_json::to_string(&report)?);
     }
     result?;
     swept?;
@@ -270,7 +291,9 @@ fn flows(lab: &Lab) -> Result<String> {
         .lines()
         .map(str::trim)
         .filter(|flow| flow.starts_with("cookie=") && !ours.iter().any(|our| our == flow))
-        .filter(|flow| flow.contains(CONTROLLER_ANSWER) || flow.contains("conj_id="))
+        // The rows of this pod, and the drops of all pods, which OVN writes as conjunctions.
+        .filter(|flow| flow.contains("conj_id=") || field(flow, "reg14=") == field(first, "reg14="))
+        .filter(|flow| field(flow, "metadata=") == field(first, "metadata="))
         .collect();
     theirs.sort_unstable();
     let mut text = String::from("dnsflow:\n");
