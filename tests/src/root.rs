@@ -56,7 +56,8 @@ impl Root {
         }
         root.fetch(path, contents).with_context(|| {
             format!(
-                "cannot fetch Debian packages; on a machine without apt, install these by hand: {}",
+                "cannot fetch Debian packages; it takes apt-get, dpkg and Debian's archive keyring, \
+                 which other distributions package too; wanted: {}",
                 contents.packages.join(" ")
             )
         })?;

@@ -1,6 +1,6 @@
 //! What dnsflow is for: a pod reaches what its firewall names, and nothing more.
 
-use std::{fs, time::Duration};
+use std::{fs, net::SocketAddrV4, time::Duration};
 
 use dnsflow_tests::{
     agent::Agent,
@@ -57,6 +57,12 @@ fn a_pod_reaches_what_its_firewall_names_and_nothing_more() {
     for address in ["203.0.113.1", "203.0.113.2"] {
         let count = flows.iter().filter(|flow| flow.contains(address)).count();
         assert!(count > 0, "no flow for {address}: {flows:#?}");
+    }
+    // The packet meets dnsflow's flow (the upper half of its cookie is "DNSF"), not OVN's.
+    for (last, ours) in [(2, true), (7, false)] {
+        let to = SocketAddrV4::new([203, 0, 113, last].into(), 80);
+        let trace = lab.trace("ns1_pod1", to).expect("the trace runs");
+        assert_eq!(trace.contains("cookie 0x444e5346"), ours, "{to}: {trace}");
     }
 
     for (pod, url, why) in [

@@ -17,8 +17,7 @@ use dnsflow_tests::{
 use serde::Serialize;
 
 use crate::{
-    interrupt::{self, Interrupted},
-    labs,
+    interrupt, labs,
     prepare::{self, Ovn},
 };
 
@@ -128,11 +127,7 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
     labs::sweep()?;
     let result = tell(&mut story, ovn);
     let swept = labs::sweep();
-    if let Err(error) = &result
-        && error.is::<Interrupted>()
-    {
-        return result;
-    }
+    interrupt::check()?;
     if json {
         let report = Report {
             ok: result.is_ok(),

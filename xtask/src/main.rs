@@ -37,16 +37,13 @@ fn main() -> ExitCode {
         Ok(()) => return ExitCode::SUCCESS,
         Err(error) => error,
     };
-    match error.downcast_ref::<interrupt::Interrupted>() {
-        Some(interrupted) => {
-            eprintln!("{interrupted}; everything is cleaned up");
-            ExitCode::from(interrupted.exit_code())
-        }
-        None => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+    // Whatever has failed after a signal, it failed because of it.
+    if let Err(interrupted) = interrupt::check() {
+        eprintln!("{interrupted}; everything is cleaned up");
+        return ExitCode::from(interrupted.exit_code());
     }
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
 }
 
 fn run(command: Command) -> Result<()> {
@@ -64,6 +61,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Lab(command) => {
             prepare::require_root("lab")?;
+            interrupt::install()?;
             labs::run(command)
         }
     }
