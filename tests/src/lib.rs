@@ -1,5 +1,17 @@
 //! The lab: a one-node OVN-Kubernetes look-alike in network namespaces, made of Debian's own
 //! programs, which are unpacked below `target/` and never installed.
 
+pub mod agent;
+pub mod database;
+pub mod dns;
+pub mod firewall;
 pub mod frames;
+pub mod lab;
+pub mod netns;
+pub mod ovs;
+pub mod pod;
+pub mod process;
 pub mod root;
+pub mod support;
+pub mod topology;
+pub mod web;

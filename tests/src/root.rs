@@ -37,7 +37,7 @@ impl Root {
     /// `say` is told what is about to happen.
     pub fn ensure(path: &Path, contents: Contents<'_>, say: impl Fn(&str)) -> Result<Self> {
         let root = Self {
-            path: path.join("root"),
+            path: std::path::absolute(path)?.join("root"),
         };
         let wanted = format!("{}: {}\n", contents.suite, contents.packages.join(" "));
         let stamp = path.join(STAMP);
@@ -56,11 +56,22 @@ impl Root {
         }
         root.fetch(path, contents).with_context(|| {
             format!(
-                "cannot fetch Debian packages; on a machine without apt, install these by hand: {}",
+                "cannot fetch Debian packages; it takes apt-get, dpkg and Debian's archive keyring, \
+                 which other distributions package too; wanted: {}",
                 contents.packages.join(" ")
             )
         })?;
         fs::write(&stamp, wanted)?;
+        Ok(root)
+    }
+
+    /// The root that was unpacked at `path` before.
+    pub fn existing(path: &Path) -> Result<Self> {
+        let root = Self {
+            path: std::path::absolute(path)?.join("root"),
+        };
+        root.loader()
+            .with_context(|| format!("no unpacked Debian packages at {}", path.display()))?;
         Ok(root)
     }
 
@@ -173,8 +184,21 @@ impl Root {
 
     /// The file of `program` in the root's usual directories.
     pub fn find(&self, program: &str) -> Result<PathBuf> {
-        for dir in ["usr/sbin", "usr/bin", "sbin", "bin"] {
-            let file = self.path.join(dir).join(program);
+        // ovs-vswitchd lies in a directory of its own, to which Debian's alternatives point.
+        for dir in [
+            "usr/sbin",
+            "usr/bin",
+            "sbin",
+            "bin",
+            "usr/lib/openvswitch-switch",
+        ] {
+            let mut file = self.path.join(dir).join(program);
+            // A link to an absolute path is meant from inside the root.
+            if let Ok(to) = file.read_link()
+                && let Ok(inside) = to.strip_prefix("/")
+            {
+                file = self.path.join(inside);
+            }
             if file.is_file() {
                 return Ok(file);
             }

@@ -1,19 +1,69 @@
 //! `cargo xtask`: everything that a person or CI does with this workspace.
 
+mod demo;
 mod ebpf;
 mod ebpf_sources;
+mod interrupt;
+mod labs;
+mod prepare;
+mod test;
 
-use clap::Parser;
+use std::process::ExitCode;
 
-/// Builds, tests and shows dnsflow.
-#[derive(Parser)]
-enum Args {
-    /// Compile the BPF program that the agent embeds.
-    BuildEbpf,
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and shows dnsflow
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Xtask {
+    #[command(subcommand)]
+    command: Command,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Args::parse() {
-        Args::BuildEbpf => ebpf::build(&|step| eprintln!("{step}")),
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build the BPF object that the agent embeds
+    BuildEbpf,
+    /// Bring up a lab, run the main job in it, and show and check every step
+    Demo(demo::DemoCommand),
+    /// Run every test, with the lab tests on each OVN generation
+    Test(test::TestCommand),
+    /// Bring up a lab to play in
+    Lab(labs::LabCommand),
+}
+
+fn main() -> ExitCode {
+    let error = match run(Xtask::parse().command) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(error) => error,
+    };
+    // Whatever has failed after a signal, it failed because of it.
+    if let Err(interrupted) = interrupt::check() {
+        eprintln!("{interrupted}; everything is cleaned up");
+        return ExitCode::from(interrupted.exit_code());
+    }
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::BuildEbpf => ebpf::build(&|text| eprintln!("{text}")),
+        Command::Demo(command) => {
+            prepare::require_root("demo")?;
+            interrupt::install()?;
+            demo::run(command)
+        }
+        Command::Test(command) => {
+            prepare::require_root("test")?;
+            interrupt::install()?;
+            test::run(command)
+        }
+        Command::Lab(command) => {
+            prepare::require_root("lab")?;
+            interrupt::install()?;
+            labs::run(command)
+        }
     }
 }

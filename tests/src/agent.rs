@@ -1,0 +1,216 @@
+//! The agent under test: `dnsflow agent`, in the node's namespace of a lab.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use serde_json::Value;
+
+use crate::{lab::Lab, process::wait_until};
+
+/// How long the agent may take to be ready, and to stop.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half.
+const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000000";
+
+/// The environment variable that names the agent's binary.
+pub const BINARY_VARIABLE: &str = "DNSFLOW_BIN";
+
+/// A running agent. Dropping it kills it.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    log: PathBuf,
+}
+
+/// The agent's binary: `DNSFLOW_BIN`, or what cargo has built beside this program.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(BINARY_VARIABLE) {
+        return Ok(path.into());
+    }
+    let path = beside_this_program("dnsflow")?;
+    ensure!(
+        path.is_file(),
+        "{} is missing: cargo build --package dnsflow-agent, or set {BINARY_VARIABLE}",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// A binary of this workspace, of the same profile as the running program.
+pub(crate) fn beside_this_program(name: &str) -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let mut directory = program.parent().context("a program without directory")?;
+    // cargo puts test programs one directory deeper.
+    if directory.ends_with("deps") {
+        directory = directory.parent().unwrap_or(directory);
+    }
+    Ok(directory.join(name))
+}
+
+impl Lab {
+    /// The agent's command line for this lab.
+    pub fn agent_command(&self, binary: &Path) -> Result<Command> {
+        let mut command = Command::new(binary);
+        command
+            .arg("agent")
+            .arg("--manifests")
+            .arg(self.manifests())
+            .args(["--ovs-db", &self.remote("db.sock")])
+            .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
+            .args(["--ovn-sb", &self.remote("ovnsb_db.sock")])
+            .arg("--openflow-socket")
+            .arg(self.socket("br-int.mgmt"))
+            .args(["--log-format", "json"]);
+        self.node().enter(&mut command)?;
+        Ok(command)
+    }
+
+    /// dnsflow's flows in br-int, without their statistics, sorted.
+    pub fn dnsflow_flows(&self) -> Result<Vec<String>> {
+        let dump = self.ofctl(&[
+            "--protocols=OpenFlow15",
+            "--no-stats",
+            "dump-flows",
+            "br-int",
+            COOKIES,
+        ])?;
+        let mut flows: Vec<_> = dump
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.starts_with("cookie="))
+            .map(str::to_owned)
+            .collect();
+        flows.sort();
+        Ok(flows)
+    }
+
+    /// Waits until dnsflow's flows are as `condition` wants them, and returns them.
+    pub fn wait_flows(
+        &self,
+        what: &str,
+        condition: impl Fn(&[String]) -> bool,
+    ) -> Result<Vec<String>> {
+        let mut flows = Vec::new();
+        wait_until(what, LIMIT, || {
+            flows = self.dnsflow_flows()?;
+            Ok(condition(&flows))
+        })
+        .with_context(|| format!("the flows are:\n{}", flows.join("\n")))?;
+        Ok(flows)
+    }
+
+    /// Starts the agent with these further arguments and waits until it is ready.
+    pub fn start_agent(&self, arguments: &[&str]) -> Result<Agent> {
+        let agent = self.spawn_agent(arguments)?;
+        agent.wait_ready()
+    }
+
+    /// Starts the agent without waiting.
+    pub fn spawn_agent(&self, arguments: &[&str]) -> Result<Agent> {
+        let log = self.base().join("log/dnsflow.log");
+        let output = File::create(&log)?;
+        let mut command = self.agent_command(&binary()?)?;
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        // SAFETY: one system call; no allocation, no lock.
+        unsafe {
+            command.pre_exec(|| {
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                Ok(())
+            });
+        }
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot run {command:?}"))?;
+        Ok(Agent { child, log })
+    }
+}
+
+impl Agent {
+    /// Waits for the event `ready`: programs attached, databases read, switch connected.
+    pub fn wait_ready(mut self) -> Result<Self> {
+        self.wait_event("ready")?;
+        Ok(self)
+    }
+
+    /// Waits for a log event with this message.
+    pub fn wait_event(&mut self, message: &str) -> Result<()> {
+        let waited = wait_until(&format!("the agent's event `{message}`"), LIMIT, || {
+            if let Some(status) = self.child.try_wait()? {
+                anyhow::bail!("the agent has ended ({status})");
+            }
+            Ok(self
+                .events()?
+                .iter()
+                .any(|event| event["fields"]["message"] == message))
+        });
+        waited.map(drop).with_context(|| self.describe())
+    }
+
+    /// What it has logged so far, one JSON object per event.
+    pub fn events(&self) -> Result<Vec<Value>> {
+        Ok(self
+            .log()?
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect())
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.log)?)
+    }
+
+    fn describe(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(40)..];
+        format!("the end of {}:\n{}", self.log.display(), tail.join("\n"))
+    }
+
+    /// Asks it to stop (SIGTERM) and returns its exit status.
+    pub fn terminate(mut self) -> Result<ExitStatus> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let mut status = None;
+        wait_until("the agent to stop after SIGTERM", LIMIT, || {
+            status = self.child.try_wait()?;
+            Ok(status.is_some())
+        })
+        .with_context(|| self.describe())?;
+        let status = status.context("it ended")?;
+        ensure!(
+            status.signal().is_none(),
+            "SIGTERM ended it instead of being handled\n{}",
+            self.describe()
+        );
+        Ok(status)
+    }
+
+    /// Kills it (SIGKILL), as a crash.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It may have ended already; then both calls have nothing to do.
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = killed {
+            eprintln!("cannot kill the agent: {error}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The lab's DNS server: unbound in the DNS pod, with the records that a test gives it and
+//! nothing else to ask.
+
+use std::fs;
+
+use anyhow::Result;
+use rustix::process::Signal;
+
+use crate::{
+    lab::Lab,
+    process::{spawn_detached, stop, wait_listening},
+    topology::DNS_POD_PORT,
+};
+
+/// What the DNS server knows until [`Lab::serve_dns`] says otherwise.
+pub const DEFAULT_RECORDS: &[&str] = &[
+    "example.com. 30 IN A 203.0.113.1",
+    "www.example.com. 30 IN A 203.0.113.2",
+    "www.example.net. 30 IN A 203.0.113.3",
+];
+
+impl Lab {
+    /// Makes the DNS server know exactly these records, in zone file notation; every other name
+    /// does not exist. Returns when it listens.
+    pub fn serve_dns(&self, records: &[&str]) -> Result<()> {
+        let file = self.base().join("etc/unbound.conf");
+        let pidfile = self.socket("unbound.pid");
+        fs::write(&file, configuration(records))?;
+        stop(&pidfile, self.base(), Signal::TERM)?;
+        let mut command = self.pod("dns").command("unbound")?;
+        command.arg("-d").arg("-c").arg(&file);
+        let log = self.base().join("log/unbound.log");
+        let pid = spawn_detached(&mut command, &log, &pidfile)?;
+        wait_listening(pid, self.base(), "udp", DNS_POD_PORT)
+    }
+}
+
+/// unbound.conf(5). The local zone "." keeps it from asking anyone.
+fn configuration(records: &[&str]) -> String {
+    let data: String = records
+        .iter()
+        .map(|record| format!("    local-data: '{record}'\n"))
+        .collect();
+    format!(
+        "\
+server:
+    interface: 0.0.0.0@{DNS_POD_PORT}
+    access-control: 0.0.0.0/0 allow
+    do-ip6: no
+    chroot: \"\"
+    username: \"\"
+    directory: \"\"
+    pidfile: \"\"
+    use-syslog: no
+    module-config: \"iterator\"
+    local-zone: \".\" static
+{data}"
+    )
+}

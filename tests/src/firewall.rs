@@ -1,0 +1,375 @@
+//! EgressFirewalls as ovn-kubernetes turns them into rows of the NB database, and as manifests.
+//!
+//! Rows, names and the order of transactions follow recordings of ovn-kubernetes (August 2026,
+//! without its DNS name resolver feature). Its unit of identity is the rule's *index*: an edit
+//! changes the existing rows in place, in one transaction, and inserts or deletes at the end.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::IpAddr,
+};
+
+use anyhow::{Context, Result};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+
+use crate::{
+    database::{Database, Row, map, map_value, set},
+    lab::Lab,
+    topology::CLUSTER_SUBNET,
+};
+
+/// The priority of the rule with index 0 (`EgressFirewallStartPriority` in ovn-kubernetes'
+/// go-controller/pkg/types/const.go).
+const START_PRIORITY: usize = 10_000;
+
+/// `spec.egress[].type`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Action {
+    /// Let it pass.
+    Allow,
+    /// Drop it.
+    Deny,
+}
+
+/// `spec.egress[].to`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum To {
+    /// `dnsName`, as written.
+    Name(String),
+    /// `cidrSelector`.
+    Cidr(IpNet),
+}
+
+/// `spec.egress[].ports[]`: protocol (`udp`, `tcp` or `sctp`) and destination port.
+pub type PortSpec = (&'static str, u16);
+
+/// One entry of `spec.egress`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RuleSpec {
+    /// `type`.
+    pub action: Action,
+    /// `to`.
+    pub to: To,
+    /// `ports`; empty means all traffic.
+    pub ports: Vec<PortSpec>,
+}
+
+impl RuleSpec {
+    /// Allows a `dnsName`.
+    pub fn allow_name(name: &str) -> Self {
+        Self {
+            action: Action::Allow,
+            to: To::Name(name.to_owned()),
+            ports: Vec::new(),
+        }
+    }
+
+    /// Denies a `cidrSelector`.
+    pub fn deny(cidr: &str) -> Result<Self> {
+        Ok(Self {
+            action: Action::Deny,
+            to: To::Cidr(cidr.parse().with_context(|| format!("`{cidr}`"))?),
+            ports: Vec::new(),
+        })
+    }
+
+    /// The same rule for these ports only.
+    pub fn ports(mut self, ports: &[PortSpec]) -> Self {
+        self.ports = ports.to_vec();
+        self
+    }
+
+    fn acl_action(&self) -> &'static str {
+        match self.action {
+            Action::Allow => "allow",
+            Action::Deny => "drop",
+        }
+    }
+}
+
+/// The hash that ovn-kubernetes makes names of: `a` and the decimal 64-bit FNV-1a
+/// (`HashForOVN` in go-controller/pkg/util/util.go).
+fn hash_for_ovn(text: &str) -> String {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("a{hash}")
+}
+
+/// The port group of a namespace's pods.
+pub fn namespace_port_group(namespace: &str) -> String {
+    hash_for_ovn(&format!("default-network-controller:Namespace:{namespace}"))
+}
+
+fn address_set_id(dns_name: &str) -> String {
+    format!("default-network-controller:EgressFirewallDNS:{dns_name}:v4")
+}
+
+/// The IPv4 address set of a `dnsName`, which is hashed as it is written.
+pub fn address_set(dns_name: &str) -> String {
+    hash_for_ovn(&address_set_id(dns_name))
+}
+
+/// `match` of the ACL of a rule, in a cluster of IPv4 alone.
+pub fn acl_match(namespace: &str, rule: &RuleSpec) -> String {
+    let destination = match &rule.to {
+        To::Name(name) => format!("ip4.dst == ${}", address_set(name)),
+        To::Cidr(cidr) => {
+            let version = if cidr.addr().is_ipv4() { 4 } else { 6 };
+            let mut text = format!("ip{version}.dst == {cidr}");
+            if CLUSTER_SUBNET
+                .parse::<IpNet>()
+                .is_ok_and(|subnet| cidr.contains(&subnet) || subnet.contains(cidr))
+            {
+                text += &format!(" && ip{version}.dst != {CLUSTER_SUBNET}");
+            }
+            text
+        }
+    };
+    let mut text = format!(
+        "({destination}) && inport == @{}",
+        namespace_port_group(namespace)
+    );
+    if !rule.ports.is_empty() {
+        // Always in this order, whatever the rule's own.
+        let mut protocols = Vec::new();
+        for protocol in ["udp", "tcp", "sctp"] {
+            let ports: Vec<_> = rule
+                .ports
+                .iter()
+                .filter(|(of, _)| *of == protocol)
+                .map(|(_, port)| format!("{protocol}.dst == {port}"))
+                .collect();
+            if !ports.is_empty() {
+                protocols.push(format!("({protocol} && ( {} ))", ports.join(" || ")));
+            }
+        }
+        text += &format!(" && ({})", protocols.join(" || "));
+    }
+    text
+}
+
+/// The whole ACL row of the rule with this index.
+fn acl_row(namespace: &str, index: usize, rule: &RuleSpec, has_tiers: bool) -> Value {
+    let mut row = json!({
+        "action": rule.acl_action(),
+        "direction": "to-lport",
+        "external_ids": map([
+            ("k8s.ovn.org/id", format!("default-network-controller:EgressFirewall:{namespace}:{index}").as_str()),
+            ("k8s.ovn.org/name", namespace),
+            ("k8s.ovn.org/owner-controller", "default-network-controller"),
+            ("k8s.ovn.org/owner-type", "EgressFirewall"),
+            ("rule-index", &index.to_string()),
+        ]),
+        "match": acl_match(namespace, rule),
+        "meter": "acl-logging",
+        "name": format!("EF:{namespace}:{index}"),
+        "priority": START_PRIORITY - index,
+    });
+    if has_tiers {
+        row["tier"] = json!(2);
+    }
+    row
+}
+
+/// The manifest of a namespace's EgressFirewall.
+pub fn manifest(namespace: &str, rules: &[RuleSpec]) -> String {
+    let mut text = format!(
+        "apiVersion: k8s.ovn.org/v1\n\
+         kind: EgressFirewall\n\
+         metadata:\n  name: default\n  namespace: {namespace}\n\
+         spec:\n  egress:\n"
+    );
+    for rule in rules {
+        let to = match &rule.to {
+            To::Name(name) => format!("dnsName: \"{name}\""),
+            To::Cidr(cidr) => format!("cidrSelector: {cidr}"),
+        };
+        text += &format!("  - type: {:?}\n    to:\n      {to}\n", rule.action);
+        if !rule.ports.is_empty() {
+            text += "    ports:\n";
+            for (protocol, port) in &rule.ports {
+                text += &format!(
+                    "    - protocol: {}\n      port: {port}\n",
+                    protocol.to_uppercase()
+                );
+            }
+        }
+    }
+    text
+}
+
+impl Lab {
+    /// Gives a namespace this EgressFirewall: the manifest that the agent reads, and the rows
+    /// that ovn-kubernetes writes; returns when OVN has brought them to the flow tables. No
+    /// rules at all means that the resource is deleted.
+    ///
+    /// As ovn-kubernetes does, a firewall that shrinks leaves one stale ACL behind: the row
+    /// whose index is the new number of rules.
+    pub fn set_firewall(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
+        let file = self.manifests().join(format!("{namespace}.yaml"));
+        if rules.is_empty() {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        } else {
+            // Renamed into place: a reader sees the old file or the new one.
+            let new = self.base().join("etc/manifest.new");
+            fs::write(&new, manifest(namespace, rules))?;
+            fs::rename(new, file)?;
+        }
+        self.write_firewall_rows(namespace, rules)?;
+        self.sync()
+    }
+
+    /// The rows of [`Lab::set_firewall`] alone, without waiting.
+    pub fn write_firewall_rows(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
+        let mut nb = self.nb()?;
+        let names: BTreeSet<&str> = rules
+            .iter()
+            .filter_map(|rule| match &rule.to {
+                To::Name(name) => Some(name.as_str()),
+                To::Cidr(_) => None,
+            })
+            .collect();
+        for name in names {
+            create_address_set(&mut nb, name)?;
+        }
+        let acls = firewall_acls(&mut nb, namespace)?;
+        let operations = edits(namespace, rules, &acls, self.has_tiers());
+        if !operations.is_empty() {
+            nb.transact(&operations)?;
+        }
+        delete_unused_address_sets(&mut nb)
+    }
+
+    /// The ACLs of a namespace's EgressFirewall by rule index, as they are.
+    pub fn firewall_acls(&self, namespace: &str) -> Result<BTreeMap<usize, Row>> {
+        firewall_acls(&mut self.nb()?, namespace)
+    }
+
+    /// Fills the address set of a `dnsName` as ovn-kubernetes' controller does with what *it*
+    /// was told; returns when OVN has brought it to the flow tables.
+    pub fn resolve_centrally(&self, dns_name: &str, addresses: &[IpAddr]) -> Result<()> {
+        self.nb()?.transact(&[json!({
+            "op": "update", "table": "Address_Set",
+            "where": [["name", "==", address_set(dns_name)]],
+            "row": {"addresses": set(addresses)},
+        })])?;
+        self.sync()
+    }
+}
+
+fn create_address_set(nb: &mut Database, dns_name: &str) -> Result<()> {
+    let name = address_set(dns_name);
+    if nb
+        .select("Address_Set", json!([["name", "==", name]]))?
+        .is_empty()
+    {
+        nb.transact(&[json!({
+            "op": "insert", "table": "Address_Set",
+            "row": {
+                "name": name,
+                "external_ids": map([
+                    ("ip-family", "v4"),
+                    ("k8s.ovn.org/id", &address_set_id(dns_name)),
+                    ("k8s.ovn.org/name", dns_name),
+                    ("k8s.ovn.org/owner-controller", "default-network-controller"),
+                    ("k8s.ovn.org/owner-type", "EgressFirewallDNS"),
+                ]),
+            },
+        })])?;
+    }
+    Ok(())
+}
+
+fn delete_unused_address_sets(nb: &mut Database) -> Result<()> {
+    let owner = |kind: &str| {
+        let pair = map([("k8s.ovn.org/owner-type", kind)]);
+        json!([["external_ids", "includes", pair]])
+    };
+    let acls = nb.select("ACL", owner("EgressFirewall"))?;
+    for unused in nb.select("Address_Set", owner("EgressFirewallDNS"))? {
+        let name = format!("${}", unused["name"].as_str().unwrap_or_default());
+        let is_used = acls
+            .iter()
+            .filter_map(|acl| acl["match"].as_str())
+            .any(|text| text.contains(&name));
+        if !is_used {
+            nb.transact(&[json!({
+                "op": "delete", "table": "Address_Set", "where": [["_uuid", "==", unused["_uuid"]]],
+            })])?;
+        }
+    }
+    Ok(())
+}
+
+fn firewall_acls(nb: &mut Database, namespace: &str) -> Result<BTreeMap<usize, Row>> {
+    let ids = map([
+        ("k8s.ovn.org/name", namespace),
+        ("k8s.ovn.org/owner-type", "EgressFirewall"),
+    ]);
+    nb.select("ACL", json!([["external_ids", "includes", ids]]))?
+        .into_iter()
+        .map(|row| {
+            let index = map_value(&row["external_ids"], "rule-index")
+                .and_then(|index| index.parse().ok())
+                .context("an EgressFirewall's ACL without rule-index")?;
+            Ok((index, row))
+        })
+        .collect()
+}
+
+/// The one transaction that makes `rules` of the rows that are there.
+fn edits(
+    namespace: &str,
+    rules: &[RuleSpec],
+    acls: &BTreeMap<usize, Row>,
+    has_tiers: bool,
+) -> Vec<Value> {
+    let mut operations = Vec::new();
+    let mut added = Vec::new();
+    let mut removed = Vec::new();
+    for (index, rule) in rules.iter().enumerate() {
+        let wanted = acl_row(namespace, index, rule, has_tiers);
+        match acls.get(&index) {
+            Some(row) => {
+                let mut changed = Row::new();
+                for column in ["match", "action"] {
+                    if row[column] != wanted[column] {
+                        changed.insert(column.to_owned(), wanted[column].clone());
+                    }
+                }
+                if !changed.is_empty() {
+                    operations.push(json!({
+                        "op": "update", "table": "ACL", "where": [["_uuid", "==", row["_uuid"]]],
+                        "row": changed,
+                    }));
+                }
+            }
+            None => {
+                let id = format!("acl{index}");
+                added.push(json!(["named-uuid", id]));
+                operations
+                    .push(json!({"op": "insert", "table": "ACL", "uuid-name": id, "row": wanted}));
+            }
+        }
+    }
+    // A deleted resource takes all its rows along; one that shrinks keeps the first beyond its end.
+    let kept = if rules.is_empty() { 0 } else { rules.len() + 1 };
+    removed.extend(acls.range(kept..).map(|(_, row)| row["_uuid"].clone()));
+    for (mutator, rows) in [("insert", added), ("delete", removed)] {
+        if !rows.is_empty() {
+            // An ACL is deleted by taking it out of its port group: nothing else refers to it.
+            operations.push(json!({
+                "op": "mutate", "table": "Port_Group",
+                "where": [["name", "==", namespace_port_group(namespace)]],
+                "mutations": [["acls", mutator, set(rows)]],
+            }));
+        }
+    }
+    operations
+}
+
+#[cfg(test)]
+mod tests;

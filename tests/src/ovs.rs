@@ -1,0 +1,176 @@
+//! The daemons of Open vSwitch and OVN: started, stopped and restarted.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::Result;
+use rustix::process::Signal;
+
+use crate::{
+    lab::{Datapath, Lab},
+    process::{self, run},
+};
+
+/// A daemon of the lab.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Daemon {
+    /// The ovsdb-server of the local Open_vSwitch database.
+    OvsDb,
+    /// The ovsdb-server of the OVN northbound database.
+    NbDb,
+    /// The ovsdb-server of the OVN southbound database.
+    SbDb,
+    /// ovs-vswitchd.
+    Vswitchd,
+    /// ovn-northd.
+    Northd,
+    /// ovn-controller.
+    OvnController,
+}
+
+/// How a daemon is ended before it starts again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Stop {
+    /// SIGTERM, as an orderly restart of its container.
+    Terminate,
+    /// SIGKILL, as a crash.
+    Kill,
+}
+
+impl Daemon {
+    fn program(self) -> &'static str {
+        match self {
+            Self::OvsDb | Self::NbDb | Self::SbDb => "ovsdb-server",
+            Self::Vswitchd => "ovs-vswitchd",
+            Self::Northd => "ovn-northd",
+            Self::OvnController => "ovn-controller",
+        }
+    }
+
+    /// Stem of the pid file, the log file and the control socket.
+    fn stem(self) -> &'static str {
+        match self {
+            Self::OvsDb => "ovs-db",
+            Self::NbDb => "nb-db",
+            Self::SbDb => "sb-db",
+            other => other.program(),
+        }
+    }
+}
+
+impl Lab {
+    pub(crate) fn create_database(&self, daemon: Daemon) -> Result<()> {
+        let schema = match daemon {
+            Daemon::NbDb => "usr/share/ovn/ovn-nb.ovsschema",
+            Daemon::SbDb => "usr/share/ovn/ovn-sb.ovsschema",
+            _ => "usr/share/openvswitch/vswitch.ovsschema",
+        };
+        let mut command = self.node_command("ovsdb-tool")?;
+        command.arg("create").arg(self.database_file(daemon));
+        run(command.arg(self.root().path().join(schema)))?;
+        Ok(())
+    }
+
+    fn database_file(&self, daemon: Daemon) -> PathBuf {
+        self.base().join("db").join(daemon.stem())
+    }
+
+    fn pidfile(&self, daemon: Daemon) -> PathBuf {
+        self.socket(&format!("{}.pid", daemon.stem()))
+    }
+
+    /// Starts a daemon and returns when it is ready.
+    pub(crate) fn start_daemon(&self, daemon: Daemon) -> Result<()> {
+        let mut command = self.node_command(daemon.program())?;
+        let database = self.remote("db.sock");
+        match daemon {
+            Daemon::OvsDb | Daemon::NbDb | Daemon::SbDb => {
+                let socket = match daemon {
+                    Daemon::NbDb => "ovnnb_db.sock",
+                    Daemon::SbDb => "ovnsb_db.sock",
+                    _ => "db.sock",
+                };
+                command
+                    .arg(self.database_file(daemon))
+                    .arg(format!("--remote=p{}", self.remote(socket)));
+            }
+            Daemon::Vswitchd => {
+                command.arg(database);
+                if self.datapath() == Datapath::Netdev {
+                    command.arg("--disable-system");
+                }
+            }
+            Daemon::Northd => {
+                command
+                    .arg(format!("--ovnnb-db={}", self.remote("ovnnb_db.sock")))
+                    .arg(format!("--ovnsb-db={}", self.remote("ovnsb_db.sock")));
+            }
+            Daemon::OvnController => {
+                command.arg(database);
+            }
+        }
+        let stem = daemon.stem();
+        let log = self.base().join("log").join(format!("{stem}.log"));
+        command
+            .arg(format!("--pidfile={}", self.pidfile(daemon).display()))
+            .arg(format!("--log-file={}", log.display()))
+            .args(["-vconsole:off", "--detach"]);
+        if daemon.program() == "ovsdb-server" {
+            let socket = self.socket(&format!("{stem}.ctl"));
+            command.arg(format!("--unixctl={}", socket.display()));
+        }
+        run(&mut command)?;
+        Ok(())
+    }
+
+    /// Ends a daemon.
+    pub fn stop_daemon(&self, daemon: Daemon, how: Stop) -> Result<()> {
+        let signal = match how {
+            Stop::Terminate => Signal::TERM,
+            Stop::Kill => Signal::KILL,
+        };
+        process::stop(&self.pidfile(daemon), self.base(), signal)
+    }
+
+    /// Ends a daemon and starts it again with the same arguments.
+    pub fn restart(&self, daemon: Daemon, how: Stop) -> Result<()> {
+        self.stop_daemon(daemon, how)?;
+        self.start_daemon(daemon)
+    }
+
+    pub(crate) fn configure_switch(&self) -> Result<()> {
+        let ids = [
+            ("system-id", self.chassis()),
+            ("hostname", crate::topology::NODE),
+            ("ovn-remote", &self.remote("ovnsb_db.sock")),
+            ("ovn-encap-type", "geneve"),
+            ("ovn-encap-ip", "127.0.0.1"),
+            ("ovn-bridge-datapath-type", self.datapath().ovs_name()),
+            ("ovn-bridge-mappings", "physnet:br-ex"),
+        ]
+        .map(|(key, value)| format!("external_ids:{key}={value}"));
+        let mut arguments = vec!["--no-wait", "init", "--", "set", "Open_vSwitch", "."];
+        arguments.extend(ids.iter().map(String::as_str));
+        self.vsctl(&arguments)?;
+        Ok(())
+    }
+
+    pub(crate) fn add_bridges(&self) -> Result<()> {
+        let datapath = format!("datapath_type={}", self.datapath().ovs_name());
+        let external = ["--", "add-br", "br-ex", "--", "set", "Bridge", "br-ex"];
+        let integration = ["--", "add-br", "br-int", "--", "set", "Bridge", "br-int"];
+        let mut arguments = external.to_vec();
+        arguments.push(&datapath);
+        arguments.extend(integration);
+        arguments.extend([datapath.as_str(), "fail-mode=secure"]);
+        self.vsctl(&arguments)?;
+        Ok(())
+    }
+
+    /// The end of a daemon's log, for error messages.
+    pub fn log_tail(&self, file: &str) -> String {
+        const LINES: usize = 30;
+        let text = fs::read_to_string(self.base().join("log").join(file)).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(LINES)..].join("\n")
+    }
+}

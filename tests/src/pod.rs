@@ -1,0 +1,416 @@
+//! Pods: network namespaces wired as ovn-kubernetes and its CNI plug-in wire them.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read},
+    net::{Ipv4Addr, SocketAddrV4},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::{
+    database::{elements, map, map_value},
+    firewall::namespace_port_group,
+    lab::{Lab, pod_namespace, random_uuid},
+    netns::{NetNs, replace_files},
+    process::{run, wait_until},
+    topology::{DNS_SERVICE, GATEWAY, GATEWAY_MAC, NODE},
+};
+
+/// A pod to be made.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct PodSpec {
+    /// Its Kubernetes namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its address, in 10.244.0.0/24.
+    pub address: Ipv4Addr,
+}
+
+impl PodSpec {
+    /// A pod of this namespace, name and address.
+    pub fn new(namespace: &str, name: &str, address: Ipv4Addr) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            address,
+        }
+    }
+
+    /// Its logical switch port; also what [`Lab::pod`] calls it.
+    pub fn lsp(&self) -> String {
+        format!("{}_{}", self.namespace, self.name)
+    }
+
+    /// Its Ethernet address: ovn-kubernetes makes it of `0a:58` and the IPv4 address
+    /// (`IPAddrToHWAddr` in go-controller/pkg/util/net.go).
+    pub fn mac(&self) -> String {
+        let [a, b, c, d] = self.address.octets();
+        format!("0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+    }
+}
+
+/// What is written down of a pod that exists.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct PodRecord {
+    spec: PodSpec,
+    host_veth: String,
+}
+
+impl PodRecord {
+    fn file(lab: &Lab, lsp: &str) -> PathBuf {
+        lab.base().join("pods").join(lsp)
+    }
+
+    fn read(lab: &Lab, lsp: &str) -> Result<Self> {
+        let text = fs::read_to_string(Self::file(lab, lsp))
+            .with_context(|| format!("the lab {} has no pod {lsp}", lab.name()))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// The names of the pods of the lab with this directory.
+    pub(crate) fn names(base: &Path) -> Result<Vec<String>> {
+        let entries = match fs::read_dir(base.join("pods")) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    }
+}
+
+/// A running pod, or the "internet".
+#[derive(Clone, Debug)]
+pub struct Pod<'a> {
+    lab: &'a Lab,
+    name: String,
+}
+
+/// What came of an attempt to read a web page.
+#[derive(Clone, Debug)]
+pub struct Fetch {
+    /// The page, or curl's error message.
+    pub result: Result<String, String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl<'a> Pod<'a> {
+    pub(crate) fn new(lab: &'a Lab, name: &str) -> Self {
+        let name = if name == "dns" {
+            "kube-system_dns"
+        } else {
+            name
+        };
+        Self {
+            lab,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Its network namespace.
+    pub fn netns(&self) -> NetNs {
+        pod_namespace(self.lab.name(), &self.name)
+    }
+
+    /// A Debian program, or failing that one of the host's, in the pod: its network, and a
+    /// resolver that asks the lab's DNS service.
+    pub fn command(&self, program: &str) -> Result<Command> {
+        let mut command = self.lab.program(program)?;
+        self.enter(&mut command)?;
+        Ok(command)
+    }
+
+    /// Makes a command run in the pod.
+    pub fn enter(&self, command: &mut Command) -> Result<()> {
+        let etc = self.lab.base().join("etc");
+        self.netns().enter(command)?;
+        replace_files(
+            command,
+            &[
+                (etc.join("resolv.conf"), Path::new("/etc/resolv.conf")),
+                (etc.join("nsswitch.conf"), Path::new("/etc/nsswitch.conf")),
+                // A name service cache of the host would resolve outside the lab.
+                (etc.join("empty"), Path::new("/run/nscd")),
+            ],
+        )
+    }
+
+    /// Runs a program in the pod and returns what it prints.
+    pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        run(self.command(program)?.args(arguments))
+    }
+
+    /// Tries to read a web page with curl, for at most `limit`.
+    ///
+    /// A lost SYN comes again after a second; a limit below that sees first packets only.
+    pub fn fetch(&self, url: &str, limit: Duration) -> Result<Fetch> {
+        let mut command = self.command("curl")?;
+        command
+            .args(["--silent", "--show-error", "--ipv4", "--noproxy", "*"])
+            .arg("--max-time")
+            .arg(limit.as_secs_f64().to_string())
+            .arg(url);
+        let start = Instant::now();
+        let output = command.output()?;
+        let took = start.elapsed();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        let result = if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr))
+        };
+        Ok(Fetch { result, took })
+    }
+
+    /// Asks the lab's DNS service for the name's IPv4 addresses: one query, one answer.
+    pub fn resolve(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
+        let mut command = Command::new(self.lab.helper());
+        command.args(["resolve", &format!("{DNS_SERVICE}:53"), name]);
+        self.enter(&mut command)?;
+        let answer = run(&mut command)?;
+        answer
+            .lines()
+            .map(|line| line.parse().context("not an address"))
+            .collect()
+    }
+}
+
+/// A new sandbox id: 64 hex digits, as container runtimes make them.
+pub(crate) fn sandbox_id() -> Result<String> {
+    let mut bytes = [0; 32];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The host side of a pod's veth: the first 15 characters of the sandbox id (`setupInterface` in
+/// ovn-kubernetes' go-controller/pkg/cni/helper_linux.go).
+pub(crate) fn host_veth(sandbox: &str) -> String {
+    sandbox.chars().take(15).collect()
+}
+
+impl Lab {
+    /// Creates a pod: port and port group membership as ovn-kubernetes' controller writes them,
+    /// then the veth and the Interface row as its CNI plug-in does. Returns when the Interface
+    /// row is written (see [`Lab::wait_wired`]): the moment that the veth appeared.
+    pub fn add_pod(&self, spec: &PodSpec) -> Result<Instant> {
+        let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
+        self.add_logical_port(spec, &uid)?;
+
+        let sandbox = sandbox_id()?;
+        let host = host_veth(&sandbox);
+        let record = PodRecord {
+            spec: spec.clone(),
+            host_veth: host.clone(),
+        };
+        fs::write(
+            PodRecord::file(self, &lsp),
+            serde_json::to_string_pretty(&record)?,
+        )?;
+        let namespace = self.pod(&lsp).netns();
+        namespace.delete()?;
+        NetNs::create(namespace.name())?;
+        let appeared = Instant::now();
+        self.add_veth(&namespace, &host)?;
+        self.ip_batch(
+            &namespace,
+            &format!(
+                "link set lo up\n\
+                 link set eth0 address {mac} up\n\
+                 address add {}/24 dev eth0\n\
+                 route add default via {GATEWAY}\n",
+                spec.address
+            ),
+        )?;
+        self.disable_checksum_offload(&namespace)?;
+        let ids = [
+            ("iface-id", lsp.as_str()),
+            ("iface-id-ver", &uid),
+            ("attached_mac", &mac),
+            ("ip_addresses", &format!("{}/24", spec.address)),
+            ("sandbox", &sandbox),
+            ("pod-if-name", "eth0"),
+        ];
+        self.ovs_db()?.transact(&[
+            json!({
+                "op": "insert", "table": "Interface", "uuid-name": "interface",
+                "row": {"name": host, "external_ids": map(ids)},
+            }),
+            json!({
+                "op": "insert", "table": "Port", "uuid-name": "port",
+                "row": {"name": host, "interfaces": ["named-uuid", "interface"]},
+            }),
+            json!({
+                "op": "mutate", "table": "Bridge", "where": [["name", "==", "br-int"]],
+                "mutations": [["ports", "insert", ["named-uuid", "port"]]],
+            }),
+        ])?;
+        Ok(appeared)
+    }
+
+    fn add_logical_port(&self, spec: &PodSpec, uid: &str) -> Result<()> {
+        let group = namespace_port_group(&spec.namespace);
+        let addresses = format!("{} {}", spec.mac(), spec.address);
+        let mut nb = self.nb()?;
+        let mut operations = vec![
+            json!({
+                "op": "insert", "table": "Logical_Switch_Port", "uuid-name": "port",
+                "row": {
+                    "name": spec.lsp(),
+                    "addresses": addresses,
+                    "port_security": addresses,
+                    "external_ids": map([("namespace", spec.namespace.as_str()), ("pod", "true")]),
+                    "options": map([("iface-id-ver", uid), ("requested-chassis", self.chassis())]),
+                },
+            }),
+            json!({
+                "op": "mutate", "table": "Logical_Switch", "where": [["name", "==", NODE]],
+                "mutations": [["ports", "insert", ["named-uuid", "port"]]],
+            }),
+        ];
+        let known = nb.select("Port_Group", json!([["name", "==", group]]))?;
+        operations.push(if known.is_empty() {
+            json!({
+                "op": "insert", "table": "Port_Group",
+                "row": {
+                    "name": group,
+                    "ports": ["named-uuid", "port"],
+                    "external_ids": map([
+                        ("k8s.ovn.org/id", format!("default-network-controller:Namespace:{}", spec.namespace).as_str()),
+                        ("k8s.ovn.org/name", &spec.namespace),
+                        ("k8s.ovn.org/owner-controller", "default-network-controller"),
+                        ("k8s.ovn.org/owner-type", "Namespace"),
+                    ]),
+                },
+            })
+        } else {
+            json!({
+                "op": "mutate", "table": "Port_Group", "where": [["name", "==", group]],
+                "mutations": [["ports", "insert", ["named-uuid", "port"]]],
+            })
+        });
+        nb.transact(&operations)?;
+        Ok(())
+    }
+
+    /// Deletes a pod: the CNI plug-in's part, then the controller's.
+    pub fn delete_pod(&self, lsp: &str) -> Result<()> {
+        let record = PodRecord::read(self, lsp)?;
+        let mut ovs = self.ovs_db()?;
+        for port in ovs.select("Port", json!([["name", "==", record.host_veth]]))? {
+            ovs.transact(&[json!({
+                "op": "mutate", "table": "Bridge", "where": [["name", "==", "br-int"]],
+                "mutations": [["ports", "delete", port["_uuid"]]],
+            })])?;
+        }
+        self.pod(lsp).netns().delete()?;
+        // The namespace may outlive its name by the processes in it; the pod's veth does not.
+        let mut ip = self.node_command("ip")?;
+        ip.args(["link", "delete", &record.host_veth]);
+        let gone = ip.output()?;
+        let message = String::from_utf8_lossy(&gone.stderr);
+        anyhow::ensure!(
+            gone.status.success() || message.contains("Cannot find device"),
+            "cannot delete the veth of {lsp}: {message}"
+        );
+
+        let mut nb = self.nb()?;
+        for port in nb.select("Logical_Switch_Port", json!([["name", "==", lsp]]))? {
+            let group = namespace_port_group(&record.spec.namespace);
+            nb.transact(&[
+                json!({
+                    "op": "mutate", "table": "Logical_Switch", "where": [["name", "==", NODE]],
+                    "mutations": [["ports", "delete", port["_uuid"]]],
+                }),
+                json!({
+                    "op": "mutate", "table": "Port_Group", "where": [["name", "==", group]],
+                    "mutations": [["ports", "delete", port["_uuid"]]],
+                }),
+            ])?;
+        }
+        fs::remove_file(PodRecord::file(self, lsp))?;
+        Ok(())
+    }
+
+    /// Waits until ovn-controller says that the pod's flows are installed (`ovn-installed` in
+    /// the Interface row): what the CNI plug-in waits for before the pod's containers start.
+    pub fn wait_wired(&self, lsp: &str) -> Result<Duration> {
+        let name = PodRecord::read(self, lsp)?.host_veth;
+        let mut ovs = self.ovs_db()?;
+        wait_until(
+            &format!("ovn-installed on the interface of {lsp}"),
+            Duration::from_secs(10),
+            || {
+                let rows = ovs.select("Interface", json!([["name", "==", name]]))?;
+                Ok(rows
+                    .iter()
+                    .any(|row| map_value(&row["external_ids"], "ovn-installed").is_some()))
+            },
+        )
+    }
+
+    /// The host side of the pod's veth.
+    pub fn host_veth(&self, lsp: &str) -> Result<String> {
+        Ok(PodRecord::read(self, lsp)?.host_veth)
+    }
+
+    /// What the switch would do with the first packet of a TCP connection from the pod: the
+    /// output of `ofproto/trace`.
+    pub fn trace(&self, lsp: &str, to: SocketAddrV4) -> Result<String> {
+        let record = PodRecord::read(self, lsp)?;
+        let interface = self
+            .ovs_db()?
+            .select("Interface", json!([["name", "==", record.host_veth]]))?;
+        let port = interface
+            .first()
+            .and_then(|row| elements(&row["ofport"]).first()?.as_i64())
+            .context("the pod's interface has no OpenFlow port")?;
+        let spec = record.spec;
+        let flow = format!(
+            "in_port={port},tcp,dl_src={},dl_dst={GATEWAY_MAC},nw_src={},nw_dst={},nw_ttl=64,tp_src=40000,tp_dst={}",
+            spec.mac(),
+            spec.address,
+            to.ip(),
+            to.port()
+        );
+        self.appctl(&["ofproto/trace", "br-int", &flow])
+    }
+
+    /// A veth between the node and a namespace, where it is `eth0`.
+    pub(crate) fn add_veth(&self, namespace: &NetNs, host: &str) -> Result<()> {
+        self.ip_batch(
+            &self.node(),
+            &format!(
+                "link add {host} type veth peer name eth0 netns {namespace}\nlink set {host} up\n"
+            ),
+        )
+    }
+
+    /// The userspace datapath does not finish checksums that a veth has left to hardware.
+    pub(crate) fn disable_checksum_offload(&self, namespace: &NetNs) -> Result<()> {
+        let mut command = self.root().command("ethtool")?;
+        command.args(["-K", "eth0", "tx", "off"]);
+        namespace.enter(&mut command)?;
+        run(&mut command)?;
+        Ok(())
+    }
+
+    pub(crate) fn write_resolver_files(&self) -> Result<()> {
+        let etc = self.base().join("etc");
+        fs::create_dir(etc.join("empty"))?;
+        fs::write(etc.join("nsswitch.conf"), "hosts: dns\n")?;
+        fs::write(
+            etc.join("resolv.conf"),
+            format!("nameserver {DNS_SERVICE}\noptions timeout:2\n"),
+        )?;
+        Ok(())
+    }
+}

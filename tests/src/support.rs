@@ -1,0 +1,136 @@
+//! What lab tests share: [`lab!`](crate::lab!), and the honest way not to run.
+
+use std::{
+    fmt::Display,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::Write,
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    agent::{self, beside_this_program},
+    lab::{Datapath, Lab, LabOptions},
+    root::Root,
+};
+
+/// The environment variable that names the directory of the unpacked Debian packages to use.
+pub const ROOT_VARIABLE: &str = "DNSFLOW_LAB_ROOT";
+
+/// The environment variable that names the file to which tests that cannot run say so.
+pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
+
+/// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
+/// the databases and northd, `ovn-host` ovn-controller.
+pub const LAB_PACKAGES: &[&str] = &[
+    "openvswitch-switch",
+    "ovn-central",
+    "ovn-host",
+    "unbound",
+    "curl",
+    "iproute2",
+    "ethtool",
+];
+
+/// The lab of a test, or `return` after saying why it cannot run. The name must be distinct
+/// among all tests; with `agent`, the agent's binary must be there too.
+#[macro_export]
+macro_rules! lab {
+    ($name:literal) => {
+        match $crate::support::test_lab($name, false) {
+            Some(lab) => lab,
+            None => return,
+        }
+    };
+    ($name:literal, agent) => {
+        match $crate::support::test_lab($name, true) {
+            Some(lab) => lab,
+            None => return,
+        }
+    };
+}
+
+/// Says that a test could not run, and why: on standard error past the test harness's capture,
+/// and in the file that `cargo xtask test` counts.
+pub fn not_run(test: &str, why: impl Display) {
+    let line = format!("not run: {test}: {why}\n");
+    let mut stderr = std::io::stderr();
+    stderr
+        .write_all(line.as_bytes())
+        .expect("standard error is open");
+    if let Some(file) = std::env::var_os(NOT_RUN_VARIABLE) {
+        std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(file)
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .expect("the file of DNSFLOW_NOT_RUN can be written");
+    }
+}
+
+/// What a lab needs, or why it cannot be had here.
+fn prerequisites(needs_agent: bool) -> Result<Root> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "it takes root to make network namespaces"
+    );
+    let path = match std::env::var_os(ROOT_VARIABLE) {
+        Some(path) => path.into(),
+        None => root_directory("bookworm")?,
+    };
+    let root = Root::existing(&path).context("`cargo xtask test` fetches them")?;
+    if needs_agent {
+        agent::binary()?;
+    }
+    Ok(root)
+}
+
+/// What [`lab!`](crate::lab!) calls.
+pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
+    let root = match prerequisites(needs_agent) {
+        Ok(root) => root,
+        Err(why) => {
+            not_run(name, format!("{why:#}"));
+            return None;
+        }
+    };
+    let options = LabOptions {
+        name: lab_name(name),
+        root,
+        datapath: Datapath::Netdev,
+        helper: helper().expect("this program has a path"),
+    };
+    Some(Lab::up(options).expect("the lab comes up"))
+}
+
+/// `dnsflow-lab-helper`, as built beside this program.
+pub fn helper() -> Result<PathBuf> {
+    beside_this_program("dnsflow-lab-helper")
+}
+
+/// Where `cargo xtask` keeps the unpacked packages of a Debian release, in cargo's target
+/// directory.
+pub fn root_directory(suite: &str) -> Result<PathBuf> {
+    let profile = beside_this_program("")?;
+    let target = profile
+        .parent()
+        .context("a program without target directory")?;
+    Ok(target.join("roots").join(suite))
+}
+
+/// The full name of a lab that tests or the demo bring up: other checkouts may be doing the same.
+pub fn lab_name(name: &str) -> String {
+    format!("{}-{}", name.replace('_', "-"), checkout())
+}
+
+/// Whether [`lab_name`] has made this name, in this checkout.
+pub fn is_ours(lab: &str) -> bool {
+    lab.ends_with(&format!("-{}", checkout()))
+}
+
+fn checkout() -> String {
+    let mut hasher = DefaultHasher::new();
+    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+    format!("{:08x}", hasher.finish() as u32)
+}

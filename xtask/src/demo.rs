@@ -1,0 +1,303 @@
+//! `cargo xtask demo`: the main job as a story, each step checked.
+
+use std::{
+    cell::RefCell,
+    io::{self, Write},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use dnsflow_tests::{
+    agent::Agent,
+    firewall::{RuleSpec, manifest},
+    lab::Lab,
+    support::lab_name,
+};
+use serde::Serialize;
+
+use crate::{
+    interrupt, labs,
+    prepare::{self, Ovn},
+};
+
+/// A lost SYN is sent again after a second; this leaves room for that.
+const PATIENT: Duration = Duration::from_secs(5);
+const BLOCKED: Duration = Duration::from_secs(2);
+
+const NAME: &str = "example.com";
+const URL: &str = "http://www.example.com/";
+/// What the lab's DNS server says to pods for `www.example.com`.
+const POD_ANSWER: &str = "203.0.113.2";
+/// What the cluster's controller was told for `example.com`.
+const CONTROLLER_ANSWER: &str = "203.0.113.8";
+/// A web server like the others, which no name leads to.
+const NEVER_RESOLVED: &str = "203.0.113.7";
+
+/// Shows the main job in a lab, and checks it.
+#[derive(Debug, Args)]
+pub(crate) struct DemoCommand {
+    /// Print nothing but the steps and their timings, as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Whose OVN
+    #[arg(long, value_enum, default_value = "bookworm")]
+    ovn: Ovn,
+}
+
+/// What has been told so far.
+struct Story {
+    out: RefCell<Box<dyn Write>>,
+    steps: Vec<Step>,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    steps: Vec<Step>,
+    ok: bool,
+}
+
+#[derive(Serialize)]
+struct Step {
+    name: &'static str,
+    ok: bool,
+    ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Story {
+    /// A paragraph for the reader.
+    fn say(&self, text: &str) {
+        // A reader who went away misses the rest, and the checks go on.
+        let _closed = writeln!(self.out.borrow_mut(), "{text}");
+    }
+
+    /// One step: told, done, checked and timed. `work` returns what it has found, for the reader.
+    fn step<T>(
+        &mut self,
+        name: &'static str,
+        told: &str,
+        work: impl FnOnce() -> Result<(T, String)>,
+    ) -> Result<T> {
+        interrupt::check()?;
+        let number = self.steps.len() + 1;
+        self.say(&format!("\n{number}. {told}"));
+        let start = Instant::now();
+        let result = work();
+        // A signal may be why it failed.
+        interrupt::check()?;
+        let ms = (start.elapsed().as_secs_f64() * 1e4).round() / 10.0;
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        self.steps.push(Step {
+            name,
+            ok: result.is_ok(),
+            ms,
+            error,
+        });
+        match result {
+            Ok((value, found)) => {
+                for line in found.lines() {
+                    self.say(&format!("     {line}"));
+                }
+                self.say(&format!("   ok, {ms} ms"));
+                Ok(value)
+            }
+            Err(error) => {
+                self.say(&format!("   NOT as said, {ms} ms"));
+                Err(error.context(format!("step {number} ({name}) is not as said")))
+            }
+        }
+    }
+}
+
+/// Tells the story; an error if any step is not as said.
+pub(crate) fn run(command: DemoCommand) -> Result<()> {
+    let DemoCommand { json, ovn } = command;
+    let out: Box<dyn Write> = if json {
+        Box::new(io::stderr())
+    } else {
+        Box::new(io::stdout())
+    };
+    let mut story = Story {
+        out: RefCell::new(out),
+        steps: Vec::new(),
+    };
+    labs::sweep()?;
+    let result = tell(&mut story, ovn);
+    let swept = labs::sweep();
+    interrupt::check()?;
+    if json {
+        let report = Report {
+            ok: result.is_ok(),
+            steps: std::mem::take(&mut story.steps),
+        };
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    result?;
+    swept?;
+    story.say("\nThe lab is gone again. Play in one yourself: cargo xtask lab up\n\nok");
+    Ok(())
+}
+
+fn tell(story: &mut Story, ovn: Ovn) -> Result<()> {
+    let root = prepare::ovn(ovn, &|text| story.say(text))?;
+    prepare::build(&|text| story.say(text))?;
+    let lab = story.step(
+        "lab up",
+        "A node of a cluster, in network namespaces: real Open vSwitch and OVN, pods, a DNS\n   \
+         service, and an \"internet\" behind a gateway.",
+        || {
+            let lab = Lab::up(labs::options(lab_name("demo"), root)?)?;
+            let version = lab.nbctl(&["--version"])?;
+            let found = format!(
+                "OVN {}, in {}",
+                version.lines().next().unwrap_or_default(),
+                lab.base().display()
+            );
+            Ok((lab, found))
+        },
+    )?;
+    without_dnsflow(story, &lab)?;
+    let agent = story.step(
+        "agent ready",
+        "Now dnsflow. It finds the pods, reads the rules, and learns from OVN where they live.",
+        || {
+            let agent = lab.start_agent(&[])?;
+            Ok((agent, "$ dnsflow agent ...".to_owned()))
+        },
+    )?;
+    with_dnsflow(story, &lab, agent)
+}
+
+fn without_dnsflow(story: &mut Story, lab: &Lab) -> Result<()> {
+    let deny = RuleSpec::deny("0.0.0.0/0")?;
+    let rules = [RuleSpec::allow_name(NAME), deny.clone()];
+    story.step(
+        "firewall",
+        "Namespace ns1 may reach example.com and nothing else; namespace ns2 nothing at all.\n   \
+         OVN gets the same rows as ovn-kubernetes would write for it.",
+        || {
+            lab.set_firewall("ns1", &rules)?;
+            lab.set_firewall("ns2", &[deny])?;
+            Ok(((), manifest("ns1", &rules)))
+        },
+    )?;
+    story.step(
+        "resolved elsewhere",
+        "The cluster's controller resolves the name, once for all pods. The pod asks for itself,\n   \
+         and is told another address, as content networks do.",
+        || {
+            lab.resolve_centrally(NAME, &[CONTROLLER_ANSWER.parse()?])?;
+            let told = lab.pod("ns1_pod1").resolve("www.example.com")?;
+            ensure!(told == [POD_ANSWER.parse::<std::net::Ipv4Addr>()?], "the pod was told {told:?}");
+            Ok((
+                (),
+                format!("controller: {NAME} is {CONTROLLER_ANSWER}\npod: www.{NAME} is {POD_ANSWER}"),
+            ))
+        },
+    )?;
+    story.step(
+        "blocked without dnsflow",
+        "So the pod is blocked, although the rule allows it.",
+        || blocked(lab, "ns1_pod1", URL),
+    )
+}
+
+fn with_dnsflow(story: &mut Story, lab: &Lab, agent: Agent) -> Result<()> {
+    story.step(
+        "works with dnsflow",
+        "The same command: dnsflow sees the answer that the pod gets, and opens that address.",
+        || works(lab, "ns1_pod1", URL),
+    )?;
+    story.step(
+        "works again",
+        "Once more, now that the address is open.",
+        || works(lab, "ns1_pod1", URL),
+    )?;
+    story.step(
+        "never resolved stays blocked",
+        "An address that no answer has named stays blocked.",
+        || blocked(lab, "ns1_pod1", &format!("http://{NEVER_RESOLVED}/")),
+    )?;
+    story.step(
+        "other namespace stays blocked",
+        "So does a pod of the other namespace, whatever it asks.",
+        || blocked(lab, "ns2_pod1", URL),
+    )?;
+    story.step(
+        "the flow",
+        "This is what dnsflow has added to the switch, next to OVN's own flows for the rules.",
+        || Ok(((), flows(lab)?)),
+    )?;
+    story.step("agent stopped", "dnsflow stops when it is told to.", || {
+        let status = agent.terminate()?;
+        ensure!(status.success(), "it ended with {status}");
+        Ok(((), String::new()))
+    })
+}
+
+fn command_line(pod: &str, url: &str) -> String {
+    format!("{pod}$ curl {url}\n")
+}
+
+fn works(lab: &Lab, pod: &str, url: &str) -> Result<((), String)> {
+    let fetch = lab.pod(pod).fetch(url, PATIENT)?;
+    match fetch.result {
+        Ok(page) => Ok(((), command_line(pod, url) + &page)),
+        Err(error) => bail!("{}{error}", command_line(pod, url)),
+    }
+}
+
+fn blocked(lab: &Lab, pod: &str, url: &str) -> Result<((), String)> {
+    let fetch = lab.pod(pod).fetch(url, BLOCKED)?;
+    match fetch.result {
+        // Not a name that does not resolve, or a server that refuses.
+        Err(error) if error.contains("timed out") => Ok(((), command_line(pod, url) + &error)),
+        Err(error) => bail!("{}failed otherwise: {error}", command_line(pod, url)),
+        Ok(page) => bail!("{}reached: {page}", command_line(pod, url)),
+    }
+}
+
+/// dnsflow's flows and OVN's flows of the same table for the same rules.
+fn flows(lab: &Lab) -> Result<String> {
+    let ours = lab.dnsflow_flows()?;
+    let ours: Vec<_> = ours
+        .iter()
+        .filter(|flow| flow.contains(POD_ANSWER))
+        .collect();
+    let first = ours
+        .first()
+        .with_context(|| format!("no flow of dnsflow for {POD_ANSWER}"))?;
+    let field = |flow: &str, name: &str| {
+        let (_, rest) = flow.split_once(name)?;
+        Some(rest.split([',', ' ']).next()?.to_owned())
+    };
+    let table = field(first, "table=").context("a flow without table")?;
+    let dump = lab.ofctl(&[
+        "--protocols=OpenFlow15",
+        "--no-stats",
+        "dump-flows",
+        "br-int",
+        &format!("table={table}"),
+    ])?;
+    let mut theirs: Vec<_> = dump
+        .lines()
+        .map(str::trim)
+        .filter(|flow| flow.starts_with("cookie=") && !ours.iter().any(|our| our == flow))
+        // The rows of this pod, and the drops of all pods, which OVN writes as conjunctions.
+        .filter(|flow| flow.contains("conj_id=") || field(flow, "reg14=") == field(first, "reg14="))
+        .filter(|flow| field(flow, "metadata=") == field(first, "metadata="))
+        .collect();
+    theirs.sort_unstable();
+    let mut text = String::from("dnsflow:\n");
+    for flow in ours {
+        text += &format!("  {flow}\n");
+    }
+    text += "OVN:\n";
+    for flow in theirs {
+        text += &format!("  {flow}\n");
+    }
+    Ok(text)
+}

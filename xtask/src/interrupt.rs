@@ -1,0 +1,88 @@
+//! Ctrl-C: noted here, acted upon by whoever waits, so that labs are cleaned up before the end.
+
+use std::{
+    os::unix::process::CommandExt,
+    process::{Child, Command, ExitStatus},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+static SIGNAL: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+
+const POLL: Duration = Duration::from_millis(20);
+/// How long a child may take to end after the signal.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A signal asked for the end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted {
+    /// Its number.
+    signal: usize,
+}
+
+impl Interrupted {
+    /// The exit status that shells expect: 128 and the signal's number.
+    pub(crate) fn exit_code(&self) -> u8 {
+        128 + u8::try_from(self.signal).unwrap_or(2)
+    }
+}
+
+/// Notes SIGINT, SIGTERM and SIGHUP from now on.
+pub(crate) fn install() -> Result<()> {
+    let flag = SIGNAL.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let number = usize::try_from(signal)?;
+        signal_hook::flag::register_usize(signal, Arc::clone(flag), number)?;
+    }
+    Ok(())
+}
+
+/// An error if a signal has asked for the end.
+pub(crate) fn check() -> Result<(), Interrupted> {
+    match SIGNAL.get().map_or(0, |flag| flag.load(Ordering::Relaxed)) {
+        0 => Ok(()),
+        signal => Err(Interrupted { signal }),
+    }
+}
+
+/// Starts `command` in a process group of its own, so that its children end with it.
+pub(crate) fn spawn(command: &mut Command) -> Result<Child> {
+    command
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot run {command:?}"))
+}
+
+/// Waits for a child of [`spawn`]; on a signal, ends it and its children first.
+pub(crate) fn wait(mut child: Child) -> Result<ExitStatus> {
+    let group = Pid::from_child(&child);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            check()?;
+            return Ok(status);
+        }
+        if let Err(interrupted) = check() {
+            kill_process_group(group, Signal::INT)?;
+            let start = Instant::now();
+            while child.try_wait()?.is_none() {
+                if start.elapsed() > GRACE {
+                    kill_process_group(group, Signal::KILL)?;
+                    child.wait()?;
+                    break;
+                }
+                sleep(POLL);
+            }
+            return Err(interrupted.into());
+        }
+        sleep(POLL);
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask lab`: a lab to play in. And the end of labs that others have left behind.
+
+use std::{os::unix::process::CommandExt, process::Command};
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, Subcommand};
+use dnsflow_tests::{
+    dns,
+    lab::{Datapath, Lab, LabOptions},
+    support,
+};
+
+use crate::{
+    interrupt,
+    prepare::{self, Ovn},
+};
+
+/// A lab to play in.
+#[derive(Debug, Args)]
+pub(crate) struct LabCommand {
+    /// The lab's name
+    #[arg(long, default_value = "play", global = true)]
+    name: String,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Bring it up, and leave it up
+    Up {
+        /// Whose OVN
+        #[arg(long, value_enum, default_value = "bookworm")]
+        ovn: Ovn,
+    },
+    /// Run a command in a pod, or on the node: ns1_pod1, ns1_pod2, ns2_pod1, dns, inet, node
+    Exec {
+        /// Where
+        pod: String,
+        /// The command; ovs-vsctl, ovn-nbctl, curl and the like come with the lab
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// End it and remove everything that it made
+    Down,
+}
+
+/// Does what the command says.
+pub(crate) fn run(command: LabCommand) -> Result<()> {
+    let LabCommand { name, action } = command;
+    match action {
+        Action::Up { ovn } => up(&name, ovn),
+        Action::Exec { pod, command } => exec(&name, &pod, &command),
+        Action::Down => {
+            let found = Lab::down(&name)?;
+            println!("{}", if found { "down" } else { "there was no lab" });
+            Ok(())
+        }
+    }
+}
+
+fn up(name: &str, ovn: Ovn) -> Result<()> {
+    let say = |text: &str| eprintln!("{text}");
+    let root = prepare::ovn(ovn, &say)?;
+    prepare::build(&say)?;
+    let lab = Lab::up(options(name.to_owned(), root)?)?;
+    interrupt::check()?;
+    let agent = support::helper()?.with_file_name("dnsflow");
+    let agent = lab.agent_command(&agent)?;
+    let arguments: Vec<_> = agent.get_args().map(|a| a.to_string_lossy()).collect();
+    println!(
+        "The lab `{name}` is up, in {base}.
+
+  pods     ns1_pod1 ns1_pod2 (namespace ns1), ns2_pod1 (namespace ns2), dns, inet, and the node
+  names    {records}
+  try      cargo xtask lab exec ns1_pod1 -- curl http://www.example.com/
+           cargo xtask lab exec node -- ovn-nbctl show
+  agent    cargo xtask lab exec node -- {agent} {arguments}
+  rules    EgressFirewall manifests go into {manifests}
+  end      cargo xtask lab down",
+        base = lab.base().display(),
+        records = dns::DEFAULT_RECORDS.join("\n           "),
+        agent = agent.get_program().to_string_lossy(),
+        arguments = arguments.join(" "),
+        manifests = lab.manifests().display(),
+    );
+    lab.keep();
+    Ok(())
+}
+
+/// The options of a lab in user space.
+pub(crate) fn options(name: String, root: dnsflow_tests::root::Root) -> Result<LabOptions> {
+    Ok(LabOptions {
+        name,
+        root,
+        datapath: Datapath::Netdev,
+        helper: support::helper()?,
+    })
+}
+
+fn exec(name: &str, pod: &str, command: &[String]) -> Result<()> {
+    let lab = Lab::attach(name)?;
+    let Some((program, arguments)) = command.split_first() else {
+        bail!("no command");
+    };
+    let mut command: Command = if pod == "node" {
+        lab.node_command(program)?
+    } else {
+        let pod = lab.pod(pod);
+        ensure!(
+            pod.netns().exists(),
+            "the lab {name} has no pod {}",
+            pod.netns()
+        );
+        pod.command(program)?
+    };
+    Err(command.args(arguments).exec().into())
+}
+
+/// Ends labs of this checkout's tests and demo that a killed process has left behind.
+pub(crate) fn sweep() -> Result<()> {
+    for name in Lab::names()? {
+        if support::is_ours(&name) {
+            Lab::down(&name)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! `cargo xtask test`: every test, with the lab tests on each OVN generation.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use dnsflow_tests::support::{NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory};
+
+use crate::{
+    interrupt, labs,
+    prepare::{self, Ovn, cargo},
+};
+
+/// Runs every test.
+#[derive(Debug, Args)]
+pub(crate) struct TestCommand {
+    /// Whose OVN the lab tests run on; may be given more than once
+    #[arg(long, value_enum, default_values = ["bookworm", "trixie"])]
+    ovn: Vec<Ovn>,
+    /// Fail when a test could not run, too
+    #[arg(long)]
+    all_must_run: bool,
+    /// Run only tests whose name contains one of these
+    filters: Vec<String>,
+}
+
+/// What the test programs have reported.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Among them those that could not run, which end without a failure.
+    passed: usize,
+    failed: usize,
+    /// `not run: TEST: WHY`.
+    not_run: Vec<String>,
+    /// Runs of cargo that failed, by what they were to test.
+    broken: Vec<String>,
+}
+
+/// Runs the tests and prints the summary.
+pub(crate) fn run(command: TestCommand) -> Result<()> {
+    let TestCommand {
+        ovn,
+        all_must_run,
+        filters,
+    } = command;
+    let say = |text: &str| eprintln!("{text}");
+    for generation in &ovn {
+        prepare::ovn(*generation, &say)?;
+    }
+    prepare::build(&say)?;
+    labs::sweep()?;
+
+    let mut tally = Tally::default();
+    say("\n== unit tests");
+    let mut units = cargo();
+    units.args(["test", "--workspace", "--exclude", "dnsflow-tests"]);
+    let result = tally.run(units, "the unit tests", &filters).and_then(|()| {
+        for generation in &ovn {
+            let suite = generation.suite();
+            say(&format!("\n== lab tests with OVN of Debian's {suite}"));
+            let mut labs = cargo();
+            labs.args(["test", "--package", "dnsflow-tests"])
+                .env(ROOT_VARIABLE, root_directory(suite)?);
+            tally.run(labs, &format!("the lab tests on {suite}"), &filters)?;
+        }
+        Ok(())
+    });
+    labs::sweep()?;
+    result?;
+    tally.print();
+    if !tally.broken.is_empty() {
+        bail!("failed: {}", tally.broken.join(", "));
+    }
+    if all_must_run && !tally.not_run.is_empty() {
+        bail!("not every test could run");
+    }
+    Ok(())
+}
+
+impl Tally {
+    /// Runs `cargo test`, passing its output on.
+    fn run(&mut self, mut command: Command, what: &str, filters: &[String]) -> Result<()> {
+        let file = not_run_file()?;
+        command
+            .arg("--no-fail-fast")
+            .arg("--")
+            .args(filters)
+            .env(NOT_RUN_VARIABLE, &file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = interrupt::spawn(&mut command)?;
+        let stdout = child.stdout.take().context("cargo's standard output")?;
+        let reader = std::thread::spawn(move || {
+            let (mut passed, mut failed) = (0, 0);
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                println!("{line}");
+                if let Some(counts) = counts(&line) {
+                    passed += counts.0;
+                    failed += counts.1;
+                }
+            }
+            (passed, failed)
+        });
+        let status = interrupt::wait(child)?;
+        let (passed, failed) = reader.join().unwrap_or_default();
+        self.passed += passed;
+        self.failed += failed;
+        if !status.success() {
+            self.broken.push(what.to_owned());
+        }
+        match fs::read_to_string(&file) {
+            Ok(text) => self
+                .not_run
+                .extend(text.lines().map(|line| format!("{line} ({what})"))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn print(&self) {
+        println!(
+            "\n{} passed, {} failed, {} not run",
+            self.passed.saturating_sub(self.not_run.len()),
+            self.failed,
+            self.not_run.len()
+        );
+        for line in &self.not_run {
+            println!("  {line}");
+        }
+    }
+}
+
+/// A file that does not exist yet, for tests that cannot run.
+fn not_run_file() -> Result<PathBuf> {
+    let file = root_directory("")?.with_file_name("not-run.txt");
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(file),
+    }
+}
+
+/// Passed and failed of libtest's line `test result: ok. 5 passed; 0 failed; 0 ignored; …`.
+fn counts(line: &str) -> Option<(usize, usize)> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let mut counts = counts.split("; ").map(|part| part.split_once(' '));
+    let passed = counts.next()??.0.parse().ok()?;
+    let failed = counts.next()??.0.parse().ok()?;
+    Some((passed, failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counts;
+
+    #[test]
+    fn counts_are_read_from_the_lines_of_libtest() {
+        let passed = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.00s";
+        assert_eq!(counts(passed), Some((12, 0)));
+        let failed = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 5.24s";
+        assert_eq!(counts(failed), Some((3, 2)));
+        assert_eq!(counts("test core::name ... ok"), None);
+        assert_eq!(counts("running 3 tests"), None);
+    }
+}
