@@ -76,7 +76,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .enable_all()
         .build()
         .map_err(failed("start the edges' runtime"))?;
-    let (input_sender, inputs) = mpsc::channel(INPUTS_MAX);
+    let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let capture_options = capture::Options::default();
@@ -94,7 +94,8 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .name("edges".into())
         .spawn(move || slow.block_on(edges(options, input_sender, ovn_commands, stopped)))
         .map_err(failed("start the edges' thread"))?;
-    let result = hot.block_on(Hot::new(config, capture, socket, ovn).run(inputs));
+    let result = hot.block_on(Hot::new(config, capture, socket, ovn).run(&mut inputs));
+    // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
     let edge_result = edges.join();
     result?;
@@ -142,6 +143,7 @@ async fn edges(
         }
     }
     tokio::select! {
+        // Dropped, not sent.
         _ = stopped => Ok(()),
         ended = tasks.join_next() => match ended {
             Some(Ok(name)) => Err(AgentError::EdgeStopped(name)),
@@ -176,7 +178,7 @@ impl Hot {
         }
     }
 
-    async fn run(mut self, mut inputs: mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
+    async fn run(mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {

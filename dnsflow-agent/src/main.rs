@@ -19,7 +19,8 @@ fn main() -> anyhow::Result<()> {
 
 /// Logs to standard error what `RUST_LOG` asks for; by default, what people should know.
 fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new(format!("info,{}", dnsflow_agent::k8s::QUIET_TARGETS)));
     let registry = tracing_subscriber::registry().with(filter);
     let writer = std::io::stderr;
     match format {
