@@ -10,8 +10,10 @@
 mod attachments;
 mod counters;
 mod links;
+mod netlink;
 mod program;
 mod program_log;
+mod qdisc;
 mod records;
 
 use std::io;

@@ -16,7 +16,7 @@ use aya::{
 };
 use tracing::{debug, info};
 
-use super::{Attach, AttachError, CaptureError, Options};
+use super::{Attach, AttachError, CaptureError, Options, qdisc};
 
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
@@ -91,13 +91,18 @@ impl Program {
             .ok_or(CaptureError::Object { what: name })
     }
 
-    fn attach_as(&mut self, name: &str, kind: AttachKind) -> Result<TcLink, AttachError> {
+    fn attach_as(
+        &mut self,
+        name: &str,
+        ifindex: u32,
+        kind: AttachKind,
+    ) -> Result<TcLink, AttachError> {
         let program = program_of(&mut self.ebpf).ok_or(AttachError::Gone)?;
         let options = match kind {
             // The last of the programs: what the others drop or redirect does not reach the pod.
             AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             AttachKind::Clsact => {
-                prepare_clsact(name)?;
+                prepare_clsact(name, ifindex)?;
                 TcAttachOptions::Netlink(NlOptions::default())
             }
         };
@@ -135,11 +140,11 @@ impl Attach for Program {
         };
         let ifindex = self.ifindex(name).ok_or_else(gone)?;
         let (kind, link) = match self.kind {
-            Some(kind) => (kind, self.attach_as(name, kind)?),
-            None => match self.attach_as(name, AttachKind::Tcx) {
+            Some(kind) => (kind, self.attach_as(name, ifindex, kind)?),
+            None => match self.attach_as(name, ifindex, AttachKind::Tcx) {
                 Err(error) if error.means_no_tcx() => {
                     debug!(%error, "no TCX");
-                    let link = self.attach_as(name, AttachKind::Clsact)?;
+                    let link = self.attach_as(name, ifindex, AttachKind::Clsact)?;
                     (AttachKind::Clsact, link)
                 }
                 result => (AttachKind::Tcx, result?),
@@ -174,12 +179,10 @@ fn program_of(ebpf: &mut Ebpf) -> Option<&mut SchedClassifier> {
     ebpf.program_mut(PROGRAM)?.try_into().ok()
 }
 
-/// Sees to it that `name` has a clsact qdisc, and no filter that a killed agent left there.
-fn prepare_clsact(name: &str) -> Result<(), AttachError> {
+/// Sees to it that the interface has a clsact qdisc, and no filter that a killed agent left there.
+fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
     match tc::qdisc_add_clsact(name) {
-        Ok(()) | Err(TcError::AlreadyAttached) => {}
-        // The qdisc is there, ours, another's, or an ingress qdisc in its place: the filter will
-        // tell.
+        Ok(()) => return Ok(()),
         Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
         Err(source) => {
             return Err(AttachError::Clsact {
@@ -188,8 +191,24 @@ fn prepare_clsact(name: &str) -> Result<(), AttachError> {
             });
         }
     }
+    let standing = qdisc::at_ingress(ifindex).map_err(|source| AttachError::Clsact {
+        name: name.to_owned(),
+        source: source.into(),
+    })?;
+    match standing.as_deref() {
+        Some("clsact") => {}
+        kind => {
+            return Err(AttachError::OtherQdisc {
+                name: name.to_owned(),
+                kind: kind.unwrap_or("unknown").to_owned(),
+            });
+        }
+    }
     match tc::qdisc_detach_program(name, TcAttachType::Egress, PROGRAM) {
-        Ok(()) => info!(interface = name, "replacing the filter of an earlier agent"),
+        Ok(()) => info!(
+            interface = name,
+            "removed the filter that an earlier agent left"
+        ),
         Err(error) => debug!(interface = name, %error, "no filter of an earlier agent"),
     }
     Ok(())

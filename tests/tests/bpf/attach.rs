@@ -227,6 +227,7 @@ fn a_filter_that_a_killed_agent_left_is_replaced() {
             return;
         };
         add_veth("host", "pod", 1500);
+        // One that is only forgotten leaves its filter, as one that is killed does.
         killed.attached("host");
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
@@ -271,6 +272,6 @@ fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
         let Input::AttachFailed { reason, .. } = input else {
             panic!("{input:?}");
         };
-        assert!(reason.contains("ingress qdisc"), "{reason}");
+        assert!(reason.contains("a qdisc of kind ingress"), "{reason}");
     });
 }
