@@ -228,7 +228,7 @@ fn raise_memlock_limit() {
 
 fn load_error(error: EbpfError) -> CaptureError {
     match io_error(&error).and_then(io::Error::raw_os_error) {
-        Some(libc::EPERM | libc::EACCES) if !had_verifier_output(&error) => {
+        Some(libc::EPERM | libc::EACCES) if !is_verifiers_own(&error) => {
             CaptureError::Permission(error)
         }
         Some(libc::EINVAL) if !is_map_supported(MapType::RingBuf).unwrap_or(true) => {
@@ -238,13 +238,15 @@ fn load_error(error: EbpfError) -> CaptureError {
     }
 }
 
-/// The verifier refuses a program with EACCES too, but then it says why.
-fn had_verifier_output(error: &EbpfError) -> bool {
-    matches!(
-        error,
-        EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. })
-            if !verifier_log.to_string().is_empty()
-    )
+/// Whether the verifier found fault with the program: it answers EACCES too, but says why. One of
+/// its reasons is about rights again: without CAP_PERFMON, variable offsets into a packet are
+/// "prohibited for !root" (`sanitize_err` in Linux kernel/bpf/verifier.c).
+fn is_verifiers_own(error: &EbpfError) -> bool {
+    let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
+        return false;
+    };
+    let log = verifier_log.to_string();
+    !log.is_empty() && !log.contains("prohibited for !root")
 }
 
 fn io_error(error: &EbpfError) -> Option<&io::Error> {
