@@ -50,9 +50,13 @@ pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
 
     let target_dir = ebpf_sources::target_dir(&workspace);
     let build_dir = target_dir.join("bpf/build");
-    let mut cargo = match choose()? {
-        Toolchain::Debian => debian(&target_dir, say)?,
-        Toolchain::Nightly => nightly(),
+    let (mut cargo, what) = match choose()? {
+        Toolchain::Debian => (debian(&target_dir, say)?, "compile dnsflow-ebpf"),
+        Toolchain::Nightly => (
+            nightly(),
+            "compile dnsflow-ebpf (where bpf-linker says `Invalid record`, it was built with an \
+             older LLVM than nightly's)",
+        ),
     };
     say("building the BPF object");
     // The crate's own `.cargo/config.toml` names target and flags; these would override it.
@@ -70,7 +74,7 @@ pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
         .args(["build", "--release", "--locked", "--quiet", "--target-dir"])
         .arg(&build_dir)
         .current_dir(workspace.join("dnsflow-ebpf"));
-    run(&mut cargo, "compile dnsflow-ebpf")?;
+    run(&mut cargo, what)?;
 
     // Never a new stamp beside an old object.
     let _ = fs::remove_file(&stamp);

@@ -87,3 +87,75 @@ impl Fnv {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A workspace with an object, in a directory that goes with it.
+    struct Workspace(PathBuf);
+
+    impl Workspace {
+        fn new(test: &str) -> Self {
+            let name = format!("dnsflow-ebpf-sources-{test}-{}", std::process::id());
+            let workspace = Self(env::temp_dir().join(name));
+            workspace.write("dnsflow-ebpf/Cargo.lock", "lock");
+            workspace.write("dnsflow-ebpf/src/main.rs", "main");
+            workspace.write("dnsflow-common/Cargo.toml", "manifest");
+            workspace.write("dnsflow-common/src/lib.rs", "lib");
+            workspace.write("object", "object");
+            workspace
+        }
+
+        fn write(&self, path: &str, content: &str) {
+            let file = self.0.join(path);
+            fs::create_dir_all(file.parent().expect("a file")).expect("made");
+            fs::write(file, content).expect("written");
+        }
+
+        fn stamp(&self) -> String {
+            expected_stamp(&self.0, &self.0.join("object")).expect("read")
+        }
+    }
+
+    impl Drop for Workspace {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn whatever_the_object_is_made_from_changes_the_stamp() {
+        let workspace = Workspace::new("changes");
+        let mut seen = vec![workspace.stamp()];
+        for (path, content) in [
+            ("dnsflow-ebpf/Cargo.lock", "other lock"),
+            ("dnsflow-ebpf/src/main.rs", "other main"),
+            ("dnsflow-ebpf/.cargo/config.toml", "flags"),
+            ("dnsflow-common/Cargo.toml", "other manifest"),
+            ("dnsflow-common/src/lib.rs", "other lib"),
+            ("dnsflow-common/src/walk/tests.rs", "new"),
+            ("object", "other object"),
+        ] {
+            workspace.write(path, content);
+            let stamp = workspace.stamp();
+            assert!(!seen.contains(&stamp), "{path}");
+            seen.push(stamp);
+        }
+        fs::rename(
+            workspace.0.join("dnsflow-ebpf/src/main.rs"),
+            workspace.0.join("dnsflow-ebpf/src/mail.rs"),
+        )
+        .expect("renamed");
+        assert!(!seen.contains(&workspace.stamp()), "a name");
+    }
+
+    #[test]
+    fn nothing_else_changes_the_stamp() {
+        let workspace = Workspace::new("same");
+        let stamp = workspace.stamp();
+        workspace.write("dnsflow-ebpf/target/release/build", "output");
+        workspace.write("dnsflow-agent/src/main.rs", "agent");
+        assert_eq!(workspace.stamp(), stamp);
+    }
+}

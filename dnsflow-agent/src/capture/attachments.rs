@@ -41,7 +41,7 @@ pub enum AttachError {
         name: String,
     },
     /// The kernel refuses.
-    #[error("cannot attach to {name} by {kind}: {}{}", chain(source), hint(*kind, source))]
+    #[error("cannot attach to {name} by {kind}: {}{}", chain(source), hint(source))]
     Refused {
         /// The interface.
         name: String,
@@ -57,6 +57,17 @@ pub enum AttachError {
         name: String,
         /// The kernel's answer.
         source: TcError,
+    },
+    /// Another qdisc stands where clsact has to.
+    #[error(
+        "cannot attach to {name}: a qdisc of kind {kind} stands where clsact has to (Open \
+         vSwitch's ingress policing puts one there: remove the policing, or use Linux 6.6 with TCX)"
+    )]
+    OtherQdisc {
+        /// The interface.
+        name: String,
+        /// The qdisc's kind.
+        kind: String,
     },
     /// The program is no longer loaded.
     #[error("the program is not loaded")]
@@ -77,19 +88,14 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn hint(kind: AttachKind, source: &ProgramError) -> &'static str {
+fn hint(source: &ProgramError) -> &'static str {
     let error = match source {
-        ProgramError::TcError(TcError::NetlinkError(error)) | ProgramError::NetlinkError(error) => {
-            error.raw_os_error()
-        }
+        ProgramError::TcError(TcError::NetlinkError(error)) => error.raw_os_error(),
         ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
         _ => None,
     };
-    match (kind, error) {
-        (_, Some(libc::EPERM | libc::EACCES)) => " (it needs CAP_NET_ADMIN)",
-        (AttachKind::Clsact, Some(libc::EINVAL | libc::ENOENT)) => {
-            " (an ingress qdisc stands where clsact should be: Open vSwitch's ingress policing?)"
-        }
+    match error {
+        Some(libc::EPERM | libc::EACCES) => " (it needs CAP_NET_ADMIN)",
         _ => "",
     }
 }

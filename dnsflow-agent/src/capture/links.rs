@@ -11,7 +11,7 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::CaptureError;
+use super::{CaptureError, netlink};
 
 /// What happened to an interface.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -108,69 +108,29 @@ impl LinkEvents {
     }
 }
 
-// Linux include/uapi/linux/netlink.h, rtnetlink.h and if_link.h.
-const NLMSG_HDRLEN: usize = 16;
-const IFINFOMSG_LEN: usize = 16;
-const RTA_HDRLEN: usize = 4;
+// Linux include/uapi/linux/rtnetlink.h and if_link.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const IFINFOMSG_LEN: usize = 16;
 const IFLA_IFNAME: u16 = 3;
-const NLMSG_ALIGNTO: usize = 4;
 
 /// Reads the messages of one datagram. What is too short or of another type is passed over.
-fn parse(mut datagram: &[u8], each: &mut impl FnMut(LinkEvent)) {
-    while let Some(len) = u32_at(datagram, 0) {
-        let len = len as usize;
-        let Some(message) = datagram.get(..len).filter(|_| len >= NLMSG_HDRLEN) else {
-            return;
-        };
-        if let Some(event) = event(message) {
-            each(event);
-        }
-        datagram = datagram
-            .get(len.next_multiple_of(NLMSG_ALIGNTO)..)
-            .unwrap_or_default();
-    }
+fn parse(datagram: &[u8], each: &mut impl FnMut(LinkEvent)) {
+    netlink::messages(datagram).filter_map(event).for_each(each);
 }
 
-fn event(message: &[u8]) -> Option<LinkEvent> {
-    let ifindex = u32_at(message, NLMSG_HDRLEN + 4)?;
-    match u16_at(message, 4)? {
+fn event(message: netlink::Message<'_>) -> Option<LinkEvent> {
+    // struct ifinfomsg: family, padding, type, index, flags, change.
+    let ifindex = netlink::u32_at(message.body, 4)?;
+    match message.kind {
         RTM_DELLINK => Some(LinkEvent::Gone { ifindex }),
         RTM_NEWLINK => {
-            let name = name(message.get(NLMSG_HDRLEN + IFINFOMSG_LEN..)?)?;
+            let attributes = message.body.get(IFINFOMSG_LEN..)?;
+            let name = netlink::text(netlink::attribute(attributes, IFLA_IFNAME)?)?;
             Some(LinkEvent::Present { name, ifindex })
         }
         _ => None,
     }
-}
-
-fn name(mut attributes: &[u8]) -> Option<String> {
-    loop {
-        let len = usize::from(u16_at(attributes, 0)?);
-        let value = attributes.get(RTA_HDRLEN..len)?;
-        if u16_at(attributes, 2)? == IFLA_IFNAME {
-            let name = value.split(|byte| *byte == 0).next()?;
-            return String::from_utf8(name.to_vec()).ok();
-        }
-        attributes = attributes.get(len.next_multiple_of(NLMSG_ALIGNTO)..)?;
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .copied()
-        .map(u16::from_ne_bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .copied()
-        .map(u32::from_ne_bytes)
 }
 
 #[cfg(test)]

@@ -10,8 +10,10 @@
 mod attachments;
 mod counters;
 mod links;
+mod netlink;
 mod program;
 mod program_log;
+mod qdisc;
 mod records;
 
 use std::io;
@@ -93,7 +95,7 @@ pub enum CaptureError {
     /// The kernel refuses BPF to this process.
     #[error(
         "the kernel does not let this process load a BPF program: it needs root, or the \
-         capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (before Linux 5.8: CAP_SYS_ADMIN)"
+         capabilities CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON"
     )]
     Permission(#[source] EbpfError),
     /// The kernel has no ring buffer map.

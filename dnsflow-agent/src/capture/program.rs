@@ -16,7 +16,7 @@ use aya::{
 };
 use tracing::{debug, info};
 
-use super::{Attach, AttachError, CaptureError, Options};
+use super::{Attach, AttachError, CaptureError, Options, qdisc};
 
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
@@ -91,13 +91,18 @@ impl Program {
             .ok_or(CaptureError::Object { what: name })
     }
 
-    fn attach_as(&mut self, name: &str, kind: AttachKind) -> Result<TcLink, AttachError> {
+    fn attach_as(
+        &mut self,
+        name: &str,
+        ifindex: u32,
+        kind: AttachKind,
+    ) -> Result<TcLink, AttachError> {
         let program = program_of(&mut self.ebpf).ok_or(AttachError::Gone)?;
         let options = match kind {
             // The last of the programs: what the others drop or redirect does not reach the pod.
             AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             AttachKind::Clsact => {
-                prepare_clsact(name)?;
+                prepare_clsact(name, ifindex)?;
                 TcAttachOptions::Netlink(NlOptions::default())
             }
         };
@@ -135,11 +140,11 @@ impl Attach for Program {
         };
         let ifindex = self.ifindex(name).ok_or_else(gone)?;
         let (kind, link) = match self.kind {
-            Some(kind) => (kind, self.attach_as(name, kind)?),
-            None => match self.attach_as(name, AttachKind::Tcx) {
+            Some(kind) => (kind, self.attach_as(name, ifindex, kind)?),
+            None => match self.attach_as(name, ifindex, AttachKind::Tcx) {
                 Err(error) if error.means_no_tcx() => {
                     debug!(%error, "no TCX");
-                    let link = self.attach_as(name, AttachKind::Clsact)?;
+                    let link = self.attach_as(name, ifindex, AttachKind::Clsact)?;
                     (AttachKind::Clsact, link)
                 }
                 result => (AttachKind::Tcx, result?),
@@ -174,12 +179,10 @@ fn program_of(ebpf: &mut Ebpf) -> Option<&mut SchedClassifier> {
     ebpf.program_mut(PROGRAM)?.try_into().ok()
 }
 
-/// Sees to it that `name` has a clsact qdisc, and no filter that a killed agent left there.
-fn prepare_clsact(name: &str) -> Result<(), AttachError> {
+/// Sees to it that the interface has a clsact qdisc, and no filter that a killed agent left there.
+fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
     match tc::qdisc_add_clsact(name) {
-        Ok(()) | Err(TcError::AlreadyAttached) => {}
-        // The qdisc is there, ours, another's, or an ingress qdisc in its place: the filter will
-        // tell.
+        Ok(()) => return Ok(()),
         Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
         Err(source) => {
             return Err(AttachError::Clsact {
@@ -188,8 +191,24 @@ fn prepare_clsact(name: &str) -> Result<(), AttachError> {
             });
         }
     }
+    let standing = qdisc::at_ingress(ifindex).map_err(|source| AttachError::Clsact {
+        name: name.to_owned(),
+        source: source.into(),
+    })?;
+    match standing.as_deref() {
+        Some("clsact") => {}
+        kind => {
+            return Err(AttachError::OtherQdisc {
+                name: name.to_owned(),
+                kind: kind.unwrap_or("unknown").to_owned(),
+            });
+        }
+    }
     match tc::qdisc_detach_program(name, TcAttachType::Egress, PROGRAM) {
-        Ok(()) => info!(interface = name, "replacing the filter of an earlier agent"),
+        Ok(()) => info!(
+            interface = name,
+            "removed the filter that an earlier agent left"
+        ),
         Err(error) => debug!(interface = name, %error, "no filter of an earlier agent"),
     }
     Ok(())
@@ -209,7 +228,7 @@ fn raise_memlock_limit() {
 
 fn load_error(error: EbpfError) -> CaptureError {
     match io_error(&error).and_then(io::Error::raw_os_error) {
-        Some(libc::EPERM | libc::EACCES) if !had_verifier_output(&error) => {
+        Some(libc::EPERM | libc::EACCES) if !is_verifiers_own(&error) => {
             CaptureError::Permission(error)
         }
         Some(libc::EINVAL) if !is_map_supported(MapType::RingBuf).unwrap_or(true) => {
@@ -219,13 +238,15 @@ fn load_error(error: EbpfError) -> CaptureError {
     }
 }
 
-/// The verifier refuses a program with EACCES too, but then it says why.
-fn had_verifier_output(error: &EbpfError) -> bool {
-    matches!(
-        error,
-        EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. })
-            if !verifier_log.to_string().is_empty()
-    )
+/// Whether the verifier found fault with the program: it answers EACCES too, but says why. One of
+/// its reasons is about rights again: without CAP_PERFMON, variable offsets into a packet are
+/// "prohibited for !root" (`sanitize_err` in Linux kernel/bpf/verifier.c).
+fn is_verifiers_own(error: &EbpfError) -> bool {
+    let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
+        return false;
+    };
+    let log = verifier_log.to_string();
+    !log.is_empty() && !log.contains("prohibited for !root")
 }
 
 fn io_error(error: &EbpfError) -> Option<&io::Error> {

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use dnsflow_agent::{
-    capture::{AttachKind, LinkEvent, Options},
+    capture::{self, AttachKind, CaptureError, LinkEvent, Options},
     core::{Input, Timestamp, ovn::rows::RowId},
 };
 use dnsflow_common::{Reason, record::MAX_CAPTURE};
@@ -227,6 +227,7 @@ fn a_filter_that_a_killed_agent_left_is_replaced() {
             return;
         };
         add_veth("host", "pod", 1500);
+        // One that is only forgotten leaves its filter, as one that is killed does.
         killed.attached("host");
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
@@ -271,6 +272,32 @@ fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
         let Input::AttachFailed { reason, .. } = input else {
             panic!("{input:?}");
         };
-        assert!(reason.contains("ingress qdisc"), "{reason}");
+        assert!(reason.contains("a qdisc of kind ingress"), "{reason}");
     });
+}
+
+#[test]
+fn a_process_without_rights_is_told_what_it_needs() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not run: only root can give its rights away");
+        return;
+    }
+    let told = std::thread::spawn(|| {
+        let nobody = 65_534;
+        // SAFETY: plain integers. The system call, other than libc's function of the same name,
+        // changes this thread alone; with root's user id go its capabilities.
+        let dropped = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
+        assert_eq!(dropped, 0);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let _guard = runtime.enter();
+        capture::load(&Options::default()).map(|_| ())
+    })
+    .join()
+    .expect("no panic");
+    let error = told.expect_err("no rights");
+    assert!(matches!(error, CaptureError::Permission(_)), "{error:?}");
+    assert!(error.to_string().contains("CAP_BPF"), "{error}");
 }

@@ -4,14 +4,16 @@ fn message(kind: u16, ifindex: u32, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut body = vec![0; IFINFOMSG_LEN];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     for (kind, value) in attributes {
-        body.extend(((RTA_HDRLEN + value.len()) as u16).to_ne_bytes());
+        body.extend(((4 + value.len()) as u16).to_ne_bytes());
         body.extend(kind.to_ne_bytes());
         body.extend(*value);
-        body.resize(body.len().next_multiple_of(NLMSG_ALIGNTO), 0);
+        body.resize(body.len().next_multiple_of(4), 0);
     }
-    let mut message = ((NLMSG_HDRLEN + body.len()) as u32).to_ne_bytes().to_vec();
+    let mut message = ((netlink::HEADER_LEN + body.len()) as u32)
+        .to_ne_bytes()
+        .to_vec();
     message.extend(kind.to_ne_bytes());
-    message.resize(NLMSG_HDRLEN, 0);
+    message.resize(netlink::HEADER_LEN, 0);
     message.extend(body);
     message
 }
