@@ -25,7 +25,9 @@ fn update(operation: &str, columns: Value) -> Value {
     json!({"T": {ID: {operation: columns}}})
 }
 
-fn described(replica: &Replica) -> Vec<(String, Vec<String>, Vec<(String, String)>)> {
+type Described = (String, Vec<String>, Vec<(String, String)>);
+
+fn described(replica: &Replica) -> Vec<Described> {
     let rows = replica.rows("T").map(|(_, row)| {
         (
             row.text("name").unwrap().to_owned(),
@@ -93,6 +95,18 @@ fn differences_are_applied_and_the_old_row_is_told() {
     let changes = replica.apply(update("delete", Value::Null)).unwrap();
     assert!(changes[0].old.is_some());
     assert_eq!(replica.rows("T").count(), 0);
+}
+
+#[test]
+fn columns_that_were_left_out_can_be_modified() {
+    let mut replica = Replica::new(DATABASE);
+    replica.apply(update("insert", json!({}))).unwrap();
+    let changes = json!({"name": "a", "ports": "p", "ids": ["map", [["k", "1"]]]});
+    replica.apply(update("modify", changes)).unwrap();
+    assert_eq!(
+        described(&replica),
+        [("a".into(), vec!["p".into()], vec![("k".into(), "1".into())])]
+    );
 }
 
 #[test]
