@@ -135,6 +135,24 @@ fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
 }
 
 #[test]
+fn the_rows_of_a_table_are_limited() {
+    let mut replica = Replica::new(DATABASE);
+    replica.table_rows_max = 2;
+    let insert = |number: u8| {
+        let id = RowId::new(number.into()).to_string();
+        json!({"T": {id: {"insert": {}}}})
+    };
+    for number in [1, 2, 2] {
+        replica.apply(insert(number)).unwrap();
+    }
+    let error = replica.apply(insert(3)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "table T has more than 2 rows of interest"
+    );
+}
+
+#[test]
 fn deleting_a_row_that_was_never_of_interest_changes_nothing() {
     let mut replica = Replica::new(DATABASE);
     let changes = replica.apply(update("delete", Value::Null)).unwrap();
