@@ -1,6 +1,6 @@
 //! The edge to the local Open_vSwitch database: which interface belongs to which pod.
 //!
-//! It only reads, and only [`TABLES`]: three columns that the CNI or ovs-vswitchd writes once,
+//! It only reads, and only one table: three columns that the CNI or ovs-vswitchd writes once,
 //! besides `external_ids`; statistics, which change all the time, are not asked for.
 
 use std::sync::Arc;
@@ -43,8 +43,7 @@ const TABLES: &[Table] = &[Table {
     deferred: false,
 }];
 
-/// The highest number of an ordinary port (`OFPP_MAX` of OpenFlow 1.0, which Open vSwitch keeps
-/// in every version, `include/openflow/openflow-common.h`).
+/// The highest number of an ordinary port (ovs-vswitchd.conf.db(5), `ofport_request`).
 const OFPORT_MAX: i64 = 0xfeff;
 
 /// The edge.

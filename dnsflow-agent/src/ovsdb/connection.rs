@@ -111,9 +111,7 @@ impl Connection {
             refusals: Vec::new(),
             backoff: Backoff::default(),
             told: BTreeSet::new(),
-            state: State::Waiting {
-                until: Instant::now(),
-            },
+            state: State::Waiting { until: now() },
             counters: Arc::default(),
         }
     }
@@ -187,9 +185,7 @@ impl Connection {
         self.counters.failures.fetch_add(1, Relaxed);
         self.refusals.push(format!("{remote}: {error}"));
         self.candidate += 1;
-        self.state = State::Waiting {
-            until: Instant::now(),
-        };
+        self.state = State::Waiting { until: now() };
     }
 
     fn all_failed(&mut self) {
@@ -212,7 +208,7 @@ impl Connection {
         if let (State::Open(link), Some(remote)) =
             (&mut self.state, self.remotes.get(self.candidate))
         {
-            link.synced_at = Some(Instant::now());
+            link.synced_at = Some(now());
             tracing::info!(database = self.database.name, %remote, "connected");
         }
         self.told.clear();
@@ -238,7 +234,7 @@ impl Connection {
             %error,
             "connection lost, reconnecting",
         );
-        if synced_at.elapsed() > BACKOFF_MAX {
+        if now().duration_since(synced_at) > BACKOFF_MAX {
             self.backoff = Backoff::default();
         }
         self.retry();
@@ -247,9 +243,14 @@ impl Connection {
     fn retry(&mut self) {
         self.candidate = 0;
         self.state = State::Waiting {
-            until: Instant::now() + self.backoff.step(),
+            until: now() + self.backoff.step(),
         };
     }
+}
+
+/// The runtime's clock, which tests can set.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// Delays that double, with jitter.
@@ -321,7 +322,7 @@ impl Link {
             reader,
             writer,
             framer: Framer::default(),
-            session: Session::new(database, conditions, Instant::now()),
+            session: Session::new(database, conditions, now()),
             synced_at: None,
         })
     }
@@ -344,13 +345,13 @@ impl Link {
                     if read? == 0 {
                         return Err(LinkError::Closed);
                     }
-                    self.session.heard(Instant::now());
+                    self.session.heard(now());
                 }
                 written = self.writer.write_buf(output), if !output.is_empty() => {
                     written?;
                 }
                 () = sleep_until(deadline.into()) => {
-                    self.session.handle_timeout(Instant::now())?;
+                    self.session.handle_timeout(now())?;
                 }
             }
         }

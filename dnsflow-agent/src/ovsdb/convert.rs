@@ -97,3 +97,6 @@ impl Converter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

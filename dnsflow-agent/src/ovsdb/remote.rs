@@ -1,6 +1,6 @@
 //! Where a database server listens, written as OVS writes it (ovsdb(7), "Connection Methods").
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, net::Ipv6Addr, path::PathBuf, str::FromStr};
 
 /// The port of a `tcp:` remote that names none (RFC 7047, section 7).
 pub const DEFAULT_PORT: u16 = 6640;
@@ -66,7 +66,11 @@ impl FromStr for Remote {
 /// Splits `host:port`, `host`, `[v6]:port` and `[v6]`.
 fn split_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = match text.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once(']')?,
+        Some(bracketed) => {
+            let (host, port) = bracketed.split_once(']')?;
+            host.parse::<Ipv6Addr>().ok()?;
+            (host, port)
+        }
         None => text.split_at(text.find(':').unwrap_or(text.len())),
     };
     let port = match port.strip_prefix(':') {
@@ -74,7 +78,8 @@ fn split_port(text: &str) -> Option<(&str, u16)> {
         None if port.is_empty() => DEFAULT_PORT,
         None => return None,
     };
-    (!host.is_empty()).then_some((host, port))
+    let plausible = !host.is_empty() && !host.contains(['[', ']']);
+    plausible.then_some((host, port))
 }
 
 impl fmt::Display for Remote {

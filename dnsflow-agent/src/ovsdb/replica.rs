@@ -40,10 +40,12 @@ pub enum UpdateError {
         row: RowId,
     },
     /// More rows than [`TABLE_ROWS_MAX`].
-    #[error("table {table} has more than {TABLE_ROWS_MAX} rows of interest")]
+    #[error("table {table} has more than {limit} rows of interest")]
     TooManyRows {
         /// The table.
         table: &'static str,
+        /// The limit.
+        limit: usize,
     },
 }
 
@@ -66,6 +68,7 @@ pub type Rows = BTreeMap<RowId, Row>;
 pub struct Replica {
     database: &'static Database,
     tables: BTreeMap<&'static str, Rows>,
+    table_rows_max: usize,
 }
 
 impl Replica {
@@ -75,6 +78,7 @@ impl Replica {
         Self {
             database,
             tables: tables.map(|table| (table.name, Rows::new())).collect(),
+            table_rows_max: TABLE_ROWS_MAX,
         }
     }
 
@@ -111,6 +115,12 @@ impl Replica {
                     return Err(UpdateError::Malformed { table: name });
                 };
                 let old = apply_row(table, kept, id, operation, columns)?;
+                if kept.len() > self.table_rows_max {
+                    return Err(UpdateError::TooManyRows {
+                        table: table.name,
+                        limit: self.table_rows_max,
+                    });
+                }
                 changes.push(RowChange {
                     table: table.name,
                     id,
@@ -158,9 +168,6 @@ fn apply_row(
             let mut row = Row::new(table);
             for (column, value) in columns {
                 row.update(&column, |_, cell| *cell = Datum::from_json(value));
-            }
-            if rows.len() >= TABLE_ROWS_MAX {
-                return Err(UpdateError::TooManyRows { table: table.name });
             }
             Ok(rows.insert(id, row))
         }

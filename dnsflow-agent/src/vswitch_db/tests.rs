@@ -94,3 +94,27 @@ fn addresses_that_are_none_leave_the_row_out() {
     replica.apply(rows("")).unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, interface).len(), 1);
 }
+
+#[test]
+fn only_ordinary_ports_count() {
+    for (ofport, expected) in [
+        (json!(1), Some(1)),
+        (json!(65279), Some(65279)),
+        (json!(65280), None),
+        (json!(65534), None),
+        (json!(0), None),
+        (json!(-1), None),
+        (json!(["set", []]), None),
+    ] {
+        let mut replica = Replica::new(&DATABASE);
+        let columns = json!({"external_ids": ["map", [["iface-id", "p"]]], "ofport": ofport});
+        let row = json!({RowId::new(1).to_string(): {"initial": columns}});
+        replica.apply(json!({INTERFACE: row})).unwrap();
+        let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
+        assert_eq!(
+            interface(row).unwrap().unwrap().ofport,
+            expected,
+            "{ofport}"
+        );
+    }
+}

@@ -1,5 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
+use std::path::PathBuf;
+
+use tokio::net::UnixListener;
+
 use super::*;
 use crate::ovsdb::schema::{Column, Table};
 
@@ -62,4 +66,87 @@ async fn the_number_of_causes_told_is_limited() {
         connection.all_failed();
     }
     assert_eq!(connection.told.len(), CAUSES_MAX);
+}
+
+/// A server that answers the monitor request, or does not, and closes after a while.
+struct FakeServer {
+    path: PathBuf,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl FakeServer {
+    fn start(test: &str, answer: &'static str, life: Duration) -> Self {
+        let name = format!("ovsdb-fake-{}-{test}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let task = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                assert_ne!(stream.read(&mut request).await.unwrap(), 0);
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                tokio::time::sleep(life).await;
+            }
+        });
+        Self { path, task }
+    }
+
+    fn connection(&self) -> Connection {
+        connection(&format!("unix:{}", self.path.display()))
+    }
+}
+
+impl Drop for FakeServer {
+    fn drop(&mut self) {
+        self.task.abort();
+        std::fs::remove_file(&self.path).unwrap();
+    }
+}
+
+const EMPTY: &str = r#"{"id":0,"result":{},"error":null}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_is_made_again() {
+    let server = FakeServer::start("lost", EMPTY, Duration::from_secs(1));
+    let mut connection = server.connection();
+    connection.told.insert("an earlier cause".into());
+    assert_eq!(connection.next().await, Event::Synced);
+    assert!(connection.told.is_empty(), "told again after a success");
+    assert!(connection.replica().is_some());
+    let backoff = connection.backoff.next;
+    assert_eq!(connection.next().await, Event::Synced);
+    assert!(
+        connection.backoff.next > backoff,
+        "a short life is no success"
+    );
+    let counters = connection.counters();
+    assert_eq!(
+        (
+            counters.synced.load(Relaxed),
+            counters.failures.load(Relaxed)
+        ),
+        (2, 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_long_life_the_next_attempt_comes_soon() {
+    let server = FakeServer::start("long", EMPTY, BACKOFF_MAX + Duration::from_secs(1));
+    let mut connection = server.connection();
+    connection.backoff.next = BACKOFF_MAX;
+    assert_eq!(connection.next().await, Event::Synced);
+    assert_eq!(connection.next().await, Event::Synced);
+    assert_eq!(connection.backoff.next, 2 * BACKOFF_MIN);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_server_is_given_up() {
+    let server = FakeServer::start("silent", "", Duration::from_secs(1000));
+    let mut connection = server.connection();
+    let nothing = timeout(Duration::from_secs(12), connection.next()).await;
+    assert!(nothing.is_err());
+    let told: Vec<&String> = connection.told.iter().collect();
+    assert!(
+        matches!(&told[..], [cause] if cause.ends_with("database D: no answer for 10 s")),
+        "{told:?}"
+    );
 }

@@ -30,6 +30,9 @@ fn refusals_say_what_to_write_instead() {
         "tcp:host:port",
         "tcp:[fd00::1",
         "tcp:[fd00::1]6641",
+        "tcp:[[]",
+        "tcp:[host]:1",
+        "tcp:a]",
         "",
     ] {
         let message = text.parse::<Remotes>().unwrap_err().to_string();

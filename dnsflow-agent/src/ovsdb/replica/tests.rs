@@ -25,7 +25,9 @@ fn update(operation: &str, columns: Value) -> Value {
     json!({"T": {ID: {operation: columns}}})
 }
 
-fn described(replica: &Replica) -> Vec<(String, Vec<String>, Vec<(String, String)>)> {
+type Described = (String, Vec<String>, Vec<(String, String)>);
+
+fn described(replica: &Replica) -> Vec<Described> {
     let rows = replica.rows("T").map(|(_, row)| {
         (
             row.text("name").unwrap().to_owned(),
@@ -96,6 +98,18 @@ fn differences_are_applied_and_the_old_row_is_told() {
 }
 
 #[test]
+fn columns_that_were_left_out_can_be_modified() {
+    let mut replica = Replica::new(DATABASE);
+    replica.apply(update("insert", json!({}))).unwrap();
+    let changes = json!({"name": "a", "ports": "p", "ids": ["map", [["k", "1"]]]});
+    replica.apply(update("modify", changes)).unwrap();
+    assert_eq!(
+        described(&replica),
+        [("a".into(), vec!["p".into()], vec![("k".into(), "1".into())])]
+    );
+}
+
+#[test]
 fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
     for (updates, message) in [
         (
@@ -118,6 +132,24 @@ fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
         let error = Replica::new(DATABASE).apply(updates).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
+}
+
+#[test]
+fn the_rows_of_a_table_are_limited() {
+    let mut replica = Replica::new(DATABASE);
+    replica.table_rows_max = 2;
+    let insert = |number: u8| {
+        let id = RowId::new(number.into()).to_string();
+        json!({"T": {id: {"insert": {}}}})
+    };
+    for number in [1, 2, 2] {
+        replica.apply(insert(number)).unwrap();
+    }
+    let error = replica.apply(insert(3)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "table T has more than 2 rows of interest"
+    );
 }
 
 #[test]
