@@ -86,15 +86,18 @@ fn prerequisites(needs_agent: bool) -> Result<Root> {
     Ok(root)
 }
 
+/// The unpacked packages for a test that needs no lab; `None` after saying why there are none.
+pub fn test_root(test: &str) -> Option<Root> {
+    prerequisites(false)
+        .inspect_err(|why| not_run(test, format!("{why:#}")))
+        .ok()
+}
+
 /// What [`lab!`](crate::lab!) calls.
 pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
-    let root = match prerequisites(needs_agent) {
-        Ok(root) => root,
-        Err(why) => {
-            not_run(name, format!("{why:#}"));
-            return None;
-        }
-    };
+    let root = prerequisites(needs_agent)
+        .inspect_err(|why| not_run(name, format!("{why:#}")))
+        .ok()?;
     let options = LabOptions {
         name: lab_name(name),
         root,

@@ -1,15 +1,11 @@
 //! The OVSDB client and its edges against a real ovsdb-server with the real schemas.
-//!
-//! `DNSFLOW_LAB_ROOT` names a directory with unpacked Debian packages of Open vSwitch and OVN;
-//! without it nothing runs, and each test says so.
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::Write,
     net::IpAddr,
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::Ordering::Relaxed,
     time::Duration,
@@ -25,6 +21,7 @@ use dnsflow_agent::{
     ovsdb::{Connection, Database, Event, Kind, Remotes, session::Conditions},
     vswitch_db::{self, VswitchDb},
 };
+use dnsflow_tests::root::Root;
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
@@ -35,38 +32,26 @@ use tokio::{
 /// Longer than any back-off.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The directory that stands for `/`, or `return` after saying why the test cannot run.
+/// The unpacked packages, or `return` after saying why the test cannot run.
 macro_rules! packages {
     ($test:literal) => {
-        match std::env::var_os("DNSFLOW_LAB_ROOT").map(PathBuf::from) {
-            Some(path) if path.join("root/usr").is_dir() => path.join("root"),
-            Some(path) => path,
-            None => {
-                eprintln!("not run: {}: DNSFLOW_LAB_ROOT is not set", $test);
-                return;
-            }
+        match dnsflow_tests::support::test_root($test) {
+            Some(root) => root,
+            None => return,
         }
     };
 }
 
-/// A program of the unpacked packages under their own loader.
-fn program(root: &Path, path: &str) -> Command {
-    let loader = ["lib64", "usr/lib/x86_64-linux-gnu"]
-        .map(|dir| root.join(dir).join("ld-linux-x86-64.so.2"))
-        .into_iter()
-        .find(|file| file.is_file())
-        .expect("the packages hold a loader");
-    let libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
-    let libraries = libraries.map(|dir| root.join(dir).display().to_string());
-    let mut command = Command::new(loader);
-    command.arg("--library-path").arg(libraries.join(":"));
-    command.arg(root.join(path)).stdin(Stdio::null());
+/// A program of the unpacked packages.
+fn program(root: &Root, name: &str) -> Command {
+    let mut command = root.command(name).expect("the packages hold it");
+    command.stdin(Stdio::null());
     command
 }
 
 /// A server of one database in a directory of its own; both go with it.
 struct Server {
-    root: PathBuf,
+    root: Root,
     dir: PathBuf,
     database: &'static str,
     child: Option<Child>,
@@ -74,33 +59,33 @@ struct Server {
 
 impl Server {
     /// An empty database, not served yet.
-    fn new(root: &Path, test: &str, database: &'static Database, schema: &str) -> Self {
+    fn new(root: &Root, test: &str, database: &'static Database, schema: &str) -> Self {
         let name = format!("ovsdb-{}-{test}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         fs::create_dir(&dir).expect("a directory of its own");
-        let status = program(root, "usr/bin/ovsdb-tool")
+        let status = program(root, "ovsdb-tool")
             .arg("create")
             .arg(dir.join("db"))
-            .arg(root.join("usr/share").join(schema))
+            .arg(root.path().join("usr/share").join(schema))
             .status();
         assert!(status.expect("ovsdb-tool starts").success());
         Self {
-            root: root.to_owned(),
+            root: root.clone(),
             dir,
             database: database.name,
             child: None,
         }
     }
 
-    fn southbound(root: &Path, test: &str) -> Self {
+    fn southbound(root: &Root, test: &str) -> Self {
         Self::new(root, test, &sb::DATABASE, "ovn/ovn-sb.ovsschema")
     }
 
-    fn northbound(root: &Path, test: &str) -> Self {
+    fn northbound(root: &Root, test: &str) -> Self {
         Self::new(root, test, &nb::DATABASE, "ovn/ovn-nb.ovsschema")
     }
 
-    fn vswitch(root: &Path, test: &str) -> Self {
+    fn vswitch(root: &Root, test: &str) -> Self {
         let schema = "openvswitch/vswitch.ovsschema";
         Self::new(root, test, &vswitch_db::DATABASE, schema)
     }
@@ -120,7 +105,7 @@ impl Server {
     }
 
     fn start(&mut self) {
-        let child = program(&self.root, "usr/sbin/ovsdb-server")
+        let child = program(&self.root, "ovsdb-server")
             .arg(self.dir.join("db"))
             .arg(format!("--remote=punix:{}", self.socket().display()))
             .arg(format!("--unixctl={}", self.dir.join("ctl").display()))
@@ -534,6 +519,9 @@ async fn a_question_asked_before_the_server_is_there_is_answered_later() {
         match edge.next().await {
             Input::LogicalFlowSample { .. } => sampled = true,
             Input::Sb(update) => watched |= !update.logical_flows.is_empty(),
+            Input::LogicalFlowsWatched { priorities } => {
+                assert_eq!(priorities, BTreeSet::from([11000]));
+            }
             other => panic!("unexpected: {other:?}"),
         }
     }
@@ -694,7 +682,7 @@ fn the_kinds_of_the_columns_are_those_of_the_schemas() {
         (&sb::DATABASE, "ovn/ovn-sb.ovsschema"),
         (&vswitch_db::DATABASE, "openvswitch/vswitch.ovsschema"),
     ] {
-        let text = fs::read(root.join("usr/share").join(file)).expect("the schema");
+        let text = fs::read(root.path().join("usr/share").join(file)).expect("the schema");
         let schema: Value = serde_json::from_slice(&text).expect("JSON");
         assert_eq!(schema["name"], database.name);
         let expected: BTreeMap<_, _> = database
