@@ -1,4 +1,5 @@
 //! The OVSDB client and its edges against a real ovsdb-server with the real schemas.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
