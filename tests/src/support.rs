@@ -69,6 +69,12 @@ pub fn not_run(test: &str, why: impl Display) {
     }
 }
 
+/// The name of the test that runs on this thread: libtest names a test's thread after it.
+pub fn this_test() -> String {
+    let thread = std::thread::current();
+    thread.name().unwrap_or("a test").to_owned()
+}
+
 /// What a lab needs, or why it cannot be had here.
 fn prerequisites(needs_agent: bool) -> Result<Root> {
     ensure!(

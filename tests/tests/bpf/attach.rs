@@ -7,7 +7,10 @@ use dnsflow_agent::{
     core::{Input, Timestamp, ovn::rows::RowId},
 };
 use dnsflow_common::{Reason, record::MAX_CAPTURE};
-use dnsflow_tests::frames::{Answer, UdpFrame};
+use dnsflow_tests::{
+    frames::{Answer, UdpFrame},
+    support::{not_run, this_test},
+};
 
 use crate::{
     Loaded, load,
@@ -248,7 +251,7 @@ fn two_agents_see_the_same_packets_with_tcx() {
         one.attached("host");
         other.attached("host");
         if one.capture.attachments.program().kind() != Some(AttachKind::Tcx) {
-            println!("not run: this kernel has no TCX");
+            not_run(&this_test(), "this kernel has no TCX");
             return;
         }
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
@@ -279,7 +282,7 @@ fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
 #[test]
 fn a_process_without_rights_is_told_what_it_needs() {
     if !rustix::process::geteuid().is_root() {
-        println!("not run: only root can give its rights away");
+        not_run(&this_test(), "only root can give its rights away");
         return;
     }
     let told = std::thread::spawn(|| {

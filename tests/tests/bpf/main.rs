@@ -11,6 +11,7 @@ use aya::{
 };
 use dnsflow_agent::capture::{self, Capture, CaptureError, Drained, Options, PROGRAM};
 use dnsflow_common::Reason;
+use dnsflow_tests::support::{not_run, this_test};
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
@@ -40,7 +41,7 @@ fn load(options: &Options) -> Option<Loaded> {
     let capture = match capture::load(options) {
         Ok(capture) => capture,
         Err(error @ CaptureError::Permission(_)) => {
-            println!("not run: {error}");
+            not_run(&this_test(), error);
             return None;
         }
         Err(error) => panic!("{error}: {error:?}"),

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_tests::support::{not_run, this_test};
 use rustix::net::{SendFlags, netlink::SocketAddrNetlink};
 
 // Linux include/uapi/linux/{netlink,rtnetlink,if_link,veth}.h.
@@ -30,16 +31,21 @@ const TC_H_INGRESS: u32 = 0xffff_fff1;
 /// `None`, and a word about it, where this process may not make one.
 pub(crate) fn in_new_netns<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
+        std::thread::Builder::new()
+            .name(this_test())
+            .spawn_scoped(scope, || {
                 // SAFETY: moves only this thread into a new network namespace.
                 if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                     let error = io::Error::last_os_error();
-                    println!("not run: cannot make a network namespace: {error}");
+                    not_run(
+                        &this_test(),
+                        format!("cannot make a network namespace: {error}"),
+                    );
                     return None;
                 }
                 Some(test())
             })
+            .expect("a thread")
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
