@@ -31,9 +31,38 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// An Open vSwitch with one bridge, in a directory and network namespaces of its own.
 struct Switch {
     root: PathBuf,
-    dir: PathBuf,
-    ovsdb: Child,
-    vswitchd: Child,
+    // Dropped in this order: the directory outlives the daemons.
+    vswitchd: Option<Daemon>,
+    _ovsdb: Daemon,
+    dir: Directory,
+}
+
+/// A process that is killed when it goes out of scope.
+struct Daemon(Child);
+
+impl Daemon {
+    fn spawn(command: &mut Command) -> Result<Self> {
+        Ok(Self(command.stderr(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            eprintln!("cannot stop process {}: {error}", self.0.id());
+        }
+    }
+}
+
+/// A directory that is removed when it goes out of scope.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
 }
 
 impl Switch {
@@ -45,98 +74,89 @@ impl Switch {
         };
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir()
-            .join(format!("dnsflow-openflow-{}-{number}", std::process::id()));
-        fs::create_dir_all(&dir)?;
+        let name = format!("dnsflow-openflow-{}-{number}", std::process::id());
+        let dir = Directory(std::env::temp_dir().join(name));
+        fs::create_dir_all(&dir.0)?;
         let schema = root.join("usr/share/openvswitch/vswitch.ovsschema");
-        let database = dir.join("conf.db");
-        run(command(&root, &dir, "ovsdb-tool")?
+        let database = dir.0.join("conf.db");
+        run(command(&root, &dir.0, "ovsdb-tool")?
             .arg("create")
             .args([&database, &schema]))?;
-        let ovsdb = command(&root, &dir, "ovsdb-server")?
-            .arg(&database)
-            .arg(format!("--remote=punix:{}", dir.join("db.sock").display()))
-            .arg(format!("--unixctl={}", dir.join("db.ctl").display()))
-            .stderr(Stdio::null())
-            .spawn()?;
-        let vswitchd = Self::vswitchd(&root, &dir)?;
-        let switch = Self {
-            root,
-            dir,
-            ovsdb,
-            vswitchd,
-        };
-        switch.tool(
-            "ovs-vsctl",
-            &[
-                &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-                "--retry",
-                "add-br",
-                "br-int",
-                "--",
-                "set",
-                "bridge",
-                "br-int",
-                "datapath_type=netdev",
-                "fail-mode=secure",
-            ],
+        let ovsdb = Daemon::spawn(
+            command(&root, &dir.0, "ovsdb-server")?
+                .arg(&database)
+                .arg(format!(
+                    "--remote=punix:{}",
+                    dir.0.join("db.sock").display()
+                ))
+                .arg(format!("--unixctl={}", dir.0.join("db.ctl").display())),
         )?;
+        let mut switch = Self {
+            root,
+            vswitchd: None,
+            _ovsdb: ovsdb,
+            dir,
+        };
+        switch.start_vswitchd()?;
+        switch.vsctl(&[
+            "--retry",
+            "add-br",
+            "br-int",
+            "--",
+            "set",
+            "bridge",
+            "br-int",
+            "datapath_type=netdev",
+            "fail-mode=secure",
+        ])?;
         Ok(Some(switch))
     }
 
-    /// In a network namespace that ends with it: the userspace datapath makes network devices.
-    fn vswitchd(root: &Path, dir: &Path) -> Result<Child> {
-        let inner = command(root, dir, "ovs-vswitchd")?;
-        Ok(Command::new("unshare")
-            .arg("--net")
-            .arg(inner.get_program())
-            .args(inner.get_args())
-            .arg(format!("unix:{}", dir.join("db.sock").display()))
-            .arg("--disable-system")
-            .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()))
-            .envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))))
-            .stderr(Stdio::null())
-            .spawn()?)
-    }
-
     fn socket(&self) -> PathBuf {
-        self.dir.join("br-int.mgmt")
+        self.dir.0.join("br-int.mgmt")
     }
 
     fn tool(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        run(command(&self.root, &self.dir, program)?.args(arguments))
+        run(command(&self.root, &self.dir.0, program)?.args(arguments))
+    }
+
+    fn vsctl(&self, arguments: &[&str]) -> Result<String> {
+        let database = format!("--db=unix:{}", self.dir.0.join("db.sock").display());
+        let mut all = vec![database.as_str(), "--timeout=20"];
+        all.extend(arguments);
+        self.tool("ovs-vsctl", &all)
     }
 
     /// `ovs-ofctl VERB SOCKET ARGUMENTS...`, as anyone else on the host could run it.
     fn ofctl(&self, verb: &str, arguments: &[&str]) -> Result<String> {
         let socket = self.socket().display().to_string();
-        let mut all = vec!["--protocols=OpenFlow15", verb, &socket];
+        let mut all = vec!["--protocols=OpenFlow15", "--timeout=20", verb, &socket];
         all.extend(arguments);
         self.tool("ovs-ofctl", &all)
     }
 
-    fn stop_vswitchd(&mut self) -> Result<()> {
-        self.vswitchd.kill()?;
-        self.vswitchd.wait()?;
-        Ok(())
-    }
-
+    /// In a network namespace that ends with it: the userspace datapath makes network devices.
     fn start_vswitchd(&mut self) -> Result<()> {
-        self.vswitchd = Self::vswitchd(&self.root, &self.dir)?;
+        let dir = &self.dir.0;
+        let inner = command(&self.root, dir, "ovs-vswitchd")?;
+        let environment = inner
+            .get_envs()
+            .filter_map(|(key, value)| Some((key, value?)));
+        self.vswitchd = Some(Daemon::spawn(
+            Command::new("unshare")
+                .arg("--net")
+                .arg(inner.get_program())
+                .args(inner.get_args())
+                .arg(format!("unix:{}", dir.join("db.sock").display()))
+                .arg("--disable-system")
+                .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()))
+                .envs(environment),
+        )?);
         Ok(())
     }
-}
 
-impl Drop for Switch {
-    fn drop(&mut self) {
-        for child in [&mut self.vswitchd, &mut self.ovsdb] {
-            if let Err(error) = child.kill().and_then(|()| child.wait()) {
-                eprintln!("cannot stop process {}: {error}", child.id());
-            }
-        }
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
-            eprintln!("cannot remove {}: {error}", self.dir.display());
-        }
+    fn stop_vswitchd(&mut self) {
+        self.vswitchd = None;
     }
 }
 
@@ -332,7 +352,9 @@ fn all_forms() -> Vec<FlowKey> {
         }
     }
     let mut full = key(47, v6(3));
-    full.matches.registers = (0..16).map(|n| (n, Masked::new(n.into(), u32::MAX))).collect();
+    full.matches.registers = (0..16)
+        .map(|n| (n, Masked::new(n.into(), u32::MAX)))
+        .collect();
     keys.push(full);
     keys
 }
@@ -351,7 +373,10 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
     let keys = all_forms();
     client.apply(false, adds(&keys)).await??;
     let printed = switch.ofctl("dump-flows", &["cookie=0x444e534600000001/-1"])?;
-    ensure!(printed.matches("cookie=").count() == keys.len(), "{printed}");
+    ensure!(
+        printed.matches("cookie=").count() == keys.len(),
+        "{printed}"
+    );
     let simple = "priority=10999,tcp,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,reg14=0x5,\
         metadata=0x3,nw_src=10.244.0.5,nw_dst=203.0.113.1,tp_dst=443 \
         actions=set_field:0x10000/0x10000->reg8,resubmit(,47)";
@@ -377,7 +402,9 @@ async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
     };
     let mut client = Client::connect(&switch).await?;
     let (first, second) = (key(46, v4(1)), key(46, v4(2)));
-    client.apply(true, adds(&[first.clone(), second.clone()])).await??;
+    client
+        .apply(true, adds(&[first.clone(), second.clone()]))
+        .await??;
     let foreign = "table=46,priority=10999,cookie=0x7,metadata=0x3,reg14=0x5,ip,actions=drop";
     switch.ofctl("add-flow", &[foreign])?;
 
@@ -438,23 +465,19 @@ async fn what_only_the_commit_finds_bad_is_reported_too() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
-    switch.tool(
-        "ovs-vsctl",
-        &[
-            &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-            "--",
-            "--id=@t",
-            "create",
-            "Flow_Table",
-            "flow_limit=1",
-            "overflow_policy=refuse",
-            "--",
-            "set",
-            "bridge",
-            "br-int",
-            "flow_tables:46=@t",
-        ],
-    )?;
+    switch.vsctl(&[
+        "--",
+        "--id=@t",
+        "create",
+        "Flow_Table",
+        "flow_limit=1",
+        "overflow_policy=refuse",
+        "--",
+        "set",
+        "bridge",
+        "br-int",
+        "flow_tables:46=@t",
+    ])?;
     let mut client = Client::connect(&switch).await?;
     let result = client
         .apply(true, adds(&[key(46, v4(1)), key(46, v4(2))]))
@@ -499,7 +522,9 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
         switch.ofctl("add-flow", &[flow])?;
     }
     let mut client = Client::connect(&switch).await?;
-    client.connection.find_cookies(vec![0xaabb_ccdd, 0x11, 0x99]);
+    client
+        .connection
+        .find_cookies(vec![0xaabb_ccdd, 0x11, 0x99]);
     let found = client
         .until(|event| match event {
             Event::CookieTables(tables) => Some(tables.clone()),
@@ -537,14 +562,19 @@ async fn renewal_restarts_the_hard_timeout_and_keeps_the_rest() -> Result<()> {
 
     // Renew faster than once in two seconds until the flow that lives for three is gone.
     let mut lost = Vec::new();
+    let started = Instant::now();
     while lost.is_empty() {
-        client.apply(false, vec![FlowChange::Renew(short(1))]).await??;
+        ensure!(started.elapsed() < PATIENCE, "no flow has expired");
+        client.send(false, vec![FlowChange::Renew(short(1))]);
         let pause = tokio::time::sleep(Duration::from_millis(500));
         tokio::pin!(pause);
         loop {
             tokio::select! {
                 () = &mut pause => break,
-                event = client.connection.next() => lost.push(event),
+                event = client.connection.next() => match event {
+                    Event::Applied { result, .. } => result?,
+                    other => lost.push(other),
+                },
             }
         }
     }
@@ -589,20 +619,20 @@ async fn renewal_keeps_the_counters() -> Result<()> {
         .apply(false, vec![FlowChange::Add(key, quiet.clone())])
         .await??;
     // An IPv4 packet from 10.244.0.5 to 203.0.113.1, sent through the tables.
-    let packet = "0a58cb0071010a580af4000508004500001c000040004011\
-        000000000af40005cb0071010000";
-    let packet = packet.replace("4011000000000af4", "401100000af4");
-    switch.ofctl(
-        "packet-out",
-        &[&format!("in_port=controller packet={packet}00350008000000 actions=table")],
-    )?;
+    let packet = "0a58cb0071010a580af400050800\
+        4500001c00004000401100000af40005cb007101\
+        1000003500080000";
+    let out = format!("in_port=controller packet={packet} actions=table");
+    switch.ofctl("packet-out", &[&out])?;
     let packets = |flows: Vec<InstalledFlow>| flows.first().map(|flow| flow.packets);
     let started = Instant::now();
     while packets(client.dump().await?) != Some(1) {
         ensure!(started.elapsed() < PATIENCE, "the packet was never counted");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    client.apply(false, vec![FlowChange::Renew(quiet)]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(quiet)])
+        .await??;
     assert_eq!(packets(client.dump().await?), Some(1));
     Ok(())
 }
@@ -618,7 +648,9 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
     let elsewhere = key(47, v4(1));
     client.apply(true, adds(&keys)).await??;
     client.apply(false, adds(&[elsewhere])).await??;
-    client.apply(false, vec![FlowChange::Renew(body(1))]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(body(1))])
+        .await??;
     let own = FlowChange::Delete(keys[0].clone(), Cookie::new(1));
     client.apply(false, vec![own]).await??;
     assert_eq!(client.events_so_far().await?, []);
@@ -630,7 +662,10 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
         )
     };
     switch.ofctl("del-flows", &[&text(2, "")])?;
-    switch.ofctl("add-flow", &[&text(3, ",priority=10999,cookie=0x77,actions=drop")])?;
+    switch.ofctl(
+        "add-flow",
+        &[&text(3, ",priority=10999,cookie=0x77,actions=drop")],
+    )?;
     switch.ofctl("mod-flows", &[&text(4, ",actions=drop")])?;
     // Not ours, and of no shape of ours; and of a table that is not monitored.
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
@@ -685,7 +720,7 @@ async fn a_slow_reader_is_told_of_the_gap() -> Result<()> {
             )
         })
         .collect();
-    let file = switch.dir.join("flows");
+    let file = switch.dir.0.join("flows");
     fs::write(&file, flows)?;
     switch.ofctl("add-flows", &[&file.display().to_string()])?;
     switch.ofctl("del-flows", &["table=46"])?;
@@ -727,7 +762,7 @@ async fn the_connection_comes_back_with_the_switch_and_monitors_again() -> Resul
     let mut client = Client::connect(&switch).await?;
     client.connection.monitor_tables(BTreeSet::from([46]));
     client.apply(false, adds(&[key(46, v4(1))])).await??;
-    switch.stop_vswitchd()?;
+    switch.stop_vswitchd();
     let batch = client.send(false, adds(&[key(46, v4(2))]));
     let lost = Event::Applied {
         batch,
@@ -770,16 +805,7 @@ async fn a_bridge_without_openflow_1_5_is_named() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
-    switch.tool(
-        "ovs-vsctl",
-        &[
-            &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-            "set",
-            "bridge",
-            "br-int",
-            "protocols=OpenFlow13",
-        ],
-    )?;
+    switch.vsctl(&["set", "bridge", "br-int", "protocols=OpenFlow13"])?;
     let mut connection = Connection::new(switch.socket());
     match timeout(PATIENCE, connection.next()).await? {
         Event::Down { reason } => {
@@ -815,7 +841,11 @@ async fn measure() -> Result<()> {
     }
     times.sort();
     let at = |percent: usize| times[times.len() * percent / 100];
-    println!("one flow_mod and barrier: p50 {:?}, p99 {:?}", at(50), at(99));
+    println!(
+        "one flow_mod and barrier: p50 {:?}, p99 {:?}",
+        at(50),
+        at(99)
+    );
     for atomic in [true, false] {
         switch.ofctl("del-flows", &[])?;
         let changes: Vec<_> = (0..10_000).map(flow).collect();
@@ -827,7 +857,9 @@ async fn measure() -> Result<()> {
     assert_eq!(client.dump().await?.len(), 10_000);
     println!("dump of 10,000 flows: {:?}", start.elapsed());
     let start = Instant::now();
-    client.apply(false, vec![FlowChange::Renew(body(1))]).await??;
+    client
+        .apply(false, vec![FlowChange::Renew(body(1))])
+        .await??;
     println!("renewal of 10,000 flows: {:?}", start.elapsed());
     Ok(())
 }

@@ -319,7 +319,9 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
             Action::SetRegister { register, .. } if *register >= REGISTERS => {
                 return Err(EncodeError::NoSuchRegister(*register));
             }
-            Action::SetRegister { register, bits } => put_set_register(&mut output, *register, *bits),
+            Action::SetRegister { register, bits } => {
+                put_set_register(&mut output, *register, *bits)
+            }
             Action::Resubmit { table } => {
                 output.put_u16(OFPAT_EXPERIMENTER);
                 output.put_u16(16);

@@ -516,7 +516,9 @@ impl Session {
             } else if batch.errors.is_empty() {
                 // Of a bundle's failure this is the only word; else it only says that a message
                 // has failed.
-                batch.errors.push((0, format!("the bundle as a whole: {error}")));
+                batch
+                    .errors
+                    .push((0, format!("the bundle as a whole: {error}")));
             }
             if xid == batch.xid(Control::Decision) {
                 self.finish_at(at);
@@ -558,7 +560,8 @@ impl Session {
         match reply.kind {
             wire::OFPMP_FLOW_DESC => self.flow_descs(message.xid, &reply),
             wire::OFPMP_FLOW_MONITOR => {
-                if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor)) {
+                if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor))
+                {
                     self.requests.remove(&message.xid);
                 }
                 for update in reply.flow_updates() {

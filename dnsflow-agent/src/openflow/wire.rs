@@ -175,11 +175,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A reader of the next `length` bytes, which this one skips.
-    pub(super) fn sub(
-        &mut self,
-        what: &'static str,
-        length: usize,
-    ) -> Result<Self, ProtocolError> {
+    pub(super) fn sub(&mut self, what: &'static str, length: usize) -> Result<Self, ProtocolError> {
         Ok(Self::new(what, self.take(length)?))
     }
 
