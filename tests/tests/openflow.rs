@@ -1,6 +1,4 @@
 //! The OpenFlow client against a real Open vSwitch, without OVN and without traffic.
-//!
-//! `DNSFLOW_LAB_ROOT` names the directory of unpacked Debian packages to take the switch from.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,6 +21,10 @@ use dnsflow_agent::{
     },
     openflow::{Connection, Event, LostReason},
 };
+use dnsflow_tests::{
+    root::Root,
+    support::{test_root, this_test},
+};
 use tokio::time::timeout;
 
 /// Longer than anything here takes; only a failing test waits this long.
@@ -30,143 +32,138 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An Open vSwitch with one bridge, in a directory and network namespaces of its own.
 struct Switch {
-    root: PathBuf,
-    dir: PathBuf,
-    ovsdb: Child,
-    vswitchd: Child,
+    root: Root,
+    // Dropped in this order: the directory outlives the daemons.
+    vswitchd: Option<Daemon>,
+    _ovsdb: Daemon,
+    dir: Directory,
+}
+
+/// A process that is killed when it goes out of scope.
+struct Daemon(Child);
+
+impl Daemon {
+    fn spawn(command: &mut Command) -> Result<Self> {
+        Ok(Self(command.stderr(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            eprintln!("cannot stop process {}: {error}", self.0.id());
+        }
+    }
+}
+
+/// A directory that is removed when it goes out of scope.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
 }
 
 impl Switch {
     /// `None`, and the reason on standard output, where there is no switch to run.
     fn start() -> Result<Option<Self>> {
-        let Some(root) = std::env::var_os("DNSFLOW_LAB_ROOT").map(PathBuf::from) else {
-            println!("not run: DNSFLOW_LAB_ROOT is not set");
+        let Some(root) = test_root(&this_test()) else {
             return Ok(None);
         };
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir =
-            std::env::temp_dir().join(format!("dnsflow-openflow-{}-{number}", std::process::id()));
-        fs::create_dir_all(&dir)?;
-        let schema = root.join("usr/share/openvswitch/vswitch.ovsschema");
-        let database = dir.join("conf.db");
-        run(command(&root, &dir, "ovsdb-tool")?
+        let name = format!("dnsflow-openflow-{}-{number}", std::process::id());
+        let dir = Directory(std::env::temp_dir().join(name));
+        fs::create_dir_all(&dir.0)?;
+        let schema = root.path().join("usr/share/openvswitch/vswitch.ovsschema");
+        let database = dir.0.join("conf.db");
+        run(command(&root, &dir.0, "ovsdb-tool")?
             .arg("create")
             .args([&database, &schema]))?;
-        let ovsdb = command(&root, &dir, "ovsdb-server")?
-            .arg(&database)
-            .arg(format!("--remote=punix:{}", dir.join("db.sock").display()))
-            .arg(format!("--unixctl={}", dir.join("db.ctl").display()))
-            .stderr(Stdio::null())
-            .spawn()?;
-        let vswitchd = Self::vswitchd(&root, &dir)?;
-        let switch = Self {
-            root,
-            dir,
-            ovsdb,
-            vswitchd,
-        };
-        switch.tool(
-            "ovs-vsctl",
-            &[
-                &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-                "--retry",
-                "add-br",
-                "br-int",
-                "--",
-                "set",
-                "bridge",
-                "br-int",
-                "datapath_type=netdev",
-                "fail-mode=secure",
-            ],
+        let ovsdb = Daemon::spawn(
+            command(&root, &dir.0, "ovsdb-server")?
+                .arg(&database)
+                .arg(format!(
+                    "--remote=punix:{}",
+                    dir.0.join("db.sock").display()
+                ))
+                .arg(format!("--unixctl={}", dir.0.join("db.ctl").display())),
         )?;
+        let mut switch = Self {
+            root,
+            vswitchd: None,
+            _ovsdb: ovsdb,
+            dir,
+        };
+        switch.start_vswitchd()?;
+        switch.vsctl(&[
+            "--retry",
+            "add-br",
+            "br-int",
+            "--",
+            "set",
+            "bridge",
+            "br-int",
+            "datapath_type=netdev",
+            "fail-mode=secure",
+        ])?;
         Ok(Some(switch))
     }
 
-    /// In a network namespace that ends with it: the userspace datapath makes network devices.
-    fn vswitchd(root: &Path, dir: &Path) -> Result<Child> {
-        let inner = command(root, dir, "ovs-vswitchd")?;
-        Ok(Command::new("unshare")
-            .arg("--net")
-            .arg(inner.get_program())
-            .args(inner.get_args())
-            .arg(format!("unix:{}", dir.join("db.sock").display()))
-            .arg("--disable-system")
-            .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()))
-            .envs(
-                inner
-                    .get_envs()
-                    .filter_map(|(key, value)| Some((key, value?))),
-            )
-            .stderr(Stdio::null())
-            .spawn()?)
-    }
-
     fn socket(&self) -> PathBuf {
-        self.dir.join("br-int.mgmt")
+        self.dir.0.join("br-int.mgmt")
     }
 
     fn tool(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        run(command(&self.root, &self.dir, program)?.args(arguments))
+        run(command(&self.root, &self.dir.0, program)?.args(arguments))
+    }
+
+    fn vsctl(&self, arguments: &[&str]) -> Result<String> {
+        let database = format!("--db=unix:{}", self.dir.0.join("db.sock").display());
+        let mut all = vec![database.as_str(), "--timeout=20"];
+        all.extend(arguments);
+        self.tool("ovs-vsctl", &all)
     }
 
     /// `ovs-ofctl VERB SOCKET ARGUMENTS...`, as anyone else on the host could run it.
     fn ofctl(&self, verb: &str, arguments: &[&str]) -> Result<String> {
         let socket = self.socket().display().to_string();
-        let mut all = vec!["--protocols=OpenFlow15", verb, &socket];
+        let mut all = vec!["--protocols=OpenFlow15", "--timeout=20", verb, &socket];
         all.extend(arguments);
         self.tool("ovs-ofctl", &all)
     }
 
-    fn stop_vswitchd(&mut self) -> Result<()> {
-        self.vswitchd.kill()?;
-        self.vswitchd.wait()?;
-        Ok(())
-    }
-
+    /// In a network namespace that ends with it: the userspace datapath makes network devices.
     fn start_vswitchd(&mut self) -> Result<()> {
-        self.vswitchd = Self::vswitchd(&self.root, &self.dir)?;
+        let dir = &self.dir.0;
+        let inner = command(&self.root, dir, "ovs-vswitchd")?;
+        let environment = inner
+            .get_envs()
+            .filter_map(|(key, value)| Some((key, value?)));
+        self.vswitchd = Some(Daemon::spawn(
+            Command::new("unshare")
+                .arg("--net")
+                .arg(inner.get_program())
+                .args(inner.get_args())
+                .arg(format!("unix:{}", dir.join("db.sock").display()))
+                .arg("--disable-system")
+                .arg(format!("--unixctl={}", dir.join("vswitchd.ctl").display()))
+                .envs(environment),
+        )?);
         Ok(())
     }
-}
 
-impl Drop for Switch {
-    fn drop(&mut self) {
-        for child in [&mut self.vswitchd, &mut self.ovsdb] {
-            if let Err(error) = child.kill().and_then(|()| child.wait()) {
-                eprintln!("cannot stop process {}: {error}", child.id());
-            }
-        }
-        if let Err(error) = fs::remove_dir_all(&self.dir) {
-            eprintln!("cannot remove {}: {error}", self.dir.display());
-        }
+    fn stop_vswitchd(&mut self) {
+        self.vswitchd = None;
     }
 }
 
-/// A program of the root under the root's own loader, with its run directories in `dir`.
-fn command(root: &Path, dir: &Path, program: &str) -> Result<Command> {
-    let first = |names: &[&str]| {
-        let mut files = names.iter().map(|name| root.join(name));
-        files.find(|file| file.is_file())
-    };
-    let loader = first(&[
-        "lib64/ld-linux-x86-64.so.2",
-        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
-    ]);
-    let file = first(&[
-        &format!("usr/sbin/{program}"),
-        &format!("usr/bin/{program}"),
-        &format!("usr/lib/openvswitch-switch/{program}"),
-    ]);
-    let mut command = Command::new(loader.context("no dynamic loader in the root")?);
-    command
-        .arg("--library-path")
-        .arg(format!(
-            "{0}/lib/x86_64-linux-gnu:{0}/usr/lib/x86_64-linux-gnu",
-            root.display()
-        ))
-        .arg(file.with_context(|| format!("no {program} in the root"))?);
+/// A program of the root, with its run directories in `dir`.
+fn command(root: &Root, dir: &Path, program: &str) -> Result<Command> {
+    let mut command = root.command(program)?;
     for key in ["OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR", "OVS_SYSCONFDIR"] {
         command.env(key, dir);
     }
@@ -449,23 +446,19 @@ async fn what_only_the_commit_finds_bad_is_reported_too() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
-    switch.tool(
-        "ovs-vsctl",
-        &[
-            &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-            "--",
-            "--id=@t",
-            "create",
-            "Flow_Table",
-            "flow_limit=1",
-            "overflow_policy=refuse",
-            "--",
-            "set",
-            "bridge",
-            "br-int",
-            "flow_tables:46=@t",
-        ],
-    )?;
+    switch.vsctl(&[
+        "--",
+        "--id=@t",
+        "create",
+        "Flow_Table",
+        "flow_limit=1",
+        "overflow_policy=refuse",
+        "--",
+        "set",
+        "bridge",
+        "br-int",
+        "flow_tables:46=@t",
+    ])?;
     let mut client = Client::connect(&switch).await?;
     let result = client
         .apply(true, adds(&[key(46, v4(1)), key(46, v4(2))]))
@@ -550,16 +543,19 @@ async fn renewal_restarts_the_hard_timeout_and_keeps_the_rest() -> Result<()> {
 
     // Renew faster than once in two seconds until the flow that lives for three is gone.
     let mut lost = Vec::new();
+    let started = Instant::now();
     while lost.is_empty() {
-        client
-            .apply(false, vec![FlowChange::Renew(short(1))])
-            .await??;
+        ensure!(started.elapsed() < PATIENCE, "no flow has expired");
+        client.send(false, vec![FlowChange::Renew(short(1))]);
         let pause = tokio::time::sleep(Duration::from_millis(500));
         tokio::pin!(pause);
         loop {
             tokio::select! {
                 () = &mut pause => break,
-                event = client.connection.next() => lost.push(event),
+                event = client.connection.next() => match event {
+                    Event::Applied { result, .. } => result?,
+                    other => lost.push(other),
+                },
             }
         }
     }
@@ -604,15 +600,11 @@ async fn renewal_keeps_the_counters() -> Result<()> {
         .apply(false, vec![FlowChange::Add(key, quiet.clone())])
         .await??;
     // An IPv4 packet from 10.244.0.5 to 203.0.113.1, sent through the tables.
-    let packet = "0a58cb0071010a580af4000508004500001c000040004011\
-        000000000af40005cb0071010000";
-    let packet = packet.replace("4011000000000af4", "401100000af4");
-    switch.ofctl(
-        "packet-out",
-        &[&format!(
-            "in_port=controller packet={packet}00350008000000 actions=table"
-        )],
-    )?;
+    let packet = "0a58cb0071010a580af400050800\
+        4500001c00004000401100000af40005cb007101\
+        1000003500080000";
+    let out = format!("in_port=controller packet={packet} actions=table");
+    switch.ofctl("packet-out", &[&out])?;
     let packets = |flows: Vec<InstalledFlow>| flows.first().map(|flow| flow.packets);
     let started = Instant::now();
     while packets(client.dump().await?) != Some(1) {
@@ -709,7 +701,7 @@ async fn a_slow_reader_is_told_of_the_gap() -> Result<()> {
             )
         })
         .collect();
-    let file = switch.dir.join("flows");
+    let file = switch.dir.0.join("flows");
     fs::write(&file, flows)?;
     switch.ofctl("add-flows", &[&file.display().to_string()])?;
     switch.ofctl("del-flows", &["table=46"])?;
@@ -751,7 +743,7 @@ async fn the_connection_comes_back_with_the_switch_and_monitors_again() -> Resul
     let mut client = Client::connect(&switch).await?;
     client.connection.monitor_tables(BTreeSet::from([46]));
     client.apply(false, adds(&[key(46, v4(1))])).await??;
-    switch.stop_vswitchd()?;
+    switch.stop_vswitchd();
     let batch = client.send(false, adds(&[key(46, v4(2))]));
     let lost = Event::Applied {
         batch,
@@ -794,16 +786,7 @@ async fn a_bridge_without_openflow_1_5_is_named() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
-    switch.tool(
-        "ovs-vsctl",
-        &[
-            &format!("--db=unix:{}", switch.dir.join("db.sock").display()),
-            "set",
-            "bridge",
-            "br-int",
-            "protocols=OpenFlow13",
-        ],
-    )?;
+    switch.vsctl(&["set", "bridge", "br-int", "protocols=OpenFlow13"])?;
     let mut connection = Connection::new(switch.socket());
     match timeout(PATIENCE, connection.next()).await? {
         Event::Down { reason } => {

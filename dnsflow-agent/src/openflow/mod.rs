@@ -21,6 +21,8 @@
 
 mod connection;
 mod error;
+#[cfg(test)]
+mod fixtures;
 mod oxm;
 mod session;
 mod wire;

@@ -1,1 +1,120 @@
+#![allow(clippy::unwrap_used)]
 
+use super::*;
+use crate::{
+    core::flow::{FlowBody, FlowKey},
+    openflow::fixtures::{self, From},
+};
+
+/// The flow_mods of `ovs-ofctl`, in the order of the recording.
+fn recorded_flow_mods() -> Vec<Vec<u8>> {
+    fixtures::sent_by(From::Client, fixtures::FLOW_MODS)
+}
+
+fn encode(change: &FlowChange, table: u8) -> Vec<u8> {
+    let mut output = BytesMut::new();
+    put_flow_mod(&mut output, 6, change, table).unwrap();
+    output.to_vec()
+}
+
+#[test]
+fn additions_are_the_bytes_of_ovs_ofctl() {
+    let recorded = recorded_flow_mods();
+    for ((key, body), bytes) in fixtures::recorded_flows().into_iter().zip(recorded) {
+        assert_eq!(encode(&FlowChange::Add(key, body), 46), bytes);
+    }
+}
+
+#[test]
+fn a_renewal_is_the_modification_of_ovs_ofctl_but_for_the_unused_priority() {
+    let (_, body) = fixtures::recorded_flows().swap_remove(0);
+    let mut recorded = recorded_flow_mods().swap_remove(7);
+    // `ovs-ofctl` fills in its default, which means nothing in a modification that is not strict.
+    assert_eq!(recorded[30..32], 0x8000u16.to_be_bytes());
+    recorded[30..32].fill(0);
+    assert_eq!(encode(&FlowChange::Renew(body), 0), recorded);
+}
+
+#[test]
+fn a_deletion_is_the_strict_one_of_ovs_ofctl() {
+    let (key, body) = fixtures::recorded_flows().swap_remove(2);
+    let recorded = recorded_flow_mods().swap_remove(8);
+    assert_eq!(encode(&FlowChange::Delete(key, body.cookie), 46), recorded);
+}
+
+#[test]
+fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
+    for recording in [fixtures::DUMP_3_1, fixtures::DUMP_3_5] {
+        let mut request = BytesMut::new();
+        put_flow_desc_request(&mut request, 6, Cookie::OURS, Cookie::OURS_MASK);
+        assert_eq!(
+            fixtures::sent_by(From::Client, recording),
+            [request.to_vec()]
+        );
+        let reply = fixtures::sent_by(From::Switch, recording).swap_remove(0);
+        let message = Message::split(&mut BytesMut::from(&reply[..]))
+            .unwrap()
+            .unwrap();
+        let reply = MultipartReply::parse(&message.body).unwrap();
+        assert!(!reply.more);
+        let found: Result<Vec<_>, _> = reply.flow_descs().collect();
+        let expected = |(key, body): (FlowKey, FlowBody)| FlowDesc {
+            table: key.table,
+            priority: key.priority,
+            hard_timeout_s: body.hard_timeout_s,
+            cookie: body.cookie.bits(),
+            matches: Some(key.matches),
+            packets: 0,
+        };
+        let written: Vec<_> = fixtures::recorded_flows()
+            .into_iter()
+            .map(expected)
+            .collect();
+        assert_eq!(found.unwrap(), written);
+    }
+}
+
+#[test]
+fn a_message_comes_out_when_its_last_byte_is_there() {
+    let mut whole = BytesMut::new();
+    put_barrier(&mut whole, 7);
+    put_echo(&mut whole, OFPT_ECHO_REPLY, 8, b"ab");
+    let mut input = BytesMut::new();
+    let mut seen = Vec::new();
+    for (at, byte) in whole.iter().enumerate() {
+        input.put_u8(*byte);
+        while let Some(message) = Message::split(&mut input).unwrap() {
+            seen.push((at, message.kind, message.xid, message.body));
+        }
+    }
+    assert_eq!(
+        seen,
+        [
+            (7, OFPT_BARRIER_REQUEST, 7, Bytes::new()),
+            (17, OFPT_ECHO_REPLY, 8, Bytes::from_static(b"ab")),
+        ]
+    );
+}
+
+#[test]
+fn a_hello_is_judged_by_its_bitmap_else_by_its_version() {
+    let hello = |version, body: &'static [u8]| {
+        hello_accepts(&Message {
+            version,
+            kind: OFPT_HELLO,
+            xid: 1,
+            body: Bytes::from_static(body),
+        })
+    };
+    assert_eq!(hello(6, &[]), Ok(true));
+    assert_eq!(hello(4, &[]), Ok(false));
+    assert_eq!(hello(4, &[0, 1, 0, 8, 0, 0, 0, 0x40]), Ok(true));
+    assert_eq!(hello(6, &[0, 1, 0, 8, 0, 0, 0, 0x10]), Ok(false));
+    // An element of another type, padded, in front.
+    let padded = &[0, 9, 0, 5, 1, 0, 0, 0, 0, 1, 0, 8, 0, 0, 0, 0x10];
+    assert_eq!(hello(6, padded), Ok(false));
+    assert_eq!(
+        hello(6, &[0, 1, 0, 3]),
+        Err(ProtocolError::Malformed("hello"))
+    );
+}
