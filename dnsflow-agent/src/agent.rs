@@ -82,6 +82,8 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let capture_options = capture::Options::default();
     let config = Config {
         subdomains: options.subdomains,
+        scope: options.scope.into(),
+        leases: options.leases(),
         dns_ports: capture_options.ports,
     };
     let socket = options.openflow_socket.clone();
@@ -272,7 +274,7 @@ impl Hot {
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
             Event::Flows(flows) => Input::Flows(flows),
-            Event::CookieTables(found) => Input::CookieTables(found),
+            Event::CookiesFound(found) => Input::CookiesFound(found),
             Event::FlowLost {
                 key,
                 cookie,

@@ -3,11 +3,14 @@
 //! Few options, each with a default where one makes sense, an environment variable and one line
 //! of help.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::ovsdb::Remotes;
+use crate::{
+    core::{engine::Scope, limits::LeaseLimits},
+    ovsdb::Remotes,
+};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -72,6 +75,60 @@ pub struct AgentOptions {
     )]
     pub subdomains: bool,
 
+    /// Who may use an address that a pod was told: the pod, or its namespace's pods on the node
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        env = "DNSFLOW_SCOPE",
+        default_value = "pod"
+    )]
+    pub scope: ScopeOption,
+
+    /// Seconds for which an address stays at least, however short its TTL
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "DNSFLOW_MIN_TTL",
+        default_value_t = 60
+    )]
+    pub min_ttl: u32,
+
+    /// Seconds after which an address goes, unless asked for again or in use
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "DNSFLOW_MAX_TTL",
+        default_value_t = 3600
+    )]
+    pub max_ttl: u32,
+
+    /// Seconds without a packet after which an address past its TTL goes
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "DNSFLOW_IDLE_GRACE",
+        default_value_t = 60
+    )]
+    pub idle_grace: u32,
+
+    /// Addresses kept for one name of a pod
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_ADDRESSES_PER_NAME",
+        default_value_t = 256
+    )]
+    pub max_addresses_per_name: u32,
+
+    /// Addresses kept for a pod, on each of its networks
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_LEASES_PER_POD",
+        default_value_t = 4096
+    )]
+    pub max_leases_per_pod: u32,
+
     /// How to write the log
     #[arg(
         long,
@@ -80,6 +137,40 @@ pub struct AgentOptions {
         default_value = "text"
     )]
     pub log_format: LogFormat,
+}
+
+impl AgentOptions {
+    /// How long leases last, and how many there may be.
+    pub fn leases(&self) -> LeaseLimits {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX).max(1);
+        LeaseLimits {
+            min_ttl: seconds(self.min_ttl),
+            max_ttl: seconds(self.max_ttl),
+            idle_grace: seconds(self.idle_grace),
+            addresses_per_port_max: count(self.max_leases_per_pod),
+            addresses_per_name_max: count(self.max_addresses_per_name),
+            ..LeaseLimits::default()
+        }
+    }
+}
+
+/// Who may use an address that a pod was told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum ScopeOption {
+    /// The pod that was told.
+    Pod,
+    /// Every pod of its namespace on this node.
+    Namespace,
+}
+
+impl From<ScopeOption> for Scope {
+    fn from(option: ScopeOption) -> Self {
+        match option {
+            ScopeOption::Pod => Self::Pod,
+            ScopeOption::Namespace => Self::Namespace,
+        }
+    }
 }
 
 /// How the log is written.

@@ -499,20 +499,35 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
         "table=9,cookie=0x1aabbccdd,ip,actions=drop",
         "table=10,cookie=0x11,ip,actions=drop",
         "table=11,cookie=0x12,ip,actions=drop",
+        "table=12,cookie=0x13,ip,actions=ct(commit,zone=5,exec(set_field:0x1/0x1->ct_mark)),resubmit(,13)",
     ] {
         switch.ofctl("add-flow", &[flow])?;
     }
     let mut client = Client::connect(&switch).await?;
     client
         .connection
-        .find_cookies(vec![0xaabb_ccdd, 0x11, 0x99]);
+        .find_cookies(vec![0xaabb_ccdd, 0x11, 0x13, 0x99]);
     let found = client
         .until(|event| match event {
-            Event::CookieTables(tables) => Some(tables.clone()),
+            Event::CookiesFound(found) => Some(found.clone()),
             _ => None,
         })
         .await?;
-    assert_eq!(found, [(0x11, 10), (0xaabb_ccdd, 8), (0xaabb_ccdd, 51)]);
+    let places: Vec<_> = found.iter().map(|flow| (flow.cookie, flow.table)).collect();
+    assert_eq!(
+        places,
+        [(0x11, 10), (0x13, 12), (0xaabb_ccdd, 8), (0xaabb_ccdd, 51)]
+    );
+    // What was copied from one flow does the same in another.
+    let mut body = body(1);
+    assert!(found[0].actions.is_empty(), "drop");
+    body.actions = vec![Action::Copied(found[1].actions.clone())];
+    let add = FlowChange::Add(key(12, v4(1)), body);
+    assert_eq!(client.apply(false, vec![add]).await?, Ok(()));
+    let flows = switch.ofctl("dump-flows", &["table=12"])?;
+    let actions = |flow: &str| flow.split("actions=").nth(1).map(str::to_owned);
+    let actions: BTreeSet<_> = flows.lines().filter_map(actions).collect();
+    assert_eq!(actions.len(), 1, "{flows}");
     Ok(())
 }
 

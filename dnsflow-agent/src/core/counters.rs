@@ -21,6 +21,8 @@ pub struct Counters {
     pub answers_opening: u64,
     /// Addresses forgotten because of the limit per port.
     pub addresses_evicted: u64,
+    /// Addresses not remembered because everything within the limit is in use.
+    pub addresses_refused: u64,
     /// Names not remembered because of the limit per address.
     pub names_dropped: u64,
     /// Flows written.

@@ -22,10 +22,11 @@ use super::{
     counters::Counters,
     firewall::{Firewall, FirewallId, FirewallUpdate},
     flow::FlowChange,
-    input::LOGICAL_FLOW_SAMPLE_MAX,
+    input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
+    limits::{COPY_INTERVAL, COPY_SOURCES_MAX, LeaseLimits},
     ovn::{
-        acl::{self, AclMatch},
         rows::{Interface, InterfaceUpdate, Pipeline, RowId},
+        template::{Copies, Recipe, Source},
         view::{Changed, OvnView, Table, Touched},
     },
     pipeline::{Locator, Question},
@@ -36,12 +37,25 @@ use super::{
 };
 use switch::Switch;
 
+/// Who may use an address that a pod was told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Scope {
+    /// The pod that was told.
+    Pod,
+    /// Every pod of its namespace on this node.
+    Namespace,
+}
+
 /// What the agent's options decide.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Whether a rule's name also stands for its sub-domains, where its EgressFirewall does not
     /// say.
     pub subdomains: bool,
+    /// Who may use an address that a pod was told.
+    pub scope: Scope,
+    /// How long leases last, and how many there may be.
+    pub leases: LeaseLimits,
     /// The ports that DNS servers answer from.
     pub dns_ports: Ports,
 }
@@ -85,6 +99,9 @@ pub struct Engine {
     told: BTreeMap<String, BTreeMap<u32, Problem>>,
     watched_priorities: Option<BTreeSet<u16>>,
     locator: Locator,
+    copies: Copies,
+    /// When to look again for actions to copy.
+    copy_at: Option<Timestamp>,
     cookies: Cookies,
     /// When to look at a lease again. Entries may be out of date; looking tells.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
@@ -116,6 +133,8 @@ impl Engine {
             told: BTreeMap::new(),
             watched_priorities: None,
             locator: Locator::new(Pipeline::Egress),
+            copies: Copies::new(),
+            copy_at: None,
             cookies: Cookies::default(),
             due: BTreeSet::new(),
             switch: Switch::default(),
@@ -169,11 +188,7 @@ impl Engine {
             Input::LogicalFlowSample {
                 table_id, flows, ..
             } => self.sampled(table_id, flows, now),
-            Input::CookieTables(found) => {
-                if self.locator.found(&found, now) {
-                    self.replan_all(now);
-                }
-            }
+            Input::CookiesFound(found) => self.cookies_found(&found, now),
         }
         self.settle(now);
     }
@@ -182,6 +197,9 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.expire(now);
         self.switch_timeout(now);
+        if self.copy_at.is_some_and(|at| at <= now) {
+            self.look_for_copies(now);
+        }
         if let Some(table_id) = self.stage() {
             let question = self.locator.retry(table_id, now);
             self.ask(question);
@@ -193,7 +211,7 @@ impl Engine {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let due = self.due.first().map(|(at, ..)| *at);
         let switch = self.switch.deadline(self.can_judge());
-        [due, switch, self.locator.deadline()]
+        [due, switch, self.locator.deadline(), self.copy_at]
             .into_iter()
             .flatten()
             .min()
@@ -413,12 +431,12 @@ impl Engine {
         );
     }
 
-    /// Asks for the logical flows of every ACL that is for a name.
+    /// Asks for the logical flows of every ACL: also those of other rules, whose actions may be
+    /// what can be copied.
     fn watch_logical_flows(&mut self) {
         let priorities: BTreeSet<u16> = self
             .ovn
             .all_acls()
-            .filter(|acl| !matches!(acl::parse(&acl.matches), Ok(AclMatch::Other)))
             .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
             .collect();
         if self.watched_priorities.as_ref() != Some(&priorities) {
@@ -444,7 +462,11 @@ impl Engine {
             }
         }
         for port in ports {
+            self.share_within_namespace(port, now);
             self.replan(port, now);
+        }
+        if !touched.namespaces.is_empty() {
+            self.copy_at.get_or_insert(now);
         }
     }
 
@@ -460,6 +482,7 @@ impl Engine {
                 firewall,
                 self.ovn.acls(namespace),
                 self.config.subdomains,
+                &self.copies,
             ),
             None => NamespaceRules::default(),
         };
@@ -538,6 +561,76 @@ impl Engine {
         self.ask(question);
     }
 
+    /// Cookies have been looked up: for the pipeline's base, or for actions to copy.
+    fn cookies_found(&mut self, found: &[FoundFlow], now: Timestamp) {
+        let tables: Vec<(u32, u8)> = found.iter().map(|flow| (flow.cookie, flow.table)).collect();
+        let moved = self.locator.found(&tables, now);
+        let mut learnt = false;
+        let wanted = self.sources_wanted();
+        for (id, flow) in self.ovn.logical_flows() {
+            let source = Source::of(flow);
+            if !wanted.contains(&source) {
+                continue;
+            }
+            let made = found.iter().find(|made| made.cookie == id.prefix());
+            if let Some(made) = made
+                && self.copies.get(&source) != Some(&made.actions)
+            {
+                self.copies.insert(source, made.actions.clone());
+                learnt = true;
+            }
+        }
+        if learnt {
+            let namespaces: Vec<String> = self.rules.keys().cloned().collect();
+            for namespace in namespaces {
+                self.pair_namespace(&namespace);
+            }
+        }
+        if learnt || moved {
+            self.replan_all(now);
+        }
+    }
+
+    /// The actions that rules would copy.
+    fn sources_wanted(&self) -> BTreeSet<Source> {
+        self.rules
+            .values()
+            .flat_map(|rules| rules.sets.values())
+            .flat_map(|set| set.rules())
+            .flat_map(|rule| &rule.templates)
+            .filter_map(|template| match &template.recipe {
+                Recipe::Copy { source, .. } => Some(source.clone()),
+                Recipe::Build(_) => None,
+            })
+            .collect()
+    }
+
+    /// Looks for OVN's own flows that have the actions which rules would copy. Those known are
+    /// looked up again too: a restarted ovn-controller numbers its meters anew.
+    fn look_for_copies(&mut self, now: Timestamp) {
+        self.copy_at = None;
+        let wanted = self.sources_wanted();
+        if wanted.is_empty() || !self.switch.is_up() {
+            return;
+        }
+        let cookies: Vec<u32> = self
+            .ovn
+            .logical_flows()
+            .filter(|(_, flow)| wanted.contains(&Source::of(flow)))
+            .map(|(id, _)| id.prefix())
+            .take(COPY_SOURCES_MAX)
+            .collect();
+        if !cookies.is_empty() {
+            self.commands.push(Command::FindCookies(cookies));
+        }
+        if wanted
+            .iter()
+            .any(|source| !self.copies.contains_key(source))
+        {
+            self.copy_at = Some(now + COPY_INTERVAL);
+        }
+    }
+
     // Planning.
 
     fn replan_all(&mut self, now: Timestamp) {
@@ -566,6 +659,7 @@ impl Engine {
             rules,
             namespace_by_group,
             locator,
+            copies,
             cookies,
             changes,
             switch,
@@ -586,6 +680,7 @@ impl Engine {
                     addresses: &port.row.addresses,
                     sets: &sets,
                     base,
+                    copies,
                 };
                 let mut wanted = flows_for_names(facts, address, lease.names.keys(), cookies);
                 if !lease.adopted.is_empty() {

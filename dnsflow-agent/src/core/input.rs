@@ -103,8 +103,19 @@ pub enum Input<'a> {
         /// As asked.
         priorities: BTreeSet<u16>,
     },
-    /// The result of [`Command::FindCookies`]: cookie and OpenFlow table of the flows found.
-    CookieTables(Vec<(u32, u8)>),
+    /// The result of [`Command::FindCookies`]: the flows found, each once.
+    CookiesFound(Vec<FoundFlow>),
+}
+
+/// A flow of OVN's, found by its cookie.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct FoundFlow {
+    /// Its cookie: the first 32 bits of the logical flow's row id.
+    pub cookie: u32,
+    /// The OpenFlow table that it is in.
+    pub table: u8,
+    /// Its action list, as the switch encodes it; empty means drop.
+    pub actions: Vec<u8>,
 }
 
 /// At most this many rows come back from [`Command::SampleLogicalFlows`].
@@ -152,6 +163,6 @@ pub enum Command {
         /// `Logical_Flow.table_id`.
         table_id: u8,
     },
-    /// Look for flows with these cookies in every table; answer with [`Input::CookieTables`].
+    /// Look for flows with these cookies in every table; answer with [`Input::CookiesFound`].
     FindCookies(Vec<u32>),
 }

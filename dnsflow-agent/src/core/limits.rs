@@ -2,19 +2,45 @@
 
 use std::time::Duration;
 
-/// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
-/// than this has its earliest-expiring address forgotten.
-pub const ADDRESSES_PER_PORT_MAX: usize = 4096;
+/// How long leases last, and how many there may be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LeaseLimits {
+    /// An address stays for at least this long after an answer, however short its TTL: clients
+    /// use an address for longer than they may.
+    pub min_ttl: Duration,
+    /// An address that is not in use goes after this long without a new answer.
+    pub max_ttl: Duration,
+    /// After its TTL, an address stays until it has seen no packet for this long.
+    pub idle_grace: Duration,
+    /// An address that a rule denies stays denied for at least this long: here, expiry opens.
+    pub deny_ttl: Duration,
+    /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
+    /// has an address forgotten: one that is not open if there is any, else the one that expires
+    /// first; never one that is in use.
+    pub addresses_per_port_max: usize,
+    /// Addresses kept for one name of one port; beyond, the one that expires first goes.
+    pub addresses_per_name_max: usize,
+}
+
+impl Default for LeaseLimits {
+    fn default() -> Self {
+        Self {
+            min_ttl: Duration::from_secs(60),
+            max_ttl: Duration::from_secs(3600),
+            idle_grace: Duration::from_secs(60),
+            deny_ttl: Duration::from_secs(3600),
+            addresses_per_port_max: 4096,
+            addresses_per_name_max: 256,
+        }
+    }
+}
+
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
-
-/// An address stays for at least this long after an answer, however short its TTL: clients use
-/// an address for longer than they may.
-pub const MIN_TTL: Duration = Duration::from_secs(60);
-/// An address that is not in use goes after this long without a new answer.
-pub const MAX_TTL: Duration = Duration::from_secs(3600);
-/// After its TTL, an address stays until it has seen no packet for this long.
-pub const IDLE_GRACE: Duration = Duration::from_secs(60);
+/// Logical flows looked up in the switch for actions to copy.
+pub const COPY_SOURCES_MAX: usize = 256;
+/// Actions to copy are looked for again this often, while some are missing.
+pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The switch removes a flow that the agent has not renewed for this long.
 pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);

@@ -119,7 +119,9 @@ impl Locator {
             }
             // ovn-controller has not installed them (again) yet. A base once known stays.
             None => {
-                self.state = State::RetryAt(now + RETRY);
+                if self.state == State::Asked {
+                    self.state = State::RetryAt(now + RETRY);
+                }
                 false
             }
         }

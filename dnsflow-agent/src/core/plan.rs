@@ -4,7 +4,7 @@
 //! a flow came about, so that a changed rule is a new plan and the difference to the old one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     net::IpAddr,
 };
 
@@ -12,7 +12,10 @@ use super::{
     flow::{Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Transport},
     limits::HARD_TIMEOUT,
     name::DomainName,
-    ovn::{template::Template, view::Place},
+    ovn::{
+        template::{Copies, Template},
+        view::Place,
+    },
     rules::{ActiveRule, RuleSet},
 };
 
@@ -82,6 +85,8 @@ pub struct PortFacts<'a> {
     pub sets: &'a [&'a RuleSet],
     /// The OpenFlow table at which the egress pipeline begins.
     pub base: u8,
+    /// What can be copied from OVN's own flows.
+    pub copies: &'a Copies,
 }
 
 /// The flows that open `to` for the port, because of these names.
@@ -95,9 +100,11 @@ pub fn flows_for_names<'n>(
     for name in names {
         for rule in port.sets.iter().flat_map(|set| set.matching(name)) {
             flows_of_rule(port, to, rule, |key, template| {
-                flows
-                    .entry(key)
-                    .or_insert_with(|| body(template, port.base, cookies));
+                if let Entry::Vacant(entry) = flows.entry(key)
+                    && let Some(body) = body(template, port, cookies)
+                {
+                    entry.insert(body);
+                }
             });
         }
     }
@@ -115,11 +122,11 @@ pub fn flows_still_ruled(
     let mut flows = BTreeMap::new();
     for rule in port.sets.iter().flat_map(|set| set.rules()) {
         flows_of_rule(port, to, rule, |key, template| {
-            if let Some(cookie) = found.get(&key) {
-                let body = body(template, port.base, cookies);
-                if body.cookie == *cookie {
-                    flows.insert(key, body);
-                }
+            if let Some(cookie) = found.get(&key)
+                && let Some(body) = body(template, port, cookies)
+                && body.cookie == *cookie
+            {
+                flows.insert(key, body);
             }
         });
     }
@@ -177,13 +184,13 @@ fn key(
     }
 }
 
-fn body(template: &Template, base: u8, cookies: &mut Cookies) -> FlowBody {
-    let actions = template.actions(base);
-    FlowBody {
+fn body(template: &Template, port: PortFacts<'_>, cookies: &mut Cookies) -> Option<FlowBody> {
+    let actions = template.actions(port.base, port.copies)?;
+    Some(FlowBody {
         cookie: cookies.cookie(&actions),
         hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
         actions,
-    }
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
+    time::Duration,
 };
 
 use super::{
@@ -27,6 +28,8 @@ pub struct Port {
     pub ifindex: Option<u32>,
     /// What the pod was told, by address.
     pub leases: HashMap<IpAddr, Lease>,
+    /// The addresses of each name: those whose lease holds it.
+    pub addresses_of: HashMap<DomainName, Vec<IpAddr>>,
 }
 
 impl Port {
@@ -37,7 +40,30 @@ impl Port {
             row,
             ifindex: None,
             leases: HashMap::new(),
+            addresses_of: HashMap::new(),
         }
+    }
+
+    /// Takes a name from an address's lease.
+    pub fn forget_name(&mut self, name: &DomainName, address: IpAddr) {
+        if let Some(lease) = self.leases.get_mut(&address) {
+            lease.names.remove(name);
+        }
+        if let Some(addresses) = self.addresses_of.get_mut(name) {
+            addresses.retain(|other| *other != address);
+            if addresses.is_empty() {
+                self.addresses_of.remove(name);
+            }
+        }
+    }
+
+    /// Takes the whole lease of an address.
+    pub fn take_lease(&mut self, address: IpAddr) -> Option<Lease> {
+        let names: Vec<DomainName> = self.leases.get(&address)?.names.keys().cloned().collect();
+        for name in &names {
+            self.forget_name(name, address);
+        }
+        self.leases.remove(&address)
     }
 }
 
@@ -61,6 +87,22 @@ impl Lease {
         self.names.values().copied().chain(adopted).min()
     }
 
+    /// How little it matters, least first: nothing open, never used, perhaps in use for all that
+    /// is known. `None`: in use.
+    pub fn dispensability(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
+        if self.flows.is_empty() {
+            Some(0)
+        } else if self
+            .flows
+            .iter()
+            .any(|flow| flow.is_in_use(idle_grace, now))
+        {
+            None
+        } else {
+            Some(1)
+        }
+    }
+
     /// Whether nothing holds the lease any more.
     pub fn is_over(&self) -> bool {
         self.names.is_empty() && self.adopted.is_empty()
@@ -80,4 +122,11 @@ pub struct LeasedFlow {
     pub packets: u64,
     /// When it was last seen to match a packet, or written.
     pub used_at: Timestamp,
+}
+
+impl LeasedFlow {
+    /// Whether packets have passed lately, by what the switch last said.
+    fn is_in_use(&self, idle_grace: Duration, now: Timestamp) -> bool {
+        self.packets > 0 && self.used_at + idle_grace > now
+    }
 }

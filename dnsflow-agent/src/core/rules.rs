@@ -20,7 +20,7 @@ use super::{
         acl::{self, AclMatch, AclMatchError, NameMatch},
         hash::{Family, address_set_hashes},
         rows::{Acl, LogicalFlow},
-        template::{Template, TemplateError, acl_match},
+        template::{Copies, Recipe, Template, TemplateError, acl_match, first_to_copy},
     },
 };
 
@@ -63,6 +63,8 @@ pub struct ActiveRule {
     pub v6: bool,
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
+    /// Whether it lets traffic pass or not.
+    pub verdict: RuleAction,
     /// The logical flows that enforce it.
     pub templates: Vec<Template>,
 }
@@ -72,6 +74,7 @@ impl ActiveRule {
     fn is_like(&self, other: &Self) -> bool {
         self.name == other.name
             && self.transports == other.transports
+            && self.verdict == other.verdict
             && (self.v4, self.v6) == (other.v4, other.v6)
     }
 }
@@ -116,8 +119,6 @@ impl RuleSet {
 pub enum Problem {
     /// The resource's rule cannot be used.
     Invalid(String),
-    /// Rules that deny by name are left to OVN's own address sets.
-    DenyByName(DnsName),
     /// OVN has no ACL for the rule yet.
     NoAcl(DnsName),
     /// The ACL is there, but no logical flow of it.
@@ -143,11 +144,6 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid(reason) => f.write_str(reason),
-            Self::DenyByName(name) => write!(
-                f,
-                "Deny by dnsName `{}` applies only to the addresses that ovn-kubernetes resolves itself",
-                name.written()
-            ),
             Self::NoAcl(name) if name.is_wildcard() => write!(
                 f,
                 "waiting for OVN's ACL for dnsName `{}`; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver",
@@ -172,7 +168,7 @@ impl fmt::Display for Problem {
             ),
             Self::LogsLeftOut(name) => write!(
                 f,
-                "ACL logging does not cover addresses of dnsName `{}` that dnsflow opens",
+                "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
                 name.written()
             ),
         }
@@ -200,6 +196,7 @@ pub fn pair<'a>(
     firewall: &Firewall,
     acls: impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)>,
     subdomains: bool,
+    copies: &Copies,
 ) -> NamespaceRules {
     let names = names_by_hash(firewall);
     let mut problems = problems_of_the_resource(firewall);
@@ -229,9 +226,9 @@ pub fn pair<'a>(
             let Some(name) = name_of(&matches, &names) else {
                 continue;
             };
-            if !allows(firewall, index, name) {
+            let Some(verdict) = verdict(firewall, index, name) else {
                 continue;
-            }
+            };
             let template = match Template::parse(flow) {
                 Ok(template) => template,
                 Err(error) => {
@@ -240,12 +237,12 @@ pub fn pair<'a>(
                     break;
                 }
             };
-            if template.logs_left_out > 0 {
-                problems
-                    .entry(index)
-                    .or_insert_with(|| Problem::LogsLeftOut(name.clone()));
+            if let Some(problem) = to_copy(&template, name, copies) {
+                problems.entry(index).or_insert(problem);
             }
-            let rule = active_rule(namespace, firewall, name, index, &matches, subdomains);
+            let rule = active_rule(
+                namespace, firewall, name, verdict, index, &matches, subdomains,
+            );
             let known = rules
                 .iter_mut()
                 .find(|(group, known)| *group == matches.port_group && known.is_like(&rule));
@@ -273,7 +270,6 @@ pub fn pair<'a>(
     let named: BTreeSet<&DnsName> = found.iter().map(|(_, rule)| &rule.name).collect();
     for (index, rule) in (0..).zip(&firewall.rules) {
         if let Destination::Name(name) = &rule.destination
-            && rule.action == RuleAction::Allow
             && !named.contains(name)
         {
             problems.entry(index).or_insert_with(|| {
@@ -295,11 +291,8 @@ pub fn pair<'a>(
 fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
     (0..)
         .zip(&firewall.rules)
-        .filter_map(|(index, rule)| match (&rule.destination, rule.action) {
-            (Destination::Invalid(reason), _) => Some((index, Problem::Invalid(reason.clone()))),
-            (Destination::Name(name), RuleAction::Deny) => {
-                Some((index, Problem::DenyByName(name.clone())))
-            }
+        .filter_map(|(index, rule)| match &rule.destination {
+            Destination::Invalid(reason) => Some((index, Problem::Invalid(reason.clone()))),
             _ => None,
         })
         .collect()
@@ -309,21 +302,35 @@ fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
     problems.get(&rule.index) == Some(&Problem::StaleAcl)
 }
 
-/// Whether the resource allows `name`: by the rule at `index`, if that is for the name, else by
-/// any rule.
-fn allows(firewall: &Firewall, index: u32, name: &DnsName) -> bool {
+/// What the resource does with `name`: by the rule at `index`, if that is for the name, else by
+/// the first that is.
+fn verdict(firewall: &Firewall, index: u32, name: &DnsName) -> Option<RuleAction> {
     let is_for = |rule: &&Rule| rule.destination == Destination::Name(name.clone());
     let here = usize::try_from(index)
         .ok()
         .and_then(|index| firewall.rules.get(index))
         .filter(is_for);
-    match here {
-        Some(rule) => rule.action == RuleAction::Allow,
-        None => firewall
-            .rules
-            .iter()
-            .filter(is_for)
-            .any(|rule| rule.action == RuleAction::Allow),
+    here.or_else(|| firewall.rules.iter().find(is_for))
+        .map(|rule| rule.action)
+}
+
+/// What is missing of a template whose actions are to be copied.
+fn to_copy(template: &Template, name: &DnsName, copies: &Copies) -> Option<Problem> {
+    match &template.recipe {
+        Recipe::Copy { source, .. } if copies.contains_key(source) => None,
+        Recipe::Copy {
+            without_logs: Some(_),
+            ..
+        } => Some(Problem::LogsLeftOut(name.clone())),
+        Recipe::Copy {
+            source,
+            without_logs: None,
+        } => {
+            let action = first_to_copy(&source.actions).unwrap_or(&source.actions);
+            let error = TemplateError::NoCopy(action.to_owned());
+            Some(Problem::Template(name.clone(), error))
+        }
+        Recipe::Build(_) => None,
     }
 }
 
@@ -363,6 +370,7 @@ fn active_rule(
     namespace: &str,
     firewall: &Firewall,
     name: &DnsName,
+    verdict: RuleAction,
     index: u32,
     matches: &NameMatch,
     subdomains: bool,
@@ -382,6 +390,7 @@ fn active_rule(
         v4: matches.v4.is_some(),
         v6: matches.v6.is_some(),
         transports: matches.transports.clone(),
+        verdict,
         templates: Vec::new(),
     }
 }

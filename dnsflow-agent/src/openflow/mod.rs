@@ -34,7 +34,7 @@ pub use session::Session;
 
 use crate::core::{
     flow::{Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId},
+    input::{BatchError, BatchId, FoundFlow},
 };
 
 /// After this long without a byte from the switch an echo request goes out, and after as long
@@ -69,9 +69,8 @@ pub enum Event {
     },
     /// Every flow of ours, from all tables.
     Flows(Vec<InstalledFlow>),
-    /// Where flows with the cookies asked for are: cookie and table, ascending, without
-    /// repetition.
-    CookieTables(Vec<(u32, u8)>),
+    /// The flows with the cookies asked for, ascending, without repetition.
+    CookiesFound(Vec<FoundFlow>),
     /// A flow of ours in a monitored table is gone, or not what it was, and not by our doing.
     FlowLost {
         /// Which flow.

@@ -71,7 +71,7 @@ const ETH_IPV6: u16 = 0x86dd;
 /// `OFPMT_OXM` (section 7.2.3.1).
 const OFPMT_OXM: u16 = 0x0001;
 /// `OFPIT_APPLY_ACTIONS` (section 7.2.5).
-const OFPIT_APPLY_ACTIONS: u16 = 0x0004;
+pub(super) const OFPIT_APPLY_ACTIONS: u16 = 0x0004;
 /// `OFPAT_SET_FIELD` (section 7.2.6).
 const OFPAT_SET_FIELD: u16 = 0x0019;
 /// `OFPAT_EXPERIMENTER` (section 7.2.6).

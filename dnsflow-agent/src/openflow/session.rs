@@ -27,7 +27,7 @@ use super::{
 use crate::core::{
     Timestamp,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId},
+    input::{BatchError, BatchId, FoundFlow},
 };
 
 /// The state of one connection. After an error it is of no further use but for [`Session::close`].
@@ -144,7 +144,7 @@ impl Request {
 #[derive(Debug)]
 struct Search {
     outstanding: usize,
-    found: BTreeSet<(u32, u8)>,
+    found: BTreeSet<FoundFlow>,
 }
 
 impl Session {
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// Looks in all tables for flows with these cookies (OVN's: the upper half zero);
-    /// [`Event::CookieTables`] answers.
+    /// [`Event::CookiesFound`] answers.
     pub fn find_cookies(&mut self, cookies: Vec<u32>) {
         self.ask(FIND, Command::FindCookies(cookies));
     }
@@ -369,7 +369,7 @@ impl Session {
     fn run_find(&mut self, cookies: Vec<u32>) {
         let cookies: BTreeSet<u32> = cookies.into_iter().collect();
         if cookies.is_empty() {
-            return self.events.push_back(Event::CookieTables(Vec::new()));
+            return self.events.push_back(Event::CookiesFound(Vec::new()));
         }
         if self.requests.len() + cookies.len() > REQUESTS_MAX {
             return self.too_many(FIND);
@@ -610,15 +610,19 @@ impl Session {
                 for desc in reply.flow_descs() {
                     let desc = desc?;
                     if let Ok(cookie) = u32::try_from(desc.cookie) {
-                        search.found.insert((cookie, desc.table));
+                        search.found.insert(FoundFlow {
+                            cookie,
+                            table: desc.table,
+                            actions: desc.actions.to_vec(),
+                        });
                     }
                 }
                 search.outstanding -= usize::from(!reply.more);
                 if search.outstanding == 0 {
                     let found = mem::take(&mut search.found);
                     self.searches.remove(&number);
-                    let tables = found.into_iter().collect();
-                    self.events.push_back(Event::CookieTables(tables));
+                    let found = found.into_iter().collect();
+                    self.events.push_back(Event::CookiesFound(found));
                 }
             }
             Some(Request::Monitor) | None => self.counters.unexpected_messages += 1,
@@ -697,7 +701,7 @@ fn refused(text: String) -> Result<(), BatchError> {
 }
 
 /// A flow of ours; `None` when it is not, or cannot be said in our terms.
-fn installed(desc: FlowDesc) -> Option<InstalledFlow> {
+fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
     Some(InstalledFlow {
         key: FlowKey {
             table: desc.table,

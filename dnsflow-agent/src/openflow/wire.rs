@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
     LostReason, ProtocolError,
-    oxm::{self, EncodeError},
+    oxm::{self, EncodeError, OFPIT_APPLY_ACTIONS},
 };
 use crate::core::flow::{Action, Cookie, FlowChange, Match};
 
@@ -436,7 +436,7 @@ impl<'a> MultipartReply<'a> {
     }
 
     /// The entries of an `OFPMP_FLOW_DESC` reply.
-    pub(super) fn flow_descs(&self) -> impl Iterator<Item = Result<FlowDesc, ProtocolError>> {
+    pub(super) fn flow_descs(&self) -> impl Iterator<Item = Result<FlowDesc<'a>, ProtocolError>> {
         entries(self.body, "flow description", FlowDesc::parse)
     }
 
@@ -469,7 +469,7 @@ fn entries<'a, T>(
 
 /// A flow as `OFPMP_FLOW_DESC` describes it (`struct ofp_flow_desc`, section 7.3.5).
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct FlowDesc {
+pub(super) struct FlowDesc<'a> {
     pub(super) table: u8,
     pub(super) priority: u16,
     pub(super) hard_timeout_s: u16,
@@ -477,10 +477,12 @@ pub(super) struct FlowDesc {
     /// `None` when it is no match of ours: some field that [`Match`] cannot hold.
     pub(super) matches: Option<Match>,
     pub(super) packets: u64,
+    /// The actions of `OFPIT_APPLY_ACTIONS`; empty where there are none.
+    pub(super) actions: &'a [u8],
 }
 
-impl FlowDesc {
-    fn parse(entry: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+impl<'a> FlowDesc<'a> {
+    fn parse(entry: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         entry.take(4)?; // length, padding
         let table = entry.u8()?;
         entry.u8()?;
@@ -495,8 +497,27 @@ impl FlowDesc {
             cookie: entry.u64()?,
             matches: oxm::read_match(entry)?,
             packets: packet_count(entry)?,
+            actions: applied_actions(entry)?,
         })
     }
+}
+
+/// Finds the actions among a flow's instructions (section 7.2.5), which come last.
+fn applied_actions<'a>(entry: &mut Reader<'a>) -> Result<&'a [u8], ProtocolError> {
+    const WHAT: &str = "instructions";
+    while !entry.is_empty() {
+        let kind = entry.u16()?;
+        let length = usize::from(entry.u16()?);
+        let body = length
+            .checked_sub(4)
+            .ok_or(ProtocolError::Malformed(WHAT))?;
+        let mut instruction = entry.sub(WHAT, body)?;
+        if kind == OFPIT_APPLY_ACTIONS {
+            instruction.take(4)?; // padding
+            return Ok(instruction.rest());
+        }
+    }
+    Ok(&[])
 }
 
 /// `OXS_OF_PACKET_COUNT`: class 0x8002, field 4, eight bytes (section 7.2.4).
@@ -511,6 +532,7 @@ fn packet_count(entry: &mut Reader<'_>) -> Result<u64, ProtocolError> {
         .checked_sub(4)
         .ok_or(ProtocolError::Malformed(WHAT))?;
     let mut stats = entry.sub(WHAT, payload)?;
+    entry.take(length.next_multiple_of(8) - length)?;
     while !stats.is_empty() {
         let header = stats.u32()?;
         let mut value = stats.sub(WHAT, (header & 0xff) as usize)?;

@@ -35,6 +35,12 @@ fn without_arguments_the_defaults_hold() {
             ovn_sb: None,
             openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
             subdomains: true,
+            scope: ScopeOption::Pod,
+            min_ttl: 60,
+            max_ttl: 3600,
+            idle_grace: 60,
+            max_addresses_per_name: 256,
+            max_leases_per_pod: 4096,
             log_format: LogFormat::Text,
         })
     );
@@ -49,6 +55,12 @@ fn every_option_is_taken() {
         "--ovn-sb=tcp:[::1]:6642",
         "--openflow-socket=/of",
         "--subdomains=false",
+        "--scope=namespace",
+        "--min-ttl=1",
+        "--max-ttl=2",
+        "--idle-grace=3",
+        "--max-addresses-per-name=4",
+        "--max-leases-per-pod=5",
         "--log-format=json",
     ];
     assert_eq!(
@@ -61,6 +73,12 @@ fn every_option_is_taken() {
             ovn_sb: Some(remotes("tcp:[::1]:6642")),
             openflow_socket: "/of".into(),
             subdomains: false,
+            scope: ScopeOption::Namespace,
+            min_ttl: 1,
+            max_ttl: 2,
+            idle_grace: 3,
+            max_addresses_per_name: 4,
+            max_leases_per_pod: 5,
             log_format: LogFormat::Json,
         })
     );
@@ -68,6 +86,12 @@ fn every_option_is_taken() {
         parse(&["--kubeconfig", "/k"]).map(|options| options.kubeconfig),
         Ok(Some("/k".into()))
     );
+}
+
+#[test]
+fn the_defaults_are_those_of_the_core() {
+    let leases = parse(&[]).map(|options| options.leases());
+    assert_eq!(leases, Ok(LeaseLimits::default()));
 }
 
 #[test]

@@ -1,23 +1,20 @@
 //! What a pod was told: from the captured frame to the lease, and the lease's end.
 
-use std::{
-    collections::{BTreeMap, hash_map::Entry},
-    net::IpAddr,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_common::walk::dns_answer;
 
-use super::{Engine, sets_of, switch::Opening};
+use super::{Engine, Scope, sets_of, switch::Opening};
 use crate::core::{
     Timestamp,
     dns::{Answer, DnsError},
+    firewall::RuleAction,
     flow::FlowChange,
     input::Frame,
-    limits::{ADDRESSES_PER_PORT_MAX, IDLE_GRACE, MAX_TTL, MIN_TTL, NAMES_PER_ADDRESS_MAX},
+    limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX},
     name::DomainName,
     plan::{PortFacts, flows_for_names},
-    port::{Lease, PortId},
+    port::{Lease, Port, PortId},
 };
 
 impl Engine {
@@ -45,8 +42,8 @@ impl Engine {
         let Answer { name, addresses } = answer;
         let mut opened = Vec::new();
         let mut rules: Vec<u32> = Vec::new();
-        let mut matched = false;
-        for port_id in self.ports_of_pod(told) {
+        let mut denies = false;
+        for port_id in self.ports_told(told) {
             let Some(port) = self.ports.get(&port_id) else {
                 continue;
             };
@@ -57,19 +54,29 @@ impl Engine {
                 &port.row.iface_id,
             );
             for rule in sets.iter().flat_map(|set| set.matching(&name)) {
-                matched = true;
+                denies |= rule.verdict == RuleAction::Deny;
                 if !rules.contains(&rule.index) {
                     rules.push(rule.index);
                 }
             }
+            let LeaseLimits {
+                min_ttl,
+                max_ttl,
+                deny_ttl,
+                ..
+            } = self.config.leases;
             for (address, ttl) in &addresses {
-                let fresh = self.remember(port_id, *address, &name, *ttl, now);
+                let mut until = now + (*ttl).max(min_ttl).min(max_ttl.max(min_ttl));
+                if denies {
+                    until = until.max(now + deny_ttl);
+                }
+                let fresh = self.remember(port_id, *address, &name, until, now);
                 if fresh && self.replan_lease(port_id, *address, now) > 0 {
                     opened.push(*address);
                 }
             }
         }
-        if !matched {
+        if rules.is_empty() {
             self.counters.answers_unmatched += 1;
         } else if opened.is_empty() {
             self.counters.answers_known += 1;
@@ -86,6 +93,58 @@ impl Engine {
                 captured_at,
             });
             self.flush(false, opening);
+        }
+    }
+
+    /// The ports that an answer to this one is for.
+    fn ports_told(&self, port: PortId) -> Vec<PortId> {
+        let mut ports = self.ports_of_pod(port);
+        if self.config.scope == Scope::Namespace
+            && let Some(namespace) = self.namespace_of(port)
+        {
+            ports.extend(self.ports_in(&namespace));
+            ports.sort_unstable();
+            ports.dedup();
+        }
+        ports
+    }
+
+    /// The ports on this node that a namespace's rules hold for.
+    fn ports_in(&self, namespace: &str) -> Vec<PortId> {
+        let groups = self
+            .rules
+            .get(namespace)
+            .into_iter()
+            .flat_map(|rules| rules.sets.keys());
+        groups
+            .flat_map(|group| self.ovn.ports_of(group))
+            .filter_map(|name| self.port_by_name.get(name).copied())
+            .collect()
+    }
+
+    /// With [`Scope::Namespace`], a port without addresses gets those that its namespace knows.
+    pub(super) fn share_within_namespace(&mut self, port_id: PortId, now: Timestamp) {
+        let is_new = |port: &Port| port.leases.is_empty();
+        if self.config.scope != Scope::Namespace || !self.ports.get(&port_id).is_some_and(is_new) {
+            return;
+        }
+        let Some(namespace) = self.namespace_of(port_id) else {
+            return;
+        };
+        let known: Vec<(IpAddr, DomainName, Timestamp)> = self
+            .ports_in(&namespace)
+            .into_iter()
+            .filter_map(|id| self.ports.get(&id))
+            .max_by_key(|port| port.leases.len())
+            .into_iter()
+            .flat_map(|port| &port.leases)
+            .flat_map(|(address, lease)| {
+                let names = lease.names.iter();
+                names.map(|(name, until)| (*address, name.clone(), *until))
+            })
+            .collect();
+        for (address, name, until) in known {
+            self.remember(port_id, address, &name, until, now);
         }
     }
 
@@ -108,57 +167,95 @@ impl Engine {
     }
 
     /// Notes that `name` leads to `address`; returns whether that is news.
-    fn remember(
+    pub(super) fn remember(
         &mut self,
         port_id: PortId,
         address: IpAddr,
         name: &DomainName,
-        ttl: Duration,
+        until: Timestamp,
         now: Timestamp,
     ) -> bool {
-        let until = now + ttl.clamp(MIN_TTL, MAX_TTL);
+        let limits = self.config.leases;
         let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
-        if port.leases.len() >= ADDRESSES_PER_PORT_MAX && !port.leases.contains_key(&address) {
-            self.evict(port_id);
+        let leases = port.leases.len();
+        if let Some(lease) = port.leases.get_mut(&address) {
+            if let Some(known) = lease.names.get_mut(name) {
+                *known = until.max(*known);
+                return false;
+            }
+            if lease.names.len() >= NAMES_PER_ADDRESS_MAX {
+                self.counters.names_dropped += 1;
+                return false;
+            }
+        } else if leases >= limits.addresses_per_port_max && !self.evict(port_id, now) {
+            self.counters.addresses_refused += 1;
+            return false;
+        }
+        let of_name = |port: &Port| port.addresses_of.get(name).map_or(0, Vec::len);
+        let full = |port: &Port| of_name(port) >= limits.addresses_per_name_max;
+        if self.ports.get(&port_id).is_some_and(full) && !self.evict_of_name(port_id, name, now) {
+            self.counters.addresses_refused += 1;
+            return false;
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
-        let lease = match port.leases.entry(address) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Lease::default()),
-        };
-        if let Some(known) = lease.names.get_mut(name) {
-            *known = until.max(*known);
-            return false;
-        }
-        if lease.names.len() >= NAMES_PER_ADDRESS_MAX {
-            self.counters.names_dropped += 1;
-            return false;
-        }
+        let lease = port.leases.entry(address).or_default();
         lease.names.insert(name.clone(), until);
+        let addresses = port.addresses_of.entry(name.clone()).or_default();
+        addresses.push(address);
         self.due.insert((until, port_id, address));
         true
     }
 
-    /// Forgets the address of a port that would expire first, one that is not open if there is any.
-    fn evict(&mut self, port_id: PortId) {
+    /// Forgets the address of a port that matters least; `false` where all are in use.
+    fn evict(&mut self, port_id: PortId, now: Timestamp) -> bool {
+        let grace = self.config.leases.idle_grace;
         let Some(port) = self.ports.get_mut(&port_id) else {
-            return;
+            return false;
         };
-        let first = port
+        let least = port
             .leases
             .iter()
-            .min_by_key(|(address, lease)| (!lease.flows.is_empty(), lease.due(), **address))
-            .map(|(address, _)| *address);
-        if let Some(address) = first
-            && let Some(lease) = port.leases.remove(&address)
-        {
+            .filter_map(|(address, lease)| {
+                let matters = lease.dispensability(grace, now)?;
+                Some((matters, lease.due(), *address))
+            })
+            .min();
+        let Some((.., address)) = least else {
+            return false;
+        };
+        if let Some(lease) = port.take_lease(address) {
             self.counters.addresses_evicted += 1;
             self.close(lease);
         }
+        true
+    }
+
+    /// Takes a name from the one of its addresses that matters least.
+    fn evict_of_name(&mut self, port_id: PortId, name: &DomainName, now: Timestamp) -> bool {
+        let grace = self.config.leases.idle_grace;
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return false;
+        };
+        let addresses = port.addresses_of.get(name).into_iter().flatten();
+        let least = addresses
+            .filter_map(|address| {
+                let lease = port.leases.get(address)?;
+                let matters = lease.dispensability(grace, now)?;
+                Some((matters, lease.names.get(name).copied(), *address))
+            })
+            .min();
+        let Some((.., address)) = least else {
+            return false;
+        };
+        port.forget_name(name, address);
+        self.counters.addresses_evicted += 1;
+        self.end_expired(port_id, address, now);
+        self.replan_lease(port_id, address, now);
+        true
     }
 
     fn close(&mut self, lease: Lease) {
@@ -201,9 +298,12 @@ impl Engine {
             rules,
             namespace_by_group,
             locator,
+            copies,
             cookies,
+            config,
             ..
         } = self;
+        let idle_grace = config.leases.idle_grace;
         let Some(port) = ports.get_mut(&port_id) else {
             return;
         };
@@ -219,10 +319,11 @@ impl Engine {
                 addresses: &port.row.addresses,
                 sets: &sets,
                 base,
+                copies,
             });
         let used_until = |key| {
             let flow = lease.flows.iter().find(|flow| flow.key == key)?;
-            Some(flow.used_at + IDLE_GRACE)
+            Some(flow.used_at + idle_grace)
         };
         let mut extended = Vec::new();
         for (name, until) in lease.names.iter().filter(|(_, until)| **until <= now) {
@@ -258,12 +359,20 @@ impl Engine {
         let Some(lease) = port.leases.get_mut(&address) else {
             return;
         };
-        lease.names.retain(|_, until| *until > now);
         if lease.adopted_until <= now {
             lease.adopted.clear();
         }
+        let expired =
+            |(name, until): (&DomainName, &Timestamp)| (*until <= now).then(|| name.clone());
+        let expired: Vec<DomainName> = lease.names.iter().filter_map(expired).collect();
+        for name in &expired {
+            port.forget_name(name, address);
+        }
+        let Some(lease) = port.leases.get(&address) else {
+            return;
+        };
         if lease.is_over() {
-            if let Some(lease) = port.leases.remove(&address) {
+            if let Some(lease) = port.take_lease(address) {
                 self.close(lease);
             }
         } else if let Some(due) = lease.due() {

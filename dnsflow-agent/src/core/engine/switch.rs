@@ -10,7 +10,7 @@ use crate::core::{
     Command, Timestamp,
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
     input::{BatchError, BatchId},
-    limits::{COMPARE_INTERVAL, MIN_TTL, RENEW_INTERVAL, RESTORE_DELAY},
+    limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
     name::DomainName,
     ovn::view::Place,
     plan::REG_INPORT,
@@ -100,6 +100,7 @@ impl Engine {
         self.switch.renew_at = Some(now + RENEW_INTERVAL);
         let question = self.locator.verify();
         self.ask(question);
+        self.copy_at.get_or_insert(now);
     }
 
     pub(super) fn switch_down(&mut self) {
@@ -183,7 +184,7 @@ impl Engine {
         }
     }
 
-    fn namespace_of(&self, port: PortId) -> Option<String> {
+    pub(super) fn namespace_of(&self, port: PortId) -> Option<String> {
         let port = self.ports.get(&port)?;
         self.ovn
             .groups_of(&port.row.iface_id)
@@ -294,6 +295,7 @@ impl Engine {
             self.reports.push(Report::Restored { flows: restored });
             let question = self.locator.verify();
             self.ask(question);
+            self.copy_at.get_or_insert(now);
         }
     }
 
@@ -365,7 +367,7 @@ impl Engine {
             };
             let lease: &mut Lease = port.leases.entry(destination(key)).or_default();
             lease.adopted.insert(key.clone(), installed.cookie);
-            lease.adopted_until = now + MIN_TTL;
+            lease.adopted_until = now + self.config.leases.min_ttl;
             touched.extend(port_id.map(|id| (*id, destination(key))));
         }
         let mut adopted = 0;
@@ -390,7 +392,7 @@ impl Engine {
                 }
                 None => {
                     if let Some(port) = self.ports.get_mut(&port_id) {
-                        port.leases.remove(&address);
+                        port.take_lease(address);
                     }
                 }
             }

@@ -15,8 +15,8 @@ use super::*;
 use crate::core::{
     firewall::{Destination, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, Frame},
-    limits::{COMPARE_INTERVAL, HARD_TIMEOUT, IDLE_GRACE, MIN_TTL, RENEW_INTERVAL},
+    input::{BatchError, BatchId, FoundFlow, Frame},
+    limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
     ovn::{
         hash::{Family, address_set_hashes},
         rows::{Acl, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, SbUpdate},
@@ -40,6 +40,8 @@ struct Node {
     reports: Vec<Report>,
     switch_answers: bool,
     pods: BTreeMap<String, RowId>,
+    /// What ovn-controller made of logical flows, by cookie.
+    ovn_actions: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Node {
@@ -48,6 +50,8 @@ impl Node {
         Self {
             engine: Engine::new(Config {
                 subdomains: true,
+                scope: Scope::Pod,
+                leases: LeaseLimits::default(),
                 dns_ports: Ports::DNS,
             }),
             now: Timestamp::from_nanos(1_000_000_000_000),
@@ -56,6 +60,7 @@ impl Node {
             reports: vec![],
             switch_answers: true,
             pods: BTreeMap::new(),
+            ovn_actions: BTreeMap::new(),
         }
     }
 
@@ -141,9 +146,7 @@ impl Node {
                             flows: vec![RowId::new(0x5eed << 96)],
                         })
                     }
-                    Command::FindCookies(cookies) => Some(Input::CookieTables(
-                        cookies.into_iter().map(|c| (c, BASE + 4)).collect(),
-                    )),
+                    Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
                     Command::Apply { .. }
                     | Command::DumpFlows
                     | Command::Detach { .. }
@@ -154,6 +157,16 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// OVN's own flows: their actions are those that a test gave, else a drop.
+    fn find(&self, cookies: &[u32]) -> Vec<FoundFlow> {
+        let found = |&cookie: &u32| FoundFlow {
+            cookie,
+            table: BASE + 4,
+            actions: self.ovn_actions.get(&cookie).cloned().unwrap_or_default(),
+        };
+        cookies.iter().map(found).collect()
     }
 
     fn change_switch(&mut self, change: FlowChange) {
@@ -417,6 +430,10 @@ fn udp_frame(payload: &[u8]) -> Vec<u8> {
     frame.extend(payload);
     frame
 }
+
+/// [`LeaseLimits`] as they are by default.
+const MIN_TTL: Duration = Duration::from_secs(60);
+const IDLE_GRACE: Duration = Duration::from_secs(60);
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 1];
 const OTHER: [u8; 4] = [203, 0, 113, 2];
@@ -885,12 +902,12 @@ fn a_refusal_is_told_and_counted() {
 }
 
 #[test]
-fn a_pod_that_resolves_without_end_forgets_the_earliest() {
+fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.answer("p1", "example.com", &[[198, 51, 100, 1]], 3600);
-    for i in 0..crate::core::limits::ADDRESSES_PER_PORT_MAX as u32 + 10 {
+    node.answer("p1", "example.com", &[[198, 51, 100, 1]], 60);
+    for i in 0..4096 + 10 {
         let address = Ipv4Addr::from(0x0b00_0000 + i).octets();
-        node.answer("p1", "unrelated.test", &[address], 60);
+        node.answer("p1", &format!("n{}.test", i / 100), &[address], 3600);
     }
     assert_eq!(node.engine.counters().addresses_evicted, 11);
     assert_eq!(
@@ -898,4 +915,110 @@ fn a_pod_that_resolves_without_end_forgets_the_earliest() {
         ["198.51.100.1".to_owned()].into(),
         "what is open goes last"
     );
+}
+
+#[test]
+fn an_address_in_use_is_never_evicted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_port_max = 2;
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 60);
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    node.pass(COMPARE_INTERVAL);
+    node.answer("p1", "example.com", &[[203, 0, 113, 3]], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 1);
+    assert_eq!(node.destinations().len(), 2);
+    // Out of use, the one that expires first makes room.
+    node.pass(IDLE_GRACE);
+    node.answer("p1", "example.com", &[OTHER], 600);
+    node.answer("p1", "example.com", &[[203, 0, 113, 3]], 60);
+    assert_eq!(
+        node.destinations(),
+        ["203.0.113.2".to_owned(), "203.0.113.3".to_owned()].into()
+    );
+}
+
+#[test]
+fn a_name_keeps_only_so_many_addresses() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_name_max = 2;
+    for host in 1..=4 {
+        node.answer(
+            "p1",
+            "example.com",
+            &[[203, 0, 113, host]],
+            60 * u32::from(host),
+        );
+    }
+    node.answer("p1", "www.example.com", &[[203, 0, 113, 9]], 60);
+    let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
+    assert_eq!(node.destinations(), kept.map(str::to_owned).into());
+    assert_eq!(node.engine.counters().addresses_evicted, 2);
+}
+
+fn deny(name: &str) -> Rule {
+    Rule {
+        action: RuleAction::Deny,
+        ..allow(name)
+    }
+}
+
+#[test]
+fn a_denied_name_gets_flows_that_do_what_ovn_does() {
+    let mut node = Node::with(&[deny("bad.test")]);
+    node.answer("p1", "www.bad.test", &[ADDRESS], 1);
+    assert_eq!(node.open()[0].2, 11_000);
+    // Expiry would open: the lease is held for longer than one that allows.
+    node.pass(Duration::from_secs(3000));
+    assert_eq!(node.open().len(), 1);
+    node.pass(Duration::from_secs(1000));
+    assert_eq!(node.open().len(), 0);
+}
+
+#[test]
+fn actions_that_only_ovn_can_make_are_copied() {
+    let rules = [deny("bad.test"), deny_all()];
+    let mut node = Node::with(&rules);
+    let text = "ct_commit { ct_mark.blocked = 1; }; /* drop */";
+    let with_text = |index: u32| {
+        let mut flow = logical_flow(index, &rules).expect("a rule");
+        flow.actions = text.into();
+        (RowId::new((0xf00 + u128::from(index)) << 96), Some(flow))
+    };
+    // The other rule's logical flow has the same text, and OVN has made a flow of it.
+    node.ovn_actions.insert(0xf01, vec![7; 8]);
+    node.ovn_actions.insert(0xf00, vec![7; 8]);
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: vec![with_text(0), with_text(1)],
+        ..SbUpdate::default()
+    }));
+    node.pass(Duration::from_secs(1));
+    node.log.clear();
+    node.answer("p1", "bad.test", &[ADDRESS], 60);
+    let batches = node.batches();
+    let [(_, changes)] = &batches[..] else {
+        panic!("one batch: {batches:?}");
+    };
+    let [FlowChange::Add(_, body)] = &changes[..] else {
+        panic!("one flow: {changes:?}");
+    };
+    assert_eq!(
+        body.actions,
+        [crate::core::flow::Action::Copied(vec![7; 8])]
+    );
+}
+
+#[test]
+fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.scope = Scope::Namespace;
+    node.add_pod("p2", 6);
+    node.answer("p2", "example.com", &[ADDRESS], 300);
+    let sources =
+        |node: &Node| -> Vec<String> { node.open().into_iter().map(|(src, ..)| src).collect() };
+    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6"]);
+    // Also a pod that comes later.
+    node.add_pod("p3", 7);
+    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
 }

@@ -4,7 +4,8 @@
 //! parentheses, at the time when ovn-northd made it; its actions are register loads, perhaps a
 //! `log`, a `ct_commit`, and `next`.
 //! Logical register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
-//! `lib/logical-fields.c`). What is not understood is refused, never guessed.
+//! `lib/logical-fields.c`). Actions beyond that are copied from what ovn-controller made of the same
+//! text. Nothing is guessed.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +24,50 @@ pub struct Template {
     /// Register tests in front of the ACL's match.
     pub registers: BTreeMap<u8, Masked>,
     /// What happens to the packet.
-    pub steps: Vec<Step>,
-    /// `log` actions that were left out: only ovn-controller can number their meters.
-    pub logs_left_out: u32,
+    pub recipe: Recipe,
 }
+
+/// How the actions of a [`Template`] come about.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Recipe {
+    /// From what is understood.
+    Build(Vec<Step>),
+    /// By a copy of what ovn-controller made of the same text in the same stage: `log` needs a
+    /// number that only ovn-controller gives to its meter, `ct_commit` is compiled differently
+    /// from release to release.
+    Copy {
+        /// The text, and where it stands.
+        source: Source,
+        /// What serves as long as there is nothing to copy: the actions without their `log`s.
+        without_logs: Option<Vec<Step>>,
+    },
+}
+
+/// A text of logical actions in a stage. ovn-controller makes the same OpenFlow actions of it
+/// wherever it stands in that stage.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Source {
+    /// The pipeline.
+    pub pipeline: Pipeline,
+    /// The table within it, which `next` counts from.
+    pub table_id: u8,
+    /// `Logical_Flow.actions`.
+    pub actions: String,
+}
+
+impl Source {
+    /// Where the actions of a logical flow stand.
+    pub fn of(flow: &LogicalFlow) -> Self {
+        Self {
+            pipeline: flow.pipeline,
+            table_id: flow.table_id,
+            actions: flow.actions.clone(),
+        }
+    }
+}
+
+/// OpenFlow actions that ovn-controller made, by what it made them of.
+pub type Copies = BTreeMap<Source, Vec<u8>>;
 
 /// An action of a [`Template`].
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -46,9 +87,11 @@ pub enum TemplateError {
     /// A test in front of the ACL's match is no register test.
     #[error("its match has a test that is not understood: `{0}`")]
     Test(String),
-    /// An action outside the known set.
-    #[error("its actions hold one that is not understood: `{0}`")]
-    Action(String),
+    /// The actions can neither be built nor copied.
+    #[error(
+        "its actions hold `{0}`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
+    )]
+    NoCopy(String),
 }
 
 /// Splits the match of a logical flow into the register tests and the ACL's match.
@@ -77,14 +120,12 @@ impl Template {
                 return Err(TemplateError::Test(test.to_owned()));
             }
         }
-        let (steps, logs_left_out) = steps(&flow.actions)?;
         Ok(Self {
             pipeline: flow.pipeline,
             table_id: flow.table_id,
             priority: flow.priority,
             registers,
-            steps,
-            logs_left_out,
+            recipe: recipe(flow),
         })
     }
 
@@ -93,17 +134,30 @@ impl Template {
         base.saturating_add(self.table_id)
     }
 
-    /// The OpenFlow actions, when the pipeline begins at table `base`.
-    pub fn actions(&self, base: u8) -> Vec<Action> {
-        self.steps
-            .iter()
-            .map(|step| match *step {
-                Step::Load(register, bits) => Action::SetRegister { register, bits },
-                Step::Next => Action::Resubmit {
-                    table: self.table(base).saturating_add(1),
-                },
-            })
-            .collect()
+    /// The OpenFlow actions, when the pipeline begins at table `base`; `None` while there is
+    /// nothing to copy them from.
+    pub fn actions(&self, base: u8, copies: &Copies) -> Option<Vec<Action>> {
+        let steps = match &self.recipe {
+            Recipe::Build(steps) => steps,
+            Recipe::Copy {
+                source,
+                without_logs,
+            } => match copies.get(source) {
+                Some(bytes) if bytes.is_empty() => return Some(Vec::new()),
+                Some(bytes) => return Some(vec![Action::Copied(bytes.clone())]),
+                None => without_logs.as_ref()?,
+            },
+        };
+        let next = self.table(base).saturating_add(1);
+        Some(
+            steps
+                .iter()
+                .map(|step| match *step {
+                    Step::Load(register, bits) => Action::SetRegister { register, bits },
+                    Step::Next => Action::Resubmit { table: next },
+                })
+                .collect(),
+        )
     }
 }
 
@@ -154,24 +208,44 @@ fn register_bits(field: &str, value: &str) -> Option<(u8, Masked)> {
     Some((register, Masked::new(value << low, ones << low)))
 }
 
-/// Reads the actions; also counts the `log` actions left out.
-fn steps(actions: &str) -> Result<(Vec<Step>, u32), TemplateError> {
-    let mut steps = Vec::new();
-    let mut logs = 0;
-    for action in statements(actions) {
-        if action == "next" {
-            steps.push(Step::Next);
+fn recipe(flow: &LogicalFlow) -> Recipe {
+    let mut steps = Some(Vec::new());
+    let mut logs = false;
+    for action in statements(&flow.actions) {
+        let step = if action == "next" {
+            Some(Step::Next)
         } else if action.starts_with("log(") {
-            logs += 1;
+            logs = true;
+            continue;
         } else {
-            let (register, bits) = action
+            action
                 .split_once('=')
                 .and_then(|(field, value)| register_bits(field, value))
-                .ok_or_else(|| TemplateError::Action(action.to_owned()))?;
-            steps.push(Step::Load(register, bits));
-        }
+                .map(|(register, bits)| Step::Load(register, bits))
+        };
+        steps = steps.zip(step).map(|(mut steps, step)| {
+            steps.push(step);
+            steps
+        });
     }
-    Ok((steps, logs))
+    match steps {
+        Some(steps) if !logs => Recipe::Build(steps),
+        without_logs => Recipe::Copy {
+            source: Source::of(flow),
+            without_logs,
+        },
+    }
+}
+
+/// The first action of a text that can only be copied.
+pub fn first_to_copy(actions: &str) -> Option<&str> {
+    statements(actions).find(|action| {
+        *action != "next"
+            && action
+                .split_once('=')
+                .and_then(|(field, value)| register_bits(field, value))
+                .is_none()
+    })
 }
 
 /// Splits at semicolons outside quotes, parentheses and braces; drops comments and blanks.

@@ -60,7 +60,7 @@ fn pair_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> Namespace
     let acls = acls
         .iter()
         .map(|(acl, flows)| (acl, flows.iter().collect()));
-    pair("ns1", firewall, acls, true)
+    pair("ns1", firewall, acls, true, &Copies::new())
 }
 
 fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
@@ -184,7 +184,7 @@ fn the_two_logical_flows_of_a_stateful_acl_make_one_rule() {
 }
 
 #[test]
-fn a_template_that_is_not_understood_refuses_only_its_rule() {
+fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
     let firewall = firewall(vec![allow("example.com"), allow("other.test")]);
     let (acl0, mut flows0) = with_flows(acl(0, set_of("example.com")));
     flows0[0].actions = "frobnicate(); next;".into();
@@ -192,10 +192,12 @@ fn a_template_that_is_not_understood_refuses_only_its_rule() {
         &firewall,
         &[(acl0, flows0), with_flows(acl(1, set_of("other.test")))],
     );
-    assert_eq!(usable(&paired), [(1, "other.test")]);
+    assert_eq!(usable(&paired), [(0, "example.com"), (1, "other.test")]);
+    let templates = |index: usize| &paired.sets[PORT_GROUP].rules()[index].templates;
+    assert_eq!(templates(0)[0].actions(42, &Copies::new()), None);
     assert_eq!(
         paired.problems[&0].to_string(),
-        "a logical flow of dnsName `example.com` is not understood: its actions hold one that is not understood: `frobnicate()`"
+        "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
     );
 }
 
@@ -212,7 +214,7 @@ fn what_the_resource_says_wrongly_is_reported_at_its_index() {
         },
     ]);
     let paired = pair_with(&firewall, &[]);
-    assert_eq!(paired.problems[&0], Problem::DenyByName(dns("bad.test")));
+    assert_eq!(paired.problems[&0], Problem::NoAcl(dns("bad.test")));
     assert_eq!(paired.problems[&1].to_string(), "no destination");
 }
 

@@ -58,16 +58,22 @@ fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
         let reply = MultipartReply::parse(&message.body).unwrap();
         assert!(!reply.more);
         let found: Result<Vec<_>, _> = reply.flow_descs().collect();
-        let expected = |(key, body): (FlowKey, FlowBody)| FlowDesc {
+        let bodies = fixtures::recorded_flows().into_iter();
+        let actions: Vec<_> = bodies
+            .map(|(_, body)| oxm::action_list(&body.actions).unwrap())
+            .collect();
+        let expected = |((key, body), actions): ((FlowKey, FlowBody), _)| FlowDesc {
             table: key.table,
             priority: key.priority,
             hard_timeout_s: body.hard_timeout_s,
             cookie: body.cookie.bits(),
             matches: Some(key.matches),
             packets: 0,
+            actions,
         };
         let written: Vec<_> = fixtures::recorded_flows()
             .into_iter()
+            .zip(actions.iter().map(Vec::as_slice))
             .map(expected)
             .collect();
         assert_eq!(found.unwrap(), written);

@@ -33,7 +33,11 @@ fn each_ovn_release_is_understood() {
             .map(|&(register, value, mask)| (register, Masked::new(value, mask)))
             .collect();
         assert_eq!(template.registers, registers, "{prefix}");
-        assert_eq!(template.actions(45), expected, "{actions}");
+        assert_eq!(
+            template.actions(45, &Copies::new()).as_deref(),
+            Some(expected),
+            "{actions}"
+        );
         assert_eq!(template.table(45), 51);
     };
     let next = Action::Resubmit { table: 52 };
@@ -84,16 +88,59 @@ fn each_ovn_release_is_understood() {
     );
 }
 
+const LOG: &str = r#"log(name="EF:ns1;0", severity=notice, verdict=allow, meter="a;b")"#;
+
 #[test]
-fn logs_are_left_out_and_counted() {
-    let log = r#"log(name="EF:ns1;0", severity=notice, verdict=allow, meter="a;b")"#;
+fn logs_are_copied_where_they_can_be_and_else_left_out() {
     for actions in [
-        format!("{log}; reg8[16] = 1; next;"),
-        format!("reg8[16] = 1; {log}; next;"),
+        format!("{LOG}; reg8[16] = 1; next;"),
+        format!("reg8[16] = 1; {LOG}; next;"),
     ] {
         let template = parse("", &actions).expect("understood");
-        assert_eq!(template.steps.len(), 2, "{actions}");
-        assert_eq!(template.logs_left_out, 1);
+        let without = template.actions(45, &Copies::new());
+        assert_eq!(
+            without,
+            Some(vec![bit(8, 16), Action::Resubmit { table: 52 }])
+        );
+        let source = Source::of(&flow("", &actions));
+        let copies = Copies::from([(source, vec![1; 8])]);
+        assert_eq!(
+            template.actions(45, &copies),
+            Some(vec![Action::Copied(vec![1; 8])])
+        );
+        assert_eq!(first_to_copy(&actions), Some(LOG));
+    }
+}
+
+#[test]
+fn what_is_not_understood_is_copied_or_nothing() {
+    let actions =
+        "reg8[17] = 1; ct_commit { ct_mark.blocked = 1; ct_label.obs_point_id = 0; }; next;";
+    let template = parse("reg0[10] == 1 && ", actions).expect("understood");
+    assert_eq!(template.actions(45, &Copies::new()), None);
+    assert_eq!(
+        first_to_copy(actions),
+        Some("ct_commit { ct_mark.blocked = 1; ct_label.obs_point_id = 0; }")
+    );
+    let source = Source::of(&flow("", actions));
+    let copies = Copies::from([(source.clone(), vec![1; 8])]);
+    assert_eq!(
+        template.actions(45, &copies),
+        Some(vec![Action::Copied(vec![1; 8])])
+    );
+    // Elsewhere, `next` leads elsewhere.
+    let elsewhere = Source {
+        table_id: 7,
+        ..source
+    };
+    let copies = Copies::from([(elsewhere, vec![1; 8])]);
+    assert_eq!(template.actions(45, &copies), None);
+    for actions in [
+        "next(pipeline=ingress, table=3);",
+        "reg8[16] = 1; sample(); next;",
+    ] {
+        let template = parse("", actions).expect("understood");
+        assert_eq!(template.actions(45, &Copies::new()), None, "{actions}");
     }
 }
 
@@ -108,7 +155,7 @@ fn tests_of_one_register_are_joined_or_refused() {
 }
 
 #[test]
-fn what_is_not_understood_is_refused_by_name() {
+fn tests_that_are_not_understood_are_refused_by_name() {
     let test = |prefix: &str, named: &str| {
         assert_eq!(
             parse(prefix, "next;"),
@@ -120,21 +167,6 @@ fn what_is_not_understood_is_refused_by_name() {
     test("reg16 == 1 && ", "reg16 == 1");
     test("reg0[1] == 2 && ", "reg0[1] == 2");
     test("reg0[1] != 1 && ", "reg0[1] != 1");
-    let action = |actions: &str, named: &str| {
-        assert_eq!(parse("", actions), Err(TemplateError::Action(named.into())));
-    };
-    action(
-        "next(pipeline=ingress, table=3);",
-        "next(pipeline=ingress, table=3)",
-    );
-    action(
-        "reg8[16] = 1; sample(probability=65535); next;",
-        "sample(probability=65535)",
-    );
-    action(
-        "ct_commit { ct_mark.blocked = 1; }; next;",
-        "ct_commit { ct_mark.blocked = 1; }",
-    );
     let mut bare = flow("", "next;");
     bare.matches = "reg0[8] == 1".into();
     assert_eq!(
@@ -154,10 +186,6 @@ fn the_acls_match_is_found_behind_the_tests() {
 
 #[test]
 fn a_drop_has_no_steps() {
-    assert_eq!(
-        parse("reg0[9] == 1 && ", "/* drop */")
-            .expect("understood")
-            .steps,
-        []
-    );
+    let template = parse("reg0[9] == 1 && ", "/* drop */").expect("understood");
+    assert_eq!(template.recipe, Recipe::Build(vec![]));
 }
