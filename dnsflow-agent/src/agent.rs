@@ -22,11 +22,13 @@ use crate::{
     core::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
+        snapshot::SavedLease,
     },
     k8s, manifests,
     openflow::{self, Event},
     options::AgentOptions,
     ovn_db::{OvnCommand, OvnDb},
+    state,
     vswitch_db::VswitchDb,
 };
 use tell::tell;
@@ -38,6 +40,8 @@ const INPUTS_MAX: usize = 256;
 const OVN_COMMANDS_MAX: usize = 64;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
+/// How often the snapshot is written, when there is something new.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the counters are logged.
 const COUNTERS_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -79,6 +83,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let capture_options = capture::Options::default();
     let config = Config {
         subdomains: options.subdomains,
@@ -92,11 +97,39 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         let _runtime = hot.enter();
         capture::load(&capture_options)?
     };
+    let state_dir = options.state_dir.clone();
+    let mut engine = Engine::new(config);
+    if let Some(dir) = &state_dir {
+        match state::load(dir) {
+            Ok(leases) => engine.restore(leases),
+            Err(error) => warn!(%error, "the snapshot is not used"),
+        }
+    }
+    let outside = Outside {
+        inputs: input_sender,
+        ovn_commands,
+        snapshots: snapshots_to_save,
+    };
     let edges = thread::Builder::new()
         .name("edges".into())
-        .spawn(move || slow.block_on(edges(options, input_sender, ovn_commands, stopped)))
+        .spawn(move || slow.block_on(edges(options, outside, stopped)))
         .map_err(failed("start the edges' thread"))?;
-    let result = hot.block_on(Hot::new(config, capture, socket, ovn).run(&mut inputs));
+    let mut node = Hot {
+        engine,
+        capture,
+        openflow: openflow::Connection::new(socket),
+        ovn,
+        snapshots: state_dir.is_some().then_some(snapshots),
+        saved_version: 0,
+        snapshot_at: now() + SNAPSHOT_INTERVAL,
+        counters_at: now() + COUNTERS_INTERVAL,
+    };
+    let result = hot.block_on(node.run(&mut inputs));
+    if let Some(dir) = &state_dir
+        && let Err(error) = state::save(dir, &node.engine.snapshot(now()))
+    {
+        warn!(%error, "the snapshot is not written");
+    }
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
     let edge_result = edges.join();
@@ -107,13 +140,24 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     }
 }
 
+/// The edges' ends of the channels.
+struct Outside {
+    inputs: mpsc::Sender<Input<'static>>,
+    ovn_commands: mpsc::Receiver<OvnCommand>,
+    snapshots: mpsc::Receiver<Vec<SavedLease>>,
+}
+
 /// The edges that may take their time. Each owns its connections and ends with this future.
 async fn edges(
     options: AgentOptions,
-    inputs: mpsc::Sender<Input<'static>>,
-    ovn_commands: mpsc::Receiver<OvnCommand>,
+    outside: Outside,
     stopped: tokio::sync::oneshot::Receiver<()>,
 ) -> Result<(), AgentError> {
+    let Outside {
+        inputs,
+        ovn_commands,
+        snapshots,
+    } = outside;
     let mut tasks = JoinSet::new();
     let mut edge = |name: &'static str,
                     task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
@@ -132,6 +176,9 @@ async fn edges(
         "OVN's databases",
         Box::pin(ovn.run(inputs.clone(), ovn_commands)),
     );
+    if let Some(dir) = options.state_dir {
+        edge("the snapshot", Box::pin(save_snapshots(dir, snapshots)));
+    }
     match options.manifests {
         Some(dir) => edge(
             "the manifests",
@@ -155,32 +202,31 @@ async fn edges(
     }
 }
 
+/// Writes the newest snapshot, as long as there are any.
+async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedLease>>) {
+    while let Some(leases) = snapshots.recv().await {
+        if let Err(error) = state::save(&dir, &leases) {
+            warn!(%error, "the snapshot is not written");
+        }
+    }
+}
+
 /// What the hot thread owns.
 struct Hot {
     engine: Engine,
     capture: Capture,
     openflow: openflow::Connection,
     ovn: mpsc::Sender<OvnCommand>,
+    /// Where snapshots go, if anywhere.
+    snapshots: Option<mpsc::Sender<Vec<SavedLease>>>,
+    /// [`Engine::leases_version`] of the last one.
+    saved_version: u64,
+    snapshot_at: Timestamp,
     counters_at: Timestamp,
 }
 
 impl Hot {
-    fn new(
-        config: Config,
-        capture: Capture,
-        socket: PathBuf,
-        ovn: mpsc::Sender<OvnCommand>,
-    ) -> Self {
-        Self {
-            engine: Engine::new(config),
-            capture,
-            openflow: openflow::Connection::new(socket),
-            ovn,
-            counters_at: now() + COUNTERS_INTERVAL,
-        }
-    }
-
-    async fn run(mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
+    async fn run(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
@@ -223,6 +269,7 @@ impl Hot {
         ]
         .into_iter()
         .flatten()
+        .chain(self.snapshots.is_some().then_some(self.snapshot_at))
         .fold(self.counters_at, Timestamp::min)
     }
 
@@ -232,10 +279,26 @@ impl Hot {
             self.counters_at = now + COUNTERS_INTERVAL;
             self.tell_counters();
         }
+        if self.snapshot_at <= now {
+            self.snapshot_at = now + SNAPSHOT_INTERVAL;
+            self.offer_snapshot(now);
+        }
         for input in self.capture.attachments.handle_timeout(now) {
             self.engine.handle(input, now);
         }
         self.engine.handle_timeout(now);
+    }
+
+    /// Hands the snapshot over to be written, if it has changed and the last one is written.
+    fn offer_snapshot(&mut self, now: Timestamp) {
+        let version = self.engine.leases_version();
+        if let Some(snapshots) = &self.snapshots
+            && version != self.saved_version
+            && let Ok(place) = snapshots.try_reserve()
+        {
+            place.send(self.engine.snapshot(now));
+            self.saved_version = version;
+        }
     }
 
     fn frames(&mut self) {

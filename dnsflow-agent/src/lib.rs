@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod capture;
+pub mod cleanup;
 pub mod clock;
 pub mod core;
 pub mod k8s;
@@ -13,4 +14,5 @@ pub mod openflow;
 pub mod options;
 pub mod ovn_db;
 pub mod ovsdb;
+pub mod state;
 pub mod vswitch_db;

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Parser as _;
 use dnsflow_agent::{
-    agent,
+    agent, cleanup,
     options::{Cli, Command, LogFormat},
 };
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -13,6 +13,12 @@ fn main() -> anyhow::Result<()> {
         Command::Agent(options) => {
             start_log(options.log_format);
             agent::run(options).context("the agent stops")
+        }
+        Command::Cleanup(options) => {
+            let removed = cleanup::run(options.openflow_socket, options.state_dir)
+                .context("flows may be left")?;
+            println!("{removed} flows removed");
+            Ok(())
         }
     }
 }

@@ -26,6 +26,25 @@ pub struct Cli {
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
     Agent(AgentOptions),
+    /// Remove every flow of dnsflow's from the switch; the agent must not be running
+    Cleanup(CleanupOptions),
+}
+
+/// The options of `dnsflow cleanup`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CleanupOptions {
+    /// The OpenFlow management socket of the integration bridge
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "DNSFLOW_OPENFLOW_SOCKET",
+        default_value = "/var/run/openvswitch/br-int.mgmt"
+    )]
+    pub openflow_socket: PathBuf,
+
+    /// The agent's directory of that name, whose snapshot goes too
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
 }
 
 /// The options of `dnsflow agent`.
@@ -128,6 +147,10 @@ pub struct AgentOptions {
         default_value_t = 4096
     )]
     pub max_leases_per_pod: u32,
+
+    /// Keep here what a restarted agent should know: the names behind the open addresses
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
 
     /// How to write the log
     #[arg(

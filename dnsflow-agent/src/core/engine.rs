@@ -34,6 +34,7 @@ use super::{
     port::{LeasedFlow, Port, PortId},
     report::Report,
     rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
+    snapshot::SavedLease,
 };
 use switch::Switch;
 
@@ -103,6 +104,10 @@ pub struct Engine {
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
     cookies: Cookies,
+    /// Leases of an earlier run, by port, until the port is there.
+    saved: HashMap<String, Vec<SavedLease>>,
+    /// Counts changes of what a snapshot would hold.
+    leases_version: u64,
     /// When to look at a lease again. Entries may be out of date; looking tells.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     switch: Switch,
@@ -136,6 +141,8 @@ impl Engine {
             copies: Copies::new(),
             copy_at: None,
             cookies: Cookies::default(),
+            saved: HashMap::new(),
+            leases_version: 0,
             due: BTreeSet::new(),
             switch: Switch::default(),
             changes: Vec::new(),
@@ -232,6 +239,46 @@ impl Engine {
         &self.counters
     }
 
+    /// Takes over what an earlier run has left, before anything else is handed in.
+    pub fn restore(&mut self, saved: Vec<SavedLease>) {
+        for lease in saved {
+            self.saved
+                .entry(lease.port.clone())
+                .or_default()
+                .push(lease);
+        }
+    }
+
+    /// Grows whenever [`Engine::snapshot`] has something new to say.
+    pub fn leases_version(&self) -> u64 {
+        self.leases_version
+    }
+
+    /// The names behind every open address.
+    pub fn snapshot(&self, now: Timestamp) -> Vec<SavedLease> {
+        let mut snapshot = Vec::new();
+        for port in self.ports.values() {
+            let open = port
+                .leases
+                .iter()
+                .filter(|(_, lease)| !lease.flows.is_empty());
+            for (address, lease) in open {
+                let names = lease.names.iter();
+                snapshot.push(SavedLease {
+                    port: port.row.iface_id.clone(),
+                    pod: port.row.iface_id_ver.clone(),
+                    address: *address,
+                    names: names
+                        .map(|(name, until)| (name.clone(), until.since(now)))
+                        .collect(),
+                });
+            }
+        }
+        // Ports that have not come back yet.
+        snapshot.extend(self.saved.values().flatten().cloned());
+        snapshot
+    }
+
     /// How many flows should be in the switch.
     pub fn flow_count(&self) -> usize {
         self.ports
@@ -285,7 +332,8 @@ impl Engine {
     // Interfaces and ports.
 
     fn interfaces_changed(&mut self, update: InterfaceUpdate, now: Timestamp) {
-        self.synced.interfaces |= update.reset;
+        let reset = update.reset;
+        self.synced.interfaces |= reset;
         let changed = self.interfaces.apply(update.reset, update.interfaces);
         // Rows that went first: a recreated pod's new row may come in the same transaction.
         let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
@@ -293,7 +341,7 @@ impl Engine {
             self.attachments.remove(&id);
             self.commands.push(Command::Detach { interface: id });
             if let Some(old) = old {
-                self.interface_gone(id, &old);
+                self.interface_gone(id, &old, now);
             }
         }
         for Changed { id, old, new } in rest {
@@ -307,9 +355,13 @@ impl Engine {
                 });
             }
             if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
-                self.interface_gone(id, &old);
+                self.interface_gone(id, &old, now);
             }
             self.interface_present(id, row, now);
+        }
+        if reset {
+            // Pods that went while nobody looked.
+            self.saved.clear();
         }
     }
 
@@ -329,10 +381,10 @@ impl Engine {
             // Another pod under the same name.
             self.close_port(port_id);
         }
-        self.open_port(id, row);
+        self.open_port(id, row, now);
     }
 
-    fn open_port(&mut self, interface: RowId, row: Interface) {
+    fn open_port(&mut self, interface: RowId, row: Interface, now: Timestamp) {
         let id = PortId(self.next_port);
         self.next_port += 1;
         self.port_by_name.insert(row.iface_id.clone(), id);
@@ -341,7 +393,14 @@ impl Engine {
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.insert(ifindex, id);
         }
+        let saved = self.saved.remove(&port.row.iface_id).unwrap_or_default();
+        let pod = port.row.iface_id_ver.clone();
         self.ports.insert(id, port);
+        for lease in saved.into_iter().filter(|lease| lease.pod == pod) {
+            for (name, rest) in lease.names {
+                self.remember(id, lease.address, &name, now + rest, now);
+            }
+        }
     }
 
     fn close_port(&mut self, id: PortId) {
@@ -358,7 +417,7 @@ impl Engine {
         }
     }
 
-    fn interface_gone(&mut self, id: RowId, row: &Interface) {
+    fn interface_gone(&mut self, id: RowId, row: &Interface, now: Timestamp) {
         let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
             return;
         };
@@ -376,7 +435,7 @@ impl Engine {
             .find(|(_, other)| other.iface_id == row.iface_id)
             .map(|(id, other)| (id, other.clone()));
         if let Some((id, row)) = heir {
-            self.open_port(id, row);
+            self.open_port(id, row, now);
         }
     }
 
@@ -665,7 +724,7 @@ impl Engine {
             switch,
             ..
         } = self;
-        let written_at = switch.is_up().then_some(now);
+        let written_at = switch.is_compared().then_some(now);
         let Some(port) = ports.get_mut(&port_id) else {
             return 0;
         };
@@ -690,6 +749,7 @@ impl Engine {
             }
             _ => BTreeMap::new(),
         };
+        let before = lease.flows.len();
         lease
             .flows
             .retain_mut(|flow| match wanted.remove(&flow.key) {
@@ -706,6 +766,9 @@ impl Engine {
                 }
             });
         let added = wanted.len();
+        if added > 0 || lease.flows.len() != before {
+            self.leases_version += 1;
+        }
         for (key, body) in wanted {
             // An adopted flow is in the switch already, with this very body.
             if !lease.adopted.contains_key(&key) {

@@ -17,6 +17,7 @@ pub mod plan;
 pub mod port;
 pub mod report;
 pub mod rules;
+pub mod snapshot;
 pub mod time;
 
 pub use input::{Command, Input};

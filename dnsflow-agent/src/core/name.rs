@@ -63,6 +63,26 @@ impl DomainName {
         }
     }
 
+    /// Reads what [`DomainName`] is displayed as: presentation format (RFC 1035, section 5.1).
+    pub fn from_presentation(text: &str) -> Result<Self, NameError> {
+        let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
+        let mut rest = text.bytes();
+        while let Some(octet) = rest.next() {
+            let octet = match octet {
+                b'.' => {
+                    labels.push(Vec::new());
+                    continue;
+                }
+                b'\\' => escaped(&mut rest).ok_or(NameError::BadCharacter('\\'))?,
+                octet => octet,
+            };
+            if let Some(label) = labels.last_mut() {
+                label.push(octet);
+            }
+        }
+        Self::from_labels(labels.iter().map(Vec::as_slice))
+    }
+
     /// The bytes: lower case, a length octet before each label, no root label.
     pub fn wire(&self) -> &[u8] {
         &self.0
@@ -89,6 +109,19 @@ impl DomainName {
             Some(current)
         })
     }
+}
+
+/// What follows a backslash: three decimal digits, or the octet itself.
+fn escaped(rest: &mut std::str::Bytes<'_>) -> Option<u8> {
+    let first = rest.next()?;
+    if !first.is_ascii_digit() {
+        return Some(first);
+    }
+    let mut value = u32::from(first - b'0');
+    for _ in 0..2 {
+        value = value * 10 + char::from(rest.next()?).to_digit(10)?;
+    }
+    u8::try_from(value).ok()
 }
 
 impl Borrow<[u8]> for DomainName {

@@ -10,6 +10,7 @@ fn parse(arguments: &[&str]) -> Result<AgentOptions, String> {
         Ok(Cli {
             command: Command::Agent(options),
         }) => Ok(options),
+        Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -41,6 +42,7 @@ fn without_arguments_the_defaults_hold() {
             idle_grace: 60,
             max_addresses_per_name: 256,
             max_leases_per_pod: 4096,
+            state_dir: None,
             log_format: LogFormat::Text,
         })
     );
@@ -61,6 +63,7 @@ fn every_option_is_taken() {
         "--idle-grace=3",
         "--max-addresses-per-name=4",
         "--max-leases-per-pod=5",
+        "--state-dir=/s",
         "--log-format=json",
     ];
     assert_eq!(
@@ -79,6 +82,7 @@ fn every_option_is_taken() {
             idle_grace: 3,
             max_addresses_per_name: 4,
             max_leases_per_pod: 5,
+            state_dir: Some("/s".into()),
             log_format: LogFormat::Json,
         })
     );

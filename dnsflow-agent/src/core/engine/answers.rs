@@ -183,6 +183,7 @@ impl Engine {
         if let Some(lease) = port.leases.get_mut(&address) {
             if let Some(known) = lease.names.get_mut(name) {
                 *known = until.max(*known);
+                self.leases_version += 1;
                 return false;
             }
             if lease.names.len() >= NAMES_PER_ADDRESS_MAX {
@@ -259,6 +260,7 @@ impl Engine {
     }
 
     fn close(&mut self, lease: Lease) {
+        self.leases_version += 1;
         for flow in lease.flows {
             self.changes
                 .push(FlowChange::Delete(flow.key, flow.body.cookie));

@@ -114,11 +114,13 @@ impl Engine {
         };
     }
 
-    /// Sends the changes that have come together. While the switch is away they are dropped: the
-    /// comparison that follows its return covers them.
+    /// Sends the changes that have come together. Until the switch has been compared they are
+    /// dropped, but for what an answer opens: the comparison covers them, and writes nothing that
+    /// is there already.
     pub(super) fn flush(&mut self, atomic: bool, opening: Option<Opening>) {
         let changes = std::mem::take(&mut self.changes);
-        if changes.is_empty() || !self.switch.up {
+        let sends = self.switch.compared || (self.switch.up && opening.is_some());
+        if changes.is_empty() || !sends {
             return;
         }
         for change in &changes {
@@ -236,7 +238,7 @@ impl Engine {
         }
         if self.switch.restore_at.is_some_and(|at| at <= now) {
             self.switch.restore_at = None;
-            self.restore(now);
+            self.put_back(now);
         }
     }
 
@@ -274,7 +276,7 @@ impl Engine {
     }
 
     /// Puts back what was lost, and checks whether OVN came back with other tables.
-    fn restore(&mut self, now: Timestamp) {
+    fn put_back(&mut self, now: Timestamp) {
         let lost = std::mem::take(&mut self.switch.lost);
         let before = self.changes.len();
         let places = self.ports_by_place();

@@ -1022,3 +1022,115 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     node.add_pod("p3", 7);
     assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
 }
+
+/// A node as [`Node::with`] makes it, but with what an earlier run has left: its snapshot, and its
+/// flows in the switch.
+fn after_restart(before: &mut Node, rules: &[Rule]) -> Node {
+    let mut node = Node::bare();
+    node.now = before.now;
+    node.engine.restore(before.engine.snapshot(before.now));
+    node.switch = std::mem::take(&mut before.switch);
+    node.give(Input::SwitchUp);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![(
+            FirewallId {
+                namespace: "ns1".into(),
+                name: "default".into(),
+            },
+            Some(Firewall {
+                rules: rules.to_vec(),
+                subdomains: None,
+            }),
+        )],
+    }));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: (0..8)
+            .filter_map(|i| Some((acl_row(i), Some(acl(i, rules)?))))
+            .collect(),
+    }));
+    node.pods = before.pods.clone();
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    let group = node.group();
+    node.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        port_bindings: vec![(
+            RowId::new(0x105),
+            Some(PortBinding {
+                logical_port: "ns1_p1".into(),
+                datapath: DATAPATH,
+                tunnel_key: 5,
+                namespace: None,
+            }),
+        )],
+        port_groups: vec![(SB_GROUP, Some(group))],
+        logical_flows: (0..8)
+            .filter_map(|i| {
+                let row = RowId::new((0xf00 + u128::from(i)) << 96);
+                Some((row, Some(logical_flow(i, rules)?)))
+            })
+            .collect(),
+    }));
+    node
+}
+
+#[test]
+fn a_restart_writes_nothing_and_goes_on_where_it_was() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let mut after = after_restart(&mut before, &rules);
+    assert_eq!(after.batches(), []);
+    assert_eq!(after.engine.flow_count(), 1);
+    assert!(after.reports.contains(&Report::Ready {
+        attached: 1,
+        firewalls: 1,
+        flows: 1
+    }));
+    // Names are remembered: the rule moves, and its flows with it.
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    after.set_firewall(&moved);
+    after.set_ovn(&moved);
+    assert_eq!(after.open()[0].2, 10_999);
+    // And until when.
+    after.pass(Duration::from_secs(500));
+    assert_eq!(after.open().len(), 1);
+    after.pass(Duration::from_secs(200));
+    assert_eq!(after.open().len(), 0);
+}
+
+#[test]
+fn a_rule_that_went_while_nobody_looked_takes_its_flows_with_it() {
+    let mut before = Node::with(&[allow("example.com"), deny_all()]);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let after = after_restart(&mut before, &[deny_all()]);
+    assert_eq!(after.open().len(), 0);
+}
+
+#[test]
+fn another_pod_under_the_same_name_inherits_no_snapshot() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let mut saved = before.engine.snapshot(before.now);
+    assert_eq!(saved.len(), 1);
+    saved[0].pod = Some("another".into());
+    let mut node = Node::bare();
+    node.engine.restore(saved);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    assert!(
+        node.engine
+            .ports
+            .values()
+            .all(|port| port.leases.is_empty())
+    );
+    assert_eq!(node.engine.snapshot(node.now), []);
+}

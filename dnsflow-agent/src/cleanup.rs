@@ -1,0 +1,86 @@
+//! `dnsflow cleanup`: takes every flow of ours out of the switch, when dnsflow leaves a node.
+
+use std::{path::PathBuf, time::Duration};
+
+use tokio::{runtime, time::timeout};
+
+use crate::{
+    core::{
+        flow::{FlowChange, InstalledFlow},
+        input::{BatchError, BatchId},
+    },
+    openflow::{Connection, Event},
+    state::{self, StateError},
+};
+
+/// Longer than a switch with a million flows takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why flows may be left.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanupError {
+    /// No runtime.
+    #[error("cannot start the runtime")]
+    Runtime(#[source] std::io::Error),
+    /// The switch cannot be reached.
+    #[error("{0}")]
+    NoSwitch(String),
+    /// The switch does not answer.
+    #[error("the switch did not answer within {} s", PATIENCE.as_secs())]
+    NoAnswer,
+    /// The switch refuses to remove flows.
+    #[error("the switch refuses to remove flows: {0}")]
+    Refused(#[from] BatchError),
+    /// The snapshot cannot be removed.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// Removes every flow of ours, and the snapshot. Returns how many flows there were. The agent
+/// must not be running: it would put them back.
+pub fn run(socket: PathBuf, state_dir: Option<PathBuf>) -> Result<usize, CleanupError> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CleanupError::Runtime)?;
+    let removed = runtime.block_on(async {
+        timeout(PATIENCE, remove_flows(Connection::new(socket)))
+            .await
+            .map_err(|_| CleanupError::NoAnswer)?
+    })?;
+    if let Some(dir) = state_dir {
+        state::remove(&dir)?;
+    }
+    Ok(removed)
+}
+
+async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError> {
+    let mut removed = 0;
+    loop {
+        match connection.next().await {
+            Event::Up => connection.dump(),
+            Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
+            Event::Flows(flows) if flows.is_empty() => return Ok(removed),
+            Event::Flows(flows) => {
+                removed += flows.len();
+                let changes = flows
+                    .into_iter()
+                    .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, cookie))
+                    .collect();
+                connection.apply(BatchId(0), true, changes);
+            }
+            Event::Applied { result, .. } => {
+                result?;
+                // What an agent that was still running has added in the meantime.
+                connection.dump();
+            }
+            Event::Refused { request, reason } => {
+                return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
+            }
+            Event::CookiesFound(_)
+            | Event::FlowLost { .. }
+            | Event::ForeignFlow { .. }
+            | Event::MonitorGap => {}
+        }
+    }
+}

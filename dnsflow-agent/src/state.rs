@@ -1,0 +1,271 @@
+//! The snapshot on disk: which names the flows in the switch were opened for.
+//!
+//! One JSON file in the directory of `--state-dir`, replaced atomically. It is a help, never a
+//! condition: without it, or with one that cannot be read, the agent starts all the same and takes
+//! over the flows that it finds, whose names it then does not know.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::{name::DomainName, snapshot::SavedLease};
+
+/// The form of the file. Another one is not read.
+const VERSION: u32 = 1;
+/// The file's name.
+const FILE: &str = "leases.json";
+/// A larger file is none of ours: 100,000 leases take about 15 MB.
+const SIZE_MAX: u64 = 256 << 20;
+
+#[derive(Deserialize, Serialize)]
+struct Stored {
+    version: u32,
+    /// Seconds of the wall clock since 1970: the agent's own clock may begin anew.
+    saved_at_s: u64,
+    leases: Vec<StoredLease>,
+}
+
+#[derive(Deserialize, Serialize)]
+struct StoredLease {
+    port: String,
+    pod: Option<String>,
+    address: IpAddr,
+    /// Presentation format, and the seconds left when it was saved.
+    names: Vec<(String, u64)>,
+}
+
+/// Why the snapshot cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The file system refuses.
+    #[error("cannot {operation} {}: {source}; --state-dir names the directory", path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The content is not what this version writes. The file has been set aside.
+    #[error("the snapshot is not usable ({reason}) and was set aside as {}", path.display())]
+    Unusable {
+        /// What is wrong.
+        reason: String,
+        /// Where it is now.
+        path: PathBuf,
+    },
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
+    move |source| StateError::Io {
+        operation,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn wall_clock_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+/// Writes the snapshot into `dir`, which is made if need be.
+pub fn save(dir: &Path, leases: &[SavedLease]) -> Result<(), StateError> {
+    let stored = Stored {
+        version: VERSION,
+        saved_at_s: wall_clock_s(),
+        leases: leases.iter().map(stored_lease).collect(),
+    };
+    fs::create_dir_all(dir).map_err(io_error("make", dir))?;
+    let path = dir.join(FILE);
+    let new = dir.join(format!("{FILE}.new"));
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(&serde_json::to_vec(&stored)?)?;
+        // Before the rename, which would else survive a crash without the content.
+        file.sync_all()?;
+        fs::rename(&new, &path)
+    };
+    write().map_err(io_error("write", &path))
+}
+
+/// Reads the snapshot in `dir`; nothing where there is none.
+pub fn load(dir: &Path) -> Result<Vec<SavedLease>, StateError> {
+    let path = dir.join(FILE);
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.len() > SIZE_MAX => {
+            return Err(set_aside(&path, format!("{} bytes", metadata.len()))?);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Ok(_) | Err(_) => {}
+    }
+    let bytes = fs::read(&path).map_err(io_error("read", &path))?;
+    let stored: Stored = match serde_json::from_slice(&bytes) {
+        Ok(stored) => stored,
+        Err(error) => return Err(set_aside(&path, error.to_string())?),
+    };
+    if stored.version != VERSION {
+        let reason = format!("version {} instead of {VERSION}", stored.version);
+        return Err(set_aside(&path, reason)?);
+    }
+    let age_s = wall_clock_s().saturating_sub(stored.saved_at_s);
+    let leases: Result<Vec<_>, _> = stored
+        .leases
+        .into_iter()
+        .map(|lease| saved_lease(lease, age_s))
+        .collect();
+    match leases {
+        Ok(leases) => Ok(leases),
+        Err(reason) => Err(set_aside(&path, reason)?),
+    }
+}
+
+/// Removes the snapshot in `dir`.
+pub fn remove(dir: &Path) -> Result<(), StateError> {
+    let path = dir.join(FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("remove", &path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn set_aside(path: &Path, reason: String) -> Result<StateError, StateError> {
+    let aside = path.with_extension("unusable");
+    fs::rename(path, &aside).map_err(io_error("set aside", path))?;
+    Ok(StateError::Unusable {
+        reason,
+        path: aside,
+    })
+}
+
+fn stored_lease(lease: &SavedLease) -> StoredLease {
+    let names = lease.names.iter();
+    StoredLease {
+        port: lease.port.clone(),
+        pod: lease.pod.clone(),
+        address: lease.address,
+        names: names
+            .map(|(name, rest)| (name.to_string(), rest.as_secs()))
+            .collect(),
+    }
+}
+
+fn saved_lease(lease: StoredLease, age_s: u64) -> Result<SavedLease, String> {
+    let name = |(text, rest_s): (String, u64)| match DomainName::from_presentation(&text) {
+        Ok(name) => Ok((name, Duration::from_secs(rest_s.saturating_sub(age_s)))),
+        Err(error) => Err(format!("`{text}`: {error}")),
+    };
+    Ok(SavedLease {
+        port: lease.port,
+        pod: lease.pod,
+        address: lease.address,
+        names: lease
+            .names
+            .into_iter()
+            .map(name)
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of its own, removed at the end.
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let name = format!("dnsflow-state-{name}-{}", std::process::id());
+            Self(std::env::temp_dir().join(name))
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).expect("the directory is there");
+        }
+    }
+
+    fn leases() -> Vec<SavedLease> {
+        let odd = DomainName::from_labels([&b"a.b"[..], b"\xff"]).expect("labels");
+        vec![SavedLease {
+            port: "ns1_p1".into(),
+            pod: Some("uid".into()),
+            address: "203.0.113.1".parse().expect("an address"),
+            names: vec![
+                (
+                    "www.example.com".parse().expect("a name"),
+                    Duration::from_secs(3000),
+                ),
+                (odd, Duration::from_secs(3000)),
+            ],
+        }]
+    }
+
+    #[test]
+    fn what_is_saved_comes_back() {
+        let dir = Dir::new("back");
+        assert_eq!(load(&dir.0).expect("nothing"), []);
+        save(&dir.0, &leases()).expect("saved");
+        let mut back = load(&dir.0).expect("loaded");
+        for (_, rest) in &mut back[0].names {
+            // A second may have passed.
+            assert!(*rest >= Duration::from_secs(2998), "{rest:?}");
+            *rest = Duration::from_secs(3000);
+        }
+        assert_eq!(back, leases());
+        remove(&dir.0).expect("removed");
+        assert_eq!(load(&dir.0).expect("nothing"), []);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_set_aside_with_the_reason() {
+        let dir = Dir::new("aside");
+        fs::create_dir_all(&dir.0).expect("made");
+        for (content, reason) in [
+            ("{\"version\":1", "EOF"),
+            (
+                "{\"version\":2,\"saved_at_s\":1,\"leases\":[]}",
+                "version 2",
+            ),
+            (
+                "{\"version\":1,\"saved_at_s\":1,\"leases\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1]]}]}",
+                "`a..b`: the name has an empty label",
+            ),
+        ] {
+            fs::write(dir.0.join(FILE), content).expect("written");
+            let error = load(&dir.0).expect_err("unusable").to_string();
+            assert!(error.contains(reason), "{error}");
+            assert!(!dir.0.join(FILE).exists());
+            assert_eq!(load(&dir.0).expect("nothing"), []);
+        }
+    }
+
+    #[test]
+    fn time_passes_between_runs() {
+        let dir = Dir::new("age");
+        save(&dir.0, &leases()).expect("saved");
+        let path = dir.0.join(FILE);
+        let text = fs::read_to_string(&path).expect("read");
+        let now = wall_clock_s();
+        let older = text.replace(
+            &format!("\"saved_at_s\":{now}"),
+            &format!("\"saved_at_s\":{}", now - 1000),
+        );
+        fs::write(&path, older).expect("written");
+        let rest = load(&dir.0).expect("loaded")[0].names[0].1;
+        assert!(rest <= Duration::from_secs(2000), "{rest:?}");
+    }
+}
