@@ -1,5 +1,7 @@
 //! Stories about one node, told in inputs and checked in commands.
 
+mod model;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
@@ -17,6 +19,7 @@ use crate::core::{
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
     input::{BatchError, BatchId, FoundFlow, Frame},
     limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
+    name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
         rows::{Acl, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, SbUpdate},

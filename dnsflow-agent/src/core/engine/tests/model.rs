@@ -1,0 +1,362 @@
+//! The engine beside a model that computes, after every step, from scratch what must be in the
+//! switch and what may be.
+//!
+//! The model knows what the pods were told and until when, what the resource says, and what OVN
+//! enforces. It knows nothing of plans, differences or batches.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config as ProptestConfig, TestRunner},
+};
+
+use super::*;
+
+const NAMES: [&str; 4] = ["a.test", "b.test", "c.test", "www.a.test"];
+const PODS: [(&str, u8); 3] = [("p1", 5), ("p2", 6), ("p3", 7)];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A pod is told an address of a name.
+    Answer {
+        pod: usize,
+        name: usize,
+        host: u8,
+        ttl: u32,
+    },
+    /// The EgressFirewall is edited; OVN follows later.
+    Edit(Vec<(usize, bool)>),
+    /// ovn-kubernetes follows.
+    Nb,
+    /// ovn-northd follows ovn-kubernetes.
+    Sb,
+    /// Time passes, in seconds.
+    Pass(u64),
+    /// Every flow sees a packet.
+    Use,
+    /// ovn-controller wipes the switch.
+    Wipe,
+    /// The OpenFlow connection is lost and comes back.
+    Reconnect,
+    /// The pod goes and comes back under the same name and address, as another one.
+    Recreate(usize),
+    /// The last step once more.
+    Again,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..3usize, 0..4usize, 1..5u8, prop_oneof![Just(1u32), Just(600)])
+            .prop_map(|(pod, name, host, ttl)| Step::Answer { pod, name, host, ttl }),
+        2 => proptest::collection::vec((0..5usize, any::<bool>()), 0..5).prop_map(Step::Edit),
+        2 => Just(Step::Nb),
+        3 => Just(Step::Sb),
+        2 => prop_oneof![1..5u64, 50..80u64, 500..800u64].prop_map(Step::Pass),
+        1 => Just(Step::Use),
+        1 => Just(Step::Wipe),
+        1 => Just(Step::Reconnect),
+        1 => (0..3usize).prop_map(Step::Recreate),
+        1 => Just(Step::Again),
+    ]
+}
+
+/// Names or, at the end of [`NAMES`], a network; allowed or denied.
+fn rules_of(edit: &[(usize, bool)]) -> Vec<Rule> {
+    edit.iter()
+        .map(|&(name, allowed)| match NAMES.get(name) {
+            Some(name) if allowed => allow(name),
+            Some(name) => deny(name),
+            None => deny_all(),
+        })
+        .collect()
+}
+
+fn name_of_rule(rule: &Rule) -> Option<&str> {
+    match &rule.destination {
+        Destination::Name(name) => Some(name.written()),
+        _ => None,
+    }
+}
+
+/// Source, destination, priority.
+type Flow = (String, String, u16);
+
+#[derive(Default)]
+struct Model {
+    spec: Vec<Rule>,
+    nb: Vec<Rule>,
+    sb: Vec<Rule>,
+    /// By pod, name and address: until when.
+    told: BTreeMap<(usize, usize, u8), Timestamp>,
+    /// When the flows last saw a packet.
+    used_at: Option<Timestamp>,
+}
+
+impl Model {
+    /// The flows that the names come to for which `counts` says so.
+    fn flows(&self, counts: impl Fn(Timestamp) -> bool) -> BTreeSet<Flow> {
+        let mut flows = BTreeSet::new();
+        for (&(pod, name, host), &until) in &self.told {
+            if !counts(until) {
+                continue;
+            }
+            for index in self.places(NAMES[name]) {
+                flows.insert((
+                    format!("10.244.0.{}", PODS[pod].1),
+                    format!("203.0.113.{host}"),
+                    11_000 - index,
+                ));
+            }
+        }
+        flows
+    }
+
+    /// Where OVN enforces rules that are for `asked` and still in the resource.
+    fn places(&self, asked: &str) -> Vec<u16> {
+        let mut places = Vec::new();
+        for (index, rule) in self.sb.iter().enumerate() {
+            let Some(name) = name_of_rule(rule) else {
+                continue;
+            };
+            let is_for = asked == name || asked.ends_with(&format!(".{name}"));
+            let in_spec = self
+                .spec
+                .iter()
+                .any(|rule| name_of_rule(rule) == Some(name));
+            let beyond = index >= self.spec.len();
+            let in_place = self.sb.iter().take(self.spec.len());
+            let elsewhere = in_place.filter_map(name_of_rule).any(|other| other == name);
+            if is_for && in_spec && !(beyond && elsewhere) {
+                places.push(index as u16);
+            }
+        }
+        places
+    }
+
+    /// Whether any rule that is for `asked` denies: such leases last longer.
+    fn may_be_denied(&self) -> bool {
+        let rules = self.spec.iter().chain(&self.sb);
+        rules
+            .into_iter()
+            .any(|rule| rule.action == RuleAction::Deny && name_of_rule(rule).is_some())
+    }
+}
+
+thread_local! {
+    static REACHED: RefCell<BTreeMap<&'static str, usize>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+fn reached(event: &'static str) {
+    REACHED.with_borrow_mut(|events| *events.entry(event).or_default() += 1);
+}
+
+const RARE: [&str; 8] = [
+    "a rule moved with flows in place",
+    "a place beyond the rules served",
+    "flows were wiped and put back",
+    "an expired address was closed",
+    "an address in use outlived its TTL",
+    "a pod was recreated with addresses open",
+    "an answer came before its rule",
+    "a reconnect found flows in place",
+];
+
+fn run(steps: Vec<Step>) {
+    let mut node = Node::with(&[]);
+    for (pod, host) in &PODS[1..] {
+        node.add_pod(pod, *host);
+    }
+    node.pass(Duration::from_secs(1));
+    let mut model = Model::default();
+    let mut generation = 0;
+    let mut last = None;
+    for step in steps {
+        let step = match step {
+            Step::Again => last.clone().unwrap_or(Step::Sb),
+            step => step,
+        };
+        last = Some(step.clone());
+        let before: BTreeSet<FlowKey> = node.switch.keys().cloned().collect();
+        let flows_before: BTreeSet<Flow> = node.open().into_iter().collect();
+        node.log.clear();
+        let mut wiped = false;
+        match step.clone() {
+            Step::Answer {
+                pod,
+                name,
+                host,
+                ttl,
+            } => {
+                if model.places(NAMES[name]).is_empty() {
+                    reached("an answer came before its rule");
+                }
+                node.answer(PODS[pod].0, NAMES[name], &[[203, 0, 113, host]], ttl);
+                let least = if denied(&node, name) {
+                    node.engine.config.leases.deny_ttl
+                } else {
+                    MIN_TTL
+                };
+                let until = node.now + Duration::from_secs(ttl.into()).max(least);
+                let known = model.told.entry((pod, name, host)).or_insert(until);
+                *known = until.max(*known);
+            }
+            Step::Edit(edit) => {
+                model.spec = rules_of(&edit);
+                node.set_firewall(&model.spec);
+            }
+            Step::Nb => {
+                model.nb = model.spec.clone();
+                node.set_nb(&model.nb);
+            }
+            Step::Sb => {
+                model.sb = model.nb.clone();
+                node.set_sb(&model.sb);
+            }
+            Step::Pass(seconds) => node.pass(Duration::from_secs(seconds)),
+            Step::Use => {
+                for (_, packets) in node.switch.values_mut() {
+                    *packets += 1;
+                }
+                node.pass(COMPARE_INTERVAL);
+                model.used_at = Some(node.now);
+            }
+            Step::Wipe => {
+                wiped = true;
+                for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+                    node.give(Input::FlowLost { key, cookie });
+                }
+                node.pass(Duration::from_millis(30));
+                if !before.is_empty() {
+                    reached("flows were wiped and put back");
+                }
+            }
+            Step::Reconnect => {
+                node.give(Input::SwitchDown);
+                node.give(Input::SwitchUp);
+                if !before.is_empty() {
+                    reached("a reconnect found flows in place");
+                }
+            }
+            Step::Recreate(pod) => {
+                generation += 1;
+                let (name, host) = PODS[pod];
+                if model.told.keys().any(|(other, ..)| *other == pod) {
+                    reached("a pod was recreated with addresses open");
+                }
+                model.told.retain(|(other, ..), _| *other != pod);
+                node.remove_interface(name);
+                let row = RowId::new(0x100 * (generation + 2) + u128::from(host));
+                node.add_pod_as(name, host, &format!("uid-{generation}"), row);
+            }
+            Step::Again => unreachable!("replaced above"),
+        }
+        let open: BTreeSet<Flow> = node.open().into_iter().collect();
+        let now = node.now;
+        let must = model.flows(|until| until > now);
+        // Past its TTL, an address goes with the comparison after it was last used for the idle
+        // grace; who looks in between may still see it.
+        let slack = IDLE_GRACE + 2 * COMPARE_INTERVAL;
+        let in_use = |until: Timestamp| {
+            until + slack > now || model.used_at.is_some_and(|used| used + slack > now)
+        };
+        let may = model.flows(|until| in_use(until) || model.may_be_denied());
+        assert!(
+            must.is_subset(&open),
+            "{step:?}: missing {:?}",
+            must.difference(&open)
+        );
+        assert!(
+            open.is_subset(&may),
+            "{step:?}: too many {:?}",
+            open.difference(&may)
+        );
+        model
+            .told
+            .retain(|_, until| *until + Duration::from_secs(8000) > now);
+
+        if matches!(step, Step::Sb)
+            && flows_before != open
+            && !flows_before.is_empty()
+            && !open.is_empty()
+        {
+            reached("a rule moved with flows in place");
+        }
+        if model.sb.len() > model.spec.len()
+            && open
+                .iter()
+                .any(|flow| usize::from(11_000 - flow.2) >= model.spec.len())
+        {
+            reached("a place beyond the rules served");
+        }
+        if matches!(step, Step::Pass(_)) && open.len() < flows_before.len() {
+            reached("an expired address was closed");
+        }
+        if matches!(step, Step::Use) && open.difference(&must).next().is_some() {
+            reached("an address in use outlived its TTL");
+        }
+        let after: BTreeSet<FlowKey> = node.switch.keys().cloned().collect();
+        let mut added = BTreeSet::new();
+        let mut removed = BTreeSet::new();
+        for (_, changes) in node.batches() {
+            for change in changes {
+                match change {
+                    FlowChange::Add(key, _) => assert!(added.insert(key), "{step:?}: added twice"),
+                    FlowChange::Delete(key, _) => {
+                        assert!(removed.insert(key), "{step:?}: removed twice");
+                    }
+                    FlowChange::Renew(_) => {}
+                }
+            }
+        }
+        if wiped {
+            assert!(removed.is_empty());
+        } else {
+            let new: BTreeSet<_> = after.difference(&before).cloned().collect();
+            let gone: BTreeSet<_> = before.difference(&after).cloned().collect();
+            assert_eq!(
+                (added, removed),
+                (new, gone),
+                "{step:?}: more changes than needed"
+            );
+        }
+    }
+}
+
+/// Whether the engine holds an answer for this name longer, because a rule in force denies it.
+fn denied(node: &Node, name: usize) -> bool {
+    let name: DomainName = NAMES[name].parse().expect("a name");
+    let rules = node
+        .engine
+        .rules
+        .values()
+        .flat_map(|rules| rules.sets.values());
+    rules
+        .flat_map(|set| set.matching(&name))
+        .any(|rule| rule.verdict == RuleAction::Deny)
+}
+
+#[test]
+fn engine_and_model_agree() {
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    runner
+        .run(&proptest::collection::vec(step(), 1..40), |steps| {
+            run(steps);
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    let missing: Vec<_> = REACHED.with_borrow(|events| {
+        RARE.into_iter()
+            .filter(|event| !events.contains_key(event))
+            .collect()
+    });
+    assert!(missing.is_empty(), "never happened: {missing:?}");
+}
