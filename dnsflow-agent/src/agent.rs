@@ -89,6 +89,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         subdomains: options.subdomains,
         scope: options.scope.into(),
         leases: options.leases(),
+        profile: options.static_flow.clone(),
         dns_ports: capture_options.ports,
     };
     let socket = options.openflow_socket.clone();
@@ -171,11 +172,13 @@ async fn edges(
         "Open vSwitch's database",
         Box::pin(vswitch.run(inputs.clone())),
     );
-    let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb);
-    edge(
-        "OVN's databases",
-        Box::pin(ovn.run(inputs.clone(), ovn_commands)),
-    );
+    if options.static_flow.is_none() {
+        let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb);
+        edge(
+            "OVN's databases",
+            Box::pin(ovn.run(inputs.clone(), ovn_commands)),
+        );
+    }
     if let Some(dir) = options.state_dir {
         edge("the snapshot", Box::pin(save_snapshots(dir, snapshots)));
     }

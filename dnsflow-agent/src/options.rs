@@ -8,7 +8,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    core::{engine::Scope, limits::LeaseLimits},
+    core::{engine::Scope, limits::LeaseLimits, profile::StaticProfile},
     ovsdb::Remotes,
 };
 
@@ -83,6 +83,15 @@ pub struct AgentOptions {
         default_value = "/var/run/openvswitch/br-int.mgmt"
     )]
     pub openflow_socket: PathBuf,
+
+    /// Without OVN: rule 0's flow, as table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)
+    #[arg(
+        long,
+        value_name = "FLOW",
+        env = "DNSFLOW_STATIC_FLOW",
+        conflicts_with_all = ["ovn_nb", "ovn_sb"]
+    )]
+    pub static_flow: Option<StaticProfile>,
 
     /// Whether a dnsName without a wildcard also matches its sub-domains
     #[arg(

@@ -9,6 +9,7 @@
 
 mod answers;
 mod switch;
+mod world;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,23 +21,24 @@ use dnsflow_common::walk::Ports;
 use super::{
     Command, Input, Timestamp,
     counters::Counters,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
+    firewall::FirewallUpdate,
     flow::FlowChange,
-    input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::{COPY_INTERVAL, COPY_SOURCES_MAX, LeaseLimits},
+    limits::{COPY_INTERVAL, LeaseLimits},
     ovn::{
-        rows::{Interface, InterfaceUpdate, Pipeline, RowId},
-        template::{Copies, Recipe, Source},
-        view::{Changed, OvnView, Table, Touched},
+        rows::{Interface, InterfaceUpdate, RowId},
+        view::{Changed, Table, Touched},
     },
-    pipeline::{Locator, Question},
-    plan::{Cookies, PortFacts, flows_for_names, flows_still_ruled},
+    pipeline::Question,
+    plan::{Cookies, flows_for_names, flows_still_ruled},
     port::{LeasedFlow, Port, PortId},
+    profile::StaticProfile,
     report::Report,
-    rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
+    rules::Problem,
     snapshot::SavedLease,
 };
 use switch::Switch;
+pub use world::FIREWALL_NAME;
+use world::World;
 
 /// Who may use an address that a pod was told.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -59,6 +61,8 @@ pub struct Config {
     pub leases: LeaseLimits,
     /// The ports that DNS servers answer from.
     pub dns_ports: Ports,
+    /// Where rules go on a bridge without OVN.
+    pub profile: Option<StaticProfile>,
 }
 
 /// Which sources have been read completely.
@@ -72,8 +76,9 @@ struct Synced {
 }
 
 impl Synced {
-    fn all(self) -> bool {
-        self.interfaces && self.nb && self.sb && self.logical_flows && self.firewalls
+    fn all(self, without_ovn: bool) -> bool {
+        let ovn = self.nb && self.sb && self.logical_flows;
+        self.interfaces && self.firewalls && (ovn || without_ovn)
     }
 }
 
@@ -90,17 +95,12 @@ pub struct Engine {
     next_port: u64,
     port_by_name: HashMap<String, PortId>,
     port_by_ifindex: HashMap<u32, PortId>,
-    ovn: OvnView,
-    firewalls: BTreeMap<FirewallId, Firewall>,
-    rules: BTreeMap<String, NamespaceRules>,
-    /// Port groups' NB names, to the namespace whose rules hold for them.
-    namespace_by_group: HashMap<String, String>,
-    /// Namespaces whose problems may differ from what was told.
-    untold: BTreeSet<String>,
+    world: World,
+    /// What is wrong with each namespace's rules, as it was told.
     told: BTreeMap<String, BTreeMap<u32, Problem>>,
     watched_priorities: Option<BTreeSet<u16>>,
-    locator: Locator,
-    copies: Copies,
+    /// Rules may be in other tables since the flow monitor was last told.
+    rules_changed: bool,
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
     cookies: Cookies,
@@ -121,6 +121,7 @@ impl Engine {
     /// An engine that knows nothing yet.
     pub fn new(config: Config) -> Self {
         Self {
+            world: World::new(config.subdomains, config.profile.clone()),
             config,
             synced: Synced::default(),
             ready: false,
@@ -130,15 +131,9 @@ impl Engine {
             next_port: 0,
             port_by_name: HashMap::new(),
             port_by_ifindex: HashMap::new(),
-            ovn: OvnView::default(),
-            firewalls: BTreeMap::new(),
-            rules: BTreeMap::new(),
-            namespace_by_group: HashMap::new(),
-            untold: BTreeSet::new(),
             told: BTreeMap::new(),
             watched_priorities: None,
-            locator: Locator::new(Pipeline::Egress),
-            copies: Copies::new(),
+            rules_changed: false,
             copy_at: None,
             cookies: Cookies::default(),
             saved: HashMap::new(),
@@ -159,14 +154,14 @@ impl Engine {
             Input::Interfaces(update) => self.interfaces_changed(update, now),
             Input::Nb(update) => {
                 self.synced.nb |= update.reset;
-                let touched = self.ovn.apply_nb(update);
+                let touched = self.world.apply_nb(update);
                 self.watch_logical_flows();
-                self.ovn_touched(touched, now);
+                self.world_touched(touched, now);
             }
             Input::Sb(update) => {
                 self.synced.sb |= update.reset;
-                let touched = self.ovn.apply_sb(update);
-                self.ovn_touched(touched, now);
+                let touched = self.world.apply_sb(update);
+                self.world_touched(touched, now);
             }
             Input::Firewalls(update) => self.firewalls_changed(update, now),
             Input::Attached { interface, ifindex } => self.attached(interface, ifindex),
@@ -190,12 +185,20 @@ impl Engine {
             Input::MonitorGap => self.switch.compare_soon(now),
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
-                self.locator.interrupted();
+                self.world.interrupted();
             }
             Input::LogicalFlowSample {
                 table_id, flows, ..
-            } => self.sampled(table_id, flows, now),
-            Input::CookiesFound(found) => self.cookies_found(&found, now),
+            } => {
+                let question = self.world.sampled(table_id, flows, now);
+                self.ask(question);
+            }
+            Input::CookiesFound(found) => {
+                if self.world.learn(&found, now) {
+                    self.rules_changed = true;
+                    self.replan_all(now);
+                }
+            }
         }
         self.settle(now);
     }
@@ -207,10 +210,8 @@ impl Engine {
         if self.copy_at.is_some_and(|at| at <= now) {
             self.look_for_copies(now);
         }
-        if let Some(table_id) = self.stage() {
-            let question = self.locator.retry(table_id, now);
-            self.ask(question);
-        }
+        let question = self.world.retry(now);
+        self.ask(question);
         self.settle(now);
     }
 
@@ -218,7 +219,7 @@ impl Engine {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let due = self.due.first().map(|(at, ..)| *at);
         let switch = self.switch.deadline(self.can_judge());
-        [due, switch, self.locator.deadline(), self.copy_at]
+        [due, switch, self.world.deadline(), self.copy_at]
             .into_iter()
             .flatten()
             .min()
@@ -290,14 +291,14 @@ impl Engine {
 
     /// The end of every turn: what all changes together ask for.
     fn settle(&mut self, now: Timestamp) {
-        if let Some(table_id) = self.stage()
-            && self.switch.is_up()
-        {
-            let question = self.locator.locate(table_id);
+        if self.switch.is_up() {
+            let question = self.world.locate();
             self.ask(question);
         }
         self.flush(true, None);
-        self.monitor_tables();
+        if std::mem::take(&mut self.rules_changed) {
+            self.monitor_tables();
+        }
         self.start_comparison(now);
         self.tell_problems();
         self.become_ready();
@@ -319,11 +320,15 @@ impl Engine {
                 .iter()
                 .all(|(id, _)| self.attachments.contains_key(&id))
         };
-        if !self.ready && self.synced.all() && self.switch.is_compared() && tried() {
+        if !self.ready
+            && self.synced.all(self.world.is_static())
+            && self.switch.is_compared()
+            && tried()
+        {
             self.ready = true;
             self.reports.push(Report::Ready {
                 attached: self.port_by_ifindex.len(),
-                firewalls: self.firewalls.len(),
+                firewalls: self.world.firewall_count(),
                 flows: self.flow_count(),
             });
         }
@@ -371,7 +376,7 @@ impl Engine {
         {
             let same_pod = port.row.iface_id_ver == row.iface_id_ver;
             if port.interface == id && same_pod {
-                let moved = port.row.addresses != row.addresses;
+                let moved = port.row.addresses != row.addresses || port.row.ofport != row.ofport;
                 port.row = row;
                 if moved {
                     self.replan(port_id, now);
@@ -463,41 +468,16 @@ impl Engine {
 
     fn firewalls_changed(&mut self, update: FirewallUpdate, now: Timestamp) {
         self.synced.firewalls |= update.reset;
-        let mut namespaces: BTreeSet<String> = BTreeSet::new();
-        if update.reset {
-            let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
-            self.firewalls.retain(|id, _| {
-                let keep = kept.contains(id);
-                if !keep {
-                    namespaces.insert(id.namespace.clone());
-                }
-                keep
-            });
-        }
-        for (id, firewall) in update.firewalls {
-            namespaces.insert(id.namespace.clone());
-            match firewall {
-                Some(firewall) => self.firewalls.insert(id, firewall),
-                None => self.firewalls.remove(&id),
-            };
-        }
-        self.ovn_touched(
-            Touched {
-                namespaces,
-                ports: BTreeSet::new(),
-            },
-            now,
-        );
+        let touched = Touched {
+            namespaces: self.world.apply_firewalls(update),
+            ports: BTreeSet::new(),
+        };
+        self.world_touched(touched, now);
     }
 
-    /// Asks for the logical flows of every ACL: also those of other rules, whose actions may be
-    /// what can be copied.
+    /// Asks for the logical flows of every ACL.
     fn watch_logical_flows(&mut self) {
-        let priorities: BTreeSet<u16> = self
-            .ovn
-            .all_acls()
-            .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
-            .collect();
+        let priorities = self.world.priorities();
         if self.watched_priorities.as_ref() != Some(&priorities) {
             self.watched_priorities = Some(priorities.clone());
             self.commands
@@ -505,82 +485,39 @@ impl Engine {
         }
     }
 
-    fn ovn_touched(&mut self, touched: Touched, now: Timestamp) {
-        let mut ports: BTreeSet<PortId> = touched
-            .ports
+    fn world_touched(&mut self, touched: Touched, now: Timestamp) {
+        let Touched { namespaces, ports } = touched;
+        let mut ports: BTreeSet<PortId> = ports
             .iter()
             .filter_map(|name| self.port_by_name.get(name).copied())
             .collect();
-        for namespace in &touched.namespaces {
-            for group in self.pair_namespace(namespace) {
-                ports.extend(
-                    self.ovn
-                        .ports_of(&group)
-                        .filter_map(|name| self.port_by_name.get(name).copied()),
-                );
-            }
+        let mut groups = BTreeSet::new();
+        for namespace in &namespaces {
+            groups.append(&mut self.world.pair_namespace(namespace));
+        }
+        if !groups.is_empty() {
+            let concerned = self.ports.iter();
+            let concerned = concerned.filter(|(_, port)| self.world.is_in(&port.row, &groups));
+            ports.extend(concerned.map(|(id, _)| *id));
+            self.rules_changed = true;
         }
         for port in ports {
             self.share_within_namespace(port, now);
             self.replan(port, now);
         }
-        if !touched.namespaces.is_empty() {
+        if !namespaces.is_empty() {
             self.copy_at.get_or_insert(now);
         }
     }
 
-    /// Pairs the namespace's rules with OVN again; returns the port groups whose rules changed.
-    fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
-        let id = FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        };
-        let new = match self.firewalls.get(&id) {
-            Some(firewall) => pair(
-                namespace,
-                firewall,
-                self.ovn.acls(namespace),
-                self.config.subdomains,
-                &self.copies,
-            ),
-            None => NamespaceRules::default(),
-        };
-        let old = self.rules.remove(namespace).unwrap_or_default();
-        let groups: BTreeSet<String> = old
-            .sets
-            .keys()
-            .chain(new.sets.keys())
-            .filter(|group| old.sets.get(*group) != new.sets.get(*group))
-            .cloned()
-            .collect();
-        for group in &groups {
-            self.namespace_by_group.remove(group);
-        }
-        for group in new.sets.keys() {
-            self.namespace_by_group
-                .insert(group.clone(), namespace.to_owned());
-        }
-        if old.problems != new.problems {
-            self.untold.insert(namespace.to_owned());
-        }
-        if new != NamespaceRules::default() {
-            self.rules.insert(namespace.to_owned(), new);
-        }
-        groups
-    }
-
     /// Tells what is wrong with EgressFirewalls, once enough has been read to know.
     fn tell_problems(&mut self) {
-        if !self.synced.all() {
+        if !self.synced.all(self.world.is_static()) {
             return;
         }
-        for namespace in std::mem::take(&mut self.untold) {
-            let problems = self.rules.get(&namespace).map(|rules| &rules.problems);
-            if problems == self.told.get(&namespace) {
-                continue;
-            }
-            let problems = problems.cloned().unwrap_or_default();
-            if problems.is_empty() && !self.told.contains_key(&namespace) {
+        for (namespace, problems) in self.world.take_changed_problems() {
+            let told = self.told.get(&namespace);
+            if told == Some(&problems) || (told.is_none() && problems.is_empty()) {
                 continue;
             }
             self.reports.push(Report::Problems {
@@ -598,94 +535,17 @@ impl Engine {
         }
     }
 
-    /// The stage in which rules are enforced, to find the pipeline's base by.
-    fn stage(&self) -> Option<u8> {
-        self.ovn
-            .logical_flows()
-            .map(|(_, flow)| flow)
-            .find(|flow| flow.stage_hint.is_some() && flow.pipeline == Pipeline::Egress)
-            .map(|flow| flow.table_id)
-    }
-
-    fn sampled(&mut self, table_id: u8, mut flows: Vec<RowId>, now: Timestamp) {
-        // Those of the rules come first: the namespace has a pod here, so they are installed.
-        let ours = self
-            .ovn
-            .logical_flows()
-            .filter(|(_, flow)| flow.table_id == table_id)
-            .map(|(id, _)| id);
-        let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
-        sample.append(&mut flows);
-        let question = self.locator.sampled(table_id, &sample, now);
-        self.ask(question);
-    }
-
-    /// Cookies have been looked up: for the pipeline's base, or for actions to copy.
-    fn cookies_found(&mut self, found: &[FoundFlow], now: Timestamp) {
-        let tables: Vec<(u32, u8)> = found.iter().map(|flow| (flow.cookie, flow.table)).collect();
-        let moved = self.locator.found(&tables, now);
-        let mut learnt = false;
-        let wanted = self.sources_wanted();
-        for (id, flow) in self.ovn.logical_flows() {
-            let source = Source::of(flow);
-            if !wanted.contains(&source) {
-                continue;
-            }
-            let made = found.iter().find(|made| made.cookie == id.prefix());
-            if let Some(made) = made
-                && self.copies.get(&source) != Some(&made.actions)
-            {
-                self.copies.insert(source, made.actions.clone());
-                learnt = true;
-            }
-        }
-        if learnt {
-            let namespaces: Vec<String> = self.rules.keys().cloned().collect();
-            for namespace in namespaces {
-                self.pair_namespace(&namespace);
-            }
-        }
-        if learnt || moved {
-            self.replan_all(now);
-        }
-    }
-
-    /// The actions that rules would copy.
-    fn sources_wanted(&self) -> BTreeSet<Source> {
-        self.rules
-            .values()
-            .flat_map(|rules| rules.sets.values())
-            .flat_map(|set| set.rules())
-            .flat_map(|rule| &rule.templates)
-            .filter_map(|template| match &template.recipe {
-                Recipe::Copy { source, .. } => Some(source.clone()),
-                Recipe::Build(_) => None,
-            })
-            .collect()
-    }
-
-    /// Looks for OVN's own flows that have the actions which rules would copy. Those known are
-    /// looked up again too: a restarted ovn-controller numbers its meters anew.
+    /// Looks for OVN's own flows that have the actions which rules would copy.
     fn look_for_copies(&mut self, now: Timestamp) {
         self.copy_at = None;
-        let wanted = self.sources_wanted();
-        if wanted.is_empty() || !self.switch.is_up() {
+        if !self.switch.is_up() {
             return;
         }
-        let cookies: Vec<u32> = self
-            .ovn
-            .logical_flows()
-            .filter(|(_, flow)| wanted.contains(&Source::of(flow)))
-            .map(|(id, _)| id.prefix())
-            .take(COPY_SOURCES_MAX)
-            .collect();
+        let (cookies, incomplete) = self.world.cookies_to_copy();
         if !cookies.is_empty() {
             self.commands.push(Command::FindCookies(cookies));
         }
-        if wanted
-            .iter()
-            .any(|source| !self.copies.contains_key(source))
-        {
+        if incomplete {
             self.copy_at = Some(now + COPY_INTERVAL);
         }
     }
@@ -714,11 +574,7 @@ impl Engine {
     fn replan_lease(&mut self, port_id: PortId, address: IpAddr, now: Timestamp) -> usize {
         let Self {
             ports,
-            ovn,
-            rules,
-            namespace_by_group,
-            locator,
-            copies,
+            world,
             cookies,
             changes,
             switch,
@@ -731,24 +587,14 @@ impl Engine {
         let Some(lease) = port.leases.get_mut(&address) else {
             return 0;
         };
-        let sets = sets_of(ovn, rules, namespace_by_group, &port.row.iface_id);
-        let mut wanted = match (ovn.place_of(&port.row.iface_id), locator.base()) {
-            (Some(place), Some(base)) => {
-                let facts = PortFacts {
-                    place,
-                    addresses: &port.row.addresses,
-                    sets: &sets,
-                    base,
-                    copies,
-                };
-                let mut wanted = flows_for_names(facts, address, lease.names.keys(), cookies);
-                if !lease.adopted.is_empty() {
-                    wanted.extend(flows_still_ruled(facts, address, &lease.adopted, cookies));
-                }
-                wanted
+        let sets = world.sets(&port.row);
+        let mut wanted = BTreeMap::new();
+        if let Some(facts) = world.facts(&port.row, &sets) {
+            wanted = flows_for_names(facts, address, lease.names.keys(), cookies);
+            if !lease.adopted.is_empty() {
+                wanted.extend(flows_still_ruled(facts, address, &lease.adopted, cookies));
             }
-            _ => BTreeMap::new(),
-        };
+        }
         let before = lease.flows.len();
         lease
             .flows
@@ -784,21 +630,6 @@ impl Engine {
         }
         added
     }
-}
-
-/// The only name that OVN-Kubernetes allows an EgressFirewall to have.
-pub const FIREWALL_NAME: &str = "default";
-
-/// The rules that hold for a logical port.
-fn sets_of<'a>(
-    ovn: &OvnView,
-    rules: &'a BTreeMap<String, NamespaceRules>,
-    namespace_by_group: &HashMap<String, String>,
-    logical_port: &str,
-) -> Vec<&'a RuleSet> {
-    ovn.groups_of(logical_port)
-        .filter_map(|group| rules.get(namespace_by_group.get(group)?)?.sets.get(group))
-        .collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod ovn;
 pub mod pipeline;
 pub mod plan;
 pub mod port;
+pub mod profile;
 pub mod report;
 pub mod rules;
 pub mod snapshot;

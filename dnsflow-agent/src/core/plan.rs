@@ -21,7 +21,29 @@ use super::{
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
 /// `include/ovn/logical-fields.h`).
-pub const REG_INPORT: u8 = 14;
+const REG_INPORT: u8 = 14;
+
+/// Where in the switch the packets of a port are found.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Spot {
+    /// In OVN's pipeline.
+    Ovn(Place),
+    /// At an OpenFlow port.
+    InPort(u32),
+}
+
+impl Spot {
+    /// The spot that a flow is for.
+    pub fn of(key: &FlowKey) -> Option<Self> {
+        if let Some(port) = key.matches.in_port {
+            return Some(Self::InPort(port));
+        }
+        Some(Self::Ovn(Place {
+            datapath: u32::try_from(key.matches.metadata?).ok()?,
+            port: key.matches.registers.get(&REG_INPORT)?.value(),
+        }))
+    }
+}
 
 /// Gives each action list a cookie of its own.
 ///
@@ -78,7 +100,7 @@ fn tag(actions: &[Action]) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct PortFacts<'a> {
     /// Where its packets are found.
-    pub place: Place,
+    pub spot: Spot,
     /// Its own addresses.
     pub addresses: &'a [IpAddr],
     /// The rules of the port groups that hold it.
@@ -170,14 +192,20 @@ fn key(
     transport: Option<Transport>,
 ) -> FlowKey {
     let mut registers = template.registers.clone();
-    registers.insert(REG_INPORT, Masked::new(port.place.port, u32::MAX));
+    let (metadata, in_port) = match port.spot {
+        Spot::Ovn(place) => {
+            registers.insert(REG_INPORT, Masked::new(place.port, u32::MAX));
+            (Some(u64::from(place.datapath)), None)
+        }
+        Spot::InPort(number) => (None, Some(number)),
+    };
     FlowKey {
         table: template.table(port.base),
         priority: template.priority,
         matches: Match {
-            metadata: Some(u64::from(port.place.datapath)),
+            metadata,
             registers,
-            in_port: None,
+            in_port,
             addresses,
             transport,
         },

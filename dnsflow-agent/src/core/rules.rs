@@ -36,6 +36,17 @@ pub enum NameScope {
 }
 
 impl NameScope {
+    /// What the firewall says of this name; `subdomains` applies where it says nothing.
+    pub fn of(name: &DnsName, firewall: &Firewall, subdomains: bool) -> Self {
+        if name.is_wildcard() {
+            Self::OneLabel
+        } else if firewall.subdomains.unwrap_or(subdomains) {
+            Self::Subdomains
+        } else {
+            Self::Exact
+        }
+    }
+
     /// Whether a name with `extra` labels in front of the rule's name is meant.
     fn covers(self, extra: usize) -> bool {
         match self {
@@ -88,7 +99,8 @@ pub struct RuleSet {
 }
 
 impl RuleSet {
-    fn push(&mut self, rule: ActiveRule) {
+    /// Adds a rule.
+    pub fn push(&mut self, rule: ActiveRule) {
         self.by_name
             .entry(rule.name.name().wire().into())
             .or_default()
@@ -375,18 +387,11 @@ fn active_rule(
     matches: &NameMatch,
     subdomains: bool,
 ) -> ActiveRule {
-    let scope = if name.is_wildcard() {
-        NameScope::OneLabel
-    } else if firewall.subdomains.unwrap_or(subdomains) {
-        NameScope::Subdomains
-    } else {
-        NameScope::Exact
-    };
     ActiveRule {
         namespace: namespace.to_owned(),
         index,
         name: name.clone(),
-        scope,
+        scope: NameScope::of(name, firewall, subdomains),
         v4: matches.v4.is_some(),
         v6: matches.v6.is_some(),
         transports: matches.transports.clone(),

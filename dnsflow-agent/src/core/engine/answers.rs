@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_common::walk::dns_answer;
 
-use super::{Engine, Scope, sets_of, switch::Opening};
+use super::{Engine, Scope, switch::Opening};
 use crate::core::{
     Timestamp,
     dns::{Answer, DnsError},
@@ -13,7 +13,7 @@ use crate::core::{
     input::Frame,
     limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX},
     name::DomainName,
-    plan::{PortFacts, flows_for_names},
+    plan::flows_for_names,
     port::{Lease, Port, PortId},
 };
 
@@ -47,12 +47,7 @@ impl Engine {
             let Some(port) = self.ports.get(&port_id) else {
                 continue;
             };
-            let sets = sets_of(
-                &self.ovn,
-                &self.rules,
-                &self.namespace_by_group,
-                &port.row.iface_id,
-            );
+            let sets = self.world.sets(&port.row);
             for rule in sets.iter().flat_map(|set| set.matching(&name)) {
                 denies |= rule.verdict == RuleAction::Deny;
                 if !rules.contains(&rule.index) {
@@ -111,15 +106,9 @@ impl Engine {
 
     /// The ports on this node that a namespace's rules hold for.
     fn ports_in(&self, namespace: &str) -> Vec<PortId> {
-        let groups = self
-            .rules
-            .get(namespace)
-            .into_iter()
-            .flat_map(|rules| rules.sets.keys());
-        groups
-            .flat_map(|group| self.ovn.ports_of(group))
-            .filter_map(|name| self.port_by_name.get(name).copied())
-            .collect()
+        let is_in = |port: &Port| self.world.namespace_of(&port.row) == Some(namespace);
+        let ports = self.ports.iter().filter(|(_, port)| is_in(port));
+        ports.map(|(id, _)| *id).collect()
     }
 
     /// With [`Scope::Namespace`], a port without addresses gets those that its namespace knows.
@@ -296,11 +285,7 @@ impl Engine {
     pub(super) fn decide(&mut self, port_id: PortId, address: IpAddr, now: Timestamp) {
         let Self {
             ports,
-            ovn,
-            rules,
-            namespace_by_group,
-            locator,
-            copies,
+            world,
             cookies,
             config,
             ..
@@ -312,17 +297,8 @@ impl Engine {
         let Some(lease) = port.leases.get_mut(&address) else {
             return;
         };
-        let sets = sets_of(ovn, rules, namespace_by_group, &port.row.iface_id);
-        let facts = ovn
-            .place_of(&port.row.iface_id)
-            .zip(locator.base())
-            .map(|(place, base)| PortFacts {
-                place,
-                addresses: &port.row.addresses,
-                sets: &sets,
-                base,
-                copies,
-            });
+        let sets = world.sets(&port.row);
+        let facts = world.facts(&port.row, &sets);
         let used_until = |key| {
             let flow = lease.flows.iter().find(|flow| flow.key == key)?;
             Some(flow.used_at + idle_grace)

@@ -12,8 +12,7 @@ use crate::core::{
     input::{BatchError, BatchId},
     limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
     name::DomainName,
-    ovn::view::Place,
-    plan::REG_INPORT,
+    plan::Spot,
     port::{Lease, PortId},
     report::Report,
 };
@@ -96,16 +95,17 @@ impl Switch {
 impl Engine {
     pub(super) fn switch_up(&mut self, now: Timestamp) {
         self.switch.up = true;
+        self.rules_changed = true;
         self.switch.compare_at = Some(now);
         self.switch.renew_at = Some(now + RENEW_INTERVAL);
-        let question = self.locator.verify();
+        let question = self.world.verify();
         self.ask(question);
         self.copy_at.get_or_insert(now);
     }
 
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
-        self.locator.interrupted();
+        self.world.interrupted();
         self.switch = Switch {
             adopted: self.switch.adopted,
             next_batch: self.switch.next_batch,
@@ -188,26 +188,14 @@ impl Engine {
 
     pub(super) fn namespace_of(&self, port: PortId) -> Option<String> {
         let port = self.ports.get(&port)?;
-        self.ovn
-            .groups_of(&port.row.iface_id)
-            .find_map(|group| self.namespace_by_group.get(group).cloned())
+        self.world.namespace_of(&port.row).map(str::to_owned)
     }
 
     /// Keeps the flow monitor on the tables in which rules are enforced.
     pub(super) fn monitor_tables(&mut self) {
-        let Some(base) = self.locator.base().filter(|_| self.switch.up) else {
-            return;
-        };
-        let tables: BTreeSet<u8> = self
-            .rules
-            .values()
-            .flat_map(|rules| rules.sets.values())
-            .flat_map(|set| set.rules())
-            .flat_map(|rule| &rule.templates)
-            .map(|template| template.table(base))
-            .collect();
+        let tables = self.world.tables();
         // A table that no rule is in any more costs nothing; one too few would.
-        if !tables.is_subset(&self.switch.monitored) {
+        if self.switch.up && !tables.is_subset(&self.switch.monitored) {
             self.switch.monitored.extend(tables);
             self.commands
                 .push(Command::MonitorTables(self.switch.monitored.clone()));
@@ -217,7 +205,7 @@ impl Engine {
     /// Whether it is known what should be in the switch: else flows of an earlier run would be
     /// taken for foreign ones.
     pub(super) fn can_judge(&self) -> bool {
-        self.synced.all() && (self.locator.base().is_some() || self.stage().is_none())
+        self.synced.all(self.world.is_static()) && self.world.can_plan()
     }
 
     /// Asks for a dump when one is due and its result could be judged.
@@ -264,14 +252,11 @@ impl Engine {
         self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
     }
 
-    /// The ports by where their packets are found: datapath and port key.
-    fn ports_by_place(&self) -> HashMap<(u64, u32), PortId> {
-        self.ports
-            .iter()
-            .filter_map(|(id, port)| {
-                let Place { datapath, port } = self.ovn.place_of(&port.row.iface_id)?;
-                Some(((u64::from(datapath), port), *id))
-            })
+    /// The ports by where their packets are found.
+    fn ports_by_spot(&self) -> HashMap<Spot, PortId> {
+        let ports = self.ports.iter();
+        ports
+            .filter_map(|(id, port)| Some((self.world.spot(&port.row)?, *id)))
             .collect()
     }
 
@@ -279,10 +264,10 @@ impl Engine {
     fn put_back(&mut self, now: Timestamp) {
         let lost = std::mem::take(&mut self.switch.lost);
         let before = self.changes.len();
-        let places = self.ports_by_place();
+        let spots = self.ports_by_spot();
         for (key, cookie) in lost {
-            let leased = place_in(&key)
-                .and_then(|place| self.ports.get_mut(places.get(&place)?))
+            let leased = Spot::of(&key)
+                .and_then(|spot| self.ports.get_mut(spots.get(&spot)?))
                 .and_then(|port| port.leases.get_mut(&destination(&key)))
                 .and_then(|lease| lease.flows.iter_mut().find(|flow| flow.key == key))
                 .filter(|flow| flow.body.cookie == cookie);
@@ -295,7 +280,7 @@ impl Engine {
         if restored > 0 {
             self.counters.flows_restored += restored as u64;
             self.reports.push(Report::Restored { flows: restored });
-            let question = self.locator.verify();
+            let question = self.world.verify();
             self.ask(question);
             self.copy_at.get_or_insert(now);
         }
@@ -360,10 +345,10 @@ impl Engine {
     /// Takes over flows of an earlier run that the rules of today would still write; what is
     /// taken over is removed from `found`. Returns how many.
     fn adopt(&mut self, found: &mut HashMap<FlowKey, InstalledFlow>, now: Timestamp) -> usize {
-        let places = self.ports_by_place();
+        let spots = self.ports_by_spot();
         let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
         for (key, installed) in found.iter() {
-            let port_id = place_in(key).and_then(|place| places.get(&place));
+            let port_id = Spot::of(key).and_then(|spot| spots.get(&spot));
             let Some(port) = port_id.and_then(|id| self.ports.get_mut(id)) else {
                 continue;
             };
@@ -401,12 +386,6 @@ impl Engine {
         }
         adopted
     }
-}
-
-/// The datapath and port keys in a flow's match.
-fn place_in(key: &FlowKey) -> Option<(u64, u32)> {
-    let port = key.matches.registers.get(&REG_INPORT)?;
-    Some((key.matches.metadata?, port.value()))
 }
 
 /// The address that a flow opens.

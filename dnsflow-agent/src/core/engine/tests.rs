@@ -15,15 +15,16 @@ use hickory_proto::{
 
 use super::*;
 use crate::core::{
-    firewall::{Destination, Rule, RuleAction},
+    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
     input::{BatchError, BatchId, FoundFlow, Frame},
     limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
-        rows::{Acl, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, SbUpdate},
+        rows::{Acl, Datapath, LogicalFlow, NbUpdate, Pipeline, PortBinding, PortGroup, SbUpdate},
     },
+    rules::ACL_PRIORITY_OFFSET,
 };
 
 const GROUP: &str = "a9633447981174624809";
@@ -43,6 +44,8 @@ struct Node {
     reports: Vec<Report>,
     switch_answers: bool,
     pods: BTreeMap<String, RowId>,
+    /// Whether ovn-controller has installed its flows.
+    ovn_installed: bool,
     /// What ovn-controller made of logical flows, by cookie.
     ovn_actions: BTreeMap<u32, Vec<u8>>,
 }
@@ -56,6 +59,7 @@ impl Node {
                 scope: Scope::Pod,
                 leases: LeaseLimits::default(),
                 dns_ports: Ports::DNS,
+                profile: None,
             }),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
@@ -63,13 +67,18 @@ impl Node {
             reports: vec![],
             switch_answers: true,
             pods: BTreeMap::new(),
+            ovn_installed: true,
             ovn_actions: BTreeMap::new(),
         }
     }
 
     /// Synced, with pod p1 (10.244.0.5) of ns1, and `rules` in force.
     fn with(rules: &[Rule]) -> Self {
-        let mut node = Self::bare();
+        Self::bare().start(rules)
+    }
+
+    fn start(self, rules: &[Rule]) -> Self {
+        let mut node = self;
         node.give(Input::SwitchUp);
         node.give(Input::Interfaces(InterfaceUpdate {
             reset: true,
@@ -169,7 +178,8 @@ impl Node {
             table: BASE + 4,
             actions: self.ovn_actions.get(&cookie).cloned().unwrap_or_default(),
         };
-        cookies.iter().map(found).collect()
+        let cookies = cookies.iter().filter(|_| self.ovn_installed);
+        cookies.map(found).collect()
     }
 
     fn change_switch(&mut self, change: FlowChange) {
@@ -604,17 +614,61 @@ fn a_recreated_pod_inherits_nothing() {
 
 #[test]
 fn nothing_is_written_before_the_table_is_known() {
-    let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.locator = Locator::new(Pipeline::Egress);
-    node.engine.locator.locate(4);
+    let mut node = Node::bare();
+    node.ovn_installed = false;
+    let mut node = node.start(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
     assert_eq!(node.batches(), []);
-    node.give(Input::LogicalFlowSample {
-        pipeline: Pipeline::Egress,
-        table_id: 4,
-        flows: vec![],
-    });
+    node.ovn_installed = true;
+    node.pass(Duration::from_secs(1));
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn without_ovn_the_static_flow_says_where() {
+    let mut node = Node::bare();
+    let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
+    node.engine = Engine::new(Config {
+        profile: Some(profile.parse().expect("a profile")),
+        ..node.engine.config.clone()
+    });
+    node.give(Input::SwitchUp);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    node.set_firewall(&[allow("example.com"), deny("bad.test"), deny_all()]);
+    let row = RowId::new(0x105);
+    node.pods.insert("ns1_p1".into(), row);
+    let mut pod = interface("ns1_p1", 5, "uid-p1");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(pod.clone()))],
+    }));
+    assert!(
+        node.reports
+            .iter()
+            .any(|report| matches!(report, Report::Ready { .. }))
+    );
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(node.open(), [], "the port has no number yet");
+    pod.ofport = Some(7);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(pod))],
+    }));
+    node.answer("p1", "bad.test", &[OTHER], 300);
+    assert_eq!(
+        node.open(),
+        [
+            ("10.244.0.5".into(), "203.0.113.2".into(), 9_999),
+            ("10.244.0.5".into(), "203.0.113.1".into(), 10_000)
+        ]
+    );
+    for key in node.switch.keys() {
+        assert_eq!((key.table, key.matches.in_port), (44, Some(7)));
+        assert_eq!(key.matches.metadata, None);
+    }
 }
 
 #[test]

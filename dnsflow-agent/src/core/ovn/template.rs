@@ -76,6 +76,8 @@ pub enum Step {
     Load(u8, Masked),
     /// Go on in the next table.
     Next,
+    /// Go on in this OpenFlow table: only where an option says so.
+    Goto(u8),
 }
 
 /// Why a logical flow cannot serve as a template.
@@ -155,6 +157,7 @@ impl Template {
                 .map(|step| match *step {
                     Step::Load(register, bits) => Action::SetRegister { register, bits },
                     Step::Next => Action::Resubmit { table: next },
+                    Step::Goto(table) => Action::Resubmit { table },
                 })
                 .collect(),
         )

@@ -108,7 +108,7 @@ impl<Key: Eq + std::hash::Hash> Index<Key> {
 }
 
 /// Where packets of a logical port are found in the pipeline.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Place {
     /// The datapath's tunnel key, in `metadata`.
     pub datapath: u32,
@@ -310,14 +310,6 @@ impl OvnView {
             .ids(logical_port)
             .filter_map(|id| Some(self.groups.find(id)?.name.as_str()))
     }
-
-    /// The logical ports of the port groups with this NB name.
-    pub fn ports_of<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a str> {
-        self.groups
-            .iter()
-            .filter(move |(_, row)| row.name == group)
-            .flat_map(|(_, row)| row.ports.iter().map(String::as_str))
-    }
 }
 
 #[cfg(test)]
@@ -389,6 +381,5 @@ mod tests {
             (groups("p1"), groups("p2"), groups("p3")),
             (vec![], vec!["a7"], vec!["a7"])
         );
-        assert_eq!(view.ports_of("a7").collect::<Vec<_>>(), ["p2", "p3"]);
     }
 }

@@ -330,13 +330,9 @@ fn run(steps: Vec<Step>) {
 /// Whether the engine holds an answer for this name longer, because a rule in force denies it.
 fn denied(node: &Node, name: usize) -> bool {
     let name: DomainName = NAMES[name].parse().expect("a name");
-    let rules = node
-        .engine
-        .rules
-        .values()
-        .flat_map(|rules| rules.sets.values());
-    rules
-        .flat_map(|set| set.matching(&name))
+    let ports = node.engine.ports.values();
+    let sets = ports.flat_map(|port| node.engine.world.sets(&port.row));
+    sets.flat_map(|set| set.matching(&name))
         .any(|rule| rule.verdict == RuleAction::Deny)
 }
 
