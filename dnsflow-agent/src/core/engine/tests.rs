@@ -797,56 +797,14 @@ fn flows_are_renewed_before_the_switch_drops_them() {
 }
 
 #[test]
-fn flows_of_an_earlier_run_are_taken_over() {
+fn flows_of_an_earlier_run_are_taken_over_without_a_snapshot() {
     let rules = [allow("example.com"), deny_all()];
     let mut before = Node::with(&rules);
     before.answer("p1", "example.com", &[ADDRESS], 300);
-    let mut after = Node::bare();
-    after.switch = std::mem::take(&mut before.switch);
-    let (mut stray, flow) = after.switch.clone().pop_first().expect("a flow");
+    let (mut stray, flow) = before.switch.clone().pop_first().expect("a flow");
     stray.priority = 7;
-    after.switch.insert(stray, flow);
-    // The order of a real start: the switch is there first.
-    after.give(Input::SwitchUp);
-    after.give(Input::Nb(NbUpdate {
-        reset: true,
-        acls: (0..2).map(|i| (acl_row(i), acl(i, &rules))).collect(),
-    }));
-    after.give(Input::Interfaces(InterfaceUpdate {
-        reset: true,
-        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
-    }));
-    after.pods.insert("ns1_p1".into(), RowId::new(0x105));
-    after.set_firewall(&rules);
-    after.give(Input::Firewalls(FirewallUpdate {
-        reset: true,
-        firewalls: vec![(
-            FirewallId {
-                namespace: "ns1".into(),
-                name: "default".into(),
-            },
-            Some(Firewall {
-                rules: rules.to_vec(),
-                subdomains: None,
-            }),
-        )],
-    }));
-    assert_eq!(after.switch.len(), 2, "untouched until everything is known");
-    after.give(Input::Sb(SbUpdate {
-        reset: true,
-        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
-        port_bindings: vec![(
-            RowId::new(0x105),
-            Some(PortBinding {
-                logical_port: "ns1_p1".into(),
-                datapath: DATAPATH,
-                tunnel_key: 5,
-                namespace: None,
-            }),
-        )],
-        port_groups: vec![(SB_GROUP, Some(after.group()))],
-        logical_flows: vec![(RowId::new(0xf00 << 96), logical_flow(0, &rules))],
-    }));
+    before.switch.insert(stray, flow);
+    let mut after = after_restart(&mut before, &[], &rules);
     assert_eq!(after.open().len(), 1);
     assert_eq!(after.open()[0].2, 11_000);
     let writes: Vec<_> = after
@@ -1080,12 +1038,12 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
 }
 
-/// A node as [`Node::with`] makes it, but with what an earlier run has left: its snapshot, and its
-/// flows in the switch.
-fn after_restart(before: &mut Node, rules: &[Rule]) -> Node {
+/// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
+/// flows in the switch. The switch is there first, OVN's southbound database last.
+fn after_restart(before: &mut Node, snapshot: &[SavedLease], rules: &[Rule]) -> Node {
     let mut node = Node::bare();
     node.now = before.now;
-    node.engine.restore(before.engine.snapshot(before.now));
+    node.engine.restore(snapshot.to_vec());
     node.switch = std::mem::take(&mut before.switch);
     node.give(Input::SwitchUp);
     node.give(Input::Firewalls(FirewallUpdate {
@@ -1112,6 +1070,7 @@ fn after_restart(before: &mut Node, rules: &[Rule]) -> Node {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
+    assert_eq!(node.batches(), [], "untouched until everything is known");
     let group = node.group();
     node.give(Input::Sb(SbUpdate {
         reset: true,
@@ -1141,7 +1100,8 @@ fn a_restart_writes_nothing_and_goes_on_where_it_was() {
     let rules = [allow("example.com"), deny_all()];
     let mut before = Node::with(&rules);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let mut after = after_restart(&mut before, &rules);
+    let snapshot = before.engine.snapshot(before.now);
+    let mut after = after_restart(&mut before, &snapshot, &rules);
     assert_eq!(after.batches(), []);
     assert_eq!(after.engine.flow_count(), 1);
     assert!(after.reports.contains(&Report::Ready {
@@ -1165,7 +1125,8 @@ fn a_restart_writes_nothing_and_goes_on_where_it_was() {
 fn a_rule_that_went_while_nobody_looked_takes_its_flows_with_it() {
     let mut before = Node::with(&[allow("example.com"), deny_all()]);
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
-    let after = after_restart(&mut before, &[deny_all()]);
+    let snapshot = before.engine.snapshot(before.now);
+    let after = after_restart(&mut before, &snapshot, &[deny_all()]);
     assert_eq!(after.open().len(), 0);
 }
 
