@@ -42,7 +42,9 @@ impl Engine {
     }
 
     fn answer(&mut self, told: PortId, answer: Answer, captured_at: Timestamp, now: Timestamp) {
-        let Answer { name, addresses } = answer;
+        let Answer {
+            name, addresses, ..
+        } = answer;
         let mut opened = Vec::new();
         let mut rules: Vec<u32> = Vec::new();
         let mut matched = false;
