@@ -7,7 +7,16 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::ovsdb::Remotes;
+use dnsflow_common::walk::{PORTS_MAX, Ports};
+use ipnet::IpNet;
+
+use crate::{
+    core::{
+        refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
+        resolver::Resolver,
+    },
+    ovsdb::Remotes,
+};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -72,6 +81,55 @@ pub struct AgentOptions {
     )]
     pub subdomains: bool,
 
+    /// Believe the answers of this DNS server, as pods know it; may be given more than once
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        env = "DNSFLOW_RESOLVER",
+        value_delimiter = ','
+    )]
+    pub resolver: Vec<Resolver>,
+
+    /// A port that DNS servers answer from; may be given more than once
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DNSFLOW_DNS_PORT",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        default_value = "53"
+    )]
+    pub dns_port: Vec<u16>,
+
+    /// Never open the cluster's own networks: pods, services, join, masquerade
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_CLUSTER_NETWORKS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub cluster_networks: Vec<IpNet>,
+
+    /// Never open addresses in this network (`private`: in all private ones)
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_DENY_ANSWERS",
+        value_delimiter = ','
+    )]
+    pub deny_answers: Vec<DeniedNetwork>,
+
+    /// Open addresses in this network although they are refused otherwise
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_ALLOW_ANSWERS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub allow_answers: Vec<IpNet>,
+
     /// How to write the log
     #[arg(
         long,
@@ -80,6 +138,33 @@ pub struct AgentOptions {
         default_value = "text"
     )]
     pub log_format: LogFormat,
+}
+
+/// Options that are right one by one, but not together.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum OptionsError {
+    /// More ports than the program has room for.
+    #[error("--dns-port: {0} ports given, {PORTS_MAX} are possible")]
+    TooManyPorts(usize),
+    /// More networks than are looked at.
+    #[error("--cluster-networks, --deny-answers or --allow-answers: {0}")]
+    TooManyNetworks(#[from] TooManyNetworks),
+}
+
+impl AgentOptions {
+    /// The ports that DNS servers answer from.
+    pub fn ports(&self) -> Result<Ports, OptionsError> {
+        Ports::new(&self.dns_port).ok_or(OptionsError::TooManyPorts(self.dns_port.len()))
+    }
+
+    /// The addresses that are never opened.
+    pub fn refusals(&self) -> Result<Refusals, OptionsError> {
+        Ok(Refusals::new(
+            &self.cluster_networks,
+            &self.deny_answers,
+            &self.allow_answers,
+        )?)
+    }
 }
 
 /// How the log is written.

@@ -56,8 +56,8 @@ const fn v6(segments: [u16; 8], length: u8) -> IpNet {
 }
 
 /// Networks that ovn-kubernetes uses inside every cluster unless told otherwise: join, transit and
-/// masquerade, and the join network of user-defined networks (`Gateway` and `ClusterManager` in
-/// go-controller/pkg/config/config.go, `joinSubnet` in go-controller/pkg/types).
+/// masquerade (go-controller/pkg/config/config.go), and the join network of user-defined networks
+/// (`UserDefinedPrimaryNetworkJoinSubnetV4` in go-controller/pkg/types/const.go).
 pub const OVN_KUBERNETES_NETWORKS: &[IpNet] = &[
     v4([100, 64, 0, 0], 16),
     v6([0xfd98, 0, 0, 0, 0, 0, 0, 0], 64),
