@@ -26,7 +26,7 @@ use crate::{
     },
     k8s, manifests,
     openflow::{self, Event},
-    options::AgentOptions,
+    options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
     state,
     vswitch_db::VswitchDb,
@@ -60,6 +60,9 @@ pub enum AgentError {
         #[source]
         source: io::Error,
     },
+    /// The options contradict each other.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
     /// A task that should run for ever has ended.
     #[error("the edge to {0} has stopped")]
     EdgeStopped(&'static str),
@@ -84,12 +87,16 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
-    let capture_options = capture::Options::default();
+    let capture_options = capture::Options {
+        ports: options.ports()?,
+        ..capture::Options::default()
+    };
     let config = Config {
         subdomains: options.subdomains,
         scope: options.scope.into(),
         leases: options.leases(),
         profile: options.static_flow.clone(),
+        refusals: options.refusals()?,
         dns_ports: capture_options.ports,
     };
     let socket = options.openflow_socket.clone();

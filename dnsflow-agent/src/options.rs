@@ -7,8 +7,17 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use dnsflow_common::walk::{PORTS_MAX, Ports};
+use ipnet::IpNet;
+
 use crate::{
-    core::{engine::Scope, limits::LeaseLimits, profile::StaticProfile},
+    core::{
+        engine::Scope,
+        limits::LeaseLimits,
+        profile::StaticProfile,
+        refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
+        resolver::Resolver,
+    },
     ovsdb::Remotes,
 };
 
@@ -161,6 +170,55 @@ pub struct AgentOptions {
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// Believe the answers of this DNS server, as pods know it; may be given more than once
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        env = "DNSFLOW_RESOLVER",
+        value_delimiter = ','
+    )]
+    pub resolver: Vec<Resolver>,
+
+    /// A port that DNS servers answer from; may be given more than once
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DNSFLOW_DNS_PORT",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        default_value = "53"
+    )]
+    pub dns_port: Vec<u16>,
+
+    /// Never open the cluster's own networks: pods, services, join, masquerade
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_CLUSTER_NETWORKS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub cluster_networks: Vec<IpNet>,
+
+    /// Never open addresses in this network (`private`: in all private ones)
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_DENY_ANSWERS",
+        value_delimiter = ','
+    )]
+    pub deny_answers: Vec<DeniedNetwork>,
+
+    /// Open addresses in this network although they are refused otherwise
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_ALLOW_ANSWERS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub allow_answers: Vec<IpNet>,
+
     /// How to write the log
     #[arg(
         long,
@@ -202,6 +260,33 @@ impl From<ScopeOption> for Scope {
             ScopeOption::Pod => Self::Pod,
             ScopeOption::Namespace => Self::Namespace,
         }
+    }
+}
+
+/// Options that are right one by one, but not together.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum OptionsError {
+    /// More ports than the program has room for.
+    #[error("--dns-port: {0} ports given, {PORTS_MAX} are possible")]
+    TooManyPorts(usize),
+    /// More networks than are looked at.
+    #[error("--cluster-networks, --deny-answers or --allow-answers: {0}")]
+    TooManyNetworks(#[from] TooManyNetworks),
+}
+
+impl AgentOptions {
+    /// The ports that DNS servers answer from.
+    pub fn ports(&self) -> Result<Ports, OptionsError> {
+        Ports::new(&self.dns_port).ok_or(OptionsError::TooManyPorts(self.dns_port.len()))
+    }
+
+    /// The addresses that are never opened.
+    pub fn refusals(&self) -> Result<Refusals, OptionsError> {
+        Ok(Refusals::new(
+            &self.cluster_networks,
+            &self.deny_answers,
+            &self.allow_answers,
+        )?)
     }
 }
 

@@ -24,15 +24,26 @@ impl Lab {
     /// does not exist. Returns when it listens.
     pub fn serve_dns(&self, records: &[&str]) -> Result<()> {
         let file = self.base().join("etc/unbound.conf");
-        let pidfile = self.socket("unbound.pid");
         fs::write(&file, configuration(records))?;
-        stop(&pidfile, self.base(), Signal::TERM)?;
+        stop_dns(self)?;
         let mut command = self.pod("dns").command("unbound")?;
         command.arg("-d").arg("-c").arg(&file);
         let log = self.base().join("log/unbound.log");
-        let pid = spawn_detached(&mut command, &log, &pidfile)?;
+        let pid = spawn_detached(&mut command, &log, &self.socket(UNBOUND))?;
         wait_listening(pid, self.base(), "udp", DNS_POD_PORT)
     }
+}
+
+/// The pid files of the servers that the DNS pod may run.
+const UNBOUND: &str = "unbound.pid";
+const LIAR: &str = "liar-dns.pid";
+
+/// Stops whatever DNS server runs in the DNS pod.
+pub(crate) fn stop_dns(lab: &Lab) -> Result<()> {
+    for pidfile in [UNBOUND, LIAR] {
+        stop(&lab.socket(pidfile), lab.base(), Signal::TERM)?;
+    }
+    Ok(())
 }
 
 /// unbound.conf(5). The local zone "." keeps it from asking anyone.

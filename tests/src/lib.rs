@@ -7,6 +7,7 @@ pub mod dns;
 pub mod firewall;
 pub mod frames;
 pub mod lab;
+pub mod liar;
 pub mod netns;
 pub mod ovs;
 pub mod pod;

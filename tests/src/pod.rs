@@ -173,8 +173,22 @@ impl<'a> Pod<'a> {
 
     /// Asks the lab's DNS service for the name's IPv4 addresses: one query, one answer.
     pub fn resolve(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
+        self.ask("resolve", SocketAddrV4::new(DNS_SERVICE, 53), name)
+    }
+
+    /// The same over TCP.
+    pub fn resolve_tcp(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
+        self.ask("resolve-tcp", SocketAddrV4::new(DNS_SERVICE, 53), name)
+    }
+
+    /// Asks another DNS server, over UDP.
+    pub fn resolve_at(&self, server: SocketAddrV4, name: &str) -> Result<Vec<Ipv4Addr>> {
+        self.ask("resolve", server, name)
+    }
+
+    fn ask(&self, how: &str, server: SocketAddrV4, name: &str) -> Result<Vec<Ipv4Addr>> {
         let mut command = Command::new(self.lab.helper());
-        command.args(["resolve", &format!("{DNS_SERVICE}:53"), name]);
+        command.args([how, &server.to_string(), name]);
         self.enter(&mut command)?;
         let answer = run(&mut command)?;
         answer

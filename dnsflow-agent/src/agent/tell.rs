@@ -30,6 +30,12 @@ pub(super) fn tell(report: Report) {
             activation_us = activation.as_micros(),
             "opened"
         ),
+        Report::AddressRefused {
+            port,
+            name,
+            address,
+            reason,
+        } => info!(port, %name, %address, reason, "an address in an answer is not opened"),
         Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
         Report::Resynced {
             added,

@@ -1,13 +1,32 @@
 //! Reads a DNS answer: which addresses the question's name leads to, and for how long.
 //!
 //! hickory-proto decodes; this module decides what counts. Only the Answer section does
-//! (RFC 1035, section 4.1.3), and in it only what the question's name reaches over CNAMEs.
+//! (RFC 1035, section 4.1.3), and in it only what the question's name reaches over CNAMEs and
+//! what is of the question's type.
+//!
+//! # Which name the rules are asked about
+//!
+//! For addresses, the name of the question. A client that looks for a service puts the port and
+//! the scheme in front of the host's name (`_8443._https.example.com`; RFC 9460, sections 2.3 and
+//! 9.1), and connects because somebody wrote `example.com`. So for SVCB and HTTPS it is the
+//! question's name without the leading labels that begin with an underscore: no host's name has
+//! such labels (RFC 8552, section 1.1), and a firewall's `dnsName` cannot hold them. Without
+//! this, neither an exact rule nor `*.example.com` would ever cover a service on another port.
+//! Whoever owns the host's name owns the names below it, so nobody else gains a say.
+//!
+//! The target of a service's record is not matched against rules, as little as that of a CNAME:
+//! its hints count for the name that was asked for. But a client goes on to ask for the target's
+//! own addresses (RFC 9460, section 3), in a question of its own that names only the target;
+//! [`Answer::targets`] says which ones.
 
 use std::{net::IpAddr, time::Duration};
 
 use hickory_proto::{
     op::{Header, MessageType, OpCode, Query, ResponseCode},
-    rr::{DNSClass, Name, RData, Record, RecordType},
+    rr::{
+        DNSClass, Name, RData, Record, RecordType,
+        rdata::svcb::{SVCB, SvcParamValue},
+    },
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
@@ -17,14 +36,76 @@ use super::name::{DomainName, NameError};
 pub const CNAME_CHAIN_MAX: usize = 16;
 /// How many records of the Answer section are looked at; a message with more is refused.
 pub const ANSWER_RECORDS_MAX: u16 = 1024;
+/// How many addresses an answer may lead to; one with more is refused. A record with hints holds
+/// thousands of them.
+pub const ADDRESSES_MAX: usize = 1024;
+/// How many services an answer may name; one with more is refused.
+pub const TARGETS_MAX: usize = 64;
+
+/// What the addresses were asked by.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum QuestionType {
+    /// IPv4 addresses (RFC 1035, section 3.4.1).
+    A,
+    /// IPv6 addresses (RFC 3596).
+    Aaaa,
+    /// A service (RFC 9460).
+    Svcb,
+    /// A service over HTTP (RFC 9460, section 9).
+    Https,
+}
+
+impl QuestionType {
+    fn new(record_type: RecordType) -> Option<Self> {
+        match record_type {
+            RecordType::A => Some(Self::A),
+            RecordType::AAAA => Some(Self::Aaaa),
+            RecordType::SVCB => Some(Self::Svcb),
+            RecordType::HTTPS => Some(Self::Https),
+            _ => None,
+        }
+    }
+
+    /// The number of the type (IANA, "Resource Record (RR) TYPEs").
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::A => 1,
+            Self::Aaaa => 28,
+            Self::Svcb => 64,
+            Self::Https => 65,
+        }
+    }
+
+    /// Whether the question is for a service.
+    pub const fn is_service(self) -> bool {
+        matches!(self, Self::Svcb | Self::Https)
+    }
+}
+
+/// The one question of a message; its class is IN.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Question {
+    /// The name, lower case.
+    pub name: DomainName,
+    /// The type.
+    pub kind: QuestionType,
+}
 
 /// What a DNS answer says about the name that was asked for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Answer {
-    /// The name of the question, lower case.
+    /// The message's id.
+    pub id: u16,
+    /// The question that it repeats.
+    pub question: Question,
+    /// The host's name, which rules are matched against: that of the question, for a service
+    /// without its leading underscored labels.
     pub name: DomainName,
     /// The addresses that it leads to, each once, with the shortest TTL on the way to it.
     pub addresses: Vec<(IpAddr, Duration)>,
+    /// Other names whose addresses the client is told to look up next, each once, with the
+    /// shortest TTL on the way to it. Only services have any.
+    pub targets: Vec<(DomainName, Duration)>,
 }
 
 /// Why a message is no usable answer.
@@ -45,12 +126,18 @@ pub enum DnsError {
     /// Not exactly one question.
     #[error("{0} questions instead of one")]
     Questions(u16),
-    /// The question is not of class IN, or not for addresses.
-    #[error("the question is not for addresses of class IN")]
+    /// The question is not of class IN, or not for addresses or services.
+    #[error("the question is not for addresses or services of class IN")]
     OtherQuestion,
     /// More records than are looked at.
     #[error("{0} records in the Answer section")]
     TooManyRecords(u16),
+    /// More addresses than are looked at.
+    #[error("more than {ADDRESSES_MAX} addresses")]
+    TooManyAddresses,
+    /// More services than are looked at.
+    #[error("more than {TARGETS_MAX} services")]
+    TooManyTargets,
     /// The chain of CNAMEs is a loop, or too long.
     #[error("the chain of CNAMEs has no end within {CNAME_CHAIN_MAX} steps")]
     CnameChain,
@@ -69,7 +156,8 @@ impl From<hickory_proto::serialize::binary::DecodeError> for DnsError {
 }
 
 impl Answer {
-    /// Decodes the payload of a DNS response over UDP.
+    /// Decodes a DNS response: the payload of a UDP datagram, or one message of a TCP stream
+    /// without its length.
     pub fn decode(message: &[u8]) -> Result<Self, DnsError> {
         let mut decoder = BinDecoder::new(message);
         let header = Header::read(&mut decoder)?;
@@ -89,12 +177,9 @@ impl Answer {
             return Err(DnsError::TooManyRecords(header.counts.answers));
         }
         let question = Query::read(&mut decoder)?;
-        let wanted = question.query_type;
-        if question.query_class != DNSClass::IN
-            || !matches!(wanted, RecordType::A | RecordType::AAAA)
-        {
-            return Err(DnsError::OtherQuestion);
-        }
+        let kind = QuestionType::new(question.query_type)
+            .filter(|_| question.query_class == DNSClass::IN)
+            .ok_or(DnsError::OtherQuestion)?;
         let mut records = Vec::with_capacity(usize::from(header.counts.answers).min(32));
         for _ in 0..header.counts.answers {
             let record = Record::read(&mut decoder)?;
@@ -102,16 +187,43 @@ impl Answer {
                 records.push(record);
             }
         }
+        let name = host_name(&question.name, kind)?;
+        let (owner, chain_ttl) = end_of_chain(&question.name, &records)?;
+        let mut found = Found::default();
+        if kind.is_service() {
+            found.services(owner, chain_ttl, kind, &records)?;
+        } else {
+            found.hosts(owner, chain_ttl, kind, &records)?;
+        }
         Ok(Self {
-            name: domain_name(&question.name)?,
-            addresses: addresses(&question.name, &records)?,
+            id: header.id,
+            question: Question {
+                name: domain_name(&question.name)?,
+                kind,
+            },
+            name,
+            addresses: found.addresses,
+            targets: found.targets,
         })
     }
 }
 
-/// Follows the CNAMEs from `question`, whatever the order of the records, and collects the
-/// addresses at the end of the chain.
-fn addresses(question: &Name, records: &[Record]) -> Result<Vec<(IpAddr, Duration)>, DnsError> {
+/// The name that rules are matched against.
+fn host_name(question: &Name, kind: QuestionType) -> Result<DomainName, DnsError> {
+    if !kind.is_service() {
+        return Ok(domain_name(question)?);
+    }
+    let labels = question.iter().skip_while(|label| label.starts_with(b"_"));
+    // A name of such labels alone is no host's.
+    DomainName::from_labels(labels).map_err(|_| DnsError::OtherQuestion)
+}
+
+/// Follows the CNAMEs from `question`, whatever the order of the records, to the name that has
+/// none, with the shortest TTL on the way.
+fn end_of_chain<'a>(
+    question: &'a Name,
+    records: &'a [Record],
+) -> Result<(&'a Name, u32), DnsError> {
     let mut owner = question;
     let mut chain_ttl = u32::MAX;
     for _ in 0..=CNAME_CHAIN_MAX {
@@ -120,27 +232,135 @@ fn addresses(question: &Name, records: &[Record]) -> Result<Vec<(IpAddr, Duratio
             RData::CNAME(target) if record.name == *owner => Some((&target.0, ttl(record))),
             _ => None,
         });
-        if let Some((target, ttl)) = alias {
-            owner = target;
-            chain_ttl = chain_ttl.min(ttl);
-            continue;
-        }
-        let mut found: Vec<(IpAddr, Duration)> = Vec::new();
-        for record in records.iter().filter(|record| record.name == *owner) {
-            let address = match record.data {
-                RData::A(a) => IpAddr::V4(a.0),
-                RData::AAAA(aaaa) => IpAddr::V6(aaaa.0),
-                _ => continue,
-            };
-            let ttl = Duration::from_secs(chain_ttl.min(ttl(record)).into());
-            match found.iter_mut().find(|(known, _)| *known == address) {
-                Some((_, known)) => *known = ttl.min(*known),
-                None => found.push((address, ttl)),
-            }
-        }
-        return Ok(found);
+        let Some((target, ttl)) = alias else {
+            return Ok((owner, chain_ttl));
+        };
+        owner = target;
+        chain_ttl = chain_ttl.min(ttl);
     }
     Err(DnsError::CnameChain)
+}
+
+/// What the records at the end of the chain come to.
+#[derive(Debug, Default)]
+struct Found {
+    addresses: Vec<(IpAddr, Duration)>,
+    targets: Vec<(DomainName, Duration)>,
+}
+
+impl Found {
+    fn hosts(
+        &mut self,
+        owner: &Name,
+        chain_ttl: u32,
+        kind: QuestionType,
+        records: &[Record],
+    ) -> Result<(), DnsError> {
+        for record in records.iter().filter(|record| record.name == *owner) {
+            let address = match (&record.data, kind) {
+                (RData::A(a), QuestionType::A) => IpAddr::V4(a.0),
+                (RData::AAAA(aaaa), QuestionType::Aaaa) => IpAddr::V6(aaaa.0),
+                _ => continue,
+            };
+            self.address(address, chain_ttl.min(ttl(record)))?;
+        }
+        Ok(())
+    }
+
+    fn services(
+        &mut self,
+        owner: &Name,
+        chain_ttl: u32,
+        kind: QuestionType,
+        records: &[Record],
+    ) -> Result<(), DnsError> {
+        let services: Vec<(&SVCB, u32)> = records
+            .iter()
+            .filter(|record| record.name == *owner)
+            .filter_map(|record| {
+                let service = match (&record.data, kind) {
+                    (RData::SVCB(service), QuestionType::Svcb) => service,
+                    (RData::HTTPS(service), QuestionType::Https) => &service.0,
+                    _ => return None,
+                };
+                Some((service, chain_ttl.min(ttl(record))))
+            })
+            .collect();
+        // Beside an alias, the other records are ignored (RFC 9460, section 2.4.1).
+        let aliased = services.iter().any(|(service, _)| is_alias(service));
+        for (service, ttl) in services {
+            if is_alias(service) != aliased {
+                continue;
+            }
+            // "." is the owner itself in ServiceMode (section 2.5.2), and in AliasMode says that
+            // there is no service (section 2.5.1).
+            if !service.target_name.is_root() {
+                self.target(domain_name(&service.target_name)?, ttl)?;
+            } else if !aliased {
+                self.target(domain_name(owner)?, ttl)?;
+            }
+            // The parameters of an alias are ignored (section 2.4.2).
+            if !aliased {
+                self.hints(service, ttl)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The address hints of a service (RFC 9460, section 7.3).
+    fn hints(&mut self, service: &SVCB, ttl: u32) -> Result<(), DnsError> {
+        for (_, value) in &service.svc_params {
+            match value {
+                SvcParamValue::Ipv4Hint(hints) => {
+                    for hint in &hints.0 {
+                        self.address(IpAddr::V4(hint.0), ttl)?;
+                    }
+                }
+                SvcParamValue::Ipv6Hint(hints) => {
+                    for hint in &hints.0 {
+                        self.address(IpAddr::V6(hint.0), ttl)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn address(&mut self, address: IpAddr, ttl: u32) -> Result<(), DnsError> {
+        if add(&mut self.addresses, address, ttl, ADDRESSES_MAX) {
+            Ok(())
+        } else {
+            Err(DnsError::TooManyAddresses)
+        }
+    }
+
+    fn target(&mut self, name: DomainName, ttl: u32) -> Result<(), DnsError> {
+        if add(&mut self.targets, name, ttl, TARGETS_MAX) {
+            Ok(())
+        } else {
+            Err(DnsError::TooManyTargets)
+        }
+    }
+}
+
+/// Adds what is not there yet, and keeps the shorter TTL of what is; `false` when it is full.
+fn add<T: PartialEq>(all: &mut Vec<(T, Duration)>, new: T, ttl: u32, max: usize) -> bool {
+    let ttl = Duration::from_secs(ttl.into());
+    if let Some((_, known)) = all.iter_mut().find(|(known, _)| *known == new) {
+        *known = ttl.min(*known);
+        return true;
+    }
+    if all.len() >= max {
+        return false;
+    }
+    all.push((new, ttl));
+    true
+}
+
+/// SvcPriority 0 is AliasMode (RFC 9460, section 2.4.1).
+fn is_alias(service: &SVCB) -> bool {
+    service.svc_priority == 0
 }
 
 /// The record's TTL in seconds; one with the top bit set counts as zero (RFC 2181, section 8).

@@ -24,6 +24,7 @@ use super::{
     firewall::FirewallUpdate,
     flow::FlowChange,
     limits::{COPY_INTERVAL, LeaseLimits},
+    name::DomainName,
     ovn::{
         rows::{Interface, InterfaceUpdate, RowId},
         view::{Changed, Table, Touched},
@@ -32,9 +33,11 @@ use super::{
     plan::{Cookies, flows_for_names, flows_still_ruled},
     port::{LeasedFlow, Port, PortId},
     profile::StaticProfile,
+    refused::{Refusals, Refused},
     report::Report,
     rules::Problem,
     snapshot::SavedLease,
+    tally::Tally,
 };
 use switch::Switch;
 pub use world::FIREWALL_NAME;
@@ -63,6 +66,8 @@ pub struct Config {
     pub dns_ports: Ports,
     /// Where rules go on a bridge without OVN.
     pub profile: Option<StaticProfile>,
+    /// The addresses that are never opened.
+    pub refusals: Refusals,
 }
 
 /// Which sources have been read completely.
@@ -115,6 +120,9 @@ pub struct Engine {
     commands: Vec<Command>,
     reports: Vec<Report>,
     counters: Counters,
+    refused: Tally<Refused>,
+    /// Refusals that were told, so that each is told once in a while only.
+    refused_told: BTreeSet<(DomainName, IpAddr)>,
 }
 
 impl Engine {
@@ -144,6 +152,8 @@ impl Engine {
             commands: Vec::new(),
             reports: Vec::new(),
             counters: Counters::default(),
+            refused: Tally::default(),
+            refused_told: BTreeSet::new(),
         }
     }
 
@@ -238,6 +248,11 @@ impl Engine {
     /// What happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Addresses that were not opened, by reason.
+    pub fn refused(&self) -> &Tally<Refused> {
+        &self.refused
     }
 
     /// Takes over what an earlier run has left, before anything else is handed in.

@@ -37,6 +37,8 @@ impl Default for LeaseLimits {
 
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
+/// Refused addresses that are remembered as told; with more, each is told again.
+pub const REFUSALS_TOLD_MAX: usize = 1024;
 /// Logical flows looked up in the switch for actions to copy.
 pub const COPY_SOURCES_MAX: usize = 256;
 /// Actions to copy are looked for again this often, while some are missing.
@@ -50,3 +52,32 @@ pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// After a flow has vanished, others of the same wipe are waited for this long.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
+
+/// The DNS header: no message is shorter (RFC 1035, section 4.1.1).
+pub const DNS_MESSAGE_MIN: usize = 12;
+
+/// DNS connections over TCP that are followed on the node. The least recently used one goes.
+pub const TCP_CONNECTIONS_MAX: usize = 1024;
+/// How many of them one pod's interface can have: a pod cannot push out those of the others.
+pub const TCP_CONNECTIONS_PER_INTERFACE_MAX: usize = 64;
+/// Bytes of unfinished messages that all of them hold together.
+pub const TCP_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes of one connection that wait for a missing segment: the longest message with its length.
+pub const TCP_AHEAD_BYTES_MAX: usize = u16::MAX as usize + 2;
+/// Pieces of one connection that wait for a missing segment: the longest message in segments of
+/// 536 bytes, the least that every host takes (RFC 9293, section 3.7.1).
+pub const TCP_AHEAD_PIECES_MAX: usize = 128;
+/// A connection on which the server says nothing for this long is forgotten.
+pub const TCP_IDLE_MAX: Duration = Duration::from_secs(600);
+
+/// Fragmented datagrams that are put together at the same time on the node. The oldest one goes.
+pub const FRAGMENTED_MAX: usize = 256;
+/// How many of them one pod's interface can have.
+pub const FRAGMENTED_PER_INTERFACE_MAX: usize = 32;
+/// Bytes that all of them hold together.
+pub const FRAGMENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Fragments of one datagram: the longest one over links of IPv6's least MTU, 1280 bytes, takes
+/// 54.
+pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
+/// How long a datagram is waited for: as long as Linux does (`net.ipv4.ipfrag_time`).
+pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);

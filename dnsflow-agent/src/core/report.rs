@@ -33,6 +33,17 @@ pub enum Report {
         /// From the packet's capture in the kernel to the answered barrier.
         activation: Duration,
     },
+    /// An answer named an address that is never opened.
+    AddressRefused {
+        /// The logical port of the pod that was told.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// The address.
+        address: IpAddr,
+        /// Why not: the label of the counter.
+        reason: &'static str,
+    },
     /// Flows of ours that had vanished were put back.
     Restored {
         /// How many.

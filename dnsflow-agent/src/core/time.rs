@@ -24,6 +24,12 @@ impl Timestamp {
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// The time that lies this far back; `None` where the clock had not begun.
+    pub fn checked_sub(self, duration: Duration) -> Option<Self> {
+        let nanos = u64::try_from(duration.as_nanos()).ok()?;
+        self.0.checked_sub(nanos).map(Self)
+    }
 }
 
 impl Add<Duration> for Timestamp {

@@ -19,6 +19,10 @@ fn remotes(text: &str) -> Remotes {
     text.parse().expect("remotes")
 }
 
+fn network(text: &str) -> IpNet {
+    text.parse().expect("a network")
+}
+
 #[test]
 fn the_command_line_is_sound() {
     Cli::command().debug_assert();
@@ -44,6 +48,11 @@ fn without_arguments_the_defaults_hold() {
             max_addresses_per_name: 256,
             max_leases_per_pod: 4096,
             state_dir: None,
+            resolver: Vec::new(),
+            dns_port: vec![53],
+            cluster_networks: Vec::new(),
+            deny_answers: Vec::new(),
+            allow_answers: Vec::new(),
             log_format: LogFormat::Text,
         })
     );
@@ -65,6 +74,13 @@ fn every_option_is_taken() {
         "--max-addresses-per-name=4",
         "--max-leases-per-pod=5",
         "--state-dir=/s",
+        "--resolver=10.96.0.10",
+        "--resolver=[fd00::a]:5353,10.0.0.1:54",
+        "--dns-port=53",
+        "--dns-port=5353",
+        "--cluster-networks=10.244.0.0/16,10.96.0.0/12",
+        "--deny-answers=private,198.51.100.0/24",
+        "--allow-answers=10.1.0.0/16",
         "--log-format=json",
     ];
     assert_eq!(
@@ -85,6 +101,16 @@ fn every_option_is_taken() {
             max_addresses_per_name: 4,
             max_leases_per_pod: 5,
             state_dir: Some("/s".into()),
+            resolver: ["10.96.0.10:53", "[fd00::a]:5353", "10.0.0.1:54"]
+                .map(|text| text.parse().expect("a resolver"))
+                .to_vec(),
+            dns_port: vec![53, 5353],
+            cluster_networks: vec![network("10.244.0.0/16"), network("10.96.0.0/12")],
+            deny_answers: vec![
+                DeniedNetwork::Private,
+                DeniedNetwork::Network(network("198.51.100.0/24")),
+            ],
+            allow_answers: vec![network("10.1.0.0/16")],
             log_format: LogFormat::Json,
         })
     );
@@ -109,7 +135,39 @@ fn impossible_options_are_refused_with_the_cure() {
     let error = parse(&["--manifests=/m", "--kubeconfig=/k"]).expect_err("a conflict");
     assert!(error.contains("cannot be used with"), "{error}");
     assert!(parse(&["--subdomains=maybe"]).is_err());
+    assert!(parse(&["--dns-port=0"]).is_err());
+    for (bad, cure) in [
+        ("--resolver=dns", "use IP, IP:PORT or [IPv6]:PORT"),
+        ("--cluster-networks=pods", "use an address or a CIDR"),
+        ("--deny-answers=all", "or `private`"),
+        ("--allow-answers=private", "use an address or a CIDR"),
+    ] {
+        let error = parse(&[bad]).expect_err(bad);
+        assert!(error.contains(cure), "{error}");
+    }
     assert!(parse(&["--log-format=xml"]).is_err());
+}
+
+#[test]
+fn options_come_to_ports_and_refusals() {
+    let options = parse(&["--dns-port=53,5353", "--deny-answers=198.51.100.0/24"]).expect("right");
+    assert_eq!(options.ports(), Ok(Ports::new(&[53, 5353]).expect("ports")));
+    let refusals = options.refusals().expect("few");
+    assert!(refusals.check([198, 51, 100, 1].into()).is_err());
+    assert!(refusals.check([203, 0, 113, 1].into()).is_ok());
+
+    let many = parse(&["--dns-port=1,2,3,4,5,6,7,8,9"]).expect("each is right");
+    let error = many.ports().expect_err("too many");
+    assert_eq!(
+        error.to_string(),
+        "--dns-port: 9 ports given, 8 are possible"
+    );
+    let networks = vec!["10.0.0.0/8"; 257].join(",");
+    let many = parse(&["--allow-answers", &networks]).expect("each is right");
+    assert!(matches!(
+        many.refusals(),
+        Err(OptionsError::TooManyNetworks(TooManyNetworks(257)))
+    ));
 }
 
 #[test]

@@ -1,19 +1,20 @@
-//! What a lab runs inside its namespaces besides Debian's programs: the web server, and a DNS
-//! query of exactly one packet.
+//! What a lab runs inside its namespaces besides Debian's programs: the web server, a DNS server
+//! that lies, and a DNS query of exactly one packet or one connection.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use hickory_proto::{
     op::{Message, Query},
     rr::{Name, RData, RecordType},
 };
 
-const ANSWER_BYTES_MAX: usize = 4096;
+const ANSWER_BYTES_MAX: usize = 65535;
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -25,9 +26,17 @@ fn main() -> ExitCode {
             .parse()
             .map_err(Into::into)
             .and_then(dnsflow_tests::web::serve),
-        ["resolve", server, name] => resolve(server, name),
+        ["liar", port, _lab] => port
+            .parse()
+            .map_err(Into::into)
+            .and_then(dnsflow_tests::liar::serve),
+        ["resolve", server, name] => resolve(name, |query| over_udp(server, query)),
+        ["resolve-tcp", server, name] => resolve(name, |query| over_tcp(server, query)),
         _ => {
-            eprintln!("dnsflow-lab-helper web PORT LAB | resolve SERVER:PORT NAME");
+            eprintln!(
+                "dnsflow-lab-helper web PORT LAB | liar PORT LAB | \
+                 resolve SERVER:PORT NAME | resolve-tcp SERVER:PORT NAME"
+            );
             return ExitCode::from(2);
         }
     };
@@ -41,19 +50,14 @@ fn main() -> ExitCode {
 }
 
 /// Sends one query for the name's IPv4 addresses and prints those of the answer.
-fn resolve(server: &str, name: &str) -> Result<()> {
-    let server: SocketAddr = server.parse()?;
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect(server)?;
-    socket.set_read_timeout(Some(ANSWER_LIMIT))?;
+fn resolve(name: &str, exchange: impl Fn(&Message) -> Result<Message>) -> Result<()> {
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
-    query.add_query(Query::query(Name::from_ascii(name)?, RecordType::A));
-    socket.send(&query.to_vec()?)?;
-    let mut buffer = [0; ANSWER_BYTES_MAX];
-    let length = socket.recv(&mut buffer)?;
-    let answer = Message::from_vec(&buffer[..length])?;
-    ensure!(answer.metadata.id == query.metadata.id, "not our answer");
+    let mut name = Name::from_ascii(name)?;
+    // As it comes back in the answer.
+    name.set_fqdn(true);
+    query.add_query(Query::query(name, RecordType::A));
+    let answer = exchange(&query)?;
     if answer.answers.is_empty() {
         bail!("no answer: {}", answer.metadata.response_code);
     }
@@ -63,4 +67,47 @@ fn resolve(server: &str, name: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Waits for the answer to this query, past everything else that comes.
+fn over_udp(server: &str, query: &Message) -> Result<Message> {
+    let server: SocketAddr = server.parse()?;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(server)?;
+    socket.send(&query.to_vec()?)?;
+    let end = Instant::now() + ANSWER_LIMIT;
+    let mut buffer = vec![0; ANSWER_BYTES_MAX];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let length = socket.recv(&mut buffer).context("no answer")?;
+        if let Some(answer) = answer_to(query, &buffer[..length])? {
+            return Ok(answer);
+        }
+    }
+}
+
+/// The same over TCP (RFC 7766).
+fn over_tcp(server: &str, query: &Message) -> Result<Message> {
+    let mut stream = TcpStream::connect_timeout(&server.parse()?, ANSWER_LIMIT)?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    let query_bytes = query.to_vec()?;
+    let length = u16::try_from(query_bytes.len())?;
+    stream.write_all(&[&length.to_be_bytes()[..], &query_bytes].concat())?;
+    loop {
+        let mut prefix = [0; 2];
+        stream.read_exact(&mut prefix).context("no answer")?;
+        let mut bytes = vec![0; u16::from_be_bytes(prefix).into()];
+        stream.read_exact(&mut bytes)?;
+        if let Some(answer) = answer_to(query, &bytes)? {
+            return Ok(answer);
+        }
+    }
+}
+
+/// The message, if it has the query's id and question.
+fn answer_to(query: &Message, bytes: &[u8]) -> Result<Option<Message>> {
+    let answer = Message::from_vec(bytes)?;
+    let is_ours = answer.metadata.id == query.metadata.id && answer.queries == query.queries;
+    Ok(is_ours.then_some(answer))
 }

@@ -2,7 +2,10 @@ use std::str::FromStr;
 
 use hickory_proto::{
     op::{Message, Query},
-    rr::rdata::{A, AAAA, CNAME},
+    rr::rdata::{
+        A, AAAA, CNAME, HTTPS,
+        svcb::{Alpn, IpHint, SvcParamKey},
+    },
 };
 use proptest::prelude::*;
 
@@ -127,6 +130,266 @@ fn ipv6_addresses_are_read() {
     );
     answer.queries[0].query_type = RecordType::AAAA;
     assert_eq!(addresses_of(&answer), [("2001:db8::1".to_owned(), 5)]);
+}
+
+#[test]
+fn what_is_not_of_the_questions_type_does_not_count() {
+    let v6 = Record::from_rdata(
+        dns_name("a.test."),
+        5,
+        RData::AAAA(AAAA("2001:db8::1".parse().expect("an address"))),
+    );
+    let records = vec![
+        a("a.test.", 5, [192, 0, 2, 1]),
+        v6,
+        https("a.test.", 5, service(1, ".", &[[192, 0, 2, 3]])),
+    ];
+    let mut answer = message("a.test.", records);
+    assert_eq!(addresses_of(&answer), [("192.0.2.1".to_owned(), 5)]);
+    answer.queries[0].query_type = RecordType::AAAA;
+    assert_eq!(addresses_of(&answer), [("2001:db8::1".to_owned(), 5)]);
+    answer.queries[0].query_type = RecordType::HTTPS;
+    assert_eq!(addresses_of(&answer), [("192.0.2.3".to_owned(), 5)]);
+    answer.queries[0].query_type = RecordType::SVCB;
+    assert_eq!(addresses_of(&answer), []);
+}
+
+fn service(priority: u16, target: &str, hints: &[[u8; 4]]) -> SVCB {
+    let mut parameters = vec![(
+        SvcParamKey::Alpn,
+        SvcParamValue::Alpn(Alpn(vec!["h2".to_owned()])),
+    )];
+    if !hints.is_empty() {
+        let hints = hints.iter().map(|hint| A((*hint).into())).collect();
+        parameters.push((
+            SvcParamKey::Ipv4Hint,
+            SvcParamValue::Ipv4Hint(IpHint(hints)),
+        ));
+    }
+    SVCB::new(priority, dns_name(target), parameters)
+}
+
+fn https(owner: &str, ttl: u32, service: SVCB) -> Record {
+    Record::from_rdata(dns_name(owner), ttl, RData::HTTPS(HTTPS(service)))
+}
+
+fn https_message(question: &str, answers: Vec<Record>) -> Message {
+    let mut message = message(question, answers);
+    message.queries[0].query_type = RecordType::HTTPS;
+    message
+}
+
+fn targets_of(message: &Message) -> Vec<(String, u64)> {
+    let answer = decode(message).expect("a usable answer");
+    answer
+        .targets
+        .iter()
+        .map(|(name, ttl)| (name.to_string(), ttl.as_secs()))
+        .collect()
+}
+
+#[test]
+fn a_services_hints_and_targets_are_read() {
+    let mut second = service(2, ".", &[[192, 0, 2, 2], [192, 0, 2, 1]]);
+    second.svc_params.push((
+        SvcParamKey::Ipv6Hint,
+        SvcParamValue::Ipv6Hint(IpHint(vec![AAAA(
+            "2001:db8::1".parse().expect("an address"),
+        )])),
+    ));
+    let answer = https_message(
+        "www.example.com.",
+        vec![
+            https(
+                "edge.example.com.",
+                300,
+                service(1, "CDN.test.", &[[192, 0, 2, 1]]),
+            ),
+            https("edge.example.com.", 60, second),
+            https("www.example.com.", 300, service(1, ".", &[[192, 0, 2, 9]])),
+            cname("www.example.com.", 200, "edge.example.com."),
+        ],
+    );
+    assert_eq!(
+        addresses_of(&answer),
+        [
+            ("192.0.2.1".to_owned(), 60),
+            ("192.0.2.2".to_owned(), 60),
+            ("2001:db8::1".to_owned(), 60)
+        ]
+    );
+    assert_eq!(
+        targets_of(&answer),
+        [
+            ("cdn.test".to_owned(), 200),
+            ("edge.example.com".to_owned(), 60)
+        ]
+    );
+}
+
+#[test]
+fn an_alias_of_a_service_has_a_target_and_no_hints() {
+    let answer = https_message(
+        "example.com.",
+        vec![
+            https("example.com.", 60, service(1, ".", &[[192, 0, 2, 1]])),
+            https(
+                "example.com.",
+                60,
+                service(0, "svc.test.", &[[192, 0, 2, 2]]),
+            ),
+        ],
+    );
+    assert_eq!(addresses_of(&answer), []);
+    assert_eq!(targets_of(&answer), [("svc.test".to_owned(), 60)]);
+    // There is no such service.
+    let none = https_message(
+        "example.com.",
+        vec![https("example.com.", 60, service(0, ".", &[]))],
+    );
+    assert_eq!(targets_of(&none), []);
+}
+
+#[test]
+fn rules_are_asked_about_the_host_of_a_service() {
+    for (question, kind, host) in [
+        (
+            "_8443._https.Example.com.",
+            RecordType::HTTPS,
+            "example.com",
+        ),
+        ("_dns._udp.example.com.", RecordType::SVCB, "example.com"),
+        ("example.com.", RecordType::HTTPS, "example.com"),
+        (
+            "a._tcp.example.com.",
+            RecordType::HTTPS,
+            "a._tcp.example.com",
+        ),
+        // A name of its own, where addresses are asked for.
+        (
+            "_8443._https.example.com.",
+            RecordType::A,
+            "_8443._https.example.com",
+        ),
+    ] {
+        let mut answer = message(question, vec![]);
+        answer.queries[0].query_type = kind;
+        let answer = decode(&answer).expect("usable");
+        assert_eq!(answer.name.to_string(), host, "{question}");
+        assert_eq!(
+            format!("{}.", answer.question.name),
+            question.to_ascii_lowercase()
+        );
+        assert_eq!(answer.question.kind.code(), u16::from(kind));
+        assert_eq!(answer.id, 7);
+    }
+    assert_eq!(
+        decode(&https_message("_8443._https.", vec![])),
+        Err(DnsError::OtherQuestion)
+    );
+}
+
+#[test]
+fn addresses_and_services_are_bounded() {
+    let hints = |count: u16| -> Vec<[u8; 4]> {
+        (0..count)
+            .map(|n| n.to_be_bytes())
+            .map(|[high, low]| [192, 0, high, low])
+            .collect()
+    };
+    let with_hints = |count| {
+        https_message(
+            "a.test.",
+            vec![https("a.test.", 60, service(1, ".", &hints(count)))],
+        )
+    };
+    assert_eq!(addresses_of(&with_hints(1024)).len(), ADDRESSES_MAX);
+    assert_eq!(decode(&with_hints(1025)), Err(DnsError::TooManyAddresses));
+    let with_targets = |count| {
+        let record = |n| https("a.test.", 60, service(1, &format!("t{n}.test."), &[]));
+        https_message("a.test.", (0..count).map(record).collect())
+    };
+    assert_eq!(targets_of(&with_targets(64)).len(), TARGETS_MAX);
+    assert_eq!(decode(&with_targets(65)), Err(DnsError::TooManyTargets));
+}
+
+#[test]
+fn names_at_the_length_limits_are_read() {
+    let longest = [63, 63, 63, 61].map(|length| "x".repeat(length)).join(".") + ".";
+    let answer = message(&longest, vec![a(&longest, 9, [192, 0, 2, 1])]);
+    assert_eq!(addresses_of(&answer).len(), 1);
+    assert_eq!(decode(&answer).expect("usable").name.wire().len(), 254);
+    // The root has no addresses.
+    assert!(matches!(
+        decode(&message(".", vec![])),
+        Err(DnsError::Malformed(_))
+    ));
+    // 63 + 63 + 63 + 62 octets: one too many.
+    let mut bytes = message("a.test.", vec![]).to_vec().expect("encodes");
+    bytes.truncate(12);
+    for length in [63_u8, 63, 63, 62] {
+        bytes.push(length);
+        bytes.extend(vec![b'x'; length.into()]);
+    }
+    bytes.extend([0, 0, 1, 0, 1]);
+    assert!(matches!(
+        Answer::decode(&bytes),
+        Err(DnsError::Malformed(_))
+    ));
+}
+
+#[test]
+fn pointers_that_loop_or_point_forward_are_malformed() {
+    let header = [0, 7, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
+    let question = [&b"\x01a\x04test\x00"[..], &[0, 1, 0, 1]].concat();
+    // The question takes bytes 12 to 22: the record begins at byte 23.
+    let tail = [0, 1, 0, 1, 0, 0, 0, 9, 0, 4, 192, 0, 2, 1];
+    let decode = |owner: &[u8]| {
+        Answer::decode(&[&header[..], &question, owner, &tail].concat())
+            .map(|answer| answer.addresses.len())
+    };
+    assert_eq!(decode(&[0xc0, 12]), Ok(1));
+    for owner in [
+        // To itself, and to the byte behind it.
+        &[0xc0, 23][..],
+        &[0xc0, 25],
+        // A label, then back to it.
+        &[1, b'b', 0xc0, 23],
+        // Behind the end of the message.
+        &[0xff, 0xff],
+        // A label type that does not exist.
+        &[0x80, 12],
+    ] {
+        assert!(
+            matches!(decode(owner), Err(DnsError::Malformed(_))),
+            "{owner:x?}"
+        );
+    }
+}
+
+#[test]
+fn counts_beyond_the_message_are_malformed_or_too_many() {
+    let mut bytes = message("a.test.", vec![a("a.test.", 1, [192, 0, 2, 1])])
+        .to_vec()
+        .expect("encodes");
+    bytes[6..8].copy_from_slice(&[0, 2]);
+    assert!(matches!(
+        Answer::decode(&bytes),
+        Err(DnsError::Malformed(_))
+    ));
+    bytes[6..8].copy_from_slice(&[0xff, 0xff]);
+    assert_eq!(Answer::decode(&bytes), Err(DnsError::TooManyRecords(65535)));
+    // What follows the Answer section is not looked at.
+    bytes[6..8].copy_from_slice(&[0, 1]);
+    bytes[8..12].copy_from_slice(&[0xff; 4]);
+    assert!(Answer::decode(&bytes).is_ok());
+}
+
+#[test]
+fn the_largest_ttl_is_kept() {
+    let answer = message("a.test.", vec![a("a.test.", (1 << 31) - 1, [192, 0, 2, 1])]);
+    let ttl = (1 << 31) - 1;
+    assert_eq!(addresses_of(&answer), [("192.0.2.1".to_owned(), ttl)]);
 }
 
 #[test]

@@ -11,10 +11,12 @@ use crate::core::{
     firewall::RuleAction,
     flow::FlowChange,
     input::Frame,
-    limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX},
+    limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
     plan::flows_for_names,
     port::{Lease, Port, PortId},
+    report::Report,
+    tally::Label as _,
 };
 
 impl Engine {
@@ -39,7 +41,12 @@ impl Engine {
     }
 
     fn answer(&mut self, told: PortId, answer: Answer, captured_at: Timestamp, now: Timestamp) {
-        let Answer { name, addresses } = answer;
+        let Answer {
+            name,
+            mut addresses,
+            ..
+        } = answer;
+        addresses.retain(|(address, _)| self.may_open(told, &name, *address));
         let mut opened = Vec::new();
         let mut rules: Vec<u32> = Vec::new();
         let mut denies = false;
@@ -89,6 +96,28 @@ impl Engine {
             });
             self.flush(false, opening);
         }
+    }
+
+    /// Whether the address may be opened; a refusal is counted, and told if it is news.
+    fn may_open(&mut self, told: PortId, name: &DomainName, address: IpAddr) -> bool {
+        let Err(reason) = self.config.refusals.check(address) else {
+            return true;
+        };
+        self.refused.count(reason);
+        if self.refused_told.len() >= REFUSALS_TOLD_MAX {
+            self.refused_told.clear();
+        }
+        if self.refused_told.insert((name.clone(), address))
+            && let Some(port) = self.ports.get(&told)
+        {
+            self.reports.push(Report::AddressRefused {
+                port: port.row.iface_id.clone(),
+                name: name.clone(),
+                address,
+                reason: reason.as_str(),
+            });
+        }
+        false
     }
 
     /// The ports that an answer to this one is for.

@@ -60,6 +60,7 @@ impl Node {
                 leases: LeaseLimits::default(),
                 dns_ports: Ports::DNS,
                 profile: None,
+                refusals: Refusals::default(),
             }),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
@@ -1151,4 +1152,26 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
             .all(|port| port.leases.is_empty())
     );
     assert_eq!(node.engine.snapshot(node.now), []);
+}
+
+#[test]
+fn an_address_that_is_never_opened_is_counted_and_told_once() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for _ in 0..3 {
+        node.answer("p1", "example.com", &[[127, 0, 0, 1], ADDRESS], 60);
+    }
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(
+        node.engine
+            .refused()
+            .iter()
+            .map(|(_, count)| count)
+            .sum::<u64>(),
+        3
+    );
+    let told = node
+        .reports
+        .iter()
+        .filter(|report| matches!(report, Report::AddressRefused { .. }));
+    assert_eq!(told.count(), 1);
 }

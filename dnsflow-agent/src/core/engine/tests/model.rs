@@ -56,8 +56,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => proptest::collection::vec((0..5usize, any::<bool>()), 0..5).prop_map(Step::Edit),
         2 => Just(Step::Nb),
         3 => Just(Step::Sb),
-        2 => prop_oneof![1..5u64, 50..80u64, 500..800u64].prop_map(Step::Pass),
-        1 => Just(Step::Use),
+        3 => prop_oneof![1..5u64, 45..75u64, 500..800u64].prop_map(Step::Pass),
+        3 => Just(Step::Use),
         1 => Just(Step::Wipe),
         1 => Just(Step::Reconnect),
         1 => (0..3usize).prop_map(Step::Recreate),
@@ -339,7 +339,7 @@ fn denied(node: &Node, name: usize) -> bool {
 #[test]
 fn engine_and_model_agree() {
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: 400,
+        cases: 1000,
         failure_persistence: None,
         ..ProptestConfig::default()
     });

@@ -1,0 +1,335 @@
+//! UDP datagrams that come as IP fragments, put together again (RFC 791, section 3.2; RFC 8200,
+//! section 4.5).
+//!
+//! A datagram is handed out whole or not at all: of one whose fragments overlap, every fragment
+//! is refused, including those that are still to come (RFC 5722, section 4; taken for IPv4, too,
+//! because hosts differ in what they make of it). A later fragment is never taken for a header.
+//!
+//! Which senders are worth the memory is the caller's decision: each fragment has the addresses,
+//! only the first one has the ports.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use super::{
+    Timestamp,
+    limits::{
+        FRAGMENT_BYTES_MAX, FRAGMENT_WAIT_MAX, FRAGMENTED_MAX, FRAGMENTED_PER_INTERFACE_MAX,
+        FRAGMENTS_PER_DATAGRAM_MAX,
+    },
+    recent::{Limits, OfInterface, Recent},
+    tally::{Tally, labels},
+};
+
+/// IP protocol 17 (RFC 768).
+const PROTOCOL_UDP: u8 = 17;
+/// The UDP header (RFC 768).
+const UDP_LEN: usize = 8;
+/// Fragments, the last one aside, are multiples of this many bytes (RFC 791, section 3.1).
+const FRAGMENT_UNIT: u32 = 8;
+/// The longest payload of an IP packet.
+const PAYLOAD_MAX: u32 = u16::MAX as u32;
+
+/// What the fragments of one datagram have in common.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct DatagramKey {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// Where the datagram comes from.
+    pub source: IpAddr,
+    /// Where it goes.
+    pub destination: IpAddr,
+    /// The identification: 16 bits in IPv4, 32 in IPv6; in host byte order.
+    pub id: u32,
+}
+
+impl OfInterface for DatagramKey {
+    fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+}
+
+/// A fragment.
+#[derive(Clone, Copy, Debug)]
+pub struct Fragment<'a> {
+    /// Its datagram.
+    pub key: DatagramKey,
+    /// IPv4: the protocol; IPv6: the Next Header of the Fragment header.
+    pub protocol: u8,
+    /// Where its payload lies in the datagram's, in bytes (the header's value times 8).
+    pub offset: u32,
+    /// Whether more fragments follow.
+    pub more: bool,
+    /// What follows the IP header, in IPv6 the Fragment header, as far as it was captured.
+    pub payload: &'a [u8],
+    /// The payload's length in the packet; at least that of `payload`.
+    pub payload_len: usize,
+}
+
+/// A datagram put together.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Datagram {
+    /// Where it comes from.
+    pub source: SocketAddr,
+    /// Where it goes.
+    pub destination: SocketAddr,
+    /// The UDP payload.
+    pub payload: Vec<u8>,
+}
+
+labels! {
+    /// What became of a fragment or a datagram.
+    FragmentEvent {
+        /// A fragment was kept.
+        Kept = "kept",
+        /// A datagram was complete.
+        Complete = "complete",
+        /// A fragment came again; it was ignored.
+        Duplicate = "duplicate",
+        /// A fragment of a datagram that was refused before.
+        Refused = "refused",
+        /// The datagram is refused: its fragments overlap, or go on behind its end.
+        Overlap = "overlap",
+        /// The datagram is refused: a fragment is empty, or not a multiple of 8 bytes, or reaches
+        /// beyond 64 KiB.
+        Invalid = "invalid",
+        /// The datagram is refused: a fragment was not captured whole.
+        Cut = "cut",
+        /// The datagram is refused: it comes in too many fragments.
+        TooMany = "too_many",
+        /// It is not UDP.
+        NotUdp = "not_udp",
+        /// Complete, but the UDP header's length is impossible.
+        InvalidUdp = "invalid_udp",
+        /// Forgotten: there were too many datagrams, or they held too many bytes.
+        Evicted = "evicted",
+        /// Forgotten: a fragment did not come in time.
+        Incomplete = "incomplete",
+    }
+}
+
+/// The unfinished datagrams of all pods of a node.
+#[derive(Debug)]
+pub struct FragmentReassembly {
+    datagrams: Recent<DatagramKey, Unfinished>,
+    /// How many bytes they hold together.
+    held: usize,
+    events: Tally<FragmentEvent>,
+}
+
+impl Default for FragmentReassembly {
+    fn default() -> Self {
+        Self {
+            datagrams: Recent::new(Limits {
+                entries: FRAGMENTED_MAX,
+                per_interface: FRAGMENTED_PER_INTERFACE_MAX,
+            }),
+            held: 0,
+            events: Tally::default(),
+        }
+    }
+}
+
+impl FragmentReassembly {
+    /// Takes a fragment; returns its datagram when that is complete now.
+    pub fn feed(&mut self, fragment: &Fragment<'_>, now: Timestamp) -> Option<Datagram> {
+        self.expire(now);
+        let is_udp = fragment.protocol == PROTOCOL_UDP;
+        // In IPv4, the protocol tells datagrams apart (RFC 791, section 3.2). In IPv6, only that
+        // of the first fragment counts (RFC 8200, section 4.5).
+        if !is_udp && fragment.key.source.is_ipv4() {
+            self.events.count(FragmentEvent::NotUdp);
+            return None;
+        }
+        // A fragment that is a whole datagram stands alone (RFC 6946, section 4).
+        if fragment.offset == 0 && !fragment.more {
+            if let Err(event) = check(fragment) {
+                self.events.count(event);
+                return None;
+            }
+            return self.datagram(&fragment.key, fragment.payload);
+        }
+        if self.datagrams.get_mut(&fragment.key).is_none() {
+            let gone = self
+                .datagrams
+                .insert(fragment.key, Unfinished::default(), now);
+            if let Some(gone) = gone {
+                self.held -= gone.held;
+                self.events.count(FragmentEvent::Evicted);
+            }
+        }
+        let unfinished = self.datagrams.get_mut(&fragment.key)?;
+        let before = unfinished.held;
+        let event = unfinished.take(fragment).unwrap_or_else(|event| {
+            unfinished.refuse();
+            event
+        });
+        self.held = self.held - before + unfinished.held;
+        self.events.count(event);
+        if unfinished.is_complete() {
+            let unfinished = self.datagrams.remove(&fragment.key)?;
+            self.held -= unfinished.held;
+            return self.datagram(&fragment.key, &unfinished.joined());
+        }
+        while self.held > FRAGMENT_BYTES_MAX
+            && let Some(gone) = self.datagrams.pop()
+        {
+            self.held -= gone.held;
+            self.events.count(FragmentEvent::Evicted);
+        }
+        None
+    }
+
+    /// Forgets the datagrams of an interface that is gone.
+    pub fn forget_interface(&mut self, ifindex: u32) {
+        for unfinished in self.datagrams.remove_interface(ifindex) {
+            self.held -= unfinished.held;
+        }
+    }
+
+    /// How many datagrams are unfinished or refused.
+    pub fn len(&self) -> usize {
+        self.datagrams.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.datagrams.is_empty()
+    }
+
+    /// How many bytes wait for more.
+    pub fn bytes_held(&self) -> usize {
+        self.held
+    }
+
+    /// What happened so far.
+    pub fn events(&self) -> &Tally<FragmentEvent> {
+        &self.events
+    }
+
+    /// Reads the UDP header of a datagram that is complete.
+    fn datagram(&mut self, key: &DatagramKey, bytes: &[u8]) -> Option<Datagram> {
+        let datagram = udp(key, bytes);
+        self.events.count(match datagram {
+            Some(_) => FragmentEvent::Complete,
+            None => FragmentEvent::InvalidUdp,
+        });
+        datagram
+    }
+
+    fn expire(&mut self, now: Timestamp) {
+        let Some(limit) = now.checked_sub(FRAGMENT_WAIT_MAX) else {
+            return;
+        };
+        while let Some(gone) = self.datagrams.pop_unused_since(limit) {
+            self.held -= gone.held;
+            if !gone.refused {
+                self.events.count(FragmentEvent::Incomplete);
+            }
+        }
+    }
+}
+
+/// What is there of a datagram.
+#[derive(Debug, Default)]
+struct Unfinished {
+    /// By their place; they do not overlap.
+    fragments: BTreeMap<u32, Box<[u8]>>,
+    held: usize,
+    /// The datagram's length, once its last fragment is there.
+    end: Option<u32>,
+    refused: bool,
+}
+
+impl Unfinished {
+    fn take(&mut self, fragment: &Fragment<'_>) -> Result<FragmentEvent, FragmentEvent> {
+        if self.refused {
+            return Ok(FragmentEvent::Refused);
+        }
+        check(fragment)?;
+        let (start, bytes) = (fragment.offset, fragment.payload);
+        let end = start + bytes.len() as u32;
+        // The same fragment again is no overlap (RFC 8200, section 4.5).
+        let again = self
+            .fragments
+            .get(&start)
+            .is_some_and(|known| **known == *bytes);
+        if again && fragment.more == (self.end != Some(end)) {
+            return Ok(FragmentEvent::Duplicate);
+        }
+        let before = self.fragments.range(..end).next_back();
+        let overlaps = before.is_some_and(|(place, known)| place + known.len() as u32 > start);
+        let last = self.fragments.last_key_value();
+        let reached = last.map_or(0, |(place, known)| place + known.len() as u32);
+        let beyond = match (fragment.more, self.end) {
+            (_, Some(known)) => end > known || !fragment.more,
+            (false, None) => reached > end,
+            (true, None) => false,
+        };
+        if overlaps || beyond {
+            return Err(FragmentEvent::Overlap);
+        }
+        if self.fragments.len() >= FRAGMENTS_PER_DATAGRAM_MAX {
+            return Err(FragmentEvent::TooMany);
+        }
+        if !fragment.more {
+            self.end = Some(end);
+        }
+        self.held += bytes.len();
+        self.fragments.insert(start, bytes.into());
+        Ok(FragmentEvent::Kept)
+    }
+
+    /// Keeps the place of the datagram, so that what is still to come of it is refused as well.
+    fn refuse(&mut self) {
+        *self = Self {
+            refused: true,
+            ..Self::default()
+        };
+    }
+
+    fn is_complete(&self) -> bool {
+        self.end.is_some_and(|end| self.held == end as usize)
+    }
+
+    fn joined(&self) -> Vec<u8> {
+        let pieces: Vec<&[u8]> = self.fragments.values().map(|piece| &**piece).collect();
+        pieces.concat()
+    }
+}
+
+/// Whether a fragment is possible at all.
+fn check(fragment: &Fragment<'_>) -> Result<(), FragmentEvent> {
+    if fragment.offset == 0 && fragment.protocol != PROTOCOL_UDP {
+        return Err(FragmentEvent::NotUdp);
+    }
+    let len = u32::try_from(fragment.payload_len).unwrap_or(u32::MAX);
+    let fits = fragment.offset <= PAYLOAD_MAX && len <= PAYLOAD_MAX - fragment.offset;
+    let aligned = fragment.offset.is_multiple_of(FRAGMENT_UNIT)
+        && (!fragment.more || len.is_multiple_of(FRAGMENT_UNIT));
+    if len == 0 || !fits || !aligned {
+        return Err(FragmentEvent::Invalid);
+    }
+    if fragment.payload.len() != fragment.payload_len {
+        return Err(FragmentEvent::Cut);
+    }
+    Ok(())
+}
+
+/// Reads a UDP header (RFC 768) and what it says is its payload.
+fn udp(key: &DatagramKey, bytes: &[u8]) -> Option<Datagram> {
+    let (header, _) = bytes.split_first_chunk::<UDP_LEN>()?;
+    let [s0, s1, d0, d1, l0, l1, _, _] = *header;
+    // A length of zero is for jumbograms (RFC 2675, section 4), which are never fragmented.
+    let payload = bytes.get(UDP_LEN..u16::from_be_bytes([l0, l1]).into())?;
+    Some(Datagram {
+        source: SocketAddr::new(key.source, u16::from_be_bytes([s0, s1])),
+        destination: SocketAddr::new(key.destination, u16::from_be_bytes([d0, d1])),
+        payload: payload.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

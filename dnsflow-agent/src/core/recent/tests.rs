@@ -1,0 +1,79 @@
+use super::*;
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct Key(u32, char);
+
+impl OfInterface for Key {
+    fn ifindex(&self) -> u32 {
+        self.0
+    }
+}
+
+const LIMITS: Limits = Limits {
+    entries: 4,
+    per_interface: 3,
+};
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_nanos(seconds * 1_000_000_000)
+}
+
+#[test]
+fn the_least_recently_used_entry_of_a_full_table_goes() {
+    let mut table = Recent::new(LIMITS);
+    for (ifindex, name) in [(1, 'a'), (1, 'b'), (2, 'c'), (2, 'd')] {
+        assert_eq!(table.insert(Key(ifindex, name), name, at(1)), None);
+    }
+    assert_eq!(table.use_entry(&Key(1, 'a'), at(2)).copied(), Some('a'));
+    assert_eq!(table.insert(Key(3, 'e'), 'e', at(3)), Some('b'));
+    assert_eq!(table.len(), 4);
+    assert_eq!(table.use_entry(&Key(1, 'b'), at(3)), None);
+}
+
+#[test]
+fn an_interface_at_its_limit_pushes_out_its_own() {
+    let mut table = Recent::new(LIMITS);
+    table.insert(Key(1, 'a'), 'a', at(1));
+    for name in ['b', 'c', 'd'] {
+        assert_eq!(table.insert(Key(2, name), name, at(2)), None);
+    }
+    assert_eq!(table.insert(Key(2, 'e'), 'e', at(3)), Some('b'));
+    assert!(table.use_entry(&Key(1, 'a'), at(3)).is_some());
+}
+
+#[test]
+fn an_entry_is_replaced_without_loss_of_another() {
+    let mut table = Recent::new(LIMITS);
+    for name in ['a', 'b', 'c'] {
+        table.insert(Key(1, name), name, at(1));
+    }
+    assert_eq!(table.insert(Key(1, 'a'), 'x', at(2)), None);
+    assert_eq!(table.len(), 3);
+    assert_eq!(table.pop(), Some('b'));
+}
+
+#[test]
+fn only_what_was_not_used_for_long_expires() {
+    let mut table = Recent::new(LIMITS);
+    table.insert(Key(1, 'a'), 'a', at(1));
+    table.insert(Key(1, 'b'), 'b', at(2));
+    table.use_entry(&Key(1, 'a'), at(5));
+    assert_eq!(table.pop_unused_since(at(3)), Some('b'));
+    assert_eq!(table.pop_unused_since(at(3)), None);
+    assert_eq!(table.len(), 1);
+}
+
+#[test]
+fn an_interface_takes_its_entries_along() {
+    let mut table = Recent::new(LIMITS);
+    for (ifindex, name) in [(1, 'a'), (2, 'b'), (1, 'c')] {
+        table.insert(Key(ifindex, name), name, at(1));
+    }
+    assert_eq!(table.remove_interface(1), ['a', 'c']);
+    assert!(table.remove_interface(1).is_empty());
+    assert_eq!(table.len(), 1);
+    assert_eq!(table.pop(), Some('b'));
+    assert!(table.is_empty());
+    // Nothing is left behind for an interface that is gone.
+    assert!(table.order.is_empty() && table.order_of_interface.is_empty());
+}

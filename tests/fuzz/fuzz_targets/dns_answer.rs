@@ -1,0 +1,22 @@
+//! Any bytes as a DNS message.
+#![no_main]
+
+use std::collections::BTreeSet;
+
+use dnsflow_fuzz::core::dns::{ADDRESSES_MAX, Answer, TARGETS_MAX};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|message: &[u8]| {
+    let Ok(answer) = Answer::decode(message) else {
+        return;
+    };
+    // What is believed has a question that ends in the name that rules are matched against.
+    assert!(answer.question.name.wire().ends_with(answer.name.wire()));
+    assert_eq!(answer.id.to_be_bytes(), message[..2]);
+    assert!(answer.addresses.len() <= ADDRESSES_MAX);
+    assert!(answer.targets.len() <= TARGETS_MAX);
+    let distinct: BTreeSet<_> = answer.addresses.iter().map(|(address, _)| address).collect();
+    assert_eq!(distinct.len(), answer.addresses.len());
+    let longest = u64::from(u32::MAX >> 1);
+    assert!(answer.addresses.iter().all(|(_, ttl)| ttl.as_secs() <= longest));
+});
