@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod capture;
+pub mod check;
 pub mod clock;
 pub mod core;
 pub mod k8s;

@@ -3,11 +3,11 @@
 //! Few options, each with a default where one makes sense, an environment variable and one line
 //! of help.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::ovsdb::Remotes;
+use crate::{k8s::DnsService, ovsdb::Remotes};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -23,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
     Agent(AgentOptions),
+    /// Say whether the agent could work on this node, and what to do where it could not
+    Check(CheckOptions),
 }
 
 /// The options of `dnsflow agent`.
@@ -40,6 +42,16 @@ pub struct AgentOptions {
     /// Reach the Kubernetes API by this file [default: $KUBECONFIG, ~/.kube/config or in-cluster]
     #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+
+    /// The cluster's DNS: NAMESPACE/SERVICE or NAMESPACE/LABEL=VALUE, more than one with commas
+    #[arg(
+        long,
+        value_name = "SERVICE",
+        env = "DNSFLOW_DNS_SERVICE",
+        value_delimiter = ',',
+        default_value = "kube-system/k8s-app=kube-dns,openshift-dns/dns-default"
+    )]
+    pub dns_service: Vec<DnsService>,
 
     /// The node's Open vSwitch database [default: unix:/var/run/openvswitch/db.sock]
     #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVS_DB")]
@@ -72,6 +84,10 @@ pub struct AgentOptions {
     )]
     pub subdomains: bool,
 
+    /// Answer /livez and /readyz by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
+    pub listen: Option<SocketAddr>,
+
     /// How to write the log
     #[arg(
         long,
@@ -80,6 +96,18 @@ pub struct AgentOptions {
         default_value = "text"
     )]
     pub log_format: LogFormat,
+}
+
+/// The options of `dnsflow check`: those of the agent that is to work here, and how to print.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CheckOptions {
+    /// The agent's.
+    #[command(flatten)]
+    pub agent: AgentOptions,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How the log is written.

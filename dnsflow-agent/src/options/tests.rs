@@ -10,6 +10,7 @@ fn parse(arguments: &[&str]) -> Result<AgentOptions, String> {
         Ok(Cli {
             command: Command::Agent(options),
         }) => Ok(options),
+        Ok(cli) => Err(format!("another command: {cli:?}")),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -30,11 +31,13 @@ fn without_arguments_the_defaults_hold() {
         Ok(AgentOptions {
             manifests: None,
             kubeconfig: None,
+            dns_service: DnsService::usual(),
             ovs_db: None,
             ovn_nb: None,
             ovn_sb: None,
             openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
             subdomains: true,
+            listen: None,
             log_format: LogFormat::Text,
         })
     );
@@ -44,6 +47,8 @@ fn without_arguments_the_defaults_hold() {
 fn every_option_is_taken() {
     let arguments = [
         "--manifests=/m",
+        "--dns-service=a/b,c/d.e/f=g",
+        "--listen=127.0.0.1:9473",
         "--ovs-db=tcp:127.0.0.1:6640",
         "--ovn-nb=unix:/nb.sock",
         "--ovn-sb=tcp:[::1]:6642",
@@ -56,11 +61,16 @@ fn every_option_is_taken() {
         Ok(AgentOptions {
             manifests: Some("/m".into()),
             kubeconfig: None,
+            dns_service: vec![
+                "a/b".parse().expect("a Service"),
+                "c/d.e/f=g".parse().expect("a Service"),
+            ],
             ovs_db: Some(remotes("tcp:127.0.0.1:6640")),
             ovn_nb: Some(remotes("unix:/nb.sock")),
             ovn_sb: Some(remotes("tcp:[::1]:6642")),
             openflow_socket: "/of".into(),
             subdomains: false,
+            listen: Some("127.0.0.1:9473".parse().expect("an address")),
             log_format: LogFormat::Json,
         })
     );
@@ -78,6 +88,8 @@ fn impossible_options_are_refused_with_the_cure() {
     }
     let error = parse(&["--manifests=/m", "--kubeconfig=/k"]).expect_err("a conflict");
     assert!(error.contains("cannot be used with"), "{error}");
+    let error = parse(&["--dns-service=kube-dns"]).expect_err("no namespace");
+    assert!(error.contains("NAMESPACE/LABEL=VALUE"), "{error}");
     assert!(parse(&["--subdomains=maybe"]).is_err());
     assert!(parse(&["--log-format=xml"]).is_err());
 }
