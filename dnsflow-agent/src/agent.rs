@@ -6,7 +6,7 @@
 
 mod tell;
 
-use std::{future::Future, io, path::PathBuf, thread, time::Duration};
+use std::{future::Future, io, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime,
@@ -17,13 +17,19 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    api::{self, Health},
     capture::{self, Capture, CaptureError, LinkEvent},
     clock::now,
     core::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
+        report::Report,
     },
-    k8s, manifests,
+    k8s::{
+        self,
+        events::{Notices, Reporter},
+    },
+    manifests,
     openflow::{self, Event},
     options::AgentOptions,
     ovn_db::{OvnCommand, OvnDb},
@@ -90,11 +96,26 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         let _runtime = hot.enter();
         capture::load(&capture_options)?
     };
+    let (reporter, notices) = k8s::events::channel();
+    let outlets = Outlets {
+        health: Arc::default(),
+        reporter,
+    };
+    let health = Arc::clone(&outlets.health);
     let edges = thread::Builder::new()
         .name("edges".into())
-        .spawn(move || slow.block_on(edges(options, input_sender, ovn_commands, stopped)))
+        .spawn(move || {
+            slow.block_on(edges(
+                options,
+                input_sender,
+                ovn_commands,
+                notices,
+                health,
+                stopped,
+            ))
+        })
         .map_err(failed("start the edges' thread"))?;
-    let result = hot.block_on(Hot::new(config, capture, socket, ovn).run(&mut inputs));
+    let result = hot.block_on(Hot::new(config, capture, socket, ovn, outlets).run(&mut inputs));
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
     let edge_result = edges.join();
@@ -110,6 +131,8 @@ async fn edges(
     options: AgentOptions,
     inputs: mpsc::Sender<Input<'static>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
+    notices: Notices,
+    health: Arc<Health>,
     stopped: tokio::sync::oneshot::Receiver<()>,
 ) -> Result<(), AgentError> {
     let mut tasks = JoinSet::new();
@@ -139,8 +162,13 @@ async fn edges(
             let client = k8s::ClientOptions {
                 kubeconfig: options.kubeconfig,
             };
+            let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
+            edge("Kubernetes Events", Box::pin(events));
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
+    }
+    if let Some(address) = options.listen {
+        edge("HTTP clients", Box::pin(api::serve(address, health)));
     }
     tokio::select! {
         // Dropped, not sent.
@@ -153,12 +181,19 @@ async fn edges(
     }
 }
 
+/// Where the hot thread says how it is, without waiting for anybody.
+struct Outlets {
+    health: Arc<Health>,
+    reporter: Reporter,
+}
+
 /// What the hot thread owns.
 struct Hot {
     engine: Engine,
     capture: Capture,
     openflow: openflow::Connection,
     ovn: mpsc::Sender<OvnCommand>,
+    outlets: Outlets,
     counters_at: Timestamp,
 }
 
@@ -168,12 +203,14 @@ impl Hot {
         capture: Capture,
         socket: PathBuf,
         ovn: mpsc::Sender<OvnCommand>,
+        outlets: Outlets,
     ) -> Self {
         Self {
             engine: Engine::new(config),
             capture,
             openflow: openflow::Connection::new(socket),
             ovn,
+            outlets,
             counters_at: now() + COUNTERS_INTERVAL,
         }
     }
@@ -182,6 +219,7 @@ impl Hot {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
+            self.outlets.health.turn(now());
             let patience = self.next_deadline().since(now());
             tokio::select! {
                 ready = self.capture.records.readable() => {
@@ -264,10 +302,12 @@ impl Hot {
         let input = match event {
             Event::Up => {
                 info!(socket = %self.openflow.path().display(), "connected to the switch");
+                self.outlets.health.connected(true);
                 Input::SwitchUp
             }
             Event::Down { reason } => {
                 warn!(reason, "no connection to the switch");
+                self.outlets.health.connected(false);
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
@@ -298,6 +338,10 @@ impl Hot {
     fn carry_out(&mut self) {
         loop {
             for report in self.engine.take_reports() {
+                if matches!(report, Report::Ready { .. }) {
+                    self.outlets.health.synced();
+                }
+                self.outlets.reporter.tell(&report);
                 tell(report);
             }
             let commands = self.engine.take_commands();

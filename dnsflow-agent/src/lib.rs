@@ -4,6 +4,7 @@
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
 pub mod agent;
+pub mod api;
 pub mod capture;
 pub mod check;
 pub mod clock;

@@ -11,6 +11,7 @@ pub mod client;
 pub mod convert;
 pub mod dns_services;
 pub mod egress_firewall;
+pub mod events;
 mod follow;
 pub mod permissions;
 pub(crate) mod reports;
