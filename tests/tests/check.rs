@@ -1,12 +1,21 @@
-//! `dnsflow check` on a node where the agent could work, and on one where it could not.
+//! What a node says of itself before and while the agent runs: `dnsflow check`, `/livez` and
+//! `/readyz`.
 
 use std::{
     ffi::OsString,
     process::{Command, Output},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
-use dnsflow_tests::{agent, firewall::RuleSpec, lab, lab::Lab};
+use dnsflow_tests::{
+    agent,
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    ovs::{Daemon, Stop},
+    process::{run, wait_until},
+};
 use serde_json::Value;
 
 /// `dnsflow check` with the lab agent's arguments, some of them with other values.
@@ -113,4 +122,37 @@ fn what_is_missing_is_said_and_the_exit_status_tells() {
     }
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(printed.contains("/nowhere"), "{printed}");
+}
+
+#[test]
+fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let lab = lab!("check-ready", agent);
+    let get = |path: &str| {
+        let mut command = lab.node_command("curl")?;
+        command.args(["--silent", "--write-out", "%{http_code}"]);
+        run(command.arg(format!("http://127.0.0.1:9473/{path}")))
+    };
+    let agent = lab
+        .start_agent(&["--listen=127.0.0.1:9473"])
+        .expect("the agent is ready");
+    // The event `ready` is logged a moment after the answer changes, on another thread's socket.
+    wait_until("/readyz to answer", LIMIT, || {
+        Ok(get("readyz").is_ok_and(|text| text == "ok\n200"))
+    })
+    .expect("it is ready");
+    lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
+        .expect("it stops");
+    wait_until("/readyz to say so", LIMIT, || {
+        Ok(get("readyz")? == "no connection to the switch\n503")
+    })
+    .expect("it is not ready");
+    assert_eq!(get("livez").expect("curl runs"), "ok\n200");
+    lab.restart(Daemon::Vswitchd, Stop::Terminate)
+        .expect("it starts");
+    wait_until("/readyz to say so", LIMIT, || {
+        Ok(get("readyz")? == "ok\n200")
+    })
+    .expect("it is ready again");
+    agent.terminate().expect("it stops");
 }
