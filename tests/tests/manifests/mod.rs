@@ -1,7 +1,7 @@
 //! The objects of `deploy/`, and the rights that they grant: an authorizer that knows nothing else.
 
 // Each test program uses another part of it.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code)]
 
 use std::{
     collections::BTreeSet,
@@ -20,23 +20,23 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// What is built on the base.
-pub const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
+pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
 
 /// A directory of `deploy/`.
-pub fn directory(name: &str) -> PathBuf {
+pub(crate) fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../deploy")
         .join(name)
 }
 
 /// The documents of a YAML file.
-pub fn documents(file: &Path) -> Result<Vec<Value>> {
+pub(crate) fn documents(file: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     serde_saphyr::from_multiple(&text).with_context(|| file.display().to_string())
 }
 
 /// The files that a directory's kustomization names.
-pub fn resources(directory: &Path) -> Result<BTreeSet<String>> {
+pub(crate) fn resources(directory: &Path) -> Result<BTreeSet<String>> {
     let kustomization = documents(&directory.join("kustomization.yaml"))?;
     ensure!(kustomization.len() == 1 && kustomization[0]["kind"] == "Kustomization");
     let named = kustomization[0]["resources"]
@@ -59,14 +59,14 @@ fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T> {
 
 /// The objects of one directory.
 #[derive(Default)]
-pub struct Objects {
-    pub namespaces: Vec<Namespace>,
-    pub accounts: Vec<ServiceAccount>,
-    pub cluster_roles: Vec<ClusterRole>,
-    pub cluster_bindings: Vec<ClusterRoleBinding>,
-    pub roles: Vec<Role>,
-    pub bindings: Vec<RoleBinding>,
-    pub daemon_sets: Vec<DaemonSet>,
+pub(crate) struct Objects {
+    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) accounts: Vec<ServiceAccount>,
+    pub(crate) cluster_roles: Vec<ClusterRole>,
+    pub(crate) cluster_bindings: Vec<ClusterRoleBinding>,
+    pub(crate) roles: Vec<Role>,
+    pub(crate) bindings: Vec<RoleBinding>,
+    pub(crate) daemon_sets: Vec<DaemonSet>,
 }
 
 impl Objects {
@@ -86,7 +86,7 @@ impl Objects {
     }
 
     /// The base, read file by file.
-    pub fn base() -> Result<Self> {
+    pub(crate) fn base() -> Result<Self> {
         let base = directory("base");
         let mut objects = Self::default();
         for file in resources(&base)? {
@@ -98,7 +98,7 @@ impl Objects {
     }
 
     /// A directory as kustomize builds it; `None` where there is no kustomize here.
-    pub fn built(name: &str) -> Result<Option<Self>> {
+    pub(crate) fn built(name: &str) -> Result<Option<Self>> {
         let Some(output) = ["kubectl kustomize", "kustomize build"]
             .into_iter()
             .find_map(|command| {
@@ -123,7 +123,7 @@ impl Objects {
     }
 
     /// The arguments of the agent's container, its command first.
-    pub fn command_line(&self) -> Result<Vec<String>> {
+    pub(crate) fn command_line(&self) -> Result<Vec<String>> {
         let [daemon_set] = &self.daemon_sets[..] else {
             bail!("not one DaemonSet");
         };
@@ -141,7 +141,7 @@ impl Objects {
     ///
     /// Where a binding names a role that is not among the objects, other than OpenShift's
     /// `system:openshift:scc:privileged`, or a rule uses a wildcard.
-    pub fn grants(&self) -> Result<BTreeSet<Grant>> {
+    pub(crate) fn grants(&self) -> Result<BTreeSet<Grant>> {
         let mut grants = BTreeSet::new();
         for binding in &self.cluster_bindings {
             if self.is_agent(binding.subjects.as_deref()) {
@@ -198,19 +198,19 @@ impl Objects {
 
 /// A right, each part of it one word.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Grant {
-    pub verb: String,
-    pub group: String,
-    pub resource: String,
+pub(crate) struct Grant {
+    pub(crate) verb: String,
+    pub(crate) group: String,
+    pub(crate) resource: String,
     /// `None` for every namespace.
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// `None` for every name.
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
 }
 
 impl Grant {
     /// Whether this right covers a request.
-    pub fn allows(&self, request: &Self) -> bool {
+    pub(crate) fn allows(&self, request: &Self) -> bool {
         self.verb == request.verb
             && self.group == request.group
             && self.resource == request.resource
