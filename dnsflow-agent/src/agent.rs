@@ -6,7 +6,7 @@
 
 mod tell;
 
-use std::{future::Future, io, path::PathBuf, thread, time::Duration};
+use std::{future::Future, io, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime,
@@ -17,14 +17,20 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    api::{self, Health},
     capture::{self, Capture, CaptureError, LinkEvent},
     clock::now,
     core::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
+        report::Report,
         snapshot::SavedLease,
     },
-    k8s, manifests,
+    k8s::{
+        self,
+        events::{Notices, Reporter},
+    },
+    manifests,
     openflow::{self, Event},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
@@ -113,10 +119,14 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
             Err(error) => warn!(%error, "the snapshot is not used"),
         }
     }
+    let (reporter, notices) = k8s::events::channel();
+    let health = Arc::<Health>::default();
     let outside = Outside {
         inputs: input_sender,
         ovn_commands,
         snapshots: snapshots_to_save,
+        notices,
+        health: Arc::clone(&health),
     };
     let edges = thread::Builder::new()
         .name("edges".into())
@@ -127,6 +137,8 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         capture,
         openflow: openflow::Connection::new(socket),
         ovn,
+        health,
+        reporter,
         snapshots: state_dir.is_some().then_some(snapshots),
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
@@ -153,6 +165,8 @@ struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
+    notices: Notices,
+    health: Arc<Health>,
 }
 
 /// The edges that may take their time. Each owns its connections and ends with this future.
@@ -165,6 +179,8 @@ async fn edges(
         inputs,
         ovn_commands,
         snapshots,
+        notices,
+        health,
     } = outside;
     let mut tasks = JoinSet::new();
     let mut edge = |name: &'static str,
@@ -198,8 +214,13 @@ async fn edges(
             let client = k8s::ClientOptions {
                 kubeconfig: options.kubeconfig,
             };
+            let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
+            edge("Kubernetes Events", Box::pin(events));
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
+    }
+    if let Some(address) = options.listen {
+        edge("HTTP clients", Box::pin(api::serve(address, health)));
     }
     tokio::select! {
         // Dropped, not sent.
@@ -227,6 +248,8 @@ struct Hot {
     capture: Capture,
     openflow: openflow::Connection,
     ovn: mpsc::Sender<OvnCommand>,
+    health: Arc<Health>,
+    reporter: Reporter,
     /// Where snapshots go, if anywhere.
     snapshots: Option<mpsc::Sender<Vec<SavedLease>>>,
     /// [`Engine::leases_version`] of the last one.
@@ -240,6 +263,7 @@ impl Hot {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
+            self.health.turn(now());
             let patience = self.next_deadline().since(now());
             tokio::select! {
                 ready = self.capture.records.readable() => {
@@ -339,10 +363,12 @@ impl Hot {
         let input = match event {
             Event::Up => {
                 info!(socket = %self.openflow.path().display(), "connected to the switch");
+                self.health.connected(true);
                 Input::SwitchUp
             }
             Event::Down { reason } => {
                 warn!(reason, "no connection to the switch");
+                self.health.connected(false);
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
@@ -373,6 +399,10 @@ impl Hot {
     fn carry_out(&mut self) {
         loop {
             for report in self.engine.take_reports() {
+                if matches!(report, Report::Ready { .. }) {
+                    self.health.synced();
+                }
+                self.reporter.tell(&report);
                 tell(report);
             }
             let commands = self.engine.take_commands();

@@ -4,7 +4,9 @@
 //! Dependencies point one way: edges know `core`, `core` knows no edge.
 
 pub mod agent;
+pub mod api;
 pub mod capture;
+pub mod check;
 pub mod cleanup;
 pub mod clock;
 pub mod core;

@@ -1,24 +1,36 @@
 //! The `dnsflow` program.
 
+use std::process::ExitCode;
+
 use anyhow::Context as _;
 use clap::Parser as _;
 use dnsflow_agent::{
-    agent, cleanup,
+    agent,
+    check::{self, Status},
+    cleanup,
     options::{Cli, Command, LogFormat},
 };
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Agent(options) => {
             start_log(options.log_format);
-            agent::run(options).context("the agent stops")
+            agent::run(*options).context("the agent stops")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check(options) => {
+            let worst = check::run(*options, &mut std::io::stdout()).context("cannot check")?;
+            Ok(match worst {
+                Status::Ok | Status::Warning => ExitCode::SUCCESS,
+                Status::Failed => ExitCode::FAILURE,
+            })
         }
         Command::Cleanup(options) => {
             let removed = cleanup::run(options.openflow_socket, options.state_dir)
                 .context("flows may be left")?;
             println!("{removed} flows removed");
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
     }
 }

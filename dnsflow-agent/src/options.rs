@@ -3,7 +3,7 @@
 //! Few options, each with a default where one makes sense, an environment variable and one line
 //! of help.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -18,6 +18,7 @@ use crate::{
         refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
         resolver::Resolver,
     },
+    k8s::DnsService,
     ovsdb::Remotes,
 };
 
@@ -34,9 +35,11 @@ pub struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
-    Agent(AgentOptions),
+    Agent(Box<AgentOptions>),
     /// Remove every flow of dnsflow's from the switch; the agent must not be running
     Cleanup(CleanupOptions),
+    /// Say whether the agent could work on this node, and what to do where it could not
+    Check(Box<CheckOptions>),
 }
 
 /// The options of `dnsflow cleanup`.
@@ -71,6 +74,16 @@ pub struct AgentOptions {
     /// Reach the Kubernetes API by this file [default: $KUBECONFIG, ~/.kube/config or in-cluster]
     #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+
+    /// The cluster's DNS: NAMESPACE/SERVICE or NAMESPACE/LABEL=VALUE, more than one with commas
+    #[arg(
+        long,
+        value_name = "SERVICE",
+        env = "DNSFLOW_DNS_SERVICE",
+        value_delimiter = ',',
+        default_value = "kube-system/k8s-app=kube-dns,openshift-dns/dns-default"
+    )]
+    pub dns_service: Vec<DnsService>,
 
     /// The node's Open vSwitch database [default: unix:/var/run/openvswitch/db.sock]
     #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVS_DB")]
@@ -219,6 +232,10 @@ pub struct AgentOptions {
     )]
     pub allow_answers: Vec<IpNet>,
 
+    /// Answer /livez and /readyz by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
+    pub listen: Option<SocketAddr>,
+
     /// How to write the log
     #[arg(
         long,
@@ -288,6 +305,18 @@ impl AgentOptions {
             &self.allow_answers,
         )?)
     }
+}
+
+/// The options of `dnsflow check`: those of the agent that is to work here, and how to print.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CheckOptions {
+    /// The agent's.
+    #[command(flatten)]
+    pub agent: AgentOptions,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How the log is written.

@@ -1,184 +1,241 @@
-//! The manifests in `deploy/` say what Kubernetes understands, and fit together.
+//! The manifests in `deploy/` say what Kubernetes understands, and fit together and to the agent.
+
+mod manifests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::{
-    apps::v1::DaemonSet,
-    core::v1::{Namespace, ServiceAccount},
-    rbac::v1::{ClusterRole, ClusterRoleBinding},
+use anyhow::{Context, Result, bail};
+use clap::Parser as _;
+use dnsflow_agent::{
+    k8s::permissions,
+    options::{AgentOptions, Cli, Command},
 };
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use dnsflow_tests::support::{not_run, this_test};
+use k8s_openapi::api::core::v1::{Probe, Volume, VolumeMount};
+use manifests::{Grant, OVERLAYS, Objects, directory, resources};
 
-fn base() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base")
-}
-
-fn documents(file: &Path) -> Result<Vec<Value>> {
-    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    serde_saphyr::from_multiple(&text).with_context(|| file.display().to_string())
-}
-
-/// The object, if its type knows all its fields: what the type does not know does not come back.
-fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T> {
-    let object: T = serde_json::from_value(value.clone())?;
-    let back = serde_json::to_value(&object)?;
-    ensure!(
-        back == *value,
-        "unknown fields: {value} came back as {back}"
-    );
-    Ok(object)
-}
-
-#[derive(Default)]
-struct Objects {
-    namespaces: Vec<Namespace>,
-    accounts: Vec<ServiceAccount>,
-    roles: Vec<ClusterRole>,
-    bindings: Vec<ClusterRoleBinding>,
-    daemon_sets: Vec<DaemonSet>,
-}
-
-impl Objects {
-    fn add(&mut self, value: &Value) -> Result<()> {
-        match (value["apiVersion"].as_str(), value["kind"].as_str()) {
-            (Some("v1"), Some("Namespace")) => self.namespaces.push(typed(value)?),
-            (Some("v1"), Some("ServiceAccount")) => self.accounts.push(typed(value)?),
-            (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRole")) => {
-                self.roles.push(typed(value)?);
-            }
-            (Some("rbac.authorization.k8s.io/v1"), Some("ClusterRoleBinding")) => {
-                self.bindings.push(typed(value)?);
-            }
-            (Some("apps/v1"), Some("DaemonSet")) => self.daemon_sets.push(typed(value)?),
-            (version, kind) => bail!("an object of the unknown kind {kind:?} in {version:?}"),
-        }
-        Ok(())
-    }
-
-    fn read() -> Result<Self> {
-        let mut objects = Self::default();
-        for file in resources()? {
-            for document in documents(&base().join(&file))? {
-                objects.add(&document).with_context(|| file.clone())?;
+/// The base, and each overlay where kustomize is there to build it.
+fn variants() -> Result<Vec<(&'static str, Objects)>> {
+    let mut variants = vec![("base", Objects::base()?)];
+    for &overlay in OVERLAYS {
+        match Objects::built(overlay)? {
+            Some(objects) => variants.push((overlay, objects)),
+            None => {
+                let why = format!("neither kubectl nor kustomize is here to build {overlay}");
+                not_run(&this_test(), why);
             }
         }
-        Ok(objects)
     }
+    Ok(variants)
 }
 
-/// The files that the kustomization names.
-fn resources() -> Result<BTreeSet<String>> {
-    let kustomization = documents(&base().join("kustomization.yaml"))?;
-    ensure!(kustomization.len() == 1 && kustomization[0]["kind"] == "Kustomization");
-    let named = kustomization[0]["resources"]
-        .as_array()
-        .context("resources")?;
-    let named = named.iter().map(|name| name.as_str().map(str::to_owned));
-    named.collect::<Option<_>>().context("names of files")
+/// The agent's options, by its own parser.
+fn options(objects: &Objects) -> Result<AgentOptions> {
+    match Cli::try_parse_from(objects.command_line()?)?.command {
+        Command::Agent(options) => Ok(options),
+        other => bail!("not the agent: {other:?}"),
+    }
 }
 
 #[test]
 fn the_kustomization_names_every_manifest() -> Result<()> {
+    let base = directory("base");
     let mut files = BTreeSet::new();
-    for entry in base().read_dir()? {
+    for entry in base.read_dir()? {
         files.insert(entry?.file_name().to_string_lossy().into_owned());
     }
     files.remove("kustomization.yaml");
-    assert_eq!(resources()?, files);
+    assert_eq!(resources(&base)?, files);
     Ok(())
 }
 
 #[test]
 fn every_object_is_of_a_known_kind_without_unknown_fields() -> Result<()> {
-    let objects = Objects::read()?;
-    assert_eq!(objects.namespaces.len(), 1);
-    assert_eq!(objects.daemon_sets.len(), 1);
+    for (name, objects) in variants()? {
+        assert_eq!(objects.namespaces.len(), 1, "{name}");
+        assert_eq!(objects.accounts.len(), 1, "{name}");
+        assert_eq!(objects.daemon_sets.len(), 1, "{name}");
+    }
     Ok(())
 }
 
 #[test]
-fn the_agent_may_read_egress_firewalls_and_nothing_else() -> Result<()> {
-    let objects = Objects::read()?;
-    let namespace = &objects.namespaces[0].metadata.name;
-    let (account, role) = (&objects.accounts[0].metadata, &objects.roles[0]);
-    let binding = &objects.bindings[0];
-    assert_eq!(
-        (
-            objects.accounts.len(),
-            objects.roles.len(),
-            objects.bindings.len()
-        ),
-        (1, 1, 1)
-    );
-    assert_eq!(&account.namespace, namespace);
-    let subjects = binding.subjects.as_deref().unwrap_or_default();
-    assert_eq!(subjects.len(), 1);
-    assert_eq!(Some(&subjects[0].name), account.name.as_ref());
-    assert_eq!(&subjects[0].namespace, namespace);
-    assert_eq!(subjects[0].kind, "ServiceAccount");
-    assert_eq!(binding.role_ref.kind, "ClusterRole");
-    assert_eq!(Some(&binding.role_ref.name), role.metadata.name.as_ref());
-    let rules = serde_json::to_value(&role.rules)?;
-    assert_eq!(
-        rules,
-        serde_json::json!([{
-            "apiGroups": ["k8s.ovn.org"],
-            "resources": ["egressfirewalls"],
-            "verbs": ["get", "list", "watch"],
-        }])
-    );
+fn kustomize_builds_the_base_as_it_is_written() -> Result<()> {
+    let Some(built) = Objects::built("base")? else {
+        not_run(&this_test(), "neither kubectl nor kustomize is here");
+        return Ok(());
+    };
+    let written = Objects::base()?;
+    assert_eq!(built.daemon_sets, written.daemon_sets);
+    assert_eq!(built.grants()?, written.grants()?);
+    Ok(())
+}
+
+#[test]
+fn the_agent_takes_its_arguments() -> Result<()> {
+    for (name, objects) in variants()? {
+        let options = options(&objects).context(name)?;
+        assert_eq!(options.manifests, None, "{name}");
+        let services: Vec<String> = options
+            .dns_service
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let expected = match name {
+            "overlays/openshift" => "openshift-dns/dns-default",
+            _ => "kube-system/k8s-app=kube-dns",
+        };
+        assert_eq!(services, [expected], "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_may_do_what_it_does_and_nothing_else() -> Result<()> {
+    for (name, objects) in variants()? {
+        let required = permissions::required(&options(&objects)?.dns_service);
+        let required: BTreeSet<Grant> = required
+            .into_iter()
+            .map(|permission| Grant {
+                verb: permission.verb.to_owned(),
+                group: permission.group.to_owned(),
+                resource: permission.resource.to_owned(),
+                namespace: permission.namespace,
+                name: permission.name,
+            })
+            .collect();
+        assert_eq!(objects.grants()?, required, "{name}");
+        let pod = &objects.daemon_sets[0].spec.template.spec;
+        let account = pod.as_ref().context("a Pod's spec")?;
+        assert_eq!(
+            account.service_account_name, objects.accounts[0].metadata.name,
+            "{name}"
+        );
+        let namespace = &objects.namespaces[0].metadata.name;
+        assert_eq!(&objects.accounts[0].metadata.namespace, namespace, "{name}");
+        assert_eq!(
+            &objects.daemon_sets[0].metadata.namespace, namespace,
+            "{name}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn openshift_lets_the_pods_be_privileged() -> Result<()> {
+    for (name, objects) in variants()? {
+        let bound = objects.bindings.iter().any(|binding| {
+            binding.role_ref.name == "system:openshift:scc:privileged"
+                && binding.metadata.namespace == objects.accounts[0].metadata.namespace
+        });
+        assert_eq!(bound, name == "overlays/openshift", "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_probes_ask_where_the_agent_listens() -> Result<()> {
+    for (name, objects) in variants()? {
+        let listen = options(&objects)?.listen.context("--listen")?;
+        let pod = objects.daemon_sets[0].spec.template.spec.as_ref();
+        let container = &pod.context("a Pod's spec")?.containers[0];
+        for (probe, path) in [
+            (&container.startup_probe, "/livez"),
+            (&container.liveness_probe, "/livez"),
+            (&container.readiness_probe, "/readyz"),
+        ] {
+            let get = probe
+                .as_ref()
+                .and_then(|probe: &Probe| probe.http_get.as_ref());
+            let get = get.context("an HTTP probe")?;
+            assert_eq!(get.host, Some(listen.ip().to_string()), "{name}");
+            let port = serde_json::to_value(&get.port)?;
+            assert_eq!(port, listen.port(), "{name}");
+            assert_eq!(get.path.as_deref(), Some(path), "{name}");
+        }
+    }
     Ok(())
 }
 
 #[test]
 fn the_daemon_set_fits_together() -> Result<()> {
-    let objects = Objects::read()?;
-    let daemon_set = &objects.daemon_sets[0];
-    assert_eq!(
-        daemon_set.metadata.namespace,
-        objects.namespaces[0].metadata.name
-    );
-    let spec = &daemon_set.spec;
-    let labels = spec
-        .template
-        .metadata
-        .as_ref()
-        .and_then(|meta| meta.labels.as_ref());
-    assert_eq!(spec.selector.match_labels.as_ref(), labels);
-    let pod = spec.template.spec.as_ref().context("a Pod's spec")?;
-    assert_eq!(pod.service_account_name, objects.accounts[0].metadata.name);
-    assert_eq!(pod.host_network, Some(true));
-    let container = &pod.containers[0];
-    assert_eq!(pod.containers.len(), 1);
-    let security = container
-        .security_context
-        .as_ref()
-        .context("a security context")?;
-    assert_eq!(security.privileged, Some(true));
-    // The directories keep their paths, which the options' defaults name.
-    let volumes: BTreeMap<&str, &str> = pod
-        .volumes
-        .iter()
-        .flatten()
-        .filter_map(|volume| Some((&*volume.name, &*volume.host_path.as_ref()?.path)))
-        .collect();
-    let mounts: BTreeMap<&str, &str> = container
-        .volume_mounts
-        .iter()
-        .flatten()
-        .map(|mount| (&*mount.name, &*mount.mount_path))
-        .collect();
-    assert_eq!(volumes, mounts);
-    let paths: BTreeSet<&str> = mounts.into_values().collect();
-    assert_eq!(
-        paths,
-        BTreeSet::from(["/var/run/openvswitch", "/var/run/ovn-ic"])
-    );
+    for (name, objects) in variants()? {
+        let spec = &objects.daemon_sets[0].spec;
+        let labels = spec
+            .template
+            .metadata
+            .as_ref()
+            .and_then(|meta| meta.labels.as_ref());
+        assert_eq!(spec.selector.match_labels.as_ref(), labels, "{name}");
+        let pod = spec.template.spec.as_ref().context("a Pod's spec")?;
+        assert_eq!(pod.host_network, Some(true), "{name}");
+        // Two agents on a node would undo each other's work.
+        let update = spec.update_strategy.as_ref().context("a strategy")?;
+        let rolling = update.rolling_update.as_ref().context("RollingUpdate")?;
+        assert_eq!(rolling.max_surge, None, "{name}");
+        let container = &pod.containers[0];
+        let security = container
+            .security_context
+            .as_ref()
+            .context("a security context")?;
+        assert_eq!(security.privileged, Some(true), "{name}");
+        assert_eq!(security.se_linux_options, None, "{name}");
+        // The directories keep their paths, which the options' defaults name.
+        let host_path = |volume: &Volume| {
+            let path = volume.host_path.as_ref()?.path.clone();
+            Some((volume.name.clone(), path))
+        };
+        let mount = |mount: &VolumeMount| (mount.name.clone(), mount.mount_path.clone());
+        let volumes: BTreeMap<String, String> =
+            pod.volumes.iter().flatten().filter_map(host_path).collect();
+        let mounts: BTreeMap<String, String> = container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .map(mount)
+            .collect();
+        assert_eq!(volumes, mounts, "{name}");
+        let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
+        let mut expected = BTreeSet::from(["/var/run/openvswitch"]);
+        if name == "overlays/openshift" {
+            expected.insert("/var/run/ovn-ic");
+        }
+        assert_eq!(paths, expected, "{name}");
+    }
+    Ok(())
+}
+
+/// The words of the Containerfile's instructions, with continued lines joined.
+fn containerfile() -> Result<Vec<Vec<String>>> {
+    let text = fs::read_to_string(directory("Containerfile"))?;
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let joined = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    Ok(joined
+        .lines()
+        .map(words)
+        .filter(|words: &Vec<String>| !words.is_empty())
+        .collect())
+}
+
+#[test]
+fn the_image_holds_the_agent_and_nothing_else() -> Result<()> {
+    let instructions = containerfile()?;
+    let last = instructions.iter().rposition(|words| words[0] == "FROM");
+    let last = &instructions[last.context("a stage")?..];
+    assert_eq!(last[0], ["FROM", "scratch"]);
+    let copied: Vec<&Vec<String>> = last.iter().filter(|words| words[0] == "COPY").collect();
+    assert_eq!(copied.len(), 1, "{last:?}");
+    let program = copied[0].last().context("a destination")?;
+    // `command: [dnsflow]` is looked up in the image's PATH.
+    let (path, name) = program.rsplit_once('/').context("a path")?;
+    assert_eq!(Objects::base()?.command_line()?[0], name);
+    let environment = ["ENV".to_owned(), format!("PATH={path}")];
+    assert!(last.iter().any(|words| *words == environment), "{last:?}");
     Ok(())
 }

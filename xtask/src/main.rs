@@ -3,15 +3,18 @@
 mod demo;
 mod ebpf;
 mod ebpf_sources;
+mod image;
 mod interrupt;
 mod labs;
 mod prepare;
 mod test;
+mod unavailable;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use unavailable::Unavailable;
 
 /// Builds, tests and shows dnsflow
 #[derive(Debug, Parser)]
@@ -29,6 +32,8 @@ enum Command {
     Demo(demo::DemoCommand),
     /// Run every test, with the lab tests on each OVN generation
     Test(test::TestCommand),
+    /// Build the agent's image
+    Image(image::ImageCommand),
     /// Bring up a lab to play in
     Lab(labs::LabCommand),
 }
@@ -44,6 +49,9 @@ fn main() -> ExitCode {
         return ExitCode::from(interrupted.exit_code());
     }
     eprintln!("error: {error:#}");
+    if error.is::<Unavailable>() {
+        return ExitCode::from(Unavailable::EXIT_CODE);
+    }
     ExitCode::FAILURE
 }
 
@@ -59,6 +67,10 @@ fn run(command: Command) -> Result<()> {
             prepare::require_root("test")?;
             interrupt::install()?;
             test::run(command)
+        }
+        Command::Image(command) => {
+            interrupt::install()?;
+            image::run(&command)
         }
         Command::Lab(command) => {
             prepare::require_root("lab")?;

@@ -15,6 +15,7 @@ mod program;
 mod program_log;
 mod qdisc;
 mod records;
+pub mod survey;
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! What the outside world tells the core, and what the core asks of it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{
     Timestamp,
@@ -20,6 +20,16 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// The frame's length on the wire; more than `bytes` holds where it was cut.
     pub wire_len: usize,
+}
+
+/// Where pods ask their DNS questions: the address and port from which, as the pods see it, the
+/// answers come.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Resolver {
+    /// The address.
+    pub address: IpAddr,
+    /// The port, of UDP and TCP alike.
+    pub port: u16,
 }
 
 /// Which [`Command::Apply`] a result belongs to.

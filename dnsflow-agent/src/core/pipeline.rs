@@ -100,12 +100,12 @@ impl Locator {
     }
 
     /// OpenFlow flows have been found: cookie and table. Returns whether the base changed.
-    pub fn found(&mut self, cookies: &[(u32, u8)], now: Timestamp) -> bool {
+    pub fn found(&mut self, cookies: impl IntoIterator<Item = (u32, u8)>, now: Timestamp) -> bool {
         let mut votes: BTreeMap<u8, usize> = BTreeMap::new();
         for (cookie, table) in cookies {
             let base = self
                 .sample
-                .get(cookie)
+                .get(&cookie)
                 .and_then(|id| table.checked_sub(*id));
             if let Some(base) = base {
                 *votes.entry(base).or_default() += 1;
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(locator.locate(6), None, "asked already");
         let cookies = locator.sampled(6, &[row(0xa), row(0xb), row(0xc)], at(0));
         assert_eq!(cookies, Some(Question::Cookies(vec![0xa, 0xb, 0xc])));
-        assert!(locator.found(&[(0xa, 51), (0xa, 51), (0xb, 51), (0xc, 9)], at(0)));
+        assert!(locator.found([(0xa, 51), (0xa, 51), (0xb, 51), (0xc, 9)], at(0)));
         assert_eq!(locator.base(), Some(45));
     }
 
@@ -188,7 +188,7 @@ mod tests {
             Some(Question::Sample { .. })
         ));
         locator.sampled(6, &[row(1)], at(200));
-        assert!(!locator.found(&[], at(200)));
+        assert!(!locator.found([], at(200)));
         assert_eq!(locator.base(), None);
         assert_eq!(locator.deadline(), Some(at(400)));
     }
@@ -198,14 +198,14 @@ mod tests {
         let mut locator = Locator::new(Pipeline::Egress);
         locator.locate(6);
         locator.sampled(6, &[row(1)], at(0));
-        locator.found(&[(1, 51)], at(0));
+        locator.found([(1, 51)], at(0));
         assert_eq!(locator.verify(), Some(Question::Cookies(vec![1])));
-        assert!(!locator.found(&[], at(0)), "wiped, not back yet");
+        assert!(!locator.found([], at(0)), "wiped, not back yet");
         assert_eq!(locator.base(), Some(45));
         assert_eq!(locator.retry(6, at(200)), Some(Question::Cookies(vec![1])));
-        assert!(!locator.found(&[(1, 51)], at(200)), "as before");
+        assert!(!locator.found([(1, 51)], at(200)), "as before");
         locator.verify();
-        assert!(locator.found(&[(1, 52)], at(300)));
+        assert!(locator.found([(1, 52)], at(300)));
         assert_eq!(locator.base(), Some(46));
     }
 }

@@ -1,16 +1,25 @@
-//! EgressFirewalls from the Kubernetes API.
+//! The edge to the Kubernetes API: EgressFirewalls, the Services of the cluster's DNS, and Events.
 //!
-//! [`watch()`] lists and watches the resource in all namespaces and tells the core about it as
-//! [`Input::Firewalls`](crate::core::Input::Firewalls). Kubernetes types end in [`convert`]. What
-//! is read here must never be written back (ovn-kubernetes owns the resource, its status
-//! included), and an API server that is away must never take a firewall away.
+//! [`watch()`] lists and watches EgressFirewalls in all namespaces and tells the core about them
+//! as [`Input::Firewalls`](crate::core::Input::Firewalls). [`watch_dns_services()`] does so with
+//! the Services by which pods reach their resolvers. Kubernetes types end in [`convert`] and
+//! [`dns_services`]. An EgressFirewall must never be written to (ovn-kubernetes owns it, its
+//! status included): [`events`] says beside it what is wrong with it. An API server that is away
+//! must never take away what was read before.
 
+pub mod client;
 pub mod convert;
+pub mod dns_services;
 pub mod egress_firewall;
+pub mod events;
+mod follow;
+pub mod permissions;
 pub(crate) mod reports;
 pub mod watch;
 
-pub use watch::{ClientOptions, watch};
+pub use client::ClientOptions;
+pub use dns_services::{DnsService, watch_dns_services};
+pub use watch::watch;
 
 /// Directives for a `tracing` filter: kube logs each failed request anew, by itself; what matters
 /// of it is logged here once per cause.

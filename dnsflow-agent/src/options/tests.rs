@@ -9,8 +9,8 @@ fn parse(arguments: &[&str]) -> Result<AgentOptions, String> {
     match Cli::try_parse_from(arguments) {
         Ok(Cli {
             command: Command::Agent(options),
-        }) => Ok(options),
-        Ok(other) => panic!("{other:?}"),
+        }) => Ok(*options),
+        Ok(cli) => Err(format!("another command: {cli:?}")),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -35,6 +35,7 @@ fn without_arguments_the_defaults_hold() {
         Ok(AgentOptions {
             manifests: None,
             kubeconfig: None,
+            dns_service: DnsService::usual(),
             ovs_db: None,
             ovn_nb: None,
             ovn_sb: None,
@@ -53,6 +54,7 @@ fn without_arguments_the_defaults_hold() {
             cluster_networks: Vec::new(),
             deny_answers: Vec::new(),
             allow_answers: Vec::new(),
+            listen: None,
             log_format: LogFormat::Text,
         })
     );
@@ -62,6 +64,8 @@ fn without_arguments_the_defaults_hold() {
 fn every_option_is_taken() {
     let arguments = [
         "--manifests=/m",
+        "--dns-service=a/b,c/d.e/f=g",
+        "--listen=127.0.0.1:9473",
         "--ovs-db=tcp:127.0.0.1:6640",
         "--ovn-nb=unix:/nb.sock",
         "--ovn-sb=tcp:[::1]:6642",
@@ -88,6 +92,10 @@ fn every_option_is_taken() {
         Ok(AgentOptions {
             manifests: Some("/m".into()),
             kubeconfig: None,
+            dns_service: vec![
+                "a/b".parse().expect("a Service"),
+                "c/d.e/f=g".parse().expect("a Service"),
+            ],
             ovs_db: Some(remotes("tcp:127.0.0.1:6640")),
             ovn_nb: Some(remotes("unix:/nb.sock")),
             ovn_sb: Some(remotes("tcp:[::1]:6642")),
@@ -111,6 +119,7 @@ fn every_option_is_taken() {
                 DeniedNetwork::Network(network("198.51.100.0/24")),
             ],
             allow_answers: vec![network("10.1.0.0/16")],
+            listen: Some("127.0.0.1:9473".parse().expect("an address")),
             log_format: LogFormat::Json,
         })
     );
@@ -134,6 +143,8 @@ fn impossible_options_are_refused_with_the_cure() {
     }
     let error = parse(&["--manifests=/m", "--kubeconfig=/k"]).expect_err("a conflict");
     assert!(error.contains("cannot be used with"), "{error}");
+    let error = parse(&["--dns-service=kube-dns"]).expect_err("no namespace");
+    assert!(error.contains("NAMESPACE/LABEL=VALUE"), "{error}");
     assert!(parse(&["--subdomains=maybe"]).is_err());
     assert!(parse(&["--dns-port=0"]).is_err());
     for (bad, cure) in [

@@ -297,8 +297,8 @@ impl World {
     /// Learns from flows that were looked up by cookie: the pipeline's base, and actions to copy.
     /// Returns whether plans may be others now.
     pub(super) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
-        let tables: Vec<(u32, u8)> = found.iter().map(|flow| (flow.cookie, flow.table)).collect();
-        let moved = self.locator.found(&tables, now);
+        let tables = found.iter().map(|flow| (flow.cookie, flow.table));
+        let moved = self.locator.found(tables, now);
         let mut learnt = false;
         let wanted = self.sources();
         for (id, flow) in self.ovn.logical_flows() {

@@ -18,15 +18,20 @@ fn a_cause_is_told_once_until_it_changes_or_is_over() {
 
 #[test]
 fn causes_name_the_url_and_the_cure() {
+    let subject = Subject {
+        what: "Things".into(),
+        missing: "has no Things: install them.".into(),
+        permission: "list of things".into(),
+    };
     let error = |code: u16| {
         let status = Status::failure("said the server", "Reason").with_code(code);
         watcher::Error::InitialListFailed(kube::Error::Api(status.boxed()))
     };
-    let cause = |code| describe(&error(code), "http://api:1");
+    let cause = |code| describe(&error(code), "http://api:1", &subject);
     assert_eq!(cause(410), None);
     for (code, cure) in [
-        (404, "is ovn-kubernetes installed"),
-        (403, "needs get, list and watch"),
+        (404, "has no Things: install them."),
+        (403, "needs list of things"),
         (401, "--kubeconfig FILE"),
         (500, "said the server"),
     ] {

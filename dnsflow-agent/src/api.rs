@@ -1,0 +1,166 @@
+//! What the agent says of itself by HTTP: `/livez` and `/readyz`, as the kubelet asks.
+//!
+//! It must never make the agent wait, and never end it: the hot thread writes a few atomic
+//! numbers, and an address that is taken is tried again.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+
+use crate::{clock::now, core::Timestamp};
+
+/// At most this many connections at once; further ones are closed.
+const CONNECTIONS_MAX: usize = 16;
+/// A connection serves one request and lasts no longer than this.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
+/// The wait before an address that cannot be listened on is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// The hot thread wakes up at least once a minute, for its counters; after three times as long
+/// it counts as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(180);
+
+/// How the agent is, written by the hot thread.
+#[derive(Debug, Default)]
+pub struct Health {
+    /// The last turn of the hot thread's loop.
+    turn: AtomicU64,
+    /// Every source was read once, the programs attached and the switch compared.
+    synced: AtomicBool,
+    /// The OpenFlow connection is up.
+    connected: AtomicBool,
+}
+
+impl Health {
+    /// The hot thread's loop goes round.
+    pub fn turn(&self, now: Timestamp) {
+        self.turn.store(now.as_nanos(), Relaxed);
+    }
+
+    /// Everything was read once.
+    pub fn synced(&self) {
+        self.synced.store(true, Relaxed);
+    }
+
+    /// The OpenFlow connection came or went.
+    pub fn connected(&self, connected: bool) {
+        self.connected.store(connected, Relaxed);
+    }
+
+    /// Why the agent should be started anew, if it should.
+    fn trouble(&self, now: Timestamp) -> Option<&'static str> {
+        let turn = Timestamp::from_nanos(self.turn.load(Relaxed));
+        (now.since(turn) > STUCK_AFTER).then_some("the hot thread is stuck")
+    }
+
+    /// Why the agent does not do its work for everybody (yet), if it does not.
+    fn unready(&self, now: Timestamp) -> Option<&'static str> {
+        if let Some(trouble) = self.trouble(now) {
+            Some(trouble)
+        } else if !self.connected.load(Relaxed) {
+            Some("no connection to the switch")
+        } else if !self.synced.load(Relaxed) {
+            Some("not every source was read yet")
+        } else {
+            None
+        }
+    }
+}
+
+/// Answers at this address for ever.
+pub async fn serve(address: SocketAddr, health: Arc<Health>) {
+    let mut told = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
+                tracing::info!(%address, "answering /livez and /readyz");
+                accept(listener, &health).await;
+            }
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(
+                    %address, %error,
+                    "cannot listen, trying again; --listen names another address"
+                );
+            }
+            Err(_) => {}
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Serves until the listener fails.
+async fn accept(listener: TcpListener, health: &Arc<Health>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept connections");
+                return;
+            }
+        };
+        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+            continue;
+        };
+        let health = Arc::clone(health);
+        tokio::spawn(async move {
+            let answer = service_fn(|request: Request<Incoming>| {
+                let response = respond(request.method(), request.uri().path(), &health, now());
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), answer);
+            // A client that breaks off, or is too slow, is its own loss.
+            let _ended = timeout(CONNECTION_LIMIT, connection).await;
+            drop(slot);
+        });
+    }
+}
+
+fn respond(method: &Method, path: &str, health: &Health, now: Timestamp) -> Response<Full<Bytes>> {
+    let (status, text) = match (path, method) {
+        ("/livez" | "/readyz", &Method::GET | &Method::HEAD) => {
+            let trouble = match path {
+                "/livez" => health.trouble(now),
+                _ => health.unready(now),
+            };
+            match trouble {
+                None => (StatusCode::OK, "ok"),
+                Some(trouble) => (StatusCode::SERVICE_UNAVAILABLE, trouble),
+            }
+        }
+        ("/livez" | "/readyz", _) => (StatusCode::METHOD_NOT_ALLOWED, "GET only"),
+        _ => (StatusCode::NOT_FOUND, "there are /livez and /readyz"),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(format!("{text}\n"))));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::*;
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::default() + Duration::from_secs(1_000_000 + seconds)
+}
+
+async fn answer(health: &Health, path: &str, now: Timestamp) -> (u16, String) {
+    let response = respond(&Method::GET, path, health, now);
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.expect("a body");
+    let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
+    (status, text.trim_end().to_owned())
+}
+
+#[tokio::test]
+async fn ready_means_connected_synced_and_moving() {
+    let health = Health::default();
+    health.turn(at(0));
+    let mut expected = vec!["no connection to the switch"];
+    assert_eq!(answer(&health, "/livez", at(0)).await, (200, "ok".into()));
+    for step in 0..2 {
+        let (status, text) = answer(&health, "/readyz", at(0)).await;
+        assert_eq!((status, Some(&*text)), (503, expected.pop()));
+        match step {
+            0 => {
+                health.connected(true);
+                expected.push("not every source was read yet");
+            }
+            _ => health.synced(),
+        }
+    }
+    assert_eq!(
+        answer(&health, "/readyz", at(180)).await,
+        (200, "ok".into())
+    );
+    for path in ["/livez", "/readyz"] {
+        let stuck = (503, "the hot thread is stuck".into());
+        assert_eq!(answer(&health, path, at(181)).await, stuck);
+    }
+    health.turn(at(181));
+    // The switch goes, and comes back.
+    health.connected(false);
+    assert_eq!(answer(&health, "/readyz", at(181)).await.0, 503);
+    assert_eq!(answer(&health, "/livez", at(181)).await.0, 200);
+    health.connected(true);
+    assert_eq!(answer(&health, "/readyz", at(181)).await.0, 200);
+}
+
+#[tokio::test]
+async fn nothing_else_is_there() {
+    let health = Health::default();
+    assert_eq!(answer(&health, "/", at(0)).await.0, 404);
+    let post = respond(&Method::POST, "/livez", &health, at(0));
+    assert_eq!(post.status(), 405);
+}
+
+#[tokio::test]
+async fn it_answers_over_a_socket_and_survives_garbage() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let health = Arc::new(Health::default());
+    health.turn(now());
+    let task = tokio::spawn(async move { accept(listener, &health).await });
+    for (request, expected) in [
+        ("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", "HTTP/1.1 200"),
+        ("nonsense\r\n\r\n", "HTTP/1.1 400"),
+        ("GET /readyz HTTP/1.0\r\n\r\n", "HTTP/1.0 503"),
+    ] {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream
+            .write_all(request.as_bytes())
+            .await
+            .expect("it is read");
+        let mut response = String::new();
+        stream
+            .read_to_string(&mut response)
+            .await
+            .expect("an end of the connection");
+        assert!(response.starts_with(expected), "{response}");
+    }
+    task.abort();
+}

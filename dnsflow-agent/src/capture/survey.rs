@@ -1,0 +1,173 @@
+//! What stands on this network namespace's interfaces, for `dnsflow check`. Nothing is changed.
+
+use std::{collections::BTreeMap, io};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink, recv,
+    sendto, socket_with,
+};
+
+use super::{netlink, qdisc};
+
+/// An interface.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Link {
+    /// Its index.
+    pub ifindex: u32,
+    /// What kind of virtual interface it is, such as `veth`; a device has none.
+    pub kind: Option<String>,
+    /// Whether it stands for a port of a switch in hardware.
+    pub in_switch: bool,
+}
+
+// Linux include/uapi/linux/netlink.h, rtnetlink.h and if_link.h.
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// `NLM_F_REQUEST | NLM_F_DUMP`
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const IFINFOMSG_LEN: usize = 16;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_PHYS_SWITCH_ID: u16 = 36;
+
+/// The most datagrams of one answer; a datagram holds ten interfaces or more.
+const DATAGRAMS_MAX: usize = 10_000;
+/// The kernel makes no longer ones for a dump (`netlink_dump` in Linux net/netlink/af_netlink.c).
+const DATAGRAM_LEN: usize = 32 * 1024;
+
+/// Every interface, by name.
+///
+/// # Errors
+///
+/// Where the kernel does not answer.
+pub fn links() -> io::Result<BTreeMap<String, Link>> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        // NETLINK_ROUTE
+        None,
+    )?;
+    let len = u32::try_from(netlink::HEADER_LEN + IFINFOMSG_LEN).unwrap_or_default();
+    let mut request = len.to_ne_bytes().to_vec();
+    request.extend(RTM_GETLINK.to_ne_bytes());
+    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+    // Sequence and port; then struct ifinfomsg: family, padding and type, index, flags, change.
+    for word in [0u32, 0, 0, 0, 0, 0] {
+        request.extend(word.to_ne_bytes());
+    }
+    sendto(
+        &socket,
+        &request,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
+    let mut links = BTreeMap::new();
+    let mut datagram = vec![0; DATAGRAM_LEN];
+    for _ in 0..DATAGRAMS_MAX {
+        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
+        for message in netlink::messages(datagram.get(..len).unwrap_or_default()) {
+            match message.kind {
+                NLMSG_DONE => return Ok(links),
+                NLMSG_ERROR => return Err(refusal(message.body)),
+                _ => links.extend(link(message)),
+            }
+        }
+    }
+    Err(io::Error::other(
+        "the kernel's list of interfaces has no end",
+    ))
+}
+
+/// The qdisc at the interface's ingress, where clsact would have to stand.
+///
+/// # Errors
+///
+/// Where the kernel does not answer.
+pub fn ingress_qdisc(ifindex: u32) -> io::Result<Option<String>> {
+    qdisc::at_ingress(ifindex)
+}
+
+/// `struct nlmsgerr` begins with the negative error number.
+fn refusal(body: &[u8]) -> io::Error {
+    let number = netlink::u32_at(body, 0).map_or(0, u32::cast_signed);
+    io::Error::from_raw_os_error(number.wrapping_neg())
+}
+
+fn link(message: netlink::Message<'_>) -> Option<(String, Link)> {
+    if message.kind != RTM_NEWLINK {
+        return None;
+    }
+    let attributes = message.body.get(IFINFOMSG_LEN..)?;
+    let name = netlink::text(netlink::attribute(attributes, IFLA_IFNAME)?)?;
+    let kind = netlink::attribute(attributes, IFLA_LINKINFO)
+        .and_then(|info| netlink::attribute(info, IFLA_INFO_KIND))
+        .and_then(netlink::text);
+    let link = Link {
+        ifindex: netlink::u32_at(message.body, 4)?,
+        kind,
+        in_switch: netlink::attribute(attributes, IFLA_PHYS_SWITCH_ID).is_some(),
+    };
+    Some((name, link))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found() {
+        let links = links().expect("the kernel answers");
+        let loopback = links.get("lo").expect("lo");
+        assert_eq!((loopback.ifindex, loopback.in_switch), (1, false));
+    }
+
+    #[test]
+    fn the_kind_and_the_switch_are_read() {
+        let attribute = |kind: u16, value: &[u8]| {
+            let len = u16::try_from(4 + value.len()).expect("short");
+            let mut bytes = [len.to_ne_bytes(), kind.to_ne_bytes()].concat();
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        let body = |attributes: &[Vec<u8>]| {
+            let mut body = vec![0; 4];
+            body.extend(7u32.to_ne_bytes());
+            body.resize(IFINFOMSG_LEN, 0);
+            body.extend(attributes.concat());
+            body
+        };
+        let read = |body: &[u8]| {
+            link(netlink::Message {
+                kind: RTM_NEWLINK,
+                body,
+            })
+        };
+        let veth = body(&[
+            attribute(IFLA_IFNAME, b"0123\0"),
+            attribute(IFLA_LINKINFO, &attribute(IFLA_INFO_KIND, b"veth\0")),
+        ]);
+        let link = Link {
+            ifindex: 7,
+            kind: Some("veth".into()),
+            in_switch: false,
+        };
+        assert_eq!(read(&veth), Some(("0123".to_owned(), link)));
+        let representor = body(&[
+            attribute(IFLA_IFNAME, b"pf0vf1\0"),
+            attribute(IFLA_PHYS_SWITCH_ID, &[1, 2, 3, 4]),
+        ]);
+        let link = Link {
+            ifindex: 7,
+            kind: None,
+            in_switch: true,
+        };
+        assert_eq!(read(&representor), Some(("pf0vf1".to_owned(), link)));
+        assert_eq!(read(&body(&[])), None);
+        assert_eq!(read(&[0; 3]), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! `dnsflow check`: says whether an agent with these options could work on this node, one line
+//! per question, with the cure where the answer is no.
+//!
+//! [`gather`] asks the kernel, the switch, OVN and Kubernetes, by the agent's own edges; [`judge`]
+//! is pure and turns the [`facts`] into findings. It never changes anything: what has to be tried
+//! is tried in a network namespace that ends with the trial.
+
+pub mod facts;
+mod gather;
+pub mod judge;
+
+use std::{fmt, io};
+
+use serde::Serialize;
+use tokio::runtime;
+
+use crate::options::CheckOptions;
+
+/// The answer to one question.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct Finding {
+    /// Which question.
+    pub check: &'static str,
+    /// The answer in short.
+    pub status: Status,
+    /// The answer.
+    pub text: String,
+    /// What to do, where something is to be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cure: Option<String>,
+}
+
+/// How good an answer is.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// The agent works, but not for everything or not as well as it could; or it is not known.
+    Warning,
+    /// The agent cannot work.
+    Failed,
+}
+
+impl Finding {
+    fn ok(check: &'static str, text: impl Into<String>) -> Self {
+        Self {
+            check,
+            status: Status::Ok,
+            text: text.into(),
+            cure: None,
+        }
+    }
+
+    fn warning(check: &'static str, text: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self {
+            check,
+            status: Status::Warning,
+            text: text.into(),
+            cure: Some(cure.into()),
+        }
+    }
+
+    fn failed(check: &'static str, text: impl Into<String>, cure: impl Into<String>) -> Self {
+        Self {
+            status: Status::Failed,
+            ..Self::warning(check, text, cure)
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = match self.status {
+            Status::Ok => "ok",
+            Status::Warning => "warning",
+            Status::Failed => "failed",
+        };
+        write!(f, "{status:<7}  {:<12}  {}", self.check, self.text)?;
+        match &self.cure {
+            Some(cure) => write!(f, "; {cure}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Summary<'a> {
+    status: Status,
+    findings: &'a [Finding],
+}
+
+/// Asks everything, prints the findings to `output`, and returns the worst status.
+///
+/// # Errors
+///
+/// Where the output cannot be written, or a thread not be made.
+pub fn run(options: CheckOptions, output: &mut impl io::Write) -> io::Result<Status> {
+    let CheckOptions { agent, json } = options;
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let facts = runtime.block_on(gather::gather(agent));
+    let findings = judge::judge(&facts);
+    let worst = findings.iter().map(|finding| finding.status).max();
+    let status = worst.unwrap_or(Status::Ok);
+    if json {
+        let summary = Summary {
+            status,
+            findings: &findings,
+        };
+        serde_json::to_writer(&mut *output, &summary)?;
+        writeln!(output)?;
+    } else {
+        for finding in &findings {
+            writeln!(output, "{finding}")?;
+        }
+    }
+    Ok(status)
+}

@@ -1,0 +1,98 @@
+//! What was found, before anybody judges it. Reasons are texts of the edges, which name the
+//! object.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    capture::{AttachKind, survey::Link},
+    core::{
+        input::Resolver,
+        ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
+    },
+    k8s::{DnsService, permissions::Permission},
+};
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The node's Open_vSwitch database.
+    pub vswitch: Result<Vswitch, String>,
+    /// Whether the bridge speaks OpenFlow 1.5.
+    pub openflow: Result<(), String>,
+    /// The northbound database: the ACLs of EgressFirewalls.
+    pub nb: Result<BTreeMap<RowId, Acl>, String>,
+    /// The southbound database.
+    pub sb: Result<Southbound, String>,
+    /// Where the EgressFirewalls come from.
+    pub source: Source,
+}
+
+/// The kernel, and what it lets this process do.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// As `uname -r` says.
+    pub release: String,
+    /// Whether it describes its types.
+    pub btf: bool,
+    /// Whether it loads the program, its ring buffer included.
+    pub load: Result<(), String>,
+    /// How it attached the program to an interface; `None` where the program was not loaded.
+    pub attach: Option<Result<AttachKind, String>>,
+}
+
+/// The node's switch.
+#[derive(Clone, Debug, Default)]
+pub struct Vswitch {
+    /// Interfaces of pods.
+    pub interfaces: Vec<PodInterface>,
+    /// Whether flows may be offloaded to hardware (`other_config:hw-offload`).
+    pub hw_offload: bool,
+}
+
+/// An interface with an `iface-id`.
+#[derive(Clone, Debug, Default)]
+pub struct PodInterface {
+    /// Its name.
+    pub name: String,
+    /// The logical port.
+    pub port: String,
+    /// Whether Open vSwitch polices what comes in there (`ingress_policing_*`).
+    pub policed: bool,
+    /// The interface in the kernel, if it is in this network namespace.
+    pub link: Option<Link>,
+    /// The qdisc at its ingress.
+    pub ingress_qdisc: Option<String>,
+}
+
+/// What the southbound database says.
+#[derive(Clone, Debug, Default)]
+pub struct Southbound {
+    /// Logical flows with the priorities of the ACLs.
+    pub flows: Vec<LogicalFlow>,
+    /// The OpenFlow tables at which the pipelines begin, as far as they could be found.
+    pub bases: BTreeMap<Pipeline, u8>,
+}
+
+/// Where the EgressFirewalls come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A directory: the number of files in it that are read, or why it cannot be.
+    Manifests(String, Result<usize, String>),
+    /// The Kubernetes API.
+    Cluster(Result<Cluster, String>),
+}
+
+/// What the API server says.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Its URL.
+    pub url: String,
+    /// The rights that the agent uses, and whether it has them.
+    pub permissions: Vec<(Permission, Result<bool, String>)>,
+    /// Whether EgressFirewalls can be read.
+    pub firewalls: Result<(), String>,
+    /// The Services of the cluster's DNS.
+    pub dns: Vec<(DnsService, Result<BTreeSet<Resolver>, String>)>,
+}

@@ -1,0 +1,130 @@
+//! Asks for the facts, with the agent's own edges. Every question has a time limit.
+
+mod kernel;
+mod kubernetes;
+mod ovn;
+mod vswitch;
+
+use std::{path::PathBuf, time::Duration};
+
+use tokio::{
+    net::{TcpStream, UnixStream},
+    time::timeout,
+};
+
+use super::facts::{Facts, Source};
+use crate::{
+    k8s::ClientOptions,
+    openflow::{self, Event},
+    options::AgentOptions,
+    ovn_db::{NB_SOCKETS, SB_SOCKETS},
+    ovsdb::{Remote, Remotes},
+    vswitch_db,
+};
+
+/// How long each of the databases, the switch and the API server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Everything there is to know.
+pub(super) async fn gather(options: AgentOptions) -> Facts {
+    let AgentOptions {
+        manifests,
+        kubeconfig,
+        dns_service,
+        ovs_db,
+        ovn_nb,
+        ovn_sb,
+        openflow_socket,
+        // What the agent does with what it finds is not checked.
+        static_flow: _,
+        subdomains: _,
+        scope: _,
+        min_ttl: _,
+        max_ttl: _,
+        idle_grace: _,
+        max_addresses_per_name: _,
+        max_leases_per_pod: _,
+        state_dir: _,
+        resolver: _,
+        dns_port: _,
+        cluster_networks: _,
+        deny_answers: _,
+        allow_answers: _,
+        listen: _,
+        log_format: _,
+    } = options;
+    let ovs_db = ovs_db.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));
+    let ovn_nb = ovn_nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
+    let ovn_sb = ovn_sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
+    let (connection, openflow) = connect(openflow_socket).await;
+    let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, connection).await;
+    Facts {
+        kernel: kernel::ask(),
+        vswitch: vswitch::ask(&ovs_db).await,
+        openflow,
+        nb,
+        sb,
+        source: match manifests {
+            Some(dir) => {
+                let name = dir.display().to_string();
+                Source::Manifests(name, count_manifests(dir))
+            }
+            None => {
+                Source::Cluster(kubernetes::ask(ClientOptions { kubeconfig }, &dns_service).await)
+            }
+        },
+    }
+}
+
+/// A connection to the bridge, if it could be made.
+async fn connect(socket: PathBuf) -> (Option<openflow::Connection>, Result<(), String>) {
+    let mut connection = openflow::Connection::new(&socket);
+    match timeout(PATIENCE, connection.next()).await {
+        Ok(Event::Up) => (Some(connection), Ok(())),
+        Ok(Event::Down { reason }) => (None, Err(reason)),
+        Ok(event) => (None, Err(format!("the switch began with {event:?}"))),
+        Err(_) => (None, Err(format!("{} does not answer", socket.display()))),
+    }
+}
+
+/// Whether one of these takes a connection; else why none does.
+async fn reach(remotes: &Remotes) -> Result<(), String> {
+    let mut reasons = Vec::new();
+    for remote in remotes.iter() {
+        let connected = timeout(PATIENCE, async {
+            match remote {
+                Remote::Unix(path) => UnixStream::connect(path).await.map(drop),
+                Remote::Tcp { host, port } => {
+                    TcpStream::connect((host.as_str(), *port)).await.map(drop)
+                }
+            }
+        });
+        match connected.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => reasons.push(format!("{remote}: {error}")),
+            Err(_) => reasons.push(format!("{remote}: no answer")),
+        }
+    }
+    Err(reasons.join(", "))
+}
+
+/// The reason for a database that takes a connection and then gives no rows.
+fn no_rows() -> String {
+    format!(
+        "it takes connections, but gave no rows within {} s",
+        PATIENCE.as_secs()
+    )
+}
+
+fn count_manifests(dir: PathBuf) -> Result<usize, String> {
+    let entries = dir.read_dir().map_err(|error| error.to_string())?;
+    let endings = ["yaml", "yml", "json"];
+    let is_manifest = |path: PathBuf| {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| endings.contains(&ending))
+    };
+    Ok(entries
+        .flatten()
+        .filter(|entry| is_manifest(entry.path()))
+        .count())
+}

@@ -1,0 +1,82 @@
+//! What the kernel can do and lets us do, found by trying: distributions backport.
+
+use std::{fs, io, path::Path, thread};
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use tokio::runtime;
+
+use crate::{
+    capture::{self, Attach, AttachKind},
+    check::facts::Kernel,
+};
+
+/// Where the kernel describes its types (Linux `Documentation/bpf/btf.rst`).
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// What `uname -r` says (proc_sys_kernel(5)).
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
+
+/// What the program says of a kernel that cannot be asked.
+type Trial = (Result<(), String>, Option<Result<AttachKind, String>>);
+
+pub(super) fn ask() -> Kernel {
+    // The thread takes the network namespace with it when it ends.
+    let trial = thread::Builder::new()
+        .spawn(trial)
+        .map(thread::JoinHandle::join);
+    let (load, attach) = match trial {
+        Ok(Ok(trial)) => trial,
+        Ok(Err(_)) => (Err("the trial ended early".into()), None),
+        Err(error) => (Err(format!("no thread can be made: {error}")), None),
+    };
+    Kernel {
+        release: fs::read_to_string(RELEASE).map_or_else(
+            |_| "(of unknown release)".into(),
+            |text| text.trim().to_owned(),
+        ),
+        btf: Path::new(BTF).exists(),
+        load,
+        attach,
+    }
+}
+
+/// Loads the program and attaches it to the loopback interface of a new network namespace.
+fn trial() -> Trial {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return (Err(error.to_string()), None),
+    };
+    let _entered = runtime.enter();
+    let mut capture = match capture::load(&capture::Options::default()) {
+        Ok(capture) => capture,
+        Err(error) => return (Err(chain(&error)), None),
+    };
+    // SAFETY: a new network namespace leaves memory and file descriptors as they are, and only
+    // this thread is in it.
+    if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
+        let reason = format!(
+            "it cannot be tried without a network namespace of its own: {}",
+            io::Error::from(error)
+        );
+        return (Ok(()), Some(Err(reason)));
+    }
+    let program = capture.attachments.program_mut();
+    let attached = program.attach("lo").map_err(|error| error.to_string());
+    let kind = program.kind();
+    (
+        Ok(()),
+        Some(attached.and_then(|_| kind.ok_or_else(|| "it is not known how".into()))),
+    )
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // The verifier's log runs over many lines; the first says what happened.
+    while let Some(error) = source {
+        let next = error.to_string();
+        text += &format!(": {}", next.lines().next().unwrap_or_default());
+        source = error.source();
+    }
+    text
+}

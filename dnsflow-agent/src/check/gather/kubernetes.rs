@@ -1,0 +1,99 @@
+//! What the API server has, and what it lets us do.
+
+use std::{collections::BTreeSet, future::Future};
+
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Service,
+};
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
+use tokio::time::timeout;
+
+use super::PATIENCE;
+use crate::{
+    check::facts::Cluster,
+    core::input::Resolver,
+    k8s::{
+        ClientOptions, DnsService, client,
+        dns_services::{self, SELECTIONS_MAX},
+        egress_firewall::Stored,
+        permissions::{self, Permission},
+    },
+};
+
+pub(super) async fn ask(
+    options: ClientOptions,
+    services: &[DnsService],
+) -> Result<Cluster, String> {
+    let (client, url) = client::connect(&options).await?;
+    let one = ListParams::default().limit(1);
+    let firewalls = Api::<Stored>::all(client.clone());
+    let firewalls = within(firewalls.list(&one)).await.map(drop);
+    let mut permissions = Vec::new();
+    for permission in permissions::required(services) {
+        let allowed = may(&client, &permission).await;
+        permissions.push((permission, allowed));
+    }
+    let mut dns = Vec::new();
+    for service in services.iter().take(SELECTIONS_MAX) {
+        dns.push((service.clone(), resolvers(&client, service).await));
+    }
+    Ok(Cluster {
+        url,
+        permissions,
+        firewalls,
+        dns,
+    })
+}
+
+async fn within<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+    match timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.map_err(|error| client::chain(&error)),
+        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+    }
+}
+
+/// Asks whether we ourselves have this right; everybody may ask that (Kubernetes,
+/// `system:basic-user`).
+async fn may(client: &Client, permission: &Permission) -> Result<bool, String> {
+    let Permission {
+        verb,
+        group,
+        resource,
+        namespace,
+        name,
+        purpose: _,
+    } = permission;
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some((*verb).to_owned()),
+                group: Some((*group).to_owned()),
+                resource: Some((*resource).to_owned()),
+                namespace: namespace.clone(),
+                name: name.clone(),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let review = within(reviews.create(&PostParams::default(), &review)).await?;
+    Ok(review.status.is_some_and(|status| status.allowed))
+}
+
+async fn resolvers(client: &Client, service: &DnsService) -> Result<BTreeSet<Resolver>, String> {
+    let config = service.config();
+    let parameters = ListParams {
+        label_selector: config.label_selector,
+        field_selector: config.field_selector,
+        ..ListParams::default()
+    };
+    let api = Api::<Service>::namespaced(client.clone(), &service.namespace);
+    let found = within(api.list(&parameters)).await?;
+    Ok(found.iter().flat_map(dns_services::resolvers).collect())
+}

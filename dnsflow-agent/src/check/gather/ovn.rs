@@ -1,0 +1,214 @@
+//! OVN's databases and the place of its flows, found as the agent finds them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use super::{PATIENCE, no_rows, reach};
+use crate::{
+    check::facts::Southbound,
+    clock::now,
+    core::{
+        Input,
+        ovn::{
+            rows::{Acl, LogicalFlow, Pipeline, RowId},
+            template::Template,
+        },
+        pipeline::{Locator, Question},
+        rules::ACL_PRIORITY_OFFSET,
+    },
+    openflow,
+    ovn_db::{OvnCommand, OvnDb},
+    ovsdb::Remotes,
+};
+
+type Nb = Result<BTreeMap<RowId, Acl>, String>;
+type Sb = Result<Southbound, String>;
+
+/// What the edge sends before anybody reads.
+const INPUTS_MAX: usize = 64;
+
+pub(super) async fn ask(
+    nb: &Remotes,
+    sb: &Remotes,
+    openflow: Option<openflow::Connection>,
+) -> (Nb, Sb) {
+    let reached = (reach(nb).await, reach(sb).await);
+    let (sender, inputs) = mpsc::channel(INPUTS_MAX);
+    let (commands, receiver) = mpsc::channel(INPUTS_MAX);
+    let mut questions = Questions {
+        inputs,
+        commands,
+        seen: Seen::default(),
+    };
+    let edge = OvnDb::new(Some(nb.clone()), Some(sb.clone()));
+    let asked = async {
+        let nb = match reached.0 {
+            Ok(()) => questions.acls().await,
+            Err(reason) => Err(reason),
+        };
+        let none = BTreeMap::new();
+        let sb = match reached.1 {
+            Ok(()) => {
+                questions
+                    .southbound(nb.as_ref().unwrap_or(&none), openflow)
+                    .await
+            }
+            Err(reason) => Err(reason),
+        };
+        (nb, sb)
+    };
+    tokio::select! {
+        asked = asked => asked,
+        () = edge.run(sender, receiver) => (Err(no_rows()), Err(no_rows())),
+    }
+}
+
+struct Questions {
+    inputs: mpsc::Receiver<Input<'static>>,
+    commands: mpsc::Sender<OvnCommand>,
+    seen: Seen,
+}
+
+/// What the edge has told.
+#[derive(Default)]
+struct Seen {
+    acls: Option<BTreeMap<RowId, Acl>>,
+    southbound: bool,
+    flows: BTreeMap<RowId, LogicalFlow>,
+    watched: bool,
+    sample: Option<Vec<RowId>>,
+}
+
+impl Seen {
+    fn add(&mut self, input: Input<'static>) {
+        match input {
+            Input::Nb(update) => {
+                let acls = self.acls.get_or_insert_default();
+                take(acls, update.reset, update.acls);
+            }
+            Input::Sb(update) => {
+                self.southbound = true;
+                take(&mut self.flows, update.reset, update.logical_flows);
+            }
+            Input::LogicalFlowsWatched { .. } => self.watched = true,
+            Input::LogicalFlowSample { flows, .. } => self.sample = Some(flows),
+            _ => {}
+        }
+    }
+}
+
+fn take<Row>(rows: &mut BTreeMap<RowId, Row>, reset: bool, changes: Vec<(RowId, Option<Row>)>) {
+    if reset {
+        rows.clear();
+    }
+    for (id, row) in changes {
+        match row {
+            Some(row) => drop(rows.insert(id, row)),
+            None => drop(rows.remove(&id)),
+        }
+    }
+}
+
+impl Questions {
+    /// Reads on until `done`.
+    async fn until(&mut self, done: impl Fn(&Seen) -> bool) -> Result<(), String> {
+        let read = async {
+            while !done(&self.seen) {
+                let input = self.inputs.recv().await.ok_or_else(no_rows)?;
+                self.seen.add(input);
+            }
+            Ok(())
+        };
+        timeout(PATIENCE, read)
+            .await
+            .unwrap_or_else(|_| Err(no_rows()))
+    }
+
+    async fn tell(&self, command: OvnCommand) -> Result<(), String> {
+        self.commands.send(command).await.map_err(|_| no_rows())
+    }
+
+    async fn acls(&mut self) -> Nb {
+        self.until(|seen| seen.acls.is_some()).await?;
+        Ok(self.seen.acls.clone().unwrap_or_default())
+    }
+
+    async fn southbound(
+        &mut self,
+        acls: &BTreeMap<RowId, Acl>,
+        openflow: Option<openflow::Connection>,
+    ) -> Sb {
+        self.until(|seen| seen.southbound).await?;
+        let priorities = acls
+            .values()
+            .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
+            .collect();
+        self.tell(OvnCommand::WatchLogicalFlows { priorities })
+            .await?;
+        self.until(|seen| seen.watched).await?;
+        let mut southbound = Southbound {
+            flows: self.seen.flows.values().cloned().collect(),
+            bases: BTreeMap::new(),
+        };
+        let Some(mut connection) = openflow else {
+            return Ok(southbound);
+        };
+        let stages: BTreeSet<(Pipeline, u8)> = southbound
+            .flows
+            .iter()
+            .filter_map(|flow| Template::parse(flow).ok())
+            .map(|template| (template.pipeline, template.table_id))
+            .collect();
+        for (pipeline, table_id) in stages {
+            let located = self.base(pipeline, table_id, &mut connection);
+            // ovn-controller may be late; the flows are then without a place.
+            if let Ok(Ok(base)) = timeout(PATIENCE, located).await {
+                southbound.bases.insert(pipeline, base);
+            }
+        }
+        Ok(southbound)
+    }
+
+    async fn base(
+        &mut self,
+        pipeline: Pipeline,
+        table_id: u8,
+        connection: &mut openflow::Connection,
+    ) -> Result<u8, String> {
+        let mut locator = Locator::new(pipeline);
+        let mut question = locator.locate(table_id);
+        loop {
+            match question.take() {
+                Some(Question::Sample { pipeline, table_id }) => {
+                    self.seen.sample = None;
+                    self.tell(OvnCommand::SampleLogicalFlows { pipeline, table_id })
+                        .await?;
+                    self.until(|seen| seen.sample.is_some()).await?;
+                    let sample = self.seen.sample.take().unwrap_or_default();
+                    question = locator.sampled(table_id, &sample, now());
+                }
+                Some(Question::Cookies(cookies)) => {
+                    connection.find_cookies(cookies);
+                    if let openflow::Event::CookiesFound(found) = connection.next().await {
+                        let found = found.iter().map(|flow| (flow.cookie, flow.table));
+                        locator.found(found, now());
+                    } else {
+                        return Err("the switch did not say where the cookies are".into());
+                    }
+                }
+                None => {
+                    if let Some(base) = locator.base() {
+                        return Ok(base);
+                    }
+                    let deadline = locator.deadline().ok_or("nothing to ask")?;
+                    sleep(deadline.since(now())).await;
+                    question = locator.retry(table_id, now());
+                }
+            }
+        }
+    }
+}

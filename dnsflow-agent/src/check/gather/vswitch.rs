@@ -1,0 +1,84 @@
+//! The node's Open_vSwitch database and the interfaces that it names.
+
+use tokio::time::timeout;
+
+use super::{PATIENCE, no_rows, reach};
+use crate::{
+    capture::survey,
+    check::facts::{PodInterface, Vswitch},
+    ovsdb::{
+        Column, Connection, Database, Event, Remotes, Row, Table, session::Conditions,
+        value::CellError,
+    },
+    vswitch_db::OPTION,
+};
+
+const INTERFACE: &str = "Interface";
+const OPEN_VSWITCH: &str = "Open_vSwitch";
+
+/// What is read (`vswitch.ovsschema`).
+const DATABASE: Database = Database {
+    name: "Open_vSwitch",
+    tables: &[
+        Table {
+            name: INTERFACE,
+            columns: &[
+                Column::scalar("name"),
+                Column::map("external_ids"),
+                Column::scalar("ingress_policing_rate"),
+                Column::scalar("ingress_policing_kpkts_rate"),
+            ],
+            deferred: false,
+        },
+        Table {
+            name: OPEN_VSWITCH,
+            columns: &[Column::map("other_config")],
+            deferred: false,
+        },
+    ],
+};
+
+pub(super) async fn ask(remotes: &Remotes) -> Result<Vswitch, String> {
+    reach(remotes).await?;
+    let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
+    let synced = async { while connection.next().await != Event::Synced {} };
+    timeout(PATIENCE, synced).await.map_err(|_| no_rows())?;
+    let replica = connection.replica().ok_or_else(no_rows)?;
+    let links = survey::links().map_err(|error| format!("cannot list interfaces: {error}"))?;
+    let mut vswitch = Vswitch::default();
+    for (_, row) in replica.rows(INTERFACE) {
+        let found = interface(row).map_err(|error| error.to_string())?;
+        let Some(mut interface) = found else {
+            continue;
+        };
+        interface.link = links.get(&interface.name).cloned();
+        if let Some(link) = &interface.link {
+            // No qdisc there is an error of the kernel's.
+            interface.ingress_qdisc = survey::ingress_qdisc(link.ifindex).ok().flatten();
+        }
+        vswitch.interfaces.push(interface);
+    }
+    for (_, row) in replica.rows(OPEN_VSWITCH) {
+        let config = row
+            .pairs("other_config")
+            .map_err(|error| error.to_string())?;
+        vswitch.hw_offload |= config.value("hw-offload") == Some("true");
+    }
+    Ok(vswitch)
+}
+
+/// The interface of a pod; nothing where the row is another's.
+fn interface(row: &Row) -> Result<Option<PodInterface>, CellError> {
+    let Some(port) = row.pairs("external_ids")?.value("iface-id") else {
+        return Ok(None);
+    };
+    let policed = row.integer::<i64>("ingress_policing_rate")? > 0
+        || row.integer::<i64>("ingress_policing_kpkts_rate")? > 0;
+    Ok(Some(PodInterface {
+        name: row.text("name")?.to_owned(),
+        port: port.to_owned(),
+        policed,
+        link: None,
+        ingress_qdisc: None,
+    }))
+}

@@ -1,0 +1,454 @@
+//! From facts to findings. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Finding,
+    facts::{Cluster, Facts, Kernel, PodInterface, Source, Southbound, Vswitch},
+};
+use crate::{
+    capture::AttachKind,
+    core::ovn::{
+        acl::{self, AclMatch},
+        rows::{Acl, LogicalFlow, RowId},
+        template::{Template, TemplateError, first_to_copy},
+    },
+    k8s::permissions::{Permission, Purpose},
+};
+
+/// At most this many names stand in a finding.
+const NAMED_MAX: usize = 5;
+
+/// Every finding, in the order of the agent's own start.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let Facts {
+        kernel,
+        vswitch,
+        openflow,
+        nb,
+        sb,
+        source,
+    } = facts;
+    let attach = kernel
+        .attach
+        .as_ref()
+        .and_then(|attach| attach.as_ref().ok());
+    let mut findings = vec![program(kernel)];
+    findings.extend(attachment(kernel));
+    findings.push(btf(kernel));
+    match vswitch {
+        Ok(vswitch) => {
+            findings.push(interfaces(vswitch));
+            findings.push(qdiscs(&vswitch.interfaces, attach.copied()));
+            findings.push(offload(vswitch));
+        }
+        Err(reason) => findings.push(Finding::failed(
+            "vswitch",
+            format!("Open vSwitch's database cannot be read: {reason}"),
+            "start Open vSwitch, mount its directory, or name its database with --ovs-db",
+        )),
+    }
+    findings.push(switch(openflow));
+    findings.push(database(
+        "ovn-nb",
+        "northbound",
+        "--ovn-nb",
+        nb.as_ref().err(),
+    ));
+    findings.push(database(
+        "ovn-sb",
+        "southbound",
+        "--ovn-sb",
+        sb.as_ref().err(),
+    ));
+    if let (Ok(acls), Ok(southbound)) = (nb, sb) {
+        findings.push(templates(acls, southbound));
+    }
+    match source {
+        Source::Manifests(dir, files) => findings.push(manifests(dir, files)),
+        Source::Cluster(Err(reason)) => findings.push(Finding::failed(
+            "kubernetes",
+            format!("the API cannot be reached: {reason}"),
+            "name a kubeconfig with --kubeconfig, or a directory of manifests with --manifests",
+        )),
+        Source::Cluster(Ok(cluster)) => findings.extend(kubernetes(cluster)),
+    }
+    findings
+}
+
+fn program(kernel: &Kernel) -> Finding {
+    match &kernel.load {
+        Ok(()) => Finding::ok(
+            "program",
+            format!(
+                "Linux {} loads the TC program and its ring buffer",
+                kernel.release
+            ),
+        ),
+        Err(reason) => Finding::failed(
+            "program",
+            format!(
+                "Linux {} does not load the TC program: {reason}",
+                kernel.release
+            ),
+            "run as root on Linux 5.8 or newer, in a privileged container",
+        ),
+    }
+}
+
+fn attachment(kernel: &Kernel) -> Option<Finding> {
+    Some(match kernel.attach.as_ref()? {
+        Ok(AttachKind::Tcx) => Finding::ok("attach", "interfaces take the program by TCX"),
+        Ok(AttachKind::Clsact) => Finding::ok(
+            "attach",
+            "interfaces take the program by clsact, since this kernel has no TCX (Linux 6.6)",
+        ),
+        Err(reason) => Finding::failed(
+            "attach",
+            format!("no interface takes the program: {reason}"),
+            "use Linux 6.6, or a kernel with CONFIG_NET_CLS_ACT, CONFIG_NET_CLS_BPF and \
+             CONFIG_NET_SCH_INGRESS",
+        ),
+    })
+}
+
+fn btf(kernel: &Kernel) -> Finding {
+    let text = if kernel.btf {
+        "the kernel describes its types (BTF)"
+    } else {
+        "the kernel does not describe its types (BTF); dnsflow does not need it"
+    };
+    Finding::ok("btf", text)
+}
+
+fn interfaces(vswitch: &Vswitch) -> Finding {
+    const CHECK: &str = "interfaces";
+    let all = &vswitch.interfaces;
+    let strange: Vec<String> = all
+        .iter()
+        .filter_map(|interface| Some(format!("{} ({})", interface.port, strangeness(interface)?)))
+        .collect();
+    if all.is_empty() {
+        return Finding::warning(
+            CHECK,
+            "no pod has an interface here yet, so that none could be looked at",
+            "run a pod on this node and check again",
+        );
+    }
+    if strange.is_empty() {
+        return Finding::ok(
+            CHECK,
+            format!(
+                "all {} interfaces of pods are veths in this network namespace (pods on the \
+                 host's network have none, and no egress firewall either)",
+                all.len()
+            ),
+        );
+    }
+    let text = format!(
+        "{} of {} interfaces of pods cannot be watched: {}",
+        strange.len(),
+        all.len(),
+        list(&strange)
+    );
+    let cure = "only what passes a veth's TC hook is seen: give those pods a veth, or leave names \
+                out of their egress firewalls";
+    if strange.len() == all.len() {
+        let hidden = all.iter().all(|interface| interface.link.is_none());
+        let cure = if hidden {
+            "run in the network namespace of the node (hostNetwork)"
+        } else {
+            cure
+        };
+        return Finding::failed(CHECK, text, cure);
+    }
+    Finding::warning(CHECK, text, cure)
+}
+
+/// What keeps the program from seeing the pod's packets there.
+fn strangeness(interface: &PodInterface) -> Option<String> {
+    let Some(link) = &interface.link else {
+        return Some("not in this network namespace".into());
+    };
+    if link.in_switch {
+        return Some("a port of a switch in hardware".into());
+    }
+    match link.kind.as_deref() {
+        Some("veth") => None,
+        Some(kind) => Some(format!("of the kind {kind}")),
+        None => Some("a device".into()),
+    }
+}
+
+fn qdiscs(interfaces: &[PodInterface], attach: Option<AttachKind>) -> Finding {
+    const CHECK: &str = "qdiscs";
+    let standing = |interface: &&PodInterface| {
+        interface.policed || interface.ingress_qdisc.as_deref() == Some("ingress")
+    };
+    let names: Vec<String> = interfaces
+        .iter()
+        .filter(standing)
+        .map(|interface| interface.port.clone())
+        .collect();
+    if names.is_empty() {
+        return Finding::ok(CHECK, "no qdisc stands in the way");
+    }
+    let text = format!("ingress policing is on at {}", list(&names));
+    match attach {
+        Some(AttachKind::Tcx) => Finding::ok(CHECK, format!("{text}, which TCX does not mind")),
+        Some(AttachKind::Clsact) | None => Finding::warning(
+            CHECK,
+            format!("{text}, where its qdisc takes clsact's place"),
+            "remove the pods' bandwidth limits (kubernetes.io/egress-bandwidth), or use Linux 6.6 \
+             with TCX",
+        ),
+    }
+}
+
+fn offload(vswitch: &Vswitch) -> Finding {
+    const CHECK: &str = "offload";
+    if vswitch.hw_offload {
+        Finding::warning(
+            CHECK,
+            "Open vSwitch may offload flows to hardware (hw-offload), whose packets pass no TC hook",
+            "where answers are not seen, `ovs-vsctl remove Open_vSwitch . other_config hw-offload`",
+        )
+    } else {
+        Finding::ok(CHECK, "flows are not offloaded to hardware")
+    }
+}
+
+fn switch(openflow: &Result<(), String>) -> Finding {
+    match openflow {
+        Ok(()) => Finding::ok("openflow", "the bridge speaks OpenFlow 1.5"),
+        Err(reason) => Finding::failed(
+            "openflow",
+            reason,
+            "start Open vSwitch, mount its directory, or name the socket with --openflow-socket",
+        ),
+    }
+}
+
+fn database(check: &'static str, name: &str, option: &str, trouble: Option<&String>) -> Finding {
+    match trouble {
+        None => Finding::ok(check, format!("OVN's {name} database answers")),
+        Some(reason) => Finding::failed(
+            check,
+            format!("OVN's {name} database cannot be read: {reason}"),
+            format!("start OVN, mount its directory, or name the database with {option}"),
+        ),
+    }
+}
+
+fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
+    const CHECK: &str = "acl-template";
+    let mut understood = 0;
+    let mut waiting = 0;
+    let mut placeless = false;
+    let mut reasons: BTreeSet<String> = BTreeSet::new();
+    for (id, row) in acls {
+        match acl::parse(&row.matches) {
+            Ok(AclMatch::Name(_)) => {}
+            Ok(AclMatch::Other) => continue,
+            Err(error) => {
+                reasons.insert(format!("the match of an ACL of {}: {error}", row.namespace));
+                continue;
+            }
+        }
+        let flows = southbound.flows.iter();
+        let mut flows = flows
+            .filter(|flow| flow.stage_hint == Some(id.prefix()))
+            .peekable();
+        if flows.peek().is_none() {
+            waiting += 1;
+            continue;
+        }
+        match flows.map(template).collect::<Result<Vec<_>, _>>() {
+            Ok(templates) => {
+                understood += 1;
+                let based = |template: &Template| southbound.bases.contains_key(&template.pipeline);
+                placeless |= !templates.iter().all(based);
+            }
+            Err(error) => {
+                reasons.insert(format!("a logical flow of {}: {error}", row.namespace));
+            }
+        }
+    }
+    if !reasons.is_empty() {
+        let reasons: Vec<String> = reasons.into_iter().collect();
+        let text = format!("not understood: {}", list(&reasons));
+        let cure =
+            "report this OVN's `ovn-sbctl lflow-list` to the project: those rules are refused";
+        return if understood == 0 {
+            Finding::failed(CHECK, text, cure)
+        } else {
+            Finding::warning(CHECK, text, cure)
+        };
+    }
+    if understood == 0 {
+        let text = if waiting == 0 {
+            "OVN has no ACL for a dnsName yet, so that none could be read"
+        } else {
+            "OVN has ACLs for dnsNames, but no logical flow of them on this node yet"
+        };
+        return Finding::warning(
+            CHECK,
+            text,
+            "run a pod of a namespace whose EgressFirewall names a dnsName here, and check again",
+        );
+    }
+    if placeless {
+        return Finding::warning(
+            CHECK,
+            "the ACLs of dnsNames are understood, but no OpenFlow table could be found for them",
+            "see whether ovn-controller runs on this node",
+        );
+    }
+    Finding::ok(
+        CHECK,
+        format!("the ACLs of {understood} dnsNames and the place of their flows are understood"),
+    )
+}
+
+fn manifests(dir: &str, files: &Result<usize, String>) -> Finding {
+    const CHECK: &str = "manifests";
+    match files {
+        Ok(0) => Finding::warning(
+            CHECK,
+            format!("{dir} holds no manifest"),
+            "write EgressFirewalls into files *.yaml, *.yml or *.json there",
+        ),
+        Ok(files) => Finding::ok(CHECK, format!("{dir} holds {files} files of manifests")),
+        Err(reason) => Finding::failed(
+            CHECK,
+            format!("cannot read {dir}: {reason}"),
+            "name a directory with --manifests",
+        ),
+    }
+}
+
+fn kubernetes(cluster: &Cluster) -> Vec<Finding> {
+    let Cluster {
+        url,
+        permissions,
+        firewalls,
+        dns,
+    } = cluster;
+    let mut findings = vec![match firewalls {
+        Ok(()) => Finding::ok("kubernetes", format!("{url} has EgressFirewalls")),
+        Err(reason) => Finding::failed(
+            "kubernetes",
+            format!("EgressFirewalls cannot be read: {reason}"),
+            "name another cluster with --kubeconfig, or install ovn-kubernetes with its egress \
+             firewall",
+        ),
+    }];
+    findings.push(rights(permissions));
+    let found: BTreeSet<_> = dns
+        .iter()
+        .filter_map(|(_, found)| found.as_ref().ok())
+        .flatten()
+        .collect();
+    let reasons: Vec<String> = dns
+        .iter()
+        .filter_map(|(service, found)| Some(format!("{service}: {}", found.as_ref().err()?)))
+        .collect();
+    let asked: Vec<String> = dns.iter().map(|(service, _)| service.to_string()).collect();
+    findings.push(if found.is_empty() {
+        let why = if reasons.is_empty() { &asked } else { &reasons };
+        Finding::failed(
+            "dns",
+            format!("no Service of the cluster's DNS is found: {}", list(why)),
+            "name it with --dns-service, as NAMESPACE/SERVICE or NAMESPACE/LABEL=VALUE",
+        )
+    } else {
+        let found: Vec<String> = found
+            .iter()
+            .map(|resolver| {
+                std::net::SocketAddr::from((resolver.address, resolver.port)).to_string()
+            })
+            .collect();
+        Finding::ok("dns", format!("pods ask {}", list(&found)))
+    });
+    findings
+}
+
+fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
+    const CHECK: &str = "rbac";
+    let unknown: BTreeSet<&String> = permissions
+        .iter()
+        .filter_map(|(_, allowed)| allowed.as_ref().err())
+        .collect();
+    if let Some(reason) = unknown.first() {
+        return Finding::warning(
+            CHECK,
+            format!("the API server does not say what is allowed: {reason}"),
+            "see what the API server's log says about selfsubjectaccessreviews",
+        );
+    }
+    let missing: Vec<&Permission> = permissions
+        .iter()
+        .filter_map(|(permission, allowed)| (*allowed == Ok(false)).then_some(permission))
+        .collect();
+    if missing.is_empty() {
+        return Finding::ok(
+            CHECK,
+            format!(
+                "all {} rights that the agent uses are granted",
+                permissions.len()
+            ),
+        );
+    }
+    let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let text = format!("not allowed: {}", list(&names));
+    let cure = "grant them as deploy/base/rbac.yaml does, or change --dns-service";
+    // One of several DNS Services is enough.
+    let resolvers = |right: &Permission| right.purpose == Purpose::Resolvers;
+    let blind = permissions
+        .iter()
+        .filter(|(permission, _)| resolvers(permission))
+        .all(|(permission, _)| missing.contains(&permission));
+    let needed = |right: &&Permission| match right.purpose {
+        Purpose::Firewalls => true,
+        Purpose::Resolvers => blind,
+        Purpose::Events => false,
+    };
+    if missing.iter().copied().any(|right| needed(&right)) {
+        Finding::failed(CHECK, text, cure)
+    } else {
+        Finding::warning(CHECK, text, cure)
+    }
+}
+
+/// The first names, and how many more there are.
+fn list(names: &[String]) -> String {
+    let mut text = names
+        .iter()
+        .take(NAMED_MAX)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if names.len() > NAMED_MAX {
+        text += &format!(" and {} more", names.len() - NAMED_MAX);
+    }
+    text
+}
+
+/// Reads a logical flow as the agent does. Actions that the agent copies from OVN's own flows are
+/// an error here unless they are known to be among those: whether there will be a flow to copy
+/// from is not known beforehand.
+fn template(flow: &LogicalFlow) -> Result<Template, TemplateError> {
+    let template = Template::parse(flow)?;
+    let unknown = first_to_copy(&flow.actions).filter(|action| {
+        !["log(", "ct_commit "]
+            .iter()
+            .any(|known| action.starts_with(known))
+    });
+    match unknown {
+        None => Ok(template),
+        Some(action) => Err(TemplateError::NoCopy(action.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,406 @@
+use super::*;
+use crate::{
+    capture::survey::Link,
+    check::{Status, facts::Kernel},
+    core::{
+        input::Resolver,
+        ovn::rows::{LogicalFlow, Pipeline},
+    },
+    k8s::{DnsService, permissions},
+};
+
+const ACL: RowId = RowId::new(0xabcd_0123 << 96);
+
+/// A node on which everything is as it should be.
+fn sound() -> Facts {
+    let veth = Link {
+        ifindex: 7,
+        kind: Some("veth".into()),
+        in_switch: false,
+    };
+    let interface = |name: &str| PodInterface {
+        name: name.into(),
+        port: format!("ns1_{name}"),
+        link: Some(veth.clone()),
+        ..PodInterface::default()
+    };
+    let matches = "(ip4.dst == $a18346816605274050565) && inport == @a1";
+    let acl = Acl {
+        namespace: "ns1".into(),
+        rule_index: 0,
+        direction: "to-lport".into(),
+        priority: 10_000,
+        matches: matches.into(),
+        action: "allow".into(),
+    };
+    let flow = LogicalFlow {
+        pipeline: Pipeline::Egress,
+        table_id: 6,
+        priority: 11_000,
+        matches: format!("reg0[8] == 1 && ({matches})"),
+        actions: "next;".into(),
+        stage_hint: Some(ACL.prefix()),
+    };
+    let services = DnsService::usual();
+    let permissions = permissions::required(&services);
+    let resolver = Resolver {
+        address: [10, 96, 0, 10].into(),
+        port: 53,
+    };
+    let mut found = vec![BTreeSet::from([resolver]), BTreeSet::new()].into_iter();
+    Facts {
+        kernel: Kernel {
+            release: "6.12.1".into(),
+            btf: true,
+            load: Ok(()),
+            attach: Some(Ok(AttachKind::Tcx)),
+        },
+        vswitch: Ok(Vswitch {
+            interfaces: vec![interface("a"), interface("b")],
+            hw_offload: false,
+        }),
+        openflow: Ok(()),
+        nb: Ok(BTreeMap::from([(ACL, acl)])),
+        sb: Ok(Southbound {
+            flows: vec![flow],
+            bases: BTreeMap::from([(Pipeline::Egress, 45)]),
+        }),
+        source: Source::Cluster(Ok(Cluster {
+            url: "https://api:6443".into(),
+            permissions: permissions
+                .into_iter()
+                .map(|right| (right, Ok(true)))
+                .collect(),
+            firewalls: Ok(()),
+            dns: services
+                .into_iter()
+                .map(|service| (service, Ok(found.next().expect("two"))))
+                .collect(),
+        })),
+    }
+}
+
+/// The findings of a sound node that `change` has changed, without those that are in order.
+fn changed(change: impl FnOnce(&mut Facts)) -> Vec<(&'static str, Status, String)> {
+    let mut facts = sound();
+    change(&mut facts);
+    judge(&facts)
+        .into_iter()
+        .filter(|finding| finding.status != Status::Ok)
+        .map(|finding| {
+            let line = finding.to_string();
+            assert!(!line.contains('\n'), "{line}");
+            (finding.check, finding.status, line)
+        })
+        .collect()
+}
+
+/// That there is exactly this finding, with these words in it.
+#[track_caller]
+fn one(change: impl FnOnce(&mut Facts), check: &str, status: Status, words: &[&str]) {
+    let findings = changed(change);
+    let [(found, found_status, line)] = &findings[..] else {
+        panic!("{findings:#?}");
+    };
+    assert_eq!((*found, *found_status), (check, status), "{line}");
+    for word in words {
+        assert!(line.contains(word), "`{word}` is not in `{line}`");
+    }
+}
+
+fn vswitch(facts: &mut Facts) -> &mut Vswitch {
+    facts.vswitch.as_mut().expect("a switch")
+}
+
+fn cluster(facts: &mut Facts) -> &mut Cluster {
+    match &mut facts.source {
+        Source::Cluster(Ok(cluster)) => cluster,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn deny(facts: &mut Facts, which: impl Fn(&Permission) -> bool) {
+    for (permission, allowed) in &mut cluster(facts).permissions {
+        *allowed = Ok(!which(permission));
+    }
+}
+
+#[test]
+fn a_sound_node_has_nothing_to_cure() {
+    assert_eq!(changed(|_| ()), []);
+    let findings = judge(&sound());
+    assert!(findings.iter().all(|finding| finding.cure.is_none()));
+    let names: BTreeSet<&str> = findings.iter().map(|finding| finding.check).collect();
+    assert_eq!(names.len(), findings.len(), "one line each");
+}
+
+#[test]
+fn a_kernel_that_refuses_is_a_failure() {
+    use Status::Failed;
+    let no_load = |facts: &mut Facts| {
+        facts.kernel.load = Err("no BPF ring buffer".into());
+        facts.kernel.attach = None;
+    };
+    one(
+        no_load,
+        "program",
+        Failed,
+        &["6.12.1", "no BPF ring buffer", "privileged"],
+    );
+    let no_attach = |facts: &mut Facts| facts.kernel.attach = Some(Err("no clsact".into()));
+    one(
+        no_attach,
+        "attach",
+        Failed,
+        &["no clsact", "CONFIG_NET_CLS_ACT"],
+    );
+}
+
+#[test]
+fn what_is_not_needed_is_not_complained_about() {
+    let old = |facts: &mut Facts| {
+        facts.kernel.btf = false;
+        facts.kernel.attach = Some(Ok(AttachKind::Clsact));
+    };
+    assert_eq!(changed(old), []);
+}
+
+#[test]
+fn ingress_policing_matters_to_clsact_only() {
+    let policed = |facts: &mut Facts| vswitch(facts).interfaces[1].policed = true;
+    assert_eq!(changed(policed), []);
+    for standing in [true, false] {
+        let change = |facts: &mut Facts| {
+            facts.kernel.attach = Some(Ok(AttachKind::Clsact));
+            if standing {
+                vswitch(facts).interfaces[1].ingress_qdisc = Some("ingress".into());
+            } else {
+                vswitch(facts).interfaces[1].policed = true;
+            }
+        };
+        one(
+            change,
+            "qdiscs",
+            Status::Warning,
+            &["ns1_b", "egress-bandwidth", "TCX"],
+        );
+    }
+    let ours = |facts: &mut Facts| {
+        facts.kernel.attach = Some(Ok(AttachKind::Clsact));
+        vswitch(facts).interfaces[1].ingress_qdisc = Some("clsact".into());
+    };
+    assert_eq!(changed(ours), []);
+}
+
+#[test]
+fn pods_without_veth_are_named() {
+    use Status::{Failed, Warning};
+    let representor = |facts: &mut Facts| {
+        let link = vswitch(facts).interfaces[0].link.as_mut().expect("a link");
+        (link.kind, link.in_switch) = (None, true);
+    };
+    one(
+        representor,
+        "interfaces",
+        Warning,
+        &["1 of 2", "ns1_a", "hardware"],
+    );
+    let tap = |facts: &mut Facts| {
+        let link = vswitch(facts).interfaces[0].link.as_mut().expect("a link");
+        link.kind = Some("tun".into());
+    };
+    one(tap, "interfaces", Warning, &["ns1_a (of the kind tun)"]);
+    let device = |facts: &mut Facts| {
+        let link = vswitch(facts).interfaces[0].link.as_mut().expect("a link");
+        link.kind = None;
+    };
+    one(device, "interfaces", Warning, &["ns1_a (a device)"]);
+    let elsewhere = |facts: &mut Facts| {
+        for interface in &mut vswitch(facts).interfaces {
+            interface.link = None;
+        }
+    };
+    one(elsewhere, "interfaces", Failed, &["2 of 2", "hostNetwork"]);
+    let none = |facts: &mut Facts| vswitch(facts).interfaces.clear();
+    one(none, "interfaces", Warning, &["run a pod"]);
+    let offload = |facts: &mut Facts| vswitch(facts).hw_offload = true;
+    one(offload, "offload", Warning, &["hw-offload"]);
+}
+
+#[test]
+fn what_does_not_answer_is_named_with_its_option() {
+    use Status::Failed;
+    let reason = || "unix:/x: No such file".to_owned();
+    one(
+        |facts| facts.vswitch = Err(reason()),
+        "vswitch",
+        Failed,
+        &["/x", "--ovs-db"],
+    );
+    one(
+        |facts| facts.openflow = Err(reason()),
+        "openflow",
+        Failed,
+        &["/x", "--openflow-socket"],
+    );
+    one(
+        |facts| facts.nb = Err(reason()),
+        "ovn-nb",
+        Failed,
+        &["/x", "--ovn-nb"],
+    );
+    one(
+        |facts| facts.sb = Err(reason()),
+        "ovn-sb",
+        Failed,
+        &["/x", "--ovn-sb"],
+    );
+}
+
+#[test]
+fn templates_are_read_before_the_agent_needs_them() {
+    use Status::{Failed, Warning};
+    fn southbound(facts: &mut Facts) -> &mut Southbound {
+        facts.sb.as_mut().expect("a database")
+    }
+    let none = |facts: &mut Facts| facts.nb = Ok(BTreeMap::new());
+    one(none, "acl-template", Warning, &["no ACL for a dnsName"]);
+    let early = |facts: &mut Facts| southbound(facts).flows.clear();
+    one(
+        early,
+        "acl-template",
+        Warning,
+        &["no logical flow", "run a pod"],
+    );
+    let strange = |facts: &mut Facts| southbound(facts).flows[0].actions = "dance;".into();
+    one(strange, "acl-template", Failed, &["dance", "lflow-list"]);
+    let partly = |facts: &mut Facts| {
+        let acls = facts.nb.as_mut().expect("a database");
+        let acl = acls[&ACL].clone();
+        let strange = acl.matches.replace("inport", "outport");
+        acls.insert(
+            RowId::new(5 << 96),
+            Acl {
+                matches: strange,
+                ..acl
+            },
+        );
+    };
+    one(
+        partly,
+        "acl-template",
+        Warning,
+        &["an ACL of ns1", "outport"],
+    );
+    let other = |facts: &mut Facts| {
+        let acls = facts.nb.as_mut().expect("a database");
+        acls.get_mut(&ACL).expect("an ACL").matches = "(ip4.dst == 0.0.0.0/0)".into();
+    };
+    one(other, "acl-template", Warning, &["no ACL for a dnsName"]);
+    let placeless = |facts: &mut Facts| southbound(facts).bases.clear();
+    one(placeless, "acl-template", Warning, &["ovn-controller"]);
+}
+
+#[test]
+fn rights_are_judged_by_what_they_are_for() {
+    use Status::{Failed, Warning};
+    one(
+        |facts| deny(facts, |right| right.purpose == Purpose::Events),
+        "rbac",
+        Warning,
+        &["create events.events.k8s.io", "deploy/base/rbac.yaml"],
+    );
+    one(
+        |facts| {
+            deny(facts, |right| {
+                right.verb == "watch" && right.purpose == Purpose::Firewalls
+            })
+        },
+        "rbac",
+        Failed,
+        &["watch egressfirewalls.k8s.ovn.org"],
+    );
+    // One cluster has its DNS in one of the usual places.
+    one(
+        |facts| {
+            deny(facts, |right| {
+                right.namespace.as_deref() == Some("openshift-dns")
+            })
+        },
+        "rbac",
+        Warning,
+        &["list services openshift-dns/dns-default"],
+    );
+    one(
+        |facts| deny(facts, |right| right.purpose == Purpose::Resolvers),
+        "rbac",
+        Failed,
+        &["list services in kube-system", "--dns-service"],
+    );
+    let mute = |facts: &mut Facts| {
+        cluster(facts).permissions[0].1 = Err("500".into());
+    };
+    one(mute, "rbac", Warning, &["500"]);
+}
+
+#[test]
+fn a_cluster_without_dns_or_firewalls_is_no_place_to_work() {
+    use Status::Failed;
+    let no_dns = |facts: &mut Facts| {
+        for (_, found) in &mut cluster(facts).dns {
+            *found = Ok(BTreeSet::new());
+        }
+    };
+    one(
+        no_dns,
+        "dns",
+        Failed,
+        &["kube-system/k8s-app=kube-dns", "--dns-service"],
+    );
+    let refused = |facts: &mut Facts| {
+        for (_, found) in &mut cluster(facts).dns {
+            *found = Err("refused".into());
+        }
+    };
+    one(
+        refused,
+        "dns",
+        Failed,
+        &["openshift-dns/dns-default: refused"],
+    );
+    one(
+        |facts| cluster(facts).firewalls = Err("404".into()),
+        "kubernetes",
+        Failed,
+        &["404", "ovn-kubernetes"],
+    );
+    one(
+        |facts| facts.source = Source::Cluster(Err("no kubeconfig".into())),
+        "kubernetes",
+        Failed,
+        &["no kubeconfig", "--kubeconfig"],
+    );
+}
+
+#[test]
+fn manifests_take_the_place_of_the_cluster() {
+    use Status::{Failed, Warning};
+    let source = |files: Result<usize, String>| {
+        move |facts: &mut Facts| facts.source = Source::Manifests("/m".into(), files)
+    };
+    assert_eq!(changed(source(Ok(2))), []);
+    one(source(Ok(0)), "manifests", Warning, &["/m", "*.yaml"]);
+    one(
+        source(Err("gone".into())),
+        "manifests",
+        Failed,
+        &["/m", "gone", "--manifests"],
+    );
+}
+
+#[test]
+fn long_lists_are_cut() {
+    let names: Vec<String> = (0..7).map(|number| number.to_string()).collect();
+    assert_eq!(list(&names), "0, 1, 2, 3, 4 and 2 more");
+    assert_eq!(list(&names[..5]), "0, 1, 2, 3, 4");
+}

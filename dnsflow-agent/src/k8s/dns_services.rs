@@ -1,0 +1,294 @@
+//! Watches the Services of the cluster's DNS: the resolvers whose answers pods may be given
+//! access by.
+//!
+//! Only addresses that a Service has as its own count (`spec.clusterIPs`), with each of its ports
+//! of UDP or TCP: that is where a pod's question goes, and where the answer comes from as the pod
+//! sees it. A headless Service has none. What it must never do: forget a resolver because the
+//! API server is away.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+};
+
+use k8s_openapi::api::core::v1::Service;
+use kube::{
+    Api, Client,
+    runtime::watcher::{self, Event},
+};
+use tokio::{sync::mpsc, task::JoinSet};
+
+use super::{
+    client::ClientOptions,
+    follow::{Follower, Subject, follow},
+};
+use crate::core::input::Resolver;
+
+/// At most this many selections are watched, each with a connection of its own.
+pub const SELECTIONS_MAX: usize = 8;
+
+/// At most this many resolvers are told; the first of them in their order.
+pub const RESOLVERS_MAX: usize = 256;
+
+/// Updates of single selections that wait to be put together.
+const UPDATES_MAX: usize = 16;
+
+/// Which Services are the cluster's DNS: `NAMESPACE/NAME` or `NAMESPACE/LABEL=VALUE`.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct DnsService {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// Which ones in it.
+    pub selection: Selection,
+}
+
+/// Which Services of a namespace.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Selection {
+    /// The one of this name.
+    Name(String),
+    /// Those with this label.
+    Label {
+        /// The label's key.
+        key: String,
+        /// The label's value.
+        value: String,
+    },
+}
+
+/// Why a text names no Service.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{0}` names no Service; write NAMESPACE/NAME or NAMESPACE/LABEL=VALUE")]
+pub struct DnsServiceError(String);
+
+impl DnsService {
+    /// Where clusters have their DNS: by the label that kubeadm, kind and most distributions keep
+    /// for compatibility with kube-dns, and in OpenShift.
+    pub fn usual() -> Vec<Self> {
+        vec![
+            Self {
+                namespace: "kube-system".into(),
+                selection: Selection::Label {
+                    key: "k8s-app".into(),
+                    value: "kube-dns".into(),
+                },
+            },
+            Self {
+                namespace: "openshift-dns".into(),
+                selection: Selection::Name("dns-default".into()),
+            },
+        ]
+    }
+
+    pub(crate) fn config(&self) -> watcher::Config {
+        match &self.selection {
+            Selection::Name(name) => {
+                watcher::Config::default().fields(&format!("metadata.name={name}"))
+            }
+            Selection::Label { key, value } => {
+                watcher::Config::default().labels(&format!("{key}={value}"))
+            }
+        }
+    }
+}
+
+impl FromStr for DnsService {
+    type Err = DnsServiceError;
+
+    fn from_str(text: &str) -> Result<Self, DnsServiceError> {
+        let error = || DnsServiceError(text.to_owned());
+        // A label's key may hold a slash, a namespace's name may not.
+        let (namespace, rest) = text.split_once('/').ok_or_else(error)?;
+        let plain = |text: &str| {
+            let octets = text.bytes();
+            let allowed = |octet: u8| octet.is_ascii_alphanumeric() || b"-._".contains(&octet);
+            !text.is_empty() && octets.into_iter().all(allowed)
+        };
+        let selection = match rest.split_once('=') {
+            None => Selection::Name(rest.to_owned()),
+            Some((key, value)) => Selection::Label {
+                key: key.to_owned(),
+                value: value.to_owned(),
+            },
+        };
+        let sound = plain(namespace)
+            && match &selection {
+                Selection::Name(name) => plain(name),
+                Selection::Label { key, value } => key.split('/').all(plain) && plain(value),
+            };
+        let namespace = namespace.to_owned();
+        sound
+            .then_some(Self {
+                namespace,
+                selection,
+            })
+            .ok_or_else(error)
+    }
+}
+
+impl fmt::Display for DnsService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.selection {
+            Selection::Name(name) => write!(f, "{}/{name}", self.namespace),
+            Selection::Label { key, value } => write!(f, "{}/{key}={value}", self.namespace),
+        }
+    }
+}
+
+/// Watches these Services and sends all resolvers together at each change, until the receiver is
+/// gone. Nothing is sent before one of the selections has been read.
+pub async fn watch_dns_services(
+    options: ClientOptions,
+    services: Vec<DnsService>,
+    resolvers: mpsc::Sender<BTreeSet<Resolver>>,
+) {
+    let (sender, mut updates) = mpsc::channel(UPDATES_MAX);
+    let mut tasks = JoinSet::new();
+    for (number, service) in services.into_iter().take(SELECTIONS_MAX).enumerate() {
+        let (options, sender) = (options.clone(), sender.clone());
+        tasks.spawn(async move {
+            let watch = Watch {
+                number,
+                service,
+                known: BTreeMap::new(),
+                list: None,
+                told: None,
+            };
+            follow(&options, watch, sender).await;
+        });
+    }
+    drop(sender);
+    let mut known: BTreeMap<usize, BTreeSet<Resolver>> = BTreeMap::new();
+    let mut told = None;
+    loop {
+        let (number, found) = tokio::select! {
+            update = updates.recv() => match update {
+                Some(update) => update,
+                None => return,
+            },
+            () = resolvers.closed() => return,
+        };
+        known.insert(number, found);
+        let all: BTreeSet<Resolver> = known.values().flatten().copied().collect();
+        let count = all.len();
+        let all: BTreeSet<Resolver> = all.into_iter().take(RESOLVERS_MAX).collect();
+        if told.as_ref() == Some(&all) {
+            continue;
+        }
+        if count > RESOLVERS_MAX {
+            tracing::warn!(
+                count,
+                "more than {RESOLVERS_MAX} resolvers: the others are left out; narrow --dns-service"
+            );
+        }
+        told = Some(all.clone());
+        if resolvers.send(all).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The Services of one selection.
+#[derive(Debug)]
+struct Watch {
+    number: usize,
+    service: DnsService,
+    known: BTreeMap<String, BTreeSet<Resolver>>,
+    list: Option<BTreeMap<String, BTreeSet<Resolver>>>,
+    /// What was told last.
+    told: Option<BTreeSet<Resolver>>,
+}
+
+impl Follower for Watch {
+    type Object = Service;
+    type Update = (usize, BTreeSet<Resolver>);
+
+    fn subject(&self) -> Subject {
+        let service = &self.service;
+        Subject {
+            what: format!("the Services {service}"),
+            missing: format!("has no Services ({service}): is it a whole cluster's API server?"),
+            permission: format!(
+                "get, list and watch of services in the namespace {} (--dns-service names others)",
+                service.namespace
+            ),
+        }
+    }
+
+    fn api(&self, client: Client) -> Api<Service> {
+        Api::namespaced(client, &self.service.namespace)
+    }
+
+    fn config(&self) -> watcher::Config {
+        self.service.config()
+    }
+
+    fn handle(&mut self, event: Event<Service>) -> Option<Self::Update> {
+        let name = |service: &Service| service.metadata.name.clone().unwrap_or_default();
+        match event {
+            Event::Init => {
+                self.list = Some(BTreeMap::new());
+                return None;
+            }
+            Event::InitApply(service) => {
+                let list = self.list.get_or_insert_default();
+                list.insert(name(&service), resolvers(&service));
+                return None;
+            }
+            Event::InitDone => {
+                self.known = self.list.take()?;
+                if self.known.is_empty() {
+                    tracing::info!(service = %self.service, "no such Service");
+                }
+            }
+            Event::Apply(service) => {
+                self.known.insert(name(&service), resolvers(&service));
+            }
+            Event::Delete(service) => {
+                self.known.remove(&name(&service));
+            }
+        }
+        let all: BTreeSet<Resolver> = self.known.values().flatten().copied().collect();
+        if self.told.as_ref() == Some(&all) {
+            return None;
+        }
+        self.told = Some(all.clone());
+        Some((self.number, all))
+    }
+}
+
+/// Where pods reach this Service.
+pub fn resolvers(service: &Service) -> BTreeSet<Resolver> {
+    let Some(spec) = &service.spec else {
+        return BTreeSet::new();
+    };
+    // `clusterIP` is the first of `clusterIPs`; both say `None` for a headless Service (Kubernetes
+    // API reference, ServiceSpec).
+    let addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+    let addresses: BTreeSet<IpAddr> = addresses.filter_map(|text| text.parse().ok()).collect();
+    let ports = spec.ports.iter().flatten();
+    let ports: BTreeSet<u16> = ports
+        .filter(|port| matches!(port.protocol.as_deref(), None | Some("UDP" | "TCP")))
+        .filter(|port| is_dns(port.name.as_deref(), port.port))
+        .filter_map(|port| u16::try_from(port.port).ok())
+        .collect();
+    addresses
+        .into_iter()
+        .flat_map(|address| {
+            ports.iter().map(move |port| Resolver {
+                address,
+                port: *port,
+            })
+        })
+        .collect()
+}
+
+/// Whether DNS is spoken there: the Services of CoreDNS also have a port for its metrics.
+fn is_dns(name: Option<&str>, port: i32) -> bool {
+    port == 53 || name.is_some_and(|name| name == "dns" || name.starts_with("dns-"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! Says by Kubernetes Events, beside an EgressFirewall, what is wrong with it.
+//!
+//! The engine's reports go into [`Reporter::tell`], which never waits; [`post`] creates the Events.
+//! What must never happen: that the agent waits for it, that many nodes flood the API server, or
+//! that anything is written to the EgressFirewall, which belongs to ovn-kubernetes.
+//!
+//! An Event's name is a hash of what it says, so that of all nodes with the same trouble one
+//! creates it and the others are told that it is there. Each node waits for a random part of
+//! [`SPREAD`] first, and creates at most [`ledger::BURST`] Events at once and one per
+//! [`ledger::PAUSE`] after that.
+
+pub mod ledger;
+
+use std::{
+    collections::{BTreeMap, hash_map::RandomState},
+    fs,
+    hash::BuildHasher as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff,
+};
+use kube::{Api, Client, Resource as _, api::PostParams};
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    time::{sleep, timeout},
+};
+
+use self::ledger::{Ledger, Outcome, Posting};
+use super::{
+    client::{ClientOptions, chain, connect},
+    convert,
+    egress_firewall::{EgressFirewall, NAME, Stored},
+};
+use crate::{clock::now, core::report::Report};
+
+/// Over this time the nodes spread what they have to say of the same change.
+pub const SPREAD: Duration = Duration::from_secs(30);
+/// How long the API server may take for one answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Reports that wait to be taken over.
+const NOTICES_MAX: usize = 256;
+/// At most this many characters of a note; the API server takes 1024 bytes (Kubernetes,
+/// `NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
+const NOTE_MAX: usize = 240;
+/// `reportingController` of the Events.
+const CONTROLLER: &str = "dnsflow.io/agent";
+/// The name of this node, as the kernel has it (proc_sys_kernel(5)); with hostNetwork it is the
+/// node's own.
+const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+
+/// Something to be told of an EgressFirewall.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Notice {
+    /// All there is to be said of its rules; what is not said any more is over.
+    Rules {
+        /// Its namespace.
+        namespace: String,
+        /// By rule index.
+        problems: BTreeMap<u32, String>,
+    },
+    /// A name met a limit: not all of its addresses are open.
+    Limit {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+        /// What happened and what to do.
+        note: String,
+    },
+}
+
+impl Notice {
+    /// What of a report people should read beside the EgressFirewall.
+    fn of(report: &Report) -> Option<Self> {
+        let Report::Problems {
+            namespace,
+            problems,
+        } = report
+        else {
+            return None;
+        };
+        // The usual wait for OVN is over before anybody could read of it.
+        let lasting = problems.iter().filter(|(_, (_, waiting))| !waiting);
+        Some(Self::Rules {
+            namespace: namespace.clone(),
+            problems: lasting
+                .map(|(rule, (problem, _))| (*rule, problem.clone()))
+                .collect(),
+        })
+    }
+}
+
+/// What has become of notices, counted since the start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Events that were created.
+    pub created: AtomicU64,
+    /// Events that another node had created.
+    pub known: AtomicU64,
+    /// Attempts that failed.
+    pub failures: AtomicU64,
+    /// Notices that were not taken, because too many waited.
+    pub dropped: AtomicU64,
+}
+
+/// Takes reports; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    notices: mpsc::Sender<Notice>,
+    counters: Arc<Counters>,
+}
+
+/// The reports taken, for [`post`].
+#[derive(Debug)]
+pub struct Notices {
+    notices: mpsc::Receiver<Notice>,
+    counters: Arc<Counters>,
+}
+
+/// The two ends.
+pub fn channel() -> (Reporter, Notices) {
+    let (sender, notices) = mpsc::channel(NOTICES_MAX);
+    let counters = Arc::<Counters>::default();
+    let reporter = Reporter {
+        notices: sender,
+        counters: Arc::clone(&counters),
+    };
+    (reporter, Notices { notices, counters })
+}
+
+impl Reporter {
+    /// Takes a report of the engine. Never waits: what does not fit is dropped and counted.
+    pub fn tell(&self, report: &Report) {
+        if let Some(notice) = Notice::of(report) {
+            self.notice(notice);
+        }
+    }
+
+    /// Takes a notice, like [`tell`](Self::tell).
+    pub fn notice(&self, notice: Notice) {
+        match self.notices.try_send(notice) {
+            // Closed where there is no cluster to say it in.
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(_)) => {
+                self.counters.dropped.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+/// Creates Events until nobody reports any more. Trouble is logged once per cause; a notice is
+/// tried again until it is over.
+pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration) {
+    let instance = fs::read_to_string(HOSTNAME).unwrap_or_default();
+    let mut poster = Poster {
+        options,
+        client: None,
+        instance: match instance.trim() {
+            "" => "unknown".into(),
+            name => convert::shorten(name, 100),
+        },
+        told: None,
+    };
+    let mut ledger = Ledger::default();
+    loop {
+        let due = ledger.next_due();
+        let wait = async {
+            match due {
+                Some(due) => sleep(due.since(now())).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            notice = notices.notices.recv() => {
+                let Some(notice) = notice else {
+                    return;
+                };
+                let dropped = ledger.take(notice, now(), part_of(spread));
+                notices.counters.dropped.fetch_add(dropped, Relaxed);
+            }
+            () = wait => {
+                let Some(posting) = ledger.poll(now()) else {
+                    continue;
+                };
+                let outcome = poster.post(&posting).await;
+                let counter = match outcome {
+                    Outcome::Created => &notices.counters.created,
+                    Outcome::Known => &notices.counters.known,
+                    Outcome::Failed => &notices.counters.failures,
+                };
+                counter.fetch_add(1, Relaxed);
+                ledger.done(&posting, outcome, now());
+            }
+        }
+    }
+}
+
+/// A random part of a time.
+fn part_of(time: Duration) -> Duration {
+    // The standard library seeds each hasher at random.
+    let random = RandomState::new().hash_one(()) % 1024;
+    time * u32::try_from(random).unwrap_or(0) / 1024
+}
+
+struct Poster {
+    options: ClientOptions,
+    client: Option<Client>,
+    instance: String,
+    /// The trouble told last.
+    told: Option<String>,
+}
+
+impl Poster {
+    async fn post(&mut self, posting: &Posting) -> Outcome {
+        let posted = match timeout(PATIENCE, self.try_post(posting)).await {
+            Ok(posted) => posted,
+            Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        };
+        match posted {
+            Ok(outcome) => {
+                self.told = None;
+                outcome
+            }
+            Err(cause) => {
+                // The credentials may be what is wrong: read them again.
+                self.client = None;
+                if self.told.as_ref() != Some(&cause) {
+                    tracing::warn!(cause, "cannot create an Event; trying again");
+                    self.told = Some(cause);
+                }
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn try_post(&mut self, posting: &Posting) -> Result<Outcome, String> {
+        let client = match &self.client {
+            Some(client) => client.clone(),
+            None => {
+                let (client, _) = connect(&self.options).await?;
+                self.client.insert(client).clone()
+            }
+        };
+        let namespace = &posting.namespace;
+        let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
+        let Some(firewall) = firewalls.get_opt(NAME).await.map_err(|e| chain(&e))? else {
+            // There is nothing left to say it of.
+            return Ok(Outcome::Known);
+        };
+        let events = Api::<Event>::namespaced(client, namespace);
+        let event = event(posting, &firewall, &self.instance);
+        match events.create(&PostParams::default(), &event).await {
+            Ok(_) => Ok(Outcome::Created),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Known),
+            Err(kube::Error::Api(status)) if status.code == 403 => Err(format!(
+                "the Kubernetes API does not let dnsflow create events in events.k8s.io, as in \
+                 deploy/base/rbac.yaml: {}",
+                convert::shorten(&status.message, NOTE_MAX)
+            )),
+            Err(error) => Err(chain(&error)),
+        }
+    }
+}
+
+fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
+    let text = |field: &str| {
+        firewall.object["metadata"][field]
+            .as_str()
+            .map(str::to_owned)
+    };
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{NAME}.dnsflow-{:016x}", posting.hash())),
+            namespace: Some(posting.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(jiff::Timestamp::now())),
+        type_: Some("Warning".into()),
+        reason: Some(posting.reason().into()),
+        action: Some("Enforce".into()),
+        note: Some(convert::shorten(&posting.note, NOTE_MAX)),
+        regarding: Some(ObjectReference {
+            api_version: Some(EgressFirewall::api_version(&()).into_owned()),
+            kind: Some(EgressFirewall::kind(&()).into_owned()),
+            namespace: Some(posting.namespace.clone()),
+            name: Some(NAME.into()),
+            // By which `kubectl describe` finds it.
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(CONTROLLER.into()),
+        reporting_instance: Some(instance.into()),
+        ..Event::default()
+    }
+}

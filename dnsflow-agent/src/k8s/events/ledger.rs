@@ -1,0 +1,199 @@
+//! What is to be said, what has been said, and when the next word may be. No clock and no socket:
+//! time is handed in.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::Notice;
+use crate::core::Timestamp;
+
+/// At most this many things are remembered.
+pub const ENTRIES_MAX: usize = 1024;
+/// What lasts is said again after this long: an API server forgets Events after an hour
+/// (kube-apiserver, `--event-ttl`).
+pub const REPEAT: Duration = Duration::from_secs(3600);
+/// At most this many Events are created at once ...
+pub const BURST: u32 = 5;
+/// ... and one more in each such time.
+pub const PAUSE: Duration = Duration::from_secs(60);
+/// The wait after an attempt that failed; it doubles from one to the next.
+pub const RETRY_MIN: Duration = Duration::from_secs(5);
+/// The longest wait after an attempt that failed.
+pub const RETRY_MAX: Duration = Duration::from_secs(300);
+
+/// What an entry is about.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum About {
+    Rule(u32),
+    Name(String),
+}
+
+/// An Event to be created.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Posting {
+    /// The EgressFirewall's namespace.
+    pub namespace: String,
+    /// What it is about.
+    about: About,
+    /// What to say.
+    pub note: String,
+}
+
+impl Posting {
+    /// The same for the same words, on every node and in every release of Rust (FNV-1a).
+    pub fn hash(&self) -> u64 {
+        let text = format!("{}\n{}", self.namespace, self.note);
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// `reason` of the Event.
+    pub fn reason(&self) -> &'static str {
+        match self.about {
+            About::Rule(_) => "RuleNotInForce",
+            About::Name(_) => "LimitReached",
+        }
+    }
+}
+
+/// What became of a posting.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The Event was created.
+    Created,
+    /// There is such an Event already, or nothing to say it of.
+    Known,
+    /// Neither: try again.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Entry {
+    note: String,
+    due: Timestamp,
+}
+
+/// Everything that lasts, and when it is to be said (again).
+#[derive(Debug)]
+pub struct Ledger {
+    entries: BTreeMap<(String, About), Entry>,
+    /// How many Events may be created at once, and since when one more is on its way.
+    tokens: u32,
+    refill_from: Timestamp,
+    /// No attempt before this.
+    not_before: Timestamp,
+    retry: Duration,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            tokens: BURST,
+            refill_from: Timestamp::default(),
+            not_before: Timestamp::default(),
+            retry: RETRY_MIN,
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes a notice; what is new in it is due after `delay`. Returns how much of it did not fit.
+    pub fn take(&mut self, notice: Notice, now: Timestamp, delay: Duration) -> u64 {
+        let due = now + delay;
+        match notice {
+            Notice::Rules {
+                namespace,
+                problems,
+            } => {
+                self.entries.retain(|(other, about), _| match about {
+                    About::Rule(rule) => *other != namespace || problems.contains_key(rule),
+                    About::Name(_) => true,
+                });
+                let problems = problems.into_iter();
+                problems
+                    .map(|(rule, problem)| {
+                        let note = format!("rule {rule}: {problem}");
+                        self.add((namespace.clone(), About::Rule(rule)), note, due)
+                    })
+                    .sum()
+            }
+            Notice::Limit {
+                namespace,
+                name,
+                note,
+            } => self.add((namespace, About::Name(name)), note, due),
+        }
+    }
+
+    fn add(&mut self, key: (String, About), note: String, due: Timestamp) -> u64 {
+        let known = self.entries.get(&key).map(|entry| entry.note == note);
+        match known {
+            Some(true) => 0,
+            None if self.entries.len() >= ENTRIES_MAX => 1,
+            Some(false) | None => {
+                self.entries.insert(key, Entry { note, due });
+                0
+            }
+        }
+    }
+
+    /// When [`poll`](Self::poll) has something.
+    pub fn next_due(&self) -> Option<Timestamp> {
+        let due = self.entries.values().map(|entry| entry.due).min()?;
+        let token = match self.tokens {
+            0 => self.refill_from + PAUSE,
+            _ => Timestamp::default(),
+        };
+        Some(due.max(token).max(self.not_before))
+    }
+
+    /// The next Event to be created, if it is time for one. [`done`](Self::done) must follow.
+    pub fn poll(&mut self, now: Timestamp) -> Option<Posting> {
+        if self.next_due()? > now {
+            return None;
+        }
+        let ((namespace, about), entry) = self.entries.iter().min_by_key(|(_, entry)| entry.due)?;
+        let posting = Posting {
+            namespace: namespace.clone(),
+            about: about.clone(),
+            note: entry.note.clone(),
+        };
+        while self.tokens < BURST && now.since(self.refill_from) >= PAUSE {
+            self.tokens += 1;
+            self.refill_from = self.refill_from + PAUSE;
+        }
+        if self.tokens == BURST {
+            self.refill_from = now;
+        }
+        self.tokens = self.tokens.saturating_sub(1);
+        Some(posting)
+    }
+
+    /// What became of it.
+    pub fn done(&mut self, posting: &Posting, outcome: Outcome, now: Timestamp) {
+        let key = (posting.namespace.clone(), posting.about.clone());
+        match outcome {
+            Outcome::Failed => {
+                self.not_before = now + self.retry;
+                self.retry = (self.retry * 2).min(RETRY_MAX);
+                self.tokens = (self.tokens + 1).min(BURST);
+            }
+            Outcome::Created | Outcome::Known => {
+                self.retry = RETRY_MIN;
+                match &posting.about {
+                    // A limit is told again when it is met again.
+                    About::Name(_) => drop(self.entries.remove(&key)),
+                    About::Rule(_) => {
+                        if let Some(entry) = self.entries.get_mut(&key) {
+                            entry.due = now + REPEAT;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+use super::*;
+
+const NONE: Duration = Duration::ZERO;
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::default() + Duration::from_secs(1_000_000 + seconds)
+}
+
+fn rules(namespace: &str, problems: &[(u32, &str)]) -> Notice {
+    Notice::Rules {
+        namespace: namespace.into(),
+        problems: problems
+            .iter()
+            .map(|&(rule, problem)| (rule, problem.to_owned()))
+            .collect(),
+    }
+}
+
+/// What is said at this time, one after the other, all of it with success.
+fn said(ledger: &mut Ledger, now: Timestamp) -> Vec<String> {
+    std::iter::from_fn(|| {
+        let posting = ledger.poll(now)?;
+        ledger.done(&posting, Outcome::Created, now);
+        Some(format!("{}: {}", posting.namespace, posting.note))
+    })
+    .collect()
+}
+
+#[test]
+fn what_lasts_is_said_once_an_hour() {
+    let mut ledger = Ledger::default();
+    assert_eq!(ledger.next_due(), None);
+    let notice = rules("ns1", &[(0, "bad"), (2, "worse")]);
+    ledger.take(notice.clone(), at(0), Duration::from_secs(7));
+    assert_eq!(ledger.next_due(), Some(at(7)));
+    assert!(said(&mut ledger, at(6)).is_empty());
+    assert_eq!(
+        said(&mut ledger, at(7)),
+        ["ns1: rule 0: bad", "ns1: rule 2: worse"]
+    );
+    // The same again is no news.
+    ledger.take(notice, at(60), NONE);
+    assert!(said(&mut ledger, at(3606)).is_empty());
+    assert_eq!(said(&mut ledger, at(3607)).len(), 2);
+}
+
+#[test]
+fn what_changes_is_said_anew_and_what_is_over_no_more() {
+    let mut ledger = Ledger::default();
+    ledger.take(rules("ns1", &[(0, "bad"), (1, "bad")]), at(0), NONE);
+    ledger.take(rules("ns2", &[(0, "bad")]), at(0), NONE);
+    assert_eq!(said(&mut ledger, at(0)).len(), 3);
+    ledger.take(rules("ns1", &[(0, "other")]), at(100), NONE);
+    assert_eq!(said(&mut ledger, at(100)), ["ns1: rule 0: other"]);
+    ledger.take(rules("ns1", &[]), at(200), NONE);
+    assert_eq!(said(&mut ledger, at(10_000)), ["ns2: rule 0: bad"]);
+}
+
+#[test]
+fn what_was_over_before_it_was_said_is_not_said() {
+    let mut ledger = Ledger::default();
+    ledger.take(rules("ns1", &[(0, "bad")]), at(0), Duration::from_secs(20));
+    ledger.take(rules("ns1", &[]), at(10), NONE);
+    assert_eq!(ledger.next_due(), None);
+}
+
+#[test]
+fn no_more_than_a_burst_at_once_and_one_per_pause_after_it() {
+    let mut ledger = Ledger::default();
+    let problems: Vec<(u32, &str)> = (0..20).map(|rule| (rule, "bad")).collect();
+    ledger.take(rules("ns1", &problems), at(0), NONE);
+    assert_eq!(said(&mut ledger, at(0)).len(), 5);
+    assert_eq!(ledger.next_due(), Some(at(60)));
+    assert_eq!(said(&mut ledger, at(60)).len(), 1);
+    assert_eq!(said(&mut ledger, at(119)).len(), 0);
+    assert_eq!(said(&mut ledger, at(120)).len(), 1);
+    assert_eq!(said(&mut ledger, at(10_000)).len(), 5);
+}
+
+#[test]
+fn failures_are_tried_again_at_growing_distances() {
+    let mut ledger = Ledger::default();
+    ledger.take(rules("ns1", &[(0, "bad")]), at(0), NONE);
+    let mut now = at(0);
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        let posting = ledger.poll(now).expect("it is time");
+        ledger.done(&posting, Outcome::Failed, now);
+        let due = ledger.next_due().expect("it is still to be said");
+        waits.push(due.since(now).as_secs());
+        now = due;
+    }
+    assert_eq!(waits, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+    assert_eq!(said(&mut ledger, now).len(), 1);
+    ledger.take(rules("ns1", &[(0, "other")]), now, NONE);
+    let posting = ledger.poll(now).expect("it is time");
+    ledger.done(&posting, Outcome::Failed, now);
+    assert_eq!(ledger.next_due(), Some(now + RETRY_MIN));
+}
+
+#[test]
+fn a_limit_is_told_each_time_it_is_met_but_not_twice_while_it_waits() {
+    let mut ledger = Ledger::default();
+    let limit = || Notice::Limit {
+        namespace: "ns1".into(),
+        name: "a.example".into(),
+        note: "too many".into(),
+    };
+    ledger.take(limit(), at(0), NONE);
+    ledger.take(limit(), at(0), NONE);
+    // The rules' notices leave it alone.
+    ledger.take(rules("ns1", &[]), at(0), NONE);
+    assert_eq!(said(&mut ledger, at(0)), ["ns1: too many"]);
+    assert_eq!(ledger.next_due(), None);
+    ledger.take(limit(), at(100), NONE);
+    assert_eq!(said(&mut ledger, at(100)).len(), 1);
+}
+
+#[test]
+fn what_does_not_fit_is_counted() {
+    let mut ledger = Ledger::default();
+    let rule = |rule: usize| (u32::try_from(rule).expect("small"), "bad");
+    let problems: Vec<_> = (0..ENTRIES_MAX).map(rule).collect();
+    assert_eq!(ledger.take(rules("ns1", &problems), at(0), NONE), 0);
+    assert_eq!(
+        ledger.take(rules("ns2", &[(0, "a"), (1, "b")]), at(0), NONE),
+        2
+    );
+    assert_eq!(ledger.take(rules("ns1", &problems[1..]), at(0), NONE), 0);
+    assert_eq!(
+        ledger.take(rules("ns2", &[(0, "a"), (1, "b")]), at(0), NONE),
+        1
+    );
+}
+
+#[test]
+fn the_same_words_have_the_same_hash_everywhere() {
+    let posting = |namespace: &str, note: &str| Posting {
+        namespace: namespace.into(),
+        about: About::Rule(0),
+        note: note.into(),
+    };
+    assert_ne!(posting("a", "b").hash(), posting("a", "c").hash());
+    assert_ne!(posting("a", "b").hash(), posting("c", "b").hash());
+    // FNV-1a of "a\nb", as the function's authors define it.
+    assert_eq!(posting("a", "b").hash(), 0xe5be_b119_0415_e670);
+}

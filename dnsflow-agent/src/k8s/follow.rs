@@ -1,0 +1,243 @@
+//! Lists and watches one kind of object, for as long as somebody listens.
+//!
+//! One task per [`Follower`]; it owns the connection and may be dropped at any time. What is made
+//! of the objects is the follower's business. Errors are logged once per cause and retried for
+//! ever; what it must never do is to make an API server that is away look like an empty one.
+//!
+//! A plain list followed by a watch works with every API server. To have the list streamed
+//! ("watch-list", an option of Kubernetes 1.27 and later), add `streaming_lists()` to the
+//! [`watcher::Config`]; a server without it refuses the request.
+
+use std::{
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use futures::StreamExt;
+use kube::{
+    Api, Client, Resource,
+    core::Status,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use super::{
+    client::{ClientOptions, MAX_MESSAGE, chain, connect},
+    convert,
+};
+
+/// How often a client configuration that cannot be read is read again.
+const CONFIG_RETRY: Duration = Duration::from_secs(5);
+
+/// The same trouble is told again when there was none for this long. Attempts are never further
+/// apart: at most 60 s of back-off with its jitter, and 30 s to connect.
+const TROUBLE_OVER: Duration = Duration::from_secs(120);
+
+/// The objects that are watched, for people.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    /// What they are: `EgressFirewalls`.
+    pub(super) what: String,
+    /// What it means that the API server knows no such resource, and the cure.
+    pub(super) missing: String,
+    /// What the ServiceAccount needs.
+    pub(super) permission: String,
+}
+
+/// Takes the objects, as they come and go.
+pub(super) trait Follower {
+    /// The objects.
+    type Object: Resource + Clone + DeserializeOwned + Debug + Send + 'static;
+    /// What is told of them.
+    type Update;
+
+    /// The objects, for people.
+    fn subject(&self) -> Subject;
+
+    /// Where they are.
+    fn api(&self, client: Client) -> Api<Self::Object>;
+
+    /// Which of them are wanted.
+    fn config(&self) -> watcher::Config {
+        watcher::Config::default()
+    }
+
+    /// What an event comes to.
+    fn handle(&mut self, event: Event<Self::Object>) -> Option<Self::Update>;
+}
+
+/// Watches and sends each update, until the receiver of `updates` is gone.
+pub(super) async fn follow<F: Follower>(
+    options: &ClientOptions,
+    mut follower: F,
+    updates: mpsc::Sender<F::Update>,
+) {
+    let mut trouble = Trouble::default();
+    loop {
+        match connect(options).await {
+            Ok((client, url)) => {
+                let end = session(client, &url, &mut follower, &mut trouble, &updates).await;
+                if end == End::Closed {
+                    return;
+                }
+            }
+            Err(cause) => {
+                trouble.tell(&cause, Instant::now());
+                tokio::select! {
+                    () = tokio::time::sleep(CONFIG_RETRY) => {}
+                    () = updates.closed() => return,
+                }
+            }
+        }
+    }
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum End {
+    /// Nobody listens any more.
+    Closed,
+    /// The credentials are refused: read them again.
+    Credentials,
+}
+
+async fn session<F: Follower>(
+    client: Client,
+    url: &str,
+    follower: &mut F,
+    trouble: &mut Trouble,
+    updates: &mpsc::Sender<F::Update>,
+) -> End {
+    let subject = follower.subject();
+    let api = follower.api(client);
+    let config = follower.config();
+    // 0.8 s to 30 s, doubled each time, with jitter: an API server that comes back is not met by
+    // all nodes at once.
+    let begin = || {
+        let events = watcher(api.clone(), config.clone());
+        Box::pin(events.default_backoff())
+    };
+    let mut events = begin();
+    loop {
+        let event = tokio::select! {
+            event = events.next() => event,
+            () = updates.closed() => return End::Closed,
+        };
+        match event {
+            Some(Ok(event)) => {
+                // `Init` is said before anything was asked of the server.
+                if !matches!(event, Event::Init) {
+                    trouble.over(url);
+                }
+                if let Some(update) = follower.handle(event)
+                    && updates.send(update).await.is_err()
+                {
+                    return End::Closed;
+                }
+            }
+            Some(Err(error)) => {
+                let code = status(&error).map(|status| status.code);
+                match describe(&error, url, &subject) {
+                    Some(cause) => trouble.tell(&cause, Instant::now()),
+                    None => tracing::debug!(url, "the watch is too old; listing anew"),
+                }
+                match (code, &error) {
+                    // kube lists anew for the event 410, but for the answer 410 it would ask for
+                    // the same events for ever.
+                    (Some(410), watcher::Error::WatchStartFailed(_)) => events = begin(),
+                    (Some(401), _) => {
+                        tokio::time::sleep(CONFIG_RETRY).await;
+                        return End::Credentials;
+                    }
+                    _ => {}
+                }
+            }
+            // The watcher never ends by itself.
+            None => return End::Credentials,
+        }
+    }
+}
+
+/// What is wrong with the connection, told once.
+#[derive(Debug, Default)]
+struct Trouble {
+    told: Option<String>,
+    last: Option<Instant>,
+}
+
+impl Trouble {
+    fn tell(&mut self, cause: &str, now: Instant) {
+        if self.is_news(cause, now) {
+            tracing::warn!("{cause}; trying again, and what is known stays in force");
+        }
+    }
+
+    fn is_news(&mut self, cause: &str, now: Instant) -> bool {
+        let recent = self
+            .last
+            .is_some_and(|last| now.saturating_duration_since(last) < TROUBLE_OVER);
+        let news = !(recent && self.told.as_deref() == Some(cause));
+        self.told = Some(cause.to_owned());
+        self.last = Some(now);
+        news
+    }
+
+    fn over(&mut self, url: &str) {
+        if self.told.take().is_some() {
+            tracing::info!(url, "the Kubernetes API answers again");
+        }
+    }
+}
+
+/// What the server said, where it is the server's error.
+fn status(error: &watcher::Error) -> Option<&Status> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// The cause and the cure; `None` for what belongs to normal work.
+fn describe(error: &watcher::Error, url: &str, subject: &Subject) -> Option<String> {
+    let Subject {
+        what,
+        missing,
+        permission,
+    } = subject;
+    let Some(status) = status(error) else {
+        return Some(format!(
+            "cannot read {what} from the Kubernetes API at {url} (--kubeconfig FILE names \
+             another): {}",
+            chain(error)
+        ));
+    };
+    Some(match status.code {
+        // Events older than the server keeps (RFC 9110, section 15.5.11).
+        410 => return None,
+        404 => {
+            format!("the Kubernetes API at {url} {missing} --kubeconfig FILE names another cluster")
+        }
+        403 => format!(
+            "the Kubernetes API at {url} does not let dnsflow read {what}: its ServiceAccount \
+             needs {permission}, as in deploy/base/rbac.yaml"
+        ),
+        401 => format!(
+            "the Kubernetes API at {url} refuses the credentials; they are read again \
+             (--kubeconfig FILE names others)"
+        ),
+        code => format!(
+            "the Kubernetes API at {url} answers with the error {code}: {}",
+            convert::shorten(&status.message.replace('\n', " "), MAX_MESSAGE)
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests;

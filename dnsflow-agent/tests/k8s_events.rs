@@ -1,0 +1,152 @@
+//! Events beside EgressFirewalls, against an API server that does exactly what each test says.
+
+mod fake;
+
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use dnsflow_agent::{
+    core::report::Report,
+    k8s::{
+        ClientOptions,
+        events::{Reporter, channel, post},
+    },
+};
+use fake::{Kubeconfig, PATIENCE, Server, status};
+use serde_json::{Value, json};
+use tokio::{task::JoinHandle, time::timeout};
+
+const FIREWALL: &str = "/apis/k8s.ovn.org/v1/namespaces/ns1/egressfirewalls/default";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/ns1/events";
+
+fn start(server: &Server) -> (Reporter, Kubeconfig, JoinHandle<()>) {
+    let kubeconfig = Kubeconfig::new();
+    kubeconfig.write(server.address);
+    let options = ClientOptions {
+        kubeconfig: Some(kubeconfig.path().to_owned()),
+    };
+    let (reporter, notices) = channel();
+    let task = tokio::spawn(post(options, notices, Duration::ZERO));
+    (reporter, kubeconfig, task)
+}
+
+fn problems(problems: &[(u32, &str, bool)]) -> Report {
+    Report::Problems {
+        namespace: "ns1".into(),
+        problems: problems
+            .iter()
+            .map(|&(rule, text, waiting)| (rule, (text.to_owned(), waiting)))
+            .collect::<BTreeMap<_, _>>(),
+    }
+}
+
+fn firewall() -> Value {
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
+        "metadata": {
+            "namespace": "ns1", "name": "default", "resourceVersion": "7",
+            "uid": "0c8c3b1e-0000-4000-8000-000000000001",
+        },
+        "spec": {"egress": []},
+    })
+}
+
+/// The Event that comes next, which is accepted.
+async fn created(server: &mut Server) -> Value {
+    let request = server.request().await;
+    assert_eq!((&*request.method, request.path()), ("GET", FIREWALL));
+    request.json(200, firewall()).await;
+    let request = server.request().await;
+    assert_eq!((&*request.method, request.path()), ("POST", EVENTS));
+    let event = request.object();
+    request.json(201, event.clone()).await;
+    event
+}
+
+#[tokio::test]
+async fn a_refused_rule_becomes_an_event_of_its_firewall() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, task) = start(&server);
+    let waiting = (1, "waiting for OVN", true);
+    reporter.tell(&problems(&[
+        (0, "Deny by dnsName `a.example`", false),
+        waiting,
+    ]));
+    let event = created(&mut server).await;
+    assert_eq!(event["note"], "rule 0: Deny by dnsName `a.example`");
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reason"], "RuleNotInForce");
+    assert_eq!(event["metadata"]["namespace"], "ns1");
+    assert_eq!(event["reportingController"], "dnsflow.io/agent");
+    let regarding = json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
+        "namespace": "ns1", "name": "default", "resourceVersion": "7",
+        "uid": "0c8c3b1e-0000-4000-8000-000000000001",
+    });
+    assert_eq!(event["regarding"], regarding);
+    for field in ["reportingInstance", "action", "eventTime"] {
+        assert!(
+            event[field].as_str().is_some_and(|text| !text.is_empty()),
+            "{field}"
+        );
+    }
+    // What is told again is no news; only what is new becomes an Event.
+    reporter.tell(&problems(&[
+        (0, "Deny by dnsName `a.example`", false),
+        waiting,
+    ]));
+    let long = "x".repeat(5000);
+    reporter.tell(&problems(&[
+        (0, "Deny by dnsName `a.example`", false),
+        (2, &long, false),
+    ]));
+    let second = created(&mut server).await;
+    let note = second["note"].as_str().expect("a note");
+    assert!(note.starts_with("rule 2: x") && note.len() < 1024, "{note}");
+    assert_ne!(second["metadata"]["name"], event["metadata"]["name"]);
+    drop(reporter);
+    timeout(PATIENCE, task)
+        .await
+        .expect("an end")
+        .expect("no panic");
+}
+
+#[tokio::test]
+async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    reporter.tell(&problems(&[(0, "bad", false)]));
+    let mut names = Vec::new();
+    for code in [500, 409] {
+        server.request().await.json(200, firewall()).await;
+        let request = server.request().await;
+        names.push(request.object()["metadata"]["name"].clone());
+        request.status(code).await;
+    }
+    assert_eq!(names[0], names[1]);
+    // The next one shows that the first is done with.
+    reporter.tell(&problems(&[(0, "bad", false), (1, "worse", false)]));
+    assert_eq!(created(&mut server).await["note"], "rule 1: worse");
+    let counters = reporter.counters();
+    assert_eq!(counters.known.load(Relaxed), 1);
+    assert_eq!(counters.failures.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_firewall_that_is_gone_gets_no_event() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    reporter.tell(&problems(&[(0, "bad", false)]));
+    server.request().await.json(404, status(404)).await;
+    reporter.tell(&problems(&[(1, "worse", false)]));
+    assert_eq!(created(&mut server).await["note"], "rule 1: worse");
+}
+
+#[tokio::test]
+async fn reports_are_taken_without_waiting_and_losses_counted() {
+    // Nobody takes them over.
+    let (reporter, _notices) = channel();
+    for number in 0..300 {
+        reporter.tell(&problems(&[(number, "bad", false)]));
+    }
+    assert_eq!(reporter.counters().dropped.load(Relaxed), 300 - 256);
+}

@@ -1,0 +1,330 @@
+//! A real API server for custom resources on loopback: upstream's own, built once by Go below
+//! `target/`, over Debian's etcd of the release under test.
+//!
+//! It serves what the definition of a resource says, as a cluster does: validation, list, watch,
+//! bookmarks, compaction. It has no core/v1. Whom it does not know as an administrator, it asks
+//! the tests' own server about, by SubjectAccessReview.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    net::TcpListener,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::{
+    process::{run, wait_until},
+    root::{Contents, Root},
+    support::{ROOT_VARIABLE, root_directory},
+};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Signal, set_parent_process_death_signal},
+};
+use serde_json::{Value, json};
+
+/// The module whose main package is the server, of Kubernetes 1.36.
+const MODULE: &str = "k8s.io/apiextensions-apiserver@v0.36.2";
+const PROGRAM: &str = "apiextensions-apiserver";
+/// How long etcd and the server may take to listen.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What the tests run on, or why it cannot be had here.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    etcd: Root,
+    server: PathBuf,
+    /// Debian's release, whose etcd it is.
+    pub(crate) suite: String,
+}
+
+impl Programs {
+    /// Fetches and builds what is not there yet.
+    pub(crate) fn ensure() -> Result<Self> {
+        let suite = match std::env::var_os(ROOT_VARIABLE) {
+            Some(root) => PathBuf::from(root)
+                .file_name()
+                .context("a root without a name")?
+                .to_string_lossy()
+                .into_owned(),
+            None => "bookworm".to_owned(),
+        };
+        let roots = root_directory("")?;
+        let home = roots.with_file_name("apiserver");
+        fs::create_dir_all(&home)?;
+        // Tests run side by side; one of them does the work.
+        let lock = File::create(home.join("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        for program in ["openssl"] {
+            run(Command::new(program).arg("version")).context("openssl makes the certificates")?;
+        }
+        let contents = Contents {
+            suite: &suite,
+            packages: &["etcd-server"],
+        };
+        let directory = root_directory(&format!("etcd-{suite}"))?;
+        let etcd = Root::ensure(&directory, contents, |text| eprintln!("{text}"))?;
+        let server = home.join("bin").join(PROGRAM);
+        if !server.is_file() {
+            let mut go = Command::new("go");
+            go.args(["install", MODULE])
+                .env("GOBIN", home.join("bin"))
+                .current_dir(&home);
+            run(&mut go).context("upstream's API server is built by Go 1.26")?;
+        }
+        Ok(Self {
+            etcd,
+            server,
+            suite,
+        })
+    }
+}
+
+/// A running server, and its etcd. Dropping it ends both and removes their files.
+#[derive(Debug)]
+pub(crate) struct ApiServer {
+    programs: Programs,
+    directory: PathBuf,
+    etcd: Option<Child>,
+    server: Option<Child>,
+    /// The port of the server.
+    pub(crate) port: u16,
+    etcd_port: u16,
+}
+
+impl ApiServer {
+    /// Starts both, in a directory named after the test. `authorizer` is the address of the
+    /// server that answers SubjectAccessReviews.
+    pub(crate) fn start(
+        programs: &Programs,
+        test: &str,
+        authorizer: std::net::SocketAddr,
+    ) -> Result<Self> {
+        let name = format!("dnsflow-api-{test}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir(&directory)?;
+        let mut server = Self {
+            programs: programs.clone(),
+            directory,
+            etcd: None,
+            server: None,
+            port: free_port()?,
+            etcd_port: free_port()?,
+        };
+        server.make_certificates()?;
+        let address = format!("http://{authorizer}");
+        let review = kubeconfig(&address, json!({}), json!({}));
+        fs::write(server.path("authorizer"), review.to_string())?;
+        let own = server.kubeconfig("admin", server.port)?;
+        fs::copy(own, server.path("own"))?;
+        server.etcd = Some(server.start_etcd()?);
+        server.restart()?;
+        Ok(server)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// A kubeconfig of this user (`admin` or `agent`), for the server behind this port.
+    pub(crate) fn kubeconfig(&self, user: &str, port: u16) -> Result<PathBuf> {
+        let cluster = json!({"certificate-authority": self.path("ca.crt")});
+        let credentials = json!({
+            "client-certificate": self.path(&format!("{user}.crt")),
+            "client-key": self.path(&format!("{user}.key")),
+        });
+        let path = self.path(&format!("{user}-{port}.kubeconfig"));
+        let text = kubeconfig(&format!("https://127.0.0.1:{port}"), cluster, credentials);
+        fs::write(&path, text.to_string())?;
+        Ok(path)
+    }
+
+    fn make_certificates(&self) -> Result<()> {
+        let key = [
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ];
+        let openssl = |arguments: &[&str]| {
+            let mut command = Command::new("openssl");
+            run(command.args(arguments).current_dir(&self.directory))
+        };
+        let mut authority = vec!["req", "-x509", "-keyout", "ca.key", "-out", "ca.crt"];
+        authority.extend(["-subj", "/CN=ca", "-days", "2"]);
+        authority.extend(key);
+        openssl(&authority)?;
+        for (name, subject, extension) in [
+            ("server", "/CN=localhost", "subjectAltName=IP:127.0.0.1"),
+            (
+                "admin",
+                "/O=system:masters/CN=admin",
+                "extendedKeyUsage=clientAuth",
+            ),
+            (
+                "agent",
+                "/O=system:serviceaccounts/CN=system:serviceaccount:dnsflow:dnsflow",
+                "extendedKeyUsage=clientAuth",
+            ),
+        ] {
+            let file = |ending: &str| format!("{name}.{ending}");
+            let (key_file, request, certificate) = (file("key"), file("csr"), file("crt"));
+            let mut asking = vec![
+                "req", "-keyout", &key_file, "-out", &request, "-subj", subject,
+            ];
+            asking.extend(key);
+            openssl(&asking)?;
+            // Without an extension it would be a certificate of X.509 version 1, which rustls
+            // refuses.
+            fs::write(self.path("extensions"), extension)?;
+            let mut signing = vec!["x509", "-req", "-in", &request, "-out", &certificate];
+            signing.extend(["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]);
+            signing.extend(["-days", "2", "-extfile", "extensions"]);
+            openssl(&signing)?;
+        }
+        Ok(())
+    }
+
+    fn start_etcd(&self) -> Result<Child> {
+        let mut command = self.programs.etcd.command("etcd")?;
+        let client = format!("http://127.0.0.1:{}", self.etcd_port);
+        command
+            .arg("--data-dir")
+            .arg(self.path("etcd"))
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", "http://127.0.0.1:0"]);
+        spawn(&mut command, &self.path("etcd.log"))
+    }
+
+    /// Ends the server, if it runs, and starts it: it forgets the events that it had in memory.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        end(&mut self.server);
+        let etcd = format!("http://127.0.0.1:{}", self.etcd_port);
+        let mut command = Command::new(&self.programs.server);
+        command
+            .args(["--etcd-servers", &etcd])
+            .args(["--bind-address", "127.0.0.1"])
+            .args(["--secure-port", &self.port.to_string()])
+            .args(["--client-ca-file", "ca.crt"])
+            .args(["--requestheader-client-ca-file", "ca.crt"])
+            .args(["--tls-cert-file", "server.crt"])
+            .args(["--tls-private-key-file", "server.key"])
+            .arg("--authentication-skip-lookup")
+            .args(["--authentication-kubeconfig", "own"])
+            .args(["--authorization-kubeconfig", "authorizer"])
+            .args(["--kubeconfig", "own"])
+            .arg("--enable-priority-and-fairness=false")
+            // They would ask core/v1, which is not there.
+            .arg(
+                "--disable-admission-plugins=NamespaceLifecycle,MutatingAdmissionWebhook,\
+                 ValidatingAdmissionWebhook,MutatingAdmissionPolicy,ValidatingAdmissionPolicy",
+            )
+            .current_dir(&self.directory);
+        self.server = Some(spawn(&mut command, &self.path("server.log"))?);
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], self.port));
+        let waited = wait_until("the API server to listen", LIMIT, || {
+            if let Some(server) = &mut self.server
+                && let Some(status) = server.try_wait()?
+            {
+                anyhow::bail!("it has ended ({status})");
+            }
+            Ok(std::net::TcpStream::connect(address).is_ok())
+        });
+        waited.map(drop).with_context(|| self.log())
+    }
+
+    /// Forgets every revision of etcd but the last.
+    pub(crate) fn compact(&self) -> Result<()> {
+        let call = |path: &str, body: Value| -> Result<Value> {
+            post(self.etcd_port, &format!("/v3/{path}"), &body)
+        };
+        let found = call("kv/range", json!({"key": "AA=="}))?;
+        let revision = found["header"]["revision"].as_str().context("a revision")?;
+        let compacted = call(
+            "kv/compaction",
+            json!({"revision": revision, "physical": true}),
+        )?;
+        ensure!(compacted["header"].is_object(), "{compacted}");
+        Ok(())
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.path("server.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        end(&mut self.server);
+        end(&mut self.etcd);
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("cannot remove {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// A kubeconfig in JSON, which is YAML too.
+fn kubeconfig(server: &str, mut cluster: Value, user: Value) -> Value {
+    cluster["server"] = json!(server);
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "c", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    })
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn spawn(command: &mut Command, log: &Path) -> Result<Child> {
+    let output = File::options().create(true).append(true).open(log)?;
+    // SAFETY: one system call; no allocation, no lock.
+    unsafe {
+        command.pre_exec(|| {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            Ok(())
+        });
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()
+        .with_context(|| format!("cannot run {command:?}"))
+}
+
+fn end(child: &mut Option<Child>) {
+    if let Some(mut child) = child.take() {
+        // It may have ended already; then both calls have nothing to do.
+        let ended = child.kill().and_then(|()| child.wait());
+        if let Err(error) = ended {
+            eprintln!("cannot end {}: {error}", child.id());
+        }
+    }
+}
+
+/// A POST to etcd's JSON gateway, and the answer's body.
+fn post(port: u16, path: &str, body: &Value) -> Result<Value> {
+    use std::io::Write as _;
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+    let body = body.to_string();
+    write!(
+        stream,
+        "POST {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, body) = answer.split_once("\r\n\r\n").context("an answer")?;
+    serde_json::from_str(body).with_context(|| answer.clone())
+}

@@ -1,0 +1,158 @@
+//! What a node says of itself before and while the agent runs: `dnsflow check`, `/livez` and
+//! `/readyz`.
+
+use std::{
+    ffi::OsString,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use dnsflow_tests::{
+    agent,
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    ovs::{Daemon, Stop},
+    process::{run, wait_until},
+};
+use serde_json::Value;
+
+/// `dnsflow check` with the lab agent's arguments, some of them with other values.
+fn check(lab: &Lab, json: bool, instead: &[(&str, &str)]) -> Result<Output> {
+    let binary = agent::binary()?;
+    let agent = lab.agent_command(&binary)?;
+    let mut arguments: Vec<OsString> = agent.get_args().map(OsString::from).collect();
+    arguments[0] = "check".into();
+    for (option, value) in instead {
+        let at = arguments.iter().position(|argument| argument == option);
+        let at = at.with_context(|| format!("the agent gets no {option}"))?;
+        arguments[at + 1] = value.into();
+    }
+    let mut command = Command::new(binary);
+    command.args(arguments);
+    if json {
+        command.arg("--json");
+    }
+    lab.node().enter(&mut command)?;
+    Ok(command.output()?)
+}
+
+/// The status of each finding, from what `--json` prints.
+fn statuses(output: &Output) -> Vec<(String, String)> {
+    let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let findings = printed["findings"].as_array().expect("findings");
+    let text = |finding: &Value, field: &str| finding[field].as_str().expect(field).to_owned();
+    findings
+        .iter()
+        .map(|finding| (text(finding, "check"), text(finding, "status")))
+        .collect()
+}
+
+fn status<'a>(statuses: &'a [(String, String)], check: &str) -> &'a str {
+    let found = statuses.iter().find(|(name, _)| name == check);
+    found.map_or("not asked", |(_, status)| status)
+}
+
+#[test]
+fn a_node_of_the_lab_is_in_order_and_stays_as_it_was() {
+    let lab = lab!("check", agent);
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let state = || {
+        let flows = lab
+            .ofctl(&["--no-stats", "dump-flows", "br-int"])
+            .expect("the dump runs");
+        let mut command = lab.node_command("tc").expect("tc");
+        let qdiscs = command
+            .args(["qdisc", "show"])
+            .output()
+            .expect("tc runs")
+            .stdout;
+        assert!(!qdiscs.is_empty());
+        (flows, qdiscs)
+    };
+    let before = state();
+
+    let output = check(&lab, true, &[]).expect("it runs");
+    let found = statuses(&output);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(found.iter().all(|(_, status)| status == "ok"), "{printed}");
+    assert!(output.status.success());
+    for check in [
+        "program",
+        "attach",
+        "interfaces",
+        "openflow",
+        "acl-template",
+        "manifests",
+    ] {
+        assert_eq!(status(&found, check), "ok", "{check}");
+    }
+    assert_eq!(state(), before);
+
+    let output = check(&lab, false, &[]).expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.lines().count(), found.len(), "{text}");
+    assert!(text.lines().all(|line| line.starts_with("ok ")), "{text}");
+}
+
+#[test]
+fn what_is_missing_is_said_and_the_exit_status_tells() {
+    let lab = lab!("check-missing", agent);
+    lab.vsctl(&["set", "Open_vSwitch", ".", "other_config:hw-offload=true"])
+        .expect("it is set");
+    let gone = [
+        ("--openflow-socket", "/nowhere"),
+        ("--ovn-nb", "unix:/nowhere"),
+    ];
+    let output = check(&lab, true, &gone).expect("it runs");
+    let found = statuses(&output);
+    assert_eq!(output.status.code(), Some(1), "{found:?}");
+    for (check, expected) in [
+        ("openflow", "failed"),
+        ("ovn-nb", "failed"),
+        ("ovn-sb", "ok"),
+        ("offload", "warning"),
+        ("acl-template", "not asked"),
+        ("program", "ok"),
+    ] {
+        assert_eq!(status(&found, check), expected, "{check}");
+    }
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("/nowhere"), "{printed}");
+}
+
+#[test]
+fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let lab = lab!("check-ready", agent);
+    let get = |path: &str| {
+        let mut command = lab.node_command("curl")?;
+        command.args(["--silent", "--write-out", "%{http_code}"]);
+        run(command.arg(format!("http://127.0.0.1:9473/{path}")))
+    };
+    let agent = lab
+        .start_agent(&["--listen=127.0.0.1:9473"])
+        .expect("the agent is ready");
+    // The event `ready` is logged a moment after the answer changes, on another thread's socket.
+    wait_until("/readyz to answer", LIMIT, || {
+        Ok(get("readyz").is_ok_and(|text| text == "ok\n200"))
+    })
+    .expect("it is ready");
+    lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
+        .expect("it stops");
+    wait_until("/readyz to say so", LIMIT, || {
+        Ok(get("readyz")? == "no connection to the switch\n503")
+    })
+    .expect("it is not ready");
+    assert_eq!(get("livez").expect("curl runs"), "ok\n200");
+    lab.restart(Daemon::Vswitchd, Stop::Terminate)
+        .expect("it starts");
+    wait_until("/readyz to say so", LIMIT, || {
+        Ok(get("readyz")? == "ok\n200")
+    })
+    .expect("it is ready again");
+    agent.terminate().expect("it stops");
+}

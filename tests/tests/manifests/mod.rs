@@ -1,0 +1,257 @@
+//! The objects of `deploy/`, and the rights that they grant: an authorizer that knows nothing else.
+
+// Each test program uses another part of it.
+#![allow(dead_code)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Namespace, ServiceAccount},
+    rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+/// What is built on the base.
+pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
+
+/// A directory of `deploy/`.
+pub(crate) fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../deploy")
+        .join(name)
+}
+
+/// The documents of a YAML file.
+pub(crate) fn documents(file: &Path) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    serde_saphyr::from_multiple(&text).with_context(|| file.display().to_string())
+}
+
+/// The files that a directory's kustomization names.
+pub(crate) fn resources(directory: &Path) -> Result<BTreeSet<String>> {
+    let kustomization = documents(&directory.join("kustomization.yaml"))?;
+    ensure!(kustomization.len() == 1 && kustomization[0]["kind"] == "Kustomization");
+    let named = kustomization[0]["resources"]
+        .as_array()
+        .context("resources")?;
+    let named = named.iter().map(|name| name.as_str().map(str::to_owned));
+    named.collect::<Option<_>>().context("names of files")
+}
+
+/// The object, if its type knows all its fields: what the type does not know does not come back.
+fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T> {
+    let object: T = serde_json::from_value(value.clone())?;
+    let back = serde_json::to_value(&object)?;
+    ensure!(
+        back == *value,
+        "unknown fields: {value} came back as {back}"
+    );
+    Ok(object)
+}
+
+/// The objects of one directory.
+#[derive(Default)]
+pub(crate) struct Objects {
+    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) accounts: Vec<ServiceAccount>,
+    pub(crate) cluster_roles: Vec<ClusterRole>,
+    pub(crate) cluster_bindings: Vec<ClusterRoleBinding>,
+    pub(crate) roles: Vec<Role>,
+    pub(crate) bindings: Vec<RoleBinding>,
+    pub(crate) daemon_sets: Vec<DaemonSet>,
+}
+
+impl Objects {
+    fn add(&mut self, value: &Value) -> Result<()> {
+        const RBAC: Option<&str> = Some("rbac.authorization.k8s.io/v1");
+        match (value["apiVersion"].as_str(), value["kind"].as_str()) {
+            (Some("v1"), Some("Namespace")) => self.namespaces.push(typed(value)?),
+            (Some("v1"), Some("ServiceAccount")) => self.accounts.push(typed(value)?),
+            (RBAC, Some("ClusterRole")) => self.cluster_roles.push(typed(value)?),
+            (RBAC, Some("ClusterRoleBinding")) => self.cluster_bindings.push(typed(value)?),
+            (RBAC, Some("Role")) => self.roles.push(typed(value)?),
+            (RBAC, Some("RoleBinding")) => self.bindings.push(typed(value)?),
+            (Some("apps/v1"), Some("DaemonSet")) => self.daemon_sets.push(typed(value)?),
+            (version, kind) => bail!("an object of the unknown kind {kind:?} in {version:?}"),
+        }
+        Ok(())
+    }
+
+    /// The base, read file by file.
+    pub(crate) fn base() -> Result<Self> {
+        let base = directory("base");
+        let mut objects = Self::default();
+        for file in resources(&base)? {
+            for document in documents(&base.join(&file))? {
+                objects.add(&document).with_context(|| file.clone())?;
+            }
+        }
+        Ok(objects)
+    }
+
+    /// A directory as kustomize builds it; `None` where there is no kustomize here.
+    pub(crate) fn built(name: &str) -> Result<Option<Self>> {
+        let Some(output) = ["kubectl kustomize", "kustomize build"]
+            .into_iter()
+            .find_map(|command| {
+                let (program, verb) = command.split_once(' ')?;
+                let mut command = Command::new(program);
+                command.arg(verb).arg(directory(name)).output().ok()
+            })
+        else {
+            return Ok(None);
+        };
+        ensure!(
+            output.status.success(),
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let text = String::from_utf8(output.stdout)?;
+        let mut objects = Self::default();
+        for document in serde_saphyr::from_multiple::<Value>(&text)? {
+            objects.add(&document).with_context(|| name.to_owned())?;
+        }
+        Ok(Some(objects))
+    }
+
+    /// The arguments of the agent's container, its command first.
+    pub(crate) fn command_line(&self) -> Result<Vec<String>> {
+        let [daemon_set] = &self.daemon_sets[..] else {
+            bail!("not one DaemonSet");
+        };
+        let pod = daemon_set.spec.template.spec.as_ref();
+        let [container] = &pod.context("a Pod's spec")?.containers[..] else {
+            bail!("not one container");
+        };
+        let words = container.command.iter().chain(&container.args).flatten();
+        Ok(words.cloned().collect())
+    }
+
+    /// Every right that these objects give the agent's ServiceAccount.
+    ///
+    /// # Errors
+    ///
+    /// Where a binding names a role that is not among the objects, other than OpenShift's
+    /// `system:openshift:scc:privileged`, or a rule uses a wildcard.
+    pub(crate) fn grants(&self) -> Result<BTreeSet<Grant>> {
+        let mut grants = BTreeSet::new();
+        for binding in &self.cluster_bindings {
+            if self.is_agent(binding.subjects.as_deref()) {
+                let rules = self.rules(&binding.role_ref, None)?;
+                add_grants(&mut grants, rules, None)?;
+            }
+        }
+        for binding in &self.bindings {
+            let namespace = binding.metadata.namespace.as_deref();
+            let outside = binding.role_ref.name == "system:openshift:scc:privileged";
+            if self.is_agent(binding.subjects.as_deref()) && !outside {
+                let rules = self.rules(&binding.role_ref, namespace)?;
+                add_grants(&mut grants, rules, namespace)?;
+            }
+        }
+        Ok(grants)
+    }
+
+    fn is_agent(&self, subjects: Option<&[Subject]>) -> bool {
+        let account = |subject: &Subject| {
+            subject.kind == "ServiceAccount"
+                && self.accounts.iter().any(|account| {
+                    account.metadata.name.as_ref() == Some(&subject.name)
+                        && account.metadata.namespace == subject.namespace
+                })
+        };
+        subjects.unwrap_or_default().iter().any(account)
+    }
+
+    fn rules(&self, role: &RoleRef, namespace: Option<&str>) -> Result<&[PolicyRule]> {
+        let group = role.api_group.as_deref();
+        ensure!(group == Some("rbac.authorization.k8s.io"), "{role:?}");
+        let name = Some(&role.name);
+        let rules = match &*role.kind {
+            "ClusterRole" => self
+                .cluster_roles
+                .iter()
+                .find(|role| role.metadata.name.as_ref() == name)
+                .map(|role| &role.rules),
+            "Role" => self
+                .roles
+                .iter()
+                .find(|role| {
+                    role.metadata.name.as_ref() == name
+                        && role.metadata.namespace.as_deref() == namespace
+                })
+                .map(|role| &role.rules),
+            other => bail!("a binding to a {other}"),
+        };
+        let rules = rules.with_context(|| format!("there is no role {}", role.name))?;
+        Ok(rules.as_deref().unwrap_or_default())
+    }
+}
+
+/// A right, each part of it one word.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Grant {
+    pub(crate) verb: String,
+    pub(crate) group: String,
+    pub(crate) resource: String,
+    /// `None` for every namespace.
+    pub(crate) namespace: Option<String>,
+    /// `None` for every name.
+    pub(crate) name: Option<String>,
+}
+
+impl Grant {
+    /// Whether this right covers a request.
+    pub(crate) fn allows(&self, request: &Self) -> bool {
+        self.verb == request.verb
+            && self.group == request.group
+            && self.resource == request.resource
+            && (self.namespace.is_none() || self.namespace == request.namespace)
+            && (self.name.is_none() || self.name == request.name)
+    }
+}
+
+fn add_grants(
+    grants: &mut BTreeSet<Grant>,
+    rules: &[PolicyRule],
+    namespace: Option<&str>,
+) -> Result<()> {
+    for rule in rules {
+        ensure!(rule.non_resource_urls.is_none(), "{rule:?}");
+        let groups = rule.api_groups.as_deref().unwrap_or_default();
+        let resources = rule.resources.as_deref().unwrap_or_default();
+        let names = match rule.resource_names.as_deref() {
+            None | Some([]) => vec![None],
+            Some(names) => names.iter().cloned().map(Some).collect(),
+        };
+        for (verb, group, resource, name) in rule.verbs.iter().flat_map(|verb| {
+            let names = &names;
+            groups.iter().flat_map(move |group| {
+                resources.iter().flat_map(move |resource| {
+                    names.iter().map(move |name| (verb, group, resource, name))
+                })
+            })
+        }) {
+            ensure!(
+                ![verb, group, resource].into_iter().any(|word| word == "*"),
+                "a wildcard: {rule:?}"
+            );
+            grants.insert(Grant {
+                verb: verb.clone(),
+                group: group.clone(),
+                resource: resource.clone(),
+                namespace: namespace.map(str::to_owned),
+                name: name.clone(),
+            });
+        }
+    }
+    Ok(())
+}
