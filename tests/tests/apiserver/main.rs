@@ -36,8 +36,8 @@ use self::{
     server::{ApiServer, Programs},
 };
 
-/// Longer than any back-off that a test goes through.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any back-off that a test goes through: at most 60 s, after an attempt of up to 30 s.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The annotation of the bookmark that ends a streamed list (Kubernetes,
 /// `InitialEventsAnnotationKey`).
@@ -344,7 +344,7 @@ async fn a_watch_outlives_cuts_a_restart_and_a_compaction() {
         .create("ns2", allow("two.example"))
         .await
         .expect("it is stored");
-    let mut proxy = Proxy::start(cluster.server.port).await;
+    let proxy = Proxy::start(cluster.server.port).await;
     let kubeconfig = cluster.server.kubeconfig("agent", proxy.address.port());
     let mut watch = Watch::start(kubeconfig.expect("it is written"));
     assert_eq!(
@@ -372,16 +372,16 @@ async fn a_watch_outlives_cuts_a_restart_and_a_compaction() {
     assert_eq!(watch.update().await, "-ns2");
 
     // Cut, and on again: the watch goes on where it was.
-    proxy.cut().await;
+    proxy.cut();
     cluster
         .create("ns4", allow("four.example"))
         .await
         .expect("it is stored");
-    proxy.open().await;
+    proxy.open();
     assert_eq!(watch.update().await, "ns4(four.example)");
 
     // Away for so long that nobody remembers what happened: a complete list makes up for it.
-    proxy.cut().await;
+    proxy.cut();
     let change = json!({"spec": {"egress": allow("uno.example")}});
     cluster
         .firewalls("ns1")
@@ -391,7 +391,7 @@ async fn a_watch_outlives_cuts_a_restart_and_a_compaction() {
     delete("ns3").await.expect("it is deleted");
     cluster.server.compact().expect("etcd forgets");
     tokio::task::block_in_place(|| cluster.server.restart()).expect("it starts");
-    proxy.open().await;
+    proxy.open();
     assert_eq!(
         watch.update().await,
         "reset ns1(uno.example) ns4(four.example)"

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
-    task::{JoinHandle, JoinSet},
+    sync::watch,
+    task::JoinHandle,
 };
 
 /// The proxy; dropping it cuts its connections.
@@ -13,54 +14,56 @@ use tokio::{
 pub(crate) struct Proxy {
     /// Where clients connect.
     pub(crate) address: SocketAddr,
-    to: SocketAddr,
-    task: Option<JoinHandle<()>>,
+    open: watch::Sender<bool>,
+    task: JoinHandle<()>,
 }
 
 impl Proxy {
     /// A proxy to this port.
     pub(crate) async fn start(port: u16) -> Self {
-        let mut proxy = Self {
-            address: ([127, 0, 0, 1], 0).into(),
-            to: ([127, 0, 0, 1], port).into(),
-            task: None,
-        };
-        proxy.open().await;
-        proxy
-    }
-
-    /// Takes connections, at the same address as before.
-    pub(crate) async fn open(&mut self) {
-        let listener = TcpListener::bind(self.address).await.expect("the port");
-        self.address = listener.local_addr().expect("an address");
-        let to = self.to;
-        self.task = Some(tokio::spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((mut client, _)) = listener.accept().await {
-                connections.spawn(async move {
-                    if let Ok(mut server) = TcpStream::connect(to).await {
-                        // Either side may end it.
-                        let _ended = copy_bidirectional(&mut client, &mut server).await;
-                    }
-                });
+        let to = SocketAddr::from(([127, 0, 0, 1], port));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (open, state) = watch::channel(true);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, to, state.clone()));
             }
-        }));
+        });
+        Self {
+            address,
+            open,
+            task,
+        }
     }
 
-    /// Ends every connection and takes no more.
-    pub(crate) async fn cut(&mut self) {
-        if let Some(task) = self.task.take() {
-            task.abort();
-            // Its sockets are closed when it has ended.
-            let _cancelled = task.await;
+    /// Ends every connection, and each new one at once.
+    pub(crate) fn cut(&self) {
+        self.open.send_replace(false);
+    }
+
+    /// Lets connections pass again.
+    pub(crate) fn open(&self) {
+        self.open.send_replace(true);
+    }
+}
+
+async fn pass(mut client: TcpStream, to: SocketAddr, mut open: watch::Receiver<bool>) {
+    let passing = async {
+        if let Ok(mut server) = TcpStream::connect(to).await {
+            // Either side may end it.
+            let _ended = copy_bidirectional(&mut client, &mut server).await;
         }
+    };
+    tokio::select! {
+        biased;
+        _ = open.wait_for(|open| !open) => {}
+        () = passing => {}
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        self.task.abort();
     }
 }
