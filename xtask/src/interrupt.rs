@@ -63,26 +63,43 @@ pub(crate) fn spawn(command: &mut Command) -> Result<Child> {
 }
 
 /// Waits for a child of [`spawn`]; on a signal, ends it and its children first.
-pub(crate) fn wait(mut child: Child) -> Result<ExitStatus> {
-    let group = Pid::from_child(&child);
+pub(crate) fn wait(child: Child) -> Result<ExitStatus> {
+    wait_at_most(child, Duration::MAX)?.context("it did not end")
+}
+
+/// Waits for a child of [`spawn`]; on a signal or after `limit`, ends it and its children. `None`
+/// means that it took too long.
+pub(crate) fn wait_at_most(mut child: Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             check()?;
-            return Ok(status);
+            return Ok(Some(status));
         }
         if let Err(interrupted) = check() {
-            kill_process_group(group, Signal::INT)?;
-            let start = Instant::now();
-            while child.try_wait()?.is_none() {
-                if start.elapsed() > GRACE {
-                    kill_process_group(group, Signal::KILL)?;
-                    child.wait()?;
-                    break;
-                }
-                sleep(POLL);
-            }
+            end(child)?;
             return Err(interrupted.into());
+        }
+        if start.elapsed() > limit {
+            end(child)?;
+            return Ok(None);
         }
         sleep(POLL);
     }
+}
+
+/// Ends a child of [`spawn`] and its children.
+fn end(mut child: Child) -> Result<()> {
+    let group = Pid::from_child(&child);
+    kill_process_group(group, Signal::INT)?;
+    let start = Instant::now();
+    while child.try_wait()?.is_none() {
+        if start.elapsed() > GRACE {
+            kill_process_group(group, Signal::KILL)?;
+            child.wait()?;
+            break;
+        }
+        sleep(POLL);
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ mod interrupt;
 mod labs;
 mod prepare;
 mod test;
+mod vm;
 
 use std::process::ExitCode;
 
