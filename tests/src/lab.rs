@@ -239,7 +239,8 @@ impl Lab {
         &self.root
     }
 
-    pub(crate) fn datapath(&self) -> Datapath {
+    /// The datapath of the bridges.
+    pub fn datapath(&self) -> Datapath {
         self.state.datapath
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
+    lab::Datapath,
     ovs::{Daemon, Stop},
 };
 
@@ -127,4 +128,21 @@ fn ovn_controller_removes_foreign_flows_when_it_restarts() {
         .expect("it restarts");
     lab.wait_flows("the foreign flow to go", <[String]>::is_empty)
         .expect("it goes");
+}
+
+#[test]
+fn the_bridges_are_on_the_datapath_that_was_asked_for() {
+    let lab = lab!("lab-datapath");
+    // `dpif_name` in lib/dpif.c of OVS: the type, and the datapath's name.
+    let wanted = match lab.datapath() {
+        Datapath::Netdev => "netdev@ovs-netdev:",
+        Datapath::System => "system@ovs-system:",
+    };
+    let shown = lab.appctl(&["dpif/show"]).expect("the switch tells");
+    let datapaths: Vec<_> = shown
+        .lines()
+        .filter(|line| line.contains('@'))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(datapaths, [wanted], "{shown}");
 }

@@ -21,6 +21,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use dnsflow_tests::{root::Root, support::root_directory};
+use rustix::process::Pid;
 
 pub(crate) use self::guest::Job;
 use self::tools::Tools;
@@ -141,6 +142,7 @@ impl Machine {
         let limit = jobs.iter().map(|job| job.limit).sum::<Duration>() + BOOT_LIMIT;
 
         let child = interrupt::spawn(&mut command)?;
+        let group = Pid::from_child(&child);
         let ended = AtomicBool::new(false);
         let status = std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
@@ -152,7 +154,10 @@ impl Machine {
             waiter
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })?;
+        });
+        // virtme-ng may have failed and left qemu running.
+        interrupt::kill_rest(group)?;
+        let status = status?;
         if status.is_none() {
             bail!(
                 "the machine did not stop within {limit:?}; the end of its console:\n{}",
