@@ -146,3 +146,24 @@ fn the_bridges_are_on_the_datapath_that_was_asked_for() {
         .collect();
     assert_eq!(datapaths, [wanted], "{shown}");
 }
+
+#[test]
+fn the_kernel_goes_on_forwarding_without_vswitchd() {
+    let lab = lab!("lab-no-vswitchd");
+    let works = || {
+        let fetch = lab.pod("ns1_pod1").fetch("http://203.0.113.5/", BLOCKED);
+        fetch.expect("curl runs").result
+    };
+    // What the kernel goes on with are the flows that it has.
+    for _ in 0..3 {
+        works().expect("there is no firewall");
+    }
+    lab.stop_daemon(Daemon::Vswitchd, Stop::Kill)
+        .expect("it stops");
+    let without = works();
+    assert_eq!(
+        without.is_ok(),
+        lab.datapath() == Datapath::System,
+        "{without:?}"
+    );
+}
