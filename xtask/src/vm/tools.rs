@@ -131,7 +131,7 @@ impl Tools {
         for (name, line) in scripts {
             ebpf::script(&self.bin().join(name), &format!("exec {line} \"$@\""))?;
         }
-        // Itself, because it is copied.
+        // virtme-ng copies it into its initramfs, where a script would not do.
         fs::copy(self.root.find("busybox")?, self.bin().join("busybox"))?;
         Ok(())
     }
