@@ -50,6 +50,13 @@ pub enum Datapath {
 }
 
 impl Datapath {
+    /// The datapath with this `datapath_type`.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Netdev, Self::System]
+            .into_iter()
+            .find(|datapath| datapath.ovs_name() == name)
+    }
+
     /// The bridge's `datapath_type`.
     pub(crate) fn ovs_name(self) -> &'static str {
         match self {
@@ -232,7 +239,8 @@ impl Lab {
         &self.root
     }
 
-    pub(crate) fn datapath(&self) -> Datapath {
+    /// The datapath of the bridges.
+    pub fn datapath(&self) -> Datapath {
         self.state.datapath
     }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     database::{elements, map, map_value},
     firewall::namespace_port_group,
-    lab::{Lab, pod_namespace, random_uuid},
+    lab::{Datapath, Lab, pod_namespace, random_uuid},
     netns::{NetNs, replace_files},
     process::{run, wait_until},
     topology::{DNS_SERVICE, GATEWAY, GATEWAY_MAC, NODE},
@@ -403,8 +403,12 @@ impl Lab {
         )
     }
 
-    /// The userspace datapath does not finish checksums that a veth has left to hardware.
+    /// The userspace datapath does not finish checksums that a veth has left to hardware. With the
+    /// kernel's, offloads stay on, as in a cluster.
     pub(crate) fn disable_checksum_offload(&self, namespace: &NetNs) -> Result<()> {
+        if self.datapath() == Datapath::System {
+            return Ok(());
+        }
         let mut command = self.root().command("ethtool")?;
         command.args(["-K", "eth0", "tx", "off"]);
         namespace.enter(&mut command)?;

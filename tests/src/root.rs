@@ -13,6 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::process::run;
+
 /// A directory that holds unpacked Debian packages.
 #[derive(Clone, Debug)]
 pub struct Root {
@@ -36,29 +38,59 @@ impl Root {
     /// The root at `path`, which is downloaded and unpacked unless it already holds `contents`.
     /// `say` is told what is about to happen.
     pub fn ensure(path: &Path, contents: Contents<'_>, say: impl Fn(&str)) -> Result<Self> {
+        let Contents { suite, packages } = contents;
+        let packages = packages.join(" ");
+        Self::unless_complete(path, suite, &packages, &say, |apt| {
+            let mut install = vec!["--download-only", "install"];
+            install.extend(contents.packages);
+            apt.get(&install)
+        })
+    }
+
+    /// The root at `path`, with the one package that `metapackage` depends on and nothing else:
+    /// of `linux-image-amd64`, the kernel that the release ships today.
+    pub fn ensure_dependency(
+        path: &Path,
+        suite: &str,
+        metapackage: &str,
+        say: impl Fn(&str),
+    ) -> Result<Self> {
+        let wanted = format!("what {metapackage} depends on");
+        Self::unless_complete(path, suite, &wanted, &say, |apt| {
+            // By name and version: apt would take a pattern for every kernel it knows.
+            let package = apt.only_dependency(metapackage)?;
+            say(&format!("it is {package}"));
+            apt.get(&["download", &package])
+        })
+    }
+
+    fn unless_complete(
+        path: &Path,
+        suite: &str,
+        packages: &str,
+        say: &dyn Fn(&str),
+        download: impl FnOnce(&Apt) -> Result<()>,
+    ) -> Result<Self> {
         let root = Self {
             path: std::path::absolute(path)?.join("root"),
         };
-        let wanted = format!("{}: {}\n", contents.suite, contents.packages.join(" "));
+        let wanted = format!("{suite}: {packages}\n");
         let stamp = path.join(STAMP);
         if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
             return Ok(root);
         }
         say(&format!(
-            "fetching Debian {} packages into {} (nothing is installed): {}",
-            contents.suite,
+            "fetching Debian {suite} packages into {} (nothing is installed): {packages}",
             path.display(),
-            contents.packages.join(" ")
         ));
         if path.exists() {
             fs::remove_dir_all(path)
                 .with_context(|| format!("cannot remove the old {}", path.display()))?;
         }
-        root.fetch(path, contents).with_context(|| {
+        root.fetch(path, suite, download).with_context(|| {
             format!(
                 "cannot fetch Debian packages; it takes apt-get, dpkg and Debian's archive keyring, \
-                 which other distributions package too; wanted: {}",
-                contents.packages.join(" ")
+                 which other distributions package too; wanted: {packages}"
             )
         })?;
         fs::write(&stamp, wanted)?;
@@ -75,79 +107,17 @@ impl Root {
         Ok(root)
     }
 
-    fn fetch(&self, base: &Path, contents: Contents<'_>) -> Result<()> {
-        let base = std::path::absolute(base)?;
-        for dir in [
-            "lists/partial",
-            "cache/archives/partial",
-            "etc/preferences.d",
-            "root",
-        ] {
-            fs::create_dir_all(base.join(dir))?;
-        }
-        fs::write(base.join("status"), "")?;
-        let mut sources = format!(
-            "deb [signed-by={KEYRING}] {MIRROR}/debian {} main\n",
-            contents.suite
-        );
-        if contents.suite != "sid" {
-            sources += &format!(
-                "deb [signed-by={KEYRING}] {MIRROR}/debian-security {}-security main\n",
-                contents.suite
-            );
-        }
-        fs::write(base.join("etc/sources.list"), sources)?;
-        let log = base.join("apt.log");
-        let apt = |arguments: &[&str]| -> Result<()> {
-            let mut command = Command::new("apt-get");
-            for (key, value) in [
-                ("Dir::State", base.display().to_string()),
-                (
-                    "Dir::State::lists",
-                    base.join("lists").display().to_string(),
-                ),
-                (
-                    "Dir::State::status",
-                    base.join("status").display().to_string(),
-                ),
-                ("Dir::Cache", base.join("cache").display().to_string()),
-                (
-                    "Dir::Etc::sourcelist",
-                    base.join("etc/sources.list").display().to_string(),
-                ),
-                ("Dir::Etc::sourceparts", "/dev/null".into()),
-                (
-                    "Dir::Etc::preferencesparts",
-                    base.join("etc/preferences.d").display().to_string(),
-                ),
-                ("APT::Install-Recommends", "false".into()),
-                ("APT::Sandbox::User", "root".into()),
-                ("Acquire::Retries", "3".into()),
-            ] {
-                command.arg("-o").arg(format!("{key}={value}"));
-            }
-            let output = fs::File::options().create(true).append(true).open(&log)?;
-            let status = command
-                .args(["--quiet", "--yes"])
-                .args(arguments)
-                .stdin(Stdio::null())
-                .stdout(output.try_clone()?)
-                .stderr(output)
-                .status()
-                .context("cannot run apt-get")?;
-            ensure!(
-                status.success(),
-                "apt-get {} failed; see {}",
-                arguments.join(" "),
-                log.display()
-            );
-            Ok(())
-        };
-        apt(&["update"])?;
-        let mut install = vec!["--download-only", "install"];
-        install.extend(contents.packages);
-        apt(&install)?;
-        for entry in fs::read_dir(base.join("cache/archives"))? {
+    fn fetch(
+        &self,
+        base: &Path,
+        suite: &str,
+        download: impl FnOnce(&Apt) -> Result<()>,
+    ) -> Result<()> {
+        let apt = Apt::new(base, suite)?;
+        fs::create_dir(&self.path)?;
+        apt.get(&["update"])?;
+        download(&apt)?;
+        for entry in fs::read_dir(apt.archives())? {
             let package = entry?.path();
             if package.extension().is_none_or(|ending| ending != "deb") {
                 continue;
@@ -160,9 +130,7 @@ impl Root {
                 .context("cannot run dpkg")?;
             ensure!(status.success(), "cannot unpack {}", package.display());
         }
-        fs::remove_dir_all(base.join("cache"))?;
-        fs::remove_dir_all(base.join("lists"))?;
-        Ok(())
+        apt.clean()
     }
 
     /// The directory that stands for `/`.
@@ -228,5 +196,106 @@ impl Root {
         ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"]
             .map(|dir| self.path.join(dir).display().to_string())
             .join(":")
+    }
+}
+
+/// apt with lists, state and cache of its own.
+#[derive(Debug)]
+struct Apt {
+    base: PathBuf,
+}
+
+impl Apt {
+    fn new(base: &Path, suite: &str) -> Result<Self> {
+        let apt = Self {
+            base: std::path::absolute(base)?,
+        };
+        for dir in ["lists/partial", "etc/preferences.d"] {
+            fs::create_dir_all(apt.base.join(dir))?;
+        }
+        fs::create_dir_all(apt.archives().join("partial"))?;
+        fs::write(apt.base.join("status"), "")?;
+        let mut sources = format!("deb [signed-by={KEYRING}] {MIRROR}/debian {suite} main\n");
+        if suite != "sid" {
+            sources += &format!(
+                "deb [signed-by={KEYRING}] {MIRROR}/debian-security {suite}-security main\n"
+            );
+        }
+        fs::write(apt.base.join("etc/sources.list"), sources)?;
+        Ok(apt)
+    }
+
+    /// Where packages come to lie.
+    fn archives(&self) -> PathBuf {
+        self.base.join("cache/archives")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let file = |name: &str| self.base.join(name).display().to_string();
+        let mut command = Command::new(program);
+        for (key, value) in [
+            ("Dir::State", self.base.display().to_string()),
+            ("Dir::State::lists", file("lists")),
+            ("Dir::State::status", file("status")),
+            ("Dir::Cache", file("cache")),
+            ("Dir::Etc::sourcelist", file("etc/sources.list")),
+            ("Dir::Etc::sourceparts", "/dev/null".into()),
+            ("Dir::Etc::preferencesparts", file("etc/preferences.d")),
+            ("APT::Install-Recommends", "false".into()),
+            ("APT::Sandbox::User", "root".into()),
+            ("Acquire::Retries", "3".into()),
+        ] {
+            command.arg("-o").arg(format!("{key}={value}"));
+        }
+        // `download` writes to the working directory.
+        command.current_dir(self.archives()).stdin(Stdio::null());
+        command
+    }
+
+    fn get(&self, arguments: &[&str]) -> Result<()> {
+        let log = self.base.join("apt.log");
+        let output = fs::File::options().create(true).append(true).open(&log)?;
+        let status = self
+            .command("apt-get")
+            .args(["--quiet", "--yes"])
+            .args(arguments)
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .status()
+            .context("cannot run apt-get")?;
+        ensure!(
+            status.success(),
+            "apt-get {} failed; see {}",
+            arguments.join(" "),
+            log.display()
+        );
+        Ok(())
+    }
+
+    /// The one package that `metapackage` depends on, as `NAME=VERSION`.
+    fn only_dependency(&self, metapackage: &str) -> Result<String> {
+        let cache = |arguments: &[&str]| run(self.command("apt-cache").args(arguments));
+        let text = cache(&["depends", "--important", metapackage])?;
+        let mut names = text.lines().filter_map(|line| {
+            let name = line.trim_start().strip_prefix("Depends: ")?;
+            Some(name.trim())
+        });
+        let (Some(name), None) = (names.next(), names.next()) else {
+            bail!("{metapackage} does not depend on exactly one package: {text}");
+        };
+        let text = cache(&["policy", name])?;
+        let version = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Candidate: "))
+            .filter(|version| *version != "(none)")
+            .with_context(|| format!("apt knows no version of {name}: {text}"))?;
+        Ok(format!("{name}={version}"))
+    }
+
+    /// Removes what is of no use once the packages are unpacked.
+    fn clean(&self) -> Result<()> {
+        fs::remove_dir_all(self.base.join("cache"))?;
+        fs::remove_dir_all(self.base.join("lists"))?;
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What lab tests share: [`lab!`](crate::lab!), and the honest way not to run.
 
 use std::{
+    env::VarError,
     fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
@@ -20,6 +21,10 @@ pub const ROOT_VARIABLE: &str = "DNSFLOW_LAB_ROOT";
 
 /// The environment variable that names the file to which tests that cannot run say so.
 pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
+
+/// The environment variable that says what the labs' bridges are made of: `netdev`, the default, or
+/// `system`, the kernel's openvswitch module.
+pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 
 /// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
 /// the databases and northd, `ovn-host` ovn-controller.
@@ -107,10 +112,20 @@ pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
     let options = LabOptions {
         name: lab_name(name),
         root,
-        datapath: Datapath::Netdev,
+        datapath: datapath().expect("a datapath"),
         helper: helper().expect("this program has a path"),
     };
     Some(Lab::up(options).expect("the lab comes up"))
+}
+
+/// What [`DATAPATH_VARIABLE`] says.
+pub fn datapath() -> Result<Datapath> {
+    match std::env::var(DATAPATH_VARIABLE) {
+        Ok(name) => Datapath::named(&name)
+            .with_context(|| format!("{DATAPATH_VARIABLE}={name}: neither netdev nor system")),
+        Err(VarError::NotPresent) => Ok(Datapath::Netdev),
+        Err(error) => Err(error).context(DATAPATH_VARIABLE),
+    }
 }
 
 /// `dnsflow-lab-helper`, as built beside this program.

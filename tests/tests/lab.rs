@@ -5,6 +5,7 @@ use std::time::Duration;
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
+    lab::Datapath,
     ovs::{Daemon, Stop},
 };
 
@@ -127,4 +128,42 @@ fn ovn_controller_removes_foreign_flows_when_it_restarts() {
         .expect("it restarts");
     lab.wait_flows("the foreign flow to go", <[String]>::is_empty)
         .expect("it goes");
+}
+
+#[test]
+fn the_bridges_are_on_the_datapath_that_was_asked_for() {
+    let lab = lab!("lab-datapath");
+    // `dpif_name` in lib/dpif.c of OVS: the type, and the datapath's name.
+    let wanted = match lab.datapath() {
+        Datapath::Netdev => "netdev@ovs-netdev:",
+        Datapath::System => "system@ovs-system:",
+    };
+    let shown = lab.appctl(&["dpif/show"]).expect("the switch tells");
+    let datapaths: Vec<_> = shown
+        .lines()
+        .filter(|line| line.contains('@'))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(datapaths, [wanted], "{shown}");
+}
+
+#[test]
+fn the_kernel_goes_on_forwarding_without_vswitchd() {
+    let lab = lab!("lab-no-vswitchd");
+    let works = || {
+        let fetch = lab.pod("ns1_pod1").fetch("http://203.0.113.5/", BLOCKED);
+        fetch.expect("curl runs").result
+    };
+    // What the kernel goes on with are the flows that it has.
+    for _ in 0..3 {
+        works().expect("there is no firewall");
+    }
+    lab.stop_daemon(Daemon::Vswitchd, Stop::Kill)
+        .expect("it stops");
+    let without = works();
+    assert_eq!(
+        without.is_ok(),
+        lab.datapath() == Datapath::System,
+        "{without:?}"
+    );
 }

@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    env, fs,
     io::{self, Write},
     time::{Duration, Instant},
 };
@@ -12,18 +13,21 @@ use dnsflow_tests::{
     agent::Agent,
     firewall::{RuleSpec, manifest},
     lab::Lab,
-    support::lab_name,
+    support::{DATAPATH_VARIABLE, lab_name},
 };
 use serde::Serialize;
 
 use crate::{
     interrupt, labs,
     prepare::{self, Ovn},
+    vm::{Job, Kernel, Machine},
 };
 
 /// A lost SYN is sent again after a second; this leaves room for that.
 const PATIENT: Duration = Duration::from_secs(5);
 const BLOCKED: Duration = Duration::from_secs(2);
+/// It takes about a minute under emulation.
+const VM_LIMIT: Duration = Duration::from_secs(600);
 
 const NAME: &str = "example.com";
 const URL: &str = "http://www.example.com/";
@@ -43,6 +47,12 @@ pub(crate) struct DemoCommand {
     /// Whose OVN
     #[arg(long, value_enum, default_value = "bookworm")]
     ovn: Ovn,
+    /// In a virtual machine with this kernel of Debian's and its openvswitch module
+    #[arg(long, value_enum, value_name = "KERNEL")]
+    vm: Option<Kernel>,
+    /// Everything is built already: what the demo in a virtual machine is told
+    #[arg(long, hide = true)]
+    built: bool,
 }
 
 /// What has been told so far.
@@ -114,7 +124,15 @@ impl Story {
 
 /// Tells the story; an error if any step is not as said.
 pub(crate) fn run(command: DemoCommand) -> Result<()> {
-    let DemoCommand { json, ovn } = command;
+    let DemoCommand {
+        json,
+        ovn,
+        vm,
+        built,
+    } = command;
+    if let Some(kernel) = vm {
+        return run_in_vm(kernel, ovn, json);
+    }
     let out: Box<dyn Write> = if json {
         Box::new(io::stderr())
     } else {
@@ -125,7 +143,7 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
         steps: Vec::new(),
     };
     labs::sweep()?;
-    let result = tell(&mut story, ovn);
+    let result = tell(&mut story, ovn, built);
     let swept = labs::sweep();
     interrupt::check()?;
     if json {
@@ -141,9 +159,43 @@ pub(crate) fn run(command: DemoCommand) -> Result<()> {
     Ok(())
 }
 
-fn tell(story: &mut Story, ovn: Ovn) -> Result<()> {
+/// The same, told from inside a virtual machine.
+fn run_in_vm(kernel: Kernel, ovn: Ovn, json: bool) -> Result<()> {
+    let say = |text: &str| eprintln!("{text}");
+    prepare::ovn(ovn, &say)?;
+    prepare::build(&say)?;
+    let machine = Machine::prepare(kernel, &say)?;
+    let report = json.then(|| machine.result("report.json"));
+    let mut arguments = vec!["demo", "--built", "--ovn", ovn.suite()];
+    arguments.extend(json.then_some("--json"));
+    let job = Job {
+        name: "demo".to_owned(),
+        program: env::current_exe()?,
+        arguments: arguments.into_iter().map(str::to_owned).collect(),
+        environment: vec![(DATAPATH_VARIABLE, "system".to_owned())],
+        directory: env::current_dir()?,
+        stdout: report.clone(),
+        limit: VM_LIMIT,
+    };
+    let failed = machine.run(&[job], |line| {
+        if json {
+            eprintln!("{line}");
+        } else {
+            println!("{line}");
+        }
+    })?;
+    if let Some(report) = report {
+        print!("{}", fs::read_to_string(report)?);
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+fn tell(story: &mut Story, ovn: Ovn, built: bool) -> Result<()> {
     let root = prepare::ovn(ovn, &|text| story.say(text))?;
-    prepare::build(&|text| story.say(text))?;
+    if !built {
+        prepare::build(&|text| story.say(text))?;
+    }
     let lab = story.step(
         "lab up",
         "A node of a cluster, in network namespaces: real Open vSwitch and OVN, pods, a DNS\n   \

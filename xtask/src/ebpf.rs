@@ -86,7 +86,7 @@ pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
 }
 
 /// The workspace that this program was built from.
-fn workspace() -> Result<PathBuf> {
+pub(crate) fn workspace() -> Result<PathBuf> {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask
         .parent()
@@ -235,13 +235,15 @@ fn this_cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or("cargo".into()))
 }
 
-fn path_with(first: &Path) -> Result<std::ffi::OsString> {
+/// `PATH` with this directory in front.
+pub(crate) fn path_with(first: &Path) -> Result<std::ffi::OsString> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::join_paths(std::iter::once(first.to_owned()).chain(env::split_paths(&path)))
         .with_context(|| format!("{} cannot stand in PATH", first.display()))
 }
 
-fn script(path: &Path, line: &str) -> Result<()> {
+/// Writes a shell script of one line.
+pub(crate) fn script(path: &Path, line: &str) -> Result<()> {
     fs::write(path, format!("#!/bin/sh\n{line}\n"))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
         .with_context(|| format!("cannot write {}", path.display()))

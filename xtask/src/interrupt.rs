@@ -12,7 +12,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, kill_process_group},
+};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 static SIGNAL: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
@@ -63,26 +66,82 @@ pub(crate) fn spawn(command: &mut Command) -> Result<Child> {
 }
 
 /// Waits for a child of [`spawn`]; on a signal, ends it and its children first.
-pub(crate) fn wait(mut child: Child) -> Result<ExitStatus> {
-    let group = Pid::from_child(&child);
+pub(crate) fn wait(child: Child) -> Result<ExitStatus> {
+    wait_at_most(child, Duration::MAX)?.context("it did not end")
+}
+
+/// Waits for a child of [`spawn`]; on a signal or after `limit`, ends it and its children. `None`
+/// means that it took too long.
+pub(crate) fn wait_at_most(mut child: Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             check()?;
-            return Ok(status);
+            return Ok(Some(status));
         }
         if let Err(interrupted) = check() {
-            kill_process_group(group, Signal::INT)?;
-            let start = Instant::now();
-            while child.try_wait()?.is_none() {
-                if start.elapsed() > GRACE {
-                    kill_process_group(group, Signal::KILL)?;
-                    child.wait()?;
-                    break;
-                }
-                sleep(POLL);
-            }
+            end(child)?;
             return Err(interrupted.into());
         }
+        if start.elapsed() > limit {
+            end(child)?;
+            return Ok(None);
+        }
         sleep(POLL);
+    }
+}
+
+/// Ends a child of [`spawn`] and its children.
+fn end(mut child: Child) -> Result<()> {
+    let group = Pid::from_child(&child);
+    kill_process_group(group, Signal::INT)?;
+    let start = Instant::now();
+    while child.try_wait()?.is_none() {
+        if start.elapsed() > GRACE {
+            kill_process_group(group, Signal::KILL)?;
+            child.wait()?;
+        }
+        sleep(POLL);
+    }
+    kill_rest(group)
+}
+
+/// Kills what a child of [`spawn`] has left running in its process group.
+pub(crate) fn kill_rest(group: Pid) -> Result<()> {
+    match kill_process_group(group, Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(error) => Err(error).context("cannot kill a process group"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, process::Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_takes_too_long_ends_with_its_children() {
+        // A shell's child in the background ignores SIGINT.
+        let mut child = spawn(
+            Command::new("sh")
+                .args(["-c", "(sleep 2; echo survived) & echo started; wait"])
+                .stdout(Stdio::piped()),
+        )
+        .expect("sh runs");
+        let mut stdout = child.stdout.take().expect("a pipe");
+        let mut line = [0; 8];
+        stdout.read_exact(&mut line).expect("it has started");
+        let ended = wait_at_most(child, Duration::ZERO).expect("it can be waited for");
+        assert_eq!(ended, None);
+        // The pipe's end, and not what the child in the background has to say.
+        assert_eq!(stdout.read(&mut line).expect("the end"), 0);
+    }
+
+    #[test]
+    fn what_ends_in_time_gives_its_status() {
+        let child = spawn(Command::new("sh").args(["-c", "exit 3"])).expect("sh runs");
+        let status = wait_at_most(child, GRACE).expect("it can be waited for");
+        assert_eq!(status.and_then(|status| status.code()), Some(3));
     }
 }

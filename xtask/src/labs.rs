@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
 use dnsflow_tests::{
     dns,
-    lab::{Datapath, Lab, LabOptions},
+    lab::{Lab, LabOptions},
     support,
 };
 
@@ -88,12 +88,12 @@ fn up(name: &str, ovn: Ovn) -> Result<()> {
     Ok(())
 }
 
-/// The options of a lab in user space.
+/// The options of a lab, on the datapath that the environment chooses.
 pub(crate) fn options(name: String, root: dnsflow_tests::root::Root) -> Result<LabOptions> {
     Ok(LabOptions {
         name,
         root,
-        datapath: Datapath::Netdev,
+        datapath: support::datapath()?,
         helper: support::helper()?,
     })
 }

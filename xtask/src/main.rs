@@ -9,6 +9,7 @@ mod labs;
 mod prepare;
 mod test;
 mod unavailable;
+mod vm;
 
 use std::process::ExitCode;
 

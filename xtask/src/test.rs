@@ -1,9 +1,11 @@
 //! `cargo xtask test`: every test, with the lab tests on each OVN generation.
 
+mod in_vm;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -14,14 +16,22 @@ use dnsflow_tests::support::{NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory};
 use crate::{
     interrupt, labs,
     prepare::{self, Ovn, cargo},
+    vm::Kernel,
 };
 
 /// Runs every test.
 #[derive(Debug, Args)]
 pub(crate) struct TestCommand {
-    /// Whose OVN the lab tests run on; may be given more than once
-    #[arg(long, value_enum, default_values = ["bookworm", "trixie"])]
+    /// Whose OVN the lab tests run on; may be given more than once [default: bookworm and trixie;
+    /// with --vm bookworm]
+    #[arg(long, value_enum)]
     ovn: Vec<Ovn>,
+    /// Run the lab tests in a virtual machine with this kernel of Debian's and its openvswitch module
+    #[arg(long, value_enum, value_name = "KERNEL")]
+    vm: Option<Kernel>,
+    /// With --vm: the BPF tests, the main job and the restarts, in a few minutes
+    #[arg(long, requires = "vm")]
+    short: bool,
     /// Fail when a test could not run, too
     #[arg(long)]
     all_must_run: bool,
@@ -45,33 +55,26 @@ struct Tally {
 pub(crate) fn run(command: TestCommand) -> Result<()> {
     let TestCommand {
         ovn,
+        vm,
+        short,
         all_must_run,
         filters,
     } = command;
+    let ovn = match (ovn.is_empty(), vm) {
+        (false, _) => ovn,
+        (true, None) => vec![Ovn::Bookworm, Ovn::Trixie],
+        (true, Some(_)) => vec![Ovn::Bookworm],
+    };
     let say = |text: &str| eprintln!("{text}");
     for generation in &ovn {
         prepare::ovn(*generation, &say)?;
     }
     prepare::build(&say)?;
-    labs::sweep()?;
-
     let mut tally = Tally::default();
-    say("\n== unit tests");
-    let mut units = cargo();
-    units.args(["test", "--workspace", "--exclude", "dnsflow-tests"]);
-    let result = tally.run(units, "the unit tests", &filters).and_then(|()| {
-        for generation in &ovn {
-            let suite = generation.suite();
-            say(&format!("\n== lab tests with OVN of Debian's {suite}"));
-            let mut labs = cargo();
-            labs.args(["test", "--package", "dnsflow-tests"])
-                .env(ROOT_VARIABLE, root_directory(suite)?);
-            tally.run(labs, &format!("the lab tests on {suite}"), &filters)?;
-        }
-        Ok(())
-    });
-    labs::sweep()?;
-    result?;
+    match vm {
+        Some(kernel) => in_vm::run(kernel, &ovn, short, &filters, &mut tally)?,
+        None => here(&ovn, &filters, &mut tally)?,
+    }
     tally.print();
     if !tally.broken.is_empty() {
         bail!("failed: {}", tally.broken.join(", "));
@@ -80,6 +83,27 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
         bail!("not every test could run");
     }
     Ok(())
+}
+
+/// Runs the tests with this machine's kernel.
+fn here(ovn: &[Ovn], filters: &[String], tally: &mut Tally) -> Result<()> {
+    labs::sweep()?;
+    eprintln!("\n== unit tests");
+    let mut units = cargo();
+    units.args(["test", "--workspace", "--exclude", "dnsflow-tests"]);
+    let result = tally.run(units, "the unit tests", filters).and_then(|()| {
+        for generation in ovn {
+            let suite = generation.suite();
+            eprintln!("\n== lab tests with OVN of Debian's {suite}");
+            let mut labs = cargo();
+            labs.args(["test", "--package", "dnsflow-tests"])
+                .env(ROOT_VARIABLE, root_directory(suite)?);
+            tally.run(labs, &format!("the lab tests on {suite}"), filters)?;
+        }
+        Ok(())
+    });
+    labs::sweep()?;
+    result
 }
 
 impl Tally {
@@ -113,7 +137,12 @@ impl Tally {
         if !status.success() {
             self.broken.push(what.to_owned());
         }
-        match fs::read_to_string(&file) {
+        self.read_not_run(&file, what)
+    }
+
+    /// Takes up the tests that said in this file that they could not run.
+    fn read_not_run(&mut self, file: &Path, what: &str) -> Result<()> {
+        match fs::read_to_string(file) {
             Ok(text) => self
                 .not_run
                 .extend(text.lines().map(|line| format!("{line} ({what})"))),

@@ -14,7 +14,7 @@ use aya::{
     },
     sys::is_map_supported,
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{Attach, AttachError, CaptureError, Options, qdisc};
 
@@ -152,6 +152,15 @@ impl Attach for Program {
         };
         if self.kind.is_none() {
             info!(%kind, "the kernel attaches TC programs this way");
+            if kind == AttachKind::Clsact {
+                // Open vSwitch 3.1 and 3.5: `adding policing qdisc failed: File exists`.
+                warn!(
+                    "on this kernel the program and Open vSwitch's ingress policing exclude each \
+                     other: an interface that the program is on cannot be given a limit \
+                     (ingress_policing_rate, ovn-kubernetes' bandwidth annotation), and one that \
+                     has a limit is refused; Linux 6.6 with TCX has no such conflict"
+                );
+            }
             self.kind = Some(kind);
         }
         // Attaching goes by name: was it still the same interface?

@@ -1,0 +1,183 @@
+//! What runs inside: a script that sees this machine's files, and the jobs in it.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use dnsflow_tests::support::root_directory;
+
+/// What the jobs print.
+pub(super) const OUTPUT: &str = "output.log";
+/// A line for each job that has ended: its exit status and its name.
+pub(super) const ENDS: &str = "ends";
+
+/// A program to run inside.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    /// What it is called.
+    pub(crate) name: String,
+    /// The program, as it lies outside.
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) environment: Vec<(&'static str, String)>,
+    pub(crate) directory: PathBuf,
+    /// Where its standard output goes, if not where the standard error goes.
+    pub(crate) stdout: Option<PathBuf>,
+    /// After which it is ended, and the next one's turn comes.
+    pub(crate) limit: Duration,
+}
+
+/// How the inside is set up.
+#[derive(Debug)]
+pub(super) struct Guest {
+    /// Directories to be seen in their own place, and whether they can be written.
+    shares: Vec<(PathBuf, bool)>,
+    results: PathBuf,
+    modprobe: PathBuf,
+}
+
+impl Guest {
+    pub(super) fn new(results: &Path, modprobe: PathBuf) -> Result<Self> {
+        // virtme-ng mounts the root file system without a cache, so that each start of a program
+        // reads it and its libraries anew: five times slower. These hold all that the labs run.
+        let roots = root_directory("")?;
+        let target = roots.with_file_name("").canonicalize()?;
+        let roots = roots.canonicalize()?;
+        let mut shares = vec![(target.clone(), false)];
+        if !roots.starts_with(&target) {
+            shares.push((roots, false));
+        }
+        // The last, because it lies in one of the others.
+        let results = results.canonicalize()?;
+        shares.push((results.clone(), true));
+        for (directory, _) in &shares {
+            let text = directory.to_string_lossy();
+            ensure!(
+                !text.contains([',', '\'', '"', '\\', '$', ' ']),
+                "a virtual machine cannot be shown {text}: qemu and virtme-ng would not take its \
+                 name; clone to a directory with a plain one"
+            );
+        }
+        Ok(Self {
+            shares,
+            results,
+            modprobe,
+        })
+    }
+
+    /// The devices by which the directories are seen.
+    pub(super) fn qemu_options(&self) -> String {
+        let mut options = Vec::new();
+        for (index, (directory, writable)) in self.shares.iter().enumerate() {
+            let access = if *writable { "" } else { ",readonly=on" };
+            options.push(format!(
+                "-virtfs local,path={},mount_tag=share{index},security_model=none,multidevs=remap\
+                 {access}",
+                directory.display()
+            ));
+        }
+        options.join(" ")
+    }
+
+    /// The script.
+    pub(super) fn script(&self, jobs: &[Job]) -> String {
+        let mut script = String::from("#!/bin/bash\nset -e\n");
+        for (index, (directory, writable)) in self.shares.iter().enumerate() {
+            let access = if *writable { "rw" } else { "ro,cache=loose" };
+            line(
+                &mut script,
+                &[
+                    "mount -t 9p -o",
+                    &format!("trans=virtio,version=9p2000.L,msize=512000,{access}"),
+                    &format!("share{index}"),
+                    &quoted(directory),
+                ],
+            );
+        }
+        let output = quoted(self.results.join(OUTPUT));
+        line(&mut script, &["exec >", &output, "2>&1"]);
+        script += "uname -srv\n";
+        // The kernel then loads what it is asked for by itself, as anywhere.
+        let modprobe = quoted(&self.modprobe);
+        line(
+            &mut script,
+            &["echo", &modprobe, "> /proc/sys/kernel/modprobe"],
+        );
+        line(&mut script, &[&modprobe, "openvswitch"]);
+        script += "set +e\n";
+        let ends = quoted(self.results.join(ENDS));
+        for job in jobs {
+            let name = quoted(&job.name);
+            line(&mut script, &["printf '\\n== %s\\n'", &name]);
+            line(&mut script, &["cd", &quoted(&job.directory)]);
+            let mut words = vec!["env".to_owned()];
+            for (variable, value) in &job.environment {
+                words.push(quoted(format!("{variable}={value}")));
+            }
+            words.push(format!("timeout --kill-after=10 {}", job.limit.as_secs()));
+            words.push(quoted(&job.program));
+            words.extend(job.arguments.iter().map(quoted));
+            words.extend(job.stdout.iter().map(|file| format!("> {}", quoted(file))));
+            line(&mut script, &[&words.join(" ")]);
+            line(&mut script, &["echo $?", &name, ">>", &ends]);
+        }
+        script
+    }
+}
+
+fn line(script: &mut String, words: &[&str]) {
+    *script += &words.join(" ");
+    script.push('\n');
+}
+
+/// A word for the shell that stands for itself.
+fn quoted(word: impl AsRef<std::ffi::OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the part of the script that belongs to the jobs, in this machine's shell.
+    #[test]
+    fn jobs_end_with_their_status_and_their_words_reach_them_as_they_are() {
+        let results = std::env::temp_dir().join(format!("dnsflow-guest-{}", std::process::id()));
+        std::fs::create_dir(&results).expect("a directory");
+        let job = |name: &str, command: &str| Job {
+            name: name.to_owned(),
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".to_owned(), command.to_owned()],
+            environment: vec![("WORD", "it's $HOME".to_owned())],
+            directory: "/".into(),
+            stdout: Some(results.join(name)),
+            limit: Duration::from_secs(1),
+        };
+        let guest = Guest {
+            shares: Vec::new(),
+            results: results.clone(),
+            modprobe: "/bin/true".into(),
+        };
+        let jobs = [
+            job("words", "printf %s \"$WORD\""),
+            job("it's broken", "exit 3"),
+            job("hangs", "sleep 60"),
+        ];
+        let script = guest.script(&jobs);
+        // What is before would change this machine.
+        let (_, jobs) = script.split_once("set +e\n").expect("the jobs");
+        let status = std::process::Command::new("bash")
+            .args(["-c", jobs])
+            .stdout(std::process::Stdio::null())
+            .status()
+            .expect("bash runs");
+        assert!(status.success());
+        let read = |name: &str| std::fs::read_to_string(results.join(name)).expect("a file");
+        assert_eq!(read(ENDS), "0 words\n3 it's broken\n124 hangs\n");
+        assert_eq!(read("words"), "it's $HOME");
+        std::fs::remove_dir_all(&results).expect("removed");
+    }
+}
