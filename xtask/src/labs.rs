@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
 use dnsflow_tests::{
     dns,
-    lab::{Datapath, Lab, LabOptions},
+    lab::{Cluster, Datapath, Lab, LabOptions},
     support,
 };
 
@@ -94,6 +94,7 @@ pub(crate) fn options(name: String, root: dnsflow_tests::root::Root) -> Result<L
         name,
         root,
         datapath: Datapath::Netdev,
+        cluster: Cluster::default(),
         helper: support::helper()?,
     })
 }

@@ -1,5 +1,5 @@
-//! What a lab runs inside its namespaces besides Debian's programs: the web server, and a DNS
-//! query of exactly one packet.
+//! What a lab runs inside its namespaces besides Debian's programs: the web server, and DNS
+//! queries of exactly one packet each.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -21,13 +21,18 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match *arguments {
         // The directory of the lab stands there for whoever looks for its processes.
-        ["web", port, _lab] => port
-            .parse()
-            .map_err(Into::into)
-            .and_then(dnsflow_tests::web::serve),
-        ["resolve", server, name] => resolve(server, name),
+        ["web", ref sockets @ .., _lab] => sockets
+            .iter()
+            .map(|socket| socket.parse().map_err(anyhow::Error::from))
+            .collect::<Result<Vec<SocketAddr>>>()
+            .and_then(|sockets| dnsflow_tests::web::serve(&sockets)),
+        ["resolve", server, kind, ref names @ ..] => names
+            .iter()
+            .try_for_each(|name| resolve(server, kind, name)),
         _ => {
-            eprintln!("dnsflow-lab-helper web PORT LAB | resolve SERVER:PORT NAME");
+            eprintln!(
+                "dnsflow-lab-helper web ADDRESS:PORT... LAB | resolve SERVER:PORT A|AAAA NAME..."
+            );
             return ExitCode::from(2);
         }
     };
@@ -40,15 +45,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends one query for the name's IPv4 addresses and prints those of the answer.
-fn resolve(server: &str, name: &str) -> Result<()> {
+/// Sends one query for the name's addresses and prints those of the answer.
+fn resolve(server: &str, kind: &str, name: &str) -> Result<()> {
+    let kind: RecordType = kind.parse()?;
     let server: SocketAddr = server.parse()?;
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(ANSWER_LIMIT))?;
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
-    query.add_query(Query::query(Name::from_ascii(name)?, RecordType::A));
+    query.add_query(Query::query(Name::from_ascii(name)?, kind));
     socket.send(&query.to_vec()?)?;
     let mut buffer = [0; ANSWER_BYTES_MAX];
     let length = socket.recv(&mut buffer)?;
@@ -58,8 +64,10 @@ fn resolve(server: &str, name: &str) -> Result<()> {
         bail!("no answer: {}", answer.metadata.response_code);
     }
     for record in &answer.answers {
-        if let RData::A(address) = record.data {
-            println!("{}", address.0);
+        match record.data {
+            RData::A(address) => println!("{}", address.0),
+            RData::AAAA(address) => println!("{}", address.0),
+            _ => {}
         }
     }
     Ok(())
