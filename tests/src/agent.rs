@@ -92,6 +92,50 @@ impl Lab {
         Ok(flows)
     }
 
+    /// How many flows dnsflow has in br-int.
+    pub fn dnsflow_flow_count(&self) -> Result<usize> {
+        let reply = self.ofctl(&[
+            "--protocols=OpenFlow15",
+            "dump-aggregate",
+            "br-int",
+            COOKIES,
+        ])?;
+        reply
+            .split_once("flow_count=")
+            .and_then(|(_, count)| count.trim().parse().ok())
+            .with_context(|| format!("not a flow count: {reply}"))
+    }
+
+    /// Starts to write down what becomes of the flows in br-int.
+    pub fn watch_flows(&self) -> Result<FlowWatch> {
+        let log = self.base().join("log/flow-monitor.log");
+        let output = File::create(&log)?;
+        let mut command = self.node_command("ovs-ofctl")?;
+        command
+            .args(["monitor", "br-int", "watch:!initial"])
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        // SAFETY: one system call; no allocation, no lock.
+        unsafe {
+            command.pre_exec(|| {
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                Ok(())
+            });
+        }
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot run {command:?}"))?;
+        let mut watch = FlowWatch { child, log };
+        // It reports a flow that comes now, so it reports what comes later.
+        wait_until("the flow monitor", LIMIT, || {
+            self.ofctl(&["add-flow", "br-int", &format!("{WATCHED},actions=drop")])?;
+            self.ofctl(&["--strict", "del-flows", "br-int", WATCHED])?;
+            Ok(watch.written()?.contains("event=DELETED"))
+        })?;
+        Ok(watch)
+    }
+
     /// Waits until dnsflow's flows are as `condition` wants them, and returns them.
     pub fn wait_flows(
         &self,
@@ -134,6 +178,41 @@ impl Lab {
             .spawn()
             .with_context(|| format!("cannot run {command:?}"))?;
         Ok(Agent { child, log })
+    }
+}
+
+/// A flow that no packet meets: table 250 is not OVN's.
+const WATCHED: &str = "table=250,priority=1,ip,nw_dst=198.51.100.254";
+
+/// A running flow monitor (`ovs-ofctl monitor`). Dropping it ends it.
+#[derive(Debug)]
+pub struct FlowWatch {
+    child: Child,
+    log: PathBuf,
+}
+
+impl FlowWatch {
+    fn written(&mut self) -> Result<String> {
+        ensure!(
+            self.child.try_wait()?.is_none(),
+            "ovs-ofctl has ended: {}",
+            fs::read_to_string(&self.log)?
+        );
+        Ok(fs::read_to_string(&self.log)?)
+    }
+
+    /// What it has seen: one line for each event.
+    pub fn finish(mut self) -> Result<String> {
+        self.written()
+    }
+}
+
+impl Drop for FlowWatch {
+    fn drop(&mut self) {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = killed {
+            eprintln!("cannot end the flow monitor: {error}");
+        }
     }
 }
 

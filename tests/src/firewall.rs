@@ -1,7 +1,7 @@
 //! EgressFirewalls as ovn-kubernetes turns them into rows of the NB database, and as manifests.
 //!
-//! Rows, names and the order of transactions follow recordings of ovn-kubernetes (August 2026,
-//! without its DNS name resolver feature). Its unit of identity is the rule's *index*: an edit
+//! Rows, names and the order of transactions follow recordings of ovn-kubernetes (August 2026),
+//! with and without its DNS name resolver feature, single-stack and dual-stack. Its unit of identity is the rule's *index*: an edit
 //! changes the existing rows in place, in one transaction, and inserts or deletes at the end.
 
 use std::{
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use crate::{
     database::{Database, Row, map, map_value, set},
-    lab::Lab,
-    topology::CLUSTER_SUBNET,
+    lab::{Cluster, Lab},
+    topology::{CLUSTER_SUBNET, CLUSTER_SUBNET_V6},
 };
 
 /// The priority of the rule with index 0 (`EgressFirewallStartPriority` in ovn-kubernetes'
@@ -66,6 +66,22 @@ impl RuleSpec {
         }
     }
 
+    /// Denies a `dnsName`.
+    pub fn deny_name(name: &str) -> Self {
+        Self {
+            action: Action::Deny,
+            ..Self::allow_name(name)
+        }
+    }
+
+    /// Allows a `cidrSelector`.
+    pub fn allow(cidr: &str) -> Result<Self> {
+        Ok(Self {
+            action: Action::Allow,
+            ..Self::deny(cidr)?
+        })
+    }
+
     /// Denies a `cidrSelector`.
     pub fn deny(cidr: &str) -> Result<Self> {
         Ok(Self {
@@ -91,7 +107,7 @@ impl RuleSpec {
 
 /// The hash that ovn-kubernetes makes names of: `a` and the decimal 64-bit FNV-1a
 /// (`HashForOVN` in go-controller/pkg/util/util.go).
-fn hash_for_ovn(text: &str) -> String {
+pub(crate) fn hash_for_ovn(text: &str) -> String {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -103,35 +119,72 @@ pub fn namespace_port_group(namespace: &str) -> String {
     hash_for_ovn(&format!("default-network-controller:Namespace:{namespace}"))
 }
 
-fn address_set_id(dns_name: &str) -> String {
-    format!("default-network-controller:EgressFirewallDNS:{dns_name}:v4")
+fn address_set_id(dns_name: &str, family: &str, cluster: Cluster) -> String {
+    let name = if cluster.name_resolver {
+        let lower = dns_name.to_ascii_lowercase();
+        format!("{}.", lower.trim_end_matches('.'))
+    } else {
+        dns_name.to_owned()
+    };
+    format!("default-network-controller:EgressFirewallDNS:{name}:{family}")
 }
 
-/// The IPv4 address set of a `dnsName`, which is hashed as it is written.
-pub fn address_set(dns_name: &str) -> String {
-    hash_for_ovn(&address_set_id(dns_name))
+/// The address set of a `dnsName` for `family`: `v4` or `v6`.
+pub fn address_set(dns_name: &str, family: &str, cluster: Cluster) -> String {
+    hash_for_ovn(&address_set_id(dns_name, family, cluster))
 }
 
-/// `match` of the ACL of a rule, in a cluster of IPv4 alone.
-pub fn acl_match(namespace: &str, rule: &RuleSpec) -> String {
+/// The families of a cluster: the number in OVN's `ip4` and `ip6`, and the name.
+fn families(cluster: Cluster) -> &'static [(u8, &'static str)] {
+    if cluster.dual_stack {
+        &[(4, "v4"), (6, "v6")]
+    } else {
+        &[(4, "v4")]
+    }
+}
+
+/// The network that a namespace's EgressFirewall is enforced on.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Network {
+    /// The port group of the namespace's pods on it.
+    pub port_group: String,
+    /// The network's own subnets, which rules never apply to.
+    pub subnets: Vec<IpNet>,
+}
+
+impl Network {
+    /// The cluster's default network.
+    pub fn default_of(namespace: &str) -> Self {
+        let subnets = [CLUSTER_SUBNET, CLUSTER_SUBNET_V6];
+        Self {
+            port_group: namespace_port_group(namespace),
+            subnets: subnets.iter().filter_map(|s| s.parse().ok()).collect(),
+        }
+    }
+}
+
+/// `match` of the ACL of a rule.
+pub fn acl_match(network: &Network, rule: &RuleSpec, cluster: Cluster) -> String {
     let destination = match &rule.to {
-        To::Name(name) => format!("ip4.dst == ${}", address_set(name)),
+        To::Name(name) => {
+            let sets = families(cluster).iter().map(|(version, family)| {
+                format!("ip{version}.dst == ${}", address_set(name, family, cluster))
+            });
+            sets.collect::<Vec<_>>().join(" || ")
+        }
         To::Cidr(cidr) => {
             let version = if cidr.addr().is_ipv4() { 4 } else { 6 };
             let mut text = format!("ip{version}.dst == {cidr}");
-            if CLUSTER_SUBNET
-                .parse::<IpNet>()
-                .is_ok_and(|subnet| cidr.contains(&subnet) || subnet.contains(cidr))
-            {
-                text += &format!(" && ip{version}.dst != {CLUSTER_SUBNET}");
+            let is_served = |subnet: &&IpNet| cluster.dual_stack || subnet.addr().is_ipv4();
+            for subnet in network.subnets.iter().filter(is_served) {
+                if cidr.contains(subnet) || subnet.contains(cidr) {
+                    text += &format!(" && ip{version}.dst != {subnet}");
+                }
             }
             text
         }
     };
-    let mut text = format!(
-        "({destination}) && inport == @{}",
-        namespace_port_group(namespace)
-    );
+    let mut text = format!("({destination}) && inport == @{}", network.port_group);
     if !rule.ports.is_empty() {
         // Always in this order, whatever the rule's own.
         let mut protocols = Vec::new();
@@ -151,8 +204,18 @@ pub fn acl_match(namespace: &str, rule: &RuleSpec) -> String {
     text
 }
 
+/// Whose rows are written, and how.
+#[derive(Clone, Debug)]
+struct Target<'a> {
+    namespace: &'a str,
+    network: Network,
+    cluster: Cluster,
+    has_tiers: bool,
+}
+
 /// The whole ACL row of the rule with this index.
-fn acl_row(namespace: &str, index: usize, rule: &RuleSpec, has_tiers: bool) -> Value {
+fn acl_row(target: &Target<'_>, index: usize, rule: &RuleSpec) -> Value {
+    let namespace = target.namespace;
     let mut row = json!({
         "action": rule.acl_action(),
         "direction": "to-lport",
@@ -163,12 +226,12 @@ fn acl_row(namespace: &str, index: usize, rule: &RuleSpec, has_tiers: bool) -> V
             ("k8s.ovn.org/owner-type", "EgressFirewall"),
             ("rule-index", &index.to_string()),
         ]),
-        "match": acl_match(namespace, rule),
+        "match": acl_match(&target.network, rule, target.cluster),
         "meter": "acl-logging",
         "name": format!("EF:{namespace}:{index}"),
         "priority": START_PRIORITY - index,
     });
-    if has_tiers {
+    if target.has_tiers {
         row["tier"] = json!(2);
     }
     row
@@ -209,6 +272,13 @@ impl Lab {
     /// As ovn-kubernetes does, a firewall that shrinks leaves one stale ACL behind: the row
     /// whose index is the new number of rules.
     pub fn set_firewall(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
+        self.write_manifest(namespace, rules)?;
+        self.write_firewall_rows(namespace, rules)?;
+        self.sync()
+    }
+
+    /// The manifest of [`Lab::set_firewall`] alone.
+    pub fn write_manifest(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
         let file = self.manifests().join(format!("{namespace}.yaml"));
         if rules.is_empty() {
             fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
@@ -218,8 +288,7 @@ impl Lab {
             fs::write(&new, manifest(namespace, rules))?;
             fs::rename(new, file)?;
         }
-        self.write_firewall_rows(namespace, rules)?;
-        self.sync()
+        Ok(())
     }
 
     /// The rows of [`Lab::set_firewall`] alone, without waiting.
@@ -233,10 +302,18 @@ impl Lab {
             })
             .collect();
         for name in names {
-            create_address_set(&mut nb, name)?;
+            for (_, family) in families(self.cluster()) {
+                create_address_set(&mut nb, name, family, self.cluster())?;
+            }
         }
         let acls = firewall_acls(&mut nb, namespace)?;
-        let operations = edits(namespace, rules, &acls, self.has_tiers());
+        let target = Target {
+            namespace,
+            network: self.network_of(namespace)?,
+            cluster: self.cluster(),
+            has_tiers: self.has_tiers(),
+        };
+        let operations = edits(&target, rules, &acls);
         if !operations.is_empty() {
             nb.transact(&operations)?;
         }
@@ -248,20 +325,29 @@ impl Lab {
         firewall_acls(&mut self.nb()?, namespace)
     }
 
-    /// Fills the address set of a `dnsName` as ovn-kubernetes' controller does with what *it*
+    /// Fills the address sets of a `dnsName` as ovn-kubernetes' controller does with what *it*
     /// was told; returns when OVN has brought it to the flow tables.
     pub fn resolve_centrally(&self, dns_name: &str, addresses: &[IpAddr]) -> Result<()> {
-        self.nb()?.transact(&[json!({
-            "op": "update", "table": "Address_Set",
-            "where": [["name", "==", address_set(dns_name)]],
-            "row": {"addresses": set(addresses)},
-        })])?;
+        let mut nb = self.nb()?;
+        for (version, family) in families(self.cluster()) {
+            let addresses = addresses.iter().filter(|a| a.is_ipv4() == (*version == 4));
+            nb.transact(&[json!({
+                "op": "update", "table": "Address_Set",
+                "where": [["name", "==", address_set(dns_name, family, self.cluster())]],
+                "row": {"addresses": set(addresses)},
+            })])?;
+        }
         self.sync()
     }
 }
 
-fn create_address_set(nb: &mut Database, dns_name: &str) -> Result<()> {
-    let name = address_set(dns_name);
+fn create_address_set(
+    nb: &mut Database,
+    dns_name: &str,
+    family: &str,
+    cluster: Cluster,
+) -> Result<()> {
+    let name = address_set(dns_name, family, cluster);
     if nb
         .select("Address_Set", json!([["name", "==", name]]))?
         .is_empty()
@@ -271,8 +357,8 @@ fn create_address_set(nb: &mut Database, dns_name: &str) -> Result<()> {
             "row": {
                 "name": name,
                 "external_ids": map([
-                    ("ip-family", "v4"),
-                    ("k8s.ovn.org/id", &address_set_id(dns_name)),
+                    ("ip-family", family),
+                    ("k8s.ovn.org/id", &address_set_id(dns_name, family, cluster)),
                     ("k8s.ovn.org/name", dns_name),
                     ("k8s.ovn.org/owner-controller", "default-network-controller"),
                     ("k8s.ovn.org/owner-type", "EgressFirewallDNS"),
@@ -321,17 +407,12 @@ fn firewall_acls(nb: &mut Database, namespace: &str) -> Result<BTreeMap<usize, R
 }
 
 /// The one transaction that makes `rules` of the rows that are there.
-fn edits(
-    namespace: &str,
-    rules: &[RuleSpec],
-    acls: &BTreeMap<usize, Row>,
-    has_tiers: bool,
-) -> Vec<Value> {
+fn edits(target: &Target<'_>, rules: &[RuleSpec], acls: &BTreeMap<usize, Row>) -> Vec<Value> {
     let mut operations = Vec::new();
     let mut added = Vec::new();
     let mut removed = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        let wanted = acl_row(namespace, index, rule, has_tiers);
+        let wanted = acl_row(target, index, rule);
         match acls.get(&index) {
             Some(row) => {
                 let mut changed = Row::new();
@@ -363,7 +444,7 @@ fn edits(
             // An ACL is deleted by taking it out of its port group: nothing else refers to it.
             operations.push(json!({
                 "op": "mutate", "table": "Port_Group",
-                "where": [["name", "==", namespace_port_group(namespace)]],
+                "where": [["name", "==", target.network.port_group]],
                 "mutations": [["acls", mutator, set(rows)]],
             }));
         }

@@ -66,6 +66,16 @@ impl Datapath {
     }
 }
 
+/// How the cluster is set up, as far as it shows in what ovn-kubernetes writes.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Cluster {
+    /// Pods have an IPv6 address beside that of IPv4.
+    pub dual_stack: bool,
+    /// The DNSNameResolver feature is on: a name's address set is hashed from its lower case with
+    /// a final dot.
+    pub name_resolver: bool,
+}
+
 /// What a lab is made of.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
@@ -75,6 +85,8 @@ pub struct LabOptions {
     pub root: Root,
     /// The datapath of the bridges.
     pub datapath: Datapath,
+    /// How the cluster is set up.
+    pub cluster: Cluster,
     /// The `dnsflow-lab-helper` binary: the web server.
     pub helper: PathBuf,
 }
@@ -84,6 +96,7 @@ pub struct LabOptions {
 struct State {
     root: PathBuf,
     datapath: Datapath,
+    cluster: Cluster,
     helper: PathBuf,
     chassis: String,
     has_tiers: bool,
@@ -108,6 +121,7 @@ impl Lab {
             name,
             root,
             datapath,
+            cluster,
             helper,
         } = options;
         let base = directory(&name)?;
@@ -121,6 +135,7 @@ impl Lab {
             // Without the last component, which Root::existing adds.
             root: root.path().parent().unwrap_or(root.path()).to_owned(),
             datapath,
+            cluster,
             helper,
             chassis: random_uuid()?,
             has_tiers: schema_has_acl_tiers(&root)?,
@@ -244,6 +259,11 @@ impl Lab {
         self.state.datapath
     }
 
+    /// How the cluster is set up.
+    pub fn cluster(&self) -> Cluster {
+        self.state.cluster
+    }
+
     pub(crate) fn helper(&self) -> &Path {
         &self.state.helper
     }
@@ -317,6 +337,17 @@ impl Lab {
     /// Runs `ovn-nbctl` with these arguments and returns what it prints.
     pub fn nbctl(&self, arguments: &[&str]) -> Result<String> {
         self.control("ovn-nbctl", arguments)
+    }
+
+    /// Runs these `ovn-nbctl` commands, one per line, in one transaction.
+    pub(crate) fn nbctl_lines(&self, commands: &str) -> Result<()> {
+        let mut arguments = Vec::new();
+        for line in commands.lines() {
+            arguments.push("--");
+            arguments.extend(line.split_whitespace());
+        }
+        self.nbctl(&arguments)?;
+        Ok(())
     }
 
     /// Runs `ovn-sbctl` with these arguments and returns what it prints.

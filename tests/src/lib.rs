@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod database;
 pub mod dns;
+pub mod download;
 pub mod firewall;
 pub mod frames;
 pub mod lab;
@@ -15,4 +16,5 @@ pub mod process;
 pub mod root;
 pub mod support;
 pub mod topology;
+pub mod udn;
 pub mod web;

@@ -79,7 +79,7 @@ impl Lab {
     }
 
     /// Starts a daemon and returns when it is ready.
-    pub(crate) fn start_daemon(&self, daemon: Daemon) -> Result<()> {
+    pub fn start_daemon(&self, daemon: Daemon) -> Result<()> {
         let mut command = self.node_command(daemon.program())?;
         let database = self.remote("db.sock");
         match daemon {

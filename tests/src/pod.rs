@@ -3,13 +3,14 @@
 use std::{
     fs,
     io::{ErrorKind, Read},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4},
     path::{Path, PathBuf},
     process::Command,
+    str::FromStr,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -19,7 +20,7 @@ use crate::{
     lab::{Datapath, Lab, pod_namespace, random_uuid},
     netns::{NetNs, replace_files},
     process::{run, wait_until},
-    topology::{DNS_SERVICE, GATEWAY, GATEWAY_MAC, NODE},
+    topology::{DNS_SERVICE, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
 };
 
 /// A pod to be made.
@@ -46,6 +47,14 @@ impl PodSpec {
     /// Its logical switch port; also what [`Lab::pod`] calls it.
     pub fn lsp(&self) -> String {
         format!("{}_{}", self.namespace, self.name)
+    }
+
+    /// Its address in a dual-stack cluster, in fd00:10:244:1::/64.
+    pub fn address_v6(&self) -> Ipv6Addr {
+        let [.., last] = self.address.octets();
+        let mut segments = GATEWAY_V6.segments();
+        segments[7] = last.into();
+        segments.into()
     }
 
     /// Its Ethernet address: ovn-kubernetes makes it of `0a:58` and the IPv4 address
@@ -103,6 +112,9 @@ pub struct Fetch {
     pub took: Duration,
 }
 
+/// The cluster's DNS service, as pods know it.
+const DNS: SocketAddrV4 = SocketAddrV4::new(DNS_SERVICE, 53);
+
 impl<'a> Pod<'a> {
     pub(crate) fn new(lab: &'a Lab, name: &str) -> Self {
         let name = if name == "dns" {
@@ -114,6 +126,10 @@ impl<'a> Pod<'a> {
             lab,
             name: name.to_owned(),
         }
+    }
+
+    pub(crate) fn lab(&self) -> &'a Lab {
+        self.lab
     }
 
     /// Its network namespace.
@@ -153,9 +169,18 @@ impl<'a> Pod<'a> {
     ///
     /// A lost SYN comes again after a second; a limit below that sees first packets only.
     pub fn fetch(&self, url: &str, limit: Duration) -> Result<Fetch> {
+        self.fetch_by("--ipv4", url, limit)
+    }
+
+    /// The same over IPv6.
+    pub fn fetch_v6(&self, url: &str, limit: Duration) -> Result<Fetch> {
+        self.fetch_by("--ipv6", url, limit)
+    }
+
+    fn fetch_by(&self, family: &str, url: &str, limit: Duration) -> Result<Fetch> {
         let mut command = self.command("curl")?;
         command
-            .args(["--silent", "--show-error", "--ipv4", "--noproxy", "*"])
+            .args(["--silent", "--show-error", family, "--noproxy", "*"])
             .arg("--max-time")
             .arg(limit.as_secs_f64().to_string())
             .arg(url);
@@ -173,22 +198,45 @@ impl<'a> Pod<'a> {
 
     /// Asks the lab's DNS service for the name's IPv4 addresses: one query, one answer.
     pub fn resolve(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
-        self.ask("resolve", SocketAddrV4::new(DNS_SERVICE, 53), name)
+        self.resolve_all("A", &[name])
     }
 
     /// The same over TCP.
     pub fn resolve_tcp(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
-        self.ask("resolve-tcp", SocketAddrV4::new(DNS_SERVICE, 53), name)
+        self.ask("resolve-tcp", DNS, "A", &[name])
     }
 
     /// Asks another DNS server, over UDP.
     pub fn resolve_at(&self, server: SocketAddrV4, name: &str) -> Result<Vec<Ipv4Addr>> {
-        self.ask("resolve", server, name)
+        self.ask("resolve", server, "A", &[name])
     }
 
-    fn ask(&self, how: &str, server: SocketAddrV4, name: &str) -> Result<Vec<Ipv4Addr>> {
+    /// Asks the lab's DNS service for records of this type (`A` or `AAAA`) of each name, one
+    /// query after the other, and returns the addresses of all answers.
+    pub fn resolve_all<Address>(
+        &self,
+        kind: &str,
+        names: &[impl AsRef<str>],
+    ) -> Result<Vec<Address>>
+    where
+        Address: FromStr<Err = AddrParseError>,
+    {
+        self.ask("resolve", DNS, kind, names)
+    }
+
+    fn ask<Address>(
+        &self,
+        how: &str,
+        server: SocketAddrV4,
+        kind: &str,
+        names: &[impl AsRef<str>],
+    ) -> Result<Vec<Address>>
+    where
+        Address: FromStr<Err = AddrParseError>,
+    {
         let mut command = Command::new(self.lab.helper());
-        command.args([how, &server.to_string(), name]);
+        command.args([how, &server.to_string(), kind]);
+        command.args(names.iter().map(AsRef::as_ref));
         self.enter(&mut command)?;
         let answer = run(&mut command)?;
         answer
@@ -234,29 +282,42 @@ impl Lab {
         NetNs::create(namespace.name())?;
         let appeared = Instant::now();
         self.add_veth(&namespace, &host)?;
-        self.ip_batch(
-            &namespace,
-            &format!(
-                "link set lo up\n\
-                 link set eth0 address {mac} up\n\
-                 address add {}/24 dev eth0\n\
-                 route add default via {GATEWAY}\n",
-                spec.address
-            ),
-        )?;
-        self.disable_checksum_offload(&namespace)?;
+        let mut batch = format!(
+            "link set lo up\n\
+             link set eth0 address {mac} up\n\
+             address add {}/24 dev eth0\n\
+             route add default via {GATEWAY}\n",
+            spec.address
+        );
+        let mut addresses = format!("{}/24", spec.address);
+        if self.cluster().dual_stack {
+            let address = spec.address_v6();
+            batch += &format!(
+                "address add {address}/64 dev eth0 nodad\n\
+                 route add ::/0 via {GATEWAY_V6}\n"
+            );
+            addresses += &format!(",{address}/64");
+        }
+        self.ip_batch(&namespace, &batch)?;
+        self.disable_checksum_offload(&namespace, "eth0")?;
         let ids = [
             ("iface-id", lsp.as_str()),
             ("iface-id-ver", &uid),
             ("attached_mac", &mac),
-            ("ip_addresses", &format!("{}/24", spec.address)),
+            ("ip_addresses", &addresses),
             ("sandbox", &sandbox),
             ("pod-if-name", "eth0"),
         ];
+        self.add_interface(&host, &ids)?;
+        Ok(appeared)
+    }
+
+    /// The rows of the local database that plug a veth into br-int.
+    pub(crate) fn add_interface(&self, host: &str, ids: &[(&str, &str)]) -> Result<()> {
         self.ovs_db()?.transact(&[
             json!({
                 "op": "insert", "table": "Interface", "uuid-name": "interface",
-                "row": {"name": host, "external_ids": map(ids)},
+                "row": {"name": host, "external_ids": map(ids.iter().copied())},
             }),
             json!({
                 "op": "insert", "table": "Port", "uuid-name": "port",
@@ -267,12 +328,15 @@ impl Lab {
                 "mutations": [["ports", "insert", ["named-uuid", "port"]]],
             }),
         ])?;
-        Ok(appeared)
+        Ok(())
     }
 
     fn add_logical_port(&self, spec: &PodSpec, uid: &str) -> Result<()> {
         let group = namespace_port_group(&spec.namespace);
-        let addresses = format!("{} {}", spec.mac(), spec.address);
+        let mut addresses = format!("{} {}", spec.mac(), spec.address);
+        if self.cluster().dual_stack {
+            addresses += &format!(" {}", spec.address_v6());
+        }
         let mut nb = self.nb()?;
         let mut operations = vec![
             json!({
@@ -319,11 +383,21 @@ impl Lab {
     pub fn delete_pod(&self, lsp: &str) -> Result<()> {
         let record = PodRecord::read(self, lsp)?;
         let mut ovs = self.ovs_db()?;
-        for port in ovs.select("Port", json!([["name", "==", record.host_veth]]))? {
-            ovs.transact(&[json!({
-                "op": "mutate", "table": "Bridge", "where": [["name", "==", "br-int"]],
-                "mutations": [["ports", "delete", port["_uuid"]]],
-            })])?;
+        let mut ports = Vec::new();
+        for first in ovs.select("Interface", json!([["name", "==", record.host_veth]]))? {
+            // One on each network.
+            let sandbox = map_value(&first["external_ids"], "sandbox").unwrap_or_default();
+            let of_pod = json!([["external_ids", "includes", map([("sandbox", sandbox)])]]);
+            for interface in ovs.select("Interface", of_pod)? {
+                let ids = &interface["external_ids"];
+                ports.extend(map_value(ids, "iface-id").map(str::to_owned));
+                for port in ovs.select("Port", json!([["name", "==", interface["name"]]]))? {
+                    ovs.transact(&[json!({
+                        "op": "mutate", "table": "Bridge", "where": [["name", "==", "br-int"]],
+                        "mutations": [["ports", "delete", port["_uuid"]]],
+                    })])?;
+                }
+            }
         }
         // Before the namespace, whose end takes the veth along at a moment of its own.
         run(self
@@ -332,18 +406,17 @@ impl Lab {
         self.pod(lsp).netns().delete()?;
 
         let mut nb = self.nb()?;
-        for port in nb.select("Logical_Switch_Port", json!([["name", "==", lsp]]))? {
-            let group = namespace_port_group(&record.spec.namespace);
-            nb.transact(&[
-                json!({
-                    "op": "mutate", "table": "Logical_Switch", "where": [["name", "==", NODE]],
-                    "mutations": [["ports", "delete", port["_uuid"]]],
-                }),
-                json!({
-                    "op": "mutate", "table": "Port_Group", "where": [["name", "==", group]],
-                    "mutations": [["ports", "delete", port["_uuid"]]],
-                }),
-            ])?;
+        for port in ports {
+            for row in nb.select("Logical_Switch_Port", json!([["name", "==", port]]))? {
+                let leave = |table: &str| {
+                    json!({
+                        "op": "mutate", "table": table,
+                        "where": [["ports", "includes", row["_uuid"]]],
+                        "mutations": [["ports", "delete", row["_uuid"]]],
+                    })
+                };
+                nb.transact(&[leave("Logical_Switch"), leave("Port_Group")])?;
+            }
         }
         fs::remove_file(PodRecord::file(self, lsp))?;
         Ok(())
@@ -374,6 +447,30 @@ impl Lab {
     /// What the switch would do with the first packet of a TCP connection from the pod: the
     /// output of `ofproto/trace`.
     pub fn trace(&self, lsp: &str, to: SocketAddrV4) -> Result<String> {
+        self.trace_packet(lsp, "tcp", to.into())
+    }
+
+    /// Whether the switch would let the first packet of this protocol (`tcp`, `udp` or `sctp`)
+    /// from the pod out to the "internet".
+    pub fn lets_out(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<bool> {
+        let trace = self.trace_packet(lsp, protocol, to)?;
+        // One such line for each time that the packet comes back from conntrack; the last tells.
+        // A packet that is dropped may have been committed to conntrack before.
+        let actions = trace
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_prefix("Datapath actions: "))
+            .with_context(|| format!("a trace without actions:\n{trace}"))?;
+        let is_port = |action: &str| action.parse::<u32>().is_ok();
+        let out = actions.split(',').any(is_port);
+        ensure!(
+            out || !actions.contains("userspace"),
+            "the gateway does not know its next hop yet:\n{trace}"
+        );
+        Ok(out)
+    }
+
+    fn trace_packet(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<String> {
         let record = PodRecord::read(self, lsp)?;
         let interface = self
             .ovs_db()?
@@ -383,11 +480,15 @@ impl Lab {
             .and_then(|row| elements(&row["ofport"]).first()?.as_i64())
             .context("the pod's interface has no OpenFlow port")?;
         let spec = record.spec;
+        let network = match to.ip() {
+            IpAddr::V4(to) => format!("{protocol},nw_src={},nw_dst={to}", spec.address),
+            IpAddr::V6(to) => {
+                format!("{protocol}6,ipv6_src={},ipv6_dst={to}", spec.address_v6())
+            }
+        };
         let flow = format!(
-            "in_port={port},tcp,dl_src={},dl_dst={GATEWAY_MAC},nw_src={},nw_dst={},nw_ttl=64,tp_src=40000,tp_dst={}",
+            "in_port={port},dl_src={},dl_dst={GATEWAY_MAC},{network},nw_ttl=64,{protocol}_src=40000,{protocol}_dst={}",
             spec.mac(),
-            spec.address,
-            to.ip(),
             to.port()
         );
         self.appctl(&["ofproto/trace", "br-int", &flow])
@@ -395,22 +496,27 @@ impl Lab {
 
     /// A veth between the node and a namespace, where it is `eth0`.
     pub(crate) fn add_veth(&self, namespace: &NetNs, host: &str) -> Result<()> {
+        self.add_veth_named(namespace, host, "eth0")
+    }
+
+    /// A veth between the node and a namespace.
+    pub(crate) fn add_veth_named(&self, namespace: &NetNs, host: &str, name: &str) -> Result<()> {
         self.ip_batch(
             &self.node(),
             &format!(
-                "link add {host} type veth peer name eth0 netns {namespace}\nlink set {host} up\n"
+                "link add {host} type veth peer name {name} netns {namespace}\nlink set {host} up\n"
             ),
         )
     }
 
     /// The userspace datapath does not finish checksums that a veth has left to hardware. With the
     /// kernel's, offloads stay on, as in a cluster.
-    pub(crate) fn disable_checksum_offload(&self, namespace: &NetNs) -> Result<()> {
+    pub(crate) fn disable_checksum_offload(&self, namespace: &NetNs, name: &str) -> Result<()> {
         if self.datapath() == Datapath::System {
             return Ok(());
         }
         let mut command = self.root().command("ethtool")?;
-        command.args(["-K", "eth0", "tx", "off"]);
+        command.args(["-K", name, "tx", "off"]);
         namespace.enter(&mut command)?;
         run(&mut command)?;
         Ok(())

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     agent::{self, beside_this_program},
-    lab::{Datapath, Lab, LabOptions},
+    lab::{Cluster, Datapath, Lab, LabOptions},
     root::Root,
 };
 
@@ -43,13 +43,16 @@ pub const LAB_PACKAGES: &[&str] = &[
 #[macro_export]
 macro_rules! lab {
     ($name:literal) => {
-        match $crate::support::test_lab($name, false) {
+        match $crate::support::test_lab($name, false, $crate::lab::Cluster::default()) {
             Some(lab) => lab,
             None => return,
         }
     };
     ($name:literal, agent) => {
-        match $crate::support::test_lab($name, true) {
+        $crate::lab!($name, agent, $crate::lab::Cluster::default())
+    };
+    ($name:literal, agent, $cluster:expr) => {
+        match $crate::support::test_lab($name, true, $cluster) {
             Some(lab) => lab,
             None => return,
         }
@@ -105,7 +108,7 @@ pub fn test_root(test: &str) -> Option<Root> {
 }
 
 /// What [`lab!`](crate::lab!) calls.
-pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
+pub fn test_lab(name: &str, needs_agent: bool, cluster: Cluster) -> Option<Lab> {
     let root = prerequisites(needs_agent)
         .inspect_err(|why| not_run(name, format!("{why:#}")))
         .ok()?;
@@ -113,6 +116,7 @@ pub fn test_lab(name: &str, needs_agent: bool) -> Option<Lab> {
         name: lab_name(name),
         root,
         datapath: datapath().expect("a datapath"),
+        cluster,
         helper: helper().expect("this program has a path"),
     };
     Some(Lab::up(options).expect("the lab comes up"))

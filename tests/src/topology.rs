@@ -2,7 +2,7 @@
 //! `ovn_cluster_router`, join switch, gateway router with SNAT, external switch, and behind it an
 //! "internet" with web servers. Names and rows follow recordings of ovn-kubernetes (August 2026).
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -21,6 +21,9 @@ pub const NODE: &str = "lab-node";
 /// The cluster's pod network.
 pub const CLUSTER_SUBNET: &str = "10.244.0.0/16";
 
+/// The cluster's pod network of IPv6, where it has one.
+pub const CLUSTER_SUBNET_V6: &str = "fd00:10:244::/48";
+
 /// The DNS service's address, as pods know it.
 pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
@@ -33,12 +36,20 @@ pub const DNS_POD: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 53);
 /// The node switch's router port, the pods' gateway.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
 
+/// The same port's IPv6 address.
+pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 1);
+
 /// Its Ethernet address.
 pub const GATEWAY_MAC: &str = "0a:58:0a:f4:00:01";
 
 /// The web servers of the "internet" are 203.0.113.1 to 203.0.113.8 (TEST-NET-3, RFC 5737).
 pub fn web_addresses() -> impl Iterator<Item = Ipv4Addr> {
     (1..=8).map(|last| Ipv4Addr::new(203, 0, 113, last))
+}
+
+/// Where the same web servers are in a dual-stack lab: 2001:db8::1 to 2001:db8::8 (RFC 3849).
+pub fn web_addresses_v6() -> impl Iterator<Item = Ipv6Addr> {
+    (1..=8).map(|last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last))
 }
 
 /// The pods that every lab starts with.
@@ -95,15 +106,29 @@ lsp-set-options br-ex_{NODE} network_name=physnet
     )
 }
 
+/// What makes it dual-stack, one ovn-nbctl command per line.
+fn ipv6() -> String {
+    format!(
+        "\
+add Logical_Router_Port rtos-{NODE} networks \"{GATEWAY_V6}/64\"
+add Logical_Router_Port rtoj-ovn_cluster_router networks \"fd98::1/64\"
+add Logical_Router_Port rtoj-GR_{NODE} networks \"fd98::2/64\"
+add Logical_Router_Port rtoe-GR_{NODE} networks \"fd00:172:18::2/64\"
+--policy=src-ip lr-route-add ovn_cluster_router fd00:10:244:1::/64 fd98::2
+lr-route-add GR_{NODE} ::/0 fd00:172:18::1 rtoe-GR_{NODE}
+lr-route-add GR_{NODE} {CLUSTER_SUBNET_V6} fd98::1
+lr-nat-add GR_{NODE} snat fd00:172:18::2 {CLUSTER_SUBNET_V6}
+"
+    )
+}
+
 /// Fills the NB database, pods aside.
 pub(crate) fn build(lab: &Lab) -> Result<()> {
-    let commands = routers_and_switches(lab.chassis());
-    let mut arguments = Vec::new();
-    for line in commands.lines() {
-        arguments.push("--");
-        arguments.extend(line.split_whitespace());
+    let mut commands = routers_and_switches(lab.chassis());
+    if lab.cluster().dual_stack {
+        commands += &ipv6();
     }
-    lab.nbctl(&arguments)?;
+    lab.nbctl_lines(&commands)?;
     lab.nb()?
         .transact(&services_and_acls(lab.has_tiers()))
         .context("cannot write the DNS service and the node's ACL")?;
@@ -132,24 +157,6 @@ fn services_and_acls(has_tiers: bool) -> Vec<Value> {
             },
         })
     };
-    // The management port's traffic; this ACL makes the switch stateful.
-    let mut acl = json!({
-        "action": "allow-related",
-        "direction": "to-lport",
-        "match": "ip4.src==10.244.0.2",
-        "meter": "acl-logging",
-        "priority": 1001,
-        "external_ids": map([
-            ("ip", "10.244.0.2"),
-            ("k8s.ovn.org/id", &format!("default-network-controller:NetpolNode:{NODE}:10.244.0.2")),
-            ("k8s.ovn.org/name", NODE),
-            ("k8s.ovn.org/owner-controller", "default-network-controller"),
-            ("k8s.ovn.org/owner-type", "NetpolNode"),
-        ]),
-    });
-    if has_tiers {
-        acl["tier"] = json!(2);
-    }
     vec![
         load_balancer("udp"),
         load_balancer("tcp"),
@@ -160,7 +167,7 @@ fn services_and_acls(has_tiers: bool) -> Vec<Value> {
                 "load_balancer": set([["named-uuid", "udp"], ["named-uuid", "tcp"]]),
             },
         }),
-        json!({"op": "insert", "table": "ACL", "uuid-name": "acl", "row": acl}),
+        json!({"op": "insert", "table": "ACL", "uuid-name": "acl", "row": node_acl(has_tiers)}),
         json!({
             "op": "update", "table": "Logical_Switch", "where": [["name", "==", NODE]],
             "row": {
@@ -179,7 +186,55 @@ fn services_and_acls(has_tiers: bool) -> Vec<Value> {
     ]
 }
 
+/// The ACL for the management port's traffic, which makes the switch stateful.
+fn node_acl(has_tiers: bool) -> Value {
+    let mut acl = json!({
+        "action": "allow-related",
+        "direction": "to-lport",
+        "match": "ip4.src==10.244.0.2",
+        "meter": "acl-logging",
+        "priority": 1001,
+        "external_ids": map([
+            ("ip", "10.244.0.2"),
+            ("k8s.ovn.org/id", &format!("default-network-controller:NetpolNode:{NODE}:10.244.0.2")),
+            ("k8s.ovn.org/name", NODE),
+            ("k8s.ovn.org/owner-controller", "default-network-controller"),
+            ("k8s.ovn.org/owner-type", "NetpolNode"),
+        ]),
+    });
+    if has_tiers {
+        acl["tier"] = json!(2);
+    }
+    acl
+}
+
 impl Lab {
+    /// Takes from the node's switch what makes it stateful: the allow-related ACL, and the load
+    /// balancers, so that the DNS service is gone too. Returns when OVN is in step.
+    pub fn make_stateless(&self) -> Result<()> {
+        self.nb()?.transact(&[json!({
+            "op": "update", "table": "Logical_Switch", "where": [["name", "==", NODE]],
+            "row": {"acls": ["set", []], "load_balancer_group": ["set", []]},
+        })])?;
+        self.sync()
+    }
+
+    /// Gives the node's switch its allow-related ACL and its load balancers again; returns when
+    /// OVN is in step.
+    pub fn make_stateful(&self) -> Result<()> {
+        let mut nb = self.nb()?;
+        let groups = nb.select("Load_Balancer_Group", json!([]))?;
+        let groups = set(groups.iter().map(|row| &row["_uuid"]));
+        nb.transact(&[
+            json!({"op": "insert", "table": "ACL", "uuid-name": "acl", "row": node_acl(self.has_tiers())}),
+            json!({
+                "op": "update", "table": "Logical_Switch", "where": [["name", "==", NODE]],
+                "row": {"acls": ["named-uuid", "acl"], "load_balancer_group": groups},
+            }),
+        ])?;
+        self.sync()
+    }
+
     /// The "internet": a namespace behind br-ex with a web server on every address.
     pub(crate) fn add_internet(&self) -> Result<()> {
         let namespace = pod_namespace(self.name(), "inet");
@@ -196,8 +251,15 @@ impl Lab {
         for address in web_addresses() {
             batch += &format!("address add {address}/32 dev lo\n");
         }
+        if self.cluster().dual_stack {
+            batch += "address add fd00:172:18::1/64 dev eth0 nodad\n\
+                      route add ::/0 via fd00:172:18::2\n";
+            for address in web_addresses_v6() {
+                batch += &format!("address add {address}/128 dev lo\n");
+            }
+        }
         self.ip_batch(&namespace, &batch)?;
-        self.disable_checksum_offload(&namespace)?;
+        self.disable_checksum_offload(&namespace, "eth0")?;
         self.vsctl(&["add-port", "br-ex", &host])?;
         web::start(self)
     }

@@ -35,7 +35,7 @@ fn variants() -> Result<Vec<(&'static str, Objects)>> {
 /// The agent's options, by its own parser.
 fn options(objects: &Objects) -> Result<AgentOptions> {
     match Cli::try_parse_from(objects.command_line()?)?.command {
-        Command::Agent(options) => Ok(options),
+        Command::Agent(options) => Ok(*options),
         other => bail!("not the agent: {other:?}"),
     }
 }

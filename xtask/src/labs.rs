@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
 use dnsflow_tests::{
     dns,
-    lab::{Lab, LabOptions},
+    lab::{Cluster, Lab, LabOptions},
     support,
 };
 
@@ -94,6 +94,7 @@ pub(crate) fn options(name: String, root: dnsflow_tests::root::Root) -> Result<L
         name,
         root,
         datapath: support::datapath()?,
+        cluster: Cluster::default(),
         helper: support::helper()?,
     })
 }

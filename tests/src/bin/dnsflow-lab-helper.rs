@@ -22,20 +22,25 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match *arguments {
         // The directory of the lab stands there for whoever looks for its processes.
-        ["web", port, _lab] => port
-            .parse()
-            .map_err(Into::into)
-            .and_then(dnsflow_tests::web::serve),
+        ["web", ref sockets @ .., _lab] => sockets
+            .iter()
+            .map(|socket| socket.parse().map_err(anyhow::Error::from))
+            .collect::<Result<Vec<SocketAddr>>>()
+            .and_then(|sockets| dnsflow_tests::web::serve(&sockets)),
         ["liar", port, _lab] => port
             .parse()
             .map_err(Into::into)
             .and_then(dnsflow_tests::liar::serve),
-        ["resolve", server, name] => resolve(name, |query| over_udp(server, query)),
-        ["resolve-tcp", server, name] => resolve(name, |query| over_tcp(server, query)),
+        ["resolve", server, kind, ref names @ ..] => names
+            .iter()
+            .try_for_each(|name| resolve(kind, name, |query| over_udp(server, query))),
+        ["resolve-tcp", server, kind, ref names @ ..] => names
+            .iter()
+            .try_for_each(|name| resolve(kind, name, |query| over_tcp(server, query))),
         _ => {
             eprintln!(
-                "dnsflow-lab-helper web PORT LAB | liar PORT LAB | \
-                 resolve SERVER:PORT NAME | resolve-tcp SERVER:PORT NAME"
+                "dnsflow-lab-helper web ADDRESS:PORT... LAB | liar PORT LAB | \
+                 resolve SERVER:PORT A|AAAA NAME... | resolve-tcp SERVER:PORT A|AAAA NAME..."
             );
             return ExitCode::from(2);
         }
@@ -49,21 +54,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends one query for the name's IPv4 addresses and prints those of the answer.
-fn resolve(name: &str, exchange: impl Fn(&Message) -> Result<Message>) -> Result<()> {
+/// Sends one query for the name's addresses and prints those of the answer.
+fn resolve(kind: &str, name: &str, exchange: impl Fn(&Message) -> Result<Message>) -> Result<()> {
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
     let mut name = Name::from_ascii(name)?;
     // As it comes back in the answer.
     name.set_fqdn(true);
-    query.add_query(Query::query(name, RecordType::A));
+    query.add_query(Query::query(name, kind.parse()?));
     let answer = exchange(&query)?;
     if answer.answers.is_empty() {
         bail!("no answer: {}", answer.metadata.response_code);
     }
     for record in &answer.answers {
-        if let RData::A(address) = record.data {
-            println!("{}", address.0);
+        match record.data {
+            RData::A(address) => println!("{}", address.0),
+            RData::AAAA(address) => println!("{}", address.0),
+            _ => {}
         }
     }
     Ok(())

@@ -5,6 +5,15 @@ use super::*;
 const ROWS: &str = include_str!("../../fixtures/lab/acls-v4.jsonl");
 const TRANSACTIONS: &str = include_str!("../../fixtures/lab/transactions-v4.jsonl");
 
+fn target(namespace: &str) -> Target<'_> {
+    Target {
+        namespace,
+        network: Network::default_of(namespace),
+        cluster: Cluster::default(),
+        has_tiers: true,
+    }
+}
+
 fn deny(cidr: &str) -> RuleSpec {
     RuleSpec::deny(cidr).expect("a CIDR")
 }
@@ -33,9 +42,20 @@ fn lines(text: &str) -> impl Iterator<Item = Value> {
 
 #[test]
 fn names_are_the_recorded_hashes() {
-    assert_eq!(address_set("example.com"), "a18346816605274050565");
-    assert_eq!(address_set("Example.ORG"), "a169752413928786512");
-    assert_eq!(address_set("example.net."), "a11430818852830508159");
+    let off = Cluster::default();
+    let on = Cluster {
+        name_resolver: true,
+        ..off
+    };
+    for (name, family, cluster, set) in [
+        ("example.com", "v4", off, "a18346816605274050565"),
+        ("Example.ORG", "v4", off, "a169752413928786512"),
+        ("example.net.", "v4", off, "a11430818852830508159"),
+        ("Example.com", "v4", on, "a4932485612109564913"),
+        ("example.com.", "v6", on, "a4932483413086308491"),
+    ] {
+        assert_eq!(address_set(name, family, cluster), set, "{name}");
+    }
     assert_eq!(namespace_port_group("ns1"), "a9633447981174624809");
 }
 
@@ -73,12 +93,26 @@ fn rows_are_the_recorded_ones() {
     for (namespace, rules) in firewalls {
         for (index, rule) in rules.iter().enumerate() {
             let name = format!("EF:{namespace}:{index}");
-            let row = acl_row(namespace, index, rule, true);
+            let row = acl_row(&target(namespace), index, rule);
             assert_eq!(Some(row), recorded.remove(&name), "{name}");
         }
     }
     let rest: Vec<_> = recorded.keys().collect();
     assert_eq!(rest, ["EF:ns2:3"], "the nodeSelector, which the lab lacks");
+}
+
+#[test]
+fn a_dual_stack_match_is_the_recorded_one() {
+    let network = Network::default_of("ns1");
+    let cluster = Cluster {
+        dual_stack: true,
+        name_resolver: false,
+    };
+    let recorded = include_str!("../../fixtures/ovn-kubernetes/26.03-dual-observ-acl-flows.txt");
+    for rule in &four_rules()[..2] {
+        let text = acl_match(&network, rule, cluster);
+        assert!(recorded.contains(&format!("allow {text}\n")), "{text}");
+    }
 }
 
 /// What one transaction did to the ACLs: rule index → operation, match and action afterwards.
@@ -104,16 +138,16 @@ fn edits_are_the_recorded_ones() {
     ];
 
     let mut switch = Acls::default();
-    switch.apply(edits("ns1", &four, &switch.0, true));
+    switch.apply(edits(&target("ns1"), &four, &switch.0));
     let mut recorded = recorded_edits().into_iter();
     for (at, rules) in steps.iter().enumerate() {
-        let done = switch.apply(edits("ns1", rules, &switch.0, true));
+        let done = switch.apply(edits(&target("ns1"), rules, &switch.0));
         assert_eq!(Some(done), recorded.next(), "step {at}");
     }
     assert_eq!(recorded.next(), None);
 
     let all = switch.0.len();
-    let done = switch.apply(edits("ns1", &[], &switch.0, true));
+    let done = switch.apply(edits(&target("ns1"), &[], &switch.0));
     assert_eq!(done.len(), all, "a deleted resource leaves nothing");
 }
 

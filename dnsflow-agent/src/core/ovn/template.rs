@@ -1,8 +1,8 @@
 //! Reads a logical flow of an ACL into a template for our own flows.
 //!
 //! The match of such a row is a run of register tests followed by the ACL's own match in
-//! parentheses, at the time when ovn-northd made it; its actions are register loads, perhaps a
-//! `log`, a `ct_commit`, and `next`.
+//! parentheses, at the time when ovn-northd made it, or the ACL's match alone; its actions are
+//! register loads, perhaps a `log`, a `ct_commit`, and `next`.
 //! Logical register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
 //! `lib/logical-fields.c`). Actions beyond that are copied from what ovn-controller made of the same
 //! text. Nothing is guessed.
@@ -96,10 +96,29 @@ pub enum TemplateError {
     NoCopy(String),
 }
 
-/// Splits the match of a logical flow into the register tests and the ACL's match.
+/// Splits the match of a logical flow into the register tests and the ACL's match: that is in
+/// parentheses, or stands alone where there is nothing to test (seen on
+/// OVN 23.03 when the switch has no conntrack).
 fn split(matches: &str) -> Option<(&str, &str)> {
     // No register test holds a parenthesis.
-    matches.strip_suffix(')')?.split_once('(')
+    let start = matches.find('(')?;
+    let (prefix, rest) = matches.split_at(start);
+    let mut depth = 0;
+    let end = rest.find(|c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    })?;
+    if end + 1 == rest.len() {
+        Some((prefix, &rest[1..end]))
+    } else if prefix.is_empty() {
+        Some((prefix, rest))
+    } else {
+        None
+    }
 }
 
 /// The match of the ACL that a logical flow was made from.

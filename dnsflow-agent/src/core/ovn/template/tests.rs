@@ -88,6 +88,26 @@ fn each_ovn_release_is_understood() {
     );
 }
 
+#[test]
+fn the_match_of_the_acl_is_found() {
+    let check = |matches: &str, found: Option<&str>| {
+        let mut flow = flow("", "next;");
+        flow.matches = matches.to_owned();
+        assert_eq!(acl_match(&flow), found, "{matches}");
+        assert_eq!(Template::parse(&flow).is_ok(), found.is_some(), "{matches}");
+    };
+    let ports = format!("{ACL} && ((udp && ( udp.dst == 53 )) || (tcp))");
+    for acl in [ACL, &ports] {
+        check(&format!("reg0[8] == 1 && ({acl})"), Some(acl));
+        check(&format!("({acl})"), Some(acl));
+        // OVN 23.03 without conntrack: as it stands in the NB database.
+        check(acl, Some(acl));
+        check(&format!("reg0[8] == 1 && {acl}"), None);
+        check(&format!("reg0[8] == 1 && ({acl}"), None);
+    }
+    check("reg0[8] == 1", None);
+}
+
 const LOG: &str = r#"log(name="EF:ns1;0", severity=notice, verdict=allow, meter="a;b")"#;
 
 #[test]

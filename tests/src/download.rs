@@ -1,0 +1,77 @@
+//! A connection that lasts: a slow download, which stands still when its packets are dropped.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use crate::{pod::Pod, process::wait_until, web::LONG_PAGE};
+
+/// How long the next bytes may take: a lost packet comes again after a fraction of a second, and
+/// then after twice as long each time (RFC 6298, section 5.5).
+const PATIENT: Duration = Duration::from_secs(10);
+
+/// A running download. Dropping it ends it.
+#[derive(Debug)]
+pub struct Download {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Pod<'_> {
+    /// Starts to read the long page of the web server `host`.
+    pub fn download(&self, host: &str) -> Result<Download> {
+        let file = self.lab().base().join("log").join(format!("{host}.page"));
+        let mut command = self.command("curl")?;
+        command
+            .args(["--silent", "--show-error", "--ipv4", "--noproxy", "*"])
+            .args(["--no-buffer", "--output"])
+            .arg(&file)
+            .arg(format!("http://{host}{LONG_PAGE}"))
+            .stdin(Stdio::null());
+        // SAFETY: one system call; no allocation, no lock.
+        unsafe {
+            command.pre_exec(|| {
+                set_parent_process_death_signal(Some(Signal::KILL))?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().context("cannot run curl")?;
+        Ok(Download { child, file })
+    }
+}
+
+impl Download {
+    /// How many bytes have arrived.
+    pub fn received(&self) -> u64 {
+        fs::metadata(&self.file).map_or(0, |file| file.len())
+    }
+
+    /// Waits until `bytes` more have arrived.
+    pub fn goes_on(&mut self, bytes: u64) -> Result<()> {
+        let before = self.received();
+        wait_until("the download to go on", PATIENT, || {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the download has ended: {status}");
+            }
+            Ok(self.received() >= before + bytes)
+        })
+        .with_context(|| format!("after {before} bytes"))?;
+        Ok(())
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = killed {
+            eprintln!("cannot end the download: {error}");
+        }
+    }
+}

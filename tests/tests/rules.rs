@@ -1,0 +1,544 @@
+//! The rules of an EgressFirewall in real OVN: their order, their verdicts, their ports, and what
+//! becomes of their flows when OVN's rows come late or change.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use dnsflow_tests::{
+    firewall::{Action, RuleSpec, To, address_set, manifest},
+    lab,
+    lab::{Cluster, Lab},
+    ovs::{Daemon, Stop},
+    process::wait_until,
+};
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn fetch(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
+    lab.pod(pod).fetch(url, limit).expect("curl runs").result
+}
+
+fn deny(cidr: &str) -> RuleSpec {
+    RuleSpec::deny(cidr).expect("a CIDR")
+}
+
+fn allow(cidr: &str) -> RuleSpec {
+    RuleSpec::allow(cidr).expect("a CIDR")
+}
+
+fn web(last: u8) -> IpAddr {
+    Ipv4Addr::new(203, 0, 113, last).into()
+}
+
+/// Numbers that are random enough, and the same for the same seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = match std::env::var("DNSFLOW_SEED") {
+            Ok(seed) => seed.parse().expect("DNSFLOW_SEED is a number"),
+            Err(_) => SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .expect("later than 1970")
+                .as_secs(),
+        };
+        println!("DNSFLOW_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) % end as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+
+    fn addresses(&mut self, dual_stack: bool) -> BTreeSet<IpAddr> {
+        let mut addresses = BTreeSet::new();
+        for _ in 0..=self.below(2) {
+            addresses.insert(web(1 + self.below(8) as u8));
+            if dual_stack {
+                addresses.insert(web_v6(1 + self.below(8) as u8));
+            }
+        }
+        addresses
+    }
+}
+
+fn web_v6(last: u8) -> IpAddr {
+    format!("2001:db8::{last}").parse().expect("an address")
+}
+
+/// What the pods ask for; rules name some of these.
+const NAMES: [&str; 8] = [
+    "a.test",
+    "x.a.test",
+    "y.x.a.test",
+    "b.test",
+    "x.b.test",
+    "c.test",
+    "d.test",
+    "xa.test",
+];
+
+/// Destinations of every kind that a rule can tell apart.
+const SERVICES: [(&str, u16); 4] = [("tcp", 80), ("tcp", 8080), ("udp", 53), ("sctp", 9)];
+
+fn random_rule(random: &mut Random, cluster: Cluster) -> RuleSpec {
+    let action = *random.pick(&[Action::Allow, Action::Deny]);
+    let mut names = vec![
+        "a.test", "X.a.test", "b.test", "b.test.", "C.test", "d.test",
+    ];
+    if cluster.name_resolver {
+        names.extend(["*.a.test", "*.b.test"]);
+    }
+    let mut cidrs = vec![
+        "203.0.113.0/29",
+        "203.0.113.4/30",
+        "203.0.113.2/32",
+        "0.0.0.0/0",
+    ];
+    if cluster.dual_stack {
+        cidrs.extend([
+            "2001:db8::/125",
+            "2001:db8::4/126",
+            "2001:db8::2/128",
+            "::/0",
+        ]);
+    }
+    let mut rule = match random.below(5) {
+        0 | 1 => allow(random.pick::<&str>(&cidrs)),
+        _ => RuleSpec::allow_name(random.pick::<&str>(&names)),
+    };
+    rule.action = action;
+    for service in SERVICES {
+        if random.below(4) == 0 {
+            rule.ports.push(service);
+        }
+    }
+    rule
+}
+
+/// What the first rule that matches says, if there is one: the meaning of an EgressFirewall,
+/// without OVN.
+fn verdict(
+    rules: &[RuleSpec],
+    leads_to: impl Fn(&str, IpAddr) -> bool,
+    to: IpAddr,
+    service: (&str, u16),
+) -> Option<Action> {
+    let is_for = |rule: &&RuleSpec| {
+        let destination = match &rule.to {
+            To::Cidr(cidr) => cidr.contains(&to),
+            To::Name(name) => leads_to(name, to),
+        };
+        destination && (rule.ports.is_empty() || rule.ports.contains(&service))
+    };
+    rules.iter().find(is_for).map(|rule| rule.action)
+}
+
+/// Whether a rule for `rule` is one for `name`: the name itself and its sub-domains, or exactly
+/// one label more.
+fn names(rule: &str, name: &str) -> bool {
+    let rule = rule.trim_end_matches('.').to_ascii_lowercase();
+    match rule.strip_prefix("*.") {
+        Some(parent) => name
+            .strip_suffix(parent)
+            .and_then(|rest| rest.strip_suffix('.'))
+            .is_some_and(|label| !label.is_empty() && !label.contains('.')),
+        None => name == rule || name.ends_with(&format!(".{rule}")),
+    }
+}
+
+/// Random firewalls, and what OVN and our flows together do with every kind of packet.
+fn order_holds(lab: &Lab, firewalls: usize) {
+    let cluster = lab.cluster();
+    let mut random = Random::new();
+    let records: BTreeMap<&str, BTreeSet<IpAddr>> = NAMES
+        .into_iter()
+        .map(|name| (name, random.addresses(cluster.dual_stack)))
+        .collect();
+    let zone: Vec<String> = records
+        .iter()
+        .flat_map(|(name, addresses)| {
+            addresses.iter().map(move |address| {
+                let kind = if address.is_ipv4() { "A" } else { "AAAA" };
+                format!("{name}. 3600 IN {kind} {address}")
+            })
+        })
+        .collect();
+    let zone: Vec<&str> = zone.iter().map(String::as_str).collect();
+    lab.serve_dns(&zone).expect("the server starts");
+    // The gateway must know its next hop before a trace can reach it.
+    fetch(lab, "ns2_pod1", "http://203.0.113.1/", PATIENT).expect("ns2 has no firewall");
+    if cluster.dual_stack {
+        let fetched = lab
+            .pod("ns2_pod1")
+            .fetch_v6("http://[2001:db8::1]/", PATIENT);
+        fetched
+            .expect("curl runs")
+            .result
+            .expect("ns2 has no firewall");
+    }
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+
+    let pod = lab.pod("ns1_pod1");
+    let mut resolved: BTreeSet<&str> = BTreeSet::new();
+    // What ovn-kubernetes has been told for each address set, as long as it is in use.
+    let mut central: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+    let mut acls: Vec<RuleSpec> = Vec::new();
+    let mut made_to_pass = 0;
+    let mut made_to_drop = 0;
+    for round in 0..firewalls {
+        let mut rules: Vec<RuleSpec> = (0..3 + random.below(5))
+            .map(|_| random_rule(&mut random, cluster))
+            .collect();
+        // Most end like this, or hardly any Allow would matter.
+        if random.below(4) > 0 {
+            rules.push(deny("0.0.0.0/0"));
+        }
+        lab.set_firewall("ns1", &rules)
+            .expect("the rows are written");
+        // OVN goes on enforcing the row that a firewall leaves behind when it shrinks.
+        let stale = acls.get(rules.len()).cloned();
+        acls = rules.iter().cloned().chain(stale.clone()).collect();
+        for rule in &rules {
+            // A set that the last firewall had too still holds what it held.
+            if let To::Name(name) = &rule.to {
+                let mut addresses = BTreeSet::new();
+                if random.below(2) == 0 {
+                    addresses = random.addresses(cluster.dual_stack);
+                }
+                let list: Vec<IpAddr> = addresses.iter().copied().collect();
+                lab.resolve_centrally(name, &list)
+                    .expect("the set is filled");
+                central.insert(address_set(name, "v4", cluster), addresses);
+            }
+        }
+        // What was asked under an earlier firewall counts, too.
+        let asked = [*random.pick(&NAMES), *random.pick(&NAMES)];
+        let kinds: &[&str] = if cluster.dual_stack {
+            &["A", "AAAA"]
+        } else {
+            &["A"]
+        };
+        for kind in kinds {
+            pod.resolve_all::<IpAddr>(kind, &asked)
+                .expect("the names are known");
+        }
+        resolved.extend(asked);
+
+        let by_the_controller = |rule: &str, to: IpAddr| {
+            let set = central.get(&address_set(rule, "v4", cluster));
+            set.is_some_and(|addresses| addresses.contains(&to))
+        };
+        let by_the_pod = |rule: &str, to: IpAddr| {
+            by_the_controller(rule, to)
+                || resolved
+                    .iter()
+                    .any(|name| names(rule, name) && records[name].contains(&to))
+        };
+        let without_dnsflow = |to, service| {
+            let found = verdict(&acls, by_the_controller, to, service);
+            found.unwrap_or(Action::Allow)
+        };
+        let with_dnsflow = |to, service| {
+            let found = verdict(&rules, by_the_pod, to, service)
+                .or_else(|| verdict(stale.as_slice(), by_the_controller, to, service));
+            found.unwrap_or(Action::Allow)
+        };
+        let mut destinations: Vec<IpAddr> = (1..=8).map(web).collect();
+        if cluster.dual_stack {
+            destinations.extend((1..=8).map(web_v6));
+        }
+        let mut wrong = Vec::new();
+        let looked = wait_until("the switch to judge as the rules say", LIMIT, || {
+            wrong.clear();
+            for to in &destinations {
+                for (protocol, port) in SERVICES {
+                    let expected = with_dnsflow(*to, (protocol, port));
+                    let out = lab.lets_out("ns1_pod1", protocol, SocketAddr::new(*to, port))?;
+                    if out != (expected == Action::Allow) {
+                        wrong.push(format!("{protocol} {to} {port}: {expected:?}"));
+                    }
+                }
+            }
+            Ok(wrong.is_empty())
+        });
+        looked.unwrap_or_else(|error| {
+            panic!(
+                "round {round}: {error}\nwrong: {wrong:#?}\nrules:\n{}\nresolved: {resolved:?}\nrecords: {records:?}\ncentral: {central:?}\nflows: {:#?}",
+                manifest("ns1", &acls),
+                lab.dnsflow_flows()
+            )
+        });
+        for to in &destinations {
+            for service in SERVICES {
+                let with = with_dnsflow(*to, service);
+                let without = without_dnsflow(*to, service);
+                made_to_pass += usize::from((without, with) == (Action::Deny, Action::Allow));
+                made_to_drop += usize::from((without, with) == (Action::Allow, Action::Deny));
+            }
+        }
+    }
+    println!(
+        "dnsflow let pass {made_to_pass} and dropped {made_to_drop} of what OVN alone would not"
+    );
+    assert!(
+        made_to_pass > 0 && made_to_drop > 0,
+        "the firewalls were too tame"
+    );
+}
+
+#[test]
+fn rule_order_holds_in_the_switch() {
+    let lab = lab!("rules-order", agent);
+    order_holds(&lab, 12);
+}
+
+#[test]
+fn rule_order_holds_with_both_families_and_the_resolver_feature() {
+    let cluster = Cluster {
+        dual_stack: true,
+        name_resolver: true,
+    };
+    let lab = lab!("rules-order-dual", agent, cluster);
+    order_holds(&lab, 8);
+}
+
+#[test]
+fn deny_by_name() {
+    let lab = lab!("rules-deny", agent);
+    lab.set_firewall(
+        "ns1",
+        &[
+            RuleSpec::deny_name("example.com"),
+            allow("203.0.113.0/24"),
+            deny("0.0.0.0/0"),
+        ],
+    )
+    .expect("the rows are written");
+    lab.resolve_centrally("example.com", &[web(8)])
+        .expect("the set is filled");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+
+    let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.2/", PATIENT);
+    fetched.expect("no name has led there yet");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    lab.wait_flows("the flows that drop", |flows| {
+        flows
+            .iter()
+            .any(|flow| flow.contains("nw_dst=203.0.113.2 "))
+    })
+    .expect("they come");
+    for (pod, last, open) in [
+        ("ns1_pod1", 2, false),
+        ("ns1_pod1", 8, false),
+        ("ns1_pod1", 3, true),
+        ("ns1_pod2", 2, true),
+        ("ns2_pod1", 2, true),
+    ] {
+        let limit = if open { PATIENT } else { BLOCKED };
+        let fetched = fetch(&lab, pod, &format!("http://203.0.113.{last}/"), limit);
+        assert_eq!(fetched.is_ok(), open, "{pod} to {last}: {fetched:?}");
+    }
+}
+
+#[test]
+fn ports_are_honoured() {
+    let lab = lab!("rules-ports", agent);
+    let some = [("sctp", 9), ("tcp", 80), ("udp", 53), ("udp", 5353)];
+    lab.set_firewall(
+        "ns1",
+        &[
+            RuleSpec::allow_name("www.example.com").ports(&some),
+            RuleSpec::allow_name("example.com").ports(&[("tcp", 8080)]),
+            deny("0.0.0.0/0"),
+        ],
+    )
+    .expect("the rows are written");
+    fetch(&lab, "ns2_pod1", "http://203.0.113.1/", PATIENT).expect("ns2 has no firewall");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    for (url, open) in [
+        ("http://www.example.com/", true),
+        ("http://www.example.com:8080/", true),
+        ("http://example.com:8080/", true),
+        ("http://example.com/", false),
+    ] {
+        let fetched = fetch(&lab, "ns1_pod1", url, if open { PATIENT } else { BLOCKED });
+        assert_eq!(fetched.is_ok(), open, "{url}: {fetched:?}");
+    }
+    let open: BTreeSet<(u8, &str, u16)> = [
+        (1, "tcp", 8080),
+        (2, "sctp", 9),
+        (2, "tcp", 80),
+        (2, "tcp", 8080),
+        (2, "udp", 53),
+        (2, "udp", 5353),
+    ]
+    .into();
+    for last in [1, 2] {
+        for protocol in ["tcp", "udp", "sctp"] {
+            for port in [9, 53, 80, 443, 5353, 8080] {
+                let to = SocketAddr::new(web(last), port);
+                let out = lab.lets_out("ns1_pod1", protocol, to).expect("a trace");
+                assert_eq!(
+                    out,
+                    open.contains(&(last, protocol, port)),
+                    "{protocol} {to}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn late_acl_is_waited_for() {
+    let lab = lab!("rules-late", agent);
+    let rules = [RuleSpec::allow_name("example.com"), deny("0.0.0.0/0")];
+    lab.set_firewall("ns1", &[deny("0.0.0.0/0")])
+        .expect("the rows are written");
+    lab.write_manifest("ns1", &rules).expect("a file");
+    let mut agent = lab.start_agent(&[]).expect("the agent is ready");
+    let waiting = |text: &str| {
+        wait_until("the agent to say what it waits for", LIMIT, || {
+            Ok(agent.log()?.contains(text))
+        })
+        .expect("it says so");
+    };
+    waiting("waiting for OVN's ACL for dnsName `example.com`");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.2/", BLOCKED);
+    assert!(fetched.is_err(), "before the ACL: {fetched:?}");
+
+    // ovn-kubernetes has written its rows, ovn-northd has not read them.
+    lab.stop_daemon(Daemon::Northd, Stop::Terminate)
+        .expect("it stops");
+    lab.write_firewall_rows("ns1", &rules)
+        .expect("the rows are written");
+    waiting("waiting for the logical flows of dnsName `example.com`");
+    let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.2/", BLOCKED);
+    assert!(fetched.is_err(), "before the logical flows: {fetched:?}");
+    assert_eq!(lab.dnsflow_flows().expect("the dump runs"), [""; 0]);
+
+    lab.restart(Daemon::Northd, Stop::Terminate)
+        .expect("it starts");
+    lab.wait_flows("flows for the answer seen long ago", |flows| {
+        flows
+            .iter()
+            .any(|flow| flow.contains("nw_dst=203.0.113.2 "))
+    })
+    .expect("they come");
+    lab.sync().expect("OVN is in step");
+    fetch(&lab, "ns1_pod1", "http://203.0.113.2/", PATIENT).expect("it is open");
+    agent
+        .wait_event("every rule of the EgressFirewall is in force")
+        .expect("it says so");
+}
+
+#[test]
+fn becoming_stateful_reinstalls() {
+    let lab = lab!("rules-stateful", agent);
+    lab.set_firewall(
+        "ns1",
+        &[RuleSpec::allow_name("example.com"), deny("0.0.0.0/0")],
+    )
+    .expect("the rows are written");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT).expect("the rule allows it");
+    let stateful = lab.dnsflow_flows().expect("the dump runs");
+    assert_eq!(stateful.len(), 2, "new and established: {stateful:#?}");
+
+    let open = |state: &str| {
+        let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.2/", PATIENT);
+        fetched.unwrap_or_else(|error| panic!("{state}: {error}"));
+        let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.7/", BLOCKED);
+        assert!(fetched.is_err(), "{state}: {fetched:?}");
+    };
+    lab.make_stateless().expect("OVN is in step");
+    lab.wait_flows("one flow without conntrack's hints", |flows| {
+        flows.len() == 1
+    })
+    .expect("it comes");
+    open("stateless");
+    lab.make_stateful().expect("OVN is in step");
+    lab.wait_flows("the same flows as before", |flows| flows == stateful)
+        .expect("they come back");
+    open("stateful again");
+}
+
+#[test]
+fn rule_edited_in_place() {
+    let lab = lab!("rules-edit", agent);
+    let name = || RuleSpec::allow_name("example.com");
+    lab.set_firewall("ns1", &[name(), deny("0.0.0.0/0")])
+        .expect("the rows are written");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let mut download = lab
+        .pod("ns1_pod1")
+        .download("www.example.com")
+        .expect("curl starts");
+    download.goes_on(1).expect("the rule allows it");
+
+    // ovn-kubernetes gives the ACL of index 0 to the new rule, and that of index 1 to the name.
+    let edits: [(&str, Vec<RuleSpec>); 4] = [
+        (
+            "priority=10999,ip,",
+            vec![deny("198.51.100.0/24"), name(), deny("0.0.0.0/0")],
+        ),
+        (
+            "priority=10999,tcp,",
+            vec![
+                deny("198.51.100.0/24"),
+                name().ports(&[("tcp", 80), ("tcp", 443)]),
+                deny("0.0.0.0/0"),
+            ],
+        ),
+        (
+            "priority=11000,tcp,",
+            vec![name().ports(&[("tcp", 80)]), deny("0.0.0.0/0")],
+        ),
+        ("priority=11000,ip,", vec![name(), deny("0.0.0.0/0")]),
+    ];
+    for (place, rules) in edits {
+        lab.set_firewall("ns1", &rules)
+            .expect("the rows are written");
+        lab.wait_flows(&format!("flows with {place}"), |flows| {
+            !flows.is_empty() && flows.iter().all(|flow| flow.contains(place))
+        })
+        .expect("they move");
+        for _ in 0..2 {
+            download
+                .goes_on(64 << 10)
+                .expect("the rule still allows it");
+        }
+    }
+    // The same name, retyped: what the pod was told is now what it may not reach.
+    lab.set_firewall(
+        "ns1",
+        &[RuleSpec::deny_name("example.com"), allow("0.0.0.0/0")],
+    )
+    .expect("the rows are written");
+    wait_until("the address to close", LIMIT, || {
+        Ok(fetch(&lab, "ns1_pod1", "http://203.0.113.2/", BLOCKED).is_err())
+    })
+    .expect("it closes");
+    fetch(&lab, "ns1_pod1", "http://203.0.113.7/", PATIENT).expect("the next rule allows it");
+    let flows = lab.dnsflow_flows().expect("the dump runs");
+    assert!(!flows.is_empty(), "a Deny has flows, too");
+}
