@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use hickory_proto::{
     op::{Message, Query},
-    rr::{Name, RData, RecordType},
+    rr::{Name, RData},
 };
 
 const ANSWER_BYTES_MAX: usize = 65535;
