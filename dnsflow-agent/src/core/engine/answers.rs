@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_common::walk::dns_answer;
+use dnsflow_common::walk::{self, Packet};
 
 use super::{Engine, sets_of, switch::Opening};
 use crate::core::{
@@ -23,9 +23,10 @@ use crate::core::{
 impl Engine {
     pub(super) fn frame(&mut self, frame: Frame<'_>, now: Timestamp) {
         self.counters.frames += 1;
-        let message = dns_answer(&frame.bytes, &self.config.dns_ports)
-            .ok()
-            .and_then(|message| message.payload_of(frame.bytes));
+        let message = match walk::from_server(&frame.bytes, &self.config.dns_ports) {
+            Ok(Packet::UdpAnswer(message)) => message.payload_of(frame.bytes),
+            Ok(Packet::TcpSegment(_) | Packet::Fragment(_)) | Err(_) => None,
+        };
         let Some(message) = message else {
             self.counters.frames_not_dns += 1;
             return;
