@@ -24,6 +24,7 @@ use crate::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
         report::Report,
+        resolver::Resolver,
         snapshot::SavedLease,
     },
     k8s::{
@@ -103,6 +104,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         leases: options.leases(),
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
+        resolvers: options.resolver.iter().copied().collect(),
         dns_ports: capture_options.ports,
     };
     let socket = options.openflow_socket.clone();
@@ -216,6 +218,8 @@ async fn edges(
             };
             let events = k8s::events::post(client.clone(), notices, k8s::events::SPREAD);
             edge("Kubernetes Events", Box::pin(events));
+            let resolvers = watch_resolvers(client.clone(), options.dns_service, inputs.clone());
+            edge("the cluster's DNS Services", Box::pin(resolvers));
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
     }
@@ -231,6 +235,23 @@ async fn edges(
             Some(Err(_)) | None => Ok(()),
         },
     }
+}
+
+/// Tells the core of the cluster's DNS servers, as long as it listens.
+async fn watch_resolvers(
+    client: k8s::ClientOptions,
+    services: Vec<k8s::DnsService>,
+    inputs: mpsc::Sender<Input<'static>>,
+) {
+    let (sender, mut resolvers) = mpsc::channel(1);
+    let forward = async {
+        while let Some(resolvers) = resolvers.recv().await {
+            if inputs.send(Input::Resolvers(resolvers)).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::join!(k8s::watch_dns_services(client, services, sender), forward);
 }
 
 /// Writes the newest snapshot, as long as there are any.
@@ -428,6 +449,15 @@ impl Hot {
                 atomic,
                 changes,
             } => self.openflow.apply(batch, atomic, changes),
+            Command::TrustResolvers(resolvers) => {
+                let resolvers: Vec<_> = resolvers
+                    .into_iter()
+                    .map(|Resolver { address, port }| (address, port))
+                    .collect();
+                for error in self.capture.resolvers.set(&resolvers) {
+                    warn!(%error, "a DNS server is not believed");
+                }
+            }
             Command::DumpFlows => self.openflow.dump(),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
             Command::FindCookies(cookies) => self.openflow.find_cookies(cookies),

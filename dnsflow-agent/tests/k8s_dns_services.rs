@@ -6,7 +6,7 @@ mod fake;
 use std::collections::BTreeSet;
 
 use dnsflow_agent::{
-    core::input::Resolver,
+    core::resolver::Resolver,
     k8s::{ClientOptions, DnsService, watch_dns_services},
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};

@@ -29,32 +29,78 @@ reasons! {
     Captured = "captured",
     /// The frame ends within its Ethernet header.
     TruncatedEthernet = "truncated_ethernet",
-    /// The EtherType is not IPv4.
-    NotIpv4 = "not_ipv4",
+    /// The frame ends within a VLAN tag.
+    TruncatedVlan = "truncated_vlan",
+    /// There are more VLAN tags than two.
+    TooManyTags = "too_many_tags",
+    /// The EtherType is neither IPv4 nor IPv6.
+    NotIp = "not_ip",
     /// The frame ends within its IPv4 header or options.
     TruncatedIpv4 = "truncated_ipv4",
     /// The version is not 4, or a length in the IPv4 header contradicts itself.
     InvalidIpv4 = "invalid_ipv4",
-    /// The IP protocol is not UDP.
-    NotUdp = "not_udp",
-    /// The packet is a fragment: its first one is incomplete, a later one has no UDP header.
-    Fragment = "fragment",
+    /// The frame ends within its IPv6 header.
+    TruncatedIpv6 = "truncated_ipv6",
+    /// The version is not 6, an extension header is longer than the packet, or there are two
+    /// fragment headers.
+    InvalidIpv6 = "invalid_ipv6",
+    /// The frame ends within an IPv6 extension header.
+    TruncatedExtension = "truncated_extension",
+    /// There are more IPv6 extension headers than are walked.
+    TooManyExtensions = "too_many_extensions",
+    /// The IP payload is neither UDP nor TCP.
+    OtherProtocol = "other_protocol",
+    /// The packet is a fragment of TCP, which sizes its segments to fit.
+    FragmentedTcp = "fragmented_tcp",
+    /// The packet from a pod is a fragment of UDP.
+    FragmentedQuery = "fragmented_query",
+    /// A later fragment whose first one was not captured just before.
+    UnexpectedFragment = "unexpected_fragment",
     /// The frame ends within its UDP header.
     TruncatedUdp = "truncated_udp",
-    /// The source port is not one that DNS servers answer from.
+    /// The server's port is not one that DNS servers answer from.
     OtherPort = "other_port",
-    /// The length in the UDP header is shorter than the header or longer than the IP payload.
+    /// The length in the UDP header is shorter than the header, or does not fit the packet.
     InvalidUdp = "invalid_udp",
+    /// The frame ends within its TCP header or options.
+    TruncatedTcp = "truncated_tcp",
+    /// The header length in the TCP header is shorter than the header or longer than the packet.
+    InvalidTcp = "invalid_tcp",
+    /// A TCP segment without data that neither begins nor ends a stream.
+    TcpWithoutData = "tcp_without_data",
     /// The UDP payload or the frame ends within the DNS header.
     TruncatedDns = "truncated_dns",
     /// The QR bit is clear: a query.
     NotResponse = "not_response",
+    /// The QR bit is set, in what a pod sent: a pod that answers.
+    NotQuery = "not_query",
     /// The opcode is not QUERY.
     Opcode = "opcode",
     /// The response code is not NOERROR.
     Rcode = "rcode",
     /// The answer section is empty.
     NoAnswers = "no_answers",
+    /// There is not exactly one question.
+    Questions = "questions",
+    /// The message or the frame ends within the question.
+    TruncatedQuestion = "truncated_question",
+    /// The question's name is compressed, longer than 255 bytes, or has a label of an unknown
+    /// type.
+    InvalidQuestion = "invalid_question",
+    /// The server's address and port are not those of a trusted resolver.
+    UntrustedResolver = "untrusted_resolver",
+    /// The pod has no query pending that this could answer.
+    NotAsked = "not_asked",
+    /// The pod's query has another question.
+    OtherQuestion = "other_question",
+    /// The pod's query is too old.
+    TooOld = "too_old",
+    /// No rule of the pod's namespace mentions the name.
+    NoRule = "no_rule",
+    /// The pod's query was written down.
+    QueryRecorded = "query_recorded",
+    /// The pod's query could not be written down.
+    QueryLost = "query_lost",
     /// The ring buffer had no room: the agent does not keep up.
     RingFull = "ring_full",
     /// The program could not copy the frame out of the packet buffer.

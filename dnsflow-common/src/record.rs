@@ -5,12 +5,13 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// At most this many bytes of a frame are captured.
+/// At most this many bytes of a frame are captured: more than the longest IP packet with its link
+/// header, as virtual devices without a wire in between pass them whole (generic segmentation
+/// offload). What is longer still is a TCP segment whose length its IP header cannot say ("BIG
+/// TCP"), which the walk refuses.
 ///
-/// A power of two, so that the program can bound a length with one AND. With the header it fits
-/// a per-CPU array's value, which the kernel limits to 32 KiB (`PCPU_MIN_UNIT_SIZE`, Linux
-/// `include/linux/percpu.h`).
-pub const MAX_CAPTURE: usize = 16 * 1024;
+/// A power of two, so that the program can bound a length with one AND.
+pub const MAX_CAPTURE: usize = 128 * 1024;
 
 /// What stands in front of the captured bytes. No padding: the whole header is written.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]

@@ -1,108 +1,50 @@
-//! The way from a frame's first byte to its DNS message: Ethernet, IPv4, UDP, DNS header.
+//! The way from a frame's first byte to its DNS message: Ethernet, VLAN tags, IPv4 or IPv6 with
+//! options and extension headers, UDP or TCP, DNS header.
 //!
-//! The BPF program runs it to decide what to capture, the agent runs it on what was captured;
+//! The BPF programs run it to decide what to capture, the agent runs it on what was captured;
 //! being one piece of code, the two cannot disagree. It looks at headers only, never allocates,
-//! never panics, and reads nothing that lies outside the frame.
+//! never panics, reads nothing that lies outside the frame, and never takes the bytes of a later
+//! fragment for a header.
 
-use core::net::Ipv4Addr;
+mod ip;
+mod link;
+mod reader;
+mod transport;
 
+pub use self::{
+    ip::{Addresses, EXTENSIONS_MAX, IpHeader, Version},
+    link::{TAGS_MAX, Tags},
+    reader::{PORTS_MAX, Ports, Reader, ServerPorts},
+    transport::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
+};
+use self::{
+    ip::{Ip, PROTOCOL_TCP, PROTOCOL_UDP, Part},
+    transport::{tcp, udp},
+};
 use crate::Reason;
 
-/// A frame that can be read piece by piece, wherever its bytes are kept.
-pub trait Reader {
-    /// The frame's length in bytes.
-    fn len(&self) -> u32;
-
-    /// The `N` bytes at `offset`, or `None` where the frame ends before.
-    fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
-
-    /// Whether the frame has no bytes.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl Reader for &[u8] {
-    fn len(&self) -> u32 {
-        u32::try_from((**self).len()).unwrap_or(u32::MAX)
-    }
-
-    fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        let offset = usize::try_from(offset).ok()?;
-        self.get(offset..)?.first_chunk().copied()
-    }
-}
-
-/// The UDP ports that DNS servers answer from.
-pub trait ServerPorts {
-    /// Whether `port` is one of them.
-    fn contains(&self, port: u16) -> bool;
-}
-
-/// How many ports [`Ports`] holds.
-pub const PORTS_MAX: usize = 8;
-
-/// A list of ports that fits into a constant of the BPF program.
-///
-/// Unused places are zero, which is no port of a server (RFC 6335, section 6: reserved).
+/// What a DNS server sends that matters. Offsets count from the frame's first byte.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Ports([u16; PORTS_MAX]);
-
-impl Ports {
-    /// Port 53 (RFC 1035, section 4.2.1).
-    pub const DNS: Self = Self([53, 0, 0, 0, 0, 0, 0, 0]);
-
-    /// These ports; `None` when there are more than [`PORTS_MAX`], none, or a zero among them.
-    pub fn new(ports: &[u16]) -> Option<Self> {
-        if ports.is_empty() || ports.contains(&0) {
-            return None;
-        }
-        let mut all = [0; PORTS_MAX];
-        all.get_mut(..ports.len())?.copy_from_slice(ports);
-        Some(Self(all))
-    }
-
-    /// All places, the unused ones zero, in native byte order.
-    pub const fn as_array(&self) -> &[u16; PORTS_MAX] {
-        &self.0
-    }
-
-    /// The ports in these places, as [`Ports::as_array`] gave them.
-    pub const fn from_array(ports: [u16; PORTS_MAX]) -> Self {
-        Self(ports)
-    }
+pub enum Packet {
+    /// A whole UDP datagram with a DNS answer.
+    UdpAnswer(Message),
+    /// A piece of a TCP stream in which DNS answers may be, or its beginning or end.
+    TcpSegment(Segment),
+    /// A piece of a UDP datagram in which a DNS answer may be.
+    Fragment(Fragment),
 }
 
-impl ServerPorts for Ports {
-    #[inline(always)]
-    fn contains(&self, port: u16) -> bool {
-        port != 0 && self.0.contains(&port)
-    }
-}
-
-/// Source and destination address of one family.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Addresses {
-    /// IPv4.
-    V4 {
-        /// Where the packet comes from.
-        src: Ipv4Addr,
-        /// Where the packet goes.
-        dst: Ipv4Addr,
-    },
-}
-
-/// A DNS message within a frame. Offsets count from the frame's first byte.
+/// A DNS message that fills a UDP datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Message {
-    /// The addresses of the IP header.
-    pub addresses: Addresses,
+    /// The IP header.
+    pub ip: IpHeader,
+    /// The VLAN tags within the frame.
+    pub tags: Tags,
     /// The UDP source port.
     pub src_port: u16,
     /// The UDP destination port.
     pub dst_port: u16,
-    /// Where the IP header begins.
-    pub l3: u32,
     /// Where the UDP header begins.
     pub l4: u32,
     /// Where the DNS message begins.
@@ -111,134 +53,231 @@ pub struct Message {
     pub payload_len: u32,
 }
 
+/// A segment of a TCP stream: data, or one of SYN, FIN and RST, or several of these.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Segment {
+    /// The IP header.
+    pub ip: IpHeader,
+    /// The VLAN tags within the frame.
+    pub tags: Tags,
+    /// The TCP source port.
+    pub src_port: u16,
+    /// The TCP destination port.
+    pub dst_port: u16,
+    /// The sequence number of the first byte of data, or of the SYN in front of it.
+    pub seq: u32,
+    /// The control bits: [`TCP_SYN`], [`TCP_FIN`], [`TCP_RST`] and others.
+    pub flags: u8,
+    /// Where the TCP header begins.
+    pub l4: u32,
+    /// Where the data begin.
+    pub payload: u32,
+    /// The length of the data as the headers say; where a frame was cut, more than is there.
+    pub payload_len: u32,
+}
+
+/// A fragment of a UDP datagram.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Fragment {
+    /// The IP header.
+    pub ip: IpHeader,
+    /// The VLAN tags within the frame.
+    pub tags: Tags,
+    /// What the fragments of one datagram have in common; 16 bits with IPv4.
+    pub id: u32,
+    /// Where in what was fragmented this piece begins, in bytes.
+    pub offset: u32,
+    /// Whether others follow behind this piece.
+    pub more: bool,
+    /// Where the piece begins.
+    pub payload: u32,
+    /// The piece's length as the headers say; where a frame was cut, more than is there.
+    pub payload_len: u32,
+    /// The UDP header, which the first fragment alone has.
+    pub first: Option<FirstFragment>,
+}
+
+/// What the first fragment of a UDP datagram says about all of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FirstFragment {
+    /// The UDP source port.
+    pub src_port: u16,
+    /// The UDP destination port.
+    pub dst_port: u16,
+    /// Where the UDP header begins: with IPv6 extension headers behind the fragment header, not
+    /// where the piece begins.
+    pub l4: u32,
+    /// Where the DNS message begins.
+    pub message: u32,
+    /// The whole DNS message's length.
+    pub message_len: u32,
+}
+
+/// `frame`'s bytes from `start` on, `len` of them; `None` where it was cut before.
+fn piece(frame: &[u8], start: u32, len: u32) -> Option<&[u8]> {
+    let start = usize::try_from(start).ok()?;
+    let len = usize::try_from(len).ok()?;
+    frame.get(start..)?.get(..len)
+}
+
 impl Message {
     /// The DNS message in `frame`, the frame that was walked; `None` where the frame was cut
     /// before the message's end.
     pub fn payload_of<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]> {
-        let start = usize::try_from(self.payload).ok()?;
-        let len = usize::try_from(self.payload_len).ok()?;
-        frame.get(start..)?.get(..len)
+        piece(frame, self.payload, self.payload_len)
     }
 }
 
-/// Finds the DNS answer in a frame: a response to a standard query, without error, with at least
-/// one record in its answer section, from one of `ports`.
+impl Segment {
+    /// The data in `frame`, the frame that was walked; `None` where the frame was cut before
+    /// their end.
+    pub fn payload_of<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]> {
+        piece(frame, self.payload, self.payload_len)
+    }
+}
+
+impl Fragment {
+    /// The piece in `frame`, the frame that was walked; `None` where the frame was cut before
+    /// its end.
+    pub fn payload_of<'a>(&self, frame: &'a [u8]) -> Option<&'a [u8]> {
+        piece(frame, self.payload, self.payload_len)
+    }
+}
+
+/// Finds what a DNS server sends in a frame: a response to a standard query, without error, with
+/// at least one record in its answer section, from one of `ports`; a fragment of such a response;
+/// a segment of a TCP stream from one of `ports` that has data or begins or ends the stream.
+///
+/// A later fragment has no port: any of a UDP datagram is found, and whoever asks has to know
+/// whether its first one mattered.
 ///
 /// Anything else gives the reason. Checksums are not looked at: with offloads, they are only
 /// completed by the receiver.
 #[inline(always)]
-pub fn dns_answer<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Message, Reason> {
-    let l3 = ethernet(frame)?;
-    let ip = ipv4(frame, l3)?;
-    let udp = udp(frame, &ip, ports)?;
-    response(frame, &udp)?;
+pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Packet, Reason> {
+    let (tags, ip) = headers(frame)?;
+    match (ip.protocol, ip.part) {
+        (PROTOCOL_TCP, Part::Whole) => {
+            let tcp = tcp(frame, &ip, ports)?;
+            if tcp.payload_len == 0 && tcp.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0 {
+                return Err(Reason::TcpWithoutData);
+            }
+            Ok(Packet::TcpSegment(Segment {
+                ip: ip.header,
+                tags,
+                src_port: tcp.src_port,
+                dst_port: tcp.dst_port,
+                seq: tcp.seq,
+                flags: tcp.flags,
+                l4: ip.payload,
+                payload: tcp.payload,
+                payload_len: tcp.payload_len,
+            }))
+        }
+        (PROTOCOL_TCP, _) => Err(Reason::FragmentedTcp),
+        (
+            _,
+            Part::Later {
+                id,
+                offset,
+                more,
+                payload,
+            },
+        ) => Ok(Packet::Fragment(Fragment {
+            ip: ip.header,
+            tags,
+            id,
+            offset,
+            more,
+            payload,
+            payload_len: ip.payload_len,
+            first: None,
+        })),
+        (PROTOCOL_UDP, part) => {
+            let udp = udp(frame, &ip)?;
+            if !ports.contains(udp.src_port) {
+                return Err(Reason::OtherPort);
+            }
+            udp.check_len(&ip)?;
+            response(frame, udp.payload, udp.payload_len)?;
+            Ok(match part {
+                Part::First { id, payload } => Packet::Fragment(Fragment {
+                    ip: ip.header,
+                    tags,
+                    id,
+                    offset: 0,
+                    more: true,
+                    payload,
+                    // The extension headers between the piece's beginning and the UDP header
+                    // belong to it.
+                    payload_len: ip.payload_len + (ip.payload - payload),
+                    first: Some(FirstFragment {
+                        src_port: udp.src_port,
+                        dst_port: udp.dst_port,
+                        l4: ip.payload,
+                        message: udp.payload,
+                        message_len: udp.payload_len,
+                    }),
+                }),
+                _ => Packet::UdpAnswer(Message {
+                    ip: ip.header,
+                    tags,
+                    src_port: udp.src_port,
+                    dst_port: udp.dst_port,
+                    l4: ip.payload,
+                    payload: udp.payload,
+                    payload_len: udp.payload_len,
+                }),
+            })
+        }
+        _ => Err(Reason::OtherProtocol),
+    }
+}
+
+/// Finds the DNS query in a frame: a standard query over UDP with one question, to one of
+/// `ports`.
+///
+/// A query in fragments is none: it would have to be longer than what a question can fill.
+#[inline(always)]
+pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Message, Reason> {
+    let (tags, ip) = headers(frame)?;
+    if ip.protocol != PROTOCOL_UDP {
+        return Err(Reason::OtherProtocol);
+    }
+    if !matches!(ip.part, Part::Whole) {
+        return Err(Reason::FragmentedQuery);
+    }
+    let udp = udp(frame, &ip)?;
+    if !ports.contains(udp.dst_port) {
+        return Err(Reason::OtherPort);
+    }
+    udp.check_len(&ip)?;
+    query(frame, udp.payload, udp.payload_len)?;
     Ok(Message {
-        addresses: ip.addresses,
+        ip: ip.header,
+        tags,
         src_port: udp.src_port,
         dst_port: udp.dst_port,
-        l3,
         l4: ip.payload,
         payload: udp.payload,
         payload_len: udp.payload_len,
     })
 }
 
-/// What an IP header says about its payload.
-struct Ip {
-    addresses: Addresses,
-    payload: u32,
-    payload_len: u32,
-}
-
-/// What a UDP header says about its payload.
-struct Udp {
-    src_port: u16,
-    dst_port: u16,
-    payload: u32,
-    payload_len: u32,
-}
-
-/// EtherType of IPv4 (IEEE 802 numbers, IANA).
-const ETHERTYPE_IPV4: u16 = 0x0800;
-/// Destination, source, EtherType (IEEE 802.3).
-const ETHERNET_LEN: u32 = 14;
-
-/// Reads the Ethernet header; returns where the IPv4 header begins.
+/// Reads everything below UDP and TCP.
 #[inline(always)]
-fn ethernet<R: Reader>(frame: &R) -> Result<u32, Reason> {
-    let Some(header) = frame.read::<{ ETHERNET_LEN as usize }>(0) else {
-        return Err(Reason::TruncatedEthernet);
+fn headers<R: Reader>(frame: &R) -> Result<(Tags, Ip), Reason> {
+    let link = link::link(frame)?;
+    let ip = match link.ethertype {
+        link::ETHERTYPE_IPV4 => ip::ipv4(frame, link.l3)?,
+        link::ETHERTYPE_IPV6 => ip::ipv6(frame, link.l3)?,
+        _ => return Err(Reason::NotIp),
     };
-    match u16::from_be_bytes([header[12], header[13]]) {
-        ETHERTYPE_IPV4 => Ok(ETHERNET_LEN),
-        _ => Err(Reason::NotIpv4),
-    }
-}
-
-/// The IPv4 header without options (RFC 791, section 3.1).
-const IPV4_LEN: u32 = 20;
-/// More Fragments, and the fragment offset (RFC 791, section 3.1).
-const IPV4_FRAGMENT: u16 = 0x3fff;
-/// IP protocol 17 (RFC 768).
-const PROTOCOL_UDP: u8 = 17;
-
-/// Reads an IPv4 header that must carry UDP.
-#[inline(always)]
-fn ipv4<R: Reader>(frame: &R, l3: u32) -> Result<Ip, Reason> {
-    let Some(header) = frame.read::<{ IPV4_LEN as usize }>(l3) else {
-        return Err(Reason::TruncatedIpv4);
-    };
-    let header_len = u32::from(header[0] & 0x0f) * 4;
-    let total_len = u32::from(u16::from_be_bytes([header[2], header[3]]));
-    if header[0] >> 4 != 4 || header_len < IPV4_LEN || total_len < header_len {
-        return Err(Reason::InvalidIpv4);
-    }
-    if header[9] != PROTOCOL_UDP {
-        return Err(Reason::NotUdp);
-    }
-    if u16::from_be_bytes([header[6], header[7]]) & IPV4_FRAGMENT != 0 {
-        return Err(Reason::Fragment);
-    }
-    if frame.len() < l3 + header_len {
-        return Err(Reason::TruncatedIpv4);
-    }
-    Ok(Ip {
-        addresses: Addresses::V4 {
-            src: Ipv4Addr::new(header[12], header[13], header[14], header[15]),
-            dst: Ipv4Addr::new(header[16], header[17], header[18], header[19]),
-        },
-        payload: l3 + header_len,
-        payload_len: total_len - header_len,
-    })
-}
-
-/// The UDP header (RFC 768).
-const UDP_LEN: u32 = 8;
-
-/// Reads a UDP header that must come from one of `ports`.
-#[inline(always)]
-fn udp<R: Reader, P: ServerPorts>(frame: &R, ip: &Ip, ports: &P) -> Result<Udp, Reason> {
-    let Some(header) = frame.read::<{ UDP_LEN as usize }>(ip.payload) else {
-        return Err(Reason::TruncatedUdp);
-    };
-    let src_port = u16::from_be_bytes([header[0], header[1]]);
-    if !ports.contains(src_port) {
-        return Err(Reason::OtherPort);
-    }
-    let len = u32::from(u16::from_be_bytes([header[4], header[5]]));
-    if len < UDP_LEN || len > ip.payload_len {
-        return Err(Reason::InvalidUdp);
-    }
-    Ok(Udp {
-        src_port,
-        dst_port: u16::from_be_bytes([header[2], header[3]]),
-        payload: ip.payload + UDP_LEN,
-        payload_len: len - UDP_LEN,
-    })
+    Ok((link.tags, ip))
 }
 
 /// The DNS header (RFC 1035, section 4.1.1).
-const DNS_LEN: u32 = 12;
+pub const DNS_LEN: u32 = 12;
 /// QR in the third byte: a response.
 const DNS_QR: u8 = 0x80;
 /// The opcode in the third byte; QUERY is 0.
@@ -246,15 +285,22 @@ const DNS_OPCODE: u8 = 0x78;
 /// The response code in the fourth byte; NOERROR is 0.
 const DNS_RCODE: u8 = 0x0f;
 
-/// Checks that a DNS header is that of an answer.
 #[inline(always)]
-fn response<R: Reader>(frame: &R, udp: &Udp) -> Result<(), Reason> {
-    if udp.payload_len < DNS_LEN {
+fn dns_header<R: Reader>(
+    frame: &R,
+    payload: u32,
+    payload_len: u32,
+) -> Result<[u8; DNS_LEN as usize], Reason> {
+    if payload_len < DNS_LEN {
         return Err(Reason::TruncatedDns);
     }
-    let Some(header) = frame.read::<{ DNS_LEN as usize }>(udp.payload) else {
-        return Err(Reason::TruncatedDns);
-    };
+    frame.read(payload).ok_or(Reason::TruncatedDns)
+}
+
+/// Checks that a DNS header is that of an answer.
+#[inline(always)]
+fn response<R: Reader>(frame: &R, payload: u32, payload_len: u32) -> Result<(), Reason> {
+    let header = dns_header(frame, payload, payload_len)?;
     if header[2] & DNS_QR == 0 {
         return Err(Reason::NotResponse);
     }
@@ -267,7 +313,29 @@ fn response<R: Reader>(frame: &R, udp: &Udp) -> Result<(), Reason> {
     if u16::from_be_bytes([header[6], header[7]]) == 0 {
         return Err(Reason::NoAnswers);
     }
-    Ok(())
+    one_question(&header)
+}
+
+/// Checks that a DNS header is that of a query.
+#[inline(always)]
+fn query<R: Reader>(frame: &R, payload: u32, payload_len: u32) -> Result<(), Reason> {
+    let header = dns_header(frame, payload, payload_len)?;
+    if header[2] & DNS_QR != 0 {
+        return Err(Reason::NotQuery);
+    }
+    if header[2] & DNS_OPCODE != 0 {
+        return Err(Reason::Opcode);
+    }
+    one_question(&header)
+}
+
+/// One question is what all servers take (RFC 9619).
+#[inline(always)]
+fn one_question(header: &[u8; DNS_LEN as usize]) -> Result<(), Reason> {
+    match u16::from_be_bytes([header[4], header[5]]) {
+        1 => Ok(()),
+        _ => Err(Reason::Questions),
+    }
 }
 
 #[cfg(test)]

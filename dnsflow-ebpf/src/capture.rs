@@ -1,38 +1,35 @@
 //! Copying a frame into the ring buffer.
 
-use core::ptr;
-
 use aya_ebpf::{
     EbpfContext as _,
     helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output, bpf_skb_load_bytes},
-    programs::TcContext,
 };
 use aya_log_ebpf::warn;
 use dnsflow_common::{
-    Reason,
+    Reason, bound,
     record::{KIND_ANSWER, MAX_CAPTURE, RecordHeader},
     walk::Reader as _,
 };
 
 use crate::{
-    maps::{RECORDS, SCRATCH, Scratch},
+    maps::{self, RECORDS},
     skb::Frame,
 };
 
 /// Hands the frame to the agent: a record that ends where the captured bytes end.
 #[inline(always)]
-pub fn capture(ctx: &TcContext, frame: &Frame<'_>) -> Reason {
-    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+pub fn capture(frame: &Frame<'_>) -> Reason {
+    let Some(scratch) = maps::scratch() else {
         return Reason::CopyFailed;
     };
     let captured_len = frame.len().min(MAX_CAPTURE as u32);
     // SAFETY: `scratch` is this CPU's map value, used by nothing else meanwhile; the context is
     // the kernel's.
     unsafe {
-        let skb = ctx.skb.skb;
+        let skb = frame.ctx.skb.skb;
         (*scratch).header = RecordHeader {
             captured_at_ns: bpf_ktime_get_ns(),
-            ifindex: (*skb).ifindex,
+            ifindex: frame.ifindex(),
             frame_len: frame.len(),
             captured_len,
             kind: KIND_ANSWER,
@@ -43,15 +40,21 @@ pub fn capture(ctx: &TcContext, frame: &Frame<'_>) -> Reason {
             },
         };
         let to = (&raw mut (*scratch).frame).cast();
-        let error = bpf_skb_load_bytes(ctx.as_ptr(), 0, to, bounded_len(scratch));
+        let error = bpf_skb_load_bytes(
+            frame.ctx.as_ptr(),
+            0,
+            to,
+            bound::length::<{ MAX_CAPTURE as u32 - 1 }>(captured_len),
+        );
         if error != 0 {
             warn!(
-                ctx,
+                frame.ctx,
                 "cannot copy {} bytes of a frame: error {}", captured_len, error
             );
             return Reason::CopyFailed;
         }
-        let len = size_of::<RecordHeader>() as u64 + u64::from(bounded_len(scratch));
+        let len = size_of::<RecordHeader>() as u64
+            + u64::from(bound::length::<{ MAX_CAPTURE as u32 - 1 }>(captured_len));
         // Zero flags: the agent is woken when it has read everything before, at once.
         match bpf_ringbuf_output(
             (&raw const RECORDS).cast_mut().cast(),
@@ -63,16 +66,4 @@ pub fn capture(ctx: &TcContext, frame: &Frame<'_>) -> Reason {
             _ => Reason::RingFull,
         }
     }
-}
-
-/// The captured length, with bounds that a verifier sees right where it is used.
-///
-/// Verifiers before Linux 6.8 forget the bounds of a value that was spilled to the stack, and the
-/// compiler drops a mask that it knows to be useless. So the length is read back from memory,
-/// where neither knows anything about it, and masked: 1 to `MAX_CAPTURE`.
-#[inline(always)]
-unsafe fn bounded_len(scratch: *const Scratch) -> u32 {
-    // SAFETY: the caller's pointer is to a live map value.
-    let len = unsafe { ptr::read_volatile(&raw const (*scratch).header.captured_len) };
-    (len.wrapping_sub(1) & (MAX_CAPTURE as u32 - 1)) + 1
 }

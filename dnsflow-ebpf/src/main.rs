@@ -1,17 +1,29 @@
-//! The program on TC egress of a pod's host veth: what Open vSwitch sends to the pod passes here.
+//! The programs on a pod's host veth. On TC egress passes what Open vSwitch sends to the pod, on
+//! TC ingress what the pod sends.
 //!
-//! It copies DNS answers into a ring buffer and counts, by reason, every packet it does not copy.
-//! It never changes, delays or drops a packet: the verdict is always "continue".
+//! The one on ingress remembers the queries that the pod sends to trusted resolvers. The one on
+//! egress copies the answers to them, where some rule of the pod's namespace mentions the name,
+//! into a ring buffer. Both count, by reason, every packet. They never change, delay or drop one:
+//! the verdict is always "continue".
 
 #![no_std]
 #![no_main]
 
 mod capture;
+mod filter;
+mod found;
+mod fragments;
 mod maps;
 mod skb;
+mod trust;
 
 use aya_ebpf::{bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext};
-use dnsflow_common::walk;
+use dnsflow_common::{Reason, walk};
+
+use crate::{
+    found::{Found, Kind},
+    skb::Frame,
+};
 
 /// Continue with the next program or filter: with TCX the value is called `TCX_NEXT` (Linux
 /// `include/uapi/linux/bpf.h`), with clsact `TC_ACT_UNSPEC` (`include/uapi/linux/pkt_cls.h`).
@@ -20,13 +32,40 @@ const CONTINUE: i32 = TC_ACT_UNSPEC;
 /// The classifier for the TC egress hook.
 #[classifier]
 pub fn dnsflow_egress(ctx: TcContext) -> i32 {
-    let frame = skb::Frame::new(&ctx);
-    let reason = match walk::dns_answer(&frame, &maps::DnsPorts) {
-        Ok(_) => capture::capture(&ctx, &frame),
-        Err(reason) => reason,
+    let reason = match egress(&Frame::new(&ctx)) {
+        Ok(reason) | Err(reason) => reason,
     };
-    maps::count(reason);
+    maps::count(&maps::COUNTERS, reason);
     CONTINUE
+}
+
+/// The classifier for the TC ingress hook.
+#[classifier]
+pub fn dnsflow_ingress(ctx: TcContext) -> i32 {
+    let reason = match trust::remember(&Frame::new(&ctx)) {
+        Ok(reason) | Err(reason) => reason,
+    };
+    maps::count(&maps::QUERY_COUNTERS, reason);
+    CONTINUE
+}
+
+#[inline(always)]
+fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
+    let found = Found::answer(&walk::from_server(frame, &maps::DnsPorts)?).put_down()?;
+    match found.kind() {
+        Kind::Later => fragments::expected(frame, &found)?,
+        kind => {
+            trust::resolver(frame, &found)?;
+            // The pod made a TCP connection itself; what is said on it, the agent looks at.
+            if kind != Kind::Segment {
+                trust::answer(frame, &found)?;
+            }
+            if found.is_first_fragment() {
+                fragments::expect(frame, &found)?;
+            }
+        }
+    }
+    Ok(capture::capture(frame))
 }
 
 /// Nothing here panics: where the compiler cannot see that, the verifier refuses the endless

@@ -1,12 +1,19 @@
-//! The maps and constants that the agent shares with the program, by name.
+//! The maps and constants that the agent shares with the programs, by name.
 
+use crate::found::Found;
 use aya_ebpf::{
     Global,
+    helpers::generated::bpf_get_smp_processor_id,
     macros::map,
-    maps::{PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use dnsflow_common::{
     Reason,
+    key::{
+        FRAGMENTS_MAX, FragmentKey, NAMES_MAX, NameKey, PENDING_MAX, Pending, PendingKey,
+        RESOLVERS_MAX, ResolverKey, SCOPES_MAX,
+    },
+    question::Buffer,
     record::{MAX_CAPTURE, RecordHeader},
     walk::{PORTS_MAX, Ports, ServerPorts},
 };
@@ -20,20 +27,59 @@ pub struct Scratch {
     pub frame: [u8; MAX_CAPTURE],
 }
 
-/// Records for the agent. It sets the size when it loads the program.
+/// Records for the agent. It sets the size when it loads the programs.
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
-/// One record per CPU: TC programs run with preemption off, one at a time on a CPU.
+/// One record per CPU, by its number; the agent sets how many there are. Not a per-CPU array: its
+/// values may not be longer than 32 KiB (`PCPU_MIN_UNIT_SIZE`, Linux `include/linux/percpu.h`).
 #[map]
-pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// Packets by [`Reason::index`].
+/// This CPU's record. TC programs run with bottom halves off, one at a time on a CPU.
+#[inline(always)]
+pub fn scratch() -> Option<*mut Scratch> {
+    // SAFETY: the helper takes nothing and only tells a number.
+    SCRATCH.get_ptr_mut(unsafe { bpf_get_smp_processor_id() } as u32)
+}
+
+/// The question that is looked at.
 #[map]
-static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::COUNT, 0);
+pub static QUESTION: PerCpuArray<Buffer> = PerCpuArray::with_max_entries(1, 0);
 
-/// The UDP ports that DNS servers answer from; the agent may set others before it loads the
-/// program.
+/// What the walk found.
+#[map]
+pub static FOUND: PerCpuArray<Found> = PerCpuArray::with_max_entries(1, 0);
+
+/// Packets to the pods, by [`Reason::index`].
+#[map]
+pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::COUNT, 0);
+
+/// Packets from the pods, by [`Reason::index`].
+#[map]
+pub static QUERY_COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reason::COUNT, 0);
+
+/// The trusted resolvers.
+#[map]
+pub static RESOLVERS: HashMap<ResolverKey, u8> = HashMap::with_max_entries(RESOLVERS_MAX, 0);
+
+/// The queries that wait for their answers.
+#[map]
+pub static PENDING: LruHashMap<PendingKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
+
+/// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`.
+#[map]
+pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);
+
+/// The scope of names of an interface. One that is not here has no filter.
+#[map]
+pub static SCOPES: HashMap<u32, u32> = HashMap::with_max_entries(SCOPES_MAX, 0);
+
+/// The names of all scopes.
+#[map]
+pub static NAMES: HashMap<NameKey, u8> = HashMap::with_max_entries(NAMES_MAX, 0);
+
+/// The ports that DNS servers answer from; the agent may set others before it loads the programs.
 #[unsafe(no_mangle)]
 static DNS_PORTS: Global<[u16; PORTS_MAX]> = Global::new(*Ports::DNS.as_array());
 
@@ -49,8 +95,8 @@ impl ServerPorts for DnsPorts {
 
 /// Counts a packet under its reason.
 #[inline(always)]
-pub fn count(reason: Reason) {
-    if let Some(counter) = COUNTERS.get_ptr_mut(reason.index()) {
+pub fn count(counters: &PerCpuArray<u64>, reason: Reason) {
+    if let Some(counter) = counters.get_ptr_mut(reason.index()) {
         // SAFETY: the counter is this CPU's own, and no other program runs on it meanwhile.
         unsafe { *counter += 1 };
     }

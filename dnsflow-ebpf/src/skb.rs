@@ -3,25 +3,36 @@
 use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_skb_load_bytes, programs::TcContext};
-use dnsflow_common::walk::Reader;
+use dnsflow_common::{bound::masked, walk::Reader};
+
+/// Above all offsets that the packet walk adds up, and below what a verifier takes: 65,535.
+const OFFSET: u32 = (1 << 15) - 1;
 
 /// A frame in an skb.
 ///
 /// Bytes in the linear part, where headers usually are, are read directly: a helper call costs
 /// several times as much. A helper reads what lies outside.
 pub struct Frame<'a> {
-    ctx: &'a TcContext,
+    pub ctx: &'a TcContext,
     len: u32,
 }
 
 impl<'a> Frame<'a> {
-    /// The frame that the program was called for; at TC egress it begins at the Ethernet header.
+    /// The frame that a program was called for; at both TC hooks it begins at the Ethernet
+    /// header.
     #[inline(always)]
     pub fn new(ctx: &'a TcContext) -> Self {
         Self {
             ctx,
             len: ctx.len(),
         }
+    }
+
+    /// The index of the interface that the program is attached to.
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        // SAFETY: the context is the kernel's.
+        unsafe { (*self.ctx.skb.skb).ifindex }
     }
 }
 
@@ -33,7 +44,7 @@ impl Reader for Frame<'_> {
 
     #[inline(always)]
     fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        let start = self.ctx.data() + offset as usize;
+        let start = self.ctx.data() + masked::<OFFSET>(offset) as usize;
         if start + N <= self.ctx.data_end() {
             // SAFETY: the N bytes lie in the linear part.
             return Some(unsafe { ptr::read_unaligned(start as *const [u8; N]) });

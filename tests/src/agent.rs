@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
 
-use crate::{lab::Lab, process::wait_until};
+use crate::{lab::Lab, process::wait_until, topology::DNS_SERVICE};
 
 /// How long the agent may take to be ready, and to stop.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -68,6 +68,7 @@ impl Lab {
             .args(["--ovn-sb", &self.remote("ovnsb_db.sock")])
             .arg("--openflow-socket")
             .arg(self.socket("br-int.mgmt"))
+            .args(["--resolver", &DNS_SERVICE.to_string()])
             .args(["--log-format", "json"]);
         self.node().enter(&mut command)?;
         Ok(command)

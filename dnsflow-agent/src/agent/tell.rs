@@ -36,6 +36,13 @@ pub(super) fn tell(report: Report) {
             address,
             reason,
         } => info!(port, %name, %address, reason, "an address in an answer is not opened"),
+        Report::Trusting(resolvers) if resolvers.is_empty() => {
+            warn!("no DNS server is believed: --resolver names one, or --dns-service the cluster's")
+        }
+        Report::Trusting(resolvers) => {
+            let resolvers: Vec<String> = resolvers.iter().map(ToString::to_string).collect();
+            info!(?resolvers, "believing the answers of these DNS servers");
+        }
         Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
         Report::Resynced {
             added,

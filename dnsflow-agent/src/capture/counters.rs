@@ -13,9 +13,10 @@ use dnsflow_common::Reason;
 
 use super::{CaptureError, Records};
 
-/// The program's counters and the edge's own. They only grow while the program is loaded.
+/// The programs' counters and the edge's own. They only grow while the programs are loaded.
 pub struct Counters {
-    by_reason: PerCpuArray<MapData, u64>,
+    to_pods: PerCpuArray<MapData, u64>,
+    from_pods: PerCpuArray<MapData, u64>,
     invalid_records: Arc<AtomicU64>,
 }
 
@@ -26,16 +27,21 @@ impl fmt::Debug for Counters {
 }
 
 impl Counters {
-    pub(super) fn new(map: Map, records: &Records) -> Result<Self, CaptureError> {
-        let by_reason =
-            PerCpuArray::try_from(map).map_err(|_| CaptureError::Object { what: "COUNTERS" })?;
+    pub(super) fn new(
+        to_pods: Map,
+        from_pods: Map,
+        records: &Records,
+    ) -> Result<Self, CaptureError> {
+        let array =
+            |map, what| PerCpuArray::try_from(map).map_err(|_| CaptureError::Object { what });
         Ok(Self {
-            by_reason,
+            to_pods: array(to_pods, "COUNTERS")?,
+            from_pods: array(from_pods, "QUERY_COUNTERS")?,
             invalid_records: records.invalid(),
         })
     }
 
-    /// Packets of each reason, over all CPUs, in the order of [`Reason::ALL`].
+    /// Packets to the pods of each reason, over all CPUs, in the order of [`Reason::ALL`].
     ///
     /// # Errors
     ///
@@ -47,7 +53,19 @@ impl Counters {
             .collect()
     }
 
-    /// Packets of one reason, over all CPUs.
+    /// Packets from the pods of each reason, over all CPUs, in the order of [`Reason::ALL`].
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel does not let the map be read.
+    pub fn read_queries(&self) -> Result<Vec<(Reason, u64)>, MapError> {
+        Reason::ALL
+            .iter()
+            .map(|&reason| Ok((reason, sum(&self.from_pods, reason)?)))
+            .collect()
+    }
+
+    /// Packets to the pods of one reason, over all CPUs.
     ///
     /// # Errors
     ///
@@ -55,7 +73,11 @@ impl Counters {
     pub fn of(&self, reason: Reason) -> Result<u64, MapError> {
         match reason {
             Reason::InvalidRecord => Ok(self.invalid_records.load(Ordering::Relaxed)),
-            _ => Ok(self.by_reason.get(&reason.index(), 0)?.iter().sum()),
+            _ => sum(&self.to_pods, reason),
         }
     }
+}
+
+fn sum(counters: &PerCpuArray<MapData, u64>, reason: Reason) -> Result<u64, MapError> {
+    Ok(counters.get(&reason.index(), 0)?.iter().sum())
 }

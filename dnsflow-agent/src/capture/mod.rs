@@ -1,20 +1,23 @@
-//! The capture edge: loads the TC program, attaches it to the pods' veths and hands what it
-//! captured to the core.
+//! The capture edge: loads the TC programs, attaches them to the pods' veths, tells them whom to
+//! trust and which names matter, and hands what they captured to the core.
 //!
 //! It never interprets a packet: what is in a frame is the core's business. It never changes
-//! one either: the program's verdict is always "continue".
+//! one either: the programs' verdict is always "continue".
 //!
-//! [`load`] gives five parts that are driven apart: [`Attachments`], [`Records`] and
-//! [`LinkEvents`] by the hot thread, [`Counters`] and [`ProgramLog`] from wherever it suits.
+//! [`load`] gives seven parts that are driven apart: [`Attachments`], [`Records`], [`Resolvers`],
+//! [`NameFilter`] and [`LinkEvents`] by the hot thread, [`Counters`] and [`ProgramLog`] from
+//! wherever it suits.
 
 mod attachments;
 mod counters;
 mod links;
+mod names;
 mod netlink;
 mod program;
 mod program_log;
 mod qdisc;
 mod records;
+mod resolvers;
 pub mod survey;
 
 use std::io;
@@ -26,12 +29,14 @@ pub use self::{
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
     links::{LinkEvent, LinkEvents},
-    program::{AttachKind, OBJECT, PROGRAM, Program, TcLink},
+    names::{FilterState, KernelTables, NameFilter, ScopeId, Tables},
+    program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
+    resolvers::{ResolverError, Resolvers},
 };
 
-/// What can be set before the program is loaded.
+/// What can be set before the programs are loaded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Options {
     /// The size of the ring buffer.
@@ -52,7 +57,7 @@ impl Default for Options {
     }
 }
 
-/// A size that a BPF ring buffer can have: a power of two, from 32 KiB to 1 GiB.
+/// A size that a BPF ring buffer can have: a power of two, from 256 KiB to 1 GiB.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RingSize(u32);
 
@@ -60,8 +65,8 @@ impl RingSize {
     /// 4 MiB: at 200 bytes an answer, 100 ms of 200,000 answers a second.
     pub const DEFAULT: Self = Self(4 << 20);
 
-    /// The smallest one: a multiple of every page size up to 32 KiB that holds the largest record.
-    const MIN: u32 = 32 << 10;
+    /// The smallest one that holds the largest record.
+    const MIN: u32 = 256 << 10;
     /// The largest one.
     const MAX: u32 = 1 << 30;
 
@@ -122,13 +127,17 @@ pub enum CaptureError {
     },
 }
 
-/// A loaded program, attached to nothing yet.
+/// The loaded programs, attached to nothing yet.
 #[derive(Debug)]
 pub struct Capture {
     /// Attaches and detaches.
     pub attachments: Attachments<Program>,
     /// What was captured.
     pub records: Records,
+    /// Whose answers count: nobody's yet.
+    pub resolvers: Resolvers,
+    /// Which names matter: all so far.
+    pub names: NameFilter,
     /// How many packets met which end.
     pub counters: Counters,
     /// Interfaces that come and go.
@@ -137,15 +146,23 @@ pub struct Capture {
     pub log: ProgramLog,
 }
 
-/// Loads the embedded program. To be called within a tokio runtime, the one that will drive
+/// Loads the embedded programs. To be called within a tokio runtime, the one that will drive
 /// [`Records`].
 pub fn load(options: &Options) -> Result<Capture, CaptureError> {
     let mut program = Program::load(options)?;
     let records = Records::new(program.take_map("RECORDS")?)?;
-    let counters = Counters::new(program.take_map("COUNTERS")?, &records)?;
+    let counters = Counters::new(
+        program.take_map("COUNTERS")?,
+        program.take_map("QUERY_COUNTERS")?,
+        &records,
+    )?;
+    let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
+    let tables = KernelTables::new(program.take_map("SCOPES")?, program.take_map("NAMES")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
+        resolvers,
+        names: NameFilter::new(tables),
         counters,
         log,
         links: LinkEvents::new()?,
@@ -159,10 +176,10 @@ mod tests {
 
     #[test]
     fn ring_sizes_that_the_kernel_would_refuse_are_refused() {
-        for bytes in [0, 1 << 14, 48 << 10, (1 << 30) + 4096, 1 << 31] {
+        for bytes in [0, 128 << 10, 384 << 10, (1 << 30) + 4096, 1 << 31] {
             assert!(RingSize::new(bytes).is_err(), "{bytes}");
         }
-        for bytes in [32 << 10, 1 << 20, 1 << 30, RingSize::DEFAULT.bytes()] {
+        for bytes in [256 << 10, 1 << 20, 1 << 30, RingSize::DEFAULT.bytes()] {
             assert_eq!(RingSize::new(bytes).expect("fits").bytes(), bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! The program in the kernel, and its two ways onto an interface: TCX (a BPF link, Linux 6.6) and
+//! The programs in the kernel, and their two ways onto an interface: TCX (a BPF link, Linux 6.6) and
 //! a filter of the clsact qdisc.
 //!
 //! Which one the kernel has is found by trying, not by its version: distributions backport.
@@ -21,10 +21,18 @@ use super::{Attach, AttachError, CaptureError, Options, qdisc};
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
 
-/// The name of the program in the object, and of its clsact filters.
-pub const PROGRAM: &str = "dnsflow_egress";
+/// The program that sees what a pod is sent: its name in the object, and of its clsact filters.
+pub const EGRESS: &str = "dnsflow_egress";
+/// The program that sees what a pod sends: its name in the object, and of its clsact filters.
+pub const INGRESS: &str = "dnsflow_ingress";
 
-/// How the program sits on an interface.
+/// The programs and their hooks. Queries are remembered before answers are judged.
+const PROGRAMS: [(&str, TcAttachType); 2] = [
+    (INGRESS, TcAttachType::Ingress),
+    (EGRESS, TcAttachType::Egress),
+];
+
+/// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum AttachKind {
     /// A BPF link; it goes with the agent, however the agent ends.
@@ -49,7 +57,7 @@ impl fmt::Display for AttachKind {
     }
 }
 
-/// The loaded program.
+/// The loaded programs, which are attached and detached together.
 #[derive(Debug)]
 pub struct Program {
     ebpf: Ebpf,
@@ -63,12 +71,15 @@ impl Program {
         let mut ebpf = EbpfLoader::new()
             .override_global("DNS_PORTS", options.ports.as_array(), true)
             .map_max_entries("RECORDS", options.ring.bytes())
+            .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
             .map_err(load_error)?;
-        program_of(&mut ebpf)
-            .ok_or(CaptureError::Object { what: "program" })?
-            .load()
-            .map_err(|error| load_error(error.into()))?;
+        for (name, _) in PROGRAMS {
+            program_of(&mut ebpf, name)
+                .ok_or(CaptureError::Object { what: name })?
+                .load()
+                .map_err(|error| load_error(error.into()))?;
+        }
         Ok(Self {
             ebpf,
             kind: options.attach,
@@ -97,30 +108,34 @@ impl Program {
         ifindex: u32,
         kind: AttachKind,
     ) -> Result<TcLink, AttachError> {
-        let program = program_of(&mut self.ebpf).ok_or(AttachError::Gone)?;
-        let options = match kind {
-            // The last of the programs: what the others drop or redirect does not reach the pod.
-            AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
-            AttachKind::Clsact => {
-                prepare_clsact(name, ifindex)?;
-                TcAttachOptions::Netlink(NlOptions::default())
-            }
-        };
+        if kind == AttachKind::Clsact {
+            prepare_clsact(name, ifindex)?;
+        }
         let refused = |source| AttachError::Refused {
             name: name.to_owned(),
             kind,
             source,
         };
-        let link = program
-            .attach_with_options(name, TcAttachType::Egress, options)
-            .map_err(refused)?;
-        program.take_link(link).map_err(refused).map(TcLink)
+        let mut links = Vec::with_capacity(PROGRAMS.len());
+        for (program, hook) in PROGRAMS {
+            let options = match kind {
+                // The last of the programs: what the others drop or redirect does not arrive.
+                AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+                AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
+            };
+            let program = program_of(&mut self.ebpf, program).ok_or(AttachError::Gone)?;
+            let link = program
+                .attach_with_options(name, hook, options)
+                .map_err(refused)?;
+            links.push(program.take_link(link).map_err(refused)?);
+        }
+        Ok(TcLink(links))
     }
 }
 
-/// The program's place on an interface; dropping it detaches.
+/// The programs' places on an interface; dropping it detaches.
 #[derive(Debug)]
-pub struct TcLink(#[expect(dead_code, reason = "held for its Drop")] SchedClassifierLink);
+pub struct TcLink(#[expect(dead_code, reason = "held for its Drop")] Vec<SchedClassifierLink>);
 
 impl Attach for Program {
     type Link = TcLink;
@@ -184,8 +199,18 @@ impl AttachError {
     }
 }
 
-fn program_of(ebpf: &mut Ebpf) -> Option<&mut SchedClassifier> {
-    ebpf.program_mut(PROGRAM)?.try_into().ok()
+fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {
+    ebpf.program_mut(name)?.try_into().ok()
+}
+
+/// How many CPUs there can be: each puts its records together in a place of its own.
+fn possible_cpus() -> Result<u32, CaptureError> {
+    let failed = |source| CaptureError::Io {
+        operation: "find out how many CPUs there can be",
+        source,
+    };
+    let count = aya::util::nr_cpus().map_err(|(_, source)| failed(source))?;
+    u32::try_from(count).map_err(|error| failed(io::Error::other(error)))
 }
 
 /// Sees to it that the interface has a clsact qdisc, and no filter that a killed agent left there.
@@ -213,12 +238,17 @@ fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
             });
         }
     }
-    match tc::qdisc_detach_program(name, TcAttachType::Egress, PROGRAM) {
-        Ok(()) => info!(
-            interface = name,
-            "removed the filter that an earlier agent left"
-        ),
-        Err(error) => debug!(interface = name, %error, "no filter of an earlier agent"),
+    for (program, hook) in PROGRAMS {
+        match tc::qdisc_detach_program(name, hook, program) {
+            Ok(()) => info!(
+                interface = name,
+                program, "removed the filter that an earlier agent left"
+            ),
+            Err(error) => debug!(
+                interface = name, program, %error,
+                "no filter of an earlier agent"
+            ),
+        }
     }
     Ok(())
 }

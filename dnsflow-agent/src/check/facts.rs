@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     capture::{AttachKind, survey::Link},
     core::{
-        input::Resolver,
         ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
+        resolver::Resolver,
     },
     k8s::{DnsService, permissions::Permission},
 };

@@ -23,6 +23,7 @@ use super::{
     counters::Counters,
     firewall::FirewallUpdate,
     flow::FlowChange,
+    fragments::{FragmentEvent, FragmentReassembly},
     limits::{COPY_INTERVAL, LeaseLimits},
     name::DomainName,
     ovn::{
@@ -35,9 +36,11 @@ use super::{
     profile::StaticProfile,
     refused::{Refusals, Refused},
     report::Report,
+    resolver::Resolver,
     rules::Problem,
     snapshot::SavedLease,
     tally::Tally,
+    tcp::{TcpEvent, TcpReassembly},
 };
 use switch::Switch;
 pub use world::FIREWALL_NAME;
@@ -68,6 +71,8 @@ pub struct Config {
     pub profile: Option<StaticProfile>,
     /// The addresses that are never opened.
     pub refusals: Refusals,
+    /// DNS servers to believe beside those of the cluster.
+    pub resolvers: BTreeSet<Resolver>,
 }
 
 /// Which sources have been read completely.
@@ -101,6 +106,10 @@ pub struct Engine {
     port_by_name: HashMap<String, PortId>,
     port_by_ifindex: HashMap<u32, PortId>,
     world: World,
+    /// The DNS servers that were last said to be believed.
+    trusted: Option<BTreeSet<Resolver>>,
+    tcp: TcpReassembly,
+    fragments: FragmentReassembly,
     /// What is wrong with each namespace's rules, as it was told.
     told: BTreeMap<String, BTreeMap<u32, Problem>>,
     watched_priorities: Option<BTreeSet<u16>>,
@@ -128,7 +137,7 @@ pub struct Engine {
 impl Engine {
     /// An engine that knows nothing yet.
     pub fn new(config: Config) -> Self {
-        Self {
+        let mut engine = Self {
             world: World::new(config.subdomains, config.profile.clone()),
             config,
             synced: Synced::default(),
@@ -139,6 +148,9 @@ impl Engine {
             next_port: 0,
             port_by_name: HashMap::new(),
             port_by_ifindex: HashMap::new(),
+            trusted: None,
+            tcp: TcpReassembly::default(),
+            fragments: FragmentReassembly::default(),
             told: BTreeMap::new(),
             watched_priorities: None,
             rules_changed: false,
@@ -154,7 +166,9 @@ impl Engine {
             counters: Counters::default(),
             refused: Tally::default(),
             refused_told: BTreeSet::new(),
-        }
+        };
+        engine.trust(&BTreeSet::new());
+        engine
     }
 
     /// Takes in what happened at `now`.
@@ -192,6 +206,7 @@ impl Engine {
             Input::Applied { batch, result } => self.applied(batch, result, now),
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
+            Input::Resolvers(resolvers) => self.trust(&resolvers),
             Input::MonitorGap => self.switch.compare_soon(now),
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
@@ -248,6 +263,16 @@ impl Engine {
     /// What happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What became of TCP segments.
+    pub fn tcp_events(&self) -> &Tally<TcpEvent> {
+        self.tcp.events()
+    }
+
+    /// What became of IP fragments.
+    pub fn fragment_events(&self) -> &Tally<FragmentEvent> {
+        self.fragments.events()
     }
 
     /// Addresses that were not opened, by reason.
@@ -317,6 +342,16 @@ impl Engine {
         self.start_comparison(now);
         self.tell_problems();
         self.become_ready();
+    }
+
+    /// Believes these DNS servers, and those of the options.
+    fn trust(&mut self, cluster: &BTreeSet<Resolver>) {
+        let all: BTreeSet<Resolver> = cluster.union(&self.config.resolvers).copied().collect();
+        if self.trusted.as_ref() != Some(&all) {
+            self.trusted = Some(all.clone());
+            self.reports.push(Report::Trusting(all.clone()));
+            self.commands.push(Command::TrustResolvers(all));
+        }
     }
 
     fn ask(&mut self, question: Option<Question>) {
@@ -430,6 +465,8 @@ impl Engine {
         self.port_by_name.remove(&port.row.iface_id);
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.remove(&ifindex);
+            self.tcp.forget_interface(ifindex);
+            self.fragments.forget_interface(ifindex);
         }
         for flow in port.leases.into_values().flat_map(|lease| lease.flows) {
             self.changes

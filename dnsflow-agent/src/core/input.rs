@@ -1,12 +1,13 @@
 //! What the outside world tells the core, and what the core asks of it.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::collections::BTreeSet;
 
 use super::{
     Timestamp,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
+    resolver::Resolver,
 };
 
 /// A frame that the TC program copied off a veth, Ethernet header first.
@@ -20,16 +21,6 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// The frame's length on the wire; more than `bytes` holds where it was cut.
     pub wire_len: usize,
-}
-
-/// Where pods ask their DNS questions: the address and port from which, as the pods see it, the
-/// answers come.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Resolver {
-    /// The address.
-    pub address: IpAddr,
-    /// The port, of UDP and TCP alike.
-    pub port: u16,
 }
 
 /// Which [`Command::Apply`] a result belongs to.
@@ -94,6 +85,8 @@ pub enum Input<'a> {
         /// The cookie it had.
         cookie: Cookie,
     },
+    /// The DNS servers of the cluster, all of them.
+    Resolvers(BTreeSet<Resolver>),
     /// The flow monitor left something out: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.
@@ -146,6 +139,8 @@ pub enum Command {
         /// The `Interface` row.
         interface: RowId,
     },
+    /// Believe the answers of these DNS servers, and of no others.
+    TrustResolvers(BTreeSet<Resolver>),
     /// Change flows, then answer with [`Input::Applied`].
     Apply {
         /// Comes back in the result.

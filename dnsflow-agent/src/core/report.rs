@@ -1,8 +1,12 @@
 //! What the core has to say to people: each report becomes one log event.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
-use super::name::DomainName;
+use super::{name::DomainName, resolver::Resolver};
 
 /// Something worth telling.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -44,6 +48,8 @@ pub enum Report {
         /// Why not: the label of the counter.
         reason: &'static str,
     },
+    /// These DNS servers are believed from now on.
+    Trusting(BTreeSet<Resolver>),
     /// Flows of ours that had vanished were put back.
     Restored {
         /// How many.

@@ -9,9 +9,14 @@ use std::{
 /// The port that DNS servers listen on (RFC 1035, section 4.2).
 pub const DNS_PORT: u16 = 53;
 
-/// Address and port of a DNS server, as pods know it.
+/// Address and port of a DNS server, as pods know it: from where, as they see it, answers come.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Resolver(SocketAddr);
+pub struct Resolver {
+    /// The address.
+    pub address: IpAddr,
+    /// The port, of UDP and TCP alike.
+    pub port: u16,
+}
 
 /// Why a text names no resolver.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -22,13 +27,6 @@ pub enum ResolverError {
     /// An address that no server can have.
     #[error("`{0}` cannot be a resolver: the address is unspecified or multicast, or the port 0")]
     Impossible(String),
-}
-
-impl Resolver {
-    /// Address and port.
-    pub fn address(self) -> SocketAddr {
-        self.0
-    }
 }
 
 impl FromStr for Resolver {
@@ -50,13 +48,16 @@ impl FromStr for Resolver {
         if ip.is_unspecified() || ip.is_multicast() || address.port() == 0 {
             return Err(ResolverError::Impossible(text.to_owned()));
         }
-        Ok(Self(SocketAddr::new(ip, address.port())))
+        Ok(Self {
+            address: ip,
+            port: address.port(),
+        })
     }
 }
 
 impl fmt::Display for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        SocketAddr::new(self.address, self.port).fmt(f)
     }
 }
 

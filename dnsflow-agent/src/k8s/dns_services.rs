@@ -24,7 +24,7 @@ use super::{
     client::ClientOptions,
     follow::{Follower, Subject, follow},
 };
-use crate::core::input::Resolver;
+use crate::core::resolver::Resolver;
 
 /// At most this many selections are watched, each with a connection of its own.
 pub const SELECTIONS_MAX: usize = 8;

@@ -32,9 +32,9 @@ fn a_whole_record_is_read() {
 
 #[test]
 fn a_cut_frame_says_its_length_on_the_wire() {
-    let bytes = record(|header| header.frame_len = 60_000, &[7; MAX_CAPTURE]);
+    let bytes = record(|header| header.frame_len = 600_000, &[7; MAX_CAPTURE]);
     let read = Record::parse(&bytes).expect("a good record");
-    assert_eq!(read.header.frame_len, 60_000);
+    assert_eq!(read.header.frame_len, 600_000);
 }
 
 #[test]

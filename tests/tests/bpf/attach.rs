@@ -6,22 +6,33 @@ use dnsflow_agent::{
     capture::{self, AttachKind, CaptureError, LinkEvent, Options},
     core::{Input, Timestamp, ovn::rows::RowId},
 };
-use dnsflow_common::{Reason, record::MAX_CAPTURE};
+use dnsflow_common::Reason;
 use dnsflow_tests::{
-    frames::{Answer, UdpFrame},
+    frames::{Answer, Extension, Fragment, Frame, Transport},
     support::{not_run, this_test},
 };
 
 use crate::{
     Loaded, load,
-    netns::{Wire, add_ingress_qdisc, add_veth, ifindex, in_new_netns, remove_link},
+    netns::{Wire, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns, remove_link},
+    test_run::query_of,
 };
 
 const ROW: RowId = RowId::new(1);
 const START: Timestamp = Timestamp::from_nanos(0);
 
-fn answer() -> UdpFrame {
-    UdpFrame::to_pod(Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)]).build())
+fn answer() -> Frame {
+    Frame::to_pod(Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)]).build())
+}
+
+/// The pod asks and is answered.
+fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
+    let query = query_of(answer).build();
+    pod.send(&query);
+    host.expect(&query);
+    let answer = answer.build();
+    host.send(&answer);
+    pod.expect(&answer);
 }
 
 impl Loaded {
@@ -58,10 +69,7 @@ fn across_the_wire(attach: Option<AttachKind>) {
         };
         add_veth("host", "pod", 1500);
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let frame = answer().build();
-
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         assert_eq!(program.captured(), 0, "not attached yet");
 
         program.attached("host");
@@ -69,22 +77,27 @@ fn across_the_wire(attach: Option<AttachKind>) {
             "attached by {:?}",
             program.capture.attachments.program().kind()
         );
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         let records = program.drain();
         assert_eq!(records.len(), 1);
-        assert_eq!(records[0].bytes, frame);
+        assert_eq!(records[0].bytes, answer().build());
         assert_eq!(records[0].ifindex, ifindex("host"));
 
-        // The other direction is not the program's.
+        // In the other direction, an answer is none.
+        let (frame, before) = (answer().turned().build(), program.counters());
         pod.send(&frame);
         host.expect(&frame);
         assert_eq!(program.captured(), 1);
+        assert_ne!(
+            program.counters()[1],
+            before[1],
+            "counted by the other program"
+        );
 
         program.capture.attachments.detach(ROW);
-        host.send(&frame);
-        pod.expect(&frame);
-        assert_eq!(program.captured(), 1, "detached");
+        let before = program.counters();
+        exchange(&host, &pod, &answer());
+        assert_eq!(program.counters(), before, "detached");
     });
 }
 
@@ -99,7 +112,7 @@ fn a_packet_across_a_veth_is_captured_with_clsact() {
 }
 
 #[test]
-fn a_long_frame_in_pieces_is_cut_and_says_so() {
+fn a_long_frame_in_pieces_is_captured_whole() {
     in_new_netns(|| {
         let Some(mut program) = load(&Options::default()) else {
             return;
@@ -108,8 +121,8 @@ fn a_long_frame_in_pieces_is_cut_and_says_so() {
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         // A packet socket keeps what is beyond a page outside the skb's linear part
-        // (`packet_alloc_skb` in Linux net/packet/af_packet.c).
-        for payload_len in [9000, MAX_CAPTURE - 42, MAX_CAPTURE - 41, 60_000] {
+        // (`packet_alloc_skb` in Linux net/packet/af_packet.c). The last one is as long as IPv4 can.
+        for payload_len in [9000, 16_384, 32_768, 60_000, 65_535 - 20 - 8] {
             let mut frame = answer();
             frame.payload.resize_with(payload_len, {
                 let mut next = 0u8;
@@ -118,18 +131,45 @@ fn a_long_frame_in_pieces_is_cut_and_says_so() {
                     next
                 }
             });
+            exchange(&host, &pod, &frame);
             let frame = frame.build();
-            host.send(&frame);
-            pod.expect(&frame);
             let records = program.drain();
             assert_eq!(records.len(), 1, "payload of {payload_len}");
             assert_eq!(records[0].wire_len, frame.len());
-            let kept = frame.len().min(MAX_CAPTURE);
-            assert!(
-                records[0].bytes == frame[..kept],
-                "payload of {payload_len}"
-            );
+            assert!(records[0].bytes == frame, "payload of {payload_len}");
         }
+    });
+}
+
+#[test]
+fn a_tag_that_the_kernel_keeps_beside_the_frame_is_none_within() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        if let Err(error) = add_vlan("tagged", "host", 5) {
+            not_run(
+                &this_test(),
+                format!("this kernel makes no VLAN interface: {error}"),
+            );
+            return;
+        }
+        program.attached("host");
+        let (tagged, pod) = (Wire::open("tagged"), Wire::open("pod"));
+        // The kernel takes the tag out of the frame before the program on ingress sees it.
+        let mut query = query_of(&answer());
+        query.tags = vec![(0x8100, 5)];
+        pod.send(&query.build());
+        tagged.expect(&query_of(&answer()).build());
+        // And puts it in behind the program on egress.
+        let frame = answer().build();
+        tagged.send(&frame);
+        let mut in_line = answer();
+        in_line.tags = vec![(0x8100, 5)];
+        let records = program.drain();
+        assert_eq!(records.len(), 1);
+        assert!(records[0].bytes == frame || records[0].bytes == in_line.build());
     });
 }
 
@@ -142,32 +182,127 @@ fn every_length_names_the_header_it_ends_in() {
         add_veth("host", "pod", 1500);
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let mut whole = answer();
-        whole.options = vec![1; 12];
-        let whole = whole.build();
-        let (l3, l4, dns) = (14, 46, 54);
+        let options = Extension::Options {
+            protocol: 60,
+            len: 0,
+        };
+        let v4 = Frame {
+            tags: vec![(0x88a8, 5), (0x8100, 6)],
+            options: vec![1; 12],
+            ..answer()
+        };
+        let v6 = Frame {
+            extensions: vec![options; 2],
+            ..answer().over_v6()
+        };
+        let tcp = Frame {
+            transport: Transport::Tcp {
+                seq: 7,
+                flags: 0x10,
+                options: 3,
+            },
+            ..answer()
+        };
         // Nothing sends a frame without a whole Ethernet header: there the host walk is tested
-        // alone.
-        for len in l3..=whole.len() {
-            let frame = &whole[..len];
-            let expected = match len {
-                _ if len < l4 => Reason::TruncatedIpv4,
-                _ if len < dns => Reason::TruncatedUdp,
-                _ if len < dns + 12 => Reason::TruncatedDns,
-                _ => Reason::Captured,
-            };
-            let before = program.capture.counters.of(expected).expect("read");
-            host.send(frame);
-            pod.expect(frame);
-            let counted = program.capture.counters.of(expected).expect("read") - before;
-            assert_eq!(counted, 1, "length {len}, {expected}");
-            let captured: Vec<_> = program.drain().into_iter().map(|it| it.bytes).collect();
-            let wanted: &[_] = match expected {
-                Reason::Captured => &[frame.to_vec()],
-                _ => &[],
-            };
-            assert_eq!(captured, wanted, "length {len}");
+        // alone. Where the outer tag stands, a packet socket does not look either.
+        let question = "www.example.com".len() + 2 + 4;
+        for (frame, ends) in [
+            (
+                &v4,
+                &[
+                    (Reason::TruncatedVlan, 8),
+                    (Reason::TruncatedIpv4, 32),
+                    (Reason::TruncatedUdp, 8),
+                    (Reason::TruncatedDns, 12),
+                    (Reason::TruncatedQuestion, question),
+                ][..],
+            ),
+            (
+                &v6,
+                &[
+                    (Reason::TruncatedIpv6, 40),
+                    (Reason::TruncatedExtension, 16),
+                    (Reason::TruncatedUdp, 8),
+                    (Reason::TruncatedDns, 12),
+                    (Reason::TruncatedQuestion, question),
+                ],
+            ),
+            (
+                &tcp,
+                &[(Reason::TruncatedIpv4, 20), (Reason::TruncatedTcp, 32)],
+            ),
+        ] {
+            let query = query_of(frame).build();
+            let whole = frame.build();
+            let ends = ends
+                .iter()
+                .flat_map(|(reason, len)| std::iter::repeat_n(*reason, *len))
+                .chain(std::iter::repeat(Reason::Captured));
+            for (len, expected) in (14..=whole.len()).zip(ends) {
+                let frame = &whole[..len];
+                pod.send(&query);
+                host.expect(&query);
+                let before = program.capture.counters.of(expected).expect("read");
+                host.send(frame);
+                pod.expect(frame);
+                let counted = program.capture.counters.of(expected).expect("read") - before;
+                assert_eq!(counted, 1, "length {len}, {expected}");
+                let captured: Vec<_> = program.drain().into_iter().map(|it| it.bytes).collect();
+                let wanted: &[_] = match expected {
+                    Reason::Captured => &[frame.to_vec()],
+                    _ => &[],
+                };
+                assert_eq!(captured, wanted, "length {len}");
+            }
         }
+    });
+}
+
+#[test]
+fn fragments_follow_their_first_one() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        program.attached("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        for answer in [answer(), answer().over_v6()] {
+            let mut whole = answer.payload.clone();
+            whole.resize(2408 - 8, 0xee);
+            let fragment = |id, offset, more| Frame {
+                fragment: Some(Fragment { id, offset, more }),
+                extensions: vec![Extension::Fragment],
+                ..answer.clone()
+            };
+            let first = Frame {
+                transport: Transport::Udp { len: Some(2408) },
+                payload: whole[..1200 - 8].to_vec(),
+                ..fragment(9, 0, true)
+            };
+            let later = |id, offset: u16, more| Frame {
+                transport: Transport::Nothing,
+                payload: whole[usize::from(offset) * 8 - 8..][..8].to_vec(),
+                ..fragment(id, offset, more)
+            };
+            let query = query_of(&answer).build();
+            pod.send(&query);
+            host.expect(&query);
+            let mut send = |frame: &Frame| {
+                let frame = frame.build();
+                host.send(&frame);
+                pod.expect(&frame);
+                program.drain().into_iter().any(|it| it.bytes == frame)
+            };
+            assert!(!send(&later(9, 150, true)), "before its first");
+            assert!(send(&first));
+            assert!(send(&later(9, 150, true)));
+            assert!(send(&later(9, 151, false)));
+            assert!(!send(&later(10, 150, true)), "of another datagram");
+            assert!(!send(&first), "the query is used up");
+        }
+        let unexpected = program.capture.counters.of(Reason::UnexpectedFragment);
+        assert_eq!(unexpected.expect("read"), 4);
     });
 }
 
@@ -186,9 +321,7 @@ fn a_veth_that_comes_later_is_attached_by_its_event() {
         assert!(matches!(news[..], [Input::Attached { .. }]), "{news:?}");
 
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let frame = answer().build();
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         assert_eq!(program.captured(), 1);
 
         // The same name, another interface.
@@ -196,8 +329,7 @@ fn a_veth_that_comes_later_is_attached_by_its_event() {
         add_veth("host", "pod", 1500);
         link_news(&mut program);
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         assert_eq!(program.captured(), 2);
     });
 }
@@ -234,9 +366,7 @@ fn a_filter_that_a_killed_agent_left_is_replaced() {
         killed.attached("host");
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let frame = answer().build();
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         assert_eq!((killed.captured(), program.captured()), (0, 1));
     });
 }
@@ -255,9 +385,7 @@ fn two_agents_see_the_same_packets_with_tcx() {
             return;
         }
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let frame = answer().build();
-        host.send(&frame);
-        pod.expect(&frame);
+        exchange(&host, &pod, &answer());
         // The first verdict lets the second program run.
         assert_eq!((one.captured(), other.captured()), (1, 1));
     });

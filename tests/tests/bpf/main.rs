@@ -1,22 +1,29 @@
-//! The BPF program in this machine's kernel: by `BPF_PROG_TEST_RUN`, and on a real veth.
+//! The BPF programs in this machine's kernel: by `BPF_PROG_TEST_RUN`, and on a real veth.
 
 mod attach;
 mod cost;
+mod filter;
 mod netns;
 mod test_run;
+mod trust;
+
+use std::net::IpAddr;
 
 use aya::{
     Ebpf, TestRun as _, TestRunOptions,
     programs::{ProgramError, SchedClassifier},
 };
-use dnsflow_agent::capture::{self, Capture, CaptureError, Drained, Options, PROGRAM};
+use dnsflow_agent::capture::{self, Capture, CaptureError, Drained, EGRESS, INGRESS, Options};
 use dnsflow_common::Reason;
-use dnsflow_tests::support::{not_run, this_test};
+use dnsflow_tests::{
+    frames::Frame,
+    support::{not_run, this_test},
+};
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
 
-/// The loaded program, and the runtime that its descriptors are registered with.
+/// The loaded programs, and the runtime that its descriptors are registered with.
 struct Loaded {
     capture: Capture,
     runtime: tokio::runtime::Runtime,
@@ -31,14 +38,21 @@ struct Captured {
     wire_len: usize,
 }
 
-/// Loads the program; `None`, and a word about it, where this process may not.
+/// The resolver that frames come from, with either family.
+fn resolvers(port: u16) -> [(IpAddr, u16); 2] {
+    let v4 = Frame::to_pod(Vec::new());
+    let v6 = v4.clone().over_v6();
+    [(v4.src.ip(), port), (v6.src.ip(), port)]
+}
+
+/// Loads the programs and lets them trust the resolver that frames come from; `None`, and a word about it, where this process may not.
 fn load(options: &Options) -> Option<Loaded> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     let guard = runtime.enter();
-    let capture = match capture::load(options) {
+    let mut capture = match capture::load(options) {
         Ok(capture) => capture,
         Err(error @ CaptureError::Permission(_)) => {
             not_run(&this_test(), error);
@@ -47,6 +61,10 @@ fn load(options: &Options) -> Option<Loaded> {
         Err(error) => panic!("{error}: {error:?}"),
     };
     drop(guard);
+    let ports = options.ports.as_array().iter().filter(|port| **port != 0);
+    let trusted: Vec<_> = ports.flat_map(|port| resolvers(*port)).collect();
+    let errors = capture.resolvers.set(&trusted);
+    assert!(errors.is_empty(), "{errors:?}");
     Some(Loaded { capture, runtime })
 }
 
@@ -55,45 +73,77 @@ impl Loaded {
         self.capture.attachments.program_mut().ebpf_mut()
     }
 
-    fn program(&mut self) -> &SchedClassifier {
+    fn program(&mut self, name: &str) -> &SchedClassifier {
         self.ebpf()
-            .program(PROGRAM)
+            .program(name)
             .expect("the program")
             .try_into()
             .expect("a classifier")
     }
 
-    /// Runs the program on a frame, as many times as said; gives verdict and time per run.
-    fn run(&mut self, frame: &[u8], repeat: u32) -> Result<(u32, u128), ProgramError> {
+    /// Runs a program on a frame, as many times as said; gives verdict and time per run.
+    fn run(
+        &mut self,
+        program: &str,
+        frame: &[u8],
+        repeat: u32,
+    ) -> Result<(u32, u128), ProgramError> {
         let options = TestRunOptions {
             data_in: Some(frame),
             repeat,
             ..TestRunOptions::default()
         };
-        let result = self.program().test_run(options)?;
+        let result = self.program(program).test_run(options)?;
         Ok((result.return_value, result.duration.as_nanos()))
     }
 
-    fn counters(&self) -> Vec<(Reason, u64)> {
-        self.capture.counters.read().expect("counters")
+    /// Counters of packets to the pod, then of packets from it.
+    fn counters(&self) -> [Vec<(Reason, u64)>; 2] {
+        let counters = &self.capture.counters;
+        [
+            counters.read().expect("counters"),
+            counters.read_queries().expect("counters"),
+        ]
     }
 
-    /// Runs the program once; gives the one reason that was counted, and what was captured.
+    /// Runs a program once; gives the one reason that was counted.
     #[track_caller]
-    fn run_once(&mut self, frame: &[u8]) -> (Reason, Option<Captured>) {
+    fn reason(&mut self, program: &str, frame: &[u8]) -> Reason {
         let before = self.counters();
-        let (verdict, _) = self.run(frame, 1).expect("the kernel runs the program");
+        let (verdict, _) = self
+            .run(program, frame, 1)
+            .expect("the kernel runs the program");
         assert_eq!(verdict, CONTINUE);
-        let counted: Vec<_> = self
-            .counters()
+        let [to_pod, from_pod] = self.counters();
+        let [to_pod_before, from_pod_before] = before;
+        let (counted, other) = match program {
+            EGRESS => ((to_pod, to_pod_before), (from_pod, from_pod_before)),
+            _ => ((from_pod, from_pod_before), (to_pod, to_pod_before)),
+        };
+        assert_eq!(other.0, other.1, "counted for the other program");
+        let counted: Vec<_> = counted
+            .0
             .into_iter()
-            .zip(before)
+            .zip(counted.1)
             .filter(|(now, before)| now != before)
             .collect();
         let [((reason, now), (_, before))] = counted[..] else {
             panic!("one packet, one reason, not {counted:?}");
         };
         assert_eq!(now - before, 1, "{reason}");
+        reason
+    }
+
+    /// Has the pod send this.
+    #[track_caller]
+    fn ask(&mut self, frame: &[u8]) -> Reason {
+        self.reason(INGRESS, frame)
+    }
+
+    /// Sends the pod this; gives the one reason that was counted, and what was captured.
+    #[track_caller]
+    fn run_once(&mut self, frame: &[u8]) -> (Reason, Option<Captured>) {
+        let reason = self.reason(EGRESS, frame);
         if reason != Reason::Captured {
             return (reason, None);
         }

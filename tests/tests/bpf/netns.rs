@@ -22,6 +22,8 @@ const IFLA_MTU: u16 = 4;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
+const IFLA_LINK: u16 = 5;
+const IFLA_VLAN_ID: u16 = 1;
 const VETH_INFO_PEER: u16 = 1;
 const TCA_KIND: u16 = 1;
 /// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
@@ -77,6 +79,23 @@ pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
         let message = [ifinfomsg(libc::IFF_UP), attribute(IFLA_IFNAME, &nul(name))].concat();
         request(RTM_NEWLINK, 0, &message).expect("up");
     }
+}
+
+/// Makes an interface, up, whose frames pass another one with a VLAN tag.
+pub(crate) fn add_vlan(name: &str, link: &str, id: u16) -> io::Result<()> {
+    let link_info = [
+        attribute(IFLA_INFO_KIND, b"vlan"),
+        attribute(IFLA_INFO_DATA, &attribute(IFLA_VLAN_ID, &id.to_ne_bytes())),
+    ]
+    .concat();
+    let message = [
+        ifinfomsg(libc::IFF_UP),
+        attribute(IFLA_IFNAME, &nul(name)),
+        attribute(IFLA_LINK, &ifindex(link).to_ne_bytes()),
+        attribute(IFLA_LINKINFO, &link_info),
+    ]
+    .concat();
+    request(RTM_NEWLINK, NLM_F_CREATE_EXCL, &message)
 }
 
 /// Removes an interface, and with it the other end.

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::PATIENCE;
 use crate::{
     check::facts::Cluster,
-    core::input::Resolver,
+    core::resolver::Resolver,
     k8s::{
         ClientOptions, DnsService, client,
         dns_services::{self, SELECTIONS_MAX},

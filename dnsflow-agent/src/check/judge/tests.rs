@@ -3,8 +3,8 @@ use crate::{
     capture::survey::Link,
     check::{Status, facts::Kernel},
     core::{
-        input::Resolver,
         ovn::rows::{LogicalFlow, Pipeline},
+        resolver::Resolver,
     },
     k8s::{DnsService, permissions},
 };

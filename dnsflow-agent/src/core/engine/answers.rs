@@ -1,8 +1,11 @@
 //! What a pod was told: from the captured frame to the lease, and the lease's end.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
-use dnsflow_common::walk::dns_answer;
+use dnsflow_common::walk::{self, Packet};
 
 use super::{Engine, Scope, switch::Opening};
 use crate::core::{
@@ -10,27 +13,64 @@ use crate::core::{
     dns::{Answer, DnsError},
     firewall::RuleAction,
     flow::FlowChange,
+    fragments::{DatagramKey, Fragment},
     input::Frame,
     limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
     plan::flows_for_names,
     port::{Lease, Port, PortId},
     report::Report,
+    resolver::Resolver,
     tally::Label as _,
+    tcp::{ConnectionKey, Segment},
 };
 
 impl Engine {
     pub(super) fn frame(&mut self, frame: Frame<'_>, now: Timestamp) {
         self.counters.frames += 1;
-        let message = dns_answer(&frame.bytes, &self.config.dns_ports)
-            .ok()
-            .and_then(|message| message.payload_of(frame.bytes));
-        let Some(message) = message else {
+        let Ok(packet) = walk::from_server(&frame.bytes, &self.config.dns_ports) else {
             self.counters.frames_not_dns += 1;
             return;
         };
-        let Some(&port_id) = self.port_by_ifindex.get(&frame.ifindex) else {
+        if !self.port_by_ifindex.contains_key(&frame.ifindex) {
             self.counters.frames_unknown_interface += 1;
+            return;
+        }
+        match packet {
+            Packet::UdpAnswer(message) => match message.payload_of(frame.bytes) {
+                Some(message) => self.message(frame, message, now),
+                None => self.counters.frames_not_dns += 1,
+            },
+            Packet::TcpSegment(found) => {
+                if let Some(segment) = segment(&found, frame) {
+                    for message in self.tcp.feed(&segment, now) {
+                        self.message(frame, &message, now);
+                    }
+                }
+            }
+            Packet::Fragment(found) => {
+                if let Some(fragment) = fragment(&found, frame)
+                    && let Some(datagram) = self.fragments.feed(&fragment, now)
+                    && self.is_trusted(datagram.source)
+                {
+                    self.message(frame, &datagram.payload, now);
+                }
+            }
+        }
+    }
+
+    /// The program cannot tell whose a later fragment is: the whole datagram can.
+    fn is_trusted(&self, source: SocketAddr) -> bool {
+        let resolver = Resolver {
+            address: source.ip(),
+            port: source.port(),
+        };
+        let trusted = self.trusted.as_ref();
+        trusted.is_some_and(|trusted| trusted.contains(&resolver))
+    }
+
+    fn message(&mut self, frame: Frame<'_>, message: &[u8], now: Timestamp) {
+        let Some(&port_id) = self.port_by_ifindex.get(&frame.ifindex) else {
             return;
         };
         match Answer::decode(message) {
@@ -386,4 +426,50 @@ impl Engine {
             self.due.insert((due, port_id, address));
         }
     }
+}
+
+/// The TCP segment in a frame; `None` where the frame was cut within its headers.
+fn segment<'a>(found: &walk::Segment, frame: Frame<'a>) -> Option<Segment<'a>> {
+    let addresses = found.ip.addresses(&frame.bytes)?;
+    Some(Segment {
+        key: ConnectionKey {
+            ifindex: frame.ifindex,
+            server: SocketAddr::new(addresses.src, found.src_port),
+            client: SocketAddr::new(addresses.dst, found.dst_port),
+        },
+        sequence: found.seq,
+        flags: found.flags,
+        payload: captured(frame, found.payload, found.payload_len),
+        payload_len: usize::try_from(found.payload_len).ok()?,
+    })
+}
+
+/// The fragment in a frame; `None` where the frame was cut within its headers.
+fn fragment<'a>(found: &walk::Fragment, frame: Frame<'a>) -> Option<Fragment<'a>> {
+    let addresses = found.ip.addresses(&frame.bytes)?;
+    Some(Fragment {
+        key: DatagramKey {
+            ifindex: frame.ifindex,
+            source: addresses.src,
+            destination: addresses.dst,
+            id: found.id,
+        },
+        // The walk lets no other through.
+        protocol: PROTOCOL_UDP,
+        offset: found.offset,
+        more: found.more,
+        payload: captured(frame, found.payload, found.payload_len),
+        payload_len: usize::try_from(found.payload_len).ok()?,
+    })
+}
+
+/// IP protocol 17 (RFC 768).
+const PROTOCOL_UDP: u8 = 17;
+
+/// What of a payload was captured.
+fn captured(frame: Frame<'_>, start: u32, len: u32) -> &[u8] {
+    let start = usize::try_from(start).unwrap_or(usize::MAX);
+    let rest = frame.bytes.get(start..).unwrap_or_default();
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    rest.get(..len).unwrap_or(rest)
 }

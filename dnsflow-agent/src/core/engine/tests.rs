@@ -61,6 +61,7 @@ impl Node {
                 dns_ports: Ports::DNS,
                 profile: None,
                 refusals: Refusals::default(),
+                resolvers: BTreeSet::new(),
             }),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
@@ -163,6 +164,7 @@ impl Node {
                     Command::Apply { .. }
                     | Command::DumpFlows
                     | Command::Detach { .. }
+                    | Command::TrustResolvers(_)
                     | Command::MonitorTables(_) => None,
                 };
                 if let Some(answer) = answer {

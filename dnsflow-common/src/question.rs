@@ -1,0 +1,204 @@
+//! The question of a DNS message: read, hashed, and looked up suffix by suffix.
+//!
+//! Name servers copy a question with the case that it was asked in, or with another: all hashes are
+//! of lower-case names (RFC 4343). They are not made to resist anybody: a name that only has the
+//! hash of another wakes the agent, which compares names; a pending query of the same hash needs
+//! an answer of a trusted resolver all the same.
+
+use core::ptr;
+
+use crate::{Reason, bound::masked};
+
+/// The longest name in wire format, root label included (RFC 1035, section 3.1).
+const NAME_MAX: u32 = 255;
+/// The longest label; larger values are pointers and other types (RFC 1035, section 4.1.4).
+const LABEL_MAX: u8 = 63;
+/// Type and class behind the name (RFC 1035, section 4.1.2).
+const TYPE_AND_CLASS: u32 = 4;
+/// The longest question.
+pub const QUESTION_MAX: u32 = NAME_MAX + TYPE_AND_CLASS;
+/// How many labels of a name are looked up. Deeper names count as mentioned.
+pub const LABELS_MAX: u32 = 16;
+/// A power of two that holds the longest question, so that an index is bounded with one AND.
+pub const BUFFER_LEN: usize = 512;
+
+/// The hash of a name without regard to case.
+///
+/// FNV-1a with 64 bits (Fowler, Noll, Vo) over the name's uncompressed wire format without the root label, *last byte
+/// first*: so the hash of a name is on the way to that of each of its sub-domains, and one pass over
+/// a question meets all its suffixes.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NameHash(pub u64);
+
+impl NameHash {
+    /// The hash of the root.
+    const ROOT: Self = Self(0xcbf2_9ce4_8422_2325);
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+
+    /// The hash of a name: each label behind its length octet, without the root label.
+    pub fn of(wire: &[u8]) -> Self {
+        wire.iter()
+            .rev()
+            .fold(Self::ROOT, |hash, &byte| hash.lower(byte))
+    }
+
+    /// Takes in one byte, an upper-case letter as lower case. Length octets are below all
+    /// letters.
+    #[inline(always)]
+    fn lower(self, byte: u8) -> Self {
+        let wide = u64::from(byte);
+        // The top bit says whether the byte is from A to Z: no branch, which the verifier would
+        // follow both ways for each byte.
+        let upper =
+            (!wide.wrapping_sub(b'A'.into()) & wide.wrapping_sub(u64::from(b'Z') + 1)) >> 63;
+        self.byte(wide + (upper << 5))
+    }
+
+    #[inline(always)]
+    fn byte(self, byte: u64) -> Self {
+        Self((self.0 ^ byte).wrapping_mul(Self::PRIME))
+    }
+}
+
+/// The names that matter.
+pub trait Names {
+    /// Whether all names do, whatever they are.
+    fn all(&self) -> bool;
+
+    /// Whether the name of this hash is mentioned.
+    fn mentions(&self, hash: NameHash) -> bool;
+}
+
+/// A question, copied from its first byte on. What stands behind its end is never looked at.
+#[repr(C)]
+pub struct Buffer {
+    /// The bytes.
+    pub bytes: [u8; BUFFER_LEN],
+    /// At the place of each label: where the one in front of it begins. A table, and no list with a
+    /// counter, whose every value would be a case of its own to a verifier.
+    fronts: [u8; PLACES],
+    /// Where the root label is, how many others there are, and where the last of them begins.
+    end: u32,
+    labels: u32,
+    last: u32,
+    /// How many bytes there are.
+    len: u32,
+    /// Whether a suffix was found mentioned.
+    mentioned: u32,
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self {
+            bytes: [0; BUFFER_LEN],
+            fronts: [0; PLACES],
+            end: 0,
+            labels: 0,
+            last: NOWHERE.into(),
+            len: 0,
+            mentioned: 0,
+        }
+    }
+}
+
+/// What was asked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Question {
+    /// The hash of name, type and class.
+    pub hash: u64,
+    /// Whether the name or a suffix of it is mentioned.
+    pub mentioned: bool,
+}
+
+const BYTE: u32 = BUFFER_LEN as u32 - 1;
+/// Where in a name a label can begin, and more: any `u8`.
+const PLACES: usize = 256;
+const PLACE: u32 = PLACES as u32 - 1;
+/// No place: there, not even the root label would fit.
+const NOWHERE: u8 = 255;
+
+/// `value` itself, of which a verifier knows nothing any more: else each of the values that it
+/// knows to be possible would be a case of its own in all that follows.
+#[inline(always)]
+fn through_memory(place: &mut u32, value: u32) -> u32 {
+    // SAFETY: the place is borrowed.
+    unsafe { ptr::write_volatile(place, value) };
+    read(place)
+}
+
+/// What is in memory, not what the compiler knows to be there.
+#[inline(always)]
+fn read(place: &u32) -> u32 {
+    // SAFETY: the place is borrowed.
+    unsafe { ptr::read_volatile(place) }
+}
+
+/// Reads the question in the first `len` bytes of `buffer`.
+///
+/// # Errors
+///
+/// Where it ends behind them, or its name is none.
+#[inline(always)]
+pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Question, Reason> {
+    let len = through_memory(&mut buffer.len, len);
+    let mut end = 0;
+    let mut labels = 0;
+    let mut last = NOWHERE;
+    loop {
+        if end >= len {
+            return Err(Reason::TruncatedQuestion);
+        }
+        let label = buffer.bytes[masked::<BYTE>(end) as usize];
+        if label == 0 {
+            break;
+        }
+        if label > LABEL_MAX {
+            return Err(Reason::InvalidQuestion);
+        }
+        buffer.fronts[masked::<PLACE>(end) as usize] = last;
+        last = end as u8;
+        labels += 1;
+        end += 1 + u32::from(label);
+        // The root label needs a place too. A label takes two bytes at least: the second condition
+        // never holds alone, and lets a verifier see the end.
+        if end >= NAME_MAX || labels > NAME_MAX / 2 {
+            return Err(Reason::InvalidQuestion);
+        }
+    }
+    if end + 1 + TYPE_AND_CLASS > len {
+        return Err(Reason::TruncatedQuestion);
+    }
+    let end = through_memory(&mut buffer.end, end);
+    let labels = through_memory(&mut buffer.labels, labels);
+    let mut start = through_memory(&mut buffer.last, last.into()) as u8;
+
+    // What the loop finds goes into memory, and the place is compared behind a mask: whether a
+    // label began somewhere is nothing that a verifier should remember to the loop's end.
+    through_memory(
+        &mut buffer.mentioned,
+        u32::from(names.all() || labels > LABELS_MAX),
+    );
+    let mut hash = NameHash::ROOT;
+    let mut done = 0;
+    while done < NAME_MAX && done < end {
+        done += 1;
+        let at = masked::<BYTE>(end - done);
+        hash = hash.lower(buffer.bytes[at as usize]);
+        if at == u32::from(start) {
+            start = buffer.fronts[masked::<PLACE>(at) as usize];
+            if names.mentions(hash) {
+                through_memory(&mut buffer.mentioned, 1);
+            }
+        }
+    }
+    for at in 1..=TYPE_AND_CLASS {
+        hash = hash.byte(buffer.bytes[masked::<BYTE>(end + at) as usize].into());
+    }
+    Ok(Question {
+        hash: hash.0,
+        mentioned: read(&buffer.mentioned) != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests;

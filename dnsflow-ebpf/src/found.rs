@@ -1,0 +1,157 @@
+//! What the packet walk found, put down in memory.
+//!
+//! The walk has hundreds of ways to its end, and a verifier follows each of them on through all that
+//! comes behind as long as it knows different things about the registers. About what is read back
+//! from a map it knows nothing: there, all ways become one.
+
+use core::ptr;
+
+use dnsflow_common::{
+    Reason,
+    walk::{IpHeader, Message, Packet, Version},
+};
+
+use crate::maps;
+
+/// What there is to be done with a packet.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub enum Kind {
+    /// A query, or an answer, or its first fragment.
+    Message,
+    /// Another fragment.
+    Later,
+    /// A TCP segment.
+    Segment,
+}
+
+/// A packet that was walked. Offsets count from the frame's first byte.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Found {
+    kind: u32,
+    version: u32,
+    l3: u32,
+    /// The DNS message.
+    pub message: u32,
+    /// Its length, as the headers say.
+    pub message_len: u32,
+    /// The source port.
+    pub src_port: u16,
+    /// The destination port.
+    pub dst_port: u16,
+    /// What fragments have in common.
+    pub fragment_id: u32,
+    first: u32,
+    /// The scope of names.
+    scope: u32,
+}
+
+impl Found {
+    /// A packet to a pod.
+    #[inline(always)]
+    pub fn answer(packet: &Packet) -> Self {
+        match packet {
+            Packet::UdpAnswer(message) => Self::message(message),
+            Packet::TcpSegment(segment) => Self {
+                src_port: segment.src_port,
+                dst_port: segment.dst_port,
+                ..Self::new(Kind::Segment, segment.ip)
+            },
+            Packet::Fragment(fragment) => match fragment.first {
+                Some(first) => Self {
+                    message: first.message,
+                    message_len: first.message_len,
+                    src_port: first.src_port,
+                    dst_port: first.dst_port,
+                    fragment_id: fragment.id,
+                    first: 1,
+                    ..Self::new(Kind::Message, fragment.ip)
+                },
+                None => Self {
+                    fragment_id: fragment.id,
+                    ..Self::new(Kind::Later, fragment.ip)
+                },
+            },
+        }
+    }
+
+    /// A message in one piece.
+    #[inline(always)]
+    pub fn message(message: &Message) -> Self {
+        Self {
+            message: message.payload,
+            message_len: message.payload_len,
+            src_port: message.src_port,
+            dst_port: message.dst_port,
+            ..Self::new(Kind::Message, message.ip)
+        }
+    }
+
+    #[inline(always)]
+    fn new(kind: Kind, ip: IpHeader) -> Self {
+        Self {
+            kind: kind as u32,
+            version: ip.version as u32,
+            l3: ip.l3,
+            message: 0,
+            message_len: 0,
+            src_port: 0,
+            dst_port: 0,
+            fragment_id: 0,
+            first: 0,
+            scope: 0,
+        }
+    }
+
+    /// The same, from memory.
+    #[inline(always)]
+    pub fn put_down(self) -> Result<Self, Reason> {
+        let place = maps::FOUND.get_ptr_mut(0).ok_or(Reason::CopyFailed)?;
+        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        unsafe {
+            ptr::write_volatile(place, self);
+            Ok(ptr::read_volatile(place))
+        }
+    }
+
+    /// What there is to be done.
+    #[inline(always)]
+    pub fn kind(&self) -> Kind {
+        match self.kind {
+            kind if kind == Kind::Message as u32 => Kind::Message,
+            kind if kind == Kind::Later as u32 => Kind::Later,
+            _ => Kind::Segment,
+        }
+    }
+
+    /// Whether this is the first fragment of a message.
+    #[inline(always)]
+    pub fn is_first_fragment(&self) -> bool {
+        self.first != 0
+    }
+
+    /// The IP header.
+    #[inline(always)]
+    pub fn ip(&self) -> IpHeader {
+        IpHeader {
+            version: match self.version == Version::V4 as u32 {
+                true => Version::V4,
+                false => Version::V6,
+            },
+            l3: self.l3,
+        }
+    }
+}
+
+/// A scope of names, put down and read back as well.
+#[inline(always)]
+pub fn put_down_scope(scope: u32) -> u32 {
+    match maps::FOUND.get_ptr_mut(0) {
+        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        Some(place) => unsafe {
+            ptr::write_volatile(&raw mut (*place).scope, scope);
+            ptr::read_volatile(&raw const (*place).scope)
+        },
+        None => scope,
+    }
+}

@@ -1,0 +1,40 @@
+//! Fragments: the first one has the question, later ones have nothing to be judged by but their
+//! first.
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use dnsflow_common::{
+    Reason,
+    key::{FRAGMENT_AGE_MAX_NS, FragmentKey},
+};
+
+use crate::{found::Found, maps, skb::Frame};
+
+#[inline(always)]
+fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
+    FragmentKey::new(frame, frame.ifindex(), found.ip(), found.fragment_id)
+        .ok_or(Reason::CopyFailed)
+}
+
+#[inline(always)]
+fn now_ns() -> u64 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Lets the fragments behind this first one be captured.
+#[inline(always)]
+pub fn expect(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    // Where this fails, the later fragments are counted.
+    let _ = maps::FRAGMENTS.insert(key(frame, found)?, now_ns(), 0);
+    Ok(())
+}
+
+/// Whether the first fragment was captured just before.
+#[inline(always)]
+pub fn expected(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    // SAFETY: the value is a number that is only ever replaced.
+    match unsafe { maps::FRAGMENTS.get(key(frame, found)?) } {
+        Some(first) if now_ns().wrapping_sub(*first) <= FRAGMENT_AGE_MAX_NS => Ok(()),
+        _ => Err(Reason::UnexpectedFragment),
+    }
+}

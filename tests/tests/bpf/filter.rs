@@ -1,0 +1,1 @@
+//! Which names leave the kernel.

@@ -1,0 +1,1 @@
+//! Whose answers count, and to what.
