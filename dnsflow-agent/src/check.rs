@@ -1,7 +1,7 @@
 //! `dnsflow check`: says whether an agent with these options could work on this node, one line
 //! per question, with the cure where the answer is no.
 //!
-//! [`gather`] asks the kernel, the switch, OVN and Kubernetes, by the agent's own edges; [`judge`]
+//! `gather` asks the kernel, the switch, OVN and Kubernetes, by the agent's own edges; [`judge`]
 //! is pure and turns the [`facts`] into findings. It never changes anything: what has to be tried
 //! is tried in a network namespace that ends with the trial.
 

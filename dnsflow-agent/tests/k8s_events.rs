@@ -97,6 +97,7 @@ async fn a_refused_rule_becomes_an_event_of_its_firewall() {
     let long = "x".repeat(5000);
     reporter.tell(&problems(&[
         (0, "Deny by dnsName `a.example`", false),
+        waiting,
         (2, &long, false),
     ]));
     let second = created(&mut server).await;

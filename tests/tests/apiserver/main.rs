@@ -70,9 +70,9 @@ impl Cluster {
         let authorizer = Authorizer::start(grants).await;
         let address = authorizer.address;
         let suite = programs.suite.clone();
-        let server =
-            tokio::task::spawn_blocking(move || ApiServer::start(&programs, test, address));
-        let server = server.await.expect("no panic").expect("the server starts");
+        // On the test's own thread: the processes end with the thread that started them.
+        let server = tokio::task::block_in_place(|| ApiServer::start(&programs, test, address));
+        let server = server.expect("the server starts");
         let kubeconfig = server
             .kubeconfig("admin", server.port)
             .expect("it is written");

@@ -262,6 +262,9 @@ impl ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the end of the API server's log:\n{}", self.log());
+        }
         end(&mut self.server);
         end(&mut self.etcd);
         if let Err(error) = fs::remove_dir_all(&self.directory) {
