@@ -130,38 +130,48 @@ impl<T: Tables> NameFilter<T> {
             .into_iter()
             .map(|name| NameHash::of(name.wire()))
             .collect();
-        let entry = self.scopes.entry(scope).or_default();
-        let new: Vec<_> = wanted.difference(&entry.names).copied().collect();
-        let old: Vec<_> = entry.names.difference(&wanted).copied().collect();
-        let mut complete = true;
-        for name in new {
-            let put = match self.names < NAMES_MAX as usize {
-                true => self.tables.put_name(scope, name),
-                false => Err(io::Error::other("there are too many names")),
-            };
-            match put {
-                Ok(()) => {
-                    entry.names.insert(name);
-                    self.names += 1;
-                }
-                Err(error) => {
-                    warn!(scope = scope.0, %error, "answers for a namespace are not filtered");
-                    self.failures += 1;
-                    complete = false;
-                    break;
-                }
-            }
+        self.scopes.entry(scope).or_default();
+        // The new names first: at no time is an interface without those that stay.
+        if self.put_names(scope, &wanted).is_err() {
+            self.set_complete(scope, false);
         }
-        entry.complete = complete;
-        // Of a scope without its names, the interfaces go first.
-        if !complete {
-            self.settle_all(scope);
+        let old = self.scopes.get(&scope).map(|entry| {
+            let old = entry.names.difference(&wanted);
+            old.copied().collect::<Vec<_>>()
+        });
+        self.take_names(scope, old.unwrap_or_default());
+        // Where there was no room, there may be some now.
+        let put = self.put_names(scope, &wanted);
+        if let Err(error) = &put {
+            warn!(scope = scope.0, %error, "answers for a namespace are not filtered");
+            self.failures += 1;
         }
-        self.take_names(scope, old);
-        if complete {
-            self.settle_all(scope);
-        }
+        self.set_complete(scope, put.is_ok());
         self.retry();
+    }
+
+    /// Writes what is not there yet.
+    fn put_names(&mut self, scope: ScopeId, wanted: &BTreeSet<NameHash>) -> io::Result<()> {
+        let entry = self.scopes.entry(scope).or_default();
+        for &name in wanted {
+            if entry.names.contains(&name) {
+                continue;
+            }
+            if self.names >= NAMES_MAX as usize {
+                return Err(io::Error::other("there are too many names"));
+            }
+            self.tables.put_name(scope, name)?;
+            entry.names.insert(name);
+            self.names += 1;
+        }
+        Ok(())
+    }
+
+    fn set_complete(&mut self, scope: ScopeId, complete: bool) {
+        if let Some(entry) = self.scopes.get_mut(&scope) {
+            entry.complete = complete;
+            self.settle_all(scope);
+        }
     }
 
     /// Forgets a scope and its names: nothing is filtered at its interfaces any more.

@@ -1,1 +1,169 @@
 //! Which names leave the kernel.
+
+use std::net::Ipv4Addr;
+
+use dnsflow_agent::{
+    capture::{Options, ScopeId},
+    core::name::DomainName,
+};
+use dnsflow_common::Reason;
+use dnsflow_tests::frames::{Answer, Frame};
+use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
+
+use crate::{Loaded, load, test_run::query_of};
+
+/// The interface that programs under test run on.
+const IFINDEX: u32 = 1;
+const SCOPE: ScopeId = ScopeId(7);
+
+fn names(names: &[&str]) -> Vec<DomainName> {
+    names
+        .iter()
+        .map(|name| name.parse().expect("a name"))
+        .collect()
+}
+
+impl Loaded {
+    /// What becomes of an answer for this name that was asked for.
+    #[track_caller]
+    fn asked_for(&mut self, name: &str) -> Reason {
+        let answer = Frame::to_pod(Answer::new(name, &[Ipv4Addr::new(192, 0, 2, 1)]).build());
+        self.ask(&query_of(&answer).build());
+        self.run_once(&answer.build()).0
+    }
+}
+
+#[test]
+fn names_that_no_rule_mentions_stay_in_the_kernel() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    assert_eq!(
+        program.asked_for("example.org"),
+        Reason::Captured,
+        "no filter"
+    );
+    let filter = &mut program.capture.names;
+    filter.set_scope(IFINDEX, Some(SCOPE));
+    assert_eq!(
+        program.asked_for("example.org"),
+        Reason::Captured,
+        "no names yet"
+    );
+
+    let filter = &mut program.capture.names;
+    filter.set_names(ScopeId(8), &names(&["example.org"]));
+    filter.set_names(SCOPE, &names(&["example.com", "sub.example.net"]));
+    for name in [
+        "example.com",
+        "a.B.EXAMPLE.com",
+        "sub.example.net",
+        "x.sub.example.net",
+    ] {
+        assert_eq!(program.asked_for(name), Reason::Captured, "{name}");
+    }
+    for name in [
+        "example.org",
+        "example.net",
+        "notexample.com",
+        "com",
+        "example.com.org",
+    ] {
+        assert_eq!(program.asked_for(name), Reason::NoRule, "{name}");
+    }
+
+    let filter = &mut program.capture.names;
+    filter.set_names(SCOPE, &names(&["example.org"]));
+    assert_eq!(program.asked_for("example.org"), Reason::Captured);
+    assert_eq!(program.asked_for("example.com"), Reason::NoRule);
+
+    program.capture.names.set_names(SCOPE, &[]);
+    assert_eq!(program.asked_for("example.org"), Reason::NoRule);
+
+    program.capture.names.set_scope(IFINDEX, None);
+    assert_eq!(program.asked_for("example.org"), Reason::Captured);
+    assert_eq!(program.capture.names.state().failures, 0);
+}
+
+/// An answer that is not wanted is used up all the same.
+#[test]
+fn a_filtered_answer_uses_its_query_up() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    program.capture.names.set_names(SCOPE, &[]);
+    assert_eq!(program.asked_for("example.com"), Reason::NoRule);
+    program
+        .capture
+        .names
+        .set_names(SCOPE, &names(&["example.com"]));
+    let answer = Answer::new("example.com", &[Ipv4Addr::new(192, 0, 2, 1)]);
+    let answer = Frame::to_pod(answer.build()).build();
+    assert_eq!(program.run_once(&answer).0, Reason::NotAsked);
+}
+
+/// Whatever a rule could match, the kernel passes.
+#[test]
+fn no_answer_that_a_rule_could_match_is_kept_back() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let label = "[a-cA-C]{1,2}";
+    let rules = prop::collection::vec(prop::collection::vec(label, 1..4), 0..6);
+    let asked = prop::collection::vec(label, 1..20);
+    let mut runner = TestRunner::deterministic();
+    let (mut passed, mut kept) = (0, 0);
+    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    for _ in 0..1000 {
+        let (rules, asked) = (&rules, &asked)
+            .new_tree(&mut runner)
+            .expect("values")
+            .current();
+        let rules: Vec<_> = rules.iter().map(|rule| rule.join(".")).collect();
+        let rules: Vec<_> = rules.iter().map(String::as_str).collect();
+        let rules = names(&rules);
+        program.capture.names.set_names(SCOPE, &rules);
+        let name: DomainName = asked.join(".").parse().expect("a name");
+        let matches = name
+            .suffixes()
+            .any(|suffix| rules.iter().any(|rule| rule.wire() == suffix));
+        let deep = asked.len() > 16;
+        match program.asked_for(&asked.join(".")) {
+            Reason::Captured => {
+                assert!(matches || deep, "{name} for {rules:?}");
+                passed += 1;
+            }
+            reason => {
+                assert_eq!(reason, Reason::NoRule);
+                assert!(!matches && !deep, "{name} for {rules:?}");
+                kept += 1;
+            }
+        }
+    }
+    assert!(
+        passed > 100 && kept > 100,
+        "{passed} passed, {kept} kept back"
+    );
+}
+
+/// More names than there is room for: everything passes, and it is counted.
+#[test]
+fn names_that_do_not_fit_filter_nothing() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let filter = &mut program.capture.names;
+    let many: Vec<DomainName> = (0..131_073)
+        .map(|at| format!("n{at}.example").parse().expect("a name"))
+        .collect();
+    filter.set_scope(IFINDEX, Some(SCOPE));
+    filter.set_names(SCOPE, &many);
+    assert_eq!(filter.state().unfiltered_interfaces, 1);
+    assert_eq!(program.asked_for("example.org"), Reason::Captured);
+    let filter = &mut program.capture.names;
+    filter.set_names(SCOPE, &many[1..]);
+    assert_eq!(filter.state().unfiltered_interfaces, 0);
+    assert_eq!(program.asked_for("example.org"), Reason::NoRule);
+    assert_eq!(program.asked_for("www.n131072.example"), Reason::Captured);
+}

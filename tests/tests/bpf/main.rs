@@ -2,7 +2,9 @@
 
 mod attach;
 mod cost;
+mod differential;
 mod filter;
+mod model;
 mod netns;
 mod test_run;
 mod trust;

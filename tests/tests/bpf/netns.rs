@@ -210,7 +210,7 @@ impl Wire {
 
     /// Waits until this frame comes in; others, such as IPv6's own, are passed over.
     pub(crate) fn expect(&self, frame: &[u8]) {
-        let mut buffer = vec![0; 1 << 16];
+        let mut buffer = vec![0; 1 << 17];
         loop {
             let len = rustix::io::read(&self.0, &mut buffer[..]).expect("the frame arrives");
             if &buffer[..len] == frame {

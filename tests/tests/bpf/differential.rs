@@ -1,0 +1,179 @@
+//! The kernel and the host run the same walk over the same frames, and must agree on each.
+
+use std::collections::BTreeSet;
+
+use dnsflow_agent::{
+    capture::{Options, ScopeId},
+    core::name::DomainName,
+};
+use dnsflow_common::{
+    Reason,
+    key::ResolverKey,
+    question::NameHash,
+    walk::{TCP_ACK, TCP_FIN, TCP_SYN},
+};
+use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
+use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
+
+use crate::{
+    load,
+    model::{Met, Model},
+    resolvers,
+    test_run::{query_of, skipped},
+};
+
+/// Newer kernels refuse to run a program on frames that end within their IPv4 or IPv6 header
+/// (`bpf_prog_test_run_skb` in Linux net/bpf/test_run.c); [`crate::attach`] sends those.
+const ALWAYS_RUNS: usize = 14 + 40;
+
+fn extension() -> impl Strategy<Value = Extension> {
+    // Programs under test run on frames of a page at most.
+    let options = |protocol| {
+        prop_oneof![4 => 0u8..3, 1 => Just(20)]
+            .prop_map(move |len| Extension::Options { protocol, len })
+    };
+    prop_oneof![
+        options(0),
+        options(43),
+        options(60),
+        Just(Extension::Fragment)
+    ]
+}
+
+fn transport() -> impl Strategy<Value = Transport> {
+    prop_oneof![
+        6 => Just(Transport::Udp { len: None }),
+        // A first fragment of something longer, or a lie.
+        2 => Just(Transport::Udp { len: Some(4000) }),
+        2 => (0u8..6, prop::sample::select(vec![TCP_ACK, TCP_SYN, TCP_FIN])).prop_map(
+            |(options, flags)| Transport::Tcp { seq: 1, flags, options }
+        ),
+        1 => Just(Transport::Nothing),
+    ]
+}
+
+fn fragment() -> impl Strategy<Value = Option<Fragment>> {
+    let fragment = (0u16..3, any::<bool>());
+    prop::option::weighted(
+        0.4,
+        fragment.prop_map(|(offset, more)| Fragment {
+            id: 0,
+            offset,
+            more,
+        }),
+    )
+}
+
+/// Answers with every combination of what may be around them.
+fn answers() -> impl Strategy<Value = Frame> {
+    let tag = (prop::sample::select(vec![0x8100u16, 0x88a8]), any::<u16>());
+    let name = prop::collection::vec("[a-bA-B]{1,2}", 1..20).prop_map(|labels| labels.join("."));
+    (
+        (
+            any::<bool>(),
+            prop::collection::vec(tag, 0..=3),
+            prop::collection::vec(any::<u32>(), 0..=10),
+            prop::collection::vec(extension(), 0..=3),
+            prop_oneof![9 => Just(None), 1 => prop::collection::vec(extension(), 5..=7).prop_map(Some)],
+        ),
+        (transport(), fragment(), name, any::<bool>()),
+    )
+        .prop_map(
+            |((v6, tags, options, extensions, many), (transport, fragment, name, port))| {
+                let mut frame = Frame::to_pod(Answer::new(&name, &[[192, 0, 2, 1].into()]).build());
+                frame.tags = tags;
+                frame.options = options.iter().flat_map(|word| word.to_be_bytes()).collect();
+                frame.extensions = many.unwrap_or(extensions);
+                frame.transport = transport;
+                frame.fragment = fragment;
+                if port {
+                    frame.dst.set_port(40_001);
+                }
+                if v6 { frame.over_v6() } else { frame }
+            },
+        )
+}
+
+#[test]
+fn kernel_and_host_agree() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let rules: Vec<DomainName> = ["a", "b.b", "aa.ab"]
+        .iter()
+        .map(|name| name.parse().expect("a name"))
+        .collect();
+    program.capture.names.set_scope(1, Some(ScopeId(1)));
+    program.capture.names.set_names(ScopeId(1), &rules);
+    let mut model = Model {
+        resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
+        names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),
+        ..Model::default()
+    };
+    let mut met = Met::new();
+    let mut egress = |frame: &[u8], model: &mut Model, program: &mut crate::Loaded| {
+        let (reason, captured) = program.run_once(frame);
+        assert_eq!(reason, model.egress(frame), "{frame:02x?}");
+        let expected = (reason == Reason::Captured).then_some(frame);
+        assert_eq!(captured.as_ref().map(|it| &it.bytes[..]), expected);
+        *met.entry(reason).or_default() += 1;
+    };
+    for (_, frame) in skipped() {
+        egress(&frame, &mut model, &mut program);
+    }
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
+    let changes = prop_oneof![2 => Just(Vec::new()), 1 => changes];
+    let len = prop_oneof![3 => Just(None), 1 => any::<prop::sample::Index>().prop_map(Some)];
+    let strategy = (answers(), changes, len);
+    let mut runner = TestRunner::deterministic();
+    for id in 0..4000 {
+        let (mut answer, changes, len) = strategy.new_tree(&mut runner).expect("a frame").current();
+        // The kernel forgets after a second, the model does not: no datagram comes twice.
+        if let Some(fragment) = &mut answer.fragment {
+            fragment.id = id;
+        }
+        let mut asked = query_of(&answer).build();
+        let mut frame = answer.build();
+        for (at, value) in &changes {
+            // Every other change goes to the query.
+            let bytes = if value % 2 == 0 {
+                &mut frame
+            } else {
+                &mut asked
+            };
+            let at = at.index(bytes.len());
+            bytes[at] = *value;
+        }
+        if let Some(len) = len {
+            let len = ALWAYS_RUNS + len.index(frame.len());
+            frame.resize(len, 0);
+        }
+        asked.resize(asked.len().max(ALWAYS_RUNS), 0);
+        frame.resize(frame.len().max(ALWAYS_RUNS), 0);
+        assert_eq!(program.ask(&asked), model.ingress(&asked), "{asked:02x?}");
+        egress(&frame, &mut model, &mut program);
+    }
+    for reason in [
+        Reason::Captured,
+        Reason::TooManyTags,
+        Reason::InvalidIpv4,
+        Reason::TruncatedIpv4,
+        Reason::InvalidIpv6,
+        Reason::TruncatedExtension,
+        Reason::TooManyExtensions,
+        Reason::OtherProtocol,
+        Reason::FragmentedTcp,
+        Reason::UnexpectedFragment,
+        Reason::TruncatedUdp,
+        Reason::InvalidUdp,
+        Reason::TruncatedTcp,
+        Reason::TruncatedDns,
+        Reason::TruncatedQuestion,
+        Reason::UntrustedResolver,
+        Reason::NotAsked,
+        Reason::OtherQuestion,
+        Reason::NoRule,
+    ] {
+        assert!(met.contains_key(&reason), "{reason} was never met: {met:?}");
+    }
+}
