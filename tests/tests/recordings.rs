@@ -10,11 +10,10 @@ use std::{
 
 use dnsflow_agent::core::{
     Command, Input, Timestamp,
-    engine::{Config, Engine, Scope},
+    engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     flow::{Action, Addresses, FlowChange, FlowKey, Masked, Protocol, Transport},
     input::{FoundFlow, Frame},
-    limits::LeaseLimits,
     name::DnsName,
     ovn::{
         acl::{self, AclMatch},
@@ -26,8 +25,7 @@ use dnsflow_agent::core::{
         template::{Copies, Recipe, Source, Template, acl_match},
     },
 };
-use dnsflow_common::walk::Ports;
-use dnsflow_tests::frames::{Answer, UdpFrame};
+use dnsflow_tests::frames::{Answer, Frame as FrameBuilder};
 use serde_json::Value;
 
 fn fixtures() -> std::path::PathBuf {
@@ -291,12 +289,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let engine = Engine::new(Config {
-            subdomains: true,
-            scope: Scope::Pod,
-            leases: LeaseLimits::default(),
-            dns_ports: Ports::DNS,
-        });
+        let engine = Engine::new(Config::default());
         let mut node = Self {
             engine,
             now: Timestamp::from_nanos(1_000_000_000),
@@ -342,7 +335,7 @@ impl Node {
             logical_flows: vec![],
         }));
         for (name, address) in TOLD {
-            let bytes = UdpFrame::to_pod(Answer::new(name, &[address.into()]).build()).build();
+            let bytes = FrameBuilder::to_pod(Answer::new(name, &[address.into()]).build()).build();
             node.give(Input::Frame(Frame {
                 ifindex: 7,
                 captured_at: node.now,
@@ -397,6 +390,7 @@ impl Node {
                         };
                         Some(Input::CookiesFound(cookies.iter().map(found).collect()))
                     }
+                    Command::TrustResolvers(_) => None,
                     // Nothing is ever lost here.
                     Command::DumpFlows | Command::Detach { .. } | Command::MonitorTables(_) => None,
                 };

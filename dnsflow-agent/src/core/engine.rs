@@ -75,6 +75,20 @@ pub struct Config {
     pub resolvers: BTreeSet<Resolver>,
 }
 
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            subdomains: true,
+            scope: Scope::Pod,
+            leases: LeaseLimits::default(),
+            dns_ports: Ports::DNS,
+            profile: None,
+            refusals: Refusals::default(),
+            resolvers: BTreeSet::new(),
+        }
+    }
+}
+
 /// Which sources have been read completely.
 #[derive(Clone, Copy, Debug, Default)]
 struct Synced {

@@ -54,15 +54,7 @@ impl Node {
     /// Nothing is known yet.
     fn bare() -> Self {
         Self {
-            engine: Engine::new(Config {
-                subdomains: true,
-                scope: Scope::Pod,
-                leases: LeaseLimits::default(),
-                dns_ports: Ports::DNS,
-                profile: None,
-                refusals: Refusals::default(),
-                resolvers: BTreeSet::new(),
-            }),
+            engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
             log: vec![],
