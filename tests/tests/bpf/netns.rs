@@ -7,18 +7,24 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_tests::support::{not_run, this_test};
+use dnsflow_tests::{
+    process::wait_until,
+    support::{not_run, this_test},
+};
 use rustix::net::{SendFlags, netlink::SocketAddrNetlink};
 
 // Linux include/uapi/linux/{netlink,rtnetlink,if_link,veth}.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
 const RTM_NEWQDISC: u16 = 36;
+const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 1 | 4;
 const NLM_F_CREATE_EXCL: u16 = 0x200 | 0x400;
 const NLMSG_ERROR: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_QDISC: u16 = 6;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
@@ -79,6 +85,30 @@ pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
         let message = [ifinfomsg(libc::IFF_UP), attribute(IFLA_IFNAME, &nul(name))].concat();
         request(RTM_NEWLINK, 0, &message).expect("up");
     }
+    for name in [name, peer] {
+        let limit = Duration::from_secs(10);
+        wait_until("a queue", limit, || Ok(has_queue(name))).expect("the interface is ready");
+    }
+}
+
+/// Whether an interface sends what it is given. The kernel puts the queue in place some time after
+/// the carrier came (`linkwatch_do_dev` in Linux net/core/link_watch.c); until then it is `noop`,
+/// which drops every frame.
+fn has_queue(name: &str) -> bool {
+    let message = [ifinfomsg(0), attribute(IFLA_IFNAME, &nul(name))].concat();
+    let reply = exchange(RTM_GETLINK, NLM_F_REQUEST, &message).expect("an answer");
+    assert_eq!(u16::from_ne_bytes([reply[4], reply[5]]), RTM_NEWLINK);
+    let mut attributes = &reply[32..];
+    while let [len_low, len_high, kind_low, kind_high, ..] = *attributes {
+        let len = usize::from(u16::from_ne_bytes([len_low, len_high]));
+        if u16::from_ne_bytes([kind_low, kind_high]) == IFLA_QDISC {
+            return attributes[4..len] != *b"noop\0";
+        }
+        attributes = attributes
+            .get(len.next_multiple_of(4)..)
+            .unwrap_or_default();
+    }
+    panic!("{name} has no queueing discipline");
 }
 
 /// Makes an interface, up, whose frames pass another one with a VLAN tag.
@@ -143,21 +173,28 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-    let socket = socket(libc::AF_NETLINK, libc::SOCK_RAW, 0)?;
-    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
-    message.extend(kind.to_ne_bytes());
-    message.extend((NLM_F_REQUEST_ACK | flags).to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend(body);
-    let kernel = SocketAddrNetlink::new(0, 0);
-    rustix::net::sendto(&socket, &message, SendFlags::empty(), &kernel)?;
-    let mut reply = [0; 4096];
-    rustix::io::read(&socket, &mut reply)?;
+    let reply = exchange(kind, NLM_F_REQUEST_ACK | flags, body)?;
     assert_eq!(u16::from_ne_bytes([reply[4], reply[5]]), NLMSG_ERROR);
     match i32::from_ne_bytes([reply[16], reply[17], reply[18], reply[19]]) {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error)),
     }
+}
+
+/// Sends a message and returns the kernel's.
+fn exchange(kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    let socket = socket(libc::AF_NETLINK, libc::SOCK_RAW, 0)?;
+    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    let kernel = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(&socket, &message, SendFlags::empty(), &kernel)?;
+    let mut reply = vec![0; 8192];
+    let len = rustix::io::read(&socket, &mut reply[..])?;
+    reply.truncate(len);
+    Ok(reply)
 }
 
 fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
