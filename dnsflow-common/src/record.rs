@@ -1,4 +1,4 @@
-//! The record that the BPF program puts into the ring buffer: a header, then the captured bytes,
+//! The record that a BPF program puts into the ring buffer: a header, then the captured bytes,
 //! and nothing after them.
 //!
 //! Both sides run on one machine: integers are in native byte order.
@@ -33,7 +33,7 @@ pub struct RecordHeader {
     pub vlan_tci: u16,
 }
 
-/// [`RecordHeader::kind`]: a DNS answer on its way to a pod.
+/// [`RecordHeader::kind`]: what a DNS server sends to a pod.
 pub const KIND_ANSWER: u16 = 1;
 
 /// A record as found in the ring buffer, checked.

@@ -277,6 +277,15 @@ fn each_reason_to_skip() {
 }
 
 #[test]
+fn three_tags_are_too_many() {
+    let parts = Parts {
+        tags: Vec::from([1, 2, 3]),
+        ..Parts::answer()
+    };
+    assert_eq!(walk(&parts.build()), Err(Reason::TooManyTags));
+}
+
+#[test]
 fn a_later_fragment_is_no_header() {
     let mut frame = Parts::answer().build();
     // Its first bytes would be those of an answer's UDP header.

@@ -2,12 +2,17 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use dnsflow_agent::capture::{Options, ResolverError};
-use dnsflow_common::{Reason, walk::TCP_ACK};
-use dnsflow_tests::frames::{Answer, Frame, Transport, query};
+use aya::maps::HashMap;
+use dnsflow_agent::capture::{INGRESS, Options, ResolverError};
+use dnsflow_common::{
+    Reason,
+    key::{FRAGMENT_AGE_MAX_NS, FragmentKey, PENDING_AGE_MAX_NS, Pending, PendingKey},
+    walk::TCP_ACK,
+};
+use dnsflow_tests::frames::{Answer, Fragment, Frame, Transport, query};
 
 use crate::{
-    load, resolvers,
+    Loaded, load, resolvers,
     test_run::{answer, query_of},
 };
 
@@ -166,6 +171,72 @@ fn queries_that_are_none_are_not_remembered() {
     assert_eq!(program.run_once(&answer().build()).0, Reason::NotAsked);
 }
 
+/// Makes everything that is remembered in a map older, by setting the times back. The time stands
+/// in the last 8 bytes of each value.
+fn age<const KEY: usize, const VALUE: usize>(program: &mut Loaded, map: &str, by_ns: u64) {
+    let map = program.ebpf().map_mut(map).expect("the map");
+    let mut map: HashMap<_, [u8; KEY], [u8; VALUE]> = map.try_into().expect("its types");
+    let entries: Vec<_> = map.iter().collect::<Result<_, _>>().expect("read");
+    assert!(!entries.is_empty());
+    for (key, mut value) in entries {
+        let (_, time) = value.split_last_chunk_mut().expect("8 bytes");
+        *time = u64::from_ne_bytes(*time).wrapping_sub(by_ns).to_ne_bytes();
+        map.insert(key, value, 0).expect("written");
+    }
+}
+
+#[test]
+fn an_old_query_has_no_answer_any_more() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let (asked, answer) = (query_of(&answer()).build(), answer().build());
+    for (age_ns, expected) in [
+        (PENDING_AGE_MAX_NS / 2, Reason::Captured),
+        (PENDING_AGE_MAX_NS, Reason::TooOld),
+    ] {
+        program.ask(&asked);
+        age::<{ size_of::<PendingKey>() }, { size_of::<Pending>() }>(
+            &mut program,
+            "PENDING",
+            age_ns,
+        );
+        assert_eq!(program.run_once(&answer).0, expected);
+        assert_eq!(program.run_once(&answer).0, Reason::NotAsked, "used up");
+    }
+}
+
+#[test]
+fn fragments_long_after_their_first_are_not_expected() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let fragment = |offset| {
+        Some(Fragment {
+            id: 1,
+            offset,
+            more: offset == 0,
+        })
+    };
+    let first = Frame {
+        fragment: fragment(0),
+        transport: Transport::Udp { len: Some(4000) },
+        ..answer()
+    };
+    let later = Frame {
+        fragment: fragment(9),
+        transport: Transport::Nothing,
+        ..answer()
+    };
+    program.ask(&query_of(&first).build());
+    assert_eq!(program.run_once(&first.build()).0, Reason::Captured);
+    age::<{ size_of::<FragmentKey>() }, 8>(&mut program, "FRAGMENTS", FRAGMENT_AGE_MAX_NS);
+    assert_eq!(
+        program.run_once(&later.build()).0,
+        Reason::UnexpectedFragment
+    );
+}
+
 #[test]
 fn queries_beyond_the_limit_drive_out_old_ones() {
     let Some(mut program) = load(&Options::default()) else {
@@ -179,9 +250,7 @@ fn queries_beyond_the_limit_drive_out_old_ones() {
     // Twice as many as there is room for.
     for port in [1, 2] {
         for id in 0..=u16::MAX {
-            program
-                .run(dnsflow_agent::capture::INGRESS, &ask(port, id), 1)
-                .expect("runs");
+            program.run(INGRESS, &ask(port, id), 1).expect("runs");
         }
     }
     let recorded = program.capture.counters.read_queries().expect("read");
