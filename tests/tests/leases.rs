@@ -91,7 +91,11 @@ fn record_change_keeps_the_old_address_in_use() {
 fn agent_restart_keeps_connections() {
     let lab = lab!("leases-restart", agent);
     firewall(&lab);
-    let start = || -> Agent { lab.start_agent(&[]).expect("the agent is ready") };
+    let state = lab.base().join("state").display().to_string();
+    let start = || -> Agent {
+        lab.start_agent(&["--state-dir", &state])
+            .expect("the agent is ready")
+    };
     let mut agent = start();
     let pod = lab.pod("ns1_pod1");
     let mut download = pod.download("www.example.com").expect("curl starts");
