@@ -26,6 +26,9 @@ pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
 /// `system`, the kernel's openvswitch module.
 pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 
+/// Ends the reason of a test that this machine's kernel cannot run, but a stock one can.
+pub const LEFT_TO_VM: &str = "left to `cargo xtask test --vm`";
+
 /// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
 /// the databases and northd, `ovn-host` ovn-controller.
 pub const LAB_PACKAGES: &[&str] = &[

@@ -9,7 +9,7 @@ use dnsflow_agent::{
 use dnsflow_common::Reason;
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
-    support::{not_run, this_test},
+    support::{LEFT_TO_VM, not_run, this_test},
 };
 
 use crate::{
@@ -142,6 +142,29 @@ fn a_long_frame_in_pieces_is_captured_whole() {
 }
 
 #[test]
+fn a_tagged_query_is_seen_behind_its_tag() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        program.attached("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        // The kernel takes the tag out of the frame before the program on ingress sees it
+        // (`skb_vlan_untag` in Linux net/core/dev.c).
+        let mut query = query_of(&answer());
+        query.tags = vec![(0x8100, 5)];
+        let bytes = query.build();
+        pod.send(&bytes);
+        host.expect_any(&[bytes, query_of(&answer()).build()]);
+        let frame = answer().build();
+        host.send(&frame);
+        pod.expect(&frame);
+        assert_eq!(program.drain().len(), 1);
+    });
+}
+
+#[test]
 fn a_tag_that_the_kernel_keeps_beside_the_frame_is_none_within() {
     in_new_netns(|| {
         let Some(mut program) = load(&Options::default()) else {
@@ -149,10 +172,8 @@ fn a_tag_that_the_kernel_keeps_beside_the_frame_is_none_within() {
         };
         add_veth("host", "pod", 1500);
         if let Err(error) = add_vlan("tagged", "host", 5) {
-            not_run(
-                &this_test(),
-                format!("this kernel makes no VLAN interface: {error}"),
-            );
+            let why = format!("this kernel makes no VLAN interface: {error}");
+            not_run(&this_test(), format!("{why}; {LEFT_TO_VM}"));
             return;
         }
         program.attached("host");

@@ -247,10 +247,15 @@ impl Wire {
 
     /// Waits until this frame comes in; others, such as IPv6's own, are passed over.
     pub(crate) fn expect(&self, frame: &[u8]) {
+        self.expect_any(&[frame]);
+    }
+
+    /// Waits until one of these frames comes in.
+    pub(crate) fn expect_any(&self, frames: &[impl AsRef<[u8]>]) {
         let mut buffer = vec![0; 1 << 17];
         loop {
             let len = rustix::io::read(&self.0, &mut buffer[..]).expect("the frame arrives");
-            if &buffer[..len] == frame {
+            if frames.iter().any(|frame| frame.as_ref() == &buffer[..len]) {
                 return;
             }
         }
