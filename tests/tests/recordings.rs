@@ -12,7 +12,9 @@ use dnsflow_agent::core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    flow::{Action, Addresses, FlowChange, FlowKey, Masked, Protocol, Transport},
+    flow::{
+        Action, Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Masked, Protocol, Transport,
+    },
     input::{FoundFlow, Frame},
     name::DnsName,
     ovn::{
@@ -281,7 +283,7 @@ struct Row {
 struct Node {
     engine: Engine,
     now: Timestamp,
-    switch: BTreeSet<FlowKey>,
+    switch: BTreeMap<FlowKey, Cookie>,
     nb: BTreeMap<RowId, Row>,
     sb: BTreeMap<RowId, Row>,
     rules: Vec<Rule>,
@@ -293,7 +295,7 @@ impl Node {
         let mut node = Self {
             engine,
             now: Timestamp::from_nanos(1_000_000_000),
-            switch: BTreeSet::new(),
+            switch: BTreeMap::new(),
             nb: BTreeMap::new(),
             sb: BTreeMap::new(),
             rules: Vec::new(),
@@ -362,9 +364,9 @@ impl Node {
                     Command::Apply { batch, changes, .. } => {
                         for change in changes {
                             match change {
-                                FlowChange::Add(key, _) => self.switch.insert(key),
+                                FlowChange::Add(key, body) => self.switch.insert(key, body.cookie),
                                 FlowChange::Delete(key, _) => self.switch.remove(&key),
-                                FlowChange::Renew(_) => true,
+                                FlowChange::Renew(_) => None,
                             };
                         }
                         Some(Input::Applied {
@@ -390,9 +392,19 @@ impl Node {
                         };
                         Some(Input::CookiesFound(cookies.iter().map(found).collect()))
                     }
-                    Command::TrustResolvers(_) => None,
+                    Command::DumpFlows => {
+                        let flows = self.switch.iter().map(|(key, cookie)| InstalledFlow {
+                            key: key.clone(),
+                            cookie: *cookie,
+                            packets: 0,
+                            hard_timeout_s: 0,
+                        });
+                        Some(Input::Flows(flows.collect()))
+                    }
                     // Nothing is ever lost here.
-                    Command::DumpFlows | Command::Detach { .. } | Command::MonitorTables(_) => None,
+                    Command::TrustResolvers(_)
+                    | Command::Detach { .. }
+                    | Command::MonitorTables(_) => None,
                 };
                 if let Some(answer) = answer {
                     self.engine.handle(answer, self.now);
@@ -491,7 +503,7 @@ impl Node {
             }
             let found: BTreeSet<_> = self
                 .switch
-                .iter()
+                .keys()
                 .filter(|key| {
                     key.matches.addresses
                         == Addresses::V4 {
