@@ -3,7 +3,7 @@
 //!
 //! Which one the kernel has is found by trying, not by its version: distributions backport.
 
-use std::{fmt, io};
+use std::{fmt, io, thread};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -116,20 +116,46 @@ impl Program {
             kind,
             source,
         };
-        let mut links = Vec::with_capacity(PROGRAMS.len());
-        for (program, hook) in PROGRAMS {
+        let attach = |program: &mut SchedClassifier, hook| {
             let options = match kind {
                 // The last of the programs: what the others drop or redirect does not arrive.
                 AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
                 AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
             };
-            let program = program_of(&mut self.ebpf, program).ok_or(AttachError::Gone)?;
             let link = program
                 .attach_with_options(name, hook, options)
                 .map_err(refused)?;
-            links.push(program.take_link(link).map_err(refused)?);
+            program.take_link(link).map_err(refused)
+        };
+        let mut programs = Vec::with_capacity(PROGRAMS.len());
+        for (name, program) in self.ebpf.programs_mut() {
+            if let Some((_, hook)) = PROGRAMS.iter().find(|(wanted, _)| *wanted == name) {
+                let program: &mut SchedClassifier =
+                    program.try_into().map_err(|_| AttachError::Gone)?;
+                programs.push((program, *hook));
+            }
         }
-        Ok(TcLink(links))
+        if programs.len() != PROGRAMS.len() {
+            return Err(AttachError::Gone);
+        }
+        // All at once: with TCX a program works from the beginning of the system call, which then
+        // waits for an RCU grace period (`tcx_entry_sync` in Linux include/net/tcx.h), some ten
+        // milliseconds in which a pod's first question would be seen by one program only.
+        let links: Result<Vec<_>, _> = thread::scope(|scope| {
+            let attach = &attach;
+            let attempts: Vec<_> = programs
+                .into_iter()
+                .map(|(program, hook)| scope.spawn(move || attach(program, hook)))
+                .collect();
+            attempts
+                .into_iter()
+                .map(|attempt| match attempt.join() {
+                    Ok(link) => link,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                })
+                .collect()
+        });
+        Ok(TcLink(links?))
     }
 }
 
