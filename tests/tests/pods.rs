@@ -58,7 +58,7 @@ fn a_first_query_within_50_ms_of_the_veth_is_seen() {
     for round in 0..10 {
         let appeared = lab.add_pod(&spec).expect("the pod is created");
         // A question that was asked before both programs were there is not believed to have been
-        // asked. TCX waits for an RCU grace period with each attachment.
+        // asked: this test does not cover it.
         let veth = lab.host_veth("ns1_pod9").expect("the pod has a veth");
         wait_until("the programs on the veth", PATIENT, || {
             let attached = |event: &serde_json::Value| {

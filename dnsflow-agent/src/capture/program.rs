@@ -138,9 +138,8 @@ impl Program {
         if programs.len() != PROGRAMS.len() {
             return Err(AttachError::Gone);
         }
-        // All at once: with TCX a program works from the beginning of the system call, which then
-        // waits for an RCU grace period (`tcx_entry_sync` in Linux include/net/tcx.h), some ten
-        // milliseconds in which a pod's first question would be seen by one program only.
+        // All at once: what one program sees of a question and its answer is worth nothing without
+        // the other, and attaching with TCX may take a while.
         let links: Result<Vec<_>, _> = thread::scope(|scope| {
             let attach = &attach;
             let attempts: Vec<_> = programs
