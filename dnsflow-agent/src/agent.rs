@@ -2,7 +2,8 @@
 //!
 //! One thread, the hot one, owns the engine, the ring buffer and the OpenFlow socket, so that an
 //! answer becomes a flow within one wake-up. Everything that may take its time (databases, the
-//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel.
+//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel; so
+//! does attaching, which blocks, on a third.
 
 mod tell;
 
@@ -18,7 +19,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     api::{self, Health},
-    capture::{self, Capture, CaptureError, LinkEvent},
+    capture::{self, AttachCommand, Capture, CaptureError, Counters, Records, Resolvers},
     clock::now,
     core::{
         Command, Input, Timestamp,
@@ -90,6 +91,10 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .enable_all()
         .build()
         .map_err(failed("start the edges' runtime"))?;
+    let attaching = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime that attaches"))?;
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -109,10 +114,22 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     };
     let socket = options.openflow_socket.clone();
     // Before the edges start: without the program there is nothing to do for them.
-    let capture = {
+    let Capture {
+        attacher,
+        records,
+        resolvers,
+        counters,
+        ..
+    } = {
         let _runtime = hot.enter();
-        capture::load(&capture_options)?
+        capture::load(&capture_options, attaching.handle())?
     };
+    let (attach, attach_commands) = mpsc::unbounded_channel();
+    let attach_inputs = input_sender.clone();
+    let attaching = thread::Builder::new()
+        .name("attach".into())
+        .spawn(move || attaching.block_on(attacher.run(attach_commands, attach_inputs)))
+        .map_err(failed("start the thread that attaches"))?;
     let state_dir = options.state_dir.clone();
     let mut engine = Engine::new(config);
     if let Some(dir) = &state_dir {
@@ -136,7 +153,10 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .map_err(failed("start the edges' thread"))?;
     let mut node = Hot {
         engine,
-        capture,
+        records,
+        resolvers,
+        counters,
+        attach,
         openflow: openflow::Connection::new(socket),
         ovn,
         health,
@@ -155,6 +175,11 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
     let edge_result = edges.join();
+    // Both ends of its channels go.
+    drop((node, inputs));
+    if let Err(panic) = attaching.join() {
+        std::panic::resume_unwind(panic);
+    }
     result?;
     match edge_result {
         Ok(result) => result,
@@ -266,7 +291,12 @@ async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedLea
 /// What the hot thread owns.
 struct Hot {
     engine: Engine,
-    capture: Capture,
+    records: Records,
+    resolvers: Resolvers,
+    counters: Counters,
+    /// To the thread that attaches. It holds little: one command for each interface that comes or
+    /// goes.
+    attach: mpsc::UnboundedSender<AttachCommand>,
     openflow: openflow::Connection,
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
@@ -287,9 +317,9 @@ impl Hot {
             self.health.turn(now());
             let patience = self.next_deadline().since(now());
             tokio::select! {
-                ready = self.capture.records.readable() => {
+                ready = self.records.readable() => {
                     ready.map_err(failed("watch the ring buffer"))?;
-                    self.frames();
+                    self.frames(inputs);
                 }
                 event = self.openflow.next() => self.switch_event(event),
                 input = inputs.recv() => match input {
@@ -297,10 +327,6 @@ impl Hot {
                     // An edge has stopped: its thread's result says which.
                     None => break,
                 },
-                ready = self.capture.links.readable() => {
-                    ready.map_err(failed("watch for interfaces"))?;
-                    self.links()?;
-                }
                 () = tokio::time::sleep(patience) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until their hard timeout");
@@ -320,11 +346,10 @@ impl Hot {
     fn next_deadline(&self) -> Timestamp {
         [
             self.engine.next_deadline(),
-            self.capture.attachments.next_deadline(),
+            self.snapshots.is_some().then_some(self.snapshot_at),
         ]
         .into_iter()
         .flatten()
-        .chain(self.snapshots.is_some().then_some(self.snapshot_at))
         .fold(self.counters_at, Timestamp::min)
     }
 
@@ -337,9 +362,6 @@ impl Hot {
         if self.snapshot_at <= now {
             self.snapshot_at = now + SNAPSHOT_INTERVAL;
             self.offer_snapshot(now);
-        }
-        for input in self.capture.attachments.handle_timeout(now) {
-            self.engine.handle(input, now);
         }
         self.engine.handle_timeout(now);
     }
@@ -356,28 +378,17 @@ impl Hot {
         }
     }
 
-    fn frames(&mut self) {
+    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+        // Before a frame of an interface comes the news that the interface is there.
+        while let Ok(input) = inputs.try_recv() {
+            self.engine.handle(input, now());
+        }
         let Self {
-            engine, capture, ..
+            engine, records, ..
         } = self;
-        capture.records.drain(FRAMES_PER_TURN, |frame| {
+        records.drain(FRAMES_PER_TURN, |frame| {
             engine.handle(Input::Frame(frame), now());
         });
-    }
-
-    fn links(&mut self) -> Result<(), AgentError> {
-        let mut events: Vec<LinkEvent> = Vec::new();
-        self.capture
-            .links
-            .drain(|event| events.push(event))
-            .map_err(failed("read which interfaces come and go"))?;
-        let now = now();
-        for event in events {
-            for input in self.capture.attachments.link_event(&event, now) {
-                self.engine.handle(input, now);
-            }
-        }
-        Ok(())
     }
 
     fn switch_event(&mut self, event: Event) {
@@ -439,11 +450,9 @@ impl Hot {
     fn command(&mut self, command: Command) {
         match command {
             Command::Attach { interface, name } => {
-                let now = now();
-                let input = self.capture.attachments.attach(interface, name, now);
-                self.engine.handle(input, now);
+                self.attach(AttachCommand::Attach { interface, name });
             }
-            Command::Detach { interface } => self.capture.attachments.detach(interface),
+            Command::Detach { interface } => self.attach(AttachCommand::Detach { interface }),
             Command::Apply {
                 batch,
                 atomic,
@@ -454,7 +463,7 @@ impl Hot {
                     .into_iter()
                     .map(|Resolver { address, port }| (address, port))
                     .collect();
-                for error in self.capture.resolvers.set(&resolvers) {
+                for error in self.resolvers.set(&resolvers) {
                     warn!(%error, "a DNS server is not believed");
                 }
             }
@@ -470,6 +479,12 @@ impl Hot {
         }
     }
 
+    fn attach(&mut self, command: AttachCommand) {
+        if let Err(error) = self.attach.send(command) {
+            warn!(%error, "the thread that attaches has stopped");
+        }
+    }
+
     fn ask_ovn(&mut self, command: OvnCommand) {
         if let Err(error) = self.ovn.try_send(command) {
             warn!(%error, "a question to OVN's databases was dropped");
@@ -478,7 +493,7 @@ impl Hot {
 
     fn tell_counters(&self) {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
-        match self.capture.counters.read() {
+        match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters
                     .into_iter()

@@ -67,6 +67,12 @@ pub static RESOLVERS: HashMap<ResolverKey, u8> = HashMap::with_max_entries(RESOL
 #[map]
 pub static PENDING: LruHashMap<PendingKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
 
+/// Until when answers count at an interface although their question was not seen, in nanoseconds
+/// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. An LRU map: the
+/// entries of interfaces that are gone make room.
+#[map]
+pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(SCOPES_MAX, 0);
+
 /// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`.
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);

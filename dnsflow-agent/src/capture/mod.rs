@@ -4,10 +4,11 @@
 //! It never interprets a packet: what is in a frame is the core's business. It never changes
 //! one either: the programs' verdict is always "continue".
 //!
-//! [`load`] gives seven parts that are driven apart: [`Attachments`], [`Records`], [`Resolvers`],
-//! [`NameFilter`] and [`LinkEvents`] by the hot thread, [`Counters`] and [`ProgramLog`] from
-//! wherever it suits.
+//! [`load`] gives parts that are driven apart: [`Records`], [`Resolvers`] and [`NameFilter`] by the
+//! hot thread, [`Attacher`] by one of its own, [`Counters`] and [`ProgramLog`] from wherever it
+//! suits.
 
+mod attacher;
 mod attachments;
 mod counters;
 mod links;
@@ -19,13 +20,16 @@ mod qdisc;
 mod records;
 mod resolvers;
 pub mod survey;
+mod unasked;
 
 use std::io;
 
 use aya::EbpfError;
 use dnsflow_common::walk::Ports;
+use tokio::runtime::Handle;
 
 pub use self::{
+    attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
     links::{LinkEvent, LinkEvents},
@@ -34,6 +38,7 @@ pub use self::{
     program_log::ProgramLog,
     records::{Drained, Records},
     resolvers::{ResolverError, Resolvers},
+    unasked::UNASKED_GRACE,
 };
 
 /// What can be set before the programs are loaded.
@@ -131,7 +136,7 @@ pub enum CaptureError {
 #[derive(Debug)]
 pub struct Capture {
     /// Attaches and detaches.
-    pub attachments: Attachments<Program>,
+    pub attacher: Attacher,
     /// What was captured.
     pub records: Records,
     /// Whose answers count: nobody's yet.
@@ -140,15 +145,13 @@ pub struct Capture {
     pub names: NameFilter,
     /// How many packets met which end.
     pub counters: Counters,
-    /// Interfaces that come and go.
-    pub links: LinkEvents,
     /// What the program has to say.
     pub log: ProgramLog,
 }
 
 /// Loads the embedded programs. To be called within a tokio runtime, the one that will drive
-/// [`Records`].
-pub fn load(options: &Options) -> Result<Capture, CaptureError> {
+/// [`Records`]; `attaching` is the one that will drive the [`Attacher`].
+pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureError> {
     let mut program = Program::load(options)?;
     let records = Records::new(program.take_map("RECORDS")?)?;
     let counters = Counters::new(
@@ -165,8 +168,10 @@ pub fn load(options: &Options) -> Result<Capture, CaptureError> {
         names: NameFilter::new(tables),
         counters,
         log,
-        links: LinkEvents::new()?,
-        attachments: Attachments::new(program),
+        attacher: Attacher {
+            attachments: Attachments::new(program),
+            links: LinkEvents::new(attaching)?,
+        },
     })
 }
 

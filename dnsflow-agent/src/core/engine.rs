@@ -113,8 +113,10 @@ pub struct Engine {
     synced: Synced,
     ready: bool,
     interfaces: Table<Interface>,
-    /// Interfaces whose first attempt to attach has ended: the veth's index, where it worked.
-    attachments: BTreeMap<RowId, Option<u32>>,
+    /// The index of each interface's veth, as far as it was found.
+    found: BTreeMap<RowId, u32>,
+    /// Interfaces whose first attempt to attach has ended, well or not.
+    tried: BTreeSet<RowId>,
     ports: BTreeMap<PortId, Port>,
     next_port: u64,
     port_by_name: HashMap<String, PortId>,
@@ -157,7 +159,8 @@ impl Engine {
             synced: Synced::default(),
             ready: false,
             interfaces: Table::default(),
-            attachments: BTreeMap::new(),
+            found: BTreeMap::new(),
+            tried: BTreeSet::new(),
             ports: BTreeMap::new(),
             next_port: 0,
             port_by_name: HashMap::new(),
@@ -202,10 +205,14 @@ impl Engine {
                 self.world_touched(touched, now);
             }
             Input::Firewalls(update) => self.firewalls_changed(update, now),
-            Input::Attached { interface, ifindex } => self.attached(interface, ifindex),
+            Input::Found { interface, ifindex } => self.found(interface, ifindex),
+            Input::Attached { interface, ifindex } => {
+                self.found(interface, ifindex);
+                self.tried.insert(interface);
+            }
             Input::AttachFailed { interface, reason } => {
                 if let Some(row) = self.interfaces.find(interface) {
-                    self.attachments.insert(interface, None);
+                    self.tried.insert(interface);
                     self.reports.push(Report::NotAttached {
                         interface: row.name.clone(),
                         reason,
@@ -382,7 +389,7 @@ impl Engine {
         let tried = || {
             self.interfaces
                 .iter()
-                .all(|(id, _)| self.attachments.contains_key(&id))
+                .all(|(id, _)| self.tried.contains(&id))
         };
         if !self.ready
             && self.synced.all(self.world.is_static())
@@ -407,7 +414,8 @@ impl Engine {
         // Rows that went first: a recreated pod's new row may come in the same transaction.
         let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
         for Changed { id, old, .. } in gone {
-            self.attachments.remove(&id);
+            self.found.remove(&id);
+            self.tried.remove(&id);
             self.commands.push(Command::Detach { interface: id });
             if let Some(old) = old {
                 self.interface_gone(id, &old, now);
@@ -458,7 +466,7 @@ impl Engine {
         self.next_port += 1;
         self.port_by_name.insert(row.iface_id.clone(), id);
         let mut port = Port::new(interface, row);
-        port.ifindex = self.attachments.get(&interface).copied().flatten();
+        port.ifindex = self.found.get(&interface).copied();
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.insert(ifindex, id);
         }
@@ -510,11 +518,11 @@ impl Engine {
         }
     }
 
-    fn attached(&mut self, interface: RowId, ifindex: u32) {
+    fn found(&mut self, interface: RowId, ifindex: u32) {
         let Some(row) = self.interfaces.find(interface) else {
             return;
         };
-        self.attachments.insert(interface, Some(ifindex));
+        self.found.insert(interface, ifindex);
         let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
             return;
         };

@@ -51,14 +51,22 @@ pub enum Input<'a> {
     Sb(SbUpdate),
     /// EgressFirewalls changed.
     Firewalls(FirewallUpdate),
-    /// The program is attached to this interface's veth.
+    /// This interface's veth is there; the programs are about to be attached to it, so that from
+    /// now on there may be frames of it.
+    Found {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+    },
+    /// The programs are attached to this interface's veth.
     Attached {
         /// The `Interface` row.
         interface: RowId,
         /// The interface index of the veth's host side.
         ifindex: u32,
     },
-    /// The program could not be attached (the veth may not exist yet); the edge tries again.
+    /// The programs could not be attached (the veth may not exist yet); the edge tries again.
     AttachFailed {
         /// The `Interface` row.
         interface: RowId,
@@ -127,14 +135,14 @@ pub const LOGICAL_FLOW_SAMPLE_MAX: usize = 64;
 /// Something to be done.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Command {
-    /// Attach the TC program to this interface, and keep trying until [`Command::Detach`].
+    /// Attach the TC programs to this interface, and keep trying until [`Command::Detach`].
     Attach {
         /// The `Interface` row.
         interface: RowId,
         /// The host side of the veth.
         name: String,
     },
-    /// Detach the program, or stop trying to attach it.
+    /// Detach the programs, or stop trying to attach them.
     Detach {
         /// The `Interface` row.
         interface: RowId,

@@ -54,7 +54,7 @@ fn load(options: &Options) -> Option<Loaded> {
         .build()
         .expect("a runtime");
     let guard = runtime.enter();
-    let mut capture = match capture::load(options) {
+    let mut capture = match capture::load(options, runtime.handle()) {
         Ok(capture) => capture,
         Err(error @ CaptureError::Permission(_)) => {
             not_run(&this_test(), error);
@@ -72,7 +72,7 @@ fn load(options: &Options) -> Option<Loaded> {
 
 impl Loaded {
     fn ebpf(&mut self) -> &mut Ebpf {
-        self.capture.attachments.program_mut().ebpf_mut()
+        self.capture.attacher.attachments.program_mut().ebpf_mut()
     }
 
     fn program(&mut self, name: &str) -> &SchedClassifier {
