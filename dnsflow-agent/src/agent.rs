@@ -19,7 +19,10 @@ use tracing::{debug, info, warn};
 
 use crate::{
     api::{self, Health},
-    capture::{self, AttachCommand, Capture, CaptureError, Counters, Records, Resolvers},
+    capture::{
+        self, AttachCommand, Capture, CaptureError, Counters, KeptAnswers, NameFilter, Records,
+        Resolvers,
+    },
     clock::now,
     core::{
         Command, Input, Timestamp,
@@ -118,6 +121,8 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         attacher,
         records,
         resolvers,
+        names,
+        kept,
         counters,
         ..
     } = {
@@ -155,6 +160,8 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         engine,
         records,
         resolvers,
+        names,
+        kept,
         counters,
         attach,
         openflow: openflow::Connection::new(socket),
@@ -293,6 +300,8 @@ struct Hot {
     engine: Engine,
     records: Records,
     resolvers: Resolvers,
+    names: NameFilter,
+    kept: KeptAnswers,
     counters: Counters,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
@@ -391,6 +400,15 @@ impl Hot {
         });
     }
 
+    /// Has the engine look at the answers that no rule mentioned.
+    fn recall(&mut self) {
+        let Self { engine, kept, .. } = self;
+        let drained = kept.drain(|frame| engine.handle(Input::Frame(frame), now()));
+        if let Err(error) = drained {
+            warn!(%error, "answers that came before their rules are not looked at");
+        }
+    }
+
     fn switch_event(&mut self, event: Event) {
         let input = match event {
             Event::Up => {
@@ -467,6 +485,10 @@ impl Hot {
                     warn!(%error, "a DNS server is not believed");
                 }
             }
+            Command::FilterNames { scope, names } => self.names.set_names(scope, &names),
+            Command::ForgetNames { scope } => self.names.remove_scope(scope),
+            Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
+            Command::RecallAnswers => self.recall(),
             Command::DumpFlows => self.openflow.dump(),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
             Command::FindCookies(cookies) => self.openflow.find_cookies(cookies),

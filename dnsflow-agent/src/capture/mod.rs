@@ -11,6 +11,7 @@
 mod attacher;
 mod attachments;
 mod counters;
+mod kept;
 mod links;
 mod names;
 mod netlink;
@@ -32,8 +33,9 @@ pub use self::{
     attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
+    kept::KeptAnswers,
     links::{LinkEvent, LinkEvents},
-    names::{FilterState, KernelTables, NameFilter, ScopeId, Tables},
+    names::{FilterState, KernelTables, NameFilter, PutScope, Tables},
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
@@ -143,6 +145,8 @@ pub struct Capture {
     pub resolvers: Resolvers,
     /// Which names matter: all so far.
     pub names: NameFilter,
+    /// Answers for names that did not.
+    pub kept: KeptAnswers,
     /// How many packets met which end.
     pub counters: Counters,
     /// What the program has to say.
@@ -161,11 +165,13 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
     )?;
     let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
     let tables = KernelTables::new(program.take_map("SCOPES")?, program.take_map("NAMES")?)?;
+    let kept = KeptAnswers::new(program.take_map("KEPT")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
         resolvers,
         names: NameFilter::new(tables),
+        kept,
         counters,
         log,
         attacher: Attacher {

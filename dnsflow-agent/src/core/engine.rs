@@ -8,6 +8,7 @@
 //! ever compared with them.
 
 mod answers;
+mod filter;
 mod switch;
 mod world;
 
@@ -42,6 +43,7 @@ use super::{
     tally::Tally,
     tcp::{TcpEvent, TcpReassembly},
 };
+use filter::Filter;
 use switch::Switch;
 pub use world::FIREWALL_NAME;
 use world::World;
@@ -122,6 +124,7 @@ pub struct Engine {
     port_by_name: HashMap<String, PortId>,
     port_by_ifindex: HashMap<u32, PortId>,
     world: World,
+    filter: Filter,
     /// The DNS servers that were last said to be believed.
     trusted: Option<BTreeSet<Resolver>>,
     tcp: TcpReassembly,
@@ -165,6 +168,7 @@ impl Engine {
             next_port: 0,
             port_by_name: HashMap::new(),
             port_by_ifindex: HashMap::new(),
+            filter: Filter::default(),
             trusted: None,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
@@ -253,6 +257,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.expire(now);
         self.switch_timeout(now);
+        self.recall(now);
         if self.copy_at.is_some_and(|at| at <= now) {
             self.look_for_copies(now);
         }
@@ -265,7 +270,8 @@ impl Engine {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let due = self.due.first().map(|(at, ..)| *at);
         let switch = self.switch.deadline(self.can_judge());
-        [due, switch, self.world.deadline(), self.copy_at]
+        let recall = self.filter.deadline();
+        [due, switch, recall, self.world.deadline(), self.copy_at]
             .into_iter()
             .flatten()
             .min()
@@ -356,6 +362,7 @@ impl Engine {
             let question = self.world.locate();
             self.ask(question);
         }
+        self.update_filter(now);
         self.flush(true, None);
         if std::mem::take(&mut self.rules_changed) {
             self.monitor_tables();
@@ -464,6 +471,7 @@ impl Engine {
     fn open_port(&mut self, interface: RowId, row: Interface, now: Timestamp) {
         let id = PortId(self.next_port);
         self.next_port += 1;
+        self.filter.dirty = true;
         self.port_by_name.insert(row.iface_id.clone(), id);
         let mut port = Port::new(interface, row);
         port.ifindex = self.found.get(&interface).copied();
@@ -484,6 +492,7 @@ impl Engine {
         let Some(port) = self.ports.remove(&id) else {
             return;
         };
+        self.filter.dirty = true;
         self.port_by_name.remove(&port.row.iface_id);
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.remove(&ifindex);
@@ -522,6 +531,7 @@ impl Engine {
         let Some(row) = self.interfaces.find(interface) else {
             return;
         };
+        self.filter.dirty = true;
         self.found.insert(interface, ifindex);
         let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
             return;
@@ -542,6 +552,7 @@ impl Engine {
 
     fn firewalls_changed(&mut self, update: FirewallUpdate, now: Timestamp) {
         self.synced.firewalls |= update.reset;
+        self.filter.dirty |= update.reset;
         let touched = Touched {
             namespaces: self.world.apply_firewalls(update),
             ports: BTreeSet::new(),
@@ -561,6 +572,7 @@ impl Engine {
 
     fn world_touched(&mut self, touched: Touched, now: Timestamp) {
         let Touched { namespaces, ports } = touched;
+        self.filter.dirty |= !(namespaces.is_empty() && ports.is_empty());
         let mut ports: BTreeSet<PortId> = ports
             .iter()
             .filter_map(|name| self.port_by_name.get(name).copied())

@@ -6,6 +6,7 @@ use super::{
     Timestamp,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    name::DomainName,
     ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
     resolver::Resolver,
 };
@@ -21,7 +22,16 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// The frame's length on the wire; more than `bytes` holds where it was cut.
     pub wire_len: usize,
+    /// Whether it was taken off the wire, and waits to be put back ([`Command::Release`]).
+    pub held: bool,
+    /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for
+    /// what is not to be cut.
+    pub gso_size: u16,
 }
+
+/// A set of names that interfaces share: one for each namespace.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ScopeId(pub u32);
 
 /// Which [`Command::Apply`] a result belongs to.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -149,6 +159,29 @@ pub enum Command {
     },
     /// Believe the answers of these DNS servers, and of no others.
     TrustResolvers(BTreeSet<Resolver>),
+    /// Make these the names of a scope: answers for them and for all names below them leave the
+    /// kernel at the interfaces of the scope.
+    FilterNames {
+        /// The scope.
+        scope: ScopeId,
+        /// The names that its rules mention, without wildcards.
+        names: BTreeSet<DomainName>,
+    },
+    /// No interface has this scope any more.
+    ForgetNames {
+        /// The scope.
+        scope: ScopeId,
+    },
+    /// Put an interface under a scope; without one, all answers leave the kernel.
+    FilterInterface {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The scope.
+        scope: Option<ScopeId>,
+    },
+    /// Hand in the frames that were kept because no rule mentioned their names, as
+    /// [`Input::Frame`].
+    RecallAnswers,
     /// Change flows, then answer with [`Input::Applied`].
     Apply {
         /// Comes back in the result.

@@ -383,7 +383,7 @@ fn a_question_asked_before_it_could_be_seen_is_answered() {
         add_veth("host", "pod", 1500);
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         let frame = answer().build();
-        let mut send = |program: &mut Loaded| {
+        let send = |program: &mut Loaded| {
             host.send(&frame);
             pod.expect(&frame);
             program.drain().len()

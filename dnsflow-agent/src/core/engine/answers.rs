@@ -108,9 +108,12 @@ impl Engine {
                 ..
             } = self.config.leases;
             for (address, ttl) in &addresses {
-                let mut until = now + (*ttl).max(min_ttl).min(max_ttl.max(min_ttl));
+                let mut until = captured_at + (*ttl).max(min_ttl).min(max_ttl.max(min_ttl));
                 if denies {
-                    until = until.max(now + deny_ttl);
+                    until = until.max(captured_at + deny_ttl);
+                }
+                if until <= now {
+                    continue;
                 }
                 let fresh = self.remember(port_id, *address, &name, until, now);
                 if fresh && self.replan_lease(port_id, *address, now) > 0 {

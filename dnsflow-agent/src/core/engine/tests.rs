@@ -13,11 +13,14 @@ use hickory_proto::{
     rr::{Name, RData, Record, RecordType, rdata::A},
 };
 
+use dnsflow_common::walk::{self, Packet};
+
 use super::*;
 use crate::core::{
+    dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow, Frame},
+    input::{BatchError, BatchId, FoundFlow, Frame, ScopeId},
     limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
@@ -26,6 +29,17 @@ use crate::core::{
     },
     rules::ACL_PRIORITY_OFFSET,
 };
+
+fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
+    Frame {
+        ifindex,
+        captured_at,
+        bytes,
+        wire_len: bytes.len(),
+        held: false,
+        gso_size: 0,
+    }
+}
 
 const GROUP: &str = "a9633447981174624809";
 const DATAPATH: RowId = RowId::new(0xd << 100);
@@ -48,6 +62,37 @@ struct Node {
     ovn_installed: bool,
     /// What ovn-controller made of logical flows, by cookie.
     ovn_actions: BTreeMap<u32, Vec<u8>>,
+    kernel: Kernel,
+}
+
+/// The name filter in the kernel, and what it kept back.
+#[derive(Default)]
+struct Kernel {
+    scopes: BTreeMap<u32, ScopeId>,
+    names: BTreeMap<ScopeId, BTreeSet<DomainName>>,
+    kept: Vec<(u32, Timestamp, Vec<u8>)>,
+    no_room: bool,
+}
+
+impl Kernel {
+    /// Whether an answer at an interface leaves the kernel.
+    fn passes(&self, ifindex: u32, bytes: &[u8]) -> bool {
+        let Some(names) = self.scopes.get(&ifindex).map(|scope| &self.names[scope]) else {
+            return true;
+        };
+        if self.no_room {
+            return true;
+        }
+        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &Ports::DNS) else {
+            return true;
+        };
+        let message = message.payload_of(bytes).expect("a whole message");
+        let Ok(Answer { name, .. }) = Answer::decode(message) else {
+            return true;
+        };
+        name.suffixes()
+            .any(|suffix| names.iter().any(|name| name.wire() == suffix))
+    }
 }
 
 impl Node {
@@ -63,6 +108,7 @@ impl Node {
             pods: BTreeMap::new(),
             ovn_installed: true,
             ovn_actions: BTreeMap::new(),
+            kernel: Kernel::default(),
         }
     }
 
@@ -153,6 +199,30 @@ impl Node {
                         })
                     }
                     Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
+                    Command::FilterNames { scope, names } => {
+                        self.kernel.names.insert(scope, names);
+                        None
+                    }
+                    Command::FilterInterface { ifindex, scope } => {
+                        self.kernel.scopes.remove(&ifindex);
+                        self.kernel
+                            .scopes
+                            .extend(scope.map(|scope| (ifindex, scope)));
+                        None
+                    }
+                    Command::ForgetNames { scope } => {
+                        let in_use = self.kernel.scopes.values().any(|used| *used == scope);
+                        assert!(!in_use, "an interface without its names");
+                        self.kernel.names.remove(&scope);
+                        None
+                    }
+                    Command::RecallAnswers => {
+                        for (ifindex, captured_at, bytes) in std::mem::take(&mut self.kernel.kept) {
+                            let frame = frame(ifindex, captured_at, &bytes);
+                            self.engine.handle(Input::Frame(frame), self.now);
+                        }
+                        None
+                    }
                     Command::Apply { .. }
                     | Command::DumpFlows
                     | Command::Detach { .. }
@@ -305,12 +375,11 @@ impl Node {
     fn frame(&mut self, ifindex: u32, bytes: &[u8]) {
         let captured_at = self.now;
         self.now = self.now + Duration::from_micros(50);
-        self.give(Input::Frame(Frame {
-            ifindex,
-            captured_at,
-            bytes,
-            wire_len: bytes.len(),
-        }));
+        if !self.kernel.passes(ifindex, bytes) {
+            self.kernel.kept.push((ifindex, captured_at, bytes.into()));
+            return;
+        }
+        self.give(Input::Frame(frame(ifindex, captured_at, bytes)));
     }
 
     /// What the switch lets through: source, destination, priority, in order.
@@ -512,7 +581,12 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
         node.answer("p1", name, &[ADDRESS], 300);
     }
     assert_eq!(node.batches(), []);
-    assert_eq!(node.engine.counters().answers_unmatched, 3);
+    assert_eq!(node.kernel.kept.len(), 3, "no wake-up");
+    // Where there is no room for the filter, the engine sees them.
+    node.kernel.no_room = true;
+    node.answer("p1", "notexample.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_unmatched, 1);
 }
 
 #[test]
@@ -914,6 +988,7 @@ fn a_refusal_is_told_and_counted() {
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.kernel.no_room = true;
     node.answer("p1", "example.com", &[[198, 51, 100, 1]], 60);
     for i in 0..4096 + 10 {
         let address = Ipv4Addr::from(0x0b00_0000 + i).octets();

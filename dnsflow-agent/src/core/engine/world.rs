@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::core::{
     Timestamp,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::COPY_SOURCES_MAX,
+    name::DomainName,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
         template::{Copies, Recipe, Source},
@@ -173,6 +174,27 @@ impl World {
         self.groups(row)
             .find_map(|group| self.namespace_by_group.get(group))
             .map(String::as_str)
+    }
+
+    /// The namespace of the pod that an interface belongs to.
+    pub(super) fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+        match &self.profile {
+            Some(_) => StaticProfile::namespace_of(row),
+            None => self.ovn.namespace_of(&row.iface_id),
+        }
+    }
+
+    /// The names that the EgressFirewall of a namespace mentions, without wildcards.
+    pub(super) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
+        let firewalls = self.firewalls.iter();
+        firewalls
+            .filter(|(id, _)| id.namespace == namespace)
+            .flat_map(|(_, firewall)| &firewall.rules)
+            .filter_map(|rule| match &rule.destination {
+                Destination::Name(name) => Some(name.name().clone()),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Whether the port of an interface is in one of these port groups.
