@@ -36,7 +36,7 @@ use crate::{
         events::{Notices, Reporter},
     },
     manifests,
-    openflow::{self, Event},
+    openflow::{self, Event, questions::Question},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
     state,
@@ -49,6 +49,8 @@ use tell::tell;
 const INPUTS_MAX: usize = 256;
 /// Commands to the databases' edge that wait. The engine has few questions open at any time.
 const OVN_COMMANDS_MAX: usize = 64;
+/// Questions to the switch that wait. The engine has one dump and few others open at any time.
+const QUESTIONS_MAX: usize = 64;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
 /// How often the snapshot is written, when there is something new.
@@ -100,6 +102,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .map_err(failed("start the runtime that attaches"))?;
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
+    let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let capture_options = capture::Options {
@@ -147,6 +150,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let health = Arc::<Health>::default();
     let outside = Outside {
         inputs: input_sender,
+        questions: questions_to_ask,
         ovn_commands,
         snapshots: snapshots_to_save,
         notices,
@@ -165,6 +169,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         counters,
         attach,
         openflow: openflow::Connection::new(socket),
+        questions,
         ovn,
         health,
         reporter,
@@ -197,6 +202,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
 /// The edges' ends of the channels.
 struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
+    questions: mpsc::Receiver<Question>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
     notices: Notices,
@@ -211,6 +217,7 @@ async fn edges(
 ) -> Result<(), AgentError> {
     let Outside {
         inputs,
+        questions,
         ovn_commands,
         snapshots,
         notices,
@@ -224,6 +231,8 @@ async fn edges(
             name
         });
     };
+    let asking = openflow::questions::ask(options.openflow_socket, questions, inputs.clone());
+    edge("the switch, for questions", Box::pin(asking));
     let vswitch = VswitchDb::new(options.ovs_db);
     edge(
         "Open vSwitch's database",
@@ -307,6 +316,7 @@ struct Hot {
     /// goes.
     attach: mpsc::UnboundedSender<AttachCommand>,
     openflow: openflow::Connection,
+    questions: mpsc::Sender<Question>,
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
@@ -422,8 +432,6 @@ impl Hot {
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
-            Event::Flows(flows) => Input::Flows(flows),
-            Event::CookiesFound(found) => Input::CookiesFound(found),
             Event::FlowLost {
                 key,
                 cookie,
@@ -437,6 +445,8 @@ impl Hot {
                 return;
             }
             Event::MonitorGap => Input::MonitorGap,
+            // Questions are asked over another connection.
+            Event::Flows(_) | Event::CookiesFound(_) => return,
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
@@ -489,9 +499,9 @@ impl Hot {
             Command::ForgetNames { scope } => self.names.remove_scope(scope),
             Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
             Command::RecallAnswers => self.recall(),
-            Command::DumpFlows => self.openflow.dump(),
+            Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
-            Command::FindCookies(cookies) => self.openflow.find_cookies(cookies),
+            Command::FindCookies(cookies) => self.ask_switch(Question::FindCookies(cookies)),
             Command::WatchLogicalFlows { priorities } => {
                 self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
             }
@@ -504,6 +514,13 @@ impl Hot {
     fn attach(&mut self, command: AttachCommand) {
         if let Err(error) = self.attach.send(command) {
             warn!(%error, "the thread that attaches has stopped");
+        }
+    }
+
+    fn ask_switch(&mut self, question: Question) {
+        if let Err(error) = self.questions.try_send(question) {
+            warn!(%error, "a question to the switch was dropped");
+            self.engine.handle(Input::QuestionRefused, now());
         }
     }
 

@@ -2,7 +2,7 @@
 //! trust and which names matter, and hands what they captured to the core.
 //!
 //! It never interprets a packet: what is in a frame is the core's business. It never changes
-//! one either: the programs' verdict is always "continue".
+//! one either; an answer that the program took off the wire goes back as it was.
 //!
 //! [`load`] gives parts that are driven apart: [`Records`], [`Resolvers`] and [`NameFilter`] by the
 //! hot thread, [`Attacher`] by one of its own, [`Counters`] and [`ProgramLog`] from wherever it
@@ -11,6 +11,7 @@
 mod attacher;
 mod attachments;
 mod counters;
+mod heartbeat;
 mod kept;
 mod links;
 mod names;
@@ -23,7 +24,7 @@ mod resolvers;
 pub mod survey;
 mod unasked;
 
-use std::io;
+use std::{io, num::NonZeroU32};
 
 use aya::EbpfError;
 use dnsflow_common::walk::Ports;
@@ -33,6 +34,7 @@ pub use self::{
     attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
+    heartbeat::Heartbeat,
     kept::KeptAnswers,
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutScope, Tables},
@@ -52,6 +54,9 @@ pub struct Options {
     pub ports: Ports,
     /// How to attach; `None` takes TCX where the kernel has it, else clsact.
     pub attach: Option<AttachKind>,
+    /// The mark of frames that are put back. Whoever can send packets with it onto a pod's veth
+    /// goes unseen: it should be hard to guess.
+    pub release_mark: Option<NonZeroU32>,
 }
 
 impl Default for Options {
@@ -60,6 +65,7 @@ impl Default for Options {
             ring: RingSize::DEFAULT,
             ports: Ports::DNS,
             attach: None,
+            release_mark: None,
         }
     }
 }
@@ -147,6 +153,8 @@ pub struct Capture {
     pub names: NameFilter,
     /// Answers for names that did not.
     pub kept: KeptAnswers,
+    /// Lets answers be held; none is so far.
+    pub heartbeat: Heartbeat,
     /// How many packets met which end.
     pub counters: Counters,
     /// What the program has to say.
@@ -166,12 +174,14 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
     let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
     let tables = KernelTables::new(program.take_map("SCOPES")?, program.take_map("NAMES")?)?;
     let kept = KeptAnswers::new(program.take_map("KEPT")?)?;
+    let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
         resolvers,
         names: NameFilter::new(tables),
         kept,
+        heartbeat,
         counters,
         log,
         attacher: Attacher {

@@ -3,7 +3,7 @@
 //!
 //! Which one the kernel has is found by trying, not by its version: distributions backport.
 
-use std::{fmt, io};
+use std::{fmt, io, num::NonZeroU32};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -69,8 +69,10 @@ impl Program {
     /// Loads the embedded object.
     pub(super) fn load(options: &Options) -> Result<Self, CaptureError> {
         raise_memlock_limit();
+        let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
         let mut ebpf = EbpfLoader::new()
             .override_global("DNS_PORTS", options.ports.as_array(), true)
+            .override_global("RELEASE_MARK", &release_mark, true)
             .map_max_entries("RECORDS", options.ring.bytes())
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
@@ -187,7 +189,7 @@ impl Attach for Program {
     }
 
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<TcLink, AttachError> {
-        self.unasked.from_now_on(ifindex);
+        self.unasked.begin(ifindex);
         let (kind, answers) = self.put_first(name, ifindex)?;
         self.found_kind(kind);
         // Attaching goes by name: is it still the same interface?
@@ -205,7 +207,7 @@ impl Attach for Program {
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {
         link.questions = Some(self.put(QUESTIONS, name, link.kind)?);
-        self.unasked.for_a_little_longer(ifindex);
+        self.unasked.end_soon(ifindex);
         if self.ifindex(name) != Some(ifindex) {
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),

@@ -34,12 +34,12 @@ impl Unasked {
     }
 
     /// Before the program for answers is attached.
-    pub(super) fn from_now_on(&mut self, ifindex: u32) {
+    pub(super) fn begin(&mut self, ifindex: u32) {
         self.set(ifindex, Timestamp::from_nanos(u64::MAX));
     }
 
     /// When the program for questions is attached.
-    pub(super) fn for_a_little_longer(&mut self, ifindex: u32) {
+    pub(super) fn end_soon(&mut self, ifindex: u32) {
         self.set(ifindex, now() + UNASKED_GRACE);
     }
 

@@ -194,6 +194,9 @@ impl Engine {
 
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
+        if !matches!(input, Input::Frame(_)) {
+            self.flush_opened();
+        }
         match input {
             Input::Frame(frame) => self.frame(frame, now),
             Input::Interfaces(update) => self.interfaces_changed(update, now),
@@ -255,6 +258,7 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.flush_opened();
         self.expire(now);
         self.switch_timeout(now);
         self.recall(now);
@@ -277,8 +281,9 @@ impl Engine {
             .min()
     }
 
-    /// What is to be done, in this order.
+    /// What is to be done, in this order. What several answers open goes together.
     pub fn take_commands(&mut self) -> Vec<Command> {
+        self.flush_opened();
         std::mem::take(&mut self.commands)
     }
 
@@ -363,7 +368,7 @@ impl Engine {
             self.ask(question);
         }
         self.update_filter(now);
-        self.flush(true, None);
+        self.flush(true);
         if std::mem::take(&mut self.rules_changed) {
             self.monitor_tables();
         }
@@ -682,6 +687,7 @@ impl Engine {
             }
         }
         let before = lease.flows.len();
+        let changes_before = changes.len();
         lease
             .flows
             .retain_mut(|flow| match wanted.remove(&flow.key) {
@@ -713,6 +719,9 @@ impl Engine {
                 packets: 0,
                 used_at: now,
             });
+        }
+        if changes.len() > changes_before {
+            lease.written_in = Some(switch.next_batch());
         }
         added
     }

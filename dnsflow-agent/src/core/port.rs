@@ -9,6 +9,7 @@ use std::{
 use super::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
+    input::BatchId,
     name::DomainName,
     ovn::rows::{Interface, RowId},
 };
@@ -78,6 +79,8 @@ pub struct Lease {
     pub adopted_until: Timestamp,
     /// The flows that the names and the rules come to.
     pub flows: Vec<LeasedFlow>,
+    /// The batch that wrote one of them last.
+    pub written_in: Option<BatchId>,
 }
 
 impl Lease {

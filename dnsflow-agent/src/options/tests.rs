@@ -42,6 +42,8 @@ fn without_arguments_the_defaults_hold() {
             openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
             static_flow: None,
             subdomains: true,
+            mode: Mode::Hold,
+            hold_max: 100,
             scope: ScopeOption::Pod,
             min_ttl: 60,
             max_ttl: 3600,

@@ -4,6 +4,7 @@ mod attach;
 mod cost;
 mod differential;
 mod filter;
+mod hold;
 mod model;
 mod netns;
 mod test_run;
@@ -24,6 +25,8 @@ use dnsflow_tests::{
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
+/// Taken off the wire: `TC_ACT_SHOT` and `TCX_DROP`.
+const TAKEN_OFF: u32 = 2;
 
 /// The loaded programs, and the runtime that its descriptors are registered with.
 struct Loaded {
@@ -38,6 +41,7 @@ struct Captured {
     captured_at_ns: u64,
     bytes: Vec<u8>,
     wire_len: usize,
+    held: bool,
 }
 
 /// The resolver that frames come from, with either family.
@@ -115,7 +119,6 @@ impl Loaded {
         let (verdict, _) = self
             .run(program, frame, 1)
             .expect("the kernel runs the program");
-        assert_eq!(verdict, CONTINUE);
         let [to_pod, from_pod] = self.counters();
         let [to_pod_before, from_pod_before] = before;
         let (counted, other) = match program {
@@ -133,6 +136,12 @@ impl Loaded {
             panic!("one packet, one reason, not {counted:?}");
         };
         assert_eq!(now - before, 1, "{reason}");
+        let expected = if reason == Reason::Held {
+            TAKEN_OFF
+        } else {
+            CONTINUE
+        };
+        assert_eq!(verdict, expected, "{reason}");
         reason
     }
 
@@ -146,7 +155,7 @@ impl Loaded {
     #[track_caller]
     fn run_once(&mut self, frame: &[u8]) -> (Reason, Option<Captured>) {
         let reason = self.reason(EGRESS, frame);
-        if reason != Reason::Captured {
+        if !matches!(reason, Reason::Captured | Reason::Held) {
             return (reason, None);
         }
         // Anything else in the ring buffer comes from a packet that was counted as skipped.
@@ -170,6 +179,7 @@ impl Loaded {
                         captured_at_ns: frame.captured_at.as_nanos(),
                         bytes: frame.bytes.to_vec(),
                         wire_len: frame.wire_len,
+                        held: frame.held,
                     });
                 });
                 assert_eq!(drained, Drained::Empty);

@@ -87,6 +87,7 @@ impl Engine {
             ..
         } = answer;
         addresses.retain(|(address, _)| self.may_open(told, &name, *address));
+        let changes_before = self.changes.len();
         let mut opened = Vec::new();
         let mut rules: Vec<u32> = Vec::new();
         let mut denies = false;
@@ -135,9 +136,10 @@ impl Engine {
                 name,
                 addresses: opened,
                 rules,
+                changes: self.changes.len() - changes_before,
                 captured_at,
             });
-            self.flush(false, opening);
+            self.open(changes_before, opening);
         }
     }
 

@@ -24,13 +24,21 @@ pub(super) struct Opening {
     pub(super) name: DomainName,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) rules: Vec<u32>,
+    /// How many flow changes it took.
+    pub(super) changes: usize,
     pub(super) captured_at: Timestamp,
 }
 
 #[derive(Debug)]
 struct Pending {
-    changes: usize,
-    opening: Option<Opening>,
+    openings: Vec<Opening>,
+}
+
+/// What answers opened since commands were last taken.
+#[derive(Debug, Default)]
+struct Opened {
+    changes: Vec<FlowChange>,
+    openings: Vec<Opening>,
 }
 
 /// The engine's side of the OpenFlow connection.
@@ -49,8 +57,11 @@ pub(super) struct Switch {
     lost: BTreeMap<FlowKey, Cookie>,
     awaiting_counters: BTreeSet<(PortId, IpAddr)>,
     monitored: BTreeSet<u8>,
+    opened: Opened,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
+    /// Batches that were not sent, or not answered: the next comparison covers them.
+    unsent: BTreeSet<BatchId>,
 }
 
 impl Switch {
@@ -71,6 +82,16 @@ impl Switch {
     pub(super) fn forget_questions(&mut self, now: Timestamp) {
         self.dump_since = None;
         self.compare_at = Some(now + COMPARE_INTERVAL);
+    }
+
+    /// The batch that the next changes will be in.
+    pub(super) fn next_batch(&self) -> BatchId {
+        BatchId(self.next_batch)
+    }
+
+    /// Whether what an answer opens is sent at once.
+    fn sends_openings(&self) -> bool {
+        self.up
     }
 
     pub(super) fn await_counters(&mut self, port: PortId, address: IpAddr) {
@@ -106,23 +127,60 @@ impl Engine {
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
         self.world.interrupted();
+        let mut unsent = std::mem::take(&mut self.switch.unsent);
+        unsent.extend(self.switch.pending.keys());
         self.switch = Switch {
             adopted: self.switch.adopted,
             next_batch: self.switch.next_batch,
             awaiting_counters: std::mem::take(&mut self.switch.awaiting_counters),
+            unsent,
             ..Switch::default()
         };
     }
 
-    /// Sends the changes that have come together. Until the switch has been compared they are
-    /// dropped, but for what an answer opens: the comparison covers them, and writes nothing that
-    /// is there already.
-    pub(super) fn flush(&mut self, atomic: bool, opening: Option<Opening>) {
+    /// Takes the last of the changes, those from `from` on, as what an answer opens. They are sent
+    /// with what other answers open meanwhile, before any other change.
+    pub(super) fn open(&mut self, from: usize, opening: Option<Opening>) {
+        let opened = &mut self.switch.opened;
+        opened.changes.extend(self.changes.drain(from..));
+        opened.openings.extend(opening);
+    }
+
+    /// Sends what answers opened.
+    pub(super) fn flush_opened(&mut self) {
+        let Opened { changes, openings } = std::mem::take(&mut self.switch.opened);
+        let sends = self.switch.sends_openings();
+        self.send(sends, false, changes, openings);
+    }
+
+    /// Sends the other changes that have come together. Until the switch has been compared they
+    /// are dropped: the comparison covers them, and writes nothing that is there already.
+    pub(super) fn flush(&mut self, atomic: bool) {
         let changes = std::mem::take(&mut self.changes);
-        let sends = self.switch.compared || (self.switch.up && opening.is_some());
-        if changes.is_empty() || !sends {
+        self.send(self.switch.compared, atomic, changes, Vec::new());
+    }
+
+    fn send(
+        &mut self,
+        sends: bool,
+        atomic: bool,
+        changes: Vec<FlowChange>,
+        openings: Vec<Opening>,
+    ) {
+        if changes.is_empty() {
             return;
         }
+        let batch = self.switch.next_batch();
+        if !sends {
+            self.switch.unsent.insert(batch);
+            return;
+        }
+        if self.switch.unsent.contains(&batch) {
+            // The leases that were written in it are not in the switch.
+            self.switch.next_batch += 1;
+        }
+        let batch = self.switch.next_batch();
+        self.switch.next_batch += 1;
         for change in &changes {
             match change {
                 FlowChange::Add(..) => self.counters.flows_added += 1,
@@ -130,15 +188,7 @@ impl Engine {
                 FlowChange::Renew(_) => {}
             }
         }
-        let batch = BatchId(self.switch.next_batch);
-        self.switch.next_batch += 1;
-        self.switch.pending.insert(
-            batch,
-            Pending {
-                changes: changes.len(),
-                opening,
-            },
-        );
+        self.switch.pending.insert(batch, Pending { openings });
         self.commands.push(Command::Apply {
             batch,
             atomic,
@@ -157,7 +207,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {
-                if let Some(opening) = pending.opening {
+                for opening in pending.openings {
                     let namespace = self
                         .port_by_name
                         .get(&opening.port)
@@ -168,7 +218,7 @@ impl Engine {
                         name: opening.name,
                         addresses: opening.addresses,
                         rules: opening.rules,
-                        flows: pending.changes,
+                        flows: opening.changes,
                         activation: now.since(opening.captured_at),
                     });
                 }
@@ -242,9 +292,9 @@ impl Engine {
             .into_values()
             .map(|body| FlowChange::Renew(body.clone()))
             .collect();
-        self.flush(true, None);
+        self.flush(true);
         self.changes = renewals;
-        self.flush(false, None);
+        self.flush(false);
     }
 
     pub(super) fn flow_lost(&mut self, key: FlowKey, cookie: Cookie, now: Timestamp) {
@@ -266,13 +316,19 @@ impl Engine {
         let before = self.changes.len();
         let spots = self.ports_by_spot();
         for (key, cookie) in lost {
-            let leased = Spot::of(&key)
+            let Some(lease) = Spot::of(&key)
                 .and_then(|spot| self.ports.get_mut(spots.get(&spot)?))
                 .and_then(|port| port.leases.get_mut(&destination(&key)))
-                .and_then(|lease| lease.flows.iter_mut().find(|flow| flow.key == key))
-                .filter(|flow| flow.body.cookie == cookie);
-            if let Some(flow) = leased {
+            else {
+                continue;
+            };
+            let flow = lease
+                .flows
+                .iter_mut()
+                .find(|flow| flow.key == key && flow.body.cookie == cookie);
+            if let Some(flow) = flow {
                 flow.written_at = Some(now);
+                lease.written_in = Some(self.switch.next_batch());
                 self.changes.push(FlowChange::Add(key, flow.body.clone()));
             }
         }
@@ -296,25 +352,35 @@ impl Engine {
             .map(|flow| (flow.key.clone(), flow))
             .collect();
         let before = self.changes.len();
-        let leased = self
+        // Leases that were written in a batch which was not sent are looked at now.
+        self.switch.next_batch += u64::from(!self.switch.unsent.is_empty());
+        self.switch.unsent.clear();
+        let batch = self.switch.next_batch();
+        let pending = &self.switch.pending;
+        let leases = self
             .ports
             .values_mut()
-            .flat_map(|port| port.leases.values_mut())
-            .flat_map(|lease| &mut lease.flows);
-        for flow in leased {
-            match found.remove(&flow.key) {
-                Some(installed) if installed.cookie == flow.body.cookie => {
-                    if installed.packets != flow.packets {
-                        flow.packets = installed.packets;
-                        flow.used_at = now;
+            .flat_map(|port| port.leases.values_mut());
+        for lease in leases {
+            for flow in &mut lease.flows {
+                match found.remove(&flow.key) {
+                    Some(installed) if installed.cookie == flow.body.cookie => {
+                        if installed.packets != flow.packets {
+                            flow.packets = installed.packets;
+                            flow.used_at = now;
+                        }
                     }
-                }
-                // Written after the dump began: it may not be in there.
-                _ if flow.written_at.is_some_and(|at| at >= since) => {}
-                _ => {
-                    flow.written_at = Some(now);
-                    self.changes
-                        .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
+                    // Written after the dump began, or on the way: it may not be in there.
+                    _ if flow.written_at.is_some_and(|at| at >= since) => {}
+                    _ if lease
+                        .written_in
+                        .is_some_and(|batch| pending.contains_key(&batch)) => {}
+                    _ => {
+                        flow.written_at = Some(now);
+                        lease.written_in = Some(batch);
+                        self.changes
+                            .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
+                    }
                 }
             }
         }
