@@ -6,6 +6,7 @@ mod differential;
 mod filter;
 mod model;
 mod netns;
+mod release;
 mod test_run;
 mod trust;
 
