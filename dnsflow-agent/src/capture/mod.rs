@@ -20,6 +20,7 @@ mod program;
 mod program_log;
 mod qdisc;
 mod records;
+mod release;
 mod resolvers;
 pub mod survey;
 mod unasked;
@@ -41,6 +42,7 @@ pub use self::{
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
+    release::{ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
     unasked::UNASKED_GRACE,
 };

@@ -7,6 +7,7 @@ mod filter;
 mod hold;
 mod model;
 mod netns;
+mod release;
 mod test_run;
 mod trust;
 
