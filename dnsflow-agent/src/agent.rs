@@ -7,7 +7,16 @@
 
 mod tell;
 
-use std::{future::Future, io, path::PathBuf, sync::Arc, thread, time::Duration};
+use std::{
+    future::Future,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    num::NonZeroU32,
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use tokio::{
     runtime,
@@ -20,13 +29,14 @@ use tracing::{debug, info, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, AttachCommand, Capture, CaptureError, Counters, KeptAnswers, NameFilter, Records,
+        self, AttachCommand, Capture, CaptureError, Counters, Drained, Heartbeat, KeptAnswers, BEAT_INTERVAL, Releaser, NameFilter, Records,
         Resolvers,
     },
-    clock::now,
+    clock::{Alarm, now},
     core::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
+        input::HeldFrame,
         report::Report,
         resolver::Resolver,
         snapshot::SavedLease,
@@ -105,14 +115,18 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
+    let hold = options.hold();
+    let release_mark = release_mark();
     let capture_options = capture::Options {
         ports: options.ports()?,
+        release_mark: Some(release_mark),
         ..capture::Options::default()
     };
     let config = Config {
         subdomains: options.subdomains,
         scope: options.scope.into(),
         leases: options.leases(),
+        hold_max: hold.unwrap_or_default(),
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
         resolvers: options.resolver.iter().copied().collect(),
@@ -126,11 +140,16 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         resolvers,
         names,
         kept,
+        heartbeat,
         counters,
         ..
     } = {
         let _runtime = hot.enter();
         capture::load(&capture_options, attaching.handle())?
+    };
+    let alarm = {
+        let _runtime = hot.enter();
+        Alarm::new().map_err(failed("make a timer"))?
     };
     let (attach, attach_commands) = mpsc::unbounded_channel();
     let attach_inputs = input_sender.clone();
@@ -166,6 +185,9 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         resolvers,
         names,
         kept,
+        releaser: Releaser::open(release_mark.get())?,
+        heartbeat: hold.map(|_| heartbeat),
+        beat_at: now(),
         counters,
         attach,
         openflow: openflow::Connection::new(socket),
@@ -174,6 +196,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         health,
         reporter,
         snapshots: state_dir.is_some().then_some(snapshots),
+        alarm,
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
         counters_at: now() + COUNTERS_INTERVAL,
@@ -197,6 +220,14 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// A mark that nobody knows and that is not zero, which is that of all other packets.
+fn release_mark() -> NonZeroU32 {
+    // Seeded by the system (`std::hash::RandomState`).
+    let random = RandomState::new().hash_one(());
+    let [.., a, b, c, d] = random.to_ne_bytes();
+    NonZeroU32::new(u32::from_ne_bytes([a, b, c, d])).unwrap_or(NonZeroU32::MAX)
 }
 
 /// The edges' ends of the channels.
@@ -311,6 +342,10 @@ struct Hot {
     resolvers: Resolvers,
     names: NameFilter,
     kept: KeptAnswers,
+    releaser: Releaser,
+    /// Where answers are held.
+    heartbeat: Option<Heartbeat>,
+    beat_at: Timestamp,
     counters: Counters,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
@@ -326,6 +361,7 @@ struct Hot {
     saved_version: u64,
     snapshot_at: Timestamp,
     counters_at: Timestamp,
+    alarm: Alarm,
 }
 
 impl Hot {
@@ -334,11 +370,12 @@ impl Hot {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
             self.health.turn(now());
-            let patience = self.next_deadline().since(now());
+            let deadline = self.next_deadline();
             tokio::select! {
                 ready = self.records.readable() => {
                     ready.map_err(failed("watch the ring buffer"))?;
                     self.frames(inputs);
+                    self.beat(now());
                 }
                 event = self.openflow.next() => self.switch_event(event),
                 input = inputs.recv() => match input {
@@ -346,7 +383,7 @@ impl Hot {
                     // An edge has stopped: its thread's result says which.
                     None => break,
                 },
-                () = tokio::time::sleep(patience) => self.timeout(),
+                () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until their hard timeout");
                     break;
@@ -358,6 +395,7 @@ impl Hot {
             }
             self.carry_out();
         }
+        self.let_go(inputs);
         self.tell_counters();
         Ok(())
     }
@@ -366,6 +404,7 @@ impl Hot {
         [
             self.engine.next_deadline(),
             self.snapshots.is_some().then_some(self.snapshot_at),
+            self.heartbeat.is_some().then_some(self.beat_at),
         ]
         .into_iter()
         .flatten()
@@ -374,6 +413,7 @@ impl Hot {
 
     fn timeout(&mut self) {
         let now = now();
+        self.beat(now);
         if self.counters_at <= now {
             self.counters_at = now + COUNTERS_INTERVAL;
             self.tell_counters();
@@ -383,6 +423,30 @@ impl Hot {
             self.offer_snapshot(now);
         }
         self.engine.handle_timeout(now);
+    }
+
+    /// Says that this thread is well, when it is time to.
+    fn beat(&mut self, now: Timestamp) {
+        if let Some(heartbeat) = &mut self.heartbeat
+            && self.beat_at <= now
+        {
+            self.beat_at = now + BEAT_INTERVAL;
+            if let Err(error) = heartbeat.beat(now) {
+                warn!(%error, "answers are not held");
+            }
+        }
+    }
+
+    /// Puts back what is held, and holds nothing any more.
+    fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+        if let Some(heartbeat) = &mut self.heartbeat
+            && let Err(error) = heartbeat.stop()
+        {
+            warn!(%error, "answers may be held for another moment, and be lost");
+        }
+        while self.frames(inputs) == Drained::Limit {}
+        self.engine.release_all();
+        self.carry_out();
     }
 
     /// Hands the snapshot over to be written, if it has changed and the last one is written.
@@ -397,7 +461,7 @@ impl Hot {
         }
     }
 
-    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Drained {
         // Before a frame of an interface comes the news that the interface is there.
         while let Ok(input) = inputs.try_recv() {
             self.engine.handle(input, now());
@@ -408,6 +472,17 @@ impl Hot {
         records.drain(FRAMES_PER_TURN, |frame| {
             engine.handle(Input::Frame(frame), now());
         });
+    }
+
+    fn release(&mut self, frame: &HeldFrame) {
+        let HeldFrame {
+            ifindex,
+            bytes,
+            gso_size,
+        } = frame;
+        if let Err(error) = self.releaser.release(*ifindex, bytes, *gso_size) {
+            warn!(ifindex, %error, "an answer that was held is lost");
+        }
     }
 
     /// Has the engine look at the answers that no rule mentioned.
@@ -499,6 +574,7 @@ impl Hot {
             Command::ForgetNames { scope } => self.names.remove_scope(scope),
             Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
             Command::RecallAnswers => self.recall(),
+            Command::Release(frame) => self.release(&frame),
             Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
             Command::FindCookies(cookies) => self.ask_switch(Question::FindCookies(cookies)),

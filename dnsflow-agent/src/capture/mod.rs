@@ -35,7 +35,7 @@ pub use self::{
     attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
-    heartbeat::Heartbeat,
+    heartbeat::{BEAT_INTERVAL, Heartbeat},
     kept::KeptAnswers,
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutScope, Tables},

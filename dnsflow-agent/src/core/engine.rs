@@ -9,12 +9,14 @@
 
 mod answers;
 mod filter;
+mod hold;
 mod switch;
 mod world;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
+    time::Duration,
 };
 
 use dnsflow_common::walk::Ports;
@@ -25,6 +27,7 @@ use super::{
     firewall::FirewallUpdate,
     flow::FlowChange,
     fragments::{FragmentEvent, FragmentReassembly},
+    hold::{HoldEvent, HoldLimits, HoldQueue},
     limits::{COPY_INTERVAL, LeaseLimits},
     name::DomainName,
     ovn::{
@@ -67,6 +70,8 @@ pub struct Config {
     pub scope: Scope,
     /// How long leases last, and how many there may be.
     pub leases: LeaseLimits,
+    /// How long an answer that was taken off the wire is held at most.
+    pub hold_max: Duration,
     /// The ports that DNS servers answer from.
     pub dns_ports: Ports,
     /// Where rules go on a bridge without OVN.
@@ -83,6 +88,7 @@ impl Default for Config {
             subdomains: true,
             scope: Scope::Pod,
             leases: LeaseLimits::default(),
+            hold_max: HoldLimits::default().longest,
             dns_ports: Ports::DNS,
             profile: None,
             refusals: Refusals::default(),
@@ -125,6 +131,10 @@ pub struct Engine {
     port_by_ifindex: HashMap<u32, PortId>,
     world: World,
     filter: Filter,
+    /// Frames that were taken off the wire.
+    held: HoldQueue,
+    /// How long after their barrier flows may not be in force yet.
+    settle_time: Duration,
     /// The DNS servers that were last said to be believed.
     trusted: Option<BTreeSet<Resolver>>,
     tcp: TcpReassembly,
@@ -158,7 +168,6 @@ impl Engine {
     pub fn new(config: Config) -> Self {
         let mut engine = Self {
             world: World::new(config.subdomains, config.profile.clone()),
-            config,
             synced: Synced::default(),
             ready: false,
             interfaces: Table::default(),
@@ -169,6 +178,11 @@ impl Engine {
             port_by_name: HashMap::new(),
             port_by_ifindex: HashMap::new(),
             filter: Filter::default(),
+            held: HoldQueue::new(HoldLimits {
+                longest: config.hold_max,
+                ..HoldLimits::default()
+            }),
+            settle_time: Duration::ZERO,
             trusted: None,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
@@ -187,6 +201,7 @@ impl Engine {
             counters: Counters::default(),
             refused: Tally::default(),
             refused_told: BTreeSet::new(),
+            config,
         };
         engine.trust(&BTreeSet::new());
         engine
@@ -235,6 +250,7 @@ impl Engine {
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
+            Input::SettleTime(time) => self.settle_time = time,
             Input::MonitorGap => self.switch.compare_soon(now),
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
@@ -275,7 +291,8 @@ impl Engine {
         let due = self.due.first().map(|(at, ..)| *at);
         let switch = self.switch.deadline(self.can_judge());
         let recall = self.filter.deadline();
-        [due, switch, recall, self.world.deadline(), self.copy_at]
+        let held = self.held.next_deadline();
+        [due, switch, recall, held, self.world.deadline(), self.copy_at]
             .into_iter()
             .flatten()
             .min()
@@ -305,6 +322,11 @@ impl Engine {
     /// What became of IP fragments.
     pub fn fragment_events(&self) -> &Tally<FragmentEvent> {
         self.fragments.events()
+    }
+
+    /// What became of frames that were taken off the wire and had to wait.
+    pub fn hold_events(&self) -> &Tally<HoldEvent> {
+        self.held.events()
     }
 
     /// Addresses that were not opened, by reason.
@@ -363,6 +385,7 @@ impl Engine {
 
     /// The end of every turn: what all changes together ask for.
     fn settle(&mut self, now: Timestamp) {
+        self.release_due(now);
         if self.switch.is_up() {
             let question = self.world.locate();
             self.ask(question);

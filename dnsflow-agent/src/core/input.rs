@@ -1,6 +1,6 @@
 //! What the outside world tells the core, and what the core asks of it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Timestamp,
@@ -26,6 +26,17 @@ pub struct Frame<'a> {
     pub held: bool,
     /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for
     /// what is not to be cut.
+    pub gso_size: u16,
+}
+
+/// A frame to be put back as it was.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeldFrame {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// Its bytes, Ethernet header first.
+    pub bytes: Box<[u8]>,
+    /// As in [`Frame`].
     pub gso_size: u16,
 }
 
@@ -105,6 +116,8 @@ pub enum Input<'a> {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
+    /// How long after their barrier flows may not be in force yet.
+    SettleTime(Duration),
     /// The flow monitor left something out: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.
@@ -182,6 +195,8 @@ pub enum Command {
     /// Hand in the frames that were kept because no rule mentioned their names, as
     /// [`Input::Frame`].
     RecallAnswers,
+    /// Put a frame back onto its veth that was taken off.
+    Release(HeldFrame),
     /// Change flows, then answer with [`Input::Applied`].
     Apply {
         /// Comes back in the result.

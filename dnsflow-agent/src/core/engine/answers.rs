@@ -7,13 +7,14 @@ use std::{
 
 use dnsflow_common::walk::{self, Packet};
 
-use super::{Engine, Scope, switch::Opening};
+use super::{Engine, Scope, hold::longer, switch::Opening};
 use crate::core::{
     Timestamp,
     dns::{Answer, DnsError},
     firewall::RuleAction,
     flow::FlowChange,
     fragments::{DatagramKey, Fragment},
+    hold::Wait,
     input::Frame,
     limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
@@ -28,25 +29,41 @@ use crate::core::{
 impl Engine {
     pub(super) fn frame(&mut self, frame: Frame<'_>, now: Timestamp) {
         self.counters.frames += 1;
+        let (wait, connection) = self.told_by(frame, now);
+        if frame.held {
+            self.hold(frame, connection, wait, now);
+        }
+    }
+
+    /// What there is to wait for before the pod gets the frame, and in which connection it is one
+    /// of many.
+    fn told_by(&mut self, frame: Frame<'_>, now: Timestamp) -> (Wait, Option<ConnectionKey>) {
+        let nothing = (Wait::Nothing, None);
         let Ok(packet) = walk::from_server(&frame.bytes, &self.config.dns_ports) else {
             self.counters.frames_not_dns += 1;
-            return;
+            return nothing;
         };
         if !self.port_by_ifindex.contains_key(&frame.ifindex) {
             self.counters.frames_unknown_interface += 1;
-            return;
+            return nothing;
         }
         match packet {
             Packet::UdpAnswer(message) => match message.payload_of(frame.bytes) {
-                Some(message) => self.message(frame, message, now),
-                None => self.counters.frames_not_dns += 1,
+                Some(message) => (self.message(frame, message, now), None),
+                None => {
+                    self.counters.frames_not_dns += 1;
+                    nothing
+                }
             },
             Packet::TcpSegment(found) => {
-                if let Some(segment) = segment(&found, frame) {
-                    for message in self.tcp.feed(&segment, now) {
-                        self.message(frame, &message, now);
-                    }
+                let Some(segment) = segment(&found, frame) else {
+                    return nothing;
+                };
+                let mut wait = Wait::Nothing;
+                for message in self.tcp.feed(&segment, now) {
+                    wait = longer(wait, self.message(frame, &message, now));
                 }
+                (wait, Some(segment.key))
             }
             Packet::Fragment(found) => {
                 if let Some(fragment) = fragment(&found, frame)
@@ -55,6 +72,7 @@ impl Engine {
                 {
                     self.message(frame, &datagram.payload, now);
                 }
+                nothing
             }
         }
     }
@@ -69,18 +87,26 @@ impl Engine {
         trusted.is_some_and(|trusted| trusted.contains(&resolver))
     }
 
-    fn message(&mut self, frame: Frame<'_>, message: &[u8], now: Timestamp) {
+    fn message(&mut self, frame: Frame<'_>, message: &[u8], now: Timestamp) -> Wait {
         let Some(&port_id) = self.port_by_ifindex.get(&frame.ifindex) else {
-            return;
+            return Wait::Nothing;
         };
         match Answer::decode(message) {
-            Ok(answer) => self.answer(port_id, answer, frame.captured_at, now),
+            Ok(answer) => return self.answer(port_id, answer, frame.captured_at, now),
             Err(DnsError::Malformed(_)) => self.counters.answers_malformed += 1,
             Err(_) => self.counters.answers_unusable += 1,
         }
+        Wait::Nothing
     }
 
-    fn answer(&mut self, told: PortId, answer: Answer, captured_at: Timestamp, now: Timestamp) {
+    /// Takes in an answer; gives what has to be waited for until all that it asks for is installed.
+    fn answer(
+        &mut self,
+        told: PortId,
+        answer: Answer,
+        captured_at: Timestamp,
+        now: Timestamp,
+    ) -> Wait {
         let Answer {
             name,
             mut addresses,
@@ -135,12 +161,23 @@ impl Engine {
                 port: port.row.iface_id.clone(),
                 name,
                 addresses: opened,
-                rules,
+                rules: rules.clone(),
                 changes: self.changes.len() - changes_before,
                 captured_at,
             });
             self.open(changes_before, opening);
         }
+        if rules.is_empty() {
+            return Wait::Nothing;
+        }
+        let waits = self.ports_told(told).into_iter().flat_map(|port| {
+            let leases = self.ports.get(&port).map(|port| &port.leases);
+            let addresses = addresses.iter().map(|(address, _)| address);
+            addresses.filter_map(move |address| leases?.get(address))
+        });
+        waits
+            .map(|lease| self.switch.wait_for(lease))
+            .fold(Wait::Nothing, longer)
     }
 
     /// Whether the address may be opened; a refusal is counted, and told if it is news.

@@ -3,12 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
+    time::Duration,
 };
 
-use super::Engine;
+use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    hold::Wait,
     input::{BatchError, BatchId},
     limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
     name::DomainName,
@@ -87,6 +89,20 @@ impl Switch {
     /// The batch that the next changes will be in.
     pub(super) fn next_batch(&self) -> BatchId {
         BatchId(self.next_batch)
+    }
+
+    /// What has to be waited for until the flows of a lease are installed.
+    pub(super) fn wait_for(&self, lease: &Lease) -> Wait {
+        match lease.written_in {
+            Some(batch) if self.unsent.contains(&batch) => FOR_NOTHING,
+            Some(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
+            // Not sent yet, but about to be.
+            Some(batch) if batch == self.next_batch() && self.sends_openings() => {
+                Wait::Batch(batch)
+            }
+            Some(batch) if batch >= self.next_batch() => FOR_NOTHING,
+            _ => Wait::Nothing,
+        }
     }
 
     /// Whether what an answer opens is sent at once.
@@ -205,6 +221,12 @@ impl Engine {
         let Some(pending) = self.switch.pending.remove(&batch) else {
             return;
         };
+        match &result {
+            Ok(()) => self.held.applied(batch, self.settle_time, now),
+            // The comparison after the reconnect covers them: the answers wait for it.
+            Err(BatchError::ConnectionLost) => {}
+            Err(BatchError::Refused(_)) => self.held.applied(batch, Duration::ZERO, now),
+        }
         match result {
             Ok(()) => {
                 for opening in pending.openings {
