@@ -81,3 +81,14 @@ pub const FRAGMENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
 /// How long a datagram is waited for: as long as Linux does (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// An answer is held for at most this long, by default: a resolver waits for seconds before it asks
+/// again, a person does not notice.
+pub const HOLD_LONGEST: Duration = Duration::from_millis(100);
+/// Frames that are held at the same time on the node: 10,000 answers a second for as long as they
+/// may be held are 1,000.
+pub const HELD_MAX: usize = 8192;
+/// How many of them one pod's interface can have.
+pub const HELD_PER_INTERFACE_MAX: usize = 2048;
+/// Bytes that all of them have together.
+pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
