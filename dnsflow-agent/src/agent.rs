@@ -29,8 +29,8 @@ use tracing::{debug, info, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, AttachCommand, Capture, CaptureError, Counters, Drained, Heartbeat, KeptAnswers, BEAT_INTERVAL, Releaser, NameFilter, Records,
-        Resolvers,
+        self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, Counters, Drained, Heartbeat,
+        KeptAnswers, NameFilter, Records, Releaser, Resolvers,
     },
     clock::{Alarm, now},
     core::{
@@ -471,7 +471,7 @@ impl Hot {
         } = self;
         records.drain(FRAMES_PER_TURN, |frame| {
             engine.handle(Input::Frame(frame), now());
-        });
+        })
     }
 
     fn release(&mut self, frame: &HeldFrame) {

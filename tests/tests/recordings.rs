@@ -409,6 +409,7 @@ impl Node {
                     | Command::FilterInterface { .. }
                     | Command::ForgetNames { .. }
                     | Command::RecallAnswers
+                    | Command::Release(_)
                     | Command::Detach { .. }
                     | Command::MonitorTables(_) => None,
                 };

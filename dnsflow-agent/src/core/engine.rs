@@ -292,10 +292,17 @@ impl Engine {
         let switch = self.switch.deadline(self.can_judge());
         let recall = self.filter.deadline();
         let held = self.held.next_deadline();
-        [due, switch, recall, held, self.world.deadline(), self.copy_at]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            due,
+            switch,
+            recall,
+            held,
+            self.world.deadline(),
+            self.copy_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// What is to be done, in this order. What several answers open goes together.

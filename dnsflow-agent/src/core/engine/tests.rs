@@ -223,7 +223,8 @@ impl Node {
                         }
                         None
                     }
-                    Command::Apply { .. }
+                    Command::Release(_)
+                    | Command::Apply { .. }
                     | Command::DumpFlows
                     | Command::Detach { .. }
                     | Command::TrustResolvers(_)
