@@ -13,6 +13,7 @@ pub mod netns;
 pub mod ovs;
 pub mod pod;
 pub mod process;
+pub mod relay;
 pub mod root;
 pub mod support;
 pub mod topology;
