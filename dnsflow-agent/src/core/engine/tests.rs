@@ -1,5 +1,6 @@
 //! Stories about one node, told in inputs and checked in commands.
 
+mod hold;
 mod model;
 
 use std::{
