@@ -285,7 +285,9 @@ impl Lab {
     /// row is written (see [`Lab::wait_wired`]): the moment that the veth appeared.
     pub fn add_pod(&self, spec: &PodSpec) -> Result<Instant> {
         let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
-        self.add_logical_port(spec, &uid)?;
+        if self.has_ovn() {
+            self.add_logical_port(spec, &uid)?;
+        }
 
         let sandbox = sandbox_id()?;
         let host = host_veth(&sandbox);
@@ -424,7 +426,14 @@ impl Lab {
             .node_command("ip")?
             .args(["link", "delete", &record.host_veth]))?;
         self.pod(lsp).netns().delete()?;
+        fs::remove_file(PodRecord::file(self, lsp))?;
+        if self.has_ovn() {
+            self.delete_logical_ports(&ports)?;
+        }
+        Ok(())
+    }
 
+    fn delete_logical_ports(&self, ports: &[String]) -> Result<()> {
         let mut nb = self.nb()?;
         for port in ports {
             for row in nb.select("Logical_Switch_Port", json!([["name", "==", port]]))? {
@@ -438,7 +447,6 @@ impl Lab {
                 nb.transact(&[leave("Logical_Switch"), leave("Port_Group")])?;
             }
         }
-        fs::remove_file(PodRecord::file(self, lsp))?;
         Ok(())
     }
 
@@ -457,6 +465,17 @@ impl Lab {
                     .any(|row| map_value(&row["external_ids"], "ovn-installed").is_some()))
             },
         )
+    }
+
+    /// The number that br-int gives to the pod's interface.
+    pub fn openflow_port(&self, lsp: &str) -> Result<u32> {
+        let name = self.host_veth(lsp)?;
+        let rows = self
+            .ovs_db()?
+            .select("Interface", json!([["name", "==", name]]))?;
+        rows.first()
+            .and_then(|row| u32::try_from(elements(&row["ofport"]).first()?.as_i64()?).ok())
+            .context("the pod's interface has no OpenFlow port")
     }
 
     /// The host side of the pod's veth.
@@ -491,15 +510,8 @@ impl Lab {
     }
 
     fn trace_packet(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<String> {
-        let record = PodRecord::read(self, lsp)?;
-        let interface = self
-            .ovs_db()?
-            .select("Interface", json!([["name", "==", record.host_veth]]))?;
-        let port = interface
-            .first()
-            .and_then(|row| elements(&row["ofport"]).first()?.as_i64())
-            .context("the pod's interface has no OpenFlow port")?;
-        let spec = record.spec;
+        let port = self.openflow_port(lsp)?;
+        let spec = PodRecord::read(self, lsp)?.spec;
         let network = match to.ip() {
             IpAddr::V4(to) => format!("{protocol},nw_src={},nw_dst={to}", spec.address),
             IpAddr::V6(to) => {
