@@ -217,12 +217,20 @@ impl Node {
     }
 
     fn add_pod_as(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
-        let port = format!("ns1_{name}");
-        self.pods.insert(port.clone(), row);
+        self.add_interface(name, host, uid, row);
+        self.add_logical_port(name, host, row);
+    }
+
+    fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
-            interfaces: vec![(row, Some(interface(&port, host, uid)))],
+            interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],
         }));
+    }
+
+    fn add_logical_port(&mut self, name: &str, host: u8, row: RowId) {
+        let port = format!("ns1_{name}");
+        self.pods.insert(port.clone(), row);
         let update = SbUpdate {
             port_bindings: vec![(
                 row,
@@ -1031,6 +1039,11 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     // Also a pod that comes later.
     node.add_pod("p3", 7);
     assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
+    // And one that OVN knows before it has an interface.
+    let row = RowId::new(0x108);
+    node.add_logical_port("p4", 8, row);
+    node.add_interface("p4", 8, "uid-p4", row);
+    assert_eq!(sources(&node).len(), 4);
 }
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
