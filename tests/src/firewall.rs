@@ -45,6 +45,15 @@ pub enum To {
 /// `spec.egress[].ports[]`: protocol (`udp`, `tcp` or `sctp`) and destination port.
 pub type PortSpec = (&'static str, u16);
 
+/// The severities with which a namespace's packets are logged.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Severities {
+    /// Of those that a rule lets pass.
+    pub allow: &'static str,
+    /// Of those that a rule drops.
+    pub deny: &'static str,
+}
+
 /// One entry of `spec.egress`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RuleSpec {
@@ -318,6 +327,26 @@ impl Lab {
             nb.transact(&operations)?;
         }
         delete_unused_address_sets(&mut nb)
+    }
+
+    /// Has OVN log what a namespace's EgressFirewall decides, as ovn-kubernetes does for the
+    /// annotation `k8s.ovn.org/acl-logging`, or not any more; returns when OVN has brought it to
+    /// the flow tables.
+    pub fn log_firewall(&self, namespace: &str, severities: Option<Severities>) -> Result<()> {
+        let mut nb = self.nb()?;
+        let mut operations = Vec::new();
+        for acl in firewall_acls(&mut nb, namespace)?.into_values() {
+            let severity = severities.map(|severities| match acl["action"].as_str() {
+                Some("drop") => severities.deny,
+                _ => severities.allow,
+            });
+            operations.push(json!({
+                "op": "update", "table": "ACL", "where": [["_uuid", "==", acl["_uuid"]]],
+                "row": {"log": severity.is_some(), "severity": set(severity)},
+            }));
+        }
+        nb.transact(&operations)?;
+        self.sync()
     }
 
     /// The ACLs of a namespace's EgressFirewall by rule index, as they are.
