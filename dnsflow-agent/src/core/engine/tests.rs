@@ -17,7 +17,7 @@ use super::*;
 use crate::core::{
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow, Frame},
+    input::{BatchError, BatchId, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX},
     limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
@@ -625,6 +625,27 @@ fn nothing_is_written_before_the_table_is_known() {
     node.ovn_installed = true;
     node.pass(Duration::from_secs(1));
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
+    let mut node = Node::with(&[]);
+    let names = (0..2 * LOGICAL_FLOW_SAMPLE_MAX).map(|n| allow(&format!("n{n}.test")));
+    let rules: Vec<Rule> = names.chain([deny_all()]).collect();
+    let flows = (0..rules.len() as u32).filter_map(|i| {
+        let row = RowId::new((0xf00 + u128::from(i)) << 96);
+        Some((row, Some(logical_flow(i, &rules)?)))
+    });
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let Some(Question::Cookies(cookies)) = node.engine.world.sampled(4, vec![], node.now) else {
+        panic!("nothing to look for");
+    };
+    // No address set is empty in the last rule.
+    let last = 0xf00 + rules.len() as u32 - 1;
+    assert!(cookies.contains(&last), "{cookies:x?}");
 }
 
 #[test]
