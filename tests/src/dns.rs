@@ -84,6 +84,8 @@ server:
     pidfile: \"\"
     use-syslog: no
     module-config: \"iterator\"
+    # By default it knows that these do not exist.
+    local-zone: \"test.\" nodefault
 auth-zone:
     name: \".\"
     zonefile: \"{}\"
