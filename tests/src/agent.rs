@@ -68,12 +68,15 @@ impl Lab {
             .arg("--manifests")
             .arg(self.manifests())
             .args(["--ovs-db", &self.remote("db.sock")])
-            .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
-            .args(["--ovn-sb", &self.remote("ovnsb_db.sock")])
             .arg("--openflow-socket")
             .arg(openflow)
             .args(["--resolver", &DNS_SERVICE.to_string()])
             .args(["--log-format", "json"]);
+        if self.has_ovn() {
+            command
+                .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
+                .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
+        }
         self.node().enter(&mut command)?;
         Ok(command)
     }

@@ -24,6 +24,9 @@ use crate::{
 /// go-controller/pkg/types/const.go).
 const START_PRIORITY: usize = 10_000;
 
+/// `k8s.ovn.org/owner-type` of the address sets of names.
+const DNS_SETS: &str = "EgressFirewallDNS";
+
 /// `spec.egress[].type`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
@@ -44,6 +47,15 @@ pub enum To {
 
 /// `spec.egress[].ports[]`: protocol (`udp`, `tcp` or `sctp`) and destination port.
 pub type PortSpec = (&'static str, u16);
+
+/// The severities with which a namespace's packets are logged.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Severities {
+    /// Of those that a rule lets pass.
+    pub allow: &'static str,
+    /// Of those that a rule drops.
+    pub deny: &'static str,
+}
 
 /// One entry of `spec.egress`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -301,11 +313,7 @@ impl Lab {
                 To::Cidr(_) => None,
             })
             .collect();
-        for name in names {
-            for (_, family) in families(self.cluster()) {
-                create_address_set(&mut nb, name, family, self.cluster())?;
-            }
-        }
+        create_address_sets(&mut nb, &names, self.cluster())?;
         let acls = firewall_acls(&mut nb, namespace)?;
         let target = Target {
             namespace,
@@ -318,6 +326,26 @@ impl Lab {
             nb.transact(&operations)?;
         }
         delete_unused_address_sets(&mut nb)
+    }
+
+    /// Has OVN log what a namespace's EgressFirewall decides, as ovn-kubernetes does for the
+    /// annotation `k8s.ovn.org/acl-logging`, or not any more; returns when OVN has brought it to
+    /// the flow tables.
+    pub fn log_firewall(&self, namespace: &str, severities: Option<Severities>) -> Result<()> {
+        let mut nb = self.nb()?;
+        let mut operations = Vec::new();
+        for acl in firewall_acls(&mut nb, namespace)?.into_values() {
+            let severity = severities.map(|severities| match acl["action"].as_str() {
+                Some("drop") => severities.deny,
+                _ => severities.allow,
+            });
+            operations.push(json!({
+                "op": "update", "table": "ACL", "where": [["_uuid", "==", acl["_uuid"]]],
+                "row": {"log": severity.is_some(), "severity": set(severity)},
+            }));
+        }
+        nb.transact(&operations)?;
+        self.sync()
     }
 
     /// The ACLs of a namespace's EgressFirewall by rule index, as they are.
@@ -341,53 +369,87 @@ impl Lab {
     }
 }
 
-fn create_address_set(
+/// The rows with this `k8s.ovn.org/owner-type`.
+fn owned_by(kind: &str) -> Value {
+    json!([[
+        "external_ids",
+        "includes",
+        map([("k8s.ovn.org/owner-type", kind)])
+    ]])
+}
+
+/// Creates the address sets that these names lack.
+fn create_address_sets(
     nb: &mut Database,
-    dns_name: &str,
-    family: &str,
+    dns_names: &BTreeSet<&str>,
     cluster: Cluster,
 ) -> Result<()> {
-    let name = address_set(dns_name, family, cluster);
-    if nb
-        .select("Address_Set", json!([["name", "==", name]]))?
-        .is_empty()
-    {
-        nb.transact(&[json!({
-            "op": "insert", "table": "Address_Set",
-            "row": {
-                "name": name,
-                "external_ids": map([
-                    ("ip-family", family),
-                    ("k8s.ovn.org/id", &address_set_id(dns_name, family, cluster)),
-                    ("k8s.ovn.org/name", dns_name),
-                    ("k8s.ovn.org/owner-controller", "default-network-controller"),
-                    ("k8s.ovn.org/owner-type", "EgressFirewallDNS"),
-                ]),
-            },
-        })])?;
+    let mut taken: BTreeSet<String> = nb
+        .select("Address_Set", owned_by(DNS_SETS))?
+        .iter()
+        .filter_map(|row| row["name"].as_str().map(str::to_owned))
+        .collect();
+    let mut operations = Vec::new();
+    for dns_name in dns_names {
+        for (_, family) in families(cluster) {
+            let name = address_set(dns_name, family, cluster);
+            if !taken.insert(name.clone()) {
+                continue;
+            }
+            operations.push(json!({
+                "op": "insert", "table": "Address_Set",
+                "row": {
+                    "name": name,
+                    "external_ids": map([
+                        ("ip-family", *family),
+                        ("k8s.ovn.org/id", &address_set_id(dns_name, family, cluster)),
+                        ("k8s.ovn.org/name", dns_name),
+                        ("k8s.ovn.org/owner-controller", "default-network-controller"),
+                        ("k8s.ovn.org/owner-type", DNS_SETS),
+                    ]),
+                },
+            }));
+        }
+    }
+    if !operations.is_empty() {
+        nb.transact(&operations)?;
     }
     Ok(())
 }
 
 fn delete_unused_address_sets(nb: &mut Database) -> Result<()> {
-    let owner = |kind: &str| {
-        let pair = map([("k8s.ovn.org/owner-type", kind)]);
-        json!([["external_ids", "includes", pair]])
-    };
-    let acls = nb.select("ACL", owner("EgressFirewall"))?;
-    for unused in nb.select("Address_Set", owner("EgressFirewallDNS"))? {
-        let name = format!("${}", unused["name"].as_str().unwrap_or_default());
-        let is_used = acls
-            .iter()
-            .filter_map(|acl| acl["match"].as_str())
-            .any(|text| text.contains(&name));
-        if !is_used {
-            nb.transact(&[json!({
-                "op": "delete", "table": "Address_Set", "where": [["_uuid", "==", unused["_uuid"]]],
-            })])?;
-        }
+    let acls = nb.select("ACL", owned_by("EgressFirewall"))?;
+    let used: BTreeSet<&str> = acls
+        .iter()
+        .filter_map(|acl| acl["match"].as_str())
+        .flat_map(sets_in)
+        .collect();
+    let sets = nb.select("Address_Set", owned_by(DNS_SETS))?;
+    let operations: Vec<Value> = sets
+        .iter()
+        .filter(|set| !set["name"].as_str().is_some_and(|name| used.contains(name)))
+        .map(|unused| {
+            json!({
+                "op": "delete", "table": "Address_Set",
+                "where": [["_uuid", "==", unused["_uuid"]]],
+            })
+        })
+        .collect();
+    if !operations.is_empty() {
+        nb.transact(&operations)?;
     }
     Ok(())
+}
+
+/// The address sets that a match mentions.
+fn sets_in(text: &str) -> impl Iterator<Item = &str> {
+    let after_dollars = text.split('$').skip(1);
+    after_dollars.map(
+        |rest| match rest.find(|c: char| !c.is_ascii_alphanumeric()) {
+            Some(end) => &rest[..end],
+            None => rest,
+        },
+    )
 }
 
 fn firewall_acls(nb: &mut Database, namespace: &str) -> Result<BTreeMap<usize, Row>> {

@@ -2,6 +2,7 @@
 //! programs, which are unpacked below `target/` and never installed.
 
 pub mod agent;
+pub mod bridge;
 pub mod database;
 pub mod dns;
 pub mod download;

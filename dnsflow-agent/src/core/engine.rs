@@ -521,6 +521,9 @@ impl Engine {
                 self.remember(id, lease.address, &name, now + rest, now);
             }
         }
+        // OVN's rows may have been there before the interface.
+        self.share_within_namespace(id, now);
+        self.replan(id, now);
     }
 
     fn close_port(&mut self, id: PortId) {

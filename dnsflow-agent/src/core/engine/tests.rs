@@ -21,7 +21,7 @@ use crate::core::{
     dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow, Frame, ScopeId},
+    input::{BatchError, BatchId, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
     limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
@@ -289,12 +289,20 @@ impl Node {
     }
 
     fn add_pod_as(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
-        let port = format!("ns1_{name}");
-        self.pods.insert(port.clone(), row);
+        self.add_interface(name, host, uid, row);
+        self.add_logical_port(name, host, row);
+    }
+
+    fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
-            interfaces: vec![(row, Some(interface(&port, host, uid)))],
+            interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],
         }));
+    }
+
+    fn add_logical_port(&mut self, name: &str, host: u8, row: RowId) {
+        let port = format!("ns1_{name}");
+        self.pods.insert(port.clone(), row);
         let update = SbUpdate {
             port_bindings: vec![(
                 row,
@@ -693,6 +701,27 @@ fn nothing_is_written_before_the_table_is_known() {
     node.ovn_installed = true;
     node.pass(Duration::from_secs(1));
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
+    let mut node = Node::with(&[]);
+    let names = (0..2 * LOGICAL_FLOW_SAMPLE_MAX).map(|n| allow(&format!("n{n}.test")));
+    let rules: Vec<Rule> = names.chain([deny_all()]).collect();
+    let flows = (0..rules.len() as u32).filter_map(|i| {
+        let row = RowId::new((0xf00 + u128::from(i)) << 96);
+        Some((row, Some(logical_flow(i, &rules)?)))
+    });
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let Some(Question::Cookies(cookies)) = node.engine.world.sampled(4, vec![], node.now) else {
+        panic!("nothing to look for");
+    };
+    // No address set is empty in the last rule.
+    let last = 0xf00 + rules.len() as u32 - 1;
+    assert!(cookies.contains(&last), "{cookies:x?}");
 }
 
 #[test]
@@ -1108,6 +1137,11 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     // Also a pod that comes later.
     node.add_pod("p3", 7);
     assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
+    // And one that OVN knows before it has an interface.
+    let row = RowId::new(0x108);
+    node.add_logical_port("p4", 8, row);
+    node.add_interface("p4", 8, "uid-p4", row);
+    assert_eq!(sources(&node).len(), 4);
 }
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its

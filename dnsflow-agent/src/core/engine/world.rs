@@ -305,12 +305,16 @@ impl World {
         mut flows: Vec<RowId>,
         now: Timestamp,
     ) -> Option<Question> {
-        // Those of the rules come first: the namespace has a pod here, so they are installed.
-        let ours = self
+        // Those of the rules come first: the namespace has a pod here, so they are installed, but
+        // for those with an address set that is empty.
+        let mut ours: Vec<(bool, RowId)> = self
             .ovn
             .logical_flows()
             .filter(|(_, flow)| flow.table_id == table_id)
-            .map(|(id, _)| id);
+            .map(|(id, flow)| (flow.matches.contains('$'), id))
+            .collect();
+        ours.sort_unstable();
+        let ours = ours.into_iter().map(|(_, id)| id);
         let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
         sample.append(&mut flows);
         self.locator.sampled(table_id, &sample, now)
