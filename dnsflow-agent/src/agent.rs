@@ -552,9 +552,15 @@ impl Hot {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Attach { interface, name } => {
-                self.attach(AttachCommand::Attach { interface, name });
-            }
+            Command::Attach {
+                interface,
+                name,
+                policed,
+            } => self.attach(AttachCommand::Attach {
+                interface,
+                name,
+                policed,
+            }),
             Command::Detach { interface } => self.attach(AttachCommand::Detach { interface }),
             Command::Apply {
                 batch,

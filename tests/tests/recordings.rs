@@ -538,6 +538,7 @@ fn interface_row() -> Interface {
         sandbox: None,
         ofport: None,
         ifindex: None,
+        policing_kbps: 0,
         external_ids: BTreeMap::new(),
     }
 }

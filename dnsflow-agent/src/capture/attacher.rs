@@ -4,7 +4,7 @@
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Attachments, LinkEvent, LinkEvents, Program};
+use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
 use crate::{
     clock::now,
     core::{Input, ovn::rows::RowId},
@@ -19,6 +19,8 @@ pub enum AttachCommand {
         interface: RowId,
         /// The host side of the veth.
         name: String,
+        /// Whether Open vSwitch is to limit what the pod sends.
+        policed: bool,
     },
     /// Detach, or stop trying to attach.
     Detach {
@@ -73,7 +75,20 @@ impl Attacher {
 
     fn command(&mut self, command: AttachCommand) -> Vec<Input<'static>> {
         match command {
-            AttachCommand::Attach { interface, name } => {
+            AttachCommand::Attach {
+                interface,
+                name,
+                policed,
+            } => {
+                let excluded = self.attachments.program().kind() == Some(AttachKind::Clsact);
+                if policed && excluded {
+                    warn!(
+                        name,
+                        "Open vSwitch does not limit what this pod sends (ingress_policing_rate): \
+                         its qdisc and clsact, which the programs need on this kernel, exclude \
+                         each other; Linux 6.6 with TCX has no such conflict"
+                    );
+                }
                 vec![self.attachments.attach(interface, name, now())]
             }
             AttachCommand::Detach { interface } => {

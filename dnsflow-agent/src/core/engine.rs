@@ -466,11 +466,16 @@ impl Engine {
         for Changed { id, old, new } in rest {
             let Some(row) = new else { continue };
             // The veth's name stays when it is replaced; its index does not.
-            let replaced = |old: &Interface| old.name != row.name || old.ifindex != row.ifindex;
+            let policed = row.policing_kbps > 0;
+            let replaced = |old: &Interface| {
+                (&old.name, old.ifindex) != (&row.name, row.ifindex)
+                    || (old.policing_kbps > 0) != policed
+            };
             if old.as_ref().is_none_or(replaced) {
                 self.commands.push(Command::Attach {
                     interface: id,
                     name: row.name.clone(),
+                    policed,
                 });
             }
             if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {

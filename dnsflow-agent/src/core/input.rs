@@ -164,6 +164,8 @@ pub enum Command {
         interface: RowId,
         /// The host side of the veth.
         name: String,
+        /// Whether Open vSwitch is to limit what the pod sends.
+        policed: bool,
     },
     /// Detach the programs, or stop trying to attach them.
     Detach {

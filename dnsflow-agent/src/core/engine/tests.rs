@@ -438,6 +438,7 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
         sandbox: Some(format!("sandbox-{uid}")),
         ofport: None,
         ifindex: None,
+        policing_kbps: 0,
         external_ids: BTreeMap::new(),
     }
 }
