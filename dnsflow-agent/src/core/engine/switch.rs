@@ -10,7 +10,7 @@ use crate::core::{
     Command, Timestamp,
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
     input::{BatchError, BatchId},
-    limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
+    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY},
     name::DomainName,
     plan::Spot,
     port::{Lease, PortId},
@@ -65,6 +65,12 @@ impl Switch {
     /// Compares at the next opportunity.
     pub(super) fn compare_soon(&mut self, now: Timestamp) {
         self.compare_at = self.compare_at.map(|at| at.min(now));
+    }
+
+    /// Compares once the counters of every flow that there is now will tell.
+    pub(super) fn count_soon(&mut self, now: Timestamp) {
+        let at = now + COUNTERS_DELAY_MAX;
+        self.compare_at = self.compare_at.map(|planned| planned.min(at));
     }
 
     /// A dump that is under way will not be answered: one interval later, another.
@@ -273,6 +279,7 @@ impl Engine {
                 .filter(|flow| flow.body.cookie == cookie);
             if let Some(flow) = leased {
                 flow.written_at = Some(now);
+                flow.counted = false;
                 self.changes.push(FlowChange::Add(key, flow.body.clone()));
             }
         }
@@ -308,11 +315,16 @@ impl Engine {
                         flow.packets = installed.packets;
                         flow.used_at = now;
                     }
+                    flow.counted = flow.counted
+                        || flow
+                            .written_at
+                            .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
                 }
                 // Written after the dump began: it may not be in there.
                 _ if flow.written_at.is_some_and(|at| at >= since) => {}
                 _ => {
                     flow.written_at = Some(now);
+                    flow.counted = false;
                     self.changes
                         .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
                 }
