@@ -306,15 +306,12 @@ impl Lab {
     /// The rows of [`Lab::set_firewall`] alone, without waiting.
     pub fn write_firewall_rows(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
         let mut nb = self.nb()?;
-        let names: BTreeSet<&str> = rules
-            .iter()
-            .filter_map(|rule| match &rule.to {
-                To::Name(name) => Some(name.as_str()),
-                To::Cidr(_) => None,
-            })
-            .collect();
-        create_address_sets(&mut nb, &names, self.cluster())?;
         let acls = firewall_acls(&mut nb, namespace)?;
+        let matches = acls.values().filter_map(|acl| acl["match"].as_str());
+        let before: BTreeSet<&str> = matches.flat_map(sets_in).collect();
+        let wanted = name_sets(rules, self.cluster());
+        let is_new = |set: &&NameSet<'_>| !before.contains(set.name.as_str());
+        create_address_sets(&mut nb, wanted.iter().filter(is_new))?;
         let target = Target {
             namespace,
             network: self.network_of(namespace)?,
@@ -325,7 +322,8 @@ impl Lab {
         if !operations.is_empty() {
             nb.transact(&operations)?;
         }
-        delete_unused_address_sets(&mut nb)
+        let kept: BTreeSet<&str> = wanted.iter().map(|set| set.name.as_str()).collect();
+        delete_unused_address_sets(&mut nb, before.difference(&kept).copied().collect())
     }
 
     /// Has OVN log what a namespace's EgressFirewall decides, as ovn-kubernetes does for the
@@ -369,6 +367,31 @@ impl Lab {
     }
 }
 
+/// The address set of a `dnsName` for one family.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct NameSet<'a> {
+    name: String,
+    dns_name: &'a str,
+    family: &'static str,
+    id: String,
+}
+
+/// The address sets that these rules need.
+fn name_sets(rules: &[RuleSpec], cluster: Cluster) -> BTreeSet<NameSet<'_>> {
+    let mut sets = BTreeSet::new();
+    for rule in rules {
+        if let To::Name(dns_name) = &rule.to {
+            sets.extend(families(cluster).iter().map(|(_, family)| NameSet {
+                name: address_set(dns_name, family, cluster),
+                dns_name,
+                family,
+                id: address_set_id(dns_name, family, cluster),
+            }));
+        }
+    }
+    sets
+}
+
 /// The rows with this `k8s.ovn.org/owner-type`.
 fn owned_by(kind: &str) -> Value {
     json!([[
@@ -378,32 +401,30 @@ fn owned_by(kind: &str) -> Value {
     ]])
 }
 
-/// Creates the address sets that these names lack.
-fn create_address_sets(
+/// Creates those of the address sets that do not exist.
+fn create_address_sets<'a>(
     nb: &mut Database,
-    dns_names: &BTreeSet<&str>,
-    cluster: Cluster,
+    sets: impl Iterator<Item = &'a NameSet<'a>>,
 ) -> Result<()> {
-    let mut taken: BTreeSet<String> = nb
-        .select("Address_Set", owned_by(DNS_SETS))?
-        .iter()
-        .filter_map(|row| row["name"].as_str().map(str::to_owned))
-        .collect();
+    let mut sets = sets.peekable();
+    if sets.peek().is_none() {
+        return Ok(());
+    }
+    let known = nb.select("Address_Set", owned_by(DNS_SETS))?;
+    let known = known.iter().filter_map(|row| row["name"].as_str());
+    let mut taken: BTreeSet<String> = known.map(str::to_owned).collect();
     let mut operations = Vec::new();
-    for dns_name in dns_names {
-        for (_, family) in families(cluster) {
-            let name = address_set(dns_name, family, cluster);
-            if !taken.insert(name.clone()) {
-                continue;
-            }
+    for set in sets {
+        // Names that differ in case only may have one set.
+        if taken.insert(set.name.clone()) {
             operations.push(json!({
                 "op": "insert", "table": "Address_Set",
                 "row": {
-                    "name": name,
+                    "name": set.name,
                     "external_ids": map([
-                        ("ip-family", *family),
-                        ("k8s.ovn.org/id", &address_set_id(dns_name, family, cluster)),
-                        ("k8s.ovn.org/name", dns_name),
+                        ("ip-family", set.family),
+                        ("k8s.ovn.org/id", &set.id),
+                        ("k8s.ovn.org/name", set.dns_name),
                         ("k8s.ovn.org/owner-controller", "default-network-controller"),
                         ("k8s.ovn.org/owner-type", DNS_SETS),
                     ]),
@@ -417,24 +438,18 @@ fn create_address_sets(
     Ok(())
 }
 
-fn delete_unused_address_sets(nb: &mut Database) -> Result<()> {
+/// Deletes those of the address sets that no EgressFirewall needs any more.
+fn delete_unused_address_sets(nb: &mut Database, mut sets: BTreeSet<&str>) -> Result<()> {
+    if sets.is_empty() {
+        return Ok(());
+    }
     let acls = nb.select("ACL", owned_by("EgressFirewall"))?;
-    let used: BTreeSet<&str> = acls
-        .iter()
-        .filter_map(|acl| acl["match"].as_str())
-        .flat_map(sets_in)
-        .collect();
-    let sets = nb.select("Address_Set", owned_by(DNS_SETS))?;
-    let operations: Vec<Value> = sets
-        .iter()
-        .filter(|set| !set["name"].as_str().is_some_and(|name| used.contains(name)))
-        .map(|unused| {
-            json!({
-                "op": "delete", "table": "Address_Set",
-                "where": [["_uuid", "==", unused["_uuid"]]],
-            })
-        })
-        .collect();
+    let matches = acls.iter().filter_map(|acl| acl["match"].as_str());
+    for used in matches.flat_map(sets_in) {
+        sets.remove(used);
+    }
+    let delete = |name: &&str| json!({"op": "delete", "table": "Address_Set", "where": [["name", "==", name]]});
+    let operations: Vec<Value> = sets.iter().map(delete).collect();
     if !operations.is_empty() {
         nb.transact(&operations)?;
     }

@@ -1,22 +1,19 @@
 //! Who shares an address that a pod was told, and how many addresses there may be.
 
-use std::{
-    net::Ipv4Addr,
-    time::{Duration, Instant},
-};
+use std::{net::Ipv4Addr, time::Duration};
 
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::Lab,
     pod::{DNS, PodSpec, Transport},
+    process::wait_until,
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
-/// The agent reads the flows' counters every ten seconds.
-const COUNTED: Duration = Duration::from_secs(11);
+const LIMIT: Duration = Duration::from_secs(20);
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
 
@@ -30,6 +27,11 @@ fn firewall(lab: &Lab, namespace: &str) {
 fn fetch(lab: &Lab, pod: &str, limit: Duration) -> Result<String, String> {
     let fetched = lab.pod(pod).fetch("http://203.0.113.2/", limit);
     fetched.expect("curl runs").result
+}
+
+fn leads_to(flows: &[String], address: Ipv4Addr) -> bool {
+    let destination = format!("nw_dst={address} ");
+    flows.iter().any(|flow| flow.contains(&destination))
 }
 
 #[test]
@@ -83,20 +85,13 @@ fn caps_hold_and_spare_what_is_in_use() {
         ])
         .expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
+    // Nobody has counted its packets when the caps are reached.
     let mut download = pod.download("www.example.com").expect("curl starts");
-    // It is in use once the agent has read the flows' counters.
-    let counted = Instant::now() + COUNTED;
-    while Instant::now() < counted {
-        download.goes_on(SOME).expect("the rule allows it");
-    }
-    let flows_of = |addresses: usize, last: Ipv4Addr| {
-        let to = |address: Ipv4Addr| format!("nw_dst={address} ");
-        let wanted = [to(Ipv4Addr::new(203, 0, 113, 2)), to(last)];
+    download.goes_on(1).expect("the rule allows it");
+    let in_use = Ipv4Addr::new(203, 0, 113, 2);
+    let holds = |addresses: usize| {
         lab.wait_flows("the flows of so many addresses", |flows| {
-            flows.len() == addresses * FLOWS_PER_ADDRESS
-                && wanted
-                    .iter()
-                    .all(|to| flows.iter().any(|flow| flow.contains(to)))
+            flows.len() == addresses * FLOWS_PER_ADDRESS && leads_to(flows, in_use)
         })
         .expect("they are there");
     };
@@ -111,14 +106,21 @@ fn caps_hold_and_spare_what_is_in_use() {
     let told: Vec<Ipv4Addr> = pod
         .ask(Transport::Edns, DNS, "A", &["www.example.com"])
         .expect("the name is known");
-    let last = *told.last().expect("an address");
     assert_eq!(told.len(), usize::from(MANY));
-    flows_of(PER_NAME, last);
-    download.goes_on(SOME).expect("it is in use");
-
+    holds(PER_NAME);
     let names: Vec<String> = (1..=MANY).map(|n| format!("n{n}.example.com")).collect();
     let told: Vec<Ipv4Addr> = pod.resolve_all("A", &names).expect("they are known");
     assert_eq!(told.len(), usize::from(MANY));
-    flows_of(PER_POD, Ipv4Addr::new(198, 18, 1, MANY));
+    holds(PER_POD);
+    download.goes_on(SOME).expect("it is in use");
+
+    // Once the agent knows which are out of use, one of those makes room.
+    let last = Ipv4Addr::new(198, 18, 1, MANY);
+    wait_until("room for one more", LIMIT, || {
+        pod.resolve(&format!("n{MANY}.example.com"))?;
+        Ok(leads_to(&lab.dnsflow_flows()?, last))
+    })
+    .expect("it opens");
+    holds(PER_POD);
     download.goes_on(SOME).expect("it is in use");
 }

@@ -734,6 +734,7 @@ impl Engine {
                     changes.push(FlowChange::Add(flow.key.clone(), body.clone()));
                     flow.body = body;
                     flow.written_at = written_at;
+                    flow.counted = false;
                     true
                 }
                 None => {
@@ -754,6 +755,7 @@ impl Engine {
                 key,
                 body,
                 written_at,
+                counted: false,
                 packets: 0,
                 used_at: now,
             });

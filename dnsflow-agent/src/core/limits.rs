@@ -16,9 +16,10 @@ pub struct LeaseLimits {
     pub deny_ttl: Duration,
     /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
     /// has an address forgotten: one that is not open if there is any, else the one that expires
-    /// first; never one that is in use.
+    /// first; never one that is in use, or that nobody has had the time to use. Where there is no
+    /// other, the new address is refused.
     pub addresses_per_port_max: usize,
-    /// Addresses kept for one name of one port; beyond, the one that expires first goes.
+    /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise.
     pub addresses_per_name_max: usize,
 }
 
@@ -50,6 +51,10 @@ pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// A flow's counters tell of packets after this long: ovs-vswitchd reads them from the datapath
+/// every half a second (`other_config:max-revalidator` in ovs-vswitchd.conf.db(5)), and the packets
+/// themselves come some time after the answer.
+pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
 /// After a flow has vanished, others of the same wipe are waited for this long.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 

@@ -90,15 +90,15 @@ impl Lease {
         self.names.values().copied().chain(adopted).min()
     }
 
-    /// How little it matters, least first: nothing open, never used, perhaps in use for all that
-    /// is known. `None`: in use.
+    /// How little it matters, least first: nothing open, out of use. `None`: in use, for all that
+    /// is known.
     pub fn dispensability(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
         if self.flows.is_empty() {
             Some(0)
         } else if self
             .flows
             .iter()
-            .any(|flow| flow.is_in_use(idle_grace, now))
+            .any(|flow| !flow.counted || flow.is_in_use(idle_grace, now))
         {
             None
         } else {
@@ -121,6 +121,8 @@ pub struct LeasedFlow {
     pub body: FlowBody,
     /// When it was last written; `None` while the switch is away.
     pub written_at: Option<Timestamp>,
+    /// Whether the switch has told since, and long enough after, what it has matched.
+    pub counted: bool,
     /// Packets that it had matched when last asked.
     pub packets: u64,
     /// When it was last seen to match a packet, or written.

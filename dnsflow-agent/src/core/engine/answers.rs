@@ -291,13 +291,13 @@ impl Engine {
                 return false;
             }
         } else if leases >= limits.addresses_per_port_max && !self.evict(port_id, now) {
-            self.counters.addresses_refused += 1;
+            self.no_room(now);
             return false;
         }
         let of_name = |port: &Port| port.addresses_of.get(name).map_or(0, Vec::len);
         let full = |port: &Port| of_name(port) >= limits.addresses_per_name_max;
         if self.ports.get(&port_id).is_some_and(full) && !self.evict_of_name(port_id, name, now) {
-            self.counters.addresses_refused += 1;
+            self.no_room(now);
             return false;
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
@@ -311,7 +311,14 @@ impl Engine {
         true
     }
 
-    /// Forgets the address of a port that matters least; `false` where all are in use.
+    /// An address is not remembered, because all others are in use or may be: for the next one,
+    /// it will be known.
+    fn no_room(&mut self, now: Timestamp) {
+        self.counters.addresses_refused += 1;
+        self.switch.count_soon(now);
+    }
+
+    /// Forgets the address of a port that matters least; `false` where all may be in use.
     fn evict(&mut self, port_id: PortId, now: Timestamp) -> bool {
         let grace = self.config.leases.idle_grace;
         let Some(port) = self.ports.get_mut(&port_id) else {

@@ -12,7 +12,7 @@ use crate::core::{
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
     hold::Wait,
     input::{BatchError, BatchId},
-    limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
+    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY},
     name::DomainName,
     plan::Spot,
     port::{Lease, PortId},
@@ -78,6 +78,12 @@ impl Switch {
     /// Compares at the next opportunity.
     pub(super) fn compare_soon(&mut self, now: Timestamp) {
         self.compare_at = self.compare_at.map(|at| at.min(now));
+    }
+
+    /// Compares once the counters of every flow that there is now will tell.
+    pub(super) fn count_soon(&mut self, now: Timestamp) {
+        let at = now + COUNTERS_DELAY_MAX;
+        self.compare_at = self.compare_at.map(|planned| planned.min(at));
     }
 
     /// A dump that is under way will not be answered: one interval later, another.
@@ -350,6 +356,7 @@ impl Engine {
                 .find(|flow| flow.key == key && flow.body.cookie == cookie);
             if let Some(flow) = flow {
                 flow.written_at = Some(now);
+                flow.counted = false;
                 lease.written_in = Some(self.switch.next_batch());
                 self.changes.push(FlowChange::Add(key, flow.body.clone()));
             }
@@ -391,6 +398,10 @@ impl Engine {
                             flow.packets = installed.packets;
                             flow.used_at = now;
                         }
+                        flow.counted = flow.counted
+                            || flow
+                                .written_at
+                                .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
                     }
                     // Written after the dump began, or on the way: it may not be in there.
                     _ if flow.written_at.is_some_and(|at| at >= since) => {}
@@ -399,6 +410,7 @@ impl Engine {
                         .is_some_and(|batch| pending.contains_key(&batch)) => {}
                     _ => {
                         flow.written_at = Some(now);
+                        flow.counted = false;
                         lease.written_in = Some(batch);
                         self.changes
                             .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));

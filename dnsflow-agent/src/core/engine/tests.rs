@@ -22,7 +22,7 @@ use crate::core::{
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
     input::{BatchError, BatchId, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
-    limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
+    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
@@ -1057,6 +1057,30 @@ fn an_address_in_use_is_never_evicted() {
 }
 
 #[test]
+fn an_address_that_may_be_in_use_is_never_evicted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_name_max = 2;
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.pass(COUNTERS_DELAY_MAX * 2);
+    node.answer("p1", "example.com", &[OTHER], 60);
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    let third = [203, 0, 113, 3];
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 1);
+    assert_eq!(node.destinations().len(), 2, "nobody has counted yet");
+    // The counters are read soon, and tell.
+    node.pass(COUNTERS_DELAY_MAX);
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 2);
+    node.pass(IDLE_GRACE);
+    node.answer("p1", "example.com", &[third], 60);
+    assert!(node.destinations().contains("203.0.113.3"));
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
 fn a_name_keeps_only_so_many_addresses() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.engine.config.leases.addresses_per_name_max = 2;
@@ -1067,6 +1091,7 @@ fn a_name_keeps_only_so_many_addresses() {
             &[[203, 0, 113, host]],
             60 * u32::from(host),
         );
+        node.pass(COMPARE_INTERVAL);
     }
     node.answer("p1", "www.example.com", &[[203, 0, 113, 9]], 60);
     let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
