@@ -12,7 +12,11 @@ use std::{path::PathBuf, time::Duration};
 
 use dnsflow_agent::{
     core::{Input, firewall::Destination},
-    k8s::{ClientOptions, egress_firewall::EgressFirewall, watch},
+    k8s::{
+        ClientOptions,
+        egress_firewall::{DEFINITION, EgressFirewall},
+        watch,
+    },
 };
 use dnsflow_tests::support::not_run;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -123,74 +127,11 @@ async fn client(kubeconfig: PathBuf) -> Client {
     Client::try_from(config).expect("a client")
 }
 
-/// Defines the EgressFirewall with the validation of ovn-kubernetes' definition.
+/// Defines the EgressFirewall as `dnsflow crd` prints it.
 async fn define(admin: &Client) {
-    let text = json!({"type": "string"});
-    let labels = json!({
-        "type": "object", "x-kubernetes-preserve-unknown-fields": true,
-    });
-    let ports = json!({
-        "type": "array",
-        "items": {
-            "type": "object", "required": ["port", "protocol"],
-            "properties": {
-                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-                "protocol": {"type": "string", "pattern": "^TCP|UDP|SCTP$"},
-            },
-        },
-    });
-    let to = json!({
-        "type": "object", "minProperties": 1, "maxProperties": 1,
-        "properties": {
-            "cidrSelector": text,
-            "dnsName": {
-                "type": "string",
-                "pattern": "^(\\*\\.)?([A-Za-z0-9-]+\\.)*[A-Za-z0-9-]+\\.?$",
-            },
-            "nodeSelector": labels,
-        },
-    });
-    let rule = json!({
-        "type": "object", "required": ["to", "type"],
-        "properties": {
-            "type": {"type": "string", "pattern": "^Allow|Deny$"},
-            "ports": ports,
-            "to": to,
-        },
-    });
-    let status = json!({
-        "type": "object",
-        "properties": {"status": text, "messages": {"type": "array", "items": text}},
-    });
-    let schema = json!({
-        "type": "object", "required": ["spec"],
-        "properties": {
-            "apiVersion": text, "kind": text,
-            "metadata": {
-                "type": "object",
-                "properties": {"name": {"type": "string", "pattern": "^default$"}},
-            },
-            "spec": {
-                "type": "object", "required": ["egress"],
-                "properties": {"egress": {"type": "array", "items": rule}},
-            },
-            "status": status,
-        },
-    });
-    let definition: CustomResourceDefinition = serde_json::from_value(json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "egressfirewalls.k8s.ovn.org"},
-        "spec": {
-            "group": "k8s.ovn.org", "scope": "Namespaced",
-            "names": {"kind": "EgressFirewall", "plural": "egressfirewalls"},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": schema},
-            }],
-        },
-    }))
-    .expect("a definition");
+    let definition: Value = serde_saphyr::from_str(DEFINITION).expect("YAML");
+    let definition: CustomResourceDefinition =
+        serde_json::from_value(definition).expect("a definition");
     let definitions = Api::<CustomResourceDefinition>::all(admin.clone());
     let created = async {
         // It listens before it is ready for writes.
