@@ -135,6 +135,22 @@ impl Objects {
         Ok(words.cloned().collect())
     }
 
+    /// Takes away every right to a resource.
+    pub(crate) fn revoke(&mut self, resource: &str) {
+        let is_other = |rule: &PolicyRule| {
+            !rule
+                .resources
+                .iter()
+                .flatten()
+                .any(|named| named == resource)
+        };
+        let of_roles = self.roles.iter_mut().map(|role| &mut role.rules);
+        let of_clusters = self.cluster_roles.iter_mut().map(|role| &mut role.rules);
+        for rules in of_roles.chain(of_clusters).flatten() {
+            rules.retain(is_other);
+        }
+    }
+
     /// Every right that these objects give the agent's ServiceAccount.
     ///
     /// # Errors
