@@ -4,7 +4,10 @@
 use std::{collections::BTreeSet, process::Command, sync::atomic::Ordering::Relaxed};
 
 use dnsflow_agent::{
-    core::{report::Report, resolver::Resolver},
+    core::{
+        report::{Report, Standing},
+        resolver::Resolver,
+    },
     k8s::{
         DnsService,
         events::{Reporter, channel, post},
@@ -69,7 +72,7 @@ fn report(cluster: &Cluster) -> (Reporter, JoinHandle<()>) {
     let (reporter, notices) = channel();
     let options = cluster.agent_options();
     let task = tokio::spawn(post(options, notices, Duration::ZERO));
-    let problem = ("bad".to_owned(), false);
+    let problem = ("bad".to_owned(), Standing::NotInForce);
     reporter.tell(&Report::Problems {
         namespace: "ns1".into(),
         problems: [(0, problem)].into(),
