@@ -14,6 +14,7 @@ pub mod ovs;
 pub mod pod;
 pub mod process;
 pub mod root;
+pub mod scenes;
 pub mod support;
 pub mod topology;
 pub mod udn;
