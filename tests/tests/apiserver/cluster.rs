@@ -115,6 +115,9 @@ impl Cluster {
         for object in &objects.bindings {
             self.create_in(&object.metadata.namespace, object).await;
         }
+        for object in &objects.daemon_sets {
+            self.create_in(&object.metadata.namespace, object).await;
+        }
         // Taken up a moment later; a right of the base serves as the sign.
         let firewalls = Api::<DynamicObject>::all_with(self.agent().await, &resource());
         let applied = async {

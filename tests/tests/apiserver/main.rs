@@ -10,6 +10,7 @@ mod manifests;
 mod proxy;
 mod rights;
 mod server;
+mod story;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -64,6 +65,7 @@ on_both! {
     the_dns_services_are_read_with_the_rights_in_deploy => crate::rights::services;
     events_are_created_with_the_rights_in_deploy => crate::rights::events;
     without_a_right_of_deploy_what_it_is_for_does_not_work => crate::rights::missing;
+    what_the_kind_environment_is_given_is_taken => crate::story::of_kind;
     the_preflight_finds_the_rights_in_deploy => crate::rights::preflight;
 }
 

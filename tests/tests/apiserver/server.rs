@@ -147,6 +147,7 @@ impl Programs {
                 let mut command = Command::new(directory.join("kube-apiserver"));
                 command
                     .arg("--authorization-mode=RBAC")
+                    .arg("--allow-privileged=true")
                     .arg("--disable-admission-plugins=NamespaceLifecycle,ServiceAccount")
                     .arg("--service-cluster-ip-range=10.96.0.0/16")
                     .args(["--service-account-issuer", "https://127.0.0.1"])
