@@ -534,8 +534,10 @@ impl Hot {
     fn carry_out(&mut self) {
         loop {
             for report in self.engine.take_reports() {
-                if matches!(report, Report::Ready { .. }) {
-                    self.health.synced();
+                match &report {
+                    Report::Ready { .. } => self.health.synced(),
+                    Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
+                    _ => {}
                 }
                 self.reporter.tell(&report);
                 tell(report);

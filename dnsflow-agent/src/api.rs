@@ -49,6 +49,8 @@ pub struct Health {
     synced: AtomicBool,
     /// The OpenFlow connection is up.
     connected: AtomicBool,
+    /// There is a DNS server whose answers count.
+    trusting: AtomicBool,
 }
 
 impl Health {
@@ -67,6 +69,11 @@ impl Health {
         self.connected.store(connected, Relaxed);
     }
 
+    /// Whether there is a DNS server whose answers count.
+    pub fn trusting(&self, trusting: bool) {
+        self.trusting.store(trusting, Relaxed);
+    }
+
     /// Why the agent should be started anew, if it should.
     fn trouble(&self, now: Timestamp) -> Option<&'static str> {
         let turn = Timestamp::from_nanos(self.turn.load(Relaxed));
@@ -74,6 +81,10 @@ impl Health {
     }
 
     /// Why the agent does not do its work for everybody (yet), if it does not.
+    ///
+    /// What was read once stays in force without its source, so an API server or a database that is
+    /// away is no reason; nor is a veth that cannot be attached to, for which the others must not
+    /// wait.
     fn unready(&self, now: Timestamp) -> Option<&'static str> {
         if let Some(trouble) = self.trouble(now) {
             Some(trouble)
@@ -81,6 +92,8 @@ impl Health {
             Some("no connection to the switch")
         } else if !self.synced.load(Relaxed) {
             Some("not every source was read yet")
+        } else if !self.trusting.load(Relaxed) {
+            Some("no DNS server is believed; see --dns-service")
         } else {
             None
         }

@@ -8,6 +8,7 @@ use dnsflow_agent::{
     agent,
     check::{self, Status},
     cleanup,
+    k8s::egress_firewall::DEFINITION,
     options::{Cli, Command, LogFormat},
 };
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -25,6 +26,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 Status::Ok | Status::Warning => ExitCode::SUCCESS,
                 Status::Failed => ExitCode::FAILURE,
             })
+        }
+        Command::Crd => {
+            print!("{DEFINITION}");
+            Ok(ExitCode::SUCCESS)
         }
         Command::Cleanup(options) => {
             let removed = cleanup::run(options.openflow_socket, options.state_dir)

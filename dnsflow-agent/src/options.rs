@@ -40,6 +40,9 @@ pub enum Command {
     Cleanup(CleanupOptions),
     /// Say whether the agent could work on this node, and what to do where it could not
     Check(Box<CheckOptions>),
+    /// Print the EgressFirewall's definition as dnsflow reads it, for tests: ovn-kubernetes owns
+    /// the one of a cluster
+    Crd,
 }
 
 /// The options of `dnsflow cleanup`.

@@ -5,7 +5,10 @@ mod fake;
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use dnsflow_agent::{
-    core::report::Report,
+    core::report::{
+        Report,
+        Standing::{self, Caveat, NotInForce, Waiting},
+    },
     k8s::{
         ClientOptions,
         events::{Reporter, channel, post},
@@ -29,12 +32,12 @@ fn start(server: &Server) -> (Reporter, Kubeconfig, JoinHandle<()>) {
     (reporter, kubeconfig, task)
 }
 
-fn problems(problems: &[(u32, &str, bool)]) -> Report {
+fn problems(problems: &[(u32, &str, Standing)]) -> Report {
     Report::Problems {
         namespace: "ns1".into(),
         problems: problems
             .iter()
-            .map(|&(rule, text, waiting)| (rule, (text.to_owned(), waiting)))
+            .map(|&(rule, text, standing)| (rule, (text.to_owned(), standing)))
             .collect::<BTreeMap<_, _>>(),
     }
 }
@@ -66,9 +69,9 @@ async fn created(server: &mut Server) -> Value {
 async fn a_refused_rule_becomes_an_event_of_its_firewall() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, task) = start(&server);
-    let waiting = (1, "waiting for OVN", true);
+    let waiting = (1, "waiting for OVN", Waiting);
     reporter.tell(&problems(&[
-        (0, "Deny by dnsName `a.example`", false),
+        (0, "Deny by dnsName `a.example`", NotInForce),
         waiting,
     ]));
     let event = created(&mut server).await;
@@ -91,18 +94,19 @@ async fn a_refused_rule_becomes_an_event_of_its_firewall() {
     }
     // What is told again is no news; only what is new becomes an Event.
     reporter.tell(&problems(&[
-        (0, "Deny by dnsName `a.example`", false),
+        (0, "Deny by dnsName `a.example`", NotInForce),
         waiting,
     ]));
     let long = "x".repeat(5000);
     reporter.tell(&problems(&[
-        (0, "Deny by dnsName `a.example`", false),
+        (0, "Deny by dnsName `a.example`", NotInForce),
         waiting,
-        (2, &long, false),
+        (2, &long, Caveat),
     ]));
     let second = created(&mut server).await;
     let note = second["note"].as_str().expect("a note");
     assert!(note.starts_with("rule 2: x") && note.len() < 1024, "{note}");
+    assert_eq!(second["reason"], "RuleCaveat");
     assert_ne!(second["metadata"]["name"], event["metadata"]["name"]);
     drop(reporter);
     timeout(PATIENCE, task)
@@ -115,7 +119,7 @@ async fn a_refused_rule_becomes_an_event_of_its_firewall() {
 async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);
-    reporter.tell(&problems(&[(0, "bad", false)]));
+    reporter.tell(&problems(&[(0, "bad", NotInForce)]));
     let mut names = Vec::new();
     for code in [500, 409] {
         server.request().await.json(200, firewall()).await;
@@ -125,7 +129,10 @@ async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
     }
     assert_eq!(names[0], names[1]);
     // The next one shows that the first is done with.
-    reporter.tell(&problems(&[(0, "bad", false), (1, "worse", false)]));
+    reporter.tell(&problems(&[
+        (0, "bad", NotInForce),
+        (1, "worse", NotInForce),
+    ]));
     assert_eq!(created(&mut server).await["note"], "rule 1: worse");
     let counters = reporter.counters();
     assert_eq!(counters.known.load(Relaxed), 1);
@@ -133,12 +140,37 @@ async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
 }
 
 #[tokio::test]
+async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    let reached = |port: &str, name: Option<&str>| Report::LimitReached {
+        namespace: "ns1".into(),
+        port: port.into(),
+        name: name.map(|name| name.parse().expect("a name")),
+        max: 256,
+    };
+    reporter.tell(&reached("ns1_pod1", Some("a.example")));
+    let event = created(&mut server).await;
+    assert_eq!(event["reason"], "LimitReached");
+    let note = event["note"].as_str().expect("a note");
+    assert!(note.contains("256") && note.contains("--max-addresses-per-name"));
+    reporter.tell(&reached("ns1_pod2", Some("a.example")));
+    let again = created(&mut server).await;
+    assert_eq!(again["metadata"]["name"], event["metadata"]["name"]);
+    reporter.tell(&reached("ns1_pod2", None));
+    let of_pod = created(&mut server).await;
+    assert_eq!(of_pod["reason"], "LimitReached");
+    let note = of_pod["note"].as_str().expect("a note");
+    assert!(note.contains("--max-leases-per-pod: ns1_pod2"), "{note}");
+}
+
+#[tokio::test]
 async fn a_firewall_that_is_gone_gets_no_event() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);
-    reporter.tell(&problems(&[(0, "bad", false)]));
+    reporter.tell(&problems(&[(0, "bad", NotInForce)]));
     server.request().await.json(404, status(404)).await;
-    reporter.tell(&problems(&[(1, "worse", false)]));
+    reporter.tell(&problems(&[(1, "worse", NotInForce)]));
     assert_eq!(created(&mut server).await["note"], "rule 1: worse");
 }
 
@@ -147,7 +179,7 @@ async fn reports_are_taken_without_waiting_and_losses_counted() {
     // Nobody takes them over.
     let (reporter, _notices) = channel();
     for number in 0..300 {
-        reporter.tell(&problems(&[(number, "bad", false)]));
+        reporter.tell(&problems(&[(number, "bad", NotInForce)]));
     }
     assert_eq!(reporter.counters().dropped.load(Relaxed), 300 - 256);
 }

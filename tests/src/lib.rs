@@ -16,6 +16,7 @@ pub mod pod;
 pub mod process;
 pub mod relay;
 pub mod root;
+pub mod scenes;
 pub mod support;
 pub mod topology;
 pub mod udn;

@@ -6,6 +6,7 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
+    net::{SocketAddr, TcpListener},
     os::{
         fd::AsFd,
         unix::{ffi::OsStrExt, fs::MetadataExt, process::CommandExt},
@@ -107,6 +108,20 @@ impl NetNs {
 
     fn path(&self) -> PathBuf {
         Path::new(DIR).join(&self.name)
+    }
+
+    /// Listens on an address of this namespace, from wherever the listener is used.
+    pub fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
+        let namespace = File::open(self.path())
+            .with_context(|| format!("there is no network namespace {self}"))?;
+        // Only the thread is moved, and it ends with the closure.
+        let listening = std::thread::spawn(move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(TcpListener::bind(address)?)
+        });
+        listening
+            .join()
+            .map_err(|_| anyhow!("the thread panicked"))?
     }
 
     /// Makes `command` run in this namespace.

@@ -29,6 +29,10 @@ pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 /// Ends the reason of a test that this machine's kernel cannot run, but a stock one can.
 pub const LEFT_TO_VM: &str = "left to `cargo xtask test --vm`";
 
+/// Ends the reason of a test that takes what neither Debian nor a package registry has: a whole
+/// kube-apiserver, or containers and the internet.
+pub const LEFT_TO_OTHERS: &str = "left to a machine that has it";
+
 /// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
 /// the databases and northd, `ovn-host` ovn-controller.
 pub const LAB_PACKAGES: &[&str] = &[

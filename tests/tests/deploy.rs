@@ -10,12 +10,15 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Parser as _;
 use dnsflow_agent::{
-    k8s::permissions,
+    k8s::{egress_firewall::EgressFirewall, permissions},
     options::{AgentOptions, Cli, Command},
 };
 use dnsflow_tests::support::{not_run, this_test};
-use k8s_openapi::api::core::v1::{Probe, Volume, VolumeMount};
-use manifests::{Grant, OVERLAYS, Objects, directory, resources};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Pod, Probe, Service, Volume, VolumeMount},
+    discovery::v1::EndpointSlice,
+};
+use manifests::{Grant, OVERLAYS, Objects, directory, kind_story, resources, typed};
 
 /// The base, and each overlay where kustomize is there to build it.
 fn variants() -> Result<Vec<(&'static str, Objects)>> {
@@ -120,6 +123,21 @@ fn the_agent_may_do_what_it_does_and_nothing_else() -> Result<()> {
             &objects.daemon_sets[0].metadata.namespace, namespace,
             "{name}"
         );
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_kind_environment_is_given_has_no_unknown_fields() -> Result<()> {
+    for object in kind_story()? {
+        match object["kind"].as_str() {
+            Some("Namespace") => drop(typed::<Namespace>(&object)?),
+            Some("Service") => drop(typed::<Service>(&object)?),
+            Some("EndpointSlice") => drop(typed::<EndpointSlice>(&object)?),
+            Some("Pod") => drop(typed::<Pod>(&object)?),
+            Some("EgressFirewall") => drop(typed::<EgressFirewall>(&object)?),
+            other => bail!("an object of the kind {other:?}"),
+        }
     }
     Ok(())
 }

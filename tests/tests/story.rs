@@ -2,18 +2,19 @@
 
 use std::{fs, net::SocketAddrV4, time::Duration};
 
+use anyhow::{Result, ensure};
 use dnsflow_tests::{
     agent::Agent,
     firewall::RuleSpec,
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
+    pod::Fetch,
     process::wait_until,
+    scenes::{
+        Actor, BLOCKED, Goal, PATIENT, STILL_OPEN, Stage, WITH_DNSFLOW, WITHOUT_DNSFLOW, play,
+    },
 };
-
-const PATIENT: Duration = Duration::from_secs(5);
-/// Longer than the second after which a lost SYN is sent again.
-const BLOCKED: Duration = Duration::from_secs(2);
 
 fn fetch(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
     lab.pod(pod).fetch(url, limit).expect("curl runs").result
@@ -31,6 +32,35 @@ fn firewalls(lab: &Lab) {
         .expect("the address set is filled");
 }
 
+/// The scenes in the lab.
+struct Node<'a>(&'a Lab);
+
+impl Stage for Node<'_> {
+    fn fetch(&self, actor: Actor, goal: Goal, limit: Duration) -> Result<Fetch> {
+        let pod = match actor {
+            Actor::Pod => "ns1_pod1",
+            Actor::Neighbour => "ns1_pod2",
+            Actor::Stranger => "ns2_pod1",
+        };
+        let host = match goal {
+            Goal::Name => "example.com",
+            Goal::Subdomain => "www.example.com",
+            Goal::SubdomainAddress => "203.0.113.2",
+            Goal::NeverResolved => "203.0.113.7",
+            Goal::NameWithoutRule => "www.example.net",
+        };
+        let fetch = self.0.pod(pod).fetch(&format!("http://{host}/"), limit)?;
+        if let Ok(page) = &fetch.result {
+            let expected = match goal {
+                Goal::Name => "203.0.113.1 greets 172.18.0.2",
+                _ => "203.0.113.2 greets 172.18.0.2",
+            };
+            ensure!(page == expected, "{goal:?} is not {page}");
+        }
+        Ok(fetch)
+    }
+}
+
 fn start(lab: &Lab) -> Agent {
     lab.start_agent(&[]).expect("the agent is ready")
 }
@@ -39,20 +69,13 @@ fn start(lab: &Lab) -> Agent {
 fn a_pod_reaches_what_its_firewall_names_and_nothing_more() {
     let lab = lab!("story", agent);
     firewalls(&lab);
-    let before = fetch(&lab, "ns1_pod1", "http://www.example.com/", BLOCKED);
-    assert!(before.is_err(), "without dnsflow: {before:?}");
-
-    let _agent = start(&lab);
-    assert_eq!(
-        fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT).as_deref(),
-        Ok("203.0.113.2 greets 172.18.0.2"),
-        "a sub-domain of what the rule names"
-    );
-    assert_eq!(
-        fetch(&lab, "ns1_pod1", "http://example.com/", PATIENT).as_deref(),
-        Ok("203.0.113.1 greets 172.18.0.2"),
-        "the name itself"
-    );
+    for scene in WITHOUT_DNSFLOW {
+        play(&Node(&lab), scene).expect(scene.shows);
+    }
+    let agent = start(&lab);
+    for scene in WITH_DNSFLOW {
+        play(&Node(&lab), scene).expect(scene.shows);
+    }
     let flows = lab.dnsflow_flows().expect("the dump runs");
     for address in ["203.0.113.1", "203.0.113.2"] {
         let count = flows.iter().filter(|flow| flow.contains(address)).count();
@@ -65,23 +88,16 @@ fn a_pod_reaches_what_its_firewall_names_and_nothing_more() {
         assert_eq!(trace.contains("cookie 0x444e5346"), ours, "{to}: {trace}");
     }
 
-    for (pod, url, why) in [
-        (
-            "ns1_pod1",
-            "http://203.0.113.7/",
-            "an address never resolved",
-        ),
-        (
-            "ns1_pod1",
-            "http://www.example.net/",
-            "a name without a rule",
-        ),
-        ("ns1_pod2", "http://203.0.113.2/", "a pod that did not ask"),
-        ("ns2_pod1", "http://www.example.com/", "another namespace"),
-    ] {
-        let fetched = fetch(&lab, pod, url, BLOCKED);
-        assert!(fetched.is_err(), "{why}: {pod} {url}: {fetched:?}");
-    }
+    let status = agent.terminate().expect("it stops");
+    assert!(status.success(), "{status}");
+    let still_open = |lab: &Lab| {
+        for scene in STILL_OPEN {
+            play(&Node(lab), scene).expect(scene.shows);
+        }
+    };
+    still_open(&lab);
+    let _agent = start(&lab);
+    still_open(&lab);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod ebpf;
 mod ebpf_sources;
 mod image;
 mod interrupt;
+mod kind;
 mod labs;
 mod prepare;
 mod test;
@@ -35,6 +36,8 @@ enum Command {
     Test(test::TestCommand),
     /// Build the agent's image
     Image(image::ImageCommand),
+    /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
+    Kind(kind::KindCommand),
     /// Bring up a lab to play in
     Lab(labs::LabCommand),
 }
@@ -72,6 +75,10 @@ fn run(command: Command) -> Result<()> {
         Command::Image(command) => {
             interrupt::install()?;
             image::run(&command)
+        }
+        Command::Kind(command) => {
+            interrupt::install()?;
+            kind::run(&command)
         }
         Command::Lab(command) => {
             prepare::require_root("lab")?;

@@ -2,7 +2,7 @@
 
 use tracing::{debug, info, warn};
 
-use crate::core::report::Report;
+use crate::core::report::{Report, Standing};
 
 /// Logs a report.
 pub(super) fn tell(report: Report) {
@@ -60,14 +60,35 @@ pub(super) fn tell(report: Report) {
             namespace,
             problems,
         } => {
-            for (rule, (problem, waiting)) in problems {
-                if waiting {
-                    info!(namespace, rule, problem, "a rule is not in force yet");
-                } else {
-                    warn!(namespace, rule, problem, "a rule of the EgressFirewall");
+            for (rule, (problem, standing)) in problems {
+                match standing {
+                    Standing::Waiting => {
+                        info!(namespace, rule, problem, "a rule is not in force yet");
+                    }
+                    Standing::NotInForce | Standing::Caveat => {
+                        warn!(namespace, rule, problem, "a rule of the EgressFirewall");
+                    }
                 }
             }
         }
+        Report::LimitReached {
+            namespace,
+            port,
+            name: Some(name),
+            max,
+        } => warn!(
+            namespace, port, %name, max,
+            "not every address of a name is open: --max-addresses-per-name"
+        ),
+        Report::LimitReached {
+            namespace,
+            port,
+            name: None,
+            max,
+        } => warn!(
+            namespace,
+            port, max, "not every address that a pod was told is open: --max-leases-per-pod"
+        ),
         Report::NotAttached { interface, reason } => {
             debug!(interface, reason, "not attached yet, will try again");
         }

@@ -24,7 +24,7 @@ async fn ready_means_connected_synced_and_moving() {
     health.turn(at(0));
     let mut expected = vec!["no connection to the switch"];
     assert_eq!(answer(&health, "/livez", at(0)).await, (200, "ok".into()));
-    for step in 0..2 {
+    for step in 0..3 {
         let (status, text) = answer(&health, "/readyz", at(0)).await;
         assert_eq!((status, Some(&*text)), (503, expected.pop()));
         match step {
@@ -32,7 +32,11 @@ async fn ready_means_connected_synced_and_moving() {
                 health.connected(true);
                 expected.push("not every source was read yet");
             }
-            _ => health.synced(),
+            1 => {
+                health.synced();
+                expected.push("no DNS server is believed; see --dns-service");
+            }
+            _ => health.trusting(true),
         }
     }
     assert_eq!(

@@ -653,7 +653,7 @@ impl Engine {
                 namespace: namespace.clone(),
                 problems: problems
                     .iter()
-                    .map(|(index, problem)| (*index, (problem.to_string(), problem.is_waiting())))
+                    .map(|(index, problem)| (*index, (problem.to_string(), problem.standing())))
                     .collect(),
             });
             if problems.is_empty() {

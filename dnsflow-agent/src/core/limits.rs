@@ -40,6 +40,8 @@ impl Default for LeaseLimits {
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Refused addresses that are remembered as told; with more, each is told again.
 pub const REFUSALS_TOLD_MAX: usize = 1024;
+/// Limits of one pod that are remembered as told; with more, each is told again.
+pub const LIMITS_TOLD_MAX: usize = 64;
 /// Logical flows looked up in the switch for actions to copy.
 pub const COPY_SOURCES_MAX: usize = 256;
 /// Actions to copy are looked for again this often, while some are missing.

@@ -1,7 +1,7 @@
 //! A pod's logical port: its interface, and the addresses that the pod was told.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -31,6 +31,8 @@ pub struct Port {
     pub leases: HashMap<IpAddr, Lease>,
     /// The addresses of each name: those whose lease holds it.
     pub addresses_of: HashMap<DomainName, Vec<IpAddr>>,
+    /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
+    pub limits_told: BTreeSet<Option<DomainName>>,
 }
 
 impl Port {
@@ -42,6 +44,7 @@ impl Port {
             ifindex: None,
             leases: HashMap::new(),
             addresses_of: HashMap::new(),
+            limits_told: BTreeSet::new(),
         }
     }
 

@@ -14,7 +14,7 @@ use super::{
         rows::{Interface, Pipeline},
         template::{Recipe, Step, Template},
     },
-    rules::{ActiveRule, NameScope, NamespaceRules, Problem},
+    rules::{ActiveRule, NameScope, NamespaceRules, Problem, caveats},
 };
 
 /// Where the rules go.
@@ -129,6 +129,7 @@ impl StaticProfile {
     /// The rules of a firewall at their places. Their only port group is named like the namespace.
     pub fn rules(&self, namespace: &str, firewall: &Firewall, subdomains: bool) -> NamespaceRules {
         let mut result = NamespaceRules::default();
+        result.problems.extend(caveats(firewall));
         for (index, rule) in (0u16..).zip(&firewall.rules) {
             let name = match &rule.destination {
                 Destination::Name(name) => name,

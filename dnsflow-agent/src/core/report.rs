@@ -8,6 +8,17 @@ use std::{
 
 use super::{name::DomainName, resolver::Resolver};
 
+/// What a problem means for its rule.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Standing {
+    /// The usual short wait for OVN.
+    Waiting,
+    /// It is not in force, or not as written.
+    NotInForce,
+    /// It is in force, but does less than people may think.
+    Caveat,
+}
+
 /// Something worth telling.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Report {
@@ -73,8 +84,20 @@ pub enum Report {
     Problems {
         /// Its namespace.
         namespace: String,
-        /// By rule index: what is wrong, and whether it is only the usual wait for OVN.
-        problems: BTreeMap<u32, (String, bool)>,
+        /// By rule index: what is wrong, and what it means for the rule.
+        problems: BTreeMap<u32, (String, Standing)>,
+    },
+    /// A pod was told more addresses than are kept: one that was open is closed, or a new one not
+    /// opened.
+    LimitReached {
+        /// The namespace whose rules hold for the pod.
+        namespace: String,
+        /// The logical port of the pod.
+        port: String,
+        /// The name, where it is the limit of one name; else it is that of the pod.
+        name: Option<DomainName>,
+        /// The limit.
+        max: usize,
     },
     /// The program could not be attached yet.
     NotAttached {

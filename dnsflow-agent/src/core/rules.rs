@@ -22,6 +22,7 @@ use super::{
         rows::{Acl, LogicalFlow},
         template::{Copies, Recipe, Template, TemplateError, acl_match, first_to_copy},
     },
+    report::Standing,
 };
 
 /// Which names below a rule's name the rule is for.
@@ -143,12 +144,20 @@ pub enum Problem {
     Template(DnsName, TemplateError),
     /// ACL logging is on, but packets that our flows let pass are not logged.
     LogsLeftOut(DnsName),
+    /// The rule denies by name.
+    DeniesByName(DnsName),
 }
 
 impl Problem {
-    /// Whether this is the usual short wait for OVN.
-    pub fn is_waiting(&self) -> bool {
-        matches!(self, Self::NoAcl(_) | Self::NoLogicalFlows(_))
+    /// What it means for the rule.
+    pub fn standing(&self) -> Standing {
+        match self {
+            Self::NoAcl(_) | Self::NoLogicalFlows(_) => Standing::Waiting,
+            Self::Invalid(_) | Self::StaleAcl | Self::AclMatch(_) | Self::Template(..) => {
+                Standing::NotInForce
+            }
+            Self::LogsLeftOut(_) | Self::DeniesByName(_) => Standing::Caveat,
+        }
     }
 }
 
@@ -181,6 +190,11 @@ impl fmt::Display for Problem {
             Self::LogsLeftOut(name) => write!(
                 f,
                 "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
+                name.written()
+            ),
+            Self::DeniesByName(name) => write!(
+                f,
+                "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
                 name.written()
             ),
         }
@@ -294,6 +308,9 @@ pub fn pair<'a>(
             });
         }
     }
+    for (index, problem) in caveats(firewall) {
+        problems.entry(index).or_insert(problem);
+    }
     let mut sets: BTreeMap<String, RuleSet> = BTreeMap::new();
     for (group, rule) in found {
         sets.entry(group).or_default().push(rule);
@@ -309,6 +326,18 @@ fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
             _ => None,
         })
         .collect()
+}
+
+/// What should be known of rules even if all is well with them.
+pub(crate) fn caveats(firewall: &Firewall) -> impl Iterator<Item = (u32, Problem)> {
+    (0..)
+        .zip(&firewall.rules)
+        .filter_map(|(index, rule)| match (rule.action, &rule.destination) {
+            (RuleAction::Deny, Destination::Name(name)) => {
+                Some((index, Problem::DeniesByName(name.clone())))
+            }
+            _ => None,
+        })
 }
 
 fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {

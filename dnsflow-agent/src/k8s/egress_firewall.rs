@@ -13,6 +13,10 @@ use kube::CustomResource;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+/// The resource's definition with its validation, in YAML: what `dnsflow crd` prints, for tests.
+/// ovn-kubernetes owns the one of a cluster.
+pub const DEFINITION: &str = include_str!("egress_firewall/definition.yaml");
+
 /// `metadata.name` of the one EgressFirewall that ovn-kubernetes uses in a namespace.
 pub const NAME: &str = "default";
 
@@ -146,3 +150,6 @@ impl kube::Resource for Stored {
         &mut self.metadata
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,7 +39,10 @@ use super::{
     convert,
     egress_firewall::{EgressFirewall, NAME, Stored},
 };
-use crate::{clock::now, core::report::Report};
+use crate::{
+    clock::now,
+    core::report::{Report, Standing},
+};
 
 /// Over this time the nodes spread what they have to say of the same change.
 pub const SPREAD: Duration = Duration::from_secs(30);
@@ -63,14 +66,14 @@ pub enum Notice {
     Rules {
         /// Its namespace.
         namespace: String,
-        /// By rule index.
-        problems: BTreeMap<u32, String>,
+        /// By rule index: what to say, and whether the rule is in force all the same.
+        problems: BTreeMap<u32, (String, bool)>,
     },
-    /// A name met a limit: not all of its addresses are open.
+    /// A name or a pod met a limit: not all of its addresses are open.
     Limit {
         /// The namespace.
         namespace: String,
-        /// The name.
+        /// The name, or the pod.
         name: String,
         /// What happened and what to do.
         note: String,
@@ -80,21 +83,58 @@ pub enum Notice {
 impl Notice {
     /// What of a report people should read beside the EgressFirewall.
     fn of(report: &Report) -> Option<Self> {
-        let Report::Problems {
-            namespace,
-            problems,
-        } = report
-        else {
-            return None;
-        };
-        // The usual wait for OVN is over before anybody could read of it.
-        let lasting = problems.iter().filter(|(_, (_, waiting))| !waiting);
-        Some(Self::Rules {
-            namespace: namespace.clone(),
-            problems: lasting
-                .map(|(rule, (problem, _))| (*rule, problem.clone()))
-                .collect(),
-        })
+        match report {
+            Report::Problems {
+                namespace,
+                problems,
+            } => Some(Self::Rules {
+                namespace: namespace.clone(),
+                problems: problems
+                    .iter()
+                    .filter_map(|(rule, (problem, standing))| match standing {
+                        // It is over before anybody could read of it.
+                        Standing::Waiting => None,
+                        Standing::NotInForce => Some((*rule, (problem.clone(), false))),
+                        Standing::Caveat => Some((*rule, (problem.clone(), true))),
+                    })
+                    .collect(),
+            }),
+            // The same words on every node, which the cure leads: a note is cut at its end.
+            Report::LimitReached {
+                namespace,
+                name: Some(name),
+                max,
+                ..
+            } => Some(Self::Limit {
+                namespace: namespace.clone(),
+                name: name.to_string(),
+                note: format!(
+                    "a pod was told more than {max} addresses of a name, and not all are open; \
+                     allow a cidrSelector, or raise --max-addresses-per-name: {name}"
+                ),
+            }),
+            Report::LimitReached {
+                namespace,
+                port,
+                name: None,
+                max,
+            } => Some(Self::Limit {
+                namespace: namespace.clone(),
+                name: port.clone(),
+                note: format!(
+                    "a pod was told more than {max} addresses, and not all are open; allow a \
+                     cidrSelector, or raise --max-leases-per-pod: {port}"
+                ),
+            }),
+            Report::Ready { .. }
+            | Report::Opened { .. }
+            | Report::AddressRefused { .. }
+            | Report::Trusting(_)
+            | Report::Restored { .. }
+            | Report::Resynced { .. }
+            | Report::FlowsRefused { .. }
+            | Report::NotAttached { .. } => None,
+        }
     }
 }
 
@@ -289,7 +329,7 @@ fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
         },
         event_time: Some(MicroTime(jiff::Timestamp::now())),
         type_: Some("Warning".into()),
-        reason: Some(posting.reason().into()),
+        reason: Some(posting.reason.into()),
         action: Some("Enforce".into()),
         note: Some(convert::shorten(&posting.note, NOTE_MAX)),
         regarding: Some(ObjectReference {

@@ -11,6 +11,10 @@ use bytes::{Buf, Bytes, BytesMut};
 /// the first request with about 25 MB.
 pub const MESSAGE_MAX_BYTES: usize = 64 << 20;
 
+/// After a longer message, its room is given back: the first answer of a large database is longer
+/// by far than anything that follows it.
+const KEPT_MAX_BYTES: usize = 1 << 20;
+
 /// Why a stream cannot be cut any further. The connection is of no use after it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum FramingError {
@@ -100,7 +104,11 @@ impl Framer {
                     self.depth -= 1;
                     if self.depth == 0 {
                         let length = std::mem::take(&mut self.scanned);
-                        return Ok(Some(self.buffer.split_to(length).freeze()));
+                        let message = self.buffer.split_to(length).freeze();
+                        if length > KEPT_MAX_BYTES {
+                            self.buffer = BytesMut::from(&self.buffer[..]);
+                        }
+                        return Ok(Some(message));
                     }
                 }
                 _ => {}

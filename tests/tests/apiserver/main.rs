@@ -1,39 +1,34 @@
-//! The agent's watch against a real API server for custom resources, with the definition of the
-//! EgressFirewall as ovn-kubernetes means it, over the etcd of each Debian release: 3.4, which
-//! cannot tell the progress of a watch, and 3.5, which can.
+//! The agent's ways to a real API server, with the rights that `deploy/` grants and the definition
+//! of the EgressFirewall as ovn-kubernetes means it: to one for custom resources, over the etcd of
+//! each Debian release (3.4, which cannot tell the progress of a watch, and 3.5, which can), and
+//! to a whole one where there is one.
 
-mod authorizer;
+mod cluster;
+mod core;
 #[path = "../manifests/mod.rs"]
 mod manifests;
 mod proxy;
+mod rights;
 mod server;
+mod story;
 
 use std::{path::PathBuf, time::Duration};
 
 use dnsflow_agent::{
     core::{Input, firewall::Destination},
-    k8s::{ClientOptions, egress_firewall::EgressFirewall, watch},
+    k8s::{ClientOptions, watch},
 };
-use dnsflow_tests::support::not_run;
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client, Config,
-    api::{
-        DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent,
-        WatchParams,
-    },
-    config::{KubeConfigOptions, Kubeconfig},
-    discovery::ApiResource,
+    Api,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
 use self::{
-    authorizer::Authorizer,
-    manifests::Objects,
+    cluster::{Cluster, Kind, firewall, resource},
     proxy::Proxy,
-    server::{ApiServer, Programs},
 };
 
 /// Longer than any back-off that a test goes through: at most 60 s, after an attempt of up to 30 s.
@@ -43,174 +38,39 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// `InitialEventsAnnotationKey`).
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// A server that knows EgressFirewalls.
-struct Cluster {
-    authorizer: Authorizer,
-    server: ApiServer,
-    admin: Client,
-    suite: String,
-}
+/// Runs a test against both servers.
+macro_rules! on_both {
+    ($($name:ident => $test:path;)*) => {
+        $(mod $name {
+            use $crate::cluster::Kind;
 
-impl Cluster {
-    /// `None` after saying why there is none.
-    async fn start(test: &'static str) -> Option<Self> {
-        let programs = match tokio::task::spawn_blocking(Programs::ensure)
-            .await
-            .expect("no panic")
-        {
-            Ok(programs) => programs,
-            Err(why) => {
-                not_run(test, format!("{why:#}"));
-                return None;
+            #[tokio::test(flavor = "multi_thread")]
+            async fn on_a_server_for_custom_resources() {
+                $test(Kind::CustomResources).await;
             }
-        };
-        let grants = Objects::base()
-            .and_then(|objects| objects.grants())
-            .expect("the manifests");
-        let authorizer = Authorizer::start(grants).await;
-        let address = authorizer.address;
-        let suite = programs.suite.clone();
-        // On the test's own thread: the processes end with the thread that started them.
-        let server = tokio::task::block_in_place(|| ApiServer::start(&programs, test, address));
-        let server = server.expect("the server starts");
-        let kubeconfig = server
-            .kubeconfig("admin", server.port)
-            .expect("it is written");
-        let admin = client(kubeconfig).await;
-        define(&admin).await;
-        Some(Self {
-            authorizer,
-            server,
-            admin,
-            suite,
-        })
-    }
 
-    fn firewalls(&self, namespace: &str) -> Api<DynamicObject> {
-        Api::namespaced_with(self.admin.clone(), namespace, &resource())
-    }
-
-    /// Creates one as written; the server's answer.
-    async fn create(&self, namespace: &str, egress: Value) -> Result<DynamicObject, kube::Error> {
-        let object = serde_json::from_value(firewall(namespace, egress)).expect("an object");
-        self.firewalls(namespace)
-            .create(&PostParams::default(), &object)
-            .await
-    }
+            #[tokio::test(flavor = "multi_thread")]
+            async fn on_a_whole_server() {
+                $test(Kind::Whole).await;
+            }
+        })*
+    };
 }
 
-fn resource() -> ApiResource {
-    ApiResource::erase::<EgressFirewall>(&())
-}
-
-fn firewall(namespace: &str, egress: Value) -> Value {
-    json!({
-        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
-        "metadata": {"name": "default", "namespace": namespace},
-        "spec": {"egress": egress},
-    })
+on_both! {
+    what_the_definition_lets_through_is_read_rule_by_rule => crate::validation;
+    a_watch_outlives_cuts_a_restart_and_a_compaction => crate::outliving;
+    a_list_can_be_streamed_where_etcd_tells_its_progress => crate::streaming;
+    the_rights_in_deploy_let_the_agent_read_and_not_write => crate::rights::reading;
+    the_dns_services_are_read_with_the_rights_in_deploy => crate::rights::services;
+    events_are_created_with_the_rights_in_deploy => crate::rights::events;
+    without_a_right_of_deploy_what_it_is_for_does_not_work => crate::rights::missing;
+    what_the_kind_environment_is_given_is_taken => crate::story::of_kind;
+    the_preflight_finds_the_rights_in_deploy => crate::rights::preflight;
 }
 
 fn allow(name: &str) -> Value {
     json!([{"type": "Allow", "to": {"dnsName": name}}])
-}
-
-async fn client(kubeconfig: PathBuf) -> Client {
-    let file = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-        .await
-        .expect("a configuration");
-    Client::try_from(config).expect("a client")
-}
-
-/// Defines the EgressFirewall with the validation of ovn-kubernetes' definition.
-async fn define(admin: &Client) {
-    let text = json!({"type": "string"});
-    let labels = json!({
-        "type": "object", "x-kubernetes-preserve-unknown-fields": true,
-    });
-    let ports = json!({
-        "type": "array",
-        "items": {
-            "type": "object", "required": ["port", "protocol"],
-            "properties": {
-                "port": {"type": "integer", "minimum": 1, "maximum": 65535},
-                "protocol": {"type": "string", "pattern": "^TCP|UDP|SCTP$"},
-            },
-        },
-    });
-    let to = json!({
-        "type": "object", "minProperties": 1, "maxProperties": 1,
-        "properties": {
-            "cidrSelector": text,
-            "dnsName": {
-                "type": "string",
-                "pattern": "^(\\*\\.)?([A-Za-z0-9-]+\\.)*[A-Za-z0-9-]+\\.?$",
-            },
-            "nodeSelector": labels,
-        },
-    });
-    let rule = json!({
-        "type": "object", "required": ["to", "type"],
-        "properties": {
-            "type": {"type": "string", "pattern": "^Allow|Deny$"},
-            "ports": ports,
-            "to": to,
-        },
-    });
-    let status = json!({
-        "type": "object",
-        "properties": {"status": text, "messages": {"type": "array", "items": text}},
-    });
-    let schema = json!({
-        "type": "object", "required": ["spec"],
-        "properties": {
-            "apiVersion": text, "kind": text,
-            "metadata": {
-                "type": "object",
-                "properties": {"name": {"type": "string", "pattern": "^default$"}},
-            },
-            "spec": {
-                "type": "object", "required": ["egress"],
-                "properties": {"egress": {"type": "array", "items": rule}},
-            },
-            "status": status,
-        },
-    });
-    let definition: CustomResourceDefinition = serde_json::from_value(json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "egressfirewalls.k8s.ovn.org"},
-        "spec": {
-            "group": "k8s.ovn.org", "scope": "Namespaced",
-            "names": {"kind": "EgressFirewall", "plural": "egressfirewalls"},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": schema},
-            }],
-        },
-    }))
-    .expect("a definition");
-    let definitions = Api::<CustomResourceDefinition>::all(admin.clone());
-    let created = async {
-        // It listens before it is ready for writes.
-        while let Err(error) = definitions
-            .create(&PostParams::default(), &definition)
-            .await
-        {
-            if matches!(&error, kube::Error::Api(status) if status.code == 409) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        let firewalls = Api::<DynamicObject>::all_with(admin.clone(), &resource());
-        while firewalls.list(&ListParams::default()).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(PATIENCE, created)
-        .await
-        .expect("the definition is taken");
 }
 
 /// The agent's watch under way, with the rights of `deploy/`.
@@ -275,9 +135,8 @@ fn code(result: &Result<DynamicObject, kube::Error>) -> u16 {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_the_definition_lets_through_is_read_rule_by_rule() {
-    let Some(cluster) = Cluster::start("validation").await else {
+async fn validation(kind: Kind) {
+    let Some(cluster) = Cluster::start(kind, "validation").await else {
         return;
     };
     let rule = |action: &str, to: Value| json!([{"type": action, "to": to}]);
@@ -331,9 +190,8 @@ async fn what_the_definition_lets_through_is_read_rule_by_rule() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_watch_outlives_cuts_a_restart_and_a_compaction() {
-    let Some(mut cluster) = Cluster::start("compaction").await else {
+async fn outliving(kind: Kind) {
+    let Some(mut cluster) = Cluster::start(kind, "compaction").await else {
         return;
     };
     cluster
@@ -402,49 +260,11 @@ async fn a_watch_outlives_cuts_a_restart_and_a_compaction() {
         .expect("it is stored");
     assert_eq!(watch.update().await, "ns5(five.example)");
 
-    let asked = cluster.authorizer.asked();
-    assert!(!asked.is_empty(), "the server asks about the agent");
-    let denied: Vec<_> = asked.iter().filter(|(_, allowed)| !allowed).collect();
-    assert!(denied.is_empty(), "{denied:?}");
+    cluster.assert_all_allowed();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_rights_in_deploy_let_the_agent_read_and_not_write() {
-    let Some(cluster) = Cluster::start("rights").await else {
-        return;
-    };
-    cluster
-        .create("ns1", allow("one.example"))
-        .await
-        .expect("it is stored");
-    let port = cluster.server.port;
-    let agent = client(
-        cluster
-            .server
-            .kubeconfig("agent", port)
-            .expect("it is written"),
-    )
-    .await;
-    let firewalls = Api::<DynamicObject>::namespaced_with(agent.clone(), "ns1", &resource());
-    firewalls.get("default").await.expect("it may be read");
-    let change = json!({"metadata": {"annotations": {"a": "b"}}});
-    let patch = Patch::Merge(change);
-    let parameters = PatchParams::default();
-    for refused in [
-        firewalls.patch("default", &parameters, &patch).await,
-        firewalls.patch_status("default", &parameters, &patch).await,
-    ] {
-        assert_eq!(code(&refused), 403);
-    }
-    let deleted = firewalls.delete("default", &DeleteParams::default()).await;
-    assert!(matches!(deleted, Err(kube::Error::Api(status)) if status.code == 403));
-    let definitions = Api::<CustomResourceDefinition>::all(agent);
-    assert!(definitions.list(&ListParams::default()).await.is_err());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_list_can_be_streamed_where_etcd_tells_its_progress() {
-    let Some(cluster) = Cluster::start("streamed").await else {
+async fn streaming(kind: Kind) {
+    let Some(cluster) = Cluster::start(kind, "streamed").await else {
         return;
     };
     cluster
@@ -476,14 +296,13 @@ async fn a_list_can_be_streamed_where_etcd_tells_its_progress() {
     let streamed = timeout(PATIENCE, streamed)
         .await
         .expect("an answer in time");
-    match cluster.suite.as_str() {
-        "bookworm" => {
-            let error = streamed.expect_err("etcd 3.4 cannot");
-            assert!(
-                error.to_string().contains("RequestWatchProgress"),
-                "{error}"
-            );
-        }
-        _ => assert_eq!(streamed.expect("etcd 3.5 can"), ["ns1"]),
+    if cluster.programs.tells_progress() {
+        assert_eq!(streamed.expect("a list"), ["ns1"]);
+    } else {
+        let error = streamed.expect_err("etcd 3.4 cannot");
+        assert!(
+            error.to_string().contains("RequestWatchProgress"),
+            "{error}"
+        );
     }
 }

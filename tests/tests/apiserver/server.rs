@@ -1,14 +1,17 @@
-//! A real API server for custom resources on loopback: upstream's own, built once by Go below
-//! `target/`, over Debian's etcd of the release under test.
+//! A real API server on loopback.
 //!
-//! It serves what the definition of a resource says, as a cluster does: validation, list, watch,
-//! bookmarks, compaction. It has no core/v1. Whom it does not know as an administrator, it asks
-//! the tests' own server about, by SubjectAccessReview.
+//! One for custom resources: upstream's own, built once by Go below `target/`, over Debian's etcd
+//! of the release under test. It serves what the definition of a resource says, as a cluster
+//! does: validation, list, watch, bookmarks, compaction. It has no core/v1. Whom it does not know
+//! as an administrator, it asks the tests' own server about, by SubjectAccessReview.
+//!
+//! And a whole one, where `KUBEBUILDER_ASSETS` names a directory with kube-apiserver and etcd, as
+//! setup-envtest lays them out. It judges by RBAC itself.
 
 use std::{
     fs::{self, File},
     io::Read as _,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -20,7 +23,7 @@ use anyhow::{Context, Result, ensure};
 use dnsflow_tests::{
     process::{run, wait_until},
     root::{Contents, Root},
-    support::{ROOT_VARIABLE, root_directory},
+    support::{LEFT_TO_OTHERS, ROOT_VARIABLE, root_directory},
 };
 use rustix::{
     fs::{FlockOperation, flock},
@@ -34,18 +37,42 @@ const PROGRAM: &str = "apiextensions-apiserver";
 /// How long etcd and the server may take to listen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the tests run on, or why it cannot be had here.
+/// The environment variable that names the directory of kube-apiserver and etcd
+/// (sigs.k8s.io/controller-runtime, package envtest).
+const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
+
+/// What a test runs on.
 #[derive(Clone, Debug)]
-pub(crate) struct Programs {
-    etcd: Root,
-    server: PathBuf,
-    /// Debian's release, whose etcd it is.
-    pub(crate) suite: String,
+pub(crate) enum Programs {
+    /// A server for custom resources, over etcd of Debian's release `suite`.
+    CustomResources {
+        etcd: Root,
+        server: PathBuf,
+        suite: String,
+    },
+    /// The directory of a whole kube-apiserver and its etcd.
+    Whole(PathBuf),
 }
 
 impl Programs {
-    /// Fetches and builds what is not there yet.
-    pub(crate) fn ensure() -> Result<Self> {
+    /// A whole server, or why there is none here.
+    pub(crate) fn whole() -> Result<Self> {
+        let directory = std::env::var_os(ASSETS_VARIABLE)
+            .map(PathBuf::from)
+            .with_context(|| format!("{ASSETS_VARIABLE} is not set; {LEFT_TO_OTHERS}"))?;
+        for program in ["kube-apiserver", "etcd"] {
+            let file = directory.join(program);
+            ensure!(
+                file.is_file(),
+                "{ASSETS_VARIABLE} is set, but there is no {}",
+                file.display()
+            );
+        }
+        Ok(Self::Whole(directory))
+    }
+
+    /// A server for custom resources: fetches and builds what is not there yet.
+    pub(crate) fn custom_resources() -> Result<Self> {
         let suite = match std::env::var_os(ROOT_VARIABLE) {
             Some(root) => PathBuf::from(root)
                 .file_name()
@@ -60,7 +87,6 @@ impl Programs {
         // Tests run side by side; one of them does the work.
         let lock = File::create(home.join("lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
-        run(Command::new("openssl").arg("version")).context("openssl makes the certificates")?;
         let contents = Contents {
             suite: &suite,
             packages: &["etcd-server"],
@@ -75,11 +101,62 @@ impl Programs {
                 .current_dir(&home);
             run(&mut go).context("upstream's API server is built by Go 1.26")?;
         }
-        Ok(Self {
+        Ok(Self::CustomResources {
             etcd,
             server,
             suite,
         })
+    }
+
+    /// Whether etcd can tell the progress of a watch, without which no list is streamed: 3.4,
+    /// Debian 12's, cannot.
+    pub(crate) fn tells_progress(&self) -> bool {
+        !matches!(self, Self::CustomResources { suite, .. } if suite == "bookworm")
+    }
+
+    fn etcd(&self) -> Result<Command> {
+        match self {
+            Self::CustomResources { etcd, .. } => etcd.command("etcd"),
+            Self::Whole(directory) => Ok(Command::new(directory.join("etcd"))),
+        }
+    }
+
+    /// The server's own arguments.
+    fn server(&self) -> Command {
+        match self {
+            Self::CustomResources { server, .. } => {
+                let mut command = Command::new(server);
+                command
+                    .args(["--authentication-kubeconfig", "own"])
+                    .arg("--authentication-skip-lookup")
+                    .args(["--authorization-kubeconfig", "core"])
+                    .args(["--kubeconfig", "own"])
+                    .args(["--requestheader-client-ca-file", "ca.crt"])
+                    .arg("--enable-priority-and-fairness=false")
+                    // They would ask core/v1, which is not there.
+                    .arg(
+                        "--disable-admission-plugins=NamespaceLifecycle,\
+                         MutatingAdmissionWebhook,ValidatingAdmissionWebhook,\
+                         MutatingAdmissionPolicy,ValidatingAdmissionPolicy",
+                    );
+                command
+            }
+            // Kubernetes, "kube-apiserver". No controller makes ServiceAccounts for namespaces,
+            // nor is a namespace made for each object.
+            Self::Whole(directory) => {
+                let mut command = Command::new(directory.join("kube-apiserver"));
+                command
+                    .arg("--authorization-mode=RBAC")
+                    .arg("--allow-privileged=true")
+                    .arg("--disable-admission-plugins=NamespaceLifecycle,ServiceAccount")
+                    .arg("--service-cluster-ip-range=10.96.0.0/16")
+                    .args(["--service-account-issuer", "https://127.0.0.1"])
+                    .args(["--service-account-key-file", "server.crt"])
+                    .args(["--service-account-signing-key-file", "server.key"])
+                    .args(["--cert-dir", "certificates"]);
+                command
+            }
+        }
     }
 }
 
@@ -96,13 +173,9 @@ pub(crate) struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts both, in a directory named after the test. `authorizer` is the address of the
-    /// server that answers SubjectAccessReviews.
-    pub(crate) fn start(
-        programs: &Programs,
-        test: &str,
-        authorizer: std::net::SocketAddr,
-    ) -> Result<Self> {
+    /// Starts both, in a directory named after the test. `core` is the address of the tests' own
+    /// server, which a server for custom resources asks for SubjectAccessReviews.
+    pub(crate) fn start(programs: &Programs, test: &str, core: Option<SocketAddr>) -> Result<Self> {
         let name = format!("dnsflow-api-{test}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir(&directory)?;
@@ -115,14 +188,22 @@ impl ApiServer {
             etcd_port: free_port()?,
         };
         server.make_certificates()?;
-        let address = format!("http://{authorizer}");
-        let review = kubeconfig(&address, json!({}), json!({}));
-        fs::write(server.path("authorizer"), review.to_string())?;
+        if let Some(core) = core {
+            let core = kubeconfig(&format!("http://{core}"), json!({}), json!({}));
+            fs::write(server.path("core"), core.to_string())?;
+        }
         let own = server.kubeconfig("admin", server.port)?;
         fs::copy(own, server.path("own"))?;
         server.etcd = Some(server.start_etcd()?);
         server.restart()?;
         Ok(server)
+    }
+
+    /// Writes a file that goes with the server; its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.path(name);
+        fs::write(&path, text)?;
+        Ok(path)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -143,6 +224,7 @@ impl ApiServer {
     }
 
     fn make_certificates(&self) -> Result<()> {
+        run(Command::new("openssl").arg("version")).context("openssl makes the certificates")?;
         let key = [
             "-newkey",
             "ec",
@@ -190,7 +272,7 @@ impl ApiServer {
     }
 
     fn start_etcd(&self) -> Result<Child> {
-        let mut command = self.programs.etcd.command("etcd")?;
+        let mut command = self.programs.etcd()?;
         let client = format!("http://127.0.0.1:{}", self.etcd_port);
         command
             .arg("--data-dir")
@@ -205,28 +287,17 @@ impl ApiServer {
     pub(crate) fn restart(&mut self) -> Result<()> {
         end(&mut self.server);
         let etcd = format!("http://127.0.0.1:{}", self.etcd_port);
-        let mut command = Command::new(&self.programs.server);
+        let mut command = self.programs.server();
         command
             .args(["--etcd-servers", &etcd])
             .args(["--bind-address", "127.0.0.1"])
             .args(["--secure-port", &self.port.to_string()])
             .args(["--client-ca-file", "ca.crt"])
-            .args(["--requestheader-client-ca-file", "ca.crt"])
             .args(["--tls-cert-file", "server.crt"])
             .args(["--tls-private-key-file", "server.key"])
-            .arg("--authentication-skip-lookup")
-            .args(["--authentication-kubeconfig", "own"])
-            .args(["--authorization-kubeconfig", "authorizer"])
-            .args(["--kubeconfig", "own"])
-            .arg("--enable-priority-and-fairness=false")
-            // They would ask core/v1, which is not there.
-            .arg(
-                "--disable-admission-plugins=NamespaceLifecycle,MutatingAdmissionWebhook,\
-                 ValidatingAdmissionWebhook,MutatingAdmissionPolicy,ValidatingAdmissionPolicy",
-            )
             .current_dir(&self.directory);
         self.server = Some(spawn(&mut command, &self.path("server.log"))?);
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], self.port));
+        let address = SocketAddr::from(([127, 0, 0, 1], self.port));
         let waited = wait_until("the API server to listen", LIMIT, || {
             if let Some(server) = &mut self.server
                 && let Some(status) = server.try_wait()?
@@ -274,7 +345,7 @@ impl Drop for ApiServer {
 }
 
 /// A kubeconfig in JSON, which is YAML too.
-fn kubeconfig(server: &str, mut cluster: Value, user: Value) -> Value {
+pub(crate) fn kubeconfig(server: &str, mut cluster: Value, user: Value) -> Value {
     cluster["server"] = json!(server);
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",

@@ -35,6 +35,22 @@ pub(crate) fn documents(file: &Path) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(&text).with_context(|| file.display().to_string())
 }
 
+/// What `cargo xtask kind` applies beside `deploy/`, with the addresses and the node filled in.
+pub(crate) fn kind_story() -> Result<Vec<Value>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("kind");
+    let mut objects = Vec::new();
+    for file in ["story.yaml", "wildcard.yaml"] {
+        let text = fs::read_to_string(directory.join(file)).with_context(|| file.to_owned())?;
+        let text = text
+            .replace("WWW_ADDRESS", "172.18.0.7")
+            .replace("REST_ADDRESS", "172.18.0.8")
+            .replace("NODE", "node");
+        let found: Vec<Value> = serde_saphyr::from_multiple(&text).context(file)?;
+        objects.extend(found);
+    }
+    Ok(objects)
+}
+
 /// The files that a directory's kustomization names.
 pub(crate) fn resources(directory: &Path) -> Result<BTreeSet<String>> {
     let kustomization = documents(&directory.join("kustomization.yaml"))?;
@@ -47,7 +63,7 @@ pub(crate) fn resources(directory: &Path) -> Result<BTreeSet<String>> {
 }
 
 /// The object, if its type knows all its fields: what the type does not know does not come back.
-fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T> {
+pub(crate) fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> Result<T> {
     let object: T = serde_json::from_value(value.clone())?;
     let back = serde_json::to_value(&object)?;
     ensure!(
@@ -133,6 +149,22 @@ impl Objects {
         };
         let words = container.command.iter().chain(&container.args).flatten();
         Ok(words.cloned().collect())
+    }
+
+    /// Takes away every right to a resource.
+    pub(crate) fn revoke(&mut self, resource: &str) {
+        let is_other = |rule: &PolicyRule| {
+            !rule
+                .resources
+                .iter()
+                .flatten()
+                .any(|named| named == resource)
+        };
+        let of_roles = self.roles.iter_mut().map(|role| &mut role.rules);
+        let of_clusters = self.cluster_roles.iter_mut().map(|role| &mut role.rules);
+        for rules in of_roles.chain(of_clusters).flatten() {
+            rules.retain(is_other);
+        }
     }
 
     /// Every right that these objects give the agent's ServiceAccount.

@@ -16,7 +16,7 @@ use crate::core::{
     fragments::{DatagramKey, Fragment},
     hold::Wait,
     input::Frame,
-    limits::{LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
+    limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
     plan::flows_for_names,
     port::{Lease, Port, PortId},
@@ -307,6 +307,15 @@ impl Engine {
         lease.names.insert(name.clone(), until);
         let addresses = port.addresses_of.entry(name.clone()).or_default();
         addresses.push(address);
+        if !port.limits_told.is_empty() {
+            // Far below a limit, reaching it is news again.
+            if addresses.len() <= limits.addresses_per_name_max / 2 {
+                port.limits_told.remove(&Some(name.clone()));
+            }
+            if port.leases.len() <= limits.addresses_per_port_max / 2 {
+                port.limits_told.remove(&None);
+            }
+        }
         self.due.insert((until, port_id, address));
         true
     }
@@ -333,10 +342,14 @@ impl Engine {
             })
             .min();
         let Some((.., address)) = least else {
+            self.limit_reached(port_id, None);
             return false;
         };
         if let Some(lease) = port.take_lease(address) {
             self.counters.addresses_evicted += 1;
+            if !lease.flows.is_empty() {
+                self.limit_reached(port_id, None);
+            }
             self.close(lease);
         }
         true
@@ -356,7 +369,15 @@ impl Engine {
                 Some((matters, lease.names.get(name).copied(), *address))
             })
             .min();
+        let is_open =
+            |address| matches!(port.leases.get(address), Some(lease) if !lease.flows.is_empty());
+        if least.as_ref().is_none_or(|(.., address)| is_open(address)) {
+            self.limit_reached(port_id, Some(name));
+        }
         let Some((.., address)) = least else {
+            return false;
+        };
+        let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
         port.forget_name(name, address);
@@ -364,6 +385,31 @@ impl Engine {
         self.end_expired(port_id, address, now);
         self.replan_lease(port_id, address, now);
         true
+    }
+
+    /// Tells that not all is open that the rules allow: once, until it was far below the limit.
+    fn limit_reached(&mut self, port_id: PortId, name: Option<&DomainName>) {
+        let Some(namespace) = self.namespace_of(port_id) else {
+            return;
+        };
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return;
+        };
+        if port.limits_told.len() >= LIMITS_TOLD_MAX {
+            port.limits_told.clear();
+        }
+        if port.limits_told.insert(name.cloned()) {
+            let limits = self.config.leases;
+            self.reports.push(Report::LimitReached {
+                namespace,
+                port: port.row.iface_id.clone(),
+                name: name.cloned(),
+                max: match name {
+                    Some(_) => limits.addresses_per_name_max,
+                    None => limits.addresses_per_port_max,
+                },
+            });
+        }
     }
 
     fn close(&mut self, lease: Lease) {

@@ -28,6 +28,7 @@ use crate::core::{
         hash::{Family, address_set_hashes},
         rows::{Acl, Datapath, LogicalFlow, NbUpdate, Pipeline, PortBinding, PortGroup, SbUpdate},
     },
+    report::Standing,
     rules::ACL_PRIORITY_OFFSET,
 };
 
@@ -375,6 +376,24 @@ impl Node {
             logical_flows,
             ..SbUpdate::default()
         }));
+    }
+
+    /// The limits that were told to have been reached since the last look.
+    fn limits_told(&mut self) -> Vec<String> {
+        let reports = std::mem::take(&mut self.reports);
+        let limits = reports.into_iter().filter_map(|report| match report {
+            Report::LimitReached {
+                namespace,
+                port,
+                name,
+                max,
+            } => Some(match name {
+                Some(name) => format!("{namespace}: {name} of {port}, {max}"),
+                None => format!("{namespace}: {port}, {max}"),
+            }),
+            _ => None,
+        });
+        limits.collect()
     }
 
     fn answer(&mut self, pod: &str, name: &str, addresses: &[[u8; 4]], ttl: u32) {
@@ -961,7 +980,7 @@ fn problems_are_told_once_and_withdrawn() {
         problems[0][&0],
         (
             "waiting for OVN's ACL for dnsName `example.com`".to_owned(),
-            true
+            Standing::Waiting
         )
     );
     node.set_ovn(&[allow("example.com"), deny_all()]);
@@ -1097,6 +1116,32 @@ fn a_name_keeps_only_so_many_addresses() {
     let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
     assert_eq!(node.destinations(), kept.map(str::to_owned).into());
     assert_eq!(node.engine.counters().addresses_evicted, 2);
+    assert_eq!(node.limits_told(), ["ns1: example.com of ns1_p1, 2"]);
+    // As long as it is near the limit that is no news; after it was far below, it is.
+    node.answer("p1", "example.com", &[[203, 0, 113, 10]], 240);
+    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    node.pass(Duration::from_secs(300));
+    for host in 5..=7 {
+        node.answer("p1", "example.com", &[[203, 0, 113, host]], 600);
+    }
+    assert_eq!(node.limits_told(), ["ns1: example.com of ns1_p1, 2"]);
+}
+
+#[test]
+fn a_limit_is_told_only_where_it_costs_access() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_port_max = 2;
+    node.engine.config.leases.addresses_per_name_max = 2;
+    for host in 1..=4 {
+        node.answer("p1", "other.test", &[[198, 51, 100, host]], 60);
+    }
+    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.answer("p1", "www.example.com", &[OTHER], 60);
+    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    node.answer("p1", "ftp.example.com", &[[203, 0, 113, 3]], 60);
+    node.answer("p1", "nfs.example.com", &[[203, 0, 113, 4]], 60);
+    assert_eq!(node.limits_told(), ["ns1: ns1_p1, 2"]);
 }
 
 fn deny(name: &str) -> Rule {

@@ -17,6 +17,7 @@ use crate::core::{
     pipeline::{Locator, Question},
     plan::{PortFacts, Spot},
     profile::StaticProfile,
+    report::Standing,
     rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
 };
 
@@ -102,7 +103,7 @@ impl World {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
         };
-        let new = match (self.firewalls.get(&id), &self.profile) {
+        let mut new = match (self.firewalls.get(&id), &self.profile) {
             (Some(firewall), None) => pair(
                 namespace,
                 firewall,
@@ -113,6 +114,11 @@ impl World {
             (Some(firewall), Some(profile)) => profile.rules(namespace, firewall, self.subdomains),
             (None, _) => NamespaceRules::default(),
         };
+        if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
+            // OVN makes nothing of its rules here, and nothing is waited for.
+            new.problems
+                .retain(|_, problem| problem.standing() != Standing::Waiting);
+        }
         let old = self.rules.remove(namespace).unwrap_or_default();
         let groups: BTreeSet<String> = old
             .sets

@@ -137,6 +137,7 @@ pub struct OvnView {
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
     bindings_by_port: Index<String>,
+    bindings_by_namespace: Index<String>,
     groups: Table<PortGroup>,
     groups_by_port: Index<String>,
     flows: Table<LogicalFlow>,
@@ -201,10 +202,24 @@ impl OvnView {
             if let Some(binding) = old {
                 self.bindings_by_port.remove(&binding.logical_port, id);
                 touched.ports.insert(binding.logical_port);
+                if let Some(namespace) = binding.namespace {
+                    self.bindings_by_namespace.remove(&namespace, id);
+                    // The last of its ports.
+                    if !self.has_ports_of(&namespace) {
+                        touched.namespaces.insert(namespace);
+                    }
+                }
             }
             if let Some(binding) = new {
                 self.bindings_by_port.add(binding.logical_port.clone(), id);
                 touched.ports.insert(binding.logical_port);
+                if let Some(namespace) = binding.namespace {
+                    // The first of its ports.
+                    if !self.has_ports_of(&namespace) {
+                        touched.namespaces.insert(namespace.clone());
+                    }
+                    self.bindings_by_namespace.add(namespace, id);
+                }
             }
         }
         for Changed { id, old, new } in self.groups.apply(reset, port_groups) {
@@ -290,6 +305,11 @@ impl OvnView {
     /// Row ids of the watched logical flows.
     pub fn logical_flows(&self) -> impl Iterator<Item = (RowId, &LogicalFlow)> {
         self.flows.iter()
+    }
+
+    /// Whether OVN here has a pod of the namespace.
+    pub fn has_ports_of(&self, namespace: &str) -> bool {
+        self.bindings_by_namespace.ids(namespace).next().is_some()
     }
 
     /// Where the packets of a logical port are found.

@@ -219,6 +219,23 @@ fn what_the_resource_says_wrongly_is_reported_at_its_index() {
 }
 
 #[test]
+fn a_rule_that_denies_by_name_comes_with_a_caveat() {
+    let deny = Rule {
+        action: RuleAction::Deny,
+        ..allow("bad.test")
+    };
+    let firewall = firewall(vec![deny, deny_all()]);
+    let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("bad.test")))]);
+    assert_eq!(usable(&paired), [(0, "bad.test")]);
+    let caveat = Problem::DeniesByName(dns("bad.test"));
+    assert_eq!(caveat.standing(), Standing::Caveat);
+    assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
+    // What keeps the rule from working is said first.
+    let waiting = pair_with(&firewall, &[]);
+    assert_eq!(waiting.problems[&0], Problem::NoAcl(dns("bad.test")));
+}
+
+#[test]
 fn names_match_by_scope() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {

@@ -36,6 +36,8 @@ pub struct Posting {
     about: About,
     /// What to say.
     pub note: String,
+    /// `reason` of the Event.
+    pub reason: &'static str,
 }
 
 impl Posting {
@@ -45,14 +47,6 @@ impl Posting {
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
-    }
-
-    /// `reason` of the Event.
-    pub fn reason(&self) -> &'static str {
-        match self.about {
-            About::Rule(_) => "RuleNotInForce",
-            About::Name(_) => "LimitReached",
-        }
     }
 }
 
@@ -70,6 +64,7 @@ pub enum Outcome {
 #[derive(Debug)]
 struct Entry {
     note: String,
+    reason: &'static str,
     due: Timestamp,
 }
 
@@ -112,9 +107,17 @@ impl Ledger {
                 });
                 let problems = problems.into_iter();
                 problems
-                    .map(|(rule, problem)| {
-                        let note = format!("rule {rule}: {problem}");
-                        self.add((namespace.clone(), About::Rule(rule)), note, due)
+                    .map(|(rule, (problem, in_force))| {
+                        let entry = Entry {
+                            note: format!("rule {rule}: {problem}"),
+                            reason: if in_force {
+                                "RuleCaveat"
+                            } else {
+                                "RuleNotInForce"
+                            },
+                            due,
+                        };
+                        self.add((namespace.clone(), About::Rule(rule)), entry)
                     })
                     .sum()
             }
@@ -122,17 +125,25 @@ impl Ledger {
                 namespace,
                 name,
                 note,
-            } => self.add((namespace, About::Name(name)), note, due),
+            } => {
+                let entry = Entry {
+                    note,
+                    reason: "LimitReached",
+                    due,
+                };
+                self.add((namespace, About::Name(name)), entry)
+            }
         }
     }
 
-    fn add(&mut self, key: (String, About), note: String, due: Timestamp) -> u64 {
-        let known = self.entries.get(&key).map(|entry| entry.note == note);
+    fn add(&mut self, key: (String, About), new: Entry) -> u64 {
+        let known = self.entries.get(&key);
+        let known = known.map(|entry| entry.note == new.note);
         match known {
             Some(true) => 0,
             None if self.entries.len() >= ENTRIES_MAX => 1,
             Some(false) | None => {
-                self.entries.insert(key, Entry { note, due });
+                self.entries.insert(key, new);
                 0
             }
         }
@@ -158,6 +169,7 @@ impl Ledger {
             namespace: namespace.clone(),
             about: about.clone(),
             note: entry.note.clone(),
+            reason: entry.reason,
         };
         while self.tokens < BURST && now.since(self.refill_from) >= PAUSE {
             self.tokens += 1;

@@ -40,6 +40,21 @@ fn anything_else_between_messages_is_an_error() {
 }
 
 #[test]
+fn the_room_of_a_long_message_is_given_back() {
+    let mut framer = Framer::default();
+    let long = format!("{{\"a\":\"{}\"}}", "x".repeat(4 * KEPT_MAX_BYTES));
+    let stream = format!("{long} {{\"b\":1}}{{\"c");
+    let read = feed(&mut framer, stream.as_bytes()).expect("messages");
+    assert_eq!(read, [long.as_bytes(), b"{\"b\":1}"]);
+    drop(read);
+    // What reads from a socket asks for room like this.
+    framer.buffer().reserve(4096);
+    assert!(framer.buffer().capacity() < KEPT_MAX_BYTES);
+    let rest = feed(&mut framer, b"\":2}").expect("a message");
+    assert_eq!(rest, [&b"{\"c\":2}"[..]]);
+}
+
+#[test]
 fn the_limit_is_exact_and_holds_for_unfinished_messages() {
     let mut framer = Framer::with_limit(6);
     assert_eq!(feed(&mut framer, b"{\"ab\"}{\"ab\"}").unwrap().len(), 2);

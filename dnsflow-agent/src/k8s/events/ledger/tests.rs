@@ -11,7 +11,7 @@ fn rules(namespace: &str, problems: &[(u32, &str)]) -> Notice {
         namespace: namespace.into(),
         problems: problems
             .iter()
-            .map(|&(rule, problem)| (rule, problem.to_owned()))
+            .map(|&(rule, problem)| (rule, (problem.to_owned(), false)))
             .collect(),
     }
 }
@@ -139,6 +139,7 @@ fn the_same_words_have_the_same_hash_everywhere() {
         namespace: namespace.into(),
         about: About::Rule(0),
         note: note.into(),
+        reason: "RuleNotInForce",
     };
     assert_ne!(posting("a", "b").hash(), posting("a", "c").hash());
     assert_ne!(posting("a", "b").hash(), posting("c", "b").hash());

@@ -1,0 +1,279 @@
+//! What one node holds and asks for where the cluster has many EgressFirewalls, nearly all of them
+//! of namespaces without a pod here. The numbers in docs/cluster.md are those that this prints
+//! with `--nocapture`.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::{
+    agent,
+    firewall::{Network, RuleSpec, acl_match, namespace_port_group},
+    lab,
+    lab::Lab,
+    process::wait_until,
+};
+use serde_json::{Value, json};
+
+const FIREWALLS: usize = 5_000;
+const RULES: usize = 10;
+/// Namespaces whose rows are written in one transaction.
+const BATCH: usize = 250;
+/// For the first list to be taken up, under a debug build.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Of each rule in a namespace without a pod here, the agent keeps the resource's rule twice (the
+/// watch, to tell what changes; the engine), the ACL, and what is missing.
+const BYTES_PER_RULE_MAX: usize = 4_096;
+
+fn namespace(number: usize) -> String {
+    format!("namespace-{number:05}")
+}
+
+fn rules(number: usize) -> Vec<RuleSpec> {
+    let name = |rule| format!("service-{rule}.example-{number}.com");
+    let rule = |rule| RuleSpec::allow_name(&name(rule)).ports(&[("tcp", 443)]);
+    (0..RULES).map(rule).collect()
+}
+
+/// The EgressFirewall, as a cluster of some nodes stores it.
+fn firewall(number: usize) -> Value {
+    let rules = (0..RULES).map(|rule| {
+        json!({"type": "Allow", "to": {"dnsName": format!("service-{rule}.example-{number}.com")},
+            "ports": [{"port": 443, "protocol": "TCP"}]})
+    });
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressFirewall",
+        "metadata": {
+            "name": "default", "namespace": namespace(number), "resourceVersion": "5",
+            "uid": format!("0c8c3b1e-0000-4000-8000-{number:012}"),
+        },
+        "spec": {"egress": rules.collect::<Vec<_>>()},
+        "status": {"status": "EgressFirewall Rules applied",
+            "messages": ["node-1: EgressFirewall Rules applied"]},
+    })
+}
+
+/// An API server with so many EgressFirewalls, in which nothing changes.
+struct Server {
+    requests: Arc<AtomicUsize>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// Serves at this address of the node.
+    fn start(lab: &Lab, address: SocketAddr, firewalls: usize) -> Result<Self> {
+        let listener = lab.node().listen(address)?;
+        let server = Self {
+            requests: Arc::default(),
+            bytes: Arc::default(),
+        };
+        let (requests, bytes) = (Arc::clone(&server.requests), Arc::clone(&server.bytes));
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (requests, bytes) = (Arc::clone(&requests), Arc::clone(&bytes));
+                thread::spawn(move || serve(stream, firewalls, &requests, &bytes));
+            }
+        });
+        Ok(server)
+    }
+}
+
+fn serve(stream: TcpStream, firewalls: usize, requests: &AtomicUsize, bytes: &AtomicUsize) {
+    let mut lines = BufReader::new(&stream);
+    let mut target = String::new();
+    loop {
+        let mut line = String::new();
+        match lines.read_line(&mut line) {
+            Ok(length) if length > 0 => {}
+            _ => return,
+        }
+        if target.is_empty() {
+            target = line.split(' ').nth(1).unwrap_or_default().to_owned();
+        } else if line == "\r\n" {
+            requests.fetch_add(1, Relaxed);
+            match answer(&stream, &target, firewalls) {
+                Ok(sent) => bytes.fetch_add(sent, Relaxed),
+                Err(_) => return,
+            };
+            target.clear();
+        }
+    }
+}
+
+/// Answers, and returns how many bytes of objects that was.
+fn answer(mut stream: &TcpStream, target: &str, firewalls: usize) -> Result<usize> {
+    let query = |name: &str| {
+        let (_, query) = target.split_once('?')?;
+        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find_map(|(key, value)| (key == name).then_some(value))
+    };
+    if query("watch") == Some("true") {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\
+                    transfer-encoding: chunked\r\n\r\n";
+        stream.write_all(head.as_bytes())?;
+        // Until the client has had enough.
+        let _ended = stream.read(&mut [0])?;
+        return Ok(0);
+    }
+    let mut list =
+        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "9"}});
+    if target.contains("/egressfirewalls") {
+        let first = query("continue").map_or(Ok(0), str::parse)?;
+        let limit = query("limit").map_or(Ok(firewalls), str::parse)?;
+        let next = usize::min(first + limit, firewalls);
+        list["items"] = (first..next).map(firewall).collect();
+        if next < firewalls {
+            list["metadata"]["continue"] = json!(next.to_string());
+        }
+    } else {
+        list["items"] = json!([]);
+    }
+    let body = list.to_string();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes())?;
+    Ok(body.len())
+}
+
+/// The ACLs of the first so many firewalls, as a zone of ovn-kubernetes has them whether it has a
+/// pod of the namespace or not. The address sets are left out: nothing here reads them.
+fn write_acls(lab: &Lab, firewalls: usize) -> Result<()> {
+    let mut nb = lab.nb()?;
+    for first in (0..firewalls).step_by(BATCH) {
+        let mut operations = Vec::new();
+        for number in first..usize::min(first + BATCH, firewalls) {
+            let namespace = namespace(number);
+            let network = Network::default_of(&namespace);
+            let mut acls = Vec::new();
+            for (index, rule) in rules(number).iter().enumerate() {
+                let uuid = format!("acl_{number}_{index}");
+                let ids = dnsflow_tests::database::map([
+                    ("k8s.ovn.org/name", namespace.as_str()),
+                    ("k8s.ovn.org/owner-type", "EgressFirewall"),
+                    ("rule-index", &index.to_string()),
+                ]);
+                operations.push(
+                    json!({"op": "insert", "table": "ACL", "uuid-name": uuid, "row": {
+                        "action": "allow", "direction": "to-lport", "priority": 10_000 - index,
+                        "match": acl_match(&network, rule, lab.cluster()), "external_ids": ids,
+                    }}),
+                );
+                acls.push(json!(["named-uuid", uuid]));
+            }
+            let group = json!({"name": namespace_port_group(&namespace), "acls": ["set", acls]});
+            operations.push(json!({"op": "insert", "table": "Port_Group", "row": group}));
+        }
+        nb.transact(&operations)?;
+    }
+    Ok(())
+}
+
+/// An agent that reads from the API server. Dropping it kills it.
+struct Running(Child);
+
+impl Running {
+    fn start(lab: &Lab, api: SocketAddr) -> Result<Self> {
+        let kubeconfig = lab.base().join("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{api}")}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        fs::write(&kubeconfig, text.to_string())?;
+        let usual = lab.agent_command(&agent::binary()?)?;
+        let arguments: Vec<_> = usual.get_args().collect();
+        let manifests = arguments.iter().position(|word| *word == "--manifests");
+        let manifests = manifests.context("--manifests")?;
+        let mut command = Command::new(usual.get_program());
+        command
+            .args(&arguments[..manifests])
+            .args(&arguments[manifests + 2..])
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--dns-service=kube-system/k8s-app=kube-dns")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(lab.base().join("log/dnsflow.log"))?);
+        lab.node().enter(&mut command)?;
+        Ok(Self(command.spawn()?))
+    }
+
+    /// The size of what the process keeps in memory of its own (proc_pid_status(5)).
+    fn memory_bytes(&self) -> Result<usize> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let kilobytes = line.context("RssAnon")?.trim().trim_end_matches(" kB");
+        Ok(kilobytes.parse::<usize>()? * 1024)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let ended = self.0.kill().and_then(|()| self.0.wait());
+        if let Err(error) = ended {
+            eprintln!("cannot end the agent: {error}");
+        }
+    }
+}
+
+/// Runs an agent until it is ready; its memory then, and the lines that it has logged.
+fn measure(lab: &Lab, api: SocketAddr) -> Result<(usize, usize)> {
+    let agent = Running::start(lab, api)?;
+    let log = lab.base().join("log/dnsflow.log");
+    wait_until("the agent to be ready", LIMIT, || {
+        Ok(fs::read_to_string(&log)?.contains("\"message\":\"ready\""))
+    })
+    .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+    let lines = fs::read_to_string(&log)?.lines().count();
+    Ok((agent.memory_bytes()?, lines))
+}
+
+#[test]
+fn what_is_of_no_concern_here_costs_little() {
+    let lab = lab!("scale", agent);
+    let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let few = Server::start(&lab, address(6443), 1).expect("it listens");
+    let (alone, quiet) = measure(&lab, address(6443)).expect("it is ready");
+    let asked = few.requests.load(Relaxed);
+
+    let many = Server::start(&lab, address(6444), FIREWALLS).expect("it listens");
+    let (with_firewalls, _) = measure(&lab, address(6444)).expect("it is ready");
+    let (requests, bytes) = (many.requests.load(Relaxed), many.bytes.load(Relaxed));
+
+    write_acls(&lab, FIREWALLS).expect("the rows are written");
+    let (with_acls, lines) = measure(&lab, address(6444)).expect("it is ready");
+    let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "RssAnon: {:.1} MiB with 1 EgressFirewall; {:.1} MiB with {FIREWALLS} of {RULES} rules; \
+         {:.1} MiB with their ACLs; {} -> {requests} requests, {bytes} bytes; {quiet} -> {lines} lines of log",
+        mib(alone),
+        mib(with_firewalls),
+        mib(with_acls),
+        asked,
+    );
+    let per_rule = with_acls.saturating_sub(alone) / (FIREWALLS * RULES);
+    let check = || -> Result<()> {
+        ensure!(
+            per_rule <= BYTES_PER_RULE_MAX,
+            "{per_rule} bytes for each rule"
+        );
+        ensure!(lines < quiet + 20, "{lines} lines of log");
+        Ok(())
+    };
+    check().expect("it is in proportion");
+}
