@@ -51,6 +51,7 @@ use crate::{
     ovn_db::{OvnCommand, OvnDb},
     state,
     vswitch_db::VswitchDb,
+    vswitchd::{self, Settle},
 };
 use tell::tell;
 
@@ -167,6 +168,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     }
     let (reporter, notices) = k8s::events::channel();
     let health = Arc::<Health>::default();
+    let settle = Arc::<Settle>::default();
     let outside = Outside {
         inputs: input_sender,
         questions: questions_to_ask,
@@ -174,6 +176,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         snapshots: snapshots_to_save,
         notices,
         health: Arc::clone(&health),
+        settle: hold.map(|_| Arc::clone(&settle)),
     };
     let edges = thread::Builder::new()
         .name("edges".into())
@@ -188,6 +191,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         releaser: Releaser::open(release_mark.get())?,
         heartbeat: hold.map(|_| heartbeat),
         beat_at: now(),
+        settle,
         counters,
         attach,
         openflow: openflow::Connection::new(socket),
@@ -238,6 +242,8 @@ struct Outside {
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
     notices: Notices,
     health: Arc<Health>,
+    /// Where answers are held.
+    settle: Option<Arc<Settle>>,
 }
 
 /// The edges that may take their time. Each owns its connections and ends with this future.
@@ -253,6 +259,7 @@ async fn edges(
         snapshots,
         notices,
         health,
+        settle,
     } = outside;
     let mut tasks = JoinSet::new();
     let mut edge = |name: &'static str,
@@ -262,6 +269,11 @@ async fn edges(
             name
         });
     };
+    if let Some(settle) = settle {
+        let socket = options.openflow_socket.clone();
+        let watch = async move { vswitchd::watch(&socket, &settle).await };
+        edge("ovs-vswitchd's revalidators", Box::pin(watch));
+    }
     let asking = openflow::questions::ask(options.openflow_socket, questions, inputs.clone());
     edge("the switch, for questions", Box::pin(asking));
     let vswitch = VswitchDb::new(options.ovs_db);
@@ -346,6 +358,7 @@ struct Hot {
     /// Where answers are held.
     heartbeat: Option<Heartbeat>,
     beat_at: Timestamp,
+    settle: Arc<Settle>,
     counters: Counters,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
@@ -431,6 +444,8 @@ impl Hot {
             && self.beat_at <= now
         {
             self.beat_at = now + BEAT_INTERVAL;
+            let revalidation = self.settle.time();
+            self.engine.handle(Input::Revalidation(revalidation), now);
             if let Err(error) = heartbeat.beat(now) {
                 warn!(%error, "answers are not held");
             }

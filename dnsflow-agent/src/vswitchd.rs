@@ -128,21 +128,23 @@ fn number(text: &str, before: &str, after: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// A pass begins at once, but not earlier than 5 ms after the last one began (`udpif_revalidator`
-/// in Open vSwitch's ofproto/ofproto-dpif-upcall.c); the rest is for threads to wake up.
-const BEFORE_PASS: Duration = Duration::from_millis(8);
+/// The shortest that vswitchd says, whatever it took.
+const PASS_MIN: Duration = Duration::from_millis(1);
+/// What such a pass takes without a megaflow: for threads to wake up.
+const PASS_BEGIN: Duration = Duration::from_micros(300);
 /// What a megaflow adds to a pass behind a change, at least as long as no such pass was seen: those
 /// between changes only collect statistics, in a fifth of the time or less.
 const PASS_PER_FLOW: Duration = Duration::from_micros(3);
 /// What holds where vswitchd says nothing: as with some thousand megaflows.
 pub const SETTLE_UNKNOWN: Duration = Duration::from_millis(30);
 
-/// How long after the barrier's reply a megaflow from before can still drop: until the pass that
-/// the change has brought about is over.
+/// How long a pass takes that a change brings about. Until it is over, a megaflow from before can
+/// still drop.
 ///
 /// Measured with Open vSwitch 3.1 and 3.5, userspace datapath, one table, on two busy processors:
 /// packets sent every 0.1 ms to an address whose neighbours were dropped, 25 times each; "busy"
-/// has another change shortly before.
+/// has another change shortly before, so that the pass does not begin at once
+/// (`REVALIDATION_INTERVAL` in `core/limits.rs`).
 ///
 /// | megaflows | pass, median (longest) | first packet that passes, median (latest) | busy |
 /// |---|---|---|---|
@@ -155,8 +157,12 @@ pub const SETTLE_UNKNOWN: Duration = Duration::from_millis(30);
 /// not, beyond the longest of a few passes.
 pub fn settle(revalidation: Revalidation) -> Duration {
     let flows = u32::try_from(revalidation.flows).unwrap_or(u32::MAX);
-    let pass = revalidation.pass.max(PASS_PER_FLOW.saturating_mul(flows));
-    BEFORE_PASS.saturating_add(pass)
+    let estimated = PASS_BEGIN.saturating_add(PASS_PER_FLOW.saturating_mul(flows));
+    if revalidation.pass <= PASS_MIN {
+        estimated
+    } else {
+        revalidation.pass.max(estimated)
+    }
 }
 
 /// The time to settle, for whoever wants to know.

@@ -133,8 +133,11 @@ pub struct Engine {
     filter: Filter,
     /// Frames that were taken off the wire.
     held: HoldQueue,
-    /// How long after their barrier flows may not be in force yet.
-    settle_time: Duration,
+    /// How long the switch takes to look at its megaflows after a change: until then, one that
+    /// drops may stand in the way.
+    revalidation: Duration,
+    /// When the last input came.
+    turn_at: Timestamp,
     /// The DNS servers that were last said to be believed.
     trusted: Option<BTreeSet<Resolver>>,
     tcp: TcpReassembly,
@@ -182,7 +185,8 @@ impl Engine {
                 longest: config.hold_max,
                 ..HoldLimits::default()
             }),
-            settle_time: Duration::ZERO,
+            revalidation: Duration::ZERO,
+            turn_at: Timestamp::default(),
             trusted: None,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
@@ -209,6 +213,7 @@ impl Engine {
 
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
+        self.turn_at = now;
         if !matches!(input, Input::Frame(_)) {
             self.flush_opened();
         }
@@ -250,7 +255,7 @@ impl Engine {
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
-            Input::SettleTime(time) => self.settle_time = time,
+            Input::Revalidation(time) => self.revalidation = time,
             Input::MonitorGap => self.switch.compare_soon(now),
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
@@ -274,6 +279,7 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.turn_at = now;
         self.flush_opened();
         self.expire(now);
         self.switch_timeout(now);

@@ -116,8 +116,8 @@ pub enum Input<'a> {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
-    /// How long after their barrier flows may not be in force yet.
-    SettleTime(Duration),
+    /// How long the switch takes to look at its megaflows after a change of flows.
+    Revalidation(Duration),
     /// The flow monitor left something out: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.

@@ -99,3 +99,8 @@ pub const HELD_MAX: usize = 8192;
 pub const HELD_PER_INTERFACE_MAX: usize = 2048;
 /// Bytes that all of them have together.
 pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// ovs-vswitchd begins a pass over its megaflows not earlier than this after the last one began
+/// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c), and every change of a
+/// flow brings one about.
+pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);

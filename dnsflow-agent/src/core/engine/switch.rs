@@ -12,7 +12,9 @@ use crate::core::{
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
     hold::Wait,
     input::{BatchError, BatchId},
-    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY},
+    limits::{
+        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY, REVALIDATION_INTERVAL,
+    },
     name::DomainName,
     plan::Spot,
     port::{Lease, PortId},
@@ -34,6 +36,8 @@ pub(super) struct Opening {
 #[derive(Debug)]
 struct Pending {
     openings: Vec<Opening>,
+    /// When the switch may begin to look at its megaflows for it.
+    settles_from: Timestamp,
 }
 
 /// What answers opened since commands were last taken.
@@ -64,6 +68,8 @@ pub(super) struct Switch {
     pending: BTreeMap<BatchId, Pending>,
     /// Batches that were not sent, or not answered: the next comparison covers them.
     unsent: BTreeSet<BatchId>,
+    /// When a batch was last sent.
+    sent_at: Timestamp,
 }
 
 impl Switch {
@@ -210,7 +216,15 @@ impl Engine {
                 FlowChange::Renew(_) => {}
             }
         }
-        self.switch.pending.insert(batch, Pending { openings });
+        let settles_from = self.switch.sent_at + REVALIDATION_INTERVAL;
+        self.switch.sent_at = self.turn_at;
+        self.switch.pending.insert(
+            batch,
+            Pending {
+                openings,
+                settles_from,
+            },
+        );
         self.commands.push(Command::Apply {
             batch,
             atomic,
@@ -228,7 +242,11 @@ impl Engine {
             return;
         };
         match &result {
-            Ok(()) => self.held.applied(batch, self.settle_time, now),
+            Ok(()) => {
+                let begins_in = pending.settles_from.since(now);
+                let settle = begins_in + self.revalidation;
+                self.held.applied(batch, settle, now);
+            }
             // The comparison after the reconnect covers them: the answers wait for it.
             Err(BatchError::ConnectionLost) => {}
             Err(BatchError::Refused(_)) => self.held.applied(batch, Duration::ZERO, now),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::core::{hold::HoldEvent, input::HeldFrame};
+use crate::core::{hold::HoldEvent, input::HeldFrame, limits::REVALIDATION_INTERVAL};
 
 const HOLD_MAX: Duration = Duration::from_millis(100);
 
@@ -149,11 +149,19 @@ fn a_refused_batch_lets_its_answers_go() {
 #[test]
 fn flows_have_time_to_settle() {
     let mut node = Node::with(&rules());
-    let settle = Duration::from_micros(700);
-    node.give(Input::SettleTime(settle));
+    let pass = Duration::from_micros(700);
+    node.give(Input::Revalidation(pass));
+    // A change a while ago: the pass begins at once.
+    node.pass(REVALIDATION_INTERVAL);
     let bytes = node.held_answer("example.com", &[ADDRESS]);
     assert_eq!(node.released(), []);
-    node.pass(settle);
+    node.pass(pass);
+    assert_eq!(node.released(), [bytes]);
+    // And just now.
+    let bytes = node.held_answer("example.com", &[OTHER]);
+    node.pass(pass);
+    assert_eq!(node.released(), []);
+    node.pass(REVALIDATION_INTERVAL - pass);
     assert_eq!(node.released(), [bytes]);
 }
 
