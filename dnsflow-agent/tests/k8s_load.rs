@@ -1,4 +1,4 @@
-//! What one node asks of the API server, counted; the numbers in docs/cluster.md are those that
+//! What one node asks of the API server, counted; the bytes of a change in docs/cluster.md are what
 //! this test prints with `--nocapture`.
 
 mod fake;

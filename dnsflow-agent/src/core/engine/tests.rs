@@ -992,6 +992,56 @@ fn problems_are_told_once_and_withdrawn() {
 }
 
 #[test]
+fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
+    let mut node = Node::with(&[deny_all()]);
+    let id = FirewallId {
+        namespace: "ns2".into(),
+        name: FIREWALL_NAME.into(),
+    };
+    let invalid = Rule {
+        destination: Destination::Invalid("bad".into()),
+        ..deny_all()
+    };
+    let firewall = Firewall {
+        rules: vec![allow("example.com"), invalid],
+        subdomains: None,
+    };
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall))],
+    }));
+    let told = |node: &mut Node| {
+        let reports = std::mem::take(&mut node.reports);
+        let of_ns2 = reports.into_iter().filter_map(|report| match report {
+            Report::Problems {
+                namespace,
+                problems,
+            } if namespace == "ns2" => Some(problems.into_keys().collect::<Vec<u32>>()),
+            _ => None,
+        });
+        of_ns2.collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut node), [[1]]);
+    let row = RowId::new(0x222);
+    let bind = |node: &mut Node, namespace: Option<&str>| {
+        let binding = namespace.map(|namespace| PortBinding {
+            logical_port: "ns2_p1".into(),
+            datapath: DATAPATH,
+            tunnel_key: 22,
+            namespace: Some(namespace.into()),
+        });
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(row, binding)],
+            ..SbUpdate::default()
+        }));
+    };
+    bind(&mut node, Some("ns2"));
+    assert_eq!(told(&mut node), [[0, 1]]);
+    bind(&mut node, None);
+    assert_eq!(told(&mut node), [[1]]);
+}
+
+#[test]
 fn what_is_no_usable_answer_is_counted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let ifindex = ifindex_of(RowId::new(0x105));
