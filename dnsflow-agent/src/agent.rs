@@ -530,10 +530,8 @@ impl Hot {
                 debug!(?key, ?reason, "a flow was lost");
                 Input::FlowLost { key, cookie }
             }
-            Event::ForeignFlow { key, cookie } => {
-                debug!(?key, cookie, "someone else wrote a flow like ours");
-                return;
-            }
+            Event::ForeignFlow { key, cookie } => Input::ForeignFlow { key, cookie },
+            Event::ForeignFlowGone { key } => Input::ForeignFlowGone { key },
             Event::MonitorGap => Input::MonitorGap,
             // Questions are asked over another connection.
             Event::Flows(_) | Event::CookiesFound(_) => return,

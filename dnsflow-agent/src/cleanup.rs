@@ -80,6 +80,7 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
             Event::CookiesFound(_)
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }
+            | Event::ForeignFlowGone { .. }
             | Event::MonitorGap => {}
         }
     }

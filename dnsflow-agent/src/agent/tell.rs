@@ -30,6 +30,16 @@ pub(super) fn tell(report: Report) {
             activation_us = activation.as_micros(),
             "opened"
         ),
+        Report::PlaceTaken {
+            table,
+            priority,
+            cookie,
+        } => warn!(
+            table,
+            priority,
+            cookie = format_args!("{cookie:#x}"),
+            "someone else has a flow with the match of one of ours, which is left out"
+        ),
         Report::AddressRefused {
             port,
             name,

@@ -254,6 +254,8 @@ impl Engine {
             Input::Applied { batch, result } => self.applied(batch, result, now),
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
+            Input::ForeignFlow { key, cookie } => self.foreign_flow(key, cookie),
+            Input::ForeignFlowGone { key } => self.foreign_flow_gone(&key, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
             Input::Revalidation(time) => self.revalidation = time,
             Input::MonitorGap => self.switch.compare_soon(now),

@@ -114,6 +114,18 @@ pub enum Input<'a> {
         /// The cookie it had.
         cookie: Cookie,
     },
+    /// Someone else wrote a flow of the shape of ours, or changed it.
+    ForeignFlow {
+        /// Which flow.
+        key: FlowKey,
+        /// The cookie that it has.
+        cookie: u64,
+    },
+    /// A flow like that is gone.
+    ForeignFlowGone {
+        /// Which flow.
+        key: FlowKey,
+    },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
     /// How long the switch takes to look at its megaflows after a change of flows.

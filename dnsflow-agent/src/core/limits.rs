@@ -100,6 +100,10 @@ pub const HELD_PER_INTERFACE_MAX: usize = 2048;
 /// Bytes that all of them have together.
 pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// Flows of others that are like ones of ours are remembered up to this many. There should be
+/// none.
+pub const FOREIGN_FLOWS_MAX: usize = 4096;
+
 /// ovs-vswitchd begins a pass over its megaflows not earlier than this after the last one began
 /// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c), and every change of a
 /// flow brings one about.

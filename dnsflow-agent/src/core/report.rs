@@ -48,6 +48,15 @@ pub enum Report {
         /// From the packet's capture in the kernel to the answered barrier.
         activation: Duration,
     },
+    /// Someone else has a flow in the place of one of ours, which is left out as long as that is so.
+    PlaceTaken {
+        /// The OpenFlow table.
+        table: u8,
+        /// The priority.
+        priority: u16,
+        /// The cookie of the other's flow.
+        cookie: u64,
+    },
     /// An answer named an address that is never opened.
     AddressRefused {
         /// The logical port of the pod that was told.

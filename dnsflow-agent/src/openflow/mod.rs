@@ -91,6 +91,11 @@ pub enum Event {
         /// Its cookie.
         cookie: u64,
     },
+    /// A flow of the shape of ours, with a cookie that is not ours, is gone from a monitored table.
+    ForeignFlowGone {
+        /// What it was.
+        key: FlowKey,
+    },
     /// The monitor left out some changes because we read too slowly; from here on it is complete
     /// again. Only a dump tells what was missed.
     MonitorGap,

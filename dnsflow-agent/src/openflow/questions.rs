@@ -71,6 +71,7 @@ pub async fn ask(
             Event::Applied { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }
+            | Event::ForeignFlowGone { .. }
             | Event::MonitorGap => continue,
         };
         asked = asked.saturating_sub(1);

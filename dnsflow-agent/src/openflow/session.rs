@@ -690,7 +690,7 @@ impl Session {
             (None, Some(LostReason::Modified) | None) => {
                 self.events.push_back(Event::ForeignFlow { key, cookie });
             }
-            (None, Some(_)) => {}
+            (None, Some(_)) => self.events.push_back(Event::ForeignFlowGone { key }),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The switch: what is written to it, what it answers, and the comparison with what should be in it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     time::Duration,
 };
@@ -13,7 +13,8 @@ use crate::core::{
     hold::Wait,
     input::{BatchError, BatchId},
     limits::{
-        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY, REVALIDATION_INTERVAL,
+        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RENEW_INTERVAL, RESTORE_DELAY,
+        REVALIDATION_INTERVAL,
     },
     name::DomainName,
     plan::Spot,
@@ -70,6 +71,8 @@ pub(super) struct Switch {
     unsent: BTreeSet<BatchId>,
     /// When a batch was last sent.
     sent_at: Timestamp,
+    /// Flows of others with the keys that flows of ours could have: never overwritten.
+    foreign: HashSet<FlowKey>,
 }
 
 impl Switch {
@@ -192,9 +195,15 @@ impl Engine {
         &mut self,
         sends: bool,
         atomic: bool,
-        changes: Vec<FlowChange>,
+        mut changes: Vec<FlowChange>,
         openings: Vec<Opening>,
     ) {
+        if !self.switch.foreign.is_empty() {
+            let foreign = &self.switch.foreign;
+            changes.retain(
+                |change| !matches!(change, FlowChange::Add(key, _) if foreign.contains(key)),
+            );
+        }
         if changes.is_empty() {
             return;
         }
@@ -348,6 +357,33 @@ impl Engine {
         self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
     }
 
+    /// Never overwrites it; tells where it stands in the place of one of ours.
+    pub(super) fn foreign_flow(&mut self, key: FlowKey, cookie: u64) {
+        if self.switch.foreign.len() >= FOREIGN_FLOWS_MAX {
+            return;
+        }
+        let (table, priority) = (key.table, key.priority);
+        let spots = self.ports_by_spot();
+        let leased = Spot::of(&key)
+            .and_then(|spot| self.ports.get(spots.get(&spot)?))
+            .and_then(|port| port.leases.get(&destination(&key)))
+            .is_some_and(|lease| lease.flows.iter().any(|flow| flow.key == key));
+        if self.switch.foreign.insert(key) && leased {
+            self.reports.push(Report::PlaceTaken {
+                table,
+                priority,
+                cookie,
+            });
+        }
+    }
+
+    /// Puts our own flow there again, if there is one.
+    pub(super) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
+        if self.switch.foreign.remove(key) {
+            self.switch.compare_soon(now);
+        }
+    }
+
     /// The ports by where their packets are found.
     fn ports_by_spot(&self) -> HashMap<Spot, PortId> {
         let ports = self.ports.iter();
@@ -403,7 +439,9 @@ impl Engine {
         self.switch.next_batch += u64::from(!self.switch.unsent.is_empty());
         self.switch.unsent.clear();
         let batch = self.switch.next_batch();
-        let pending = &self.switch.pending;
+        let Switch {
+            pending, foreign, ..
+        } = &self.switch;
         let leases = self
             .ports
             .values_mut()
@@ -421,6 +459,7 @@ impl Engine {
                                 .written_at
                                 .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
                     }
+                    _ if foreign.contains(&flow.key) => {}
                     // Written after the dump began, or on the way: it may not be in there.
                     _ if flow.written_at.is_some_and(|at| at >= since) => {}
                     _ if lease

@@ -1401,3 +1401,29 @@ fn an_address_that_is_never_opened_is_counted_and_told_once() {
         .filter(|report| matches!(report, Report::AddressRefused { .. }));
     assert_eq!(told.count(), 1);
 }
+
+#[test]
+fn a_flow_of_someone_else_is_left_alone() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let (key, (_, packets)) = node.switch.pop_first().expect("a flow of ours");
+    // Someone else has overwritten it.
+    let foreign = Cookie::from_switch(0x77);
+    assert_eq!(foreign, None, "not ours");
+    node.give(Input::ForeignFlow {
+        key: key.clone(),
+        cookie: 0x77,
+    });
+    assert!(
+        node.reports
+            .iter()
+            .any(|report| matches!(report, Report::PlaceTaken { cookie: 0x77, .. }))
+    );
+    node.log.clear();
+    node.pass(COMPARE_INTERVAL * 2);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), [], "neither put back nor overwritten");
+    node.give(Input::ForeignFlowGone { key: key.clone() });
+    node.pass(COMPARE_INTERVAL);
+    assert!(node.switch.contains_key(&key), "{packets} packets before");
+}
