@@ -14,8 +14,9 @@ use serde_json::Value;
 
 use crate::{lab::Lab, process::wait_until, relay::Relay, topology::DNS_SERVICE};
 
-/// How long the agent may take to be ready, and to stop.
-const LIMIT: Duration = Duration::from_secs(20);
+/// How long the agent may take to be ready, and to stop: an emulated kernel alone takes some
+/// seconds to verify the programs.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half.
 const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000000";
