@@ -2,11 +2,21 @@
 //!
 //! One thread, the hot one, owns the engine, the ring buffer and the OpenFlow socket, so that an
 //! answer becomes a flow within one wake-up. Everything that may take its time (databases, the
-//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel.
+//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel; so
+//! does attaching, which blocks, on a third.
 
 mod tell;
 
-use std::{future::Future, io, path::PathBuf, sync::Arc, thread, time::Duration};
+use std::{
+    future::Future,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    num::NonZeroU32,
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use tokio::{
     runtime,
@@ -18,11 +28,15 @@ use tracing::{debug, info, warn};
 
 use crate::{
     api::{self, Health},
-    capture::{self, Capture, CaptureError, LinkEvent},
-    clock::now,
+    capture::{
+        self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, Counters, Drained, Heartbeat,
+        KeptAnswers, NameFilter, Records, Releaser, Resolvers,
+    },
+    clock::{Alarm, now},
     core::{
         Command, Input, Timestamp,
         engine::{Config, Engine},
+        input::HeldFrame,
         report::Report,
         resolver::Resolver,
         snapshot::SavedLease,
@@ -32,11 +46,12 @@ use crate::{
         events::{Notices, Reporter},
     },
     manifests,
-    openflow::{self, Event},
+    openflow::{self, Event, questions::Question},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
     state,
     vswitch_db::VswitchDb,
+    vswitchd::{self, Settle},
 };
 use tell::tell;
 
@@ -45,6 +60,8 @@ use tell::tell;
 const INPUTS_MAX: usize = 256;
 /// Commands to the databases' edge that wait. The engine has few questions open at any time.
 const OVN_COMMANDS_MAX: usize = 64;
+/// Questions to the switch that wait. The engine has one dump and few others open at any time.
+const QUESTIONS_MAX: usize = 64;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
 /// How often the snapshot is written, when there is something new.
@@ -90,18 +107,27 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .enable_all()
         .build()
         .map_err(failed("start the edges' runtime"))?;
+    let attaching = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start the runtime that attaches"))?;
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
+    let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
+    let hold = options.hold();
+    let release_mark = release_mark();
     let capture_options = capture::Options {
         ports: options.ports()?,
+        release_mark: Some(release_mark),
         ..capture::Options::default()
     };
     let config = Config {
         subdomains: options.subdomains,
         scope: options.scope.into(),
         leases: options.leases(),
+        hold_max: hold.unwrap_or_default(),
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
         resolvers: options.resolver.iter().copied().collect(),
@@ -109,10 +135,29 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     };
     let socket = options.openflow_socket.clone();
     // Before the edges start: without the program there is nothing to do for them.
-    let capture = {
+    let Capture {
+        attacher,
+        records,
+        resolvers,
+        names,
+        kept,
+        heartbeat,
+        counters,
+        ..
+    } = {
         let _runtime = hot.enter();
-        capture::load(&capture_options)?
+        capture::load(&capture_options, attaching.handle())?
     };
+    let alarm = {
+        let _runtime = hot.enter();
+        Alarm::new().map_err(failed("make a timer"))?
+    };
+    let (attach, attach_commands) = mpsc::unbounded_channel();
+    let attach_inputs = input_sender.clone();
+    let attaching = thread::Builder::new()
+        .name("attach".into())
+        .spawn(move || attaching.block_on(attacher.run(attach_commands, attach_inputs)))
+        .map_err(failed("start the thread that attaches"))?;
     let state_dir = options.state_dir.clone();
     let mut engine = Engine::new(config);
     if let Some(dir) = &state_dir {
@@ -123,12 +168,15 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     }
     let (reporter, notices) = k8s::events::channel();
     let health = Arc::<Health>::default();
+    let settle = Arc::<Settle>::default();
     let outside = Outside {
         inputs: input_sender,
+        questions: questions_to_ask,
         ovn_commands,
         snapshots: snapshots_to_save,
         notices,
         health: Arc::clone(&health),
+        settle: hold.map(|_| Arc::clone(&settle)),
     };
     let edges = thread::Builder::new()
         .name("edges".into())
@@ -136,12 +184,23 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .map_err(failed("start the edges' thread"))?;
     let mut node = Hot {
         engine,
-        capture,
+        records,
+        resolvers,
+        names,
+        kept,
+        releaser: Releaser::open(release_mark.get())?,
+        heartbeat: hold.map(|_| heartbeat),
+        beat_at: now(),
+        settle,
+        counters,
+        attach,
         openflow: openflow::Connection::new(socket),
+        questions,
         ovn,
         health,
         reporter,
         snapshots: state_dir.is_some().then_some(snapshots),
+        alarm,
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
         counters_at: now() + COUNTERS_INTERVAL,
@@ -155,6 +214,11 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
     let edge_result = edges.join();
+    // Both ends of its channels go.
+    drop((node, inputs));
+    if let Err(panic) = attaching.join() {
+        std::panic::resume_unwind(panic);
+    }
     result?;
     match edge_result {
         Ok(result) => result,
@@ -162,13 +226,24 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     }
 }
 
+/// A mark that nobody knows and that is not zero, which is that of all other packets.
+fn release_mark() -> NonZeroU32 {
+    // Seeded by the system (`std::hash::RandomState`).
+    let random = RandomState::new().hash_one(());
+    let [.., a, b, c, d] = random.to_ne_bytes();
+    NonZeroU32::new(u32::from_ne_bytes([a, b, c, d])).unwrap_or(NonZeroU32::MAX)
+}
+
 /// The edges' ends of the channels.
 struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
+    questions: mpsc::Receiver<Question>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
     notices: Notices,
     health: Arc<Health>,
+    /// Where answers are held.
+    settle: Option<Arc<Settle>>,
 }
 
 /// The edges that may take their time. Each owns its connections and ends with this future.
@@ -179,10 +254,12 @@ async fn edges(
 ) -> Result<(), AgentError> {
     let Outside {
         inputs,
+        questions,
         ovn_commands,
         snapshots,
         notices,
         health,
+        settle,
     } = outside;
     let mut tasks = JoinSet::new();
     let mut edge = |name: &'static str,
@@ -192,6 +269,13 @@ async fn edges(
             name
         });
     };
+    if let Some(settle) = settle {
+        let socket = options.openflow_socket.clone();
+        let watch = async move { vswitchd::watch(&socket, &settle).await };
+        edge("ovs-vswitchd's revalidators", Box::pin(watch));
+    }
+    let asking = openflow::questions::ask(options.openflow_socket, questions, inputs.clone());
+    edge("the switch, for questions", Box::pin(asking));
     let vswitch = VswitchDb::new(options.ovs_db);
     edge(
         "Open vSwitch's database",
@@ -266,8 +350,21 @@ async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedLea
 /// What the hot thread owns.
 struct Hot {
     engine: Engine,
-    capture: Capture,
+    records: Records,
+    resolvers: Resolvers,
+    names: NameFilter,
+    kept: KeptAnswers,
+    releaser: Releaser,
+    /// Where answers are held.
+    heartbeat: Option<Heartbeat>,
+    beat_at: Timestamp,
+    settle: Arc<Settle>,
+    counters: Counters,
+    /// To the thread that attaches. It holds little: one command for each interface that comes or
+    /// goes.
+    attach: mpsc::UnboundedSender<AttachCommand>,
     openflow: openflow::Connection,
+    questions: mpsc::Sender<Question>,
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
@@ -277,6 +374,7 @@ struct Hot {
     saved_version: u64,
     snapshot_at: Timestamp,
     counters_at: Timestamp,
+    alarm: Alarm,
 }
 
 impl Hot {
@@ -285,11 +383,12 @@ impl Hot {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
             self.health.turn(now());
-            let patience = self.next_deadline().since(now());
+            let deadline = self.next_deadline();
             tokio::select! {
-                ready = self.capture.records.readable() => {
+                ready = self.records.readable() => {
                     ready.map_err(failed("watch the ring buffer"))?;
-                    self.frames();
+                    self.frames(inputs);
+                    self.beat(now());
                 }
                 event = self.openflow.next() => self.switch_event(event),
                 input = inputs.recv() => match input {
@@ -297,11 +396,7 @@ impl Hot {
                     // An edge has stopped: its thread's result says which.
                     None => break,
                 },
-                ready = self.capture.links.readable() => {
-                    ready.map_err(failed("watch for interfaces"))?;
-                    self.links()?;
-                }
-                () = tokio::time::sleep(patience) => self.timeout(),
+                () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until their hard timeout");
                     break;
@@ -313,6 +408,7 @@ impl Hot {
             }
             self.carry_out();
         }
+        self.let_go(inputs);
         self.tell_counters();
         Ok(())
     }
@@ -320,16 +416,17 @@ impl Hot {
     fn next_deadline(&self) -> Timestamp {
         [
             self.engine.next_deadline(),
-            self.capture.attachments.next_deadline(),
+            self.snapshots.is_some().then_some(self.snapshot_at),
+            self.heartbeat.is_some().then_some(self.beat_at),
         ]
         .into_iter()
         .flatten()
-        .chain(self.snapshots.is_some().then_some(self.snapshot_at))
         .fold(self.counters_at, Timestamp::min)
     }
 
     fn timeout(&mut self) {
         let now = now();
+        self.beat(now);
         if self.counters_at <= now {
             self.counters_at = now + COUNTERS_INTERVAL;
             self.tell_counters();
@@ -338,10 +435,33 @@ impl Hot {
             self.snapshot_at = now + SNAPSHOT_INTERVAL;
             self.offer_snapshot(now);
         }
-        for input in self.capture.attachments.handle_timeout(now) {
-            self.engine.handle(input, now);
-        }
         self.engine.handle_timeout(now);
+    }
+
+    /// Says that this thread is well, when it is time to.
+    fn beat(&mut self, now: Timestamp) {
+        if let Some(heartbeat) = &mut self.heartbeat
+            && self.beat_at <= now
+        {
+            self.beat_at = now + BEAT_INTERVAL;
+            let revalidation = self.settle.time();
+            self.engine.handle(Input::Revalidation(revalidation), now);
+            if let Err(error) = heartbeat.beat(now) {
+                warn!(%error, "answers are not held");
+            }
+        }
+    }
+
+    /// Puts back what is held, and holds nothing any more.
+    fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+        if let Some(heartbeat) = &mut self.heartbeat
+            && let Err(error) = heartbeat.stop()
+        {
+            warn!(%error, "answers may be held for another moment, and be lost");
+        }
+        while self.frames(inputs) == Drained::Limit {}
+        self.engine.release_all();
+        self.carry_out();
     }
 
     /// Hands the snapshot over to be written, if it has changed and the last one is written.
@@ -356,28 +476,37 @@ impl Hot {
         }
     }
 
-    fn frames(&mut self) {
+    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Drained {
+        // Before a frame of an interface comes the news that the interface is there.
+        while let Ok(input) = inputs.try_recv() {
+            self.engine.handle(input, now());
+        }
         let Self {
-            engine, capture, ..
+            engine, records, ..
         } = self;
-        capture.records.drain(FRAMES_PER_TURN, |frame| {
+        records.drain(FRAMES_PER_TURN, |frame| {
             engine.handle(Input::Frame(frame), now());
-        });
+        })
     }
 
-    fn links(&mut self) -> Result<(), AgentError> {
-        let mut events: Vec<LinkEvent> = Vec::new();
-        self.capture
-            .links
-            .drain(|event| events.push(event))
-            .map_err(failed("read which interfaces come and go"))?;
-        let now = now();
-        for event in events {
-            for input in self.capture.attachments.link_event(&event, now) {
-                self.engine.handle(input, now);
-            }
+    fn release(&mut self, frame: &HeldFrame) {
+        let HeldFrame {
+            ifindex,
+            bytes,
+            gso_size,
+        } = frame;
+        if let Err(error) = self.releaser.release(*ifindex, bytes, *gso_size) {
+            warn!(ifindex, %error, "an answer that was held is lost");
         }
-        Ok(())
+    }
+
+    /// Has the engine look at the answers that no rule mentioned.
+    fn recall(&mut self) {
+        let Self { engine, kept, .. } = self;
+        let drained = kept.drain(|frame| engine.handle(Input::Frame(frame), now()));
+        if let Err(error) = drained {
+            warn!(%error, "answers that came before their rules are not looked at");
+        }
     }
 
     fn switch_event(&mut self, event: Event) {
@@ -393,8 +522,6 @@ impl Hot {
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
-            Event::Flows(flows) => Input::Flows(flows),
-            Event::CookiesFound(found) => Input::CookiesFound(found),
             Event::FlowLost {
                 key,
                 cookie,
@@ -408,6 +535,8 @@ impl Hot {
                 return;
             }
             Event::MonitorGap => Input::MonitorGap,
+            // Questions are asked over another connection.
+            Event::Flows(_) | Event::CookiesFound(_) => return,
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
@@ -440,12 +569,16 @@ impl Hot {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Attach { interface, name } => {
-                let now = now();
-                let input = self.capture.attachments.attach(interface, name, now);
-                self.engine.handle(input, now);
-            }
-            Command::Detach { interface } => self.capture.attachments.detach(interface),
+            Command::Attach {
+                interface,
+                name,
+                policed,
+            } => self.attach(AttachCommand::Attach {
+                interface,
+                name,
+                policed,
+            }),
+            Command::Detach { interface } => self.attach(AttachCommand::Detach { interface }),
             Command::Apply {
                 batch,
                 atomic,
@@ -456,19 +589,37 @@ impl Hot {
                     .into_iter()
                     .map(|Resolver { address, port }| (address, port))
                     .collect();
-                for error in self.capture.resolvers.set(&resolvers) {
+                for error in self.resolvers.set(&resolvers) {
                     warn!(%error, "a DNS server is not believed");
                 }
             }
-            Command::DumpFlows => self.openflow.dump(),
+            Command::FilterNames { scope, names } => self.names.set_names(scope, &names),
+            Command::ForgetNames { scope } => self.names.remove_scope(scope),
+            Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
+            Command::RecallAnswers => self.recall(),
+            Command::Release(frame) => self.release(&frame),
+            Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
-            Command::FindCookies(cookies) => self.openflow.find_cookies(cookies),
+            Command::FindCookies(cookies) => self.ask_switch(Question::FindCookies(cookies)),
             Command::WatchLogicalFlows { priorities } => {
                 self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
             }
             Command::SampleLogicalFlows { pipeline, table_id } => {
                 self.ask_ovn(OvnCommand::SampleLogicalFlows { pipeline, table_id });
             }
+        }
+    }
+
+    fn attach(&mut self, command: AttachCommand) {
+        if let Err(error) = self.attach.send(command) {
+            warn!(%error, "the thread that attaches has stopped");
+        }
+    }
+
+    fn ask_switch(&mut self, question: Question) {
+        if let Err(error) = self.questions.try_send(question) {
+            warn!(%error, "a question to the switch was dropped");
+            self.engine.handle(Input::QuestionRefused, now());
         }
     }
 
@@ -480,7 +631,7 @@ impl Hot {
 
     fn tell_counters(&self) {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
-        match self.capture.counters.read() {
+        match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters
                     .into_iter()

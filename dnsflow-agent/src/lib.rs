@@ -18,3 +18,4 @@ pub mod ovn_db;
 pub mod ovsdb;
 pub mod state;
 pub mod vswitch_db;
+pub mod vswitchd;

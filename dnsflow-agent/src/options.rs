@@ -128,6 +128,25 @@ pub struct AgentOptions {
     )]
     pub subdomains: bool,
 
+    /// Whether an answer waits on the node until the flows that it asks for are installed
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "DNSFLOW_MODE",
+        default_value = "hold"
+    )]
+    pub mode: Mode,
+
+    /// Milliseconds after which an answer waits no longer
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        env = "DNSFLOW_HOLD_MAX",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
+    pub hold_max: u32,
+
     /// Who may use an address that a pod was told: the pod, or its namespace's pods on the node
     #[arg(
         long,
@@ -263,6 +282,25 @@ impl AgentOptions {
             ..LeaseLimits::default()
         }
     }
+}
+
+impl AgentOptions {
+    /// How long an answer may wait for its flows; `None` where none does.
+    pub fn hold(&self) -> Option<Duration> {
+        match self.mode {
+            Mode::Hold => Some(Duration::from_millis(self.hold_max.into())),
+            Mode::Observe => None,
+        }
+    }
+}
+
+/// What happens to an answer for a name that a rule mentions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Mode {
+    /// It reaches the pod when the flows that it asks for are installed.
+    Hold,
+    /// It is copied; no packet is ever touched.
+    Observe,
 }
 
 /// Who may use an address that a pod was told.

@@ -206,7 +206,7 @@ impl Southbound {
     }
 
     fn sample(&mut self, pipeline: Pipeline, table_id: u8) {
-        let clauses: [Clause; 2] = sb::stage_is(pipeline, table_id);
+        let clauses: [Clause; 3] = sb::last_of_stage(pipeline, table_id);
         self.connection
             .select(tag(pipeline, table_id), sb::LOGICAL_FLOW, &clauses);
     }

@@ -1,6 +1,6 @@
 //! The edge to the local Open_vSwitch database: which interface belongs to which pod.
 //!
-//! It only reads, and only one table: three columns that the CNI or ovs-vswitchd writes once,
+//! It only reads, and only one table: columns that the CNI or ovs-vswitchd writes once,
 //! besides `external_ids`; statistics, which change all the time, are not asked for.
 
 use std::sync::Arc;
@@ -39,6 +39,7 @@ const TABLES: &[Table] = &[Table {
         Column::map("external_ids"),
         Column::scalar("ofport"),
         Column::scalar("ifindex"),
+        Column::scalar("ingress_policing_rate"),
     ],
     deferred: false,
 }];
@@ -126,6 +127,7 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
             .filter(|port| (1..=OFPORT_MAX).contains(port))
             .and_then(unsigned),
         ifindex: ifindex.filter(|index| *index != 0).and_then(unsigned),
+        policing_kbps: unsigned(row.integer("ingress_policing_rate")?).unwrap_or_default(),
         external_ids: ids
             .iter()
             .map(|(key, value)| (key.to_owned(), value.to_owned()))

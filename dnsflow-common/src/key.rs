@@ -28,6 +28,8 @@ pub const FRAGMENTS_MAX: u32 = 1024;
 pub const FRAGMENT_AGE_MAX_NS: u64 = 1_000_000_000;
 /// How many interfaces have a scope of names.
 pub const SCOPES_MAX: u32 = 4096;
+/// Set in a scope that has no names.
+pub const SCOPE_EMPTY: u32 = 1 << 31;
 /// How many names there are over all scopes.
 pub const NAMES_MAX: u32 = 131_072;
 

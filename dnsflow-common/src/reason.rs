@@ -27,6 +27,10 @@ macro_rules! reasons {
 reasons! {
     /// The frame was handed to the agent.
     Captured = "captured",
+    /// The frame was taken off the wire and handed to the agent, which puts it back.
+    Held = "held",
+    /// The agent has put the frame back.
+    Released = "released",
     /// The frame ends within its Ethernet header.
     TruncatedEthernet = "truncated_ethernet",
     /// The frame ends within a VLAN tag.

@@ -26,15 +26,51 @@ pub struct RecordHeader {
     pub frame_len: u32,
     /// How many bytes of the frame follow; at most [`MAX_CAPTURE`].
     pub captured_len: u32,
-    /// What the record is: [`KIND_ANSWER`].
+    /// What the record is: [`KIND_ANSWER`] or [`KIND_HELD`].
     pub kind: u16,
     /// The VLAN tag that the kernel keeps outside the frame (`skb->vlan_tci`); zero when there
     /// is none.
     pub vlan_tci: u16,
+    /// Into how much data each the kernel cuts a TCP segment that no wire takes whole
+    /// (`skb_shared_info.gso_size`); zero for a packet that is not to be cut.
+    pub gso_size: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// [`RecordHeader::kind`]: what a DNS server sends to a pod.
 pub const KIND_ANSWER: u16 = 1;
+/// [`RecordHeader::kind`]: the same, and the pod has not got it: the agent has to put it back. It is
+/// all there.
+pub const KIND_HELD: u16 = 2;
+
+/// How many answers that no rule mentions are kept, for a rule that comes later; the oldest go.
+pub const KEPT_MAX: u32 = 1024;
+/// The longest frame of such an answer; longer ones are not kept. A power of two, as
+/// [`MAX_CAPTURE`].
+pub const KEPT_FRAME_MAX: usize = 2048;
+
+/// An answer that is kept. What stands behind the captured bytes means nothing.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct Kept {
+    /// As of a record.
+    pub header: RecordHeader,
+    /// The frame, and more.
+    pub frame: [u8; KEPT_FRAME_MAX],
+}
+
+impl Kept {
+    /// What a record of the same answer would be; `None` where the lengths are impossible.
+    pub fn record(&self) -> Option<Record<'_>> {
+        let captured_len = usize::try_from(self.header.captured_len).ok()?;
+        let frame = self.frame.get(..captured_len)?;
+        Some(Record {
+            header: self.header,
+            frame,
+        })
+    }
+}
 
 /// A record as found in the ring buffer, checked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,7 +87,9 @@ impl<'a> Record<'a> {
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, frame) = RecordHeader::read_from_prefix(bytes).ok()?;
         let captured_len = usize::try_from(header.captured_len).ok()?;
-        let consistent = header.kind == KIND_ANSWER
+        let whole = header.captured_len == header.frame_len;
+        let known = header.kind == KIND_ANSWER || (header.kind == KIND_HELD && whole);
+        let consistent = known
             && captured_len == frame.len()
             && captured_len <= MAX_CAPTURE
             && header.captured_len <= header.frame_len;

@@ -1,28 +1,79 @@
-//! Copying a frame into the ring buffer.
+//! Copying a frame out of the packet buffer: into the ring buffer, or to where answers are kept for
+//! a rule that may come.
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_output, bpf_skb_load_bytes},
+    helpers::generated::{
+        bpf_ktime_get_ns, bpf_map_push_elem, bpf_ringbuf_output, bpf_skb_load_bytes,
+    },
 };
 use aya_log_ebpf::warn;
 use dnsflow_common::{
     Reason, bound,
-    record::{KIND_ANSWER, MAX_CAPTURE, RecordHeader},
+    record::{KEPT_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader},
     walk::Reader as _,
 };
 
 use crate::{
-    maps::{self, RECORDS},
+    maps::{self, KEPT, RECORDS, Scratch},
     skb::Frame,
 };
 
-/// Hands the frame to the agent: a record that ends where the captured bytes end.
+/// The flag that makes the oldest entry of a queue go when it is full (`BPF_EXIST`, Linux
+/// `kernel/bpf/queue_stack_maps.c`).
+const OLDEST_GOES: u64 = 2;
+
+/// Hands the frame to the agent: a record that ends where the captured bytes end. With `hold`, the
+/// agent is to put it back.
 #[inline(always)]
-pub fn capture(frame: &Frame<'_>) -> Reason {
-    let Some(scratch) = maps::scratch() else {
+pub fn capture(frame: &Frame<'_>, hold: bool) -> Reason {
+    let len = frame.len().min(MAX_CAPTURE as u32);
+    let kind = if hold { KIND_HELD } else { KIND_ANSWER };
+    let Some(scratch) = copy::<{ MAX_CAPTURE as u32 - 1 }>(frame, len, kind) else {
+        warn!(frame.ctx, "cannot copy {} bytes of a frame", len);
         return Reason::CopyFailed;
     };
-    let captured_len = frame.len().min(MAX_CAPTURE as u32);
+    let len = size_of::<RecordHeader>() as u64
+        + u64::from(bound::length::<{ MAX_CAPTURE as u32 - 1 }>(len));
+    // Zero flags: the agent is woken when it has read everything before, at once.
+    // SAFETY: the record is as long.
+    let error = unsafe {
+        bpf_ringbuf_output(
+            (&raw const RECORDS).cast_mut().cast(),
+            scratch.cast(),
+            len,
+            0,
+        )
+    };
+    match (error, hold) {
+        (0, false) => Reason::Captured,
+        (0, true) => Reason::Held,
+        _ => Reason::RingFull,
+    }
+}
+
+/// Keeps an answer that no rule mentions, unless it is too long.
+#[inline(always)]
+pub fn keep(frame: &Frame<'_>) {
+    let len = frame.len();
+    if len <= KEPT_FRAME_MAX as u32
+        && let Some(scratch) = copy::<{ KEPT_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
+    {
+        // SAFETY: a record begins as what is kept, and is longer.
+        unsafe {
+            bpf_map_push_elem(
+                (&raw const KEPT).cast_mut().cast(),
+                scratch.cast(),
+                OLDEST_GOES,
+            );
+        }
+    }
+}
+
+/// Makes a record of the first `len` bytes, from 1 to `MASK` and 1.
+#[inline(always)]
+fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut Scratch> {
+    let scratch = maps::scratch()?;
     // SAFETY: `scratch` is this CPU's map value, used by nothing else meanwhile; the context is
     // the kernel's.
     unsafe {
@@ -31,39 +82,18 @@ pub fn capture(frame: &Frame<'_>) -> Reason {
             captured_at_ns: bpf_ktime_get_ns(),
             ifindex: frame.ifindex(),
             frame_len: frame.len(),
-            captured_len,
-            kind: KIND_ANSWER,
+            captured_len: len,
+            kind,
             vlan_tci: if (*skb).vlan_present != 0 {
                 (*skb).vlan_tci as u16
             } else {
                 0
             },
+            gso_size: (*skb).gso_size,
+            reserved: 0,
         };
         let to = (&raw mut (*scratch).frame).cast();
-        let error = bpf_skb_load_bytes(
-            frame.ctx.as_ptr(),
-            0,
-            to,
-            bound::length::<{ MAX_CAPTURE as u32 - 1 }>(captured_len),
-        );
-        if error != 0 {
-            warn!(
-                frame.ctx,
-                "cannot copy {} bytes of a frame: error {}", captured_len, error
-            );
-            return Reason::CopyFailed;
-        }
-        let len = size_of::<RecordHeader>() as u64
-            + u64::from(bound::length::<{ MAX_CAPTURE as u32 - 1 }>(captured_len));
-        // Zero flags: the agent is woken when it has read everything before, at once.
-        match bpf_ringbuf_output(
-            (&raw const RECORDS).cast_mut().cast(),
-            scratch.cast(),
-            len,
-            0,
-        ) {
-            0 => Reason::Captured,
-            _ => Reason::RingFull,
-        }
+        let error = bpf_skb_load_bytes(frame.ctx.as_ptr(), 0, to, bound::length::<MASK>(len));
+        (error == 0).then_some(scratch)
     }
 }

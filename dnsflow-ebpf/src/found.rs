@@ -8,7 +8,7 @@ use core::ptr;
 
 use dnsflow_common::{
     Reason,
-    walk::{IpHeader, Message, Packet, Version},
+    walk::{IpHeader, Message, Packet, TCP_SYN, Version},
 };
 
 use crate::maps;
@@ -42,6 +42,7 @@ pub struct Found {
     /// What fragments have in common.
     pub fragment_id: u32,
     first: u32,
+    syn: u32,
     /// The scope of names.
     scope: u32,
 }
@@ -55,6 +56,7 @@ impl Found {
             Packet::TcpSegment(segment) => Self {
                 src_port: segment.src_port,
                 dst_port: segment.dst_port,
+                syn: u32::from(segment.flags & TCP_SYN),
                 ..Self::new(Kind::Segment, segment.ip)
             },
             Packet::Fragment(fragment) => match fragment.first {
@@ -99,6 +101,7 @@ impl Found {
             dst_port: 0,
             fragment_id: 0,
             first: 0,
+            syn: 0,
             scope: 0,
         }
     }
@@ -128,6 +131,12 @@ impl Found {
     #[inline(always)]
     pub fn is_first_fragment(&self) -> bool {
         self.first != 0
+    }
+
+    /// Whether this is a segment that opens a connection.
+    #[inline(always)]
+    pub fn is_syn(&self) -> bool {
+        self.syn != 0
     }
 
     /// The IP header.

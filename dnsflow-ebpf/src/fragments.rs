@@ -1,24 +1,17 @@
 //! Fragments: the first one has the question, later ones have nothing to be judged by but their
 //! first.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dnsflow_common::{
     Reason,
     key::{FRAGMENT_AGE_MAX_NS, FragmentKey},
 };
 
-use crate::{found::Found, maps, skb::Frame};
+use crate::{found::Found, maps, skb::Frame, trust::now_ns};
 
 #[inline(always)]
 fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
     FragmentKey::new(frame, frame.ifindex(), found.ip(), found.fragment_id)
         .ok_or(Reason::CopyFailed)
-}
-
-#[inline(always)]
-fn now_ns() -> u64 {
-    // SAFETY: the helper takes nothing.
-    unsafe { bpf_ktime_get_ns() }
 }
 
 /// Lets the fragments behind this first one be captured.

@@ -5,7 +5,7 @@ use aya_ebpf::{
     Global,
     helpers::generated::bpf_get_smp_processor_id,
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, Queue, RingBuf},
 };
 use dnsflow_common::{
     Reason,
@@ -14,7 +14,7 @@ use dnsflow_common::{
         RESOLVERS_MAX, ResolverKey, SCOPES_MAX,
     },
     question::Buffer,
-    record::{MAX_CAPTURE, RecordHeader},
+    record::{KEPT_MAX, Kept, MAX_CAPTURE, RecordHeader},
     walk::{PORTS_MAX, Ports, ServerPorts},
 };
 
@@ -30,6 +30,15 @@ pub struct Scratch {
 /// Records for the agent. It sets the size when it loads the programs.
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Answers that no rule mentions, the newest ones: a rule may come.
+#[map]
+pub static KEPT: Queue<Kept> = Queue::with_max_entries(KEPT_MAX, 0);
+
+/// Until when answers may be held, in nanoseconds of `CLOCK_MONOTONIC`: the agent moves it on as
+/// long as it is well.
+#[map]
+pub static HOLD_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
 
 /// One record per CPU, by its number; the agent sets how many there are. Not a per-CPU array: its
 /// values may not be longer than 32 KiB (`PCPU_MIN_UNIT_SIZE`, Linux `include/linux/percpu.h`).
@@ -67,11 +76,20 @@ pub static RESOLVERS: HashMap<ResolverKey, u8> = HashMap::with_max_entries(RESOL
 #[map]
 pub static PENDING: LruHashMap<PendingKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
 
+/// Until when answers count at an interface although their question was not seen, in nanoseconds
+/// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. An LRU map: the
+/// entries of interfaces that are gone make room.
+#[map]
+pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(SCOPES_MAX, 0);
+
 /// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`.
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);
 
-/// The scope of names of an interface. One that is not here has no filter.
+/// The scope of names of an interface, with [`SCOPE_EMPTY`] where it has none. An interface that is
+/// not here has no filter.
+///
+/// [`SCOPE_EMPTY`]: dnsflow_common::key::SCOPE_EMPTY
 #[map]
 pub static SCOPES: HashMap<u32, u32> = HashMap::with_max_entries(SCOPES_MAX, 0);
 
@@ -82,6 +100,16 @@ pub static NAMES: HashMap<NameKey, u8> = HashMap::with_max_entries(NAMES_MAX, 0)
 /// The ports that DNS servers answer from; the agent may set others before it loads the programs.
 #[unsafe(no_mangle)]
 static DNS_PORTS: Global<[u16; PORTS_MAX]> = Global::new(*Ports::DNS.as_array());
+
+/// The mark (`SO_MARK`, socket(7)) of frames that the agent puts back; zero means none.
+#[unsafe(no_mangle)]
+static RELEASE_MARK: Global<u32> = Global::new(0);
+
+/// Whether this is the mark of frames that the agent puts back.
+#[inline(always)]
+pub fn is_release_mark(mark: u32) -> bool {
+    mark != 0 && mark == RELEASE_MARK.load()
+}
 
 /// The ports that the agent has set, read where they are needed.
 pub struct DnsPorts;

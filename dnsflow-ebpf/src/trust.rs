@@ -42,8 +42,7 @@ pub fn remember(frame: &Frame<'_>) -> Result<Reason, Reason> {
     };
     let pending = Pending {
         question: question.hash,
-        // SAFETY: the helper takes nothing.
-        asked_at_ns: unsafe { bpf_ktime_get_ns() },
+        asked_at_ns: now_ns(),
     };
     match maps::PENDING.insert(&key, &pending, 0) {
         Ok(()) => Ok(Reason::QueryRecorded),
@@ -78,7 +77,10 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     // SAFETY: an entry that is replaced meanwhile has the hash and the time of a query that the
     // pod sent, old or new.
     let Some(pending) = (unsafe { maps::PENDING.get(&key) }) else {
-        return Err(Reason::NotAsked);
+        return match may_be_unasked(frame) {
+            true => mentioned(&question),
+            false => Err(Reason::NotAsked),
+        };
     };
     let asked_at_ns = pending.asked_at_ns;
     if pending.question != question.hash {
@@ -88,14 +90,34 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     if maps::PENDING.remove(&key).is_err() {
         return Err(Reason::NotAsked);
     }
-    // SAFETY: the helper takes nothing.
-    if unsafe { bpf_ktime_get_ns() }.wrapping_sub(asked_at_ns) > PENDING_AGE_MAX_NS {
+    if now_ns().wrapping_sub(asked_at_ns) > PENDING_AGE_MAX_NS {
         return Err(Reason::TooOld);
     }
+    mentioned(&question)
+}
+
+/// Whether the question may have been asked before it could be seen.
+#[inline(always)]
+fn may_be_unasked(frame: &Frame<'_>) -> bool {
+    // SAFETY: the value is a number that is only ever replaced.
+    match unsafe { maps::UNASKED_UNTIL.get(&frame.ifindex()) } {
+        Some(until_ns) => now_ns() < *until_ns,
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn mentioned(question: &Question) -> Result<(), Reason> {
     match question.mentioned {
         true => Ok(()),
         false => Err(Reason::NoRule),
     }
+}
+
+#[inline(always)]
+pub fn now_ns() -> u64 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_ktime_get_ns() }
 }
 
 /// Reads the question of the DNS message.

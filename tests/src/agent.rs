@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
 
-use crate::{lab::Lab, process::wait_until, topology::DNS_SERVICE};
+use crate::{lab::Lab, process::wait_until, relay::Relay, topology::DNS_SERVICE};
 
 /// How long the agent may take to be ready, and to stop.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -58,18 +58,25 @@ pub(crate) fn beside_this_program(name: &str) -> Result<PathBuf> {
 impl Lab {
     /// The agent's command line for this lab.
     pub fn agent_command(&self, binary: &Path) -> Result<Command> {
+        self.agent_command_at(binary, &self.socket("br-int.mgmt"))
+    }
+
+    fn agent_command_at(&self, binary: &Path, openflow: &Path) -> Result<Command> {
         let mut command = Command::new(binary);
         command
             .arg("agent")
             .arg("--manifests")
             .arg(self.manifests())
             .args(["--ovs-db", &self.remote("db.sock")])
-            .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
-            .args(["--ovn-sb", &self.remote("ovnsb_db.sock")])
             .arg("--openflow-socket")
-            .arg(self.socket("br-int.mgmt"))
+            .arg(openflow)
             .args(["--resolver", &DNS_SERVICE.to_string()])
             .args(["--log-format", "json"]);
+        if self.has_ovn() {
+            command
+                .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
+                .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
+        }
         self.node().enter(&mut command)?;
         Ok(command)
     }
@@ -158,11 +165,20 @@ impl Lab {
         agent.wait_ready()
     }
 
+    /// Starts the agent, which reaches the switch through `relay`, and waits until it is ready.
+    pub fn start_agent_behind(&self, relay: &Relay, arguments: &[&str]) -> Result<Agent> {
+        let command = self.agent_command_at(&binary()?, relay.path())?;
+        self.spawn(command, arguments)?.wait_ready()
+    }
+
     /// Starts the agent without waiting.
     pub fn spawn_agent(&self, arguments: &[&str]) -> Result<Agent> {
+        self.spawn(self.agent_command(&binary()?)?, arguments)
+    }
+
+    fn spawn(&self, mut command: Command, arguments: &[&str]) -> Result<Agent> {
         let log = self.base().join("log/dnsflow.log");
         let output = File::create(&log)?;
-        let mut command = self.agent_command(&binary()?)?;
         command
             .args(arguments)
             .stdin(Stdio::null())
@@ -275,6 +291,11 @@ impl Agent {
             self.describe()
         );
         Ok(status)
+    }
+
+    /// Stops it where it is (SIGSTOP): stuck, and not gone.
+    pub fn freeze(&self) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::STOP)?)
     }
 
     /// Kills it (SIGKILL), as a crash.

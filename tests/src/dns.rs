@@ -1,7 +1,7 @@
 //! The lab's DNS server: unbound in the DNS pod, with the records that a test gives it and
 //! nothing else to ask.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::Result;
 use rustix::process::Signal;
@@ -23,8 +23,10 @@ impl Lab {
     /// Makes the DNS server know exactly these records, in zone file notation; every other name
     /// does not exist. Returns when it listens.
     pub fn serve_dns(&self, records: &[&str]) -> Result<()> {
-        let file = self.base().join("etc/unbound.conf");
-        fs::write(&file, configuration(records))?;
+        let etc = self.base().join("etc");
+        let (file, zone) = (etc.join("unbound.conf"), etc.join("unbound.zone"));
+        fs::write(&zone, root_zone(records))?;
+        fs::write(&file, configuration(&zone, self.cluster().dual_stack))?;
         stop_dns(self)?;
         let mut command = self.pod("dns").command("unbound")?;
         command.arg("-d").arg("-c").arg(&file);
@@ -46,25 +48,51 @@ pub(crate) fn stop_dns(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// unbound.conf(5). The local zone "." keeps it from asking anyone.
-fn configuration(records: &[&str]) -> String {
-    let data: String = records
-        .iter()
-        .map(|record| format!("    local-data: '{record}'\n"))
-        .collect();
+/// The records as one zone for every name, so that the server follows CNAMEs from any name to any
+/// other.
+fn root_zone(records: &[&str]) -> String {
+    let mut zone = String::from(
+        ". 3600 IN SOA dns.test. hostmaster.test. 1 3600 600 86400 60\n\
+         . 3600 IN NS dns.test.\n",
+    );
+    for record in records {
+        zone += &format!("{record}\n");
+    }
+    zone
+}
+
+/// unbound.conf(5). The zone for every name keeps it from asking anyone.
+fn configuration(zone: &Path, dual_stack: bool) -> String {
+    let (do_ip6, interface_v6) = if dual_stack {
+        ("yes", format!("interface: ::0@{DNS_POD_PORT}"))
+    } else {
+        ("no", String::new())
+    };
     format!(
         "\
 server:
     interface: 0.0.0.0@{DNS_POD_PORT}
+    {interface_v6}
     access-control: 0.0.0.0/0 allow
-    do-ip6: no
+    access-control: ::/0 allow
+    do-ip6: {do_ip6}
+    # As large as a client wants.
+    max-udp-size: 4096
     chroot: \"\"
     username: \"\"
     directory: \"\"
     pidfile: \"\"
     use-syslog: no
     module-config: \"iterator\"
-    local-zone: \".\" static
-{data}"
+    # By default it knows that these do not exist.
+    local-zone: \"test.\" nodefault
+auth-zone:
+    name: \".\"
+    zonefile: \"{}\"
+    for-upstream: yes
+    for-downstream: yes
+    fallback-enabled: no
+",
+        zone.display()
     )
 }

@@ -24,6 +24,9 @@ use crate::{
 /// go-controller/pkg/types/const.go).
 const START_PRIORITY: usize = 10_000;
 
+/// `k8s.ovn.org/owner-type` of the address sets of names.
+const DNS_SETS: &str = "EgressFirewallDNS";
+
 /// `spec.egress[].type`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
@@ -44,6 +47,15 @@ pub enum To {
 
 /// `spec.egress[].ports[]`: protocol (`udp`, `tcp` or `sctp`) and destination port.
 pub type PortSpec = (&'static str, u16);
+
+/// The severities with which a namespace's packets are logged.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Severities {
+    /// Of those that a rule lets pass.
+    pub allow: &'static str,
+    /// Of those that a rule drops.
+    pub deny: &'static str,
+}
 
 /// One entry of `spec.egress`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -294,19 +306,12 @@ impl Lab {
     /// The rows of [`Lab::set_firewall`] alone, without waiting.
     pub fn write_firewall_rows(&self, namespace: &str, rules: &[RuleSpec]) -> Result<()> {
         let mut nb = self.nb()?;
-        let names: BTreeSet<&str> = rules
-            .iter()
-            .filter_map(|rule| match &rule.to {
-                To::Name(name) => Some(name.as_str()),
-                To::Cidr(_) => None,
-            })
-            .collect();
-        for name in names {
-            for (_, family) in families(self.cluster()) {
-                create_address_set(&mut nb, name, family, self.cluster())?;
-            }
-        }
         let acls = firewall_acls(&mut nb, namespace)?;
+        let matches = acls.values().filter_map(|acl| acl["match"].as_str());
+        let before: BTreeSet<&str> = matches.flat_map(sets_in).collect();
+        let wanted = name_sets(rules, self.cluster());
+        let is_new = |set: &&NameSet<'_>| !before.contains(set.name.as_str());
+        create_address_sets(&mut nb, wanted.iter().filter(is_new))?;
         let target = Target {
             namespace,
             network: self.network_of(namespace)?,
@@ -317,7 +322,28 @@ impl Lab {
         if !operations.is_empty() {
             nb.transact(&operations)?;
         }
-        delete_unused_address_sets(&mut nb)
+        let kept: BTreeSet<&str> = wanted.iter().map(|set| set.name.as_str()).collect();
+        delete_unused_address_sets(&mut nb, before.difference(&kept).copied().collect())
+    }
+
+    /// Has OVN log what a namespace's EgressFirewall decides, as ovn-kubernetes does for the
+    /// annotation `k8s.ovn.org/acl-logging`, or not any more; returns when OVN has brought it to
+    /// the flow tables.
+    pub fn log_firewall(&self, namespace: &str, severities: Option<Severities>) -> Result<()> {
+        let mut nb = self.nb()?;
+        let mut operations = Vec::new();
+        for acl in firewall_acls(&mut nb, namespace)?.into_values() {
+            let severity = severities.map(|severities| match acl["action"].as_str() {
+                Some("drop") => severities.deny,
+                _ => severities.allow,
+            });
+            operations.push(json!({
+                "op": "update", "table": "ACL", "where": [["_uuid", "==", acl["_uuid"]]],
+                "row": {"log": severity.is_some(), "severity": set(severity)},
+            }));
+        }
+        nb.transact(&operations)?;
+        self.sync()
     }
 
     /// The ACLs of a namespace's EgressFirewall by rule index, as they are.
@@ -341,53 +367,104 @@ impl Lab {
     }
 }
 
-fn create_address_set(
+/// The address set of a `dnsName` for one family.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct NameSet<'a> {
+    name: String,
+    dns_name: &'a str,
+    family: &'static str,
+    id: String,
+}
+
+/// The address sets that these rules need.
+fn name_sets(rules: &[RuleSpec], cluster: Cluster) -> BTreeSet<NameSet<'_>> {
+    let mut sets = BTreeSet::new();
+    for rule in rules {
+        if let To::Name(dns_name) = &rule.to {
+            sets.extend(families(cluster).iter().map(|(_, family)| NameSet {
+                name: address_set(dns_name, family, cluster),
+                dns_name,
+                family,
+                id: address_set_id(dns_name, family, cluster),
+            }));
+        }
+    }
+    sets
+}
+
+/// The rows with this `k8s.ovn.org/owner-type`.
+fn owned_by(kind: &str) -> Value {
+    json!([[
+        "external_ids",
+        "includes",
+        map([("k8s.ovn.org/owner-type", kind)])
+    ]])
+}
+
+/// Creates those of the address sets that do not exist.
+fn create_address_sets<'a>(
     nb: &mut Database,
-    dns_name: &str,
-    family: &str,
-    cluster: Cluster,
+    sets: impl Iterator<Item = &'a NameSet<'a>>,
 ) -> Result<()> {
-    let name = address_set(dns_name, family, cluster);
-    if nb
-        .select("Address_Set", json!([["name", "==", name]]))?
-        .is_empty()
-    {
-        nb.transact(&[json!({
-            "op": "insert", "table": "Address_Set",
-            "row": {
-                "name": name,
-                "external_ids": map([
-                    ("ip-family", family),
-                    ("k8s.ovn.org/id", &address_set_id(dns_name, family, cluster)),
-                    ("k8s.ovn.org/name", dns_name),
-                    ("k8s.ovn.org/owner-controller", "default-network-controller"),
-                    ("k8s.ovn.org/owner-type", "EgressFirewallDNS"),
-                ]),
-            },
-        })])?;
+    let mut sets = sets.peekable();
+    if sets.peek().is_none() {
+        return Ok(());
+    }
+    let known = nb.select("Address_Set", owned_by(DNS_SETS))?;
+    let known = known.iter().filter_map(|row| row["name"].as_str());
+    let mut taken: BTreeSet<String> = known.map(str::to_owned).collect();
+    let mut operations = Vec::new();
+    for set in sets {
+        // Names that differ in case only may have one set.
+        if taken.insert(set.name.clone()) {
+            operations.push(json!({
+                "op": "insert", "table": "Address_Set",
+                "row": {
+                    "name": set.name,
+                    "external_ids": map([
+                        ("ip-family", set.family),
+                        ("k8s.ovn.org/id", &set.id),
+                        ("k8s.ovn.org/name", set.dns_name),
+                        ("k8s.ovn.org/owner-controller", "default-network-controller"),
+                        ("k8s.ovn.org/owner-type", DNS_SETS),
+                    ]),
+                },
+            }));
+        }
+    }
+    if !operations.is_empty() {
+        nb.transact(&operations)?;
     }
     Ok(())
 }
 
-fn delete_unused_address_sets(nb: &mut Database) -> Result<()> {
-    let owner = |kind: &str| {
-        let pair = map([("k8s.ovn.org/owner-type", kind)]);
-        json!([["external_ids", "includes", pair]])
-    };
-    let acls = nb.select("ACL", owner("EgressFirewall"))?;
-    for unused in nb.select("Address_Set", owner("EgressFirewallDNS"))? {
-        let name = format!("${}", unused["name"].as_str().unwrap_or_default());
-        let is_used = acls
-            .iter()
-            .filter_map(|acl| acl["match"].as_str())
-            .any(|text| text.contains(&name));
-        if !is_used {
-            nb.transact(&[json!({
-                "op": "delete", "table": "Address_Set", "where": [["_uuid", "==", unused["_uuid"]]],
-            })])?;
-        }
+/// Deletes those of the address sets that no EgressFirewall needs any more.
+fn delete_unused_address_sets(nb: &mut Database, mut sets: BTreeSet<&str>) -> Result<()> {
+    if sets.is_empty() {
+        return Ok(());
+    }
+    let acls = nb.select("ACL", owned_by("EgressFirewall"))?;
+    let matches = acls.iter().filter_map(|acl| acl["match"].as_str());
+    for used in matches.flat_map(sets_in) {
+        sets.remove(used);
+    }
+    let delete = |name: &&str| json!({"op": "delete", "table": "Address_Set", "where": [["name", "==", name]]});
+    let operations: Vec<Value> = sets.iter().map(delete).collect();
+    if !operations.is_empty() {
+        nb.transact(&operations)?;
     }
     Ok(())
+}
+
+/// The address sets that a match mentions.
+fn sets_in(text: &str) -> impl Iterator<Item = &str> {
+    let after_dollars = text.split('$').skip(1);
+    after_dollars.map(
+        |rest| match rest.find(|c: char| !c.is_ascii_alphanumeric()) {
+            Some(end) => &rest[..end],
+            None => rest,
+        },
+    )
 }
 
 fn firewall_acls(nb: &mut Database, namespace: &str) -> Result<BTreeMap<usize, Row>> {

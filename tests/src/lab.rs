@@ -100,6 +100,7 @@ struct State {
     helper: PathBuf,
     chassis: String,
     has_tiers: bool,
+    has_ovn: bool,
 }
 
 /// A running lab.
@@ -117,6 +118,13 @@ pub struct Lab {
 impl Lab {
     /// Brings a lab up, after removing what an earlier one of the same name has left.
     pub fn up(options: LabOptions) -> Result<Self> {
+        let lab = Self::create(options, true)?;
+        lab.start()?;
+        Ok(lab)
+    }
+
+    /// The lab with its directory and nothing that runs.
+    pub(crate) fn create(options: LabOptions, has_ovn: bool) -> Result<Self> {
         let LabOptions {
             name,
             root,
@@ -139,19 +147,18 @@ impl Lab {
             helper,
             chassis: random_uuid()?,
             has_tiers: schema_has_acl_tiers(&root)?,
+            has_ovn,
         };
         fs::write(base.join("lab.json"), serde_json::to_string_pretty(&state)?)?;
         // From here on, dropping it on an error cleans up.
-        let lab = Self {
+        Ok(Self {
             name,
             base,
             root,
             state,
             keep: false,
             _lock: Some(lock),
-        };
-        lab.start()?;
-        Ok(lab)
+        })
     }
 
     fn start(&self) -> Result<()> {
@@ -276,6 +283,11 @@ impl Lab {
     /// Whether the NB schema has `ACL.tier` (OVN 23.06 and later).
     pub fn has_tiers(&self) -> bool {
         self.state.has_tiers
+    }
+
+    /// Whether there is OVN, or only a bridge of Open vSwitch.
+    pub fn has_ovn(&self) -> bool {
+        self.state.has_ovn
     }
 
     /// The namespace that stands for the node: Open vSwitch, OVN and the agent run there.

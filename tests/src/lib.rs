@@ -2,6 +2,7 @@
 //! programs, which are unpacked below `target/` and never installed.
 
 pub mod agent;
+pub mod bridge;
 pub mod database;
 pub mod dns;
 pub mod download;
@@ -13,6 +14,7 @@ pub mod netns;
 pub mod ovs;
 pub mod pod;
 pub mod process;
+pub mod relay;
 pub mod root;
 pub mod scenes;
 pub mod support;

@@ -20,7 +20,7 @@ use crate::{
     lab::{Datapath, Lab, pod_namespace, random_uuid},
     netns::{NetNs, replace_files},
     process::{run, wait_until},
-    topology::{DNS_SERVICE, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
+    topology::{DNS_SERVICE, DNS_SERVICE_V6, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
 };
 
 /// A pod to be made.
@@ -112,8 +112,22 @@ pub struct Fetch {
     pub took: Duration,
 }
 
+/// How a DNS query and its answer travel. A truncated answer is an error.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Transport {
+    /// A datagram each; the answer has at most 512 bytes (RFC 1035, section 4.2.1).
+    Udp,
+    /// The same with EDNS, for answers of up to 4,096 bytes, in fragments.
+    Edns,
+    /// A connection.
+    Tcp,
+}
+
 /// The cluster's DNS service, as pods know it.
-const DNS: SocketAddrV4 = SocketAddrV4::new(DNS_SERVICE, 53);
+pub const DNS: SocketAddr = SocketAddr::new(IpAddr::V4(DNS_SERVICE), 53);
+
+/// The same by its IPv6 address, which it has in a dual-stack cluster.
+pub const DNS_V6: SocketAddr = SocketAddr::new(IpAddr::V6(DNS_SERVICE_V6), 53);
 
 impl<'a> Pod<'a> {
     pub(crate) fn new(lab: &'a Lab, name: &str) -> Self {
@@ -203,12 +217,12 @@ impl<'a> Pod<'a> {
 
     /// The same over TCP.
     pub fn resolve_tcp(&self, name: &str) -> Result<Vec<Ipv4Addr>> {
-        self.ask("resolve-tcp", DNS, "A", &[name])
+        self.ask(Transport::Tcp, DNS, "A", &[name])
     }
 
     /// Asks another DNS server, over UDP.
     pub fn resolve_at(&self, server: SocketAddrV4, name: &str) -> Result<Vec<Ipv4Addr>> {
-        self.ask("resolve", server, "A", &[name])
+        self.ask(Transport::Udp, server.into(), "A", &[name])
     }
 
     /// Asks the lab's DNS service for records of this type (`A` or `AAAA`) of each name, one
@@ -221,19 +235,25 @@ impl<'a> Pod<'a> {
     where
         Address: FromStr<Err = AddrParseError>,
     {
-        self.ask("resolve", DNS, kind, names)
+        self.ask(Transport::Udp, DNS, kind, names)
     }
 
-    fn ask<Address>(
+    /// The same by any transport, of any server.
+    pub fn ask<Address>(
         &self,
-        how: &str,
-        server: SocketAddrV4,
+        transport: Transport,
+        server: SocketAddr,
         kind: &str,
         names: &[impl AsRef<str>],
     ) -> Result<Vec<Address>>
     where
         Address: FromStr<Err = AddrParseError>,
     {
+        let how = match transport {
+            Transport::Udp => "resolve",
+            Transport::Edns => "resolve-edns",
+            Transport::Tcp => "resolve-tcp",
+        };
         let mut command = Command::new(self.lab.helper());
         command.args([how, &server.to_string(), kind]);
         command.args(names.iter().map(AsRef::as_ref));
@@ -265,7 +285,9 @@ impl Lab {
     /// row is written (see [`Lab::wait_wired`]): the moment that the veth appeared.
     pub fn add_pod(&self, spec: &PodSpec) -> Result<Instant> {
         let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
-        self.add_logical_port(spec, &uid)?;
+        if self.has_ovn() {
+            self.add_logical_port(spec, &uid)?;
+        }
 
         let sandbox = sandbox_id()?;
         let host = host_veth(&sandbox);
@@ -404,7 +426,14 @@ impl Lab {
             .node_command("ip")?
             .args(["link", "delete", &record.host_veth]))?;
         self.pod(lsp).netns().delete()?;
+        fs::remove_file(PodRecord::file(self, lsp))?;
+        if self.has_ovn() {
+            self.delete_logical_ports(&ports)?;
+        }
+        Ok(())
+    }
 
+    fn delete_logical_ports(&self, ports: &[String]) -> Result<()> {
         let mut nb = self.nb()?;
         for port in ports {
             for row in nb.select("Logical_Switch_Port", json!([["name", "==", port]]))? {
@@ -418,7 +447,6 @@ impl Lab {
                 nb.transact(&[leave("Logical_Switch"), leave("Port_Group")])?;
             }
         }
-        fs::remove_file(PodRecord::file(self, lsp))?;
         Ok(())
     }
 
@@ -437,6 +465,17 @@ impl Lab {
                     .any(|row| map_value(&row["external_ids"], "ovn-installed").is_some()))
             },
         )
+    }
+
+    /// The number that br-int gives to the pod's interface.
+    pub fn openflow_port(&self, lsp: &str) -> Result<u32> {
+        let name = self.host_veth(lsp)?;
+        let rows = self
+            .ovs_db()?
+            .select("Interface", json!([["name", "==", name]]))?;
+        rows.first()
+            .and_then(|row| u32::try_from(elements(&row["ofport"]).first()?.as_i64()?).ok())
+            .context("the pod's interface has no OpenFlow port")
     }
 
     /// The host side of the pod's veth.
@@ -471,15 +510,8 @@ impl Lab {
     }
 
     fn trace_packet(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<String> {
-        let record = PodRecord::read(self, lsp)?;
-        let interface = self
-            .ovs_db()?
-            .select("Interface", json!([["name", "==", record.host_veth]]))?;
-        let port = interface
-            .first()
-            .and_then(|row| elements(&row["ofport"]).first()?.as_i64())
-            .context("the pod's interface has no OpenFlow port")?;
-        let spec = record.spec;
+        let port = self.openflow_port(lsp)?;
+        let spec = PodRecord::read(self, lsp)?.spec;
         let network = match to.ip() {
             IpAddr::V4(to) => format!("{protocol},nw_src={},nw_dst={to}", spec.address),
             IpAddr::V6(to) => {
@@ -526,10 +558,13 @@ impl Lab {
         let etc = self.base().join("etc");
         fs::create_dir(etc.join("empty"))?;
         fs::write(etc.join("nsswitch.conf"), "hosts: dns\n")?;
-        fs::write(
-            etc.join("resolv.conf"),
-            format!("nameserver {DNS_SERVICE}\noptions timeout:2\n"),
-        )?;
+        self.name_server(DNS_SERVICE.into())
+    }
+
+    /// Makes this the DNS server of programs that start in pods from now on.
+    pub fn name_server(&self, address: IpAddr) -> Result<()> {
+        let text = format!("nameserver {address}\noptions timeout:2\n");
+        fs::write(self.base().join("etc/resolv.conf"), text)?;
         Ok(())
     }
 }

@@ -116,17 +116,27 @@ pub fn test_root(test: &str) -> Option<Root> {
 
 /// What [`lab!`](crate::lab!) calls.
 pub fn test_lab(name: &str, needs_agent: bool, cluster: Cluster) -> Option<Lab> {
+    let options = options(name, needs_agent, cluster)?;
+    Some(Lab::up(options).expect("the lab comes up"))
+}
+
+/// A lab of Open vSwitch alone for a test of the agent, or `None` after saying why it cannot run.
+pub fn test_bridge(name: &str) -> Option<Lab> {
+    let options = options(name, true, Cluster::default())?;
+    Some(Lab::up_without_ovn(options).expect("the lab comes up"))
+}
+
+fn options(name: &str, needs_agent: bool, cluster: Cluster) -> Option<LabOptions> {
     let root = prerequisites(needs_agent)
         .inspect_err(|why| not_run(name, format!("{why:#}")))
         .ok()?;
-    let options = LabOptions {
+    Some(LabOptions {
         name: lab_name(name),
         root,
         datapath: datapath().expect("a datapath"),
         cluster,
         helper: helper().expect("this program has a path"),
-    };
-    Some(Lab::up(options).expect("the lab comes up"))
+    })
 }
 
 /// What [`DATAPATH_VARIABLE`] says.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     database::{map, set},
-    lab::{Lab, pod_namespace},
+    lab::{Cluster, Lab, pod_namespace},
     netns::NetNs,
     pod::{PodSpec, host_veth, sandbox_id},
     web,
@@ -26,6 +26,9 @@ pub const CLUSTER_SUBNET_V6: &str = "fd00:10:244::/48";
 
 /// The DNS service's address, as pods know it.
 pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+
+/// The same service's IPv6 address, where the cluster has both families.
+pub const DNS_SERVICE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 10);
 
 /// The port that the DNS pod really listens on, as OpenShift has it.
 pub const DNS_POD_PORT: u16 = 5353;
@@ -130,19 +133,30 @@ pub(crate) fn build(lab: &Lab) -> Result<()> {
     }
     lab.nbctl_lines(&commands)?;
     lab.nb()?
-        .transact(&services_and_acls(lab.has_tiers()))
+        .transact(&services_and_acls(lab.has_tiers(), lab.cluster()))
         .context("cannot write the DNS service and the node's ACL")?;
     Ok(())
 }
 
-fn services_and_acls(has_tiers: bool) -> Vec<Value> {
+fn services_and_acls(has_tiers: bool, cluster: Cluster) -> Vec<Value> {
+    let mut vips = vec![(
+        format!("{DNS_SERVICE}:53"),
+        format!("{DNS_POD}:{DNS_POD_PORT}"),
+    )];
+    if cluster.dual_stack {
+        let pod = PodSpec::new("kube-system", "dns", DNS_POD).address_v6();
+        vips.push((
+            format!("[{DNS_SERVICE_V6}]:53"),
+            format!("[{pod}]:{DNS_POD_PORT}"),
+        ));
+    }
     let load_balancer = |protocol: &str| {
         json!({
             "op": "insert", "table": "Load_Balancer", "uuid-name": protocol,
             "row": {
                 "name": format!("Service_kube-system/dns-default_{}_cluster", protocol.to_uppercase()),
                 "protocol": protocol,
-                "vips": map([(format!("{DNS_SERVICE}:53"), format!("{DNS_POD}:{DNS_POD_PORT}"))]),
+                "vips": map(vips.iter().map(|(vip, backend)| (vip, backend))),
                 "options": map([
                     ("event", "false"),
                     ("hairpin_snat_ip", "169.254.0.5 fd69::5"),
@@ -237,20 +251,11 @@ impl Lab {
 
     /// The "internet": a namespace behind br-ex with a web server on every address.
     pub(crate) fn add_internet(&self) -> Result<()> {
-        let namespace = pod_namespace(self.name(), "inet");
-        namespace.delete()?;
-        NetNs::create(namespace.name())?;
-        let host = host_veth(&sandbox_id()?);
-        self.add_veth(&namespace, &host)?;
         let mut batch = String::from(
-            "link set lo up\n\
-             link set eth0 address 0a:58:ac:12:00:01 up\n\
+            "link set eth0 address 0a:58:ac:12:00:01 up\n\
              address add 172.18.0.1/16 dev eth0\n\
              route add default via 172.18.0.2\n",
         );
-        for address in web_addresses() {
-            batch += &format!("address add {address}/32 dev lo\n");
-        }
         if self.cluster().dual_stack {
             batch += "address add fd00:172:18::1/64 dev eth0 nodad\n\
                       route add ::/0 via fd00:172:18::2\n";
@@ -258,9 +263,24 @@ impl Lab {
                 batch += &format!("address add {address}/128 dev lo\n");
             }
         }
+        self.add_web_servers("br-ex", &batch)
+    }
+
+    /// A namespace at a port of this bridge with a web server on every address. The `ip` commands
+    /// set up its `eth0`.
+    pub(crate) fn add_web_servers(&self, bridge: &str, commands: &str) -> Result<()> {
+        let namespace = pod_namespace(self.name(), "inet");
+        namespace.delete()?;
+        NetNs::create(namespace.name())?;
+        let host = host_veth(&sandbox_id()?);
+        self.add_veth(&namespace, &host)?;
+        let mut batch = format!("link set lo up\n{commands}");
+        for address in web_addresses() {
+            batch += &format!("address add {address}/32 dev lo\n");
+        }
         self.ip_batch(&namespace, &batch)?;
         self.disable_checksum_offload(&namespace, "eth0")?;
-        self.vsctl(&["add-port", "br-ex", &host])?;
+        self.vsctl(&["add-port", bridge, &host])?;
         web::start(self)
     }
 }

@@ -7,7 +7,7 @@ use dnsflow_tests::{
     lab,
     lab::{Cluster, Lab},
     pod::PodSpec,
-    udn::UserNetwork,
+    udn::{Topology, UserNetwork},
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -97,39 +97,41 @@ fn address_sets_of_the_resolver_feature_are_known() {
     both_families(&lab);
 }
 
-#[test]
-fn user_defined_network() {
-    let lab = lab!("networks-udn", agent);
-    let network = UserNetwork::new("cudn5", "ns5");
-    lab.add_network(&network).expect("the rows are written");
+/// A namespace whose firewall is enforced on a network of its own: names are asked for on one
+/// port of the pod, and lead to connections on the other.
+fn names_open_on(lab: &Lab, network: &UserNetwork) {
+    let namespace = &network.namespace;
+    lab.add_network(network).expect("the rows are written");
     let _agent = lab.start_agent(&[]).expect("the agent is ready");
     let mut addresses: Vec<IpAddr> = Vec::new();
     for (name, last) in [("p1", 21), ("p2", 22)] {
-        let spec = PodSpec::new("ns5", name, [10, 244, 0, last].into());
+        let spec = PodSpec::new(namespace, name, [10, 244, 0, last].into());
         lab.add_pod(&spec).expect("the pod is created");
         lab.wait_wired(&spec.lsp()).expect("OVN wires it");
-        addresses.push(lab.join_network(&spec, &network).expect("it joins").into());
+        addresses.push(lab.join_network(&spec, network).expect("it joins").into());
     }
+    let (asker, other) = (format!("{namespace}_p1"), format!("{namespace}_p2"));
+    let greets = |from: u8| format!("203.0.113.{from} greets {}", network.topology.outside());
     assert_eq!(
-        fetch(&lab, "ns5_p1", "http://203.0.113.7/", PATIENT).as_deref(),
-        Ok("203.0.113.7 greets 172.18.0.3"),
+        fetch(lab, &asker, "http://203.0.113.7/", PATIENT),
+        Ok(greets(7)),
         "the network works, and has no firewall yet"
     );
     lab.set_firewall(
-        "ns5",
+        namespace,
         &[RuleSpec::allow_name("example.com"), deny("0.0.0.0/0")],
     )
     .expect("the rows are written");
     assert_eq!(
-        fetch(&lab, "ns5_p1", "http://www.example.com/", PATIENT).as_deref(),
-        Ok("203.0.113.2 greets 172.18.0.3")
+        fetch(lab, &asker, "http://www.example.com/", PATIENT),
+        Ok(greets(2))
     );
     for (pod, url) in [
-        ("ns5_p1", "http://203.0.113.7/"),
-        ("ns5_p1", "http://www.example.net/"),
-        ("ns5_p2", "http://203.0.113.2/"),
+        (&asker, "http://203.0.113.7/"),
+        (&asker, "http://www.example.net/"),
+        (&other, "http://203.0.113.2/"),
     ] {
-        let fetched = fetch(&lab, pod, url, BLOCKED);
+        let fetched = fetch(lab, pod, url, BLOCKED);
         assert!(fetched.is_err(), "{pod} {url}: {fetched:?}");
     }
     // On the network where the firewall is enforced, and nowhere else.
@@ -139,7 +141,19 @@ fn user_defined_network() {
     for flow in &flows {
         assert!(flow.contains(&source), "{flow}");
     }
-    lab.delete_pod("ns5_p1").expect("the pod is deleted");
+    lab.delete_pod(&asker).expect("the pod is deleted");
     lab.wait_flows("the pod's flows to go", <[String]>::is_empty)
         .expect("they go");
+}
+
+#[test]
+fn user_defined_network() {
+    let lab = lab!("networks-udn", agent);
+    names_open_on(&lab, &UserNetwork::new("cudn5", "ns5", Topology::Layer2));
+}
+
+#[test]
+fn user_defined_network_of_layer_3() {
+    let lab = lab!("networks-udn3", agent);
+    names_open_on(&lab, &UserNetwork::new("udn3", "ns3", Topology::Layer3));
 }

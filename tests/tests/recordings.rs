@@ -343,6 +343,8 @@ impl Node {
                 captured_at: node.now,
                 bytes: &bytes,
                 wire_len: bytes.len(),
+                held: false,
+                gso_size: 0,
             }));
         }
         node
@@ -403,6 +405,11 @@ impl Node {
                     }
                     // Nothing is ever lost here.
                     Command::TrustResolvers(_)
+                    | Command::FilterNames { .. }
+                    | Command::FilterInterface { .. }
+                    | Command::ForgetNames { .. }
+                    | Command::RecallAnswers
+                    | Command::Release(_)
                     | Command::Detach { .. }
                     | Command::MonitorTables(_) => None,
                 };
@@ -531,6 +538,7 @@ fn interface_row() -> Interface {
         sandbox: None,
         ofport: None,
         ifindex: None,
+        policing_kbps: 0,
         external_ids: BTreeMap::new(),
     }
 }

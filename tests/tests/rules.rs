@@ -1,14 +1,15 @@
 //! The rules of an EgressFirewall in real OVN: their order, their verdicts, their ports, and what
-//! becomes of their flows when OVN's rows come late or change.
+//! becomes of their flows when OVN's rows come late or change, or log.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use dnsflow_tests::{
-    firewall::{Action, RuleSpec, To, address_set, manifest},
+    firewall::{Action, RuleSpec, Severities, To, address_set, manifest},
     lab,
     lab::{Cluster, Lab},
     ovs::{Daemon, Stop},
@@ -545,4 +546,93 @@ fn rule_edited_in_place() {
     fetch(&lab, "ns1_pod1", "http://203.0.113.7/", PATIENT).expect("the next rule allows it");
     let flows = lab.dnsflow_flows().expect("the dump runs");
     assert!(!flows.is_empty(), "a Deny has flows, too");
+}
+
+/// Whether ovn-controller's log has a packet to this address, as its `acl_log` writes it.
+fn is_logged(lab: &Lab, to: IpAddr, decision: &str) {
+    let file = lab.base().join("log/ovn-controller.log");
+    let destination = format!("nw_dst={to},");
+    let mut found: Vec<String> = Vec::new();
+    wait_until("ovn-controller to log it", LIMIT, || {
+        let log = fs::read_to_string(&file)?;
+        let lines = log.lines().filter(|line| line.contains(&destination));
+        found = lines.map(str::to_owned).collect();
+        Ok(found.iter().any(|line| line.contains(decision)))
+    })
+    .unwrap_or_else(|error| panic!("{decision}: {error}: {found:#?}"));
+}
+
+#[test]
+fn logged_rules_log_what_only_dnsflow_knows() {
+    let lab = lab!("rules-logged", agent);
+    lab.serve_dns(&[
+        "www.example.com. 3600 IN A 203.0.113.2",
+        "bad.example.com. 3600 IN A 203.0.113.3",
+    ])
+    .expect("the server starts");
+    lab.set_firewall(
+        "ns1",
+        &[
+            RuleSpec::deny_name("bad.example.com"),
+            RuleSpec::allow_name("example.com"),
+            deny("0.0.0.0/0"),
+        ],
+    )
+    .expect("the rows are written");
+    let severities = Severities {
+        allow: "notice",
+        deny: "alert",
+    };
+    lab.log_firewall("ns1", Some(severities))
+        .expect("the rows are written");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    for name in ["www.example.com", "bad.example.com"] {
+        lab.pod("ns1_pod1").resolve(name).expect("it is known");
+    }
+    let judged = |state: &str| {
+        let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.2/", PATIENT);
+        fetched.unwrap_or_else(|error| panic!("{state}: {error}"));
+        let fetched = fetch(&lab, "ns1_pod1", "http://203.0.113.3/", BLOCKED);
+        assert!(fetched.is_err(), "{state}: {fetched:?}");
+    };
+    let to_controller = |flow: &String| flow.contains("controller(userdata=");
+    // OVN has made nothing of rules whose address sets are empty: there is nothing to copy.
+    judged("without a log");
+    let flows = lab.dnsflow_flows().expect("the dump runs");
+    assert!(!flows.iter().any(to_controller), "{flows:#?}");
+    let log = agent.log().expect("a file");
+    assert!(log.contains("ACL logging does not cover"), "{log}");
+
+    for name in ["bad.example.com", "example.com"] {
+        lab.resolve_centrally(name, &[web(8)])
+            .expect("the set is filled");
+    }
+    lab.wait_flows("actions with OVN's log", |flows| {
+        flows.iter().all(to_controller)
+    })
+    .expect("they are copied");
+    judged("with a log");
+    is_logged(
+        &lab,
+        web(2),
+        "name=\"EF:ns1:1\", verdict=allow, severity=notice",
+    );
+    is_logged(
+        &lab,
+        web(3),
+        "name=\"EF:ns1:0\", verdict=drop, severity=alert",
+    );
+
+    lab.log_firewall("ns1", None).expect("the rows are written");
+    lab.wait_flows("actions without a log", |flows| {
+        !flows.is_empty() && !flows.iter().any(to_controller)
+    })
+    .expect("they come");
+    judged("without a log again");
+    let events = agent.events().expect("a log");
+    let refused: Vec<_> = events
+        .iter()
+        .filter(|event| event["fields"]["message"] == "flows refused")
+        .collect();
+    assert!(refused.is_empty(), "{refused:#?}");
 }

@@ -1,6 +1,11 @@
-//! Which veths the program sits on, and which it waits for.
+//! Which veths the programs sit on, and which they wait for.
 //!
 //! No sockets and no clock here: the kernel is behind [`Attach`], time is handed in.
+//!
+//! The core is told of a veth's index first, then the program that sees answers is attached, then
+//! the one that sees questions: attaching with TCX waits for all CPUs (`tcx_entry_sync` in Linux
+//! `kernel/bpf/tcx.c`), 3 to 40 ms each time, and a pod may have its first answer by then. Until
+//! both are there, answers count whether or not their question was seen.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,20 +20,34 @@ const RETRY_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Where the program can be attached.
+/// Where the programs can be attached.
 pub trait Attach {
-    /// The program's place on an interface; dropping it detaches.
+    /// The programs' place on an interface; dropping it detaches.
     type Link;
 
     /// The index of the interface of this name, if there is one.
     fn ifindex(&self, name: &str) -> Option<u32>;
 
-    /// Attaches to the interface of this name; also gives its index.
+    /// Attaches the program that sees answers to the interface of this name and index. From here
+    /// on, answers count whether or not their question was seen.
     ///
     /// # Errors
     ///
     /// Where there is no such interface, or the kernel refuses.
-    fn attach(&mut self, name: &str) -> Result<(u32, Self::Link), AttachError>;
+    fn attach(&mut self, name: &str, ifindex: u32) -> Result<Self::Link, AttachError>;
+
+    /// Attaches the program that sees questions as well. From a little later on, only answers to
+    /// questions that were seen count.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such interface any more, or the kernel refuses.
+    fn complete(
+        &mut self,
+        name: &str,
+        ifindex: u32,
+        link: &mut Self::Link,
+    ) -> Result<(), AttachError>;
 }
 
 /// Why the program is not on an interface.
@@ -100,7 +119,7 @@ fn hint(source: &ProgramError) -> &'static str {
     }
 }
 
-/// The interfaces that the core wants the program on.
+/// The interfaces that the core wants the programs on.
 #[derive(Debug)]
 pub struct Attachments<A: Attach> {
     program: A,
@@ -110,11 +129,23 @@ pub struct Attachments<A: Attach> {
 #[derive(Debug)]
 struct Entry<L> {
     name: String,
+    /// How long to wait after the next failure.
+    pause: Duration,
     state: State<L>,
 }
 
 #[derive(Debug)]
 enum State<L> {
+    /// Neither program is on the veth yet.
+    Found {
+        ifindex: u32,
+    },
+    /// The one that sees answers is.
+    Seeing {
+        ifindex: u32,
+        link: L,
+    },
+    /// Both are.
     Attached {
         ifindex: u32,
         /// Held for its `Drop`.
@@ -122,9 +153,19 @@ enum State<L> {
     },
     Waiting {
         retry_at: Timestamp,
-        pause: Duration,
         reason: String,
     },
+}
+
+impl<L> State<L> {
+    fn ifindex(&self) -> Option<u32> {
+        match self {
+            Self::Found { ifindex }
+            | Self::Seeing { ifindex, .. }
+            | Self::Attached { ifindex, .. } => Some(*ifindex),
+            Self::Waiting { .. } => None,
+        }
+    }
 }
 
 impl<A: Attach> Attachments<A> {
@@ -136,34 +177,32 @@ impl<A: Attach> Attachments<A> {
         }
     }
 
-    /// The program.
+    /// The programs.
     pub fn program(&self) -> &A {
         &self.program
     }
 
-    /// The program, to change it.
+    /// The programs, to change them.
     pub fn program_mut(&mut self) -> &mut A {
         &mut self.program
     }
 
-    /// Attaches now, or else tries again until [`detach`](Self::detach); says how it went.
+    /// Looks for the veth, and waits for it where there is none, until [`detach`](Self::detach);
+    /// says what it found. [`work`](Self::work) does the rest.
     ///
     /// Called again for the same interface, it looks whether the veth is still the one it was.
     pub fn attach(&mut self, interface: RowId, name: String, now: Timestamp) -> Input<'static> {
         let mut before = self.entries.remove(&interface);
         // A row can be replaced by another for the same port in one transaction. The kernel does
-        // not take the program twice, so the new row takes the place over.
+        // not take the programs twice, so the new row takes the place over.
         if before.as_ref().is_none_or(|entry| entry.name != name) {
             let other = self.entries.iter().find(|(_, entry)| entry.name == name);
             if let Some(other) = other.map(|(row, _)| *row) {
                 before = self.entries.remove(&other);
             }
         }
-        let state = match before {
-            Some(entry) if entry.name == name => Some(entry.state),
-            _ => None,
-        };
-        self.settle(interface, name, state, now)
+        let entry = before.filter(|entry| entry.name == name);
+        self.look(interface, name, entry, now)
     }
 
     /// Detaches, or stops trying to attach.
@@ -173,19 +212,17 @@ impl<A: Attach> Attachments<A> {
         }
     }
 
-    /// An interface came, changed or went: whoever waits for it tries again, whoever was on it
+    /// An interface came, changed or went: whoever waits for it looks again, whoever was on it
     /// looks whether it still is.
     pub fn link_event(&mut self, event: &LinkEvent, now: Timestamp) -> Vec<Input<'static>> {
-        let concerned = |entry: &Entry<A::Link>| match (event, &entry.state) {
+        let concerned = |entry: &Entry<A::Link>| match (event, entry.state.ifindex()) {
             (LinkEvent::Overrun, _) => true,
-            (LinkEvent::Present { name, ifindex }, State::Attached { ifindex: old, .. }) => {
-                entry.name == *name && ifindex != old
+            (LinkEvent::Present { name, ifindex }, known) => {
+                entry.name == *name && Some(*ifindex) != known
             }
-            (LinkEvent::Present { name, .. }, State::Waiting { .. }) => entry.name == *name,
-            (LinkEvent::Gone { ifindex }, State::Attached { ifindex: old, .. }) => ifindex == old,
-            (LinkEvent::Gone { .. }, State::Waiting { .. }) => false,
+            (LinkEvent::Gone { ifindex }, known) => Some(*ifindex) == known,
         };
-        self.settle_where(concerned, now)
+        self.look_where(concerned, now)
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called.
@@ -194,22 +231,71 @@ impl<A: Attach> Attachments<A> {
             .values()
             .filter_map(|entry| match entry.state {
                 State::Waiting { retry_at, .. } => Some(retry_at),
-                State::Attached { .. } => None,
+                _ => None,
             })
             .min()
     }
 
-    /// Tries again where it is time to.
+    /// Looks again where it is time to.
     pub fn handle_timeout(&mut self, now: Timestamp) -> Vec<Input<'static>> {
         let due = |entry: &Entry<A::Link>| match entry.state {
             State::Waiting { retry_at, .. } => retry_at <= now,
-            State::Attached { .. } => false,
+            _ => false,
         };
-        self.settle_where(due, now)
+        self.look_where(due, now)
     }
 
-    /// Settles the entries that `select` selects; gives what has changed.
-    fn settle_where(
+    /// Whether [`work`](Self::work) has something to do.
+    pub fn has_work(&self) -> bool {
+        self.entries
+            .values()
+            .any(|entry| matches!(entry.state, State::Found { .. } | State::Seeing { .. }))
+    }
+
+    /// Attaches one program to one veth: first the one that sees answers, everywhere. Gives what
+    /// is to be told.
+    pub fn work(&mut self, now: Timestamp) -> Option<Input<'static>> {
+        let first = |wanted: fn(&State<A::Link>) -> bool| {
+            let mut entries = self.entries.iter();
+            entries.find_map(|(row, entry)| wanted(&entry.state).then_some(*row))
+        };
+        let interface = first(|state| matches!(state, State::Found { .. }))
+            .or_else(|| first(|state| matches!(state, State::Seeing { .. })))?;
+        let entry = self.entries.get_mut(&interface)?;
+        let blank = State::Waiting {
+            retry_at: now,
+            reason: String::new(),
+        };
+        let done = match std::mem::replace(&mut entry.state, blank) {
+            State::Found { ifindex } => self
+                .program
+                .attach(&entry.name, ifindex)
+                .map(|link| State::Seeing { ifindex, link }),
+            State::Seeing { ifindex, mut link } => self
+                .program
+                .complete(&entry.name, ifindex, &mut link)
+                .map(|()| State::Attached {
+                    ifindex,
+                    _link: link,
+                }),
+            settled => Ok(settled),
+        };
+        match done {
+            Ok(state) => {
+                entry.state = state;
+                let State::Attached { ifindex, .. } = entry.state else {
+                    return None;
+                };
+                entry.pause = RETRY_MIN;
+                info!(name = entry.name, ifindex, "attached");
+                Some(Input::Attached { interface, ifindex })
+            }
+            Err(error) => Some(entry.wait(interface, error.to_string(), now)),
+        }
+    }
+
+    /// Looks where `select` selects; gives what has changed.
+    fn look_where(
         &mut self,
         select: impl Fn(&Entry<A::Link>) -> bool,
         now: Timestamp,
@@ -222,17 +308,19 @@ impl<A: Attach> Attachments<A> {
             .collect();
         let mut news = Vec::new();
         for interface in selected {
-            let Some(Entry { name, state }) = self.entries.remove(&interface) else {
+            let Some(entry) = self.entries.remove(&interface) else {
                 continue;
             };
-            let before = match &state {
-                State::Attached { ifindex, .. } => Ok(*ifindex),
+            let before = match &entry.state {
                 State::Waiting { reason, .. } => Err(reason.clone()),
+                state => Ok(state.ifindex()),
             };
-            let now_is = self.settle(interface, name, Some(state), now);
+            let now_is = self.look(interface, entry.name.clone(), Some(entry), now);
             let changed = match (&now_is, &before) {
-                (Input::Attached { ifindex, .. }, Ok(old)) => ifindex != old,
                 (Input::AttachFailed { reason, .. }, Err(old)) => reason != old,
+                (Input::Found { ifindex, .. } | Input::Attached { ifindex, .. }, Ok(old)) => {
+                    Some(*ifindex) != *old
+                }
                 _ => true,
             };
             if changed {
@@ -242,48 +330,59 @@ impl<A: Attach> Attachments<A> {
         news
     }
 
-    /// Makes the entry what it should be from what it was, puts it in place and says how it is.
-    fn settle(
+    /// Looks whether the veth is there, and still the one it was; puts the entry in place and
+    /// says how it is.
+    fn look(
         &mut self,
         interface: RowId,
         name: String,
-        state: Option<State<A::Link>>,
+        entry: Option<Entry<A::Link>>,
         now: Timestamp,
     ) -> Input<'static> {
-        let pause = match state {
-            Some(State::Attached { ifindex, _link })
-                if self.program.ifindex(&name) == Some(ifindex) =>
-            {
-                let state = State::Attached { ifindex, _link };
-                self.entries.insert(interface, Entry { name, state });
-                return Input::Attached { interface, ifindex };
+        let ifindex = self.program.ifindex(&name);
+        let mut entry = match entry {
+            // One that was replaced takes its link with it.
+            Some(entry) if entry.state.ifindex().is_none() || entry.state.ifindex() == ifindex => {
+                entry
             }
-            Some(State::Waiting { pause, .. }) => (pause * 2).min(RETRY_MAX),
-            // The veth that the link belonged to is gone; the link goes here.
-            Some(State::Attached { .. }) | None => RETRY_MIN,
+            _ => Entry {
+                name,
+                pause: RETRY_MIN,
+                state: State::Waiting {
+                    retry_at: now,
+                    reason: String::new(),
+                },
+            },
         };
-        let (state, input) = match self.program.attach(&name) {
-            Ok((ifindex, link)) => {
-                info!(name, ifindex, "attached");
-                let state = State::Attached {
-                    ifindex,
-                    _link: link,
-                };
-                (state, Input::Attached { interface, ifindex })
+        let input = match (ifindex, &entry.state) {
+            (Some(ifindex), State::Attached { .. }) => Input::Attached { interface, ifindex },
+            (Some(ifindex), State::Waiting { .. }) => {
+                entry.state = State::Found { ifindex };
+                Input::Found { interface, ifindex }
             }
-            Err(error) => {
-                let reason = error.to_string();
-                debug!(name, reason, "not attached, will try again");
-                let state = State::Waiting {
-                    retry_at: now + pause,
-                    pause,
-                    reason: reason.clone(),
+            (Some(ifindex), _) => Input::Found { interface, ifindex },
+            (None, _) => {
+                let reason = AttachError::NoInterface {
+                    name: entry.name.clone(),
                 };
-                (state, Input::AttachFailed { interface, reason })
+                entry.wait(interface, reason.to_string(), now)
             }
         };
-        self.entries.insert(interface, Entry { name, state });
+        self.entries.insert(interface, entry);
         input
+    }
+}
+
+impl<L> Entry<L> {
+    /// Waits for another try.
+    fn wait(&mut self, interface: RowId, reason: String, now: Timestamp) -> Input<'static> {
+        debug!(name = self.name, reason, "not attached, will try again");
+        self.state = State::Waiting {
+            retry_at: now + self.pause,
+            reason: reason.clone(),
+        };
+        self.pause = (self.pause * 2).min(RETRY_MAX);
+        Input::AttachFailed { interface, reason }
     }
 }
 

@@ -9,7 +9,10 @@ use rustix::{
         socket_with,
     },
 };
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    runtime::Handle,
+};
 
 use super::{CaptureError, netlink};
 
@@ -46,8 +49,9 @@ const BUFFER_LEN: usize = 32 * 1024;
 const RTMGRP_LINK: u32 = 1;
 
 impl LinkEvents {
-    /// Events from now on.
-    pub(super) fn new() -> Result<Self, CaptureError> {
+    /// Events from now on, to be read within `runtime`.
+    pub(super) fn new(runtime: &Handle) -> Result<Self, CaptureError> {
+        let _entered = runtime.enter();
         let open = || -> io::Result<OwnedFd> {
             let socket = socket_with(
                 AddressFamily::NETLINK,

@@ -2,14 +2,17 @@
 //! trust and which names matter, and hands what they captured to the core.
 //!
 //! It never interprets a packet: what is in a frame is the core's business. It never changes
-//! one either: the programs' verdict is always "continue".
+//! one either; an answer that the program took off the wire goes back as it was.
 //!
-//! [`load`] gives seven parts that are driven apart: [`Attachments`], [`Records`], [`Resolvers`],
-//! [`NameFilter`] and [`LinkEvents`] by the hot thread, [`Counters`] and [`ProgramLog`] from
-//! wherever it suits.
+//! [`load`] gives parts that are driven apart: [`Records`], [`Resolvers`] and [`NameFilter`] by the
+//! hot thread, [`Attacher`] by one of its own, [`Counters`] and [`ProgramLog`] from wherever it
+//! suits.
 
+mod attacher;
 mod attachments;
 mod counters;
+mod heartbeat;
+mod kept;
 mod links;
 mod names;
 mod netlink;
@@ -17,23 +20,31 @@ mod program;
 mod program_log;
 mod qdisc;
 mod records;
+mod release;
 mod resolvers;
 pub mod survey;
+mod unasked;
 
-use std::io;
+use std::{io, num::NonZeroU32};
 
 use aya::EbpfError;
 use dnsflow_common::walk::Ports;
+use tokio::runtime::Handle;
 
 pub use self::{
+    attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::Counters,
+    heartbeat::{BEAT_INTERVAL, Heartbeat},
+    kept::KeptAnswers,
     links::{LinkEvent, LinkEvents},
-    names::{FilterState, KernelTables, NameFilter, ScopeId, Tables},
+    names::{FilterState, KernelTables, NameFilter, PutScope, Tables},
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
+    release::{ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
+    unasked::UNASKED_GRACE,
 };
 
 /// What can be set before the programs are loaded.
@@ -45,6 +56,9 @@ pub struct Options {
     pub ports: Ports,
     /// How to attach; `None` takes TCX where the kernel has it, else clsact.
     pub attach: Option<AttachKind>,
+    /// The mark of frames that are put back. Whoever can send packets with it onto a pod's veth
+    /// goes unseen: it should be hard to guess.
+    pub release_mark: Option<NonZeroU32>,
 }
 
 impl Default for Options {
@@ -53,6 +67,7 @@ impl Default for Options {
             ring: RingSize::DEFAULT,
             ports: Ports::DNS,
             attach: None,
+            release_mark: None,
         }
     }
 }
@@ -131,24 +146,26 @@ pub enum CaptureError {
 #[derive(Debug)]
 pub struct Capture {
     /// Attaches and detaches.
-    pub attachments: Attachments<Program>,
+    pub attacher: Attacher,
     /// What was captured.
     pub records: Records,
     /// Whose answers count: nobody's yet.
     pub resolvers: Resolvers,
     /// Which names matter: all so far.
     pub names: NameFilter,
+    /// Answers for names that did not.
+    pub kept: KeptAnswers,
+    /// Lets answers be held; none is so far.
+    pub heartbeat: Heartbeat,
     /// How many packets met which end.
     pub counters: Counters,
-    /// Interfaces that come and go.
-    pub links: LinkEvents,
     /// What the program has to say.
     pub log: ProgramLog,
 }
 
 /// Loads the embedded programs. To be called within a tokio runtime, the one that will drive
-/// [`Records`].
-pub fn load(options: &Options) -> Result<Capture, CaptureError> {
+/// [`Records`]; `attaching` is the one that will drive the [`Attacher`].
+pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureError> {
     let mut program = Program::load(options)?;
     let records = Records::new(program.take_map("RECORDS")?)?;
     let counters = Counters::new(
@@ -158,15 +175,21 @@ pub fn load(options: &Options) -> Result<Capture, CaptureError> {
     )?;
     let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
     let tables = KernelTables::new(program.take_map("SCOPES")?, program.take_map("NAMES")?)?;
+    let kept = KeptAnswers::new(program.take_map("KEPT")?)?;
+    let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
         resolvers,
         names: NameFilter::new(tables),
+        kept,
+        heartbeat,
         counters,
         log,
-        links: LinkEvents::new()?,
-        attachments: Attachments::new(program),
+        attacher: Attacher {
+            attachments: Attachments::new(program),
+            links: LinkEvents::new(attaching)?,
+        },
     })
 }
 

@@ -12,26 +12,22 @@ use std::{
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use dnsflow_common::{
-    key::{NAMES_MAX, NameKey},
+    key::{NAMES_MAX, NameKey, SCOPE_EMPTY},
     question::NameHash,
 };
 use tracing::warn;
 
 use super::CaptureError;
-use crate::core::name::DomainName;
-
-/// A set of names that interfaces share: in use, one for each namespace.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct ScopeId(pub u32);
+use crate::core::{input::ScopeId, name::DomainName};
 
 /// The two maps that make up the filter.
 pub trait Tables {
-    /// Puts an interface under a scope.
+    /// Puts an interface under a scope, and says whether that has any names.
     ///
     /// # Errors
     ///
     /// Where there is no room, or the kernel refuses.
-    fn put_interface(&mut self, ifindex: u32, scope: ScopeId) -> io::Result<()>;
+    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()>;
 
     /// Takes an interface out of its scope; none is no error.
     ///
@@ -53,6 +49,15 @@ pub trait Tables {
     ///
     /// Where the kernel refuses.
     fn take_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()>;
+}
+
+/// A scope as the kernel has it for an interface.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PutScope {
+    /// The scope.
+    pub scope: ScopeId,
+    /// Whether it has no names: nothing is ever held there.
+    pub empty: bool,
 }
 
 /// How the filter is doing.
@@ -87,7 +92,7 @@ struct Scope {
 struct Interface {
     scope: ScopeId,
     /// The scope in the kernel.
-    put: Option<ScopeId>,
+    put: Option<PutScope>,
 }
 
 impl<T: Tables> NameFilter<T> {
@@ -197,7 +202,7 @@ impl<T: Tables> NameFilter<T> {
         let unfiltered = self
             .interfaces
             .values()
-            .filter(|it| it.put != Some(it.scope));
+            .filter(|it| it.put.is_none_or(|put| put.scope != it.scope));
         FilterState {
             unfiltered_interfaces: unfiltered.count(),
             failures: self.failures,
@@ -253,11 +258,16 @@ impl<T: Tables> NameFilter<T> {
             return;
         };
         let scope = interface.scope;
-        if !self.scopes.get(&scope).is_some_and(|it| it.complete) {
+        let wanted = self.scopes.get(&scope).filter(|it| it.complete);
+        let Some(names) = wanted.map(|it| &it.names) else {
             self.open(ifindex);
-        } else if interface.put != Some(scope) {
-            match self.tables.put_interface(ifindex, scope) {
-                Ok(()) => interface.put = Some(scope),
+            return;
+        };
+        let empty = names.is_empty();
+        let put = PutScope { scope, empty };
+        if interface.put != Some(put) {
+            match self.tables.put_interface(ifindex, put) {
+                Ok(()) => interface.put = Some(put),
                 Err(error) => {
                     warn!(ifindex, %error, "answers at an interface are not filtered");
                     self.failures += 1;
@@ -324,9 +334,11 @@ fn key(scope: ScopeId, name: NameHash) -> Key {
 }
 
 impl Tables for KernelTables {
-    fn put_interface(&mut self, ifindex: u32, scope: ScopeId) -> io::Result<()> {
+    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()> {
+        let PutScope { scope, empty } = put;
+        let empty = if empty { SCOPE_EMPTY } else { 0 };
         self.scopes
-            .insert(ifindex, scope.0, 0)
+            .insert(ifindex, scope.0 | empty, 0)
             .map_err(io::Error::other)
     }
 

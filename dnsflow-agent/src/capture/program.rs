@@ -3,7 +3,7 @@
 //!
 //! Which one the kernel has is found by trying, not by its version: distributions backport.
 
-use std::{fmt, io, thread};
+use std::{fmt, io, num::NonZeroU32};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -16,7 +16,7 @@ use aya::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Attach, AttachError, CaptureError, Options, qdisc};
+use super::{Attach, AttachError, CaptureError, Options, qdisc, unasked::Unasked};
 
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
@@ -26,11 +26,11 @@ pub const EGRESS: &str = "dnsflow_egress";
 /// The program that sees what a pod sends: its name in the object, and of its clsact filters.
 pub const INGRESS: &str = "dnsflow_ingress";
 
-/// The programs and their hooks. Queries are remembered before answers are judged.
-const PROGRAMS: [(&str, TcAttachType); 2] = [
-    (INGRESS, TcAttachType::Ingress),
-    (EGRESS, TcAttachType::Egress),
-];
+/// The program for questions, and its hook.
+const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
+/// The program for answers, and its hook.
+const ANSWERS: (&str, TcAttachType) = (EGRESS, TcAttachType::Egress);
+const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
 
 /// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -62,14 +62,17 @@ impl fmt::Display for AttachKind {
 pub struct Program {
     ebpf: Ebpf,
     kind: Option<AttachKind>,
+    unasked: Unasked,
 }
 
 impl Program {
     /// Loads the embedded object.
     pub(super) fn load(options: &Options) -> Result<Self, CaptureError> {
         raise_memlock_limit();
+        let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
         let mut ebpf = EbpfLoader::new()
             .override_global("DNS_PORTS", options.ports.as_array(), true)
+            .override_global("RELEASE_MARK", &release_mark, true)
             .map_max_entries("RECORDS", options.ring.bytes())
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
@@ -80,9 +83,11 @@ impl Program {
                 .load()
                 .map_err(|error| load_error(error.into()))?;
         }
+        let unasked = Unasked::new(take_map(&mut ebpf, "UNASKED_UNTIL")?)?;
         Ok(Self {
             ebpf,
             kind: options.attach,
+            unasked,
         })
     }
 
@@ -97,70 +102,79 @@ impl Program {
     }
 
     pub(super) fn take_map(&mut self, name: &'static str) -> Result<Map, CaptureError> {
-        self.ebpf
-            .take_map(name)
-            .ok_or(CaptureError::Object { what: name })
+        take_map(&mut self.ebpf, name)
     }
 
-    fn attach_as(
+    /// Puts one program onto an interface.
+    fn put(
         &mut self,
+        (program, hook): (&'static str, TcAttachType),
         name: &str,
-        ifindex: u32,
         kind: AttachKind,
-    ) -> Result<TcLink, AttachError> {
-        if kind == AttachKind::Clsact {
-            prepare_clsact(name, ifindex)?;
-        }
+    ) -> Result<SchedClassifierLink, AttachError> {
         let refused = |source| AttachError::Refused {
             name: name.to_owned(),
             kind,
             source,
         };
-        let attach = |program: &mut SchedClassifier, hook| {
-            let options = match kind {
-                // The last of the programs: what the others drop or redirect does not arrive.
-                AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
-                AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
-            };
-            let link = program
-                .attach_with_options(name, hook, options)
-                .map_err(refused)?;
-            program.take_link(link).map_err(refused)
+        let options = match kind {
+            // The last of the programs: what the others drop or redirect does not arrive.
+            AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+            AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
         };
-        let mut programs = Vec::with_capacity(PROGRAMS.len());
-        for (name, program) in self.ebpf.programs_mut() {
-            if let Some((_, hook)) = PROGRAMS.iter().find(|(wanted, _)| *wanted == name) {
-                let program: &mut SchedClassifier =
-                    program.try_into().map_err(|_| AttachError::Gone)?;
-                programs.push((program, *hook));
+        let program = program_of(&mut self.ebpf, program).ok_or(AttachError::Gone)?;
+        let link = program
+            .attach_with_options(name, hook, options)
+            .map_err(refused)?;
+        program.take_link(link).map_err(refused)
+    }
+
+    /// Puts the program for answers onto an interface, and finds out how.
+    fn put_first(
+        &mut self,
+        name: &str,
+        ifindex: u32,
+    ) -> Result<(AttachKind, SchedClassifierLink), AttachError> {
+        if self.kind != Some(AttachKind::Clsact) {
+            match self.put(ANSWERS, name, AttachKind::Tcx) {
+                Err(error) if self.kind.is_none() && error.means_no_tcx() => {
+                    debug!(%error, "no TCX");
+                }
+                result => return Ok((AttachKind::Tcx, result?)),
             }
         }
-        if programs.len() != PROGRAMS.len() {
-            return Err(AttachError::Gone);
+        prepare_clsact(name, ifindex)?;
+        let link = self.put(ANSWERS, name, AttachKind::Clsact)?;
+        Ok((AttachKind::Clsact, link))
+    }
+
+    fn found_kind(&mut self, kind: AttachKind) {
+        if self.kind.is_some() {
+            return;
         }
-        // All at once: what one program sees of a question and its answer is worth nothing without
-        // the other, and attaching with TCX may take a while.
-        let links: Result<Vec<_>, _> = thread::scope(|scope| {
-            let attach = &attach;
-            let attempts: Vec<_> = programs
-                .into_iter()
-                .map(|(program, hook)| scope.spawn(move || attach(program, hook)))
-                .collect();
-            attempts
-                .into_iter()
-                .map(|attempt| match attempt.join() {
-                    Ok(link) => link,
-                    Err(panic) => std::panic::resume_unwind(panic),
-                })
-                .collect()
-        });
-        Ok(TcLink(links?))
+        info!(%kind, "the kernel attaches TC programs this way");
+        if kind == AttachKind::Clsact {
+            // Open vSwitch 3.1 and 3.5: `adding policing qdisc failed: File exists`.
+            warn!(
+                "on this kernel the programs and Open vSwitch's ingress policing exclude each \
+                 other: an interface that they are on cannot be given a limit \
+                 (ingress_policing_rate, ovn-kubernetes' bandwidth annotation), and one that has \
+                 a limit is refused; Linux 6.6 with TCX has no such conflict"
+            );
+        }
+        self.kind = Some(kind);
     }
 }
 
 /// The programs' places on an interface; dropping it detaches.
 #[derive(Debug)]
-pub struct TcLink(#[expect(dead_code, reason = "held for its Drop")] Vec<SchedClassifierLink>);
+pub struct TcLink {
+    kind: AttachKind,
+    #[expect(dead_code, reason = "held for its Drop")]
+    answers: SchedClassifierLink,
+    /// Held for its Drop.
+    questions: Option<SchedClassifierLink>,
+}
 
 impl Attach for Program {
     type Link = TcLink;
@@ -174,40 +188,32 @@ impl Attach for Program {
         }
     }
 
-    fn attach(&mut self, name: &str) -> Result<(u32, TcLink), AttachError> {
-        let gone = || AttachError::NoInterface {
-            name: name.to_owned(),
-        };
-        let ifindex = self.ifindex(name).ok_or_else(gone)?;
-        let (kind, link) = match self.kind {
-            Some(kind) => (kind, self.attach_as(name, ifindex, kind)?),
-            None => match self.attach_as(name, ifindex, AttachKind::Tcx) {
-                Err(error) if error.means_no_tcx() => {
-                    debug!(%error, "no TCX");
-                    let link = self.attach_as(name, ifindex, AttachKind::Clsact)?;
-                    (AttachKind::Clsact, link)
-                }
-                result => (AttachKind::Tcx, result?),
-            },
-        };
-        if self.kind.is_none() {
-            info!(%kind, "the kernel attaches TC programs this way");
-            if kind == AttachKind::Clsact {
-                // Open vSwitch 3.1 and 3.5: `adding policing qdisc failed: File exists`.
-                warn!(
-                    "on this kernel the program and Open vSwitch's ingress policing exclude each \
-                     other: an interface that the program is on cannot be given a limit \
-                     (ingress_policing_rate, ovn-kubernetes' bandwidth annotation), and one that \
-                     has a limit is refused; Linux 6.6 with TCX has no such conflict"
-                );
-            }
-            self.kind = Some(kind);
-        }
-        // Attaching goes by name: was it still the same interface?
+    fn attach(&mut self, name: &str, ifindex: u32) -> Result<TcLink, AttachError> {
+        self.unasked.begin(ifindex);
+        let (kind, answers) = self.put_first(name, ifindex)?;
+        self.found_kind(kind);
+        // Attaching goes by name: is it still the same interface?
         if self.ifindex(name) != Some(ifindex) {
-            return Err(gone());
+            return Err(AttachError::NoInterface {
+                name: name.to_owned(),
+            });
         }
-        Ok((ifindex, link))
+        Ok(TcLink {
+            kind,
+            answers,
+            questions: None,
+        })
+    }
+
+    fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {
+        link.questions = Some(self.put(QUESTIONS, name, link.kind)?);
+        self.unasked.end_soon(ifindex);
+        if self.ifindex(name) != Some(ifindex) {
+            return Err(AttachError::NoInterface {
+                name: name.to_owned(),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -222,6 +228,11 @@ impl AttachError {
                 if error.io_error.raw_os_error() == Some(libc::EINVAL)
         )
     }
+}
+
+fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, CaptureError> {
+    ebpf.take_map(name)
+        .ok_or(CaptureError::Object { what: name })
 }
 
 fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassifier> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, RingBuf};
-use dnsflow_common::record::Record;
+use dnsflow_common::record::{KIND_HELD, Record};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::CaptureError;
@@ -76,7 +76,7 @@ impl Records {
                 let Some(item) = ring.next() else {
                     return Err(io::ErrorKind::WouldBlock.into());
                 };
-                match frame(&item) {
+                match Record::parse(&item).and_then(frame) {
                     Some(frame) => each(frame),
                     None => {
                         invalid.fetch_add(1, Ordering::Relaxed);
@@ -92,14 +92,16 @@ impl Records {
     }
 }
 
-/// The frame in a record; `None` where the record contradicts itself.
-fn frame(record: &[u8]) -> Option<Frame<'_>> {
-    let Record { header, frame } = Record::parse(record)?;
+/// The frame that a record is of.
+pub(super) fn frame(record: Record<'_>) -> Option<Frame<'_>> {
+    let Record { header, frame } = record;
     Some(Frame {
         ifindex: header.ifindex,
         captured_at: Timestamp::from_nanos(header.captured_at_ns),
         bytes: frame,
         wire_len: usize::try_from(header.frame_len).ok()?,
+        held: header.kind == KIND_HELD,
+        gso_size: u16::try_from(header.gso_size).ok()?,
     })
 }
 

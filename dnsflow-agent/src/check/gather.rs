@@ -38,6 +38,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         // What the agent does with what it finds is not checked.
         static_flow: _,
         subdomains: _,
+        mode: _,
+        hold_max: _,
         scope: _,
         min_ttl: _,
         max_ttl: _,

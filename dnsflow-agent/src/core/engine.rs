@@ -8,12 +8,15 @@
 //! ever compared with them.
 
 mod answers;
+mod filter;
+mod hold;
 mod switch;
 mod world;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
+    time::Duration,
 };
 
 use dnsflow_common::walk::Ports;
@@ -24,6 +27,7 @@ use super::{
     firewall::FirewallUpdate,
     flow::FlowChange,
     fragments::{FragmentEvent, FragmentReassembly},
+    hold::{HoldEvent, HoldLimits, HoldQueue},
     limits::{COPY_INTERVAL, LeaseLimits},
     name::DomainName,
     ovn::{
@@ -42,6 +46,7 @@ use super::{
     tally::Tally,
     tcp::{TcpEvent, TcpReassembly},
 };
+use filter::Filter;
 use switch::Switch;
 pub use world::FIREWALL_NAME;
 use world::World;
@@ -65,6 +70,8 @@ pub struct Config {
     pub scope: Scope,
     /// How long leases last, and how many there may be.
     pub leases: LeaseLimits,
+    /// How long an answer that was taken off the wire is held at most.
+    pub hold_max: Duration,
     /// The ports that DNS servers answer from.
     pub dns_ports: Ports,
     /// Where rules go on a bridge without OVN.
@@ -81,6 +88,7 @@ impl Default for Config {
             subdomains: true,
             scope: Scope::Pod,
             leases: LeaseLimits::default(),
+            hold_max: HoldLimits::default().longest,
             dns_ports: Ports::DNS,
             profile: None,
             refusals: Refusals::default(),
@@ -113,13 +121,23 @@ pub struct Engine {
     synced: Synced,
     ready: bool,
     interfaces: Table<Interface>,
-    /// Interfaces whose first attempt to attach has ended: the veth's index, where it worked.
-    attachments: BTreeMap<RowId, Option<u32>>,
+    /// The index of each interface's veth, as far as it was found.
+    found: BTreeMap<RowId, u32>,
+    /// Interfaces whose first attempt to attach has ended, well or not.
+    tried: BTreeSet<RowId>,
     ports: BTreeMap<PortId, Port>,
     next_port: u64,
     port_by_name: HashMap<String, PortId>,
     port_by_ifindex: HashMap<u32, PortId>,
     world: World,
+    filter: Filter,
+    /// Frames that were taken off the wire.
+    held: HoldQueue,
+    /// How long the switch takes to look at its megaflows after a change: until then, one that
+    /// drops may stand in the way.
+    revalidation: Duration,
+    /// When the last input came.
+    turn_at: Timestamp,
     /// The DNS servers that were last said to be believed.
     trusted: Option<BTreeSet<Resolver>>,
     tcp: TcpReassembly,
@@ -153,15 +171,22 @@ impl Engine {
     pub fn new(config: Config) -> Self {
         let mut engine = Self {
             world: World::new(config.subdomains, config.profile.clone()),
-            config,
             synced: Synced::default(),
             ready: false,
             interfaces: Table::default(),
-            attachments: BTreeMap::new(),
+            found: BTreeMap::new(),
+            tried: BTreeSet::new(),
             ports: BTreeMap::new(),
             next_port: 0,
             port_by_name: HashMap::new(),
             port_by_ifindex: HashMap::new(),
+            filter: Filter::default(),
+            held: HoldQueue::new(HoldLimits {
+                longest: config.hold_max,
+                ..HoldLimits::default()
+            }),
+            revalidation: Duration::ZERO,
+            turn_at: Timestamp::default(),
             trusted: None,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
@@ -180,6 +205,7 @@ impl Engine {
             counters: Counters::default(),
             refused: Tally::default(),
             refused_told: BTreeSet::new(),
+            config,
         };
         engine.trust(&BTreeSet::new());
         engine
@@ -187,6 +213,10 @@ impl Engine {
 
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
+        self.turn_at = now;
+        if !matches!(input, Input::Frame(_)) {
+            self.flush_opened();
+        }
         match input {
             Input::Frame(frame) => self.frame(frame, now),
             Input::Interfaces(update) => self.interfaces_changed(update, now),
@@ -202,10 +232,14 @@ impl Engine {
                 self.world_touched(touched, now);
             }
             Input::Firewalls(update) => self.firewalls_changed(update, now),
-            Input::Attached { interface, ifindex } => self.attached(interface, ifindex),
+            Input::Found { interface, ifindex } => self.found(interface, ifindex),
+            Input::Attached { interface, ifindex } => {
+                self.found(interface, ifindex);
+                self.tried.insert(interface);
+            }
             Input::AttachFailed { interface, reason } => {
                 if let Some(row) = self.interfaces.find(interface) {
-                    self.attachments.insert(interface, None);
+                    self.tried.insert(interface);
                     self.reports.push(Report::NotAttached {
                         interface: row.name.clone(),
                         reason,
@@ -221,6 +255,7 @@ impl Engine {
             Input::Flows(flows) => self.compared(flows, now),
             Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
+            Input::Revalidation(time) => self.revalidation = time,
             Input::MonitorGap => self.switch.compare_soon(now),
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
@@ -244,8 +279,11 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.turn_at = now;
+        self.flush_opened();
         self.expire(now);
         self.switch_timeout(now);
+        self.recall(now);
         if self.copy_at.is_some_and(|at| at <= now) {
             self.look_for_copies(now);
         }
@@ -258,14 +296,24 @@ impl Engine {
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let due = self.due.first().map(|(at, ..)| *at);
         let switch = self.switch.deadline(self.can_judge());
-        [due, switch, self.world.deadline(), self.copy_at]
-            .into_iter()
-            .flatten()
-            .min()
+        let recall = self.filter.deadline();
+        let held = self.held.next_deadline();
+        [
+            due,
+            switch,
+            recall,
+            held,
+            self.world.deadline(),
+            self.copy_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
-    /// What is to be done, in this order.
+    /// What is to be done, in this order. What several answers open goes together.
     pub fn take_commands(&mut self) -> Vec<Command> {
+        self.flush_opened();
         std::mem::take(&mut self.commands)
     }
 
@@ -287,6 +335,11 @@ impl Engine {
     /// What became of IP fragments.
     pub fn fragment_events(&self) -> &Tally<FragmentEvent> {
         self.fragments.events()
+    }
+
+    /// What became of frames that were taken off the wire and had to wait.
+    pub fn hold_events(&self) -> &Tally<HoldEvent> {
+        self.held.events()
     }
 
     /// Addresses that were not opened, by reason.
@@ -345,11 +398,13 @@ impl Engine {
 
     /// The end of every turn: what all changes together ask for.
     fn settle(&mut self, now: Timestamp) {
+        self.release_due(now);
         if self.switch.is_up() {
             let question = self.world.locate();
             self.ask(question);
         }
-        self.flush(true, None);
+        self.update_filter(now);
+        self.flush(true);
         if std::mem::take(&mut self.rules_changed) {
             self.monitor_tables();
         }
@@ -382,7 +437,7 @@ impl Engine {
         let tried = || {
             self.interfaces
                 .iter()
-                .all(|(id, _)| self.attachments.contains_key(&id))
+                .all(|(id, _)| self.tried.contains(&id))
         };
         if !self.ready
             && self.synced.all(self.world.is_static())
@@ -407,7 +462,8 @@ impl Engine {
         // Rows that went first: a recreated pod's new row may come in the same transaction.
         let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
         for Changed { id, old, .. } in gone {
-            self.attachments.remove(&id);
+            self.found.remove(&id);
+            self.tried.remove(&id);
             self.commands.push(Command::Detach { interface: id });
             if let Some(old) = old {
                 self.interface_gone(id, &old, now);
@@ -416,11 +472,16 @@ impl Engine {
         for Changed { id, old, new } in rest {
             let Some(row) = new else { continue };
             // The veth's name stays when it is replaced; its index does not.
-            let replaced = |old: &Interface| old.name != row.name || old.ifindex != row.ifindex;
+            let policed = row.policing_kbps > 0;
+            let replaced = |old: &Interface| {
+                (&old.name, old.ifindex) != (&row.name, row.ifindex)
+                    || (old.policing_kbps > 0) != policed
+            };
             if old.as_ref().is_none_or(replaced) {
                 self.commands.push(Command::Attach {
                     interface: id,
                     name: row.name.clone(),
+                    policed,
                 });
             }
             if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
@@ -456,9 +517,10 @@ impl Engine {
     fn open_port(&mut self, interface: RowId, row: Interface, now: Timestamp) {
         let id = PortId(self.next_port);
         self.next_port += 1;
+        self.filter.dirty = true;
         self.port_by_name.insert(row.iface_id.clone(), id);
         let mut port = Port::new(interface, row);
-        port.ifindex = self.attachments.get(&interface).copied().flatten();
+        port.ifindex = self.found.get(&interface).copied();
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.insert(ifindex, id);
         }
@@ -470,12 +532,16 @@ impl Engine {
                 self.remember(id, lease.address, &name, now + rest, now);
             }
         }
+        // OVN's rows may have been there before the interface.
+        self.share_within_namespace(id, now);
+        self.replan(id, now);
     }
 
     fn close_port(&mut self, id: PortId) {
         let Some(port) = self.ports.remove(&id) else {
             return;
         };
+        self.filter.dirty = true;
         self.port_by_name.remove(&port.row.iface_id);
         if let Some(ifindex) = port.ifindex {
             self.port_by_ifindex.remove(&ifindex);
@@ -510,11 +576,12 @@ impl Engine {
         }
     }
 
-    fn attached(&mut self, interface: RowId, ifindex: u32) {
+    fn found(&mut self, interface: RowId, ifindex: u32) {
         let Some(row) = self.interfaces.find(interface) else {
             return;
         };
-        self.attachments.insert(interface, Some(ifindex));
+        self.filter.dirty = true;
+        self.found.insert(interface, ifindex);
         let Some(&port_id) = self.port_by_name.get(&row.iface_id) else {
             return;
         };
@@ -534,6 +601,7 @@ impl Engine {
 
     fn firewalls_changed(&mut self, update: FirewallUpdate, now: Timestamp) {
         self.synced.firewalls |= update.reset;
+        self.filter.dirty |= update.reset;
         let touched = Touched {
             namespaces: self.world.apply_firewalls(update),
             ports: BTreeSet::new(),
@@ -553,6 +621,7 @@ impl Engine {
 
     fn world_touched(&mut self, touched: Touched, now: Timestamp) {
         let Touched { namespaces, ports } = touched;
+        self.filter.dirty |= !(namespaces.is_empty() && ports.is_empty());
         let mut ports: BTreeSet<PortId> = ports
             .iter()
             .filter_map(|name| self.port_by_name.get(name).copied())
@@ -662,6 +731,7 @@ impl Engine {
             }
         }
         let before = lease.flows.len();
+        let changes_before = changes.len();
         lease
             .flows
             .retain_mut(|flow| match wanted.remove(&flow.key) {
@@ -670,6 +740,7 @@ impl Engine {
                     changes.push(FlowChange::Add(flow.key.clone(), body.clone()));
                     flow.body = body;
                     flow.written_at = written_at;
+                    flow.counted = false;
                     true
                 }
                 None => {
@@ -690,9 +761,13 @@ impl Engine {
                 key,
                 body,
                 written_at,
+                counted: false,
                 packets: 0,
                 used_at: now,
             });
+        }
+        if changes.len() > changes_before {
+            lease.written_in = Some(switch.next_batch());
         }
         added
     }

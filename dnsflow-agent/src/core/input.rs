@@ -1,11 +1,12 @@
 //! What the outside world tells the core, and what the core asks of it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Timestamp,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    name::DomainName,
     ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
     resolver::Resolver,
 };
@@ -21,7 +22,27 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// The frame's length on the wire; more than `bytes` holds where it was cut.
     pub wire_len: usize,
+    /// Whether it was taken off the wire, and waits to be put back ([`Command::Release`]).
+    pub held: bool,
+    /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for
+    /// what is not to be cut.
+    pub gso_size: u16,
 }
+
+/// A frame to be put back as it was.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct HeldFrame {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// Its bytes, Ethernet header first.
+    pub bytes: Box<[u8]>,
+    /// As in [`Frame`].
+    pub gso_size: u16,
+}
+
+/// A set of names that interfaces share: one for each namespace.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ScopeId(pub u32);
 
 /// Which [`Command::Apply`] a result belongs to.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -51,14 +72,22 @@ pub enum Input<'a> {
     Sb(SbUpdate),
     /// EgressFirewalls changed.
     Firewalls(FirewallUpdate),
-    /// The program is attached to this interface's veth.
+    /// This interface's veth is there; the programs are about to be attached to it, so that from
+    /// now on there may be frames of it.
+    Found {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+    },
+    /// The programs are attached to this interface's veth.
     Attached {
         /// The `Interface` row.
         interface: RowId,
         /// The interface index of the veth's host side.
         ifindex: u32,
     },
-    /// The program could not be attached (the veth may not exist yet); the edge tries again.
+    /// The programs could not be attached (the veth may not exist yet); the edge tries again.
     AttachFailed {
         /// The `Interface` row.
         interface: RowId,
@@ -87,6 +116,8 @@ pub enum Input<'a> {
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
+    /// How long the switch takes to look at its megaflows after a change of flows.
+    Revalidation(Duration),
     /// The flow monitor left something out: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.
@@ -127,20 +158,47 @@ pub const LOGICAL_FLOW_SAMPLE_MAX: usize = 64;
 /// Something to be done.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Command {
-    /// Attach the TC program to this interface, and keep trying until [`Command::Detach`].
+    /// Attach the TC programs to this interface, and keep trying until [`Command::Detach`].
     Attach {
         /// The `Interface` row.
         interface: RowId,
         /// The host side of the veth.
         name: String,
+        /// Whether Open vSwitch is to limit what the pod sends.
+        policed: bool,
     },
-    /// Detach the program, or stop trying to attach it.
+    /// Detach the programs, or stop trying to attach them.
     Detach {
         /// The `Interface` row.
         interface: RowId,
     },
     /// Believe the answers of these DNS servers, and of no others.
     TrustResolvers(BTreeSet<Resolver>),
+    /// Make these the names of a scope: answers for them and for all names below them leave the
+    /// kernel at the interfaces of the scope.
+    FilterNames {
+        /// The scope.
+        scope: ScopeId,
+        /// The names that its rules mention, without wildcards.
+        names: BTreeSet<DomainName>,
+    },
+    /// No interface has this scope any more.
+    ForgetNames {
+        /// The scope.
+        scope: ScopeId,
+    },
+    /// Put an interface under a scope; without one, all answers leave the kernel.
+    FilterInterface {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The scope.
+        scope: Option<ScopeId>,
+    },
+    /// Hand in the frames that were kept because no rule mentioned their names, as
+    /// [`Input::Frame`].
+    RecallAnswers,
+    /// Put a frame back onto its veth that was taken off.
+    Release(HeldFrame),
     /// Change flows, then answer with [`Input::Applied`].
     Apply {
         /// Comes back in the result.

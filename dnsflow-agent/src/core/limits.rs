@@ -16,9 +16,10 @@ pub struct LeaseLimits {
     pub deny_ttl: Duration,
     /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
     /// has an address forgotten: one that is not open if there is any, else the one that expires
-    /// first; never one that is in use.
+    /// first; never one that is in use, or that nobody has had the time to use. Where there is no
+    /// other, the new address is refused.
     pub addresses_per_port_max: usize,
-    /// Addresses kept for one name of one port; beyond, the one that expires first goes.
+    /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise.
     pub addresses_per_name_max: usize,
 }
 
@@ -52,6 +53,10 @@ pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// A flow's counters tell of packets after this long: ovs-vswitchd reads them from the datapath
+/// every half a second (`other_config:max-revalidator` in ovs-vswitchd.conf.db(5)), and the packets
+/// themselves come some time after the answer.
+pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
 /// After a flow has vanished, others of the same wipe are waited for this long.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 
@@ -83,3 +88,19 @@ pub const FRAGMENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
 /// How long a datagram is waited for: as long as Linux does (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// An answer is held for at most this long, by default: a resolver waits for seconds before it asks
+/// again, a person does not notice.
+pub const HOLD_LONGEST: Duration = Duration::from_millis(100);
+/// Frames that are held at the same time on the node: 10,000 answers a second for as long as they
+/// may be held are 1,000.
+pub const HELD_MAX: usize = 8192;
+/// How many of them one pod's interface can have.
+pub const HELD_PER_INTERFACE_MAX: usize = 2048;
+/// Bytes that all of them have together.
+pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// ovs-vswitchd begins a pass over its megaflows not earlier than this after the last one began
+/// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c), and every change of a
+/// flow brings one about.
+pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);

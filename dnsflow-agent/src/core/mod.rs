@@ -9,6 +9,7 @@ pub mod engine;
 pub mod firewall;
 pub mod flow;
 pub mod fragments;
+pub mod hold;
 pub mod input;
 pub mod limits;
 pub mod name;

@@ -9,6 +9,7 @@ use std::{
 use super::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
+    input::BatchId,
     name::DomainName,
     ovn::rows::{Interface, RowId},
 };
@@ -81,6 +82,8 @@ pub struct Lease {
     pub adopted_until: Timestamp,
     /// The flows that the names and the rules come to.
     pub flows: Vec<LeasedFlow>,
+    /// The batch that wrote one of them last.
+    pub written_in: Option<BatchId>,
 }
 
 impl Lease {
@@ -90,15 +93,15 @@ impl Lease {
         self.names.values().copied().chain(adopted).min()
     }
 
-    /// How little it matters, least first: nothing open, never used, perhaps in use for all that
-    /// is known. `None`: in use.
+    /// How little it matters, least first: nothing open, out of use. `None`: in use, for all that
+    /// is known.
     pub fn dispensability(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
         if self.flows.is_empty() {
             Some(0)
         } else if self
             .flows
             .iter()
-            .any(|flow| flow.is_in_use(idle_grace, now))
+            .any(|flow| !flow.counted || flow.is_in_use(idle_grace, now))
         {
             None
         } else {
@@ -121,6 +124,8 @@ pub struct LeasedFlow {
     pub body: FlowBody,
     /// When it was last written; `None` while the switch is away.
     pub written_at: Option<Timestamp>,
+    /// Whether the switch has told since, and long enough after, what it has matched.
+    pub counted: bool,
     /// Packets that it had matched when last asked.
     pub packets: u64,
     /// When it was last seen to match a packet, or written.

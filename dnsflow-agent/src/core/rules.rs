@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    firewall::{Destination, Firewall, Rule, RuleAction},
+    firewall::{Destination, Firewall, RuleAction},
     flow::Transport,
     name::{DnsName, DomainName},
     ovn::{
@@ -225,6 +225,7 @@ pub fn pair<'a>(
     copies: &Copies,
 ) -> NamespaceRules {
     let names = names_by_hash(firewall);
+    let actions = first_actions(firewall);
     let mut problems = problems_of_the_resource(firewall);
     let mut found: Vec<(String, ActiveRule)> = Vec::new();
     let mut waiting: BTreeSet<&DnsName> = BTreeSet::new();
@@ -252,7 +253,7 @@ pub fn pair<'a>(
             let Some(name) = name_of(&matches, &names) else {
                 continue;
             };
-            let Some(verdict) = verdict(firewall, index, name) else {
+            let Some(verdict) = verdict(firewall, &actions, index, name) else {
                 continue;
             };
             let template = match Template::parse(flow) {
@@ -345,14 +346,29 @@ fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
 
 /// What the resource does with `name`: by the rule at `index`, if that is for the name, else by
 /// the first that is.
-fn verdict(firewall: &Firewall, index: u32, name: &DnsName) -> Option<RuleAction> {
-    let is_for = |rule: &&Rule| rule.destination == Destination::Name(name.clone());
+fn verdict(
+    firewall: &Firewall,
+    first: &BTreeMap<&DnsName, RuleAction>,
+    index: u32,
+    name: &DnsName,
+) -> Option<RuleAction> {
     let here = usize::try_from(index)
         .ok()
         .and_then(|index| firewall.rules.get(index))
-        .filter(is_for);
-    here.or_else(|| firewall.rules.iter().find(is_for))
-        .map(|rule| rule.action)
+        .filter(|rule| matches!(&rule.destination, Destination::Name(here) if here == name))
+        .map(|rule| rule.action);
+    here.or_else(|| first.get(name).copied())
+}
+
+/// What the first rule for each name does.
+fn first_actions(firewall: &Firewall) -> BTreeMap<&DnsName, RuleAction> {
+    let mut actions = BTreeMap::new();
+    for rule in &firewall.rules {
+        if let Destination::Name(name) = &rule.destination {
+            actions.entry(name).or_insert(rule.action);
+        }
+    }
+    actions
 }
 
 /// What is missing of a template whose actions are to be copied.

@@ -24,6 +24,7 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod oxm;
+pub mod questions;
 mod session;
 mod wire;
 

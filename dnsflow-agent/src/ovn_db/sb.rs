@@ -77,8 +77,9 @@ pub(super) fn priority_is(priority: u16) -> Clause {
     Clause::equal("priority", i64::from(priority))
 }
 
-/// The logical flows of this stage.
-pub(super) fn stage_is(pipeline: Pipeline, table_id: u8) -> [Clause; 2] {
+/// The logical flows that are for every packet which no other of this stage is for. They have no
+/// address set that might be empty, so that ovn-controller surely installs those of its datapaths.
+pub(super) fn last_of_stage(pipeline: Pipeline, table_id: u8) -> [Clause; 3] {
     let pipeline = match pipeline {
         Pipeline::Ingress => "ingress",
         Pipeline::Egress => "egress",
@@ -86,6 +87,7 @@ pub(super) fn stage_is(pipeline: Pipeline, table_id: u8) -> [Clause; 2] {
     [
         Clause::equal("pipeline", pipeline),
         Clause::equal("table_id", i64::from(table_id)),
+        priority_is(0),
     ]
 }
 

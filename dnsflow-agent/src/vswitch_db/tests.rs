@@ -53,6 +53,7 @@ fn the_recorded_life_of_a_pods_interface() {
             sandbox: Some("0123456789abcdef0123456789abcdef".into()),
             ofport: None,
             ifindex: None,
+            policing_kbps: 0,
             external_ids: added.external_ids.clone(),
         }
     );

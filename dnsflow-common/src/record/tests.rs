@@ -10,6 +10,8 @@ fn record(change: impl FnOnce(&mut RecordHeader), frame: &[u8]) -> Vec<u8> {
         captured_len: frame.len() as u32,
         kind: KIND_ANSWER,
         vlan_tci: 0,
+        gso_size: 0,
+        reserved: 0,
     };
     change(&mut header);
     let mut bytes = header.as_bytes().to_vec();
@@ -19,7 +21,7 @@ fn record(change: impl FnOnce(&mut RecordHeader), frame: &[u8]) -> Vec<u8> {
 
 #[test]
 fn header_has_no_padding() {
-    assert_eq!(size_of::<RecordHeader>(), 24);
+    assert_eq!(size_of::<RecordHeader>(), 32);
 }
 
 #[test]
@@ -51,6 +53,7 @@ fn a_record_that_contradicts_itself_is_refused() {
         |header: &mut RecordHeader| header.captured_len = 6,
         |header: &mut RecordHeader| header.frame_len = 4,
         |header: &mut RecordHeader| header.kind = 0,
+        |header: &mut RecordHeader| (header.kind, header.frame_len) = (KIND_HELD, 6),
     ] {
         assert_eq!(Record::parse(&record(change, b"frame")), None);
     }
@@ -60,4 +63,17 @@ fn a_record_that_contradicts_itself_is_refused() {
         None,
         "longer than the program captures"
     );
+}
+
+#[test]
+fn an_answer_that_is_kept_ends_where_it_was_captured() {
+    let (header, _) = RecordHeader::read_from_prefix(&record(|_| (), b"frame")).expect("a header");
+    let mut kept = Kept {
+        header,
+        frame: [0xee; KEPT_FRAME_MAX],
+    };
+    kept.frame[..5].copy_from_slice(b"frame");
+    assert_eq!(kept.record().expect("a good one").frame, b"frame");
+    kept.header.captured_len = KEPT_FRAME_MAX as u32 + 1;
+    assert_eq!(kept.record(), None);
 }

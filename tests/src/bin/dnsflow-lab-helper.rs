@@ -3,19 +3,23 @@
 
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use hickory_proto::{
-    op::{Message, Query},
+    op::{Edns, Message, Query},
     rr::{Name, RData},
 };
 
 const ANSWER_BYTES_MAX: usize = 65535;
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
+/// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
+/// than a link takes.
+const EDNS_BYTES: u16 = 4096;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -33,14 +37,19 @@ fn main() -> ExitCode {
             .and_then(dnsflow_tests::liar::serve),
         ["resolve", server, kind, ref names @ ..] => names
             .iter()
-            .try_for_each(|name| resolve(kind, name, |query| over_udp(server, query))),
+            .try_for_each(|name| resolve(kind, name, None, |query| over_udp(server, query))),
+        ["resolve-edns", server, kind, ref names @ ..] => names.iter().try_for_each(|name| {
+            let mut edns = Edns::new();
+            edns.set_max_payload(EDNS_BYTES);
+            resolve(kind, name, Some(edns), |query| over_udp(server, query))
+        }),
         ["resolve-tcp", server, kind, ref names @ ..] => names
             .iter()
-            .try_for_each(|name| resolve(kind, name, |query| over_tcp(server, query))),
+            .try_for_each(|name| resolve(kind, name, None, |query| over_tcp(server, query))),
         _ => {
             eprintln!(
                 "dnsflow-lab-helper web ADDRESS:PORT... LAB | liar PORT LAB | \
-                 resolve SERVER:PORT A|AAAA NAME... | resolve-tcp SERVER:PORT A|AAAA NAME..."
+                 resolve|resolve-edns|resolve-tcp SERVER:PORT A|AAAA NAME..."
             );
             return ExitCode::from(2);
         }
@@ -55,14 +64,23 @@ fn main() -> ExitCode {
 }
 
 /// Sends one query for the name's addresses and prints those of the answer.
-fn resolve(kind: &str, name: &str, exchange: impl Fn(&Message) -> Result<Message>) -> Result<()> {
+fn resolve(
+    kind: &str,
+    name: &str,
+    edns: Option<Edns>,
+    exchange: impl Fn(&Message) -> Result<Message>,
+) -> Result<()> {
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
+    query.edns = edns;
     let mut name = Name::from_ascii(name)?;
     // As it comes back in the answer.
     name.set_fqdn(true);
     query.add_query(Query::query(name, kind.parse()?));
     let answer = exchange(&query)?;
+    if answer.metadata.truncation {
+        bail!("the answer is truncated");
+    }
     if answer.answers.is_empty() {
         bail!("no answer: {}", answer.metadata.response_code);
     }
@@ -79,7 +97,10 @@ fn resolve(kind: &str, name: &str, exchange: impl Fn(&Message) -> Result<Message
 /// Waits for the answer to this query, past everything else that comes.
 fn over_udp(server: &str, query: &Message) -> Result<Message> {
     let server: SocketAddr = server.parse()?;
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let socket = match server {
+        SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
+        SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?,
+    };
     socket.connect(server)?;
     socket.send(&query.to_vec()?)?;
     let end = Instant::now() + ANSWER_LIMIT;

@@ -277,3 +277,17 @@ fn recorded_edits() -> Vec<Edits> {
     }
     all
 }
+
+#[test]
+fn the_sets_of_a_match_are_found() {
+    let rule = RuleSpec::allow_name("example.com").ports(&[("tcp", 443)]);
+    let cluster = Cluster {
+        dual_stack: true,
+        ..Cluster::default()
+    };
+    let text = acl_match(&Network::default_of("ns1"), &rule, cluster);
+    let expected = ["v4", "v6"].map(|family| address_set("example.com", family, cluster));
+    assert_eq!(sets_in(&text).collect::<Vec<_>>(), expected);
+    let text = acl_match(&Network::default_of("ns1"), &deny("0.0.0.0/0"), cluster);
+    assert_eq!(sets_in(&text).count(), 0);
+}

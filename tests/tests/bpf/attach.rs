@@ -3,7 +3,8 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use dnsflow_agent::{
-    capture::{self, AttachKind, CaptureError, LinkEvent, Options},
+    capture::{self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE},
+    clock::now,
     core::{Input, Timestamp, ovn::rows::RowId},
 };
 use dnsflow_common::Reason;
@@ -37,7 +38,18 @@ fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
 
 impl Loaded {
     fn attach(&mut self, name: &str) -> Input<'static> {
-        self.capture.attachments.attach(ROW, name.into(), START)
+        let attachments = &mut self.capture.attacher.attachments;
+        let found = attachments.attach(ROW, name.into(), START);
+        self.work().pop().unwrap_or(found)
+    }
+
+    fn work(&mut self) -> Vec<Input<'static>> {
+        let attachments = &mut self.capture.attacher.attachments;
+        let mut told = Vec::new();
+        while attachments.has_work() {
+            told.extend(attachments.work(now()));
+        }
+        told
     }
 
     #[track_caller]
@@ -47,6 +59,13 @@ impl Loaded {
             panic!("{input:?}");
         };
         assert_eq!(found, ifindex(name));
+    }
+
+    /// Attached for so long that only answers to questions that were seen count.
+    #[track_caller]
+    fn attached_for_a_while(&mut self, name: &str) {
+        self.attached(name);
+        std::thread::sleep(UNASKED_GRACE + Duration::from_millis(10));
     }
 
     fn captured(&self) -> u64 {
@@ -75,7 +94,7 @@ fn across_the_wire(attach: Option<AttachKind>) {
         program.attached("host");
         println!(
             "attached by {:?}",
-            program.capture.attachments.program().kind()
+            program.capture.attacher.attachments.program().kind()
         );
         exchange(&host, &pod, &answer());
         let records = program.drain();
@@ -94,7 +113,7 @@ fn across_the_wire(attach: Option<AttachKind>) {
             "counted by the other program"
         );
 
-        program.capture.attachments.detach(ROW);
+        program.capture.attacher.attachments.detach(ROW);
         let before = program.counters();
         exchange(&host, &pod, &answer());
         assert_eq!(program.counters(), before, "detached");
@@ -286,7 +305,7 @@ fn fragments_follow_their_first_one() {
             return;
         };
         add_veth("host", "pod", 1500);
-        program.attached("host");
+        program.attached_for_a_while("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         for answer in [answer(), answer().over_v6()] {
             let mut whole = answer.payload.clone();
@@ -355,24 +374,50 @@ fn a_veth_that_comes_later_is_attached_by_its_event() {
     });
 }
 
+#[test]
+fn a_question_asked_before_it_could_be_seen_is_answered() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let frame = answer().build();
+        let send = |program: &mut Loaded| {
+            host.send(&frame);
+            pod.expect(&frame);
+            program.drain().len()
+        };
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.attach(ROW, "host".into(), START);
+        assert!(attachments.work(now()).is_none(), "one of the programs");
+        assert_eq!(send(&mut program), 1, "nobody saw the question");
+        assert_eq!(program.work().len(), 1, "both");
+        assert_eq!(send(&mut program), 1, "asked just before");
+        std::thread::sleep(UNASKED_GRACE + Duration::from_millis(10));
+        assert_eq!(send(&mut program), 0, "never asked");
+        let unasked = program.capture.counters.of(Reason::NotAsked);
+        assert_eq!(unasked.expect("read"), 1);
+    });
+}
+
 /// Feeds the events of interfaces that have happened to the attachments.
 fn link_news(program: &mut Loaded) -> Vec<Input<'static>> {
-    let capture = &mut program.capture;
+    let Attacher { attachments, links } = &mut program.capture.attacher;
     program.runtime.block_on(async {
         let mut events: Vec<LinkEvent> = Vec::new();
-        tokio::time::timeout(Duration::from_secs(10), capture.links.readable())
+        tokio::time::timeout(Duration::from_secs(10), links.readable())
             .await
             .expect("an event")
             .expect("the runtime runs");
-        capture
-            .links
+        links
             .drain(|event| events.push(event))
             .expect("the socket can be read");
-        events
-            .iter()
-            .flat_map(|event| capture.attachments.link_event(event, START))
-            .collect()
-    })
+        for event in &events {
+            attachments.link_event(event, START);
+        }
+    });
+    program.work()
 }
 
 #[test]
@@ -401,7 +446,7 @@ fn two_agents_see_the_same_packets_with_tcx() {
         add_veth("host", "pod", 1500);
         one.attached("host");
         other.attached("host");
-        if one.capture.attachments.program().kind() != Some(AttachKind::Tcx) {
+        if one.capture.attacher.attachments.program().kind() != Some(AttachKind::Tcx) {
             not_run(&this_test(), "this kernel has no TCX");
             return;
         }
@@ -445,7 +490,7 @@ fn a_process_without_rights_is_told_what_it_needs() {
             .build()
             .expect("a runtime");
         let _guard = runtime.enter();
-        capture::load(&Options::default()).map(|_| ())
+        capture::load(&Options::default(), runtime.handle()).map(|_| ())
     })
     .join()
     .expect("no panic");

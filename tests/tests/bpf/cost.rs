@@ -9,7 +9,7 @@ use std::{
 };
 
 use dnsflow_agent::{
-    capture::{EGRESS, INGRESS, Options, RingSize, ScopeId},
+    capture::{EGRESS, INGRESS, Options, RingSize},
     core::name::DomainName,
 };
 use dnsflow_common::{Reason, walk::TCP_ACK};
@@ -130,8 +130,14 @@ fn what_a_packet_costs() {
     // No rule mentions this name, and its query stays pending: only the first counts. So it is
     // measured in pairs below.
     let rules: Vec<DomainName> = vec!["example.com".parse().expect("a name")];
-    program.capture.names.set_scope(1, Some(ScopeId(1)));
-    program.capture.names.set_names(ScopeId(1), &rules);
+    program
+        .capture
+        .names
+        .set_scope(1, Some(dnsflow_agent::core::input::ScopeId(1)));
+    program
+        .capture
+        .names
+        .set_names(dnsflow_agent::core::input::ScopeId(1), &rules);
 
     let empty = Empty::load().expect("an empty program");
     let bytes = answer.build();

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dnsflow_agent::{
-    capture::{Options, ScopeId},
-    core::name::DomainName,
-};
+use dnsflow_agent::{capture::Options, core::name::DomainName};
 use dnsflow_common::{
     Reason,
     key::ResolverKey,
@@ -103,8 +100,14 @@ fn kernel_and_host_agree() {
         .iter()
         .map(|name| name.parse().expect("a name"))
         .collect();
-    program.capture.names.set_scope(1, Some(ScopeId(1)));
-    program.capture.names.set_names(ScopeId(1), &rules);
+    program
+        .capture
+        .names
+        .set_scope(1, Some(dnsflow_agent::core::input::ScopeId(1)));
+    program
+        .capture
+        .names
+        .set_names(dnsflow_agent::core::input::ScopeId(1), &rules);
     let mut model = Model {
         resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
         names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),

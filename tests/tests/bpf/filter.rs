@@ -3,10 +3,10 @@
 use std::net::Ipv4Addr;
 
 use dnsflow_agent::{
-    capture::{Options, ScopeId},
-    core::name::DomainName,
+    capture::Options,
+    core::{input::ScopeId, name::DomainName},
 };
-use dnsflow_common::Reason;
+use dnsflow_common::{Reason, record::KEPT_MAX};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
@@ -83,6 +83,50 @@ fn names_that_no_rule_mentions_stay_in_the_kernel() {
     program.capture.names.set_scope(IFINDEX, None);
     assert_eq!(program.asked_for("example.org"), Reason::Captured);
     assert_eq!(program.capture.names.state().failures, 0);
+}
+
+#[test]
+fn what_no_rule_mentions_is_kept_for_one_that_comes() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    program.capture.names.set_names(SCOPE, &[]);
+    let kept = |program: &mut Loaded| {
+        let mut kept: Vec<Vec<u8>> = Vec::new();
+        let drained = program.capture.kept.drain(|frame| {
+            assert_eq!((frame.ifindex, frame.held), (IFINDEX, false));
+            kept.push(frame.bytes.to_vec());
+        });
+        drained.expect("the kernel has a queue");
+        kept
+    };
+    let answer = |name: &str, filler: usize| {
+        let mut answer = Frame::to_pod(Answer::new(name, &[Ipv4Addr::new(192, 0, 2, 1)]).build());
+        answer.payload.resize(answer.payload.len() + filler, 0);
+        answer
+    };
+    let send = |program: &mut Loaded, answer: &Frame| {
+        program.ask(&query_of(answer).build());
+        let frame = answer.build();
+        assert_eq!(program.run_once(&frame).0, Reason::NoRule);
+        frame
+    };
+    // The last one is longer than what is kept.
+    let frames = [
+        ("example.com", 0),
+        ("a.example.net", 1200),
+        ("a.test", 2000),
+    ]
+    .map(|(name, filler)| send(&mut program, &answer(name, filler)));
+    assert_eq!(kept(&mut program), frames[..2]);
+    assert_eq!(kept(&mut program), Vec::<Vec<u8>>::new(), "once");
+
+    // The oldest go.
+    let frames: Vec<_> = (0..KEPT_MAX + 10)
+        .map(|host| send(&mut program, &answer(&format!("h{host}.example.com"), 0)))
+        .collect();
+    assert!(kept(&mut program) == frames[10..]);
 }
 
 /// An answer that is not wanted is used up all the same.

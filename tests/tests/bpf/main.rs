@@ -4,8 +4,10 @@ mod attach;
 mod cost;
 mod differential;
 mod filter;
+mod hold;
 mod model;
 mod netns;
+mod release;
 mod test_run;
 mod trust;
 
@@ -24,6 +26,8 @@ use dnsflow_tests::{
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
+/// Taken off the wire: `TC_ACT_SHOT` and `TCX_DROP`.
+const TAKEN_OFF: u32 = 2;
 
 /// The loaded programs, and the runtime that its descriptors are registered with.
 struct Loaded {
@@ -38,6 +42,7 @@ struct Captured {
     captured_at_ns: u64,
     bytes: Vec<u8>,
     wire_len: usize,
+    held: bool,
 }
 
 /// The resolver that frames come from, with either family.
@@ -54,7 +59,7 @@ fn load(options: &Options) -> Option<Loaded> {
         .build()
         .expect("a runtime");
     let guard = runtime.enter();
-    let mut capture = match capture::load(options) {
+    let mut capture = match capture::load(options, runtime.handle()) {
         Ok(capture) => capture,
         Err(error @ CaptureError::Permission(_)) => {
             not_run(&this_test(), error);
@@ -72,7 +77,7 @@ fn load(options: &Options) -> Option<Loaded> {
 
 impl Loaded {
     fn ebpf(&mut self) -> &mut Ebpf {
-        self.capture.attachments.program_mut().ebpf_mut()
+        self.capture.attacher.attachments.program_mut().ebpf_mut()
     }
 
     fn program(&mut self, name: &str) -> &SchedClassifier {
@@ -115,7 +120,6 @@ impl Loaded {
         let (verdict, _) = self
             .run(program, frame, 1)
             .expect("the kernel runs the program");
-        assert_eq!(verdict, CONTINUE);
         let [to_pod, from_pod] = self.counters();
         let [to_pod_before, from_pod_before] = before;
         let (counted, other) = match program {
@@ -133,6 +137,12 @@ impl Loaded {
             panic!("one packet, one reason, not {counted:?}");
         };
         assert_eq!(now - before, 1, "{reason}");
+        let expected = if reason == Reason::Held {
+            TAKEN_OFF
+        } else {
+            CONTINUE
+        };
+        assert_eq!(verdict, expected, "{reason}");
         reason
     }
 
@@ -146,7 +156,7 @@ impl Loaded {
     #[track_caller]
     fn run_once(&mut self, frame: &[u8]) -> (Reason, Option<Captured>) {
         let reason = self.reason(EGRESS, frame);
-        if reason != Reason::Captured {
+        if !matches!(reason, Reason::Captured | Reason::Held) {
             return (reason, None);
         }
         // Anything else in the ring buffer comes from a packet that was counted as skipped.
@@ -170,6 +180,7 @@ impl Loaded {
                         captured_at_ns: frame.captured_at.as_nanos(),
                         bytes: frame.bytes.to_vec(),
                         wire_len: frame.wire_len,
+                        held: frame.held,
                     });
                 });
                 assert_eq!(drained, Drained::Empty);

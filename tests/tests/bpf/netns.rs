@@ -2,8 +2,10 @@
 //! iproute2 runs these tests too.
 
 use std::{
+    fs::File,
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    net::IpAddr,
+    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
     time::Duration,
 };
 
@@ -11,12 +13,16 @@ use dnsflow_tests::{
     process::wait_until,
     support::{not_run, this_test},
 };
-use rustix::net::{SendFlags, netlink::SocketAddrNetlink};
+use rustix::{
+    net::{SendFlags, netlink::SocketAddrNetlink},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
 
 // Linux include/uapi/linux/{netlink,rtnetlink,if_link,veth}.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
 const RTM_NEWQDISC: u16 = 36;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 1 | 4;
@@ -26,12 +32,17 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_QDISC: u16 = 6;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_LINK: u16 = 5;
 const IFLA_VLAN_ID: u16 = 1;
 const VETH_INFO_PEER: u16 = 1;
 const TCA_KIND: u16 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// `IFA_F_NODAD`: the address can be used at once.
+const IFA_F_NODAD: u8 = 2;
 /// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
 
@@ -57,6 +68,74 @@ pub(crate) fn in_new_netns<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Another network namespace, for a while the one of this thread.
+pub(crate) struct Elsewhere {
+    namespace: File,
+    here: File,
+}
+
+impl Elsewhere {
+    /// Makes one, beside the one that this thread is in.
+    pub(crate) fn new() -> Self {
+        let current = || File::open("/proc/thread-self/ns/net").expect("the namespace");
+        let here = current();
+        // SAFETY: a new network namespace leaves memory and file descriptors as they are.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("a network namespace");
+        let elsewhere = Self {
+            namespace: current(),
+            here,
+        };
+        move_to(&elsewhere.here);
+        elsewhere
+    }
+
+    /// Runs `f` in it. Sockets that it makes stay there.
+    pub(crate) fn run<T>(&self, f: impl FnOnce() -> T) -> T {
+        move_to(&self.namespace);
+        let result = f();
+        move_to(&self.here);
+        result
+    }
+
+    /// Moves an interface there, up and with these addresses.
+    pub(crate) fn adopt(&self, name: &str, addresses: &[(IpAddr, u8)]) {
+        let message = [
+            ifinfomsg(0),
+            attribute(IFLA_IFNAME, &nul(name)),
+            attribute(IFLA_NET_NS_FD, &self.namespace.as_raw_fd().to_ne_bytes()),
+        ]
+        .concat();
+        request(RTM_NEWLINK, 0, &message).expect("moved");
+        self.run(|| {
+            for (address, prefix_len) in addresses {
+                add_address(name, *address, *prefix_len);
+            }
+            let message = [ifinfomsg(libc::IFF_UP), attribute(IFLA_IFNAME, &nul(name))].concat();
+            request(RTM_NEWLINK, 0, &message).expect("up");
+            let limit = Duration::from_secs(10);
+            wait_until("a queue", limit, || Ok(has_queue(name))).expect("the interface is ready");
+        });
+    }
+}
+
+fn move_to(namespace: &File) {
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+        .expect("a network namespace can be entered");
+}
+
+fn add_address(name: &str, address: IpAddr, prefix_len: u8) {
+    let (family, bytes) = match address {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    // struct ifaddrmsg: family, prefix length, flags, scope, index.
+    let mut message = vec![family as u8, prefix_len, IFA_F_NODAD, 0];
+    message.extend(ifindex(name).to_ne_bytes());
+    message.extend(attribute(IFA_LOCAL, &bytes));
+    message.extend(attribute(IFA_ADDRESS, &bytes));
+    request(RTM_NEWADDR, NLM_F_CREATE_EXCL, &message).expect("an address");
 }
 
 /// Makes two interfaces, up, that are each other's cable.

@@ -22,8 +22,9 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
-const SHORT: [(&str, &[&str]); 3] = [
+const SHORT: [(&str, &[&str]); 4] = [
     ("bpf", &[]),
+    ("hold", &[]),
     (
         "story",
         &["a_pod_reaches_what_its_firewall_names_and_nothing_more"],

@@ -7,6 +7,7 @@ use super::*;
 struct World {
     interfaces: BTreeMap<String, u32>,
     attached: Vec<u32>,
+    complete: Vec<u32>,
     tries: usize,
 }
 
@@ -31,18 +32,30 @@ impl Attach for Kernel {
         self.0.borrow().interfaces.get(name).copied()
     }
 
-    fn attach(&mut self, name: &str) -> Result<(u32, Link), AttachError> {
+    fn attach(&mut self, name: &str, ifindex: u32) -> Result<Link, AttachError> {
         let mut world = self.0.borrow_mut();
         world.tries += 1;
-        let ifindex = *world
-            .interfaces
-            .get(name)
-            .ok_or_else(|| AttachError::NoInterface {
+        if world.interfaces.get(name) != Some(&ifindex) {
+            return Err(AttachError::NoInterface {
                 name: name.to_owned(),
-            })?;
+            });
+        }
         assert!(!world.attached.contains(&ifindex), "EEXIST");
         world.attached.push(ifindex);
-        Ok((ifindex, Link(self.clone(), ifindex)))
+        drop(world);
+        Ok(Link(self.clone(), ifindex))
+    }
+
+    fn complete(&mut self, name: &str, ifindex: u32, link: &mut Link) -> Result<(), AttachError> {
+        assert_eq!(link.1, ifindex);
+        let mut world = self.0.borrow_mut();
+        if world.interfaces.get(name) != Some(&ifindex) {
+            return Err(AttachError::NoInterface {
+                name: name.to_owned(),
+            });
+        }
+        world.complete.push(ifindex);
+        Ok(())
     }
 }
 
@@ -76,6 +89,36 @@ fn start() -> (Kernel, Attachments<Kernel>) {
     (kernel.clone(), Attachments::new(kernel))
 }
 
+/// Does all the work that there is; gives what was told.
+fn work(attachments: &mut Attachments<Kernel>, now: Timestamp) -> Vec<Input<'static>> {
+    let mut told = Vec::new();
+    while attachments.has_work() {
+        told.extend(attachments.work(now));
+    }
+    told
+}
+
+/// Attaches as far as possible; gives what was told last.
+fn attach(
+    attachments: &mut Attachments<Kernel>,
+    row: RowId,
+    name: &str,
+    now: Timestamp,
+) -> Input<'static> {
+    let found = attachments.attach(row, name.into(), now);
+    work(attachments, now).pop().unwrap_or(found)
+}
+
+fn on_event(
+    attachments: &mut Attachments<Kernel>,
+    event: &LinkEvent,
+    now: Timestamp,
+) -> Vec<Input<'static>> {
+    let found = attachments.link_event(event, now);
+    let told = work(attachments, now);
+    if told.is_empty() { found } else { told }
+}
+
 #[track_caller]
 fn assert_attached(input: &Input<'_>, row: RowId, index: u32) {
     let Input::Attached { interface, ifindex } = input else {
@@ -95,7 +138,7 @@ fn present(name: &str, ifindex: u32) -> LinkEvent {
 fn attaches_at_once_and_detaches() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    assert_attached(&attachments.attach(ROW, "veth0".into(), ms(0)), ROW, 7);
+    assert_attached(&attach(&mut attachments, ROW, "veth0", ms(0)), ROW, 7);
     assert_eq!(attachments.next_deadline(), None);
     assert_eq!(kernel.attached(), [7]);
     attachments.detach(ROW);
@@ -106,7 +149,7 @@ fn attaches_at_once_and_detaches() {
 #[test]
 fn waits_longer_from_try_to_try() {
     let (kernel, mut attachments) = start();
-    let Input::AttachFailed { reason, .. } = attachments.attach(ROW, "veth0".into(), ms(0)) else {
+    let Input::AttachFailed { reason, .. } = attach(&mut attachments, ROW, "veth0", ms(0)) else {
         panic!("there is no veth0");
     };
     assert_eq!(reason, "there is no interface veth0 (yet)");
@@ -128,6 +171,8 @@ fn waits_longer_from_try_to_try() {
     kernel.plug("veth0", 7);
     let next = attachments.next_deadline().expect("waits");
     let news = attachments.handle_timeout(next);
+    assert!(matches!(news[..], [Input::Found { .. }]), "{news:?}");
+    let news = work(&mut attachments, next);
     assert_eq!(news.len(), 1);
     assert_attached(&news[0], ROW, 7);
     assert_eq!(attachments.next_deadline(), None);
@@ -135,25 +180,21 @@ fn waits_longer_from_try_to_try() {
 
 #[test]
 fn a_timeout_that_comes_early_does_nothing() {
-    let (kernel, mut attachments) = start();
-    attachments.attach(ROW, "veth0".into(), ms(0));
+    let (_kernel, mut attachments) = start();
+    attach(&mut attachments, ROW, "veth0", ms(0));
     assert!(attachments.handle_timeout(ms(9)).is_empty());
-    assert_eq!(kernel.tries(), 1);
+    assert_eq!(attachments.next_deadline(), Some(ms(10)), "no try counted");
 }
 
 #[test]
 fn a_veth_that_appears_is_attached_at_once() {
     let (kernel, mut attachments) = start();
-    attachments.attach(ROW, "veth0".into(), ms(0));
+    attach(&mut attachments, ROW, "veth0", ms(0));
     kernel.plug("veth1", 6);
-    assert!(
-        attachments
-            .link_event(&present("veth1", 6), ms(1))
-            .is_empty()
-    );
-    assert_eq!(kernel.tries(), 1, "another interface concerns nobody");
+    assert!(on_event(&mut attachments, &present("veth1", 6), ms(1)).is_empty());
+    assert_eq!(kernel.tries(), 0, "another interface concerns nobody");
     kernel.plug("veth0", 7);
-    let news = attachments.link_event(&present("veth0", 7), ms(2));
+    let news = on_event(&mut attachments, &present("veth0", 7), ms(2));
     assert_attached(&news[0], ROW, 7);
 }
 
@@ -161,12 +202,12 @@ fn a_veth_that_appears_is_attached_at_once() {
 fn a_replaced_veth_is_attached_anew() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
+    attach(&mut attachments, ROW, "veth0", ms(0));
     kernel.plug("veth0", 8);
-    assert_attached(&attachments.attach(ROW, "veth0".into(), ms(1)), ROW, 8);
+    assert_attached(&attach(&mut attachments, ROW, "veth0", ms(1)), ROW, 8);
     assert_eq!(kernel.attached(), [8]);
     kernel.plug("veth0", 9);
-    let news = attachments.link_event(&present("veth0", 9), ms(2));
+    let news = on_event(&mut attachments, &present("veth0", 9), ms(2));
     assert_attached(&news[0], ROW, 9);
     assert_eq!(kernel.attached(), [9]);
 }
@@ -175,14 +216,10 @@ fn a_replaced_veth_is_attached_anew() {
 fn a_veth_that_goes_is_waited_for() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
+    attach(&mut attachments, ROW, "veth0", ms(0));
     kernel.unplug("veth0");
-    assert!(
-        attachments
-            .link_event(&LinkEvent::Gone { ifindex: 6 }, ms(1))
-            .is_empty()
-    );
-    let news = attachments.link_event(&LinkEvent::Gone { ifindex: 7 }, ms(1));
+    assert!(on_event(&mut attachments, &LinkEvent::Gone { ifindex: 6 }, ms(1)).is_empty());
+    let news = on_event(&mut attachments, &LinkEvent::Gone { ifindex: 7 }, ms(1));
     assert!(matches!(news[..], [Input::AttachFailed { .. }]), "{news:?}");
     assert_eq!(
         kernel.attached(),
@@ -196,17 +233,9 @@ fn a_veth_that_goes_is_waited_for() {
 fn a_change_of_an_attached_veth_is_no_news() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
-    assert!(
-        attachments
-            .link_event(&present("veth0", 7), ms(1))
-            .is_empty()
-    );
-    assert!(
-        attachments
-            .link_event(&LinkEvent::Overrun, ms(1))
-            .is_empty()
-    );
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    assert!(on_event(&mut attachments, &present("veth0", 7), ms(1)).is_empty());
+    assert!(on_event(&mut attachments, &LinkEvent::Overrun, ms(1)).is_empty());
     assert_eq!(kernel.tries(), 1);
 }
 
@@ -214,11 +243,11 @@ fn a_change_of_an_attached_veth_is_no_news() {
 fn lost_events_make_it_look_at_everything() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
-    attachments.attach(OTHER, "veth1".into(), ms(0));
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    attach(&mut attachments, OTHER, "veth1", ms(0));
     kernel.plug("veth0", 8);
     kernel.plug("veth1", 9);
-    let news = attachments.link_event(&LinkEvent::Overrun, ms(1));
+    let news = on_event(&mut attachments, &LinkEvent::Overrun, ms(1));
     assert_eq!(news.len(), 2);
     assert_attached(&news[0], ROW, 8);
     assert_attached(&news[1], OTHER, 9);
@@ -228,8 +257,8 @@ fn lost_events_make_it_look_at_everything() {
 fn a_new_row_takes_the_place_of_the_old_one() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
-    assert_attached(&attachments.attach(OTHER, "veth0".into(), ms(1)), OTHER, 7);
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    assert_attached(&attach(&mut attachments, OTHER, "veth0", ms(1)), OTHER, 7);
     assert_eq!(kernel.tries(), 1, "the link is taken over");
     attachments.detach(ROW);
     assert_eq!(kernel.attached(), [7]);
@@ -242,7 +271,43 @@ fn a_renamed_row_moves() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
     kernel.plug("veth1", 8);
-    attachments.attach(ROW, "veth0".into(), ms(0));
-    assert_attached(&attachments.attach(ROW, "veth1".into(), ms(1)), ROW, 8);
+    attach(&mut attachments, ROW, "veth0", ms(0));
+    assert_attached(&attach(&mut attachments, ROW, "veth1", ms(1)), ROW, 8);
     assert_eq!(kernel.attached(), [8]);
+}
+
+#[test]
+fn all_veths_are_seen_before_the_first_is_done_with() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth0", 7);
+    kernel.plug("veth1", 8);
+    let complete = || kernel.0.borrow().complete.clone();
+    for (row, name, index) in [(ROW, "veth0", 7), (OTHER, "veth1", 8)] {
+        let told = attachments.attach(row, name.into(), ms(0));
+        assert!(
+            matches!(told, Input::Found { ifindex, .. } if ifindex == index),
+            "{told:?}"
+        );
+    }
+    assert_eq!(kernel.tries(), 0, "the index is told before");
+    assert!(attachments.work(ms(0)).is_none());
+    assert!(attachments.work(ms(0)).is_none());
+    assert_eq!((kernel.attached(), complete()), (vec![7, 8], vec![]));
+    let told: Vec<_> = work(&mut attachments, ms(0));
+    assert_attached(&told[0], ROW, 7);
+    assert_attached(&told[1], OTHER, 8);
+    assert_eq!(complete(), [7, 8]);
+}
+
+#[test]
+fn a_veth_that_goes_between_the_two_programs_is_waited_for() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth0", 7);
+    attachments.attach(ROW, "veth0".into(), ms(0));
+    assert!(attachments.work(ms(0)).is_none());
+    kernel.unplug("veth0");
+    let told = attachments.work(ms(1));
+    assert!(matches!(told, Some(Input::AttachFailed { .. })), "{told:?}");
+    assert_eq!(kernel.attached(), Vec::<u32>::new());
+    assert_eq!(attachments.next_deadline(), Some(ms(11)));
 }

@@ -6,15 +6,20 @@ use super::*;
 #[derive(Debug, Default)]
 struct Plain {
     interfaces: BTreeMap<u32, ScopeId>,
+    empty: BTreeSet<u32>,
     names: BTreeSet<(ScopeId, NameHash)>,
     room: usize,
     writes: usize,
 }
 
 impl Tables for Plain {
-    fn put_interface(&mut self, ifindex: u32, scope: ScopeId) -> io::Result<()> {
+    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()> {
         self.writes += 1;
-        self.interfaces.insert(ifindex, scope);
+        self.interfaces.insert(ifindex, put.scope);
+        match put.empty {
+            true => self.empty.insert(ifindex),
+            false => self.empty.remove(&ifindex),
+        };
         Ok(())
     }
 
@@ -143,4 +148,16 @@ fn a_scope_that_goes_takes_its_names_along() {
     filter.remove_scope(ONE);
     assert_eq!(filter.kernel(5), None);
     assert!(filter.tables.names.is_empty());
+}
+
+#[test]
+fn a_scope_says_whether_it_has_names() {
+    let mut filter = filter(10);
+    filter.set_scope(7, Some(ONE));
+    filter.set_names(ONE, []);
+    assert!(filter.tables.empty.contains(&7));
+    filter.set_names(ONE, &names(&["example.com"]));
+    assert!(!filter.tables.empty.contains(&7));
+    filter.set_names(ONE, []);
+    assert!(filter.tables.empty.contains(&7));
 }

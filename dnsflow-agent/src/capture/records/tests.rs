@@ -12,9 +12,13 @@ fn a_record_becomes_a_frame() {
         captured_len: 3,
         kind: KIND_ANSWER,
         vlan_tci: 0,
+        gso_size: 0,
+        reserved: 0,
     };
     let bytes = [header.as_bytes(), b"abc"].concat();
-    let read = frame(&bytes).expect("a good record");
+    let read = Record::parse(&bytes)
+        .and_then(frame)
+        .expect("a good record");
     assert_eq!(read.ifindex, 7);
     assert_eq!(read.captured_at, Timestamp::from_nanos(5_000_000_000));
     assert_eq!(read.bytes, b"abc");
@@ -23,6 +27,6 @@ fn a_record_becomes_a_frame() {
 
 #[test]
 fn a_record_that_contradicts_itself_is_no_frame() {
-    assert!(frame(&[]).is_none());
-    assert!(frame(&[0xff; 100]).is_none());
+    assert!(Record::parse(&[]).is_none());
+    assert!(Record::parse(&[0xff; 100]).is_none());
 }

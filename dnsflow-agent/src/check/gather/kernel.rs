@@ -47,7 +47,7 @@ fn trial() -> Trial {
         Err(error) => return (Err(error.to_string()), None),
     };
     let _entered = runtime.enter();
-    let mut capture = match capture::load(&capture::Options::default()) {
+    let mut capture = match capture::load(&capture::Options::default(), runtime.handle()) {
         Ok(capture) => capture,
         Err(error) => return (Err(chain(&error)), None),
     };
@@ -60,8 +60,16 @@ fn trial() -> Trial {
         );
         return (Ok(()), Some(Err(reason)));
     }
-    let program = capture.attachments.program_mut();
-    let attached = program.attach("lo").map_err(|error| error.to_string());
+    let program = capture.attacher.attachments.program_mut();
+    let attached = program
+        .ifindex("lo")
+        .ok_or_else(|| "there is no lo".to_owned())
+        .and_then(|ifindex| {
+            let attached = program
+                .attach("lo", ifindex)
+                .and_then(|mut link| program.complete("lo", ifindex, &mut link));
+            attached.map_err(|error| error.to_string())
+        });
     let kind = program.kind();
     (
         Ok(()),

@@ -7,13 +7,14 @@ use std::{
 
 use dnsflow_common::walk::{self, Packet};
 
-use super::{Engine, Scope, switch::Opening};
+use super::{Engine, Scope, hold::longer, switch::Opening};
 use crate::core::{
     Timestamp,
     dns::{Answer, DnsError},
     firewall::RuleAction,
     flow::FlowChange,
     fragments::{DatagramKey, Fragment},
+    hold::Wait,
     input::Frame,
     limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
@@ -28,25 +29,41 @@ use crate::core::{
 impl Engine {
     pub(super) fn frame(&mut self, frame: Frame<'_>, now: Timestamp) {
         self.counters.frames += 1;
+        let (wait, connection) = self.told_by(frame, now);
+        if frame.held {
+            self.hold(frame, connection, wait, now);
+        }
+    }
+
+    /// What there is to wait for before the pod gets the frame, and in which connection it is one
+    /// of many.
+    fn told_by(&mut self, frame: Frame<'_>, now: Timestamp) -> (Wait, Option<ConnectionKey>) {
+        let nothing = (Wait::Nothing, None);
         let Ok(packet) = walk::from_server(&frame.bytes, &self.config.dns_ports) else {
             self.counters.frames_not_dns += 1;
-            return;
+            return nothing;
         };
         if !self.port_by_ifindex.contains_key(&frame.ifindex) {
             self.counters.frames_unknown_interface += 1;
-            return;
+            return nothing;
         }
         match packet {
             Packet::UdpAnswer(message) => match message.payload_of(frame.bytes) {
-                Some(message) => self.message(frame, message, now),
-                None => self.counters.frames_not_dns += 1,
+                Some(message) => (self.message(frame, message, now), None),
+                None => {
+                    self.counters.frames_not_dns += 1;
+                    nothing
+                }
             },
             Packet::TcpSegment(found) => {
-                if let Some(segment) = segment(&found, frame) {
-                    for message in self.tcp.feed(&segment, now) {
-                        self.message(frame, &message, now);
-                    }
+                let Some(segment) = segment(&found, frame) else {
+                    return nothing;
+                };
+                let mut wait = Wait::Nothing;
+                for message in self.tcp.feed(&segment, now) {
+                    wait = longer(wait, self.message(frame, &message, now));
                 }
+                (wait, Some(segment.key))
             }
             Packet::Fragment(found) => {
                 if let Some(fragment) = fragment(&found, frame)
@@ -55,6 +72,7 @@ impl Engine {
                 {
                     self.message(frame, &datagram.payload, now);
                 }
+                nothing
             }
         }
     }
@@ -69,24 +87,33 @@ impl Engine {
         trusted.is_some_and(|trusted| trusted.contains(&resolver))
     }
 
-    fn message(&mut self, frame: Frame<'_>, message: &[u8], now: Timestamp) {
+    fn message(&mut self, frame: Frame<'_>, message: &[u8], now: Timestamp) -> Wait {
         let Some(&port_id) = self.port_by_ifindex.get(&frame.ifindex) else {
-            return;
+            return Wait::Nothing;
         };
         match Answer::decode(message) {
-            Ok(answer) => self.answer(port_id, answer, frame.captured_at, now),
+            Ok(answer) => return self.answer(port_id, answer, frame.captured_at, now),
             Err(DnsError::Malformed(_)) => self.counters.answers_malformed += 1,
             Err(_) => self.counters.answers_unusable += 1,
         }
+        Wait::Nothing
     }
 
-    fn answer(&mut self, told: PortId, answer: Answer, captured_at: Timestamp, now: Timestamp) {
+    /// Takes in an answer; gives what has to be waited for until all that it asks for is installed.
+    fn answer(
+        &mut self,
+        told: PortId,
+        answer: Answer,
+        captured_at: Timestamp,
+        now: Timestamp,
+    ) -> Wait {
         let Answer {
             name,
             mut addresses,
             ..
         } = answer;
         addresses.retain(|(address, _)| self.may_open(told, &name, *address));
+        let changes_before = self.changes.len();
         let mut opened = Vec::new();
         let mut rules: Vec<u32> = Vec::new();
         let mut denies = false;
@@ -108,9 +135,12 @@ impl Engine {
                 ..
             } = self.config.leases;
             for (address, ttl) in &addresses {
-                let mut until = now + (*ttl).max(min_ttl).min(max_ttl.max(min_ttl));
+                let mut until = captured_at + (*ttl).max(min_ttl).min(max_ttl.max(min_ttl));
                 if denies {
-                    until = until.max(now + deny_ttl);
+                    until = until.max(captured_at + deny_ttl);
+                }
+                if until <= now {
+                    continue;
                 }
                 let fresh = self.remember(port_id, *address, &name, until, now);
                 if fresh && self.replan_lease(port_id, *address, now) > 0 {
@@ -131,11 +161,23 @@ impl Engine {
                 port: port.row.iface_id.clone(),
                 name,
                 addresses: opened,
-                rules,
+                rules: rules.clone(),
+                changes: self.changes.len() - changes_before,
                 captured_at,
             });
-            self.flush(false, opening);
+            self.open(changes_before, opening);
         }
+        if rules.is_empty() {
+            return Wait::Nothing;
+        }
+        let waits = self.ports_told(told).into_iter().flat_map(|port| {
+            let leases = self.ports.get(&port).map(|port| &port.leases);
+            let addresses = addresses.iter().map(|(address, _)| address);
+            addresses.filter_map(move |address| leases?.get(address))
+        });
+        waits
+            .map(|lease| self.switch.wait_for(lease))
+            .fold(Wait::Nothing, longer)
     }
 
     /// Whether the address may be opened; a refusal is counted, and told if it is news.
@@ -249,13 +291,13 @@ impl Engine {
                 return false;
             }
         } else if leases >= limits.addresses_per_port_max && !self.evict(port_id, now) {
-            self.counters.addresses_refused += 1;
+            self.no_room(now);
             return false;
         }
         let of_name = |port: &Port| port.addresses_of.get(name).map_or(0, Vec::len);
         let full = |port: &Port| of_name(port) >= limits.addresses_per_name_max;
         if self.ports.get(&port_id).is_some_and(full) && !self.evict_of_name(port_id, name, now) {
-            self.counters.addresses_refused += 1;
+            self.no_room(now);
             return false;
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
@@ -278,7 +320,14 @@ impl Engine {
         true
     }
 
-    /// Forgets the address of a port that matters least; `false` where all are in use.
+    /// An address is not remembered, because all others are in use or may be: for the next one,
+    /// it will be known.
+    fn no_room(&mut self, now: Timestamp) {
+        self.counters.addresses_refused += 1;
+        self.switch.count_soon(now);
+    }
+
+    /// Forgets the address of a port that matters least; `false` where all may be in use.
     fn evict(&mut self, port_id: PortId, now: Timestamp) -> bool {
         let grace = self.config.leases.idle_grace;
         let Some(port) = self.ports.get_mut(&port_id) else {

@@ -3,14 +3,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
+    time::Duration,
 };
 
-use super::Engine;
+use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    hold::Wait,
     input::{BatchError, BatchId},
-    limits::{COMPARE_INTERVAL, RENEW_INTERVAL, RESTORE_DELAY},
+    limits::{
+        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, RENEW_INTERVAL, RESTORE_DELAY, REVALIDATION_INTERVAL,
+    },
     name::DomainName,
     plan::Spot,
     port::{Lease, PortId},
@@ -24,13 +28,23 @@ pub(super) struct Opening {
     pub(super) name: DomainName,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) rules: Vec<u32>,
+    /// How many flow changes it took.
+    pub(super) changes: usize,
     pub(super) captured_at: Timestamp,
 }
 
 #[derive(Debug)]
 struct Pending {
-    changes: usize,
-    opening: Option<Opening>,
+    openings: Vec<Opening>,
+    /// When the switch may begin to look at its megaflows for it.
+    settles_from: Timestamp,
+}
+
+/// What answers opened since commands were last taken.
+#[derive(Debug, Default)]
+struct Opened {
+    changes: Vec<FlowChange>,
+    openings: Vec<Opening>,
 }
 
 /// The engine's side of the OpenFlow connection.
@@ -49,8 +63,13 @@ pub(super) struct Switch {
     lost: BTreeMap<FlowKey, Cookie>,
     awaiting_counters: BTreeSet<(PortId, IpAddr)>,
     monitored: BTreeSet<u8>,
+    opened: Opened,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
+    /// Batches that were not sent, or not answered: the next comparison covers them.
+    unsent: BTreeSet<BatchId>,
+    /// When a batch was last sent.
+    sent_at: Timestamp,
 }
 
 impl Switch {
@@ -67,10 +86,40 @@ impl Switch {
         self.compare_at = self.compare_at.map(|at| at.min(now));
     }
 
+    /// Compares once the counters of every flow that there is now will tell.
+    pub(super) fn count_soon(&mut self, now: Timestamp) {
+        let at = now + COUNTERS_DELAY_MAX;
+        self.compare_at = self.compare_at.map(|planned| planned.min(at));
+    }
+
     /// A dump that is under way will not be answered: one interval later, another.
     pub(super) fn forget_questions(&mut self, now: Timestamp) {
         self.dump_since = None;
         self.compare_at = Some(now + COMPARE_INTERVAL);
+    }
+
+    /// The batch that the next changes will be in.
+    pub(super) fn next_batch(&self) -> BatchId {
+        BatchId(self.next_batch)
+    }
+
+    /// What has to be waited for until the flows of a lease are installed.
+    pub(super) fn wait_for(&self, lease: &Lease) -> Wait {
+        match lease.written_in {
+            Some(batch) if self.unsent.contains(&batch) => FOR_NOTHING,
+            Some(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
+            // Not sent yet, but about to be.
+            Some(batch) if batch == self.next_batch() && self.sends_openings() => {
+                Wait::Batch(batch)
+            }
+            Some(batch) if batch >= self.next_batch() => FOR_NOTHING,
+            _ => Wait::Nothing,
+        }
+    }
+
+    /// Whether what an answer opens is sent at once.
+    fn sends_openings(&self) -> bool {
+        self.up
     }
 
     pub(super) fn await_counters(&mut self, port: PortId, address: IpAddr) {
@@ -106,23 +155,60 @@ impl Engine {
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
         self.world.interrupted();
+        let mut unsent = std::mem::take(&mut self.switch.unsent);
+        unsent.extend(self.switch.pending.keys());
         self.switch = Switch {
             adopted: self.switch.adopted,
             next_batch: self.switch.next_batch,
             awaiting_counters: std::mem::take(&mut self.switch.awaiting_counters),
+            unsent,
             ..Switch::default()
         };
     }
 
-    /// Sends the changes that have come together. Until the switch has been compared they are
-    /// dropped, but for what an answer opens: the comparison covers them, and writes nothing that
-    /// is there already.
-    pub(super) fn flush(&mut self, atomic: bool, opening: Option<Opening>) {
+    /// Takes the last of the changes, those from `from` on, as what an answer opens. They are sent
+    /// with what other answers open meanwhile, before any other change.
+    pub(super) fn open(&mut self, from: usize, opening: Option<Opening>) {
+        let opened = &mut self.switch.opened;
+        opened.changes.extend(self.changes.drain(from..));
+        opened.openings.extend(opening);
+    }
+
+    /// Sends what answers opened.
+    pub(super) fn flush_opened(&mut self) {
+        let Opened { changes, openings } = std::mem::take(&mut self.switch.opened);
+        let sends = self.switch.sends_openings();
+        self.send(sends, false, changes, openings);
+    }
+
+    /// Sends the other changes that have come together. Until the switch has been compared they
+    /// are dropped: the comparison covers them, and writes nothing that is there already.
+    pub(super) fn flush(&mut self, atomic: bool) {
         let changes = std::mem::take(&mut self.changes);
-        let sends = self.switch.compared || (self.switch.up && opening.is_some());
-        if changes.is_empty() || !sends {
+        self.send(self.switch.compared, atomic, changes, Vec::new());
+    }
+
+    fn send(
+        &mut self,
+        sends: bool,
+        atomic: bool,
+        changes: Vec<FlowChange>,
+        openings: Vec<Opening>,
+    ) {
+        if changes.is_empty() {
             return;
         }
+        let batch = self.switch.next_batch();
+        if !sends {
+            self.switch.unsent.insert(batch);
+            return;
+        }
+        if self.switch.unsent.contains(&batch) {
+            // The leases that were written in it are not in the switch.
+            self.switch.next_batch += 1;
+        }
+        let batch = self.switch.next_batch();
+        self.switch.next_batch += 1;
         for change in &changes {
             match change {
                 FlowChange::Add(..) => self.counters.flows_added += 1,
@@ -130,13 +216,13 @@ impl Engine {
                 FlowChange::Renew(_) => {}
             }
         }
-        let batch = BatchId(self.switch.next_batch);
-        self.switch.next_batch += 1;
+        let settles_from = self.switch.sent_at + REVALIDATION_INTERVAL;
+        self.switch.sent_at = self.turn_at;
         self.switch.pending.insert(
             batch,
             Pending {
-                changes: changes.len(),
-                opening,
+                openings,
+                settles_from,
             },
         );
         self.commands.push(Command::Apply {
@@ -155,9 +241,19 @@ impl Engine {
         let Some(pending) = self.switch.pending.remove(&batch) else {
             return;
         };
+        match &result {
+            Ok(()) => {
+                let begins_in = pending.settles_from.since(now);
+                let settle = begins_in + self.revalidation;
+                self.held.applied(batch, settle, now);
+            }
+            // The comparison after the reconnect covers them: the answers wait for it.
+            Err(BatchError::ConnectionLost) => {}
+            Err(BatchError::Refused(_)) => self.held.applied(batch, Duration::ZERO, now),
+        }
         match result {
             Ok(()) => {
-                if let Some(opening) = pending.opening {
+                for opening in pending.openings {
                     let namespace = self
                         .port_by_name
                         .get(&opening.port)
@@ -168,7 +264,7 @@ impl Engine {
                         name: opening.name,
                         addresses: opening.addresses,
                         rules: opening.rules,
-                        flows: pending.changes,
+                        flows: opening.changes,
                         activation: now.since(opening.captured_at),
                     });
                 }
@@ -242,9 +338,9 @@ impl Engine {
             .into_values()
             .map(|body| FlowChange::Renew(body.clone()))
             .collect();
-        self.flush(true, None);
+        self.flush(true);
         self.changes = renewals;
-        self.flush(false, None);
+        self.flush(false);
     }
 
     pub(super) fn flow_lost(&mut self, key: FlowKey, cookie: Cookie, now: Timestamp) {
@@ -266,13 +362,20 @@ impl Engine {
         let before = self.changes.len();
         let spots = self.ports_by_spot();
         for (key, cookie) in lost {
-            let leased = Spot::of(&key)
+            let Some(lease) = Spot::of(&key)
                 .and_then(|spot| self.ports.get_mut(spots.get(&spot)?))
                 .and_then(|port| port.leases.get_mut(&destination(&key)))
-                .and_then(|lease| lease.flows.iter_mut().find(|flow| flow.key == key))
-                .filter(|flow| flow.body.cookie == cookie);
-            if let Some(flow) = leased {
+            else {
+                continue;
+            };
+            let flow = lease
+                .flows
+                .iter_mut()
+                .find(|flow| flow.key == key && flow.body.cookie == cookie);
+            if let Some(flow) = flow {
                 flow.written_at = Some(now);
+                flow.counted = false;
+                lease.written_in = Some(self.switch.next_batch());
                 self.changes.push(FlowChange::Add(key, flow.body.clone()));
             }
         }
@@ -296,25 +399,40 @@ impl Engine {
             .map(|flow| (flow.key.clone(), flow))
             .collect();
         let before = self.changes.len();
-        let leased = self
+        // Leases that were written in a batch which was not sent are looked at now.
+        self.switch.next_batch += u64::from(!self.switch.unsent.is_empty());
+        self.switch.unsent.clear();
+        let batch = self.switch.next_batch();
+        let pending = &self.switch.pending;
+        let leases = self
             .ports
             .values_mut()
-            .flat_map(|port| port.leases.values_mut())
-            .flat_map(|lease| &mut lease.flows);
-        for flow in leased {
-            match found.remove(&flow.key) {
-                Some(installed) if installed.cookie == flow.body.cookie => {
-                    if installed.packets != flow.packets {
-                        flow.packets = installed.packets;
-                        flow.used_at = now;
+            .flat_map(|port| port.leases.values_mut());
+        for lease in leases {
+            for flow in &mut lease.flows {
+                match found.remove(&flow.key) {
+                    Some(installed) if installed.cookie == flow.body.cookie => {
+                        if installed.packets != flow.packets {
+                            flow.packets = installed.packets;
+                            flow.used_at = now;
+                        }
+                        flow.counted = flow.counted
+                            || flow
+                                .written_at
+                                .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
                     }
-                }
-                // Written after the dump began: it may not be in there.
-                _ if flow.written_at.is_some_and(|at| at >= since) => {}
-                _ => {
-                    flow.written_at = Some(now);
-                    self.changes
-                        .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
+                    // Written after the dump began, or on the way: it may not be in there.
+                    _ if flow.written_at.is_some_and(|at| at >= since) => {}
+                    _ if lease
+                        .written_in
+                        .is_some_and(|batch| pending.contains_key(&batch)) => {}
+                    _ => {
+                        flow.written_at = Some(now);
+                        flow.counted = false;
+                        lease.written_in = Some(batch);
+                        self.changes
+                            .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
+                    }
                 }
             }
         }

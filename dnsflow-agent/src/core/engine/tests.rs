@@ -1,5 +1,6 @@
 //! Stories about one node, told in inputs and checked in commands.
 
+mod hold;
 mod model;
 
 use std::{
@@ -13,12 +14,15 @@ use hickory_proto::{
     rr::{Name, RData, Record, RecordType, rdata::A},
 };
 
+use dnsflow_common::walk::{self, Packet};
+
 use super::*;
 use crate::core::{
+    dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow, Frame},
-    limits::{COMPARE_INTERVAL, HARD_TIMEOUT, RENEW_INTERVAL},
+    input::{BatchError, BatchId, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
+    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
@@ -27,6 +31,17 @@ use crate::core::{
     report::Standing,
     rules::ACL_PRIORITY_OFFSET,
 };
+
+fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
+    Frame {
+        ifindex,
+        captured_at,
+        bytes,
+        wire_len: bytes.len(),
+        held: false,
+        gso_size: 0,
+    }
+}
 
 const GROUP: &str = "a9633447981174624809";
 const DATAPATH: RowId = RowId::new(0xd << 100);
@@ -49,6 +64,37 @@ struct Node {
     ovn_installed: bool,
     /// What ovn-controller made of logical flows, by cookie.
     ovn_actions: BTreeMap<u32, Vec<u8>>,
+    kernel: Kernel,
+}
+
+/// The name filter in the kernel, and what it kept back.
+#[derive(Default)]
+struct Kernel {
+    scopes: BTreeMap<u32, ScopeId>,
+    names: BTreeMap<ScopeId, BTreeSet<DomainName>>,
+    kept: Vec<(u32, Timestamp, Vec<u8>)>,
+    no_room: bool,
+}
+
+impl Kernel {
+    /// Whether an answer at an interface leaves the kernel.
+    fn passes(&self, ifindex: u32, bytes: &[u8]) -> bool {
+        let Some(names) = self.scopes.get(&ifindex).map(|scope| &self.names[scope]) else {
+            return true;
+        };
+        if self.no_room {
+            return true;
+        }
+        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &Ports::DNS) else {
+            return true;
+        };
+        let message = message.payload_of(bytes).expect("a whole message");
+        let Ok(Answer { name, .. }) = Answer::decode(message) else {
+            return true;
+        };
+        name.suffixes()
+            .any(|suffix| names.iter().any(|name| name.wire() == suffix))
+    }
 }
 
 impl Node {
@@ -64,6 +110,7 @@ impl Node {
             pods: BTreeMap::new(),
             ovn_installed: true,
             ovn_actions: BTreeMap::new(),
+            kernel: Kernel::default(),
         }
     }
 
@@ -154,7 +201,32 @@ impl Node {
                         })
                     }
                     Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
-                    Command::Apply { .. }
+                    Command::FilterNames { scope, names } => {
+                        self.kernel.names.insert(scope, names);
+                        None
+                    }
+                    Command::FilterInterface { ifindex, scope } => {
+                        self.kernel.scopes.remove(&ifindex);
+                        self.kernel
+                            .scopes
+                            .extend(scope.map(|scope| (ifindex, scope)));
+                        None
+                    }
+                    Command::ForgetNames { scope } => {
+                        let in_use = self.kernel.scopes.values().any(|used| *used == scope);
+                        assert!(!in_use, "an interface without its names");
+                        self.kernel.names.remove(&scope);
+                        None
+                    }
+                    Command::RecallAnswers => {
+                        for (ifindex, captured_at, bytes) in std::mem::take(&mut self.kernel.kept) {
+                            let frame = frame(ifindex, captured_at, &bytes);
+                            self.engine.handle(Input::Frame(frame), self.now);
+                        }
+                        None
+                    }
+                    Command::Release(_)
+                    | Command::Apply { .. }
                     | Command::DumpFlows
                     | Command::Detach { .. }
                     | Command::TrustResolvers(_)
@@ -218,12 +290,20 @@ impl Node {
     }
 
     fn add_pod_as(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
-        let port = format!("ns1_{name}");
-        self.pods.insert(port.clone(), row);
+        self.add_interface(name, host, uid, row);
+        self.add_logical_port(name, host, row);
+    }
+
+    fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
-            interfaces: vec![(row, Some(interface(&port, host, uid)))],
+            interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],
         }));
+    }
+
+    fn add_logical_port(&mut self, name: &str, host: u8, row: RowId) {
+        let port = format!("ns1_{name}");
+        self.pods.insert(port.clone(), row);
         let update = SbUpdate {
             port_bindings: vec![(
                 row,
@@ -324,12 +404,11 @@ impl Node {
     fn frame(&mut self, ifindex: u32, bytes: &[u8]) {
         let captured_at = self.now;
         self.now = self.now + Duration::from_micros(50);
-        self.give(Input::Frame(Frame {
-            ifindex,
-            captured_at,
-            bytes,
-            wire_len: bytes.len(),
-        }));
+        if !self.kernel.passes(ifindex, bytes) {
+            self.kernel.kept.push((ifindex, captured_at, bytes.into()));
+            return;
+        }
+        self.give(Input::Frame(frame(ifindex, captured_at, bytes)));
     }
 
     /// What the switch lets through: source, destination, priority, in order.
@@ -378,6 +457,7 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
         sandbox: Some(format!("sandbox-{uid}")),
         ofport: None,
         ifindex: None,
+        policing_kbps: 0,
         external_ids: BTreeMap::new(),
     }
 }
@@ -531,7 +611,12 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
         node.answer("p1", name, &[ADDRESS], 300);
     }
     assert_eq!(node.batches(), []);
-    assert_eq!(node.engine.counters().answers_unmatched, 3);
+    assert_eq!(node.kernel.kept.len(), 3, "no wake-up");
+    // Where there is no room for the filter, the engine sees them.
+    node.kernel.no_room = true;
+    node.answer("p1", "notexample.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_unmatched, 1);
 }
 
 #[test]
@@ -636,6 +721,27 @@ fn nothing_is_written_before_the_table_is_known() {
     node.ovn_installed = true;
     node.pass(Duration::from_secs(1));
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
+    let mut node = Node::with(&[]);
+    let names = (0..2 * LOGICAL_FLOW_SAMPLE_MAX).map(|n| allow(&format!("n{n}.test")));
+    let rules: Vec<Rule> = names.chain([deny_all()]).collect();
+    let flows = (0..rules.len() as u32).filter_map(|i| {
+        let row = RowId::new((0xf00 + u128::from(i)) << 96);
+        Some((row, Some(logical_flow(i, &rules)?)))
+    });
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let Some(Question::Cookies(cookies)) = node.engine.world.sampled(4, vec![], node.now) else {
+        panic!("nothing to look for");
+    };
+    // No address set is empty in the last rule.
+    let last = 0xf00 + rules.len() as u32 - 1;
+    assert!(cookies.contains(&last), "{cookies:x?}");
 }
 
 #[test]
@@ -983,6 +1089,7 @@ fn a_refusal_is_told_and_counted() {
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.kernel.no_room = true;
     node.answer("p1", "example.com", &[[198, 51, 100, 1]], 60);
     for i in 0..4096 + 10 {
         let address = Ipv4Addr::from(0x0b00_0000 + i).octets();
@@ -1019,6 +1126,30 @@ fn an_address_in_use_is_never_evicted() {
 }
 
 #[test]
+fn an_address_that_may_be_in_use_is_never_evicted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_name_max = 2;
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.pass(COUNTERS_DELAY_MAX * 2);
+    node.answer("p1", "example.com", &[OTHER], 60);
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    let third = [203, 0, 113, 3];
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 1);
+    assert_eq!(node.destinations().len(), 2, "nobody has counted yet");
+    // The counters are read soon, and tell.
+    node.pass(COUNTERS_DELAY_MAX);
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 2);
+    node.pass(IDLE_GRACE);
+    node.answer("p1", "example.com", &[third], 60);
+    assert!(node.destinations().contains("203.0.113.3"));
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
 fn a_name_keeps_only_so_many_addresses() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.engine.config.leases.addresses_per_name_max = 2;
@@ -1029,6 +1160,7 @@ fn a_name_keeps_only_so_many_addresses() {
             &[[203, 0, 113, host]],
             60 * u32::from(host),
         );
+        node.pass(COMPARE_INTERVAL);
     }
     node.answer("p1", "www.example.com", &[[203, 0, 113, 9]], 60);
     let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
@@ -1126,6 +1258,11 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     // Also a pod that comes later.
     node.add_pod("p3", 7);
     assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
+    // And one that OVN knows before it has an interface.
+    let row = RowId::new(0x108);
+    node.add_logical_port("p4", 8, row);
+    node.add_interface("p4", 8, "uid-p4", row);
+    assert_eq!(sources(&node).len(), 4);
 }
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its

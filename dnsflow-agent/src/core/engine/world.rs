@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::core::{
     Timestamp,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::COPY_SOURCES_MAX,
+    name::DomainName,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
         template::{Copies, Recipe, Source},
@@ -181,6 +182,27 @@ impl World {
             .map(String::as_str)
     }
 
+    /// The namespace of the pod that an interface belongs to.
+    pub(super) fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+        match &self.profile {
+            Some(_) => StaticProfile::namespace_of(row),
+            None => self.ovn.namespace_of(&row.iface_id),
+        }
+    }
+
+    /// The names that the EgressFirewall of a namespace mentions, without wildcards.
+    pub(super) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
+        let firewalls = self.firewalls.iter();
+        firewalls
+            .filter(|(id, _)| id.namespace == namespace)
+            .flat_map(|(_, firewall)| &firewall.rules)
+            .filter_map(|rule| match &rule.destination {
+                Destination::Name(name) => Some(name.name().clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// Whether the port of an interface is in one of these port groups.
     pub(super) fn is_in(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
         self.groups(row).any(|group| groups.contains(group))
@@ -289,12 +311,16 @@ impl World {
         mut flows: Vec<RowId>,
         now: Timestamp,
     ) -> Option<Question> {
-        // Those of the rules come first: the namespace has a pod here, so they are installed.
-        let ours = self
+        // Those of the rules come first: the namespace has a pod here, so they are installed, but
+        // for those with an address set that is empty.
+        let mut ours: Vec<(bool, RowId)> = self
             .ovn
             .logical_flows()
             .filter(|(_, flow)| flow.table_id == table_id)
-            .map(|(id, _)| id);
+            .map(|(id, flow)| (flow.matches.contains('$'), id))
+            .collect();
+        ours.sort_unstable();
+        let ours = ours.into_iter().map(|(_, id)| id);
         let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
         sample.append(&mut flows);
         self.locator.sampled(table_id, &sample, now)

@@ -183,6 +183,8 @@ pub struct Interface {
     pub ofport: Option<u32>,
     /// `ifindex`, once ovs-vswitchd has reported it.
     pub ifindex: Option<u32>,
+    /// `ingress_policing_rate`, in kbit/s; zero where there is no limit.
+    pub policing_kbps: u32,
     /// Every external id, for what has no field of its own.
     pub external_ids: BTreeMap<String, String>,
 }

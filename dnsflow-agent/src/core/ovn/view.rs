@@ -324,6 +324,13 @@ impl OvnView {
         })
     }
 
+    /// The namespace of the pod that a logical port belongs to.
+    pub fn namespace_of(&self, logical_port: &str) -> Option<&str> {
+        self.bindings_by_port
+            .ids(logical_port)
+            .find_map(|id| self.bindings.find(id)?.namespace.as_deref())
+    }
+
     /// The NB names of the port groups that hold a logical port.
     pub fn groups_of<'a>(&'a self, logical_port: &str) -> impl Iterator<Item = &'a str> {
         self.groups_by_port

@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, fmt::Debug};
 
 use super::*;
-use crate::core::{fragments::FragmentEvent, refused::Refused, tcp::TcpEvent};
+use crate::core::{fragments::FragmentEvent, hold::HoldEvent, refused::Refused, tcp::TcpEvent};
 
 fn are_sound<L: Label + Debug + Eq>() {
     for (place, reason) in L::ALL.iter().enumerate() {
@@ -23,6 +23,7 @@ fn are_sound<L: Label + Debug + Eq>() {
 fn labels_are_distinct_metric_labels_in_the_order_of_their_counters() {
     are_sound::<TcpEvent>();
     are_sound::<FragmentEvent>();
+    are_sound::<HoldEvent>();
     are_sound::<Refused>();
 }
 

@@ -1,0 +1,117 @@
+//! The task that attaches the programs, on a thread of its own: attaching and detaching block for
+//! milliseconds, and no answer may wait for them.
+
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
+use crate::{
+    clock::now,
+    core::{Input, ovn::rows::RowId},
+};
+
+/// What the core asks for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum AttachCommand {
+    /// Attach to this interface, and keep trying until [`AttachCommand::Detach`].
+    Attach {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The host side of the veth.
+        name: String,
+        /// Whether Open vSwitch is to limit what the pod sends.
+        policed: bool,
+    },
+    /// Detach, or stop trying to attach.
+    Detach {
+        /// The `Interface` row.
+        interface: RowId,
+    },
+}
+
+/// The attachments, and what they need to know of interfaces.
+#[derive(Debug)]
+pub struct Attacher {
+    /// Attaches and detaches.
+    pub attachments: Attachments<Program>,
+    /// Interfaces that come and go.
+    pub links: LinkEvents,
+}
+
+impl Attacher {
+    /// Carries out `commands` and tells `inputs` how it went, as long as both are there.
+    pub async fn run(
+        mut self,
+        mut commands: mpsc::UnboundedReceiver<AttachCommand>,
+        inputs: mpsc::Sender<Input<'static>>,
+    ) {
+        loop {
+            let news = tokio::select! {
+                // News first: many veths that appear together are all seen before any is done with.
+                biased;
+                command = commands.recv() => match command {
+                    Some(command) => self.command(command),
+                    None => return,
+                },
+                ready = self.links.readable() => match ready.and_then(|()| self.events()) {
+                    Ok(news) => news,
+                    Err(error) => {
+                        warn!(%error, "cannot read which interfaces come and go");
+                        self.attachments.link_event(&LinkEvent::Overrun, now())
+                    }
+                },
+                () = std::future::ready(()), if self.attachments.has_work() => {
+                    self.attachments.work(now()).into_iter().collect()
+                }
+                () = self.timeout() => self.attachments.handle_timeout(now()),
+            };
+            for input in news {
+                if inputs.send(input).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn command(&mut self, command: AttachCommand) -> Vec<Input<'static>> {
+        match command {
+            AttachCommand::Attach {
+                interface,
+                name,
+                policed,
+            } => {
+                let excluded = self.attachments.program().kind() == Some(AttachKind::Clsact);
+                if policed && excluded {
+                    warn!(
+                        name,
+                        "Open vSwitch does not limit what this pod sends (ingress_policing_rate): \
+                         its qdisc and clsact, which the programs need on this kernel, exclude \
+                         each other; Linux 6.6 with TCX has no such conflict"
+                    );
+                }
+                vec![self.attachments.attach(interface, name, now())]
+            }
+            AttachCommand::Detach { interface } => {
+                self.attachments.detach(interface);
+                Vec::new()
+            }
+        }
+    }
+
+    fn events(&mut self) -> std::io::Result<Vec<Input<'static>>> {
+        let mut events: Vec<LinkEvent> = Vec::new();
+        self.links.drain(|event| events.push(event))?;
+        let now = now();
+        let news = events
+            .iter()
+            .flat_map(|event| self.attachments.link_event(event, now));
+        Ok(news.collect())
+    }
+
+    async fn timeout(&self) {
+        match self.attachments.next_deadline() {
+            Some(deadline) => tokio::time::sleep(deadline.since(now())).await,
+            None => std::future::pending().await,
+        }
+    }
+}

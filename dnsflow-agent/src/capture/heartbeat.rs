@@ -1,0 +1,47 @@
+//! The sign that the agent is well, without which the program holds no answer.
+
+use std::{fmt, time::Duration};
+
+use aya::maps::{Array, Map, MapData, MapError};
+
+use super::CaptureError;
+use crate::core::Timestamp;
+
+/// How often the agent says that it is well.
+pub const BEAT_INTERVAL: Duration = Duration::from_millis(200);
+/// For how long the program believes it: a stuck agent holds nothing after a second.
+const BEAT_LASTS: Duration = Duration::from_millis(800);
+
+/// The map `HOLD_UNTIL`.
+pub struct Heartbeat(Array<MapData, u64>);
+
+impl fmt::Debug for Heartbeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heartbeat").finish_non_exhaustive()
+    }
+}
+
+impl Heartbeat {
+    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+        let map = Array::try_from(map).map_err(|_| CaptureError::Object { what: "HOLD_UNTIL" })?;
+        Ok(Self(map))
+    }
+
+    /// Lets answers be held for a while from `now`.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel refuses: nothing is held soon.
+    pub fn beat(&mut self, now: Timestamp) -> Result<(), MapError> {
+        self.0.set(0, (now + BEAT_LASTS).as_nanos(), 0)
+    }
+
+    /// Lets no answer be held from now on.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel refuses: answers are held until the last beat is too old.
+    pub fn stop(&mut self) -> Result<(), MapError> {
+        self.0.set(0, 0, 0)
+    }
+}

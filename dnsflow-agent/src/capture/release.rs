@@ -1,0 +1,211 @@
+//! Puts a held frame back on the veth that it was taken from.
+//!
+//! The frame leaves through a packet socket (packet(7)) whose packets carry a mark that the TC
+//! program lets pass. Other programs behind it, and the queueing discipline, see the frame as if
+//! it had never been away; the mark stays in the node, because a packet that enters another
+//! network namespace loses it (`skb_scrub_packet` in Linux net/core/skbuff.c).
+//!
+//! Never changes a byte: what the sender left to a device goes into the header that the kernel
+//! takes in front of the frame. The socket never receives, never waits, and nothing is allocated
+//! for a frame.
+
+mod offload;
+
+use std::{
+    io::{self, IoSlice},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType,
+        addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque},
+        sendmsg_addr, socket_with, sockopt,
+    },
+};
+use zerocopy::IntoBytes as _;
+
+use self::offload::{OffloadError, VnetHeader};
+use super::CaptureError;
+
+/// Bytes that may be on their way to the pods. The kernel counts a frame until the pod's stack has
+/// taken it, which mostly is before the call that sent it returns.
+const SEND_BUFFER_LEN: usize = 4 << 20;
+
+/// `PACKET_VNET_HDR`: a header in front of each frame (Linux include/uapi/linux/if_packet.h).
+const PACKET_VNET_HDR: libc::c_int = 15;
+
+/// Where the EtherType stands (IEEE 802.3).
+const ETHERTYPE_AT: usize = 12;
+
+/// The way back.
+#[derive(Debug)]
+pub struct Releaser {
+    socket: OwnedFd,
+}
+
+/// Why a frame is not back on its veth.
+#[derive(Debug, thiserror::Error)]
+pub enum ReleaseError {
+    /// Too much is on its way already. Trying again later can help.
+    #[error("the packet socket's send buffer is full")]
+    Full,
+    /// There is no such interface any more, or it is down.
+    #[error("the interface is gone, or down")]
+    InterfaceGone,
+    /// The frame does not fit the interface, and is none that is cut in segments.
+    #[error("the frame is longer than the interface's MTU")]
+    TooLong,
+    /// The way to the pod was closed.
+    #[error("the frame was dropped on the interface: by its queue, a tc program or the pod's end")]
+    Dropped,
+    /// The frame has a VLAN tag, which no pod's frame has.
+    #[error("the frame has a VLAN tag")]
+    Tagged,
+    /// The frame is to be cut in segments, but is not TCP.
+    #[error("the frame is to be segmented, but is no TCP segment")]
+    NotSegmentable,
+    /// Anything else.
+    #[error("the kernel does not take the frame")]
+    Io(#[source] io::Error),
+}
+
+impl From<OffloadError> for ReleaseError {
+    fn from(error: OffloadError) -> Self {
+        match error {
+            OffloadError::Tagged => Self::Tagged,
+            OffloadError::NotTcp => Self::NotSegmentable,
+        }
+    }
+}
+
+/// What `packet_snd` (Linux net/packet/af_packet.c) answers.
+impl From<Errno> for ReleaseError {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::AGAIN => Self::Full,
+            Errno::NXIO | Errno::NODEV | Errno::NETDOWN => Self::InterfaceGone,
+            Errno::MSGSIZE => Self::TooLong,
+            Errno::NOBUFS => Self::Dropped,
+            error => Self::Io(error.into()),
+        }
+    }
+}
+
+impl Releaser {
+    /// The way back into the interfaces of this network namespace, with this mark on each packet.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel refuses the socket or one of its options.
+    pub fn open(mark: u32) -> Result<Self, CaptureError> {
+        let failed = |operation| {
+            move |source: Errno| CaptureError::Io {
+                operation,
+                source: source.into(),
+            }
+        };
+        let socket = socket_with(
+            AddressFamily::PACKET,
+            SocketType::RAW,
+            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+            // No protocol: nothing is received.
+            None,
+        )
+        .map_err(failed("open a packet socket (it needs CAP_NET_RAW)"))?;
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, mark).map_err(failed(
+            "mark a packet socket's packets (it needs CAP_NET_ADMIN)",
+        ))?;
+        set_option(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)
+            .map_err(failed("set a packet socket's PACKET_VNET_HDR"))?;
+        sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_LEN).map_err(failed(
+            "set a packet socket's send buffer (it needs CAP_NET_ADMIN)",
+        ))?;
+        Ok(Self { socket })
+    }
+
+    /// Puts a frame, Ethernet header first, out of an interface. A TCP segment that devices are to
+    /// cut in smaller ones comes with the length of their data, `gso_size`; any other with zero.
+    ///
+    /// # Errors
+    ///
+    /// Where the frame did not leave. None of them says anything about the next frame.
+    pub fn release(
+        &mut self,
+        ifindex: u32,
+        frame: &[u8],
+        gso_size: u16,
+    ) -> Result<(), ReleaseError> {
+        let header = VnetHeader::of(frame, gso_size)?;
+        sendmsg_addr(
+            &self.socket,
+            &LinkAddress::new(ifindex, frame),
+            &[IoSlice::new(header.as_bytes()), IoSlice::new(frame)],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::empty(),
+        )?;
+        Ok(())
+    }
+}
+
+fn set_option(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: u32,
+) -> Result<(), Errno> {
+    // SAFETY: the value is of the length given, and lives longer than the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}
+
+/// Which interface a frame goes out of.
+struct LinkAddress(libc::sockaddr_ll);
+
+impl LinkAddress {
+    fn new(ifindex: u32, frame: &[u8]) -> Self {
+        // Before Linux 5.1, nobody but the sender says what a raw packet is.
+        let ethertype = frame
+            .get(ETHERTYPE_AT..)
+            .and_then(<[u8]>::first_chunk)
+            .map_or(0, |ethertype| u16::from_ne_bytes(*ethertype));
+        Self(libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: ethertype,
+            sll_ifindex: ifindex.cast_signed(),
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        })
+    }
+}
+
+// SAFETY: what is handed out is a whole `sockaddr_ll`.
+unsafe impl SocketAddrArg for LinkAddress {
+    unsafe fn with_sockaddr<R>(
+        &self,
+        f: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R,
+    ) -> R {
+        let Self(address) = self;
+        f(
+            (&raw const *address).cast(),
+            size_of_val(address) as SocketAddrLen,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Interfaces at which answers count although their question was not seen: those that the program
+//! for questions is not on yet, or has come to just now.
+//!
+//! Never for longer than a question may have been under way by then. Such answers still have to
+//! come from a trusted resolver.
+
+use std::{fmt, time::Duration};
+
+use aya::maps::{HashMap, Map, MapData};
+use tracing::warn;
+
+use super::CaptureError;
+use crate::{clock::now, core::Timestamp};
+
+/// How long a question that was asked before the program came may still be answered: longer than
+/// usual, and short of the 5 s after which resolvers ask again (`timeout` in resolv.conf(5)).
+pub const UNASKED_GRACE: Duration = Duration::from_secs(1);
+
+/// The map `UNASKED_UNTIL`.
+pub(super) struct Unasked(HashMap<MapData, u32, u64>);
+
+impl fmt::Debug for Unasked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unasked").finish_non_exhaustive()
+    }
+}
+
+impl Unasked {
+    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+        let map = HashMap::try_from(map).map_err(|_| CaptureError::Object {
+            what: "UNASKED_UNTIL",
+        })?;
+        Ok(Self(map))
+    }
+
+    /// Before the program for answers is attached.
+    pub(super) fn begin(&mut self, ifindex: u32) {
+        self.set(ifindex, Timestamp::from_nanos(u64::MAX));
+    }
+
+    /// When the program for questions is attached.
+    pub(super) fn end_soon(&mut self, ifindex: u32) {
+        self.set(ifindex, now() + UNASKED_GRACE);
+    }
+
+    fn set(&mut self, ifindex: u32, until: Timestamp) {
+        if let Err(error) = self.0.insert(ifindex, until.as_nanos(), 0) {
+            warn!(
+                ifindex, %error,
+                "an answer to a question that a pod asks before it can be seen will not count"
+            );
+        }
+    }
+}

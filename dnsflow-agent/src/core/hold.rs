@@ -1,0 +1,347 @@
+//! The answers that were taken off the wire until the switch lets the pod use what they say.
+//!
+//! Every frame leaves exactly once: as soon as what it waits for has happened, and at the latest
+//! [`HoldLimits::longest`] after it was captured. Frames of one TCP connection leave in the order
+//! in which they came, so that a frame can wait for those before it; it never makes them wait.
+//! Nothing is ever dropped: where there is no room, a frame is not taken in the first place.
+//!
+//! Only the first frame of each connection is looked at; the cost of a frame is that of a few
+//! look-ups in balanced trees, however many there are.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    time::Duration,
+};
+
+use super::{
+    Timestamp,
+    input::BatchId,
+    limits::{HELD_BYTES_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX, HOLD_LONGEST},
+    tally::{Tally, labels},
+    tcp::ConnectionKey,
+};
+
+/// How long frames are held, and how many.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HoldLimits {
+    /// A frame is held for at most this long, counted from its capture.
+    pub longest: Duration,
+    /// How many frames are held.
+    pub frames: usize,
+    /// How many of them are for one interface: a pod cannot take all room from the others.
+    pub per_interface: usize,
+    /// How many bytes the frames have together.
+    pub bytes: usize,
+}
+
+impl Default for HoldLimits {
+    fn default() -> Self {
+        Self {
+            longest: HOLD_LONGEST,
+            frames: HELD_MAX,
+            per_interface: HELD_PER_INTERFACE_MAX,
+            bytes: HELD_BYTES_MAX,
+        }
+    }
+}
+
+/// A frame that was taken off the wire.
+#[derive(Clone, Copy, Debug)]
+pub struct TakenFrame<'a> {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// When the kernel saw the packet.
+    pub captured_at: Timestamp,
+    /// All of its bytes, Ethernet header first.
+    pub bytes: &'a [u8],
+    /// How many bytes of data each segment gets that devices are to make of it; zero where they
+    /// are not.
+    pub gso_size: u16,
+    /// Its TCP connection; `None` for UDP, whose datagrams need no order.
+    pub connection: Option<ConnectionKey>,
+}
+
+/// What a frame waits for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Wait {
+    /// Nothing: it leaves at once, behind the frames of its connection.
+    Nothing,
+    /// A point in time: its flows are in the switch, but were not for long.
+    Until(Timestamp),
+    /// A batch of changes, and the time for it to settle ([`HoldQueue::applied`]). Of several
+    /// batches, the last one: they take effect in their order.
+    Batch(BatchId),
+}
+
+/// There is no room for another frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("no room for another frame to be held")]
+pub struct Full;
+
+/// A frame to be put back now.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Released {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// When the kernel saw the packet.
+    pub captured_at: Timestamp,
+    /// Its bytes, as they were taken.
+    pub bytes: Box<[u8]>,
+    /// As it was taken.
+    pub gso_size: u16,
+    /// Why now.
+    pub why: HoldEvent,
+}
+
+labels! {
+    /// What became of a frame.
+    HoldEvent {
+        /// It was held.
+        Held = "held",
+        /// Put back: it waited for nothing but the frames before it.
+        Free = "free",
+        /// Put back: what it waited for has happened.
+        Applied = "applied",
+        /// Put back: it was held for as long as is allowed, or stood before such a frame.
+        Overrun = "overrun",
+        /// Not held: too many were.
+        Full = "full",
+    }
+}
+
+/// A frame that is held.
+#[derive(Debug)]
+struct Held {
+    frame: Released,
+    wait: Wait,
+    connection: Option<ConnectionKey>,
+    /// When what it waits for has happened, if that is known.
+    ready: Option<Timestamp>,
+    /// When it leaves in any case: not after a later frame of its connection has to.
+    deadline: Timestamp,
+}
+
+impl Held {
+    /// When it leaves, if no frame stands before it.
+    fn due(&self) -> Timestamp {
+        self.ready
+            .map_or(self.deadline, |ready| ready.min(self.deadline))
+    }
+
+    fn why(&self) -> HoldEvent {
+        match (self.wait, self.ready) {
+            (Wait::Nothing, _) => HoldEvent::Free,
+            (_, Some(ready)) if ready <= self.deadline => HoldEvent::Applied,
+            _ => HoldEvent::Overrun,
+        }
+    }
+}
+
+/// The place of a frame in the order in which they came.
+type Number = u64;
+
+/// The frames that are held.
+#[derive(Debug, Default)]
+pub struct HoldQueue {
+    limits: HoldLimits,
+    frames: HashMap<Number, Held>,
+    next: Number,
+    bytes: usize,
+    of_interface: HashMap<u32, usize>,
+    /// The frames without others before them, by the time at which they leave.
+    due: BTreeSet<(Timestamp, Number)>,
+    waiting: BTreeSet<(BatchId, Number)>,
+    connections: HashMap<ConnectionKey, VecDeque<Number>>,
+    events: Tally<HoldEvent>,
+}
+
+impl HoldQueue {
+    /// Holds nothing yet.
+    pub fn new(limits: HoldLimits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a frame of this connection has to wait for others.
+    pub fn has_frames_of(&self, connection: &ConnectionKey) -> bool {
+        self.connections.contains_key(connection)
+    }
+
+    /// Holds a frame.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no room. The frame has then to be put back by the caller, behind what
+    /// [`HoldQueue::take_due`] gives: all frames of its connection are due.
+    pub fn hold(&mut self, frame: &TakenFrame<'_>, wait: Wait, now: Timestamp) -> Result<(), Full> {
+        let of_interface = self.of_interface.entry(frame.ifindex).or_default();
+        if self.frames.len() >= self.limits.frames
+            || *of_interface >= self.limits.per_interface
+            || self.bytes + frame.bytes.len() > self.limits.bytes
+        {
+            if *of_interface == 0 {
+                self.of_interface.remove(&frame.ifindex);
+            }
+            self.events.count(HoldEvent::Full);
+            if let Some(connection) = frame.connection {
+                self.hurry(&connection, now);
+            }
+            return Err(Full);
+        }
+        *of_interface += 1;
+        self.bytes += frame.bytes.len();
+        let number = self.next;
+        self.next += 1;
+        let deadline = frame.captured_at + self.limits.longest;
+        let ready = match wait {
+            Wait::Nothing => Some(frame.captured_at),
+            Wait::Until(at) => Some(at),
+            Wait::Batch(batch) => {
+                self.waiting.insert((batch, number));
+                None
+            }
+        };
+        let held = Held {
+            frame: Released {
+                ifindex: frame.ifindex,
+                captured_at: frame.captured_at,
+                bytes: frame.bytes.into(),
+                gso_size: frame.gso_size,
+                why: HoldEvent::Held,
+            },
+            wait,
+            connection: frame.connection,
+            ready,
+            deadline,
+        };
+        let mut is_first = true;
+        if let Some(connection) = &frame.connection {
+            self.hurry(connection, deadline);
+            let queue = self.connections.entry(*connection).or_default();
+            is_first = queue.is_empty();
+            queue.push_back(number);
+        }
+        if is_first {
+            self.due.insert((held.due(), number));
+        }
+        self.frames.insert(number, held);
+        self.events.count(HoldEvent::Held);
+        Ok(())
+    }
+
+    /// A batch is done: the frames that waited for it leave after `settle`. One that the switch
+    /// refused is done, too; there is nothing to settle then.
+    pub fn applied(&mut self, batch: BatchId, settle: Duration, now: Timestamp) {
+        while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
+            && of == batch
+        {
+            self.waiting.remove(&(of, number));
+            self.change(number, |held| held.ready = Some(now + settle));
+        }
+    }
+
+    /// When [`HoldQueue::take_due`] has something to give, or had before.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// The frames to be put back at `now`, in this order. With a time that never comes, all of
+    /// them.
+    pub fn take_due(&mut self, now: Timestamp) -> impl Iterator<Item = Released> {
+        std::iter::from_fn(move || {
+            let (at, number) = *self.due.first()?;
+            if at > now {
+                return None;
+            }
+            self.due.pop_first();
+            self.leave(number)
+        })
+    }
+
+    /// How many frames are held.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// How many bytes the frames have together.
+    pub fn bytes_held(&self) -> usize {
+        self.bytes
+    }
+
+    /// What happened so far.
+    pub fn events(&self) -> &Tally<HoldEvent> {
+        &self.events
+    }
+
+    /// Sees to it that all frames of a connection can leave by this time.
+    fn hurry(&mut self, connection: &ConnectionKey, deadline: Timestamp) {
+        let Some(queue) = self.connections.get(connection) else {
+            return;
+        };
+        // Deadlines do not fall along a connection: those before one that is early are early.
+        let is_late = |number: &&Number| {
+            let held = self.frames.get(*number);
+            held.is_some_and(|held| held.deadline > deadline)
+        };
+        let late: Vec<Number> = queue.iter().rev().take_while(is_late).copied().collect();
+        for number in late {
+            self.change(number, |held| held.deadline = deadline);
+        }
+    }
+
+    /// Changes when a frame is due.
+    fn change(&mut self, number: Number, change: impl FnOnce(&mut Held)) {
+        let Some(held) = self.frames.get_mut(&number) else {
+            return;
+        };
+        let was_first = self.due.remove(&(held.due(), number));
+        change(held);
+        if was_first {
+            self.due.insert((held.due(), number));
+        }
+    }
+
+    /// Gives up a frame that no other stands before, and that is no longer among those that are
+    /// due.
+    fn leave(&mut self, number: Number) -> Option<Released> {
+        let held = self.frames.remove(&number)?;
+        let why = held.why();
+        if let Wait::Batch(batch) = held.wait {
+            self.waiting.remove(&(batch, number));
+        }
+        if let Some(count) = self.of_interface.get_mut(&held.frame.ifindex) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_interface.remove(&held.frame.ifindex);
+            }
+        }
+        self.bytes -= held.frame.bytes.len();
+        if let Some(connection) = held.connection
+            && let Some(queue) = self.connections.get_mut(&connection)
+        {
+            queue.pop_front();
+            match queue.front() {
+                None => {
+                    self.connections.remove(&connection);
+                }
+                Some(next) => {
+                    if let Some(following) = self.frames.get(next) {
+                        self.due.insert((following.due(), *next));
+                    }
+                }
+            }
+        }
+        self.events.count(why);
+        Some(Released { why, ..held.frame })
+    }
+}
+
+#[cfg(test)]
+mod tests;

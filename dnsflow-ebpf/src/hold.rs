@@ -1,0 +1,45 @@
+//! Which answers are taken off the wire until the agent puts them back.
+
+use dnsflow_common::{key::SCOPE_EMPTY, record::MAX_CAPTURE, walk::Reader as _};
+
+use crate::{
+    found::{Found, Kind},
+    maps,
+    skb::Frame,
+    trust::now_ns,
+};
+
+/// Whether to hold this answer, which is trusted and which a rule mentions or may mention. Never
+/// where the agent has not said lately that it is well, or could not put the frame back as it is.
+#[inline(always)]
+pub fn holds(frame: &Frame<'_>, found: &Found) -> bool {
+    let Some(until_ns) = maps::HOLD_UNTIL.get(0) else {
+        return false;
+    };
+    // SAFETY: the context is the kernel's.
+    let (vlan, gso_size) = unsafe {
+        let skb = frame.ctx.skb.skb;
+        ((*skb).vlan_present, (*skb).gso_size)
+    };
+    let fits = vlan == 0 && frame.len() <= MAX_CAPTURE as u32;
+    let kind = match found.kind() {
+        Kind::Message => !found.is_first_fragment() && gso_size == 0,
+        // What opens a connection carries no answer.
+        Kind::Segment => !found.is_syn(),
+        Kind::Later => false,
+    };
+    // An interface without a scope has no filter: all names, mentioned or not, come to here.
+    // SAFETY: the value is a number that is only ever replaced.
+    let has_names = match unsafe { maps::SCOPES.get(&frame.ifindex()) } {
+        Some(scope) => *scope & SCOPE_EMPTY == 0,
+        None => false,
+    };
+    fits && kind && has_names && now_ns() < *until_ns
+}
+
+/// Whether the agent has put this frame back.
+#[inline(always)]
+pub fn is_released(frame: &Frame<'_>) -> bool {
+    // SAFETY: the context is the kernel's.
+    maps::is_release_mark(unsafe { (*frame.ctx.skb.skb).mark })
+}

@@ -1,0 +1,149 @@
+//! Which answers are taken off the wire.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use dnsflow_agent::{
+    capture::Options,
+    clock::now,
+    core::{Timestamp, input::ScopeId},
+};
+use dnsflow_common::{
+    Reason,
+    walk::{TCP_ACK, TCP_FIN, TCP_SYN},
+};
+use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
+
+use crate::{Loaded, load, test_run::query_of};
+
+/// The interface that programs under test run on.
+const IFINDEX: u32 = 1;
+const SCOPE: ScopeId = ScopeId(7);
+
+fn answer(name: &str) -> Frame {
+    Frame::to_pod(Answer::new(name, &[Ipv4Addr::new(192, 0, 2, 1)]).build())
+}
+
+fn segment(flags: u8) -> Frame {
+    Frame {
+        transport: Transport::Tcp {
+            seq: 7,
+            flags,
+            options: 0,
+        },
+        ..answer("example.org")
+    }
+}
+
+impl Loaded {
+    fn beat(&mut self, at: Timestamp) {
+        self.capture
+            .heartbeat
+            .beat(at)
+            .expect("the kernel has the map");
+    }
+
+    /// What becomes of an answer that was asked for.
+    #[track_caller]
+    fn asked(&mut self, answer: &Frame) -> Reason {
+        self.ask(&query_of(answer).build());
+        let (reason, captured) = self.run_once(&answer.build());
+        if let Some(captured) = captured {
+            assert_eq!(captured.bytes, answer.build());
+            assert_eq!(captured.held, reason == Reason::Held);
+        }
+        reason
+    }
+}
+
+/// With a scope that has a name, and an agent that is well.
+fn holding() -> Option<Loaded> {
+    let mut program = load(&Options::default())?;
+    let names = ["example.com".parse().expect("a name")];
+    program.capture.names.set_names(SCOPE, &names);
+    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    program.beat(now());
+    Some(program)
+}
+
+#[test]
+fn what_a_rule_mentions_is_held() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    for answer in [answer("www.example.com"), answer("EXAMPLE.com").over_v6()] {
+        assert_eq!(program.asked(&answer), Reason::Held);
+    }
+    let deep = format!("{}example.org", "a.".repeat(17));
+    assert_eq!(program.asked(&answer(&deep)), Reason::Held, "perhaps");
+    assert_eq!(program.asked(&answer("example.org")), Reason::NoRule);
+}
+
+#[test]
+fn segments_are_held_but_for_the_first_of_a_connection() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    for (flags, reason) in [
+        (TCP_ACK, Reason::Held),
+        (TCP_ACK | TCP_FIN, Reason::Held),
+        (TCP_SYN | TCP_ACK, Reason::Captured),
+    ] {
+        assert_eq!(program.run_once(&segment(flags).build()).0, reason);
+    }
+    program.capture.names.set_names(SCOPE, &[]);
+    let (reason, _) = program.run_once(&segment(TCP_ACK).build());
+    assert_eq!(reason, Reason::Captured, "no rule mentions any name");
+}
+
+#[test]
+fn an_agent_that_is_not_well_holds_nothing() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    let answer = answer("example.com");
+    let long_ago = now()
+        .checked_sub(Duration::from_secs(1))
+        .expect("after the start");
+    program.beat(long_ago);
+    assert_eq!(program.asked(&answer), Reason::Captured, "it is stuck");
+    program.beat(now());
+    assert_eq!(program.asked(&answer), Reason::Held);
+    program
+        .capture
+        .heartbeat
+        .stop()
+        .expect("the kernel has the map");
+    assert_eq!(program.asked(&answer), Reason::Captured, "it has stopped");
+}
+
+#[test]
+fn an_interface_without_a_filter_holds_nothing() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    program.capture.names.set_scope(IFINDEX, None);
+    assert_eq!(program.asked(&answer("example.com")), Reason::Captured);
+    let (reason, _) = program.run_once(&segment(TCP_ACK).build());
+    assert_eq!(reason, Reason::Captured);
+}
+
+#[test]
+fn fragments_are_not_held() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    let mut first = answer("example.com");
+    first.payload.resize(1200 - 8, 0);
+    let first = Frame {
+        transport: Transport::Udp { len: Some(2408) },
+        fragment: Some(Fragment {
+            id: 9,
+            offset: 0,
+            more: true,
+        }),
+        extensions: vec![Extension::Fragment],
+        ..first
+    };
+    program.ask(&query_of(&first).build());
+    assert_eq!(program.run_once(&first.build()).0, Reason::Captured);
+}

@@ -1,0 +1,413 @@
+//! Frames that are taken off the way between two real stacks, with all that veths leave to
+//! devices, and put back by the releaser.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use dnsflow_agent::capture::{ReleaseError, Releaser};
+use dnsflow_tests::{
+    frames::{Answer, Frame},
+    process::wait_until,
+    support::{not_run, this_test},
+};
+
+use crate::netns::{Elsewhere, add_veth, ifindex, in_new_netns, remove_link};
+
+const MARK: u32 = 0x646e_7366;
+const MTU: u32 = 1500;
+/// Nothing takes longer here, unless it never comes.
+const LIMIT: Duration = Duration::from_secs(10);
+/// `struct virtio_net_hdr` (Linux include/uapi/linux/virtio_net.h).
+const VNET_HEADER_LEN: usize = 10;
+const NEEDS_CSUM: u8 = 1;
+// Linux include/uapi/linux/if_packet.h.
+const PACKET_VNET_HDR: i32 = 15;
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+fn addresses(v6: bool) -> (IpAddr, IpAddr) {
+    let [server, pod] = match v6 {
+        false => ["192.0.2.53", "192.0.2.5"],
+        true => ["fd00::53", "fd00::5"],
+    };
+    let parse = |text: &str| text.parse().expect("an address");
+    (parse(server), parse(pod))
+}
+
+/// A packet socket that gives the kernel's header with each frame.
+struct Tap(OwnedFd);
+
+impl Tap {
+    fn open(name: &str, option: (i32, u32)) -> Self {
+        // SAFETY: plain integers; the descriptor is new and ours.
+        let socket = unsafe {
+            let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            assert_ne!(fd, -1, "{}", io::Error::last_os_error());
+            OwnedFd::from_raw_fd(fd)
+        };
+        for (option, value) in [(PACKET_VNET_HDR, 1u32), option] {
+            // SAFETY: the value is of the length given.
+            let set = unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_PACKET,
+                    option,
+                    (&raw const value).cast(),
+                    4,
+                )
+            };
+            assert_eq!(set, 0, "{}", io::Error::last_os_error());
+        }
+        // SAFETY: all zero is a valid address.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = ifindex(name) as i32;
+        // SAFETY: the address is of the length given.
+        let bound = unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of_val(&address) as u32,
+            )
+        };
+        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(Duration::from_millis(50)),
+        )
+        .expect("a timeout");
+        Self(socket)
+    }
+
+    /// What comes in.
+    fn open_incoming(name: &str) -> Self {
+        Self::open(name, (PACKET_IGNORE_OUTGOING, 1))
+    }
+
+    /// The next frame behind its header, if one comes soon.
+    fn read(&self) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; 1 << 17];
+        let len = rustix::io::read(&self.0, &mut bytes[..]).ok()?;
+        bytes.truncate(len);
+        Some(bytes)
+    }
+}
+
+/// A frame as it was taken off the way to the pod.
+#[derive(Clone, Debug)]
+struct Taken {
+    /// What the kernel says that it lacks.
+    flags: u8,
+    gso_size: u16,
+    frame: Vec<u8>,
+}
+
+/// A server and a pod in namespaces of their own, and between them a node that takes every frame
+/// off the wire.
+struct Node {
+    server: Elsewhere,
+    pod: Elsewhere,
+}
+
+impl Node {
+    /// Makes it in this thread's namespace.
+    fn new() -> Self {
+        let node = Self {
+            server: Elsewhere::new(),
+            pod: Elsewhere::new(),
+        };
+        add_veth("server-host", "server", MTU);
+        add_veth("pod-host", "pod", MTU);
+        let (server, pod) = (addresses(false), addresses(true));
+        node.server.adopt("server", &[(server.0, 24), (pod.0, 64)]);
+        node.pod.adopt("pod", &[(server.1, 24), (pod.1, 64)]);
+        node
+    }
+
+    /// Carries frames to and fro while `f` runs; those to the pod by the releaser, after `change`.
+    /// Gives what was put back.
+    fn carry<T>(
+        &self,
+        change: impl Fn(&mut Vec<u8>) + Sync,
+        f: impl FnOnce(&Self) -> T,
+    ) -> (T, Vec<Taken>) {
+        let (server, pod) = (
+            Tap::open_incoming("server-host"),
+            Tap::open_incoming("pod-host"),
+        );
+        let over = AtomicBool::new(false);
+        let taken = Mutex::new(Vec::new());
+        let mut releaser = Releaser::open(MARK).expect("a packet socket");
+        let result = thread::scope(|scope| {
+            scope.spawn(|| {
+                let ifindex = ifindex("pod-host");
+                while !over.load(Ordering::Relaxed) {
+                    let Some(mut bytes) = server.read() else {
+                        continue;
+                    };
+                    let mut frame = bytes.split_off(VNET_HEADER_LEN);
+                    change(&mut frame);
+                    let gso_size = u16::from_ne_bytes([bytes[4], bytes[5]]);
+                    releaser
+                        .release(ifindex, &frame, gso_size)
+                        .expect("the frame leaves");
+                    let flags = bytes[0];
+                    taken.lock().expect("not poisoned").push(Taken {
+                        flags,
+                        gso_size,
+                        frame,
+                    });
+                }
+            });
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    if let Some(frame) = pod.read() {
+                        rustix::io::write(&server.0, &frame).expect("the frame leaves");
+                    }
+                }
+            });
+            // The carriers end also where this panics.
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(self)));
+            over.store(true, Ordering::Relaxed);
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        (result, taken.into_inner().expect("not poisoned"))
+    }
+
+    /// A counter of the pod's UDP: `InCsumErrors` or `InDatagrams`.
+    fn pod_udp(&self, v6: bool, counter: &str) -> u64 {
+        self.pod
+            .run(|| match v6 {
+                false => {
+                    let text = fs::read_to_string("/proc/thread-self/net/snmp").expect("counters");
+                    let mut lines = text.lines().filter(|line| line.starts_with("Udp: "));
+                    let (names, values) = (lines.next(), lines.next());
+                    let names = names.into_iter().flat_map(str::split_whitespace);
+                    let values = values.into_iter().flat_map(str::split_whitespace);
+                    let found = names.zip(values).find(|(name, _)| *name == counter);
+                    found.and_then(|(_, value)| value.parse().ok())
+                }
+                true => {
+                    let text = fs::read_to_string("/proc/thread-self/net/snmp6").expect("counters");
+                    text.lines()
+                        .filter_map(|line| line.strip_prefix("Udp6")?.strip_prefix(counter))
+                        .find_map(|value| value.trim().parse().ok())
+                }
+            })
+            .expect("the counter")
+    }
+}
+
+/// Runs a test on such a node, once with each family.
+fn on_a_node(test: impl Fn(&Node, bool) + Send + Sync) {
+    for v6 in [false, true] {
+        in_new_netns(|| {
+            if let Err(error) = Releaser::open(MARK) {
+                not_run(&this_test(), error);
+                return;
+            }
+            test(&Node::new(), v6);
+        });
+    }
+}
+
+fn answer() -> Vec<u8> {
+    Answer::new("www.example.com", &["198.51.100.7".parse().expect("v4")]).build()
+}
+
+/// A socket of the server, one of the pod, and its address.
+fn sockets(node: &Node, v6: bool) -> (UdpSocket, UdpSocket, SocketAddr) {
+    let (server, pod) = addresses(v6);
+    let server = node.server.run(|| UdpSocket::bind((server, 53)));
+    let pod = node.pod.run(|| UdpSocket::bind((pod, 40_000)));
+    let (server, pod) = (server.expect("a socket"), pod.expect("a socket"));
+    pod.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    let address = pod.local_addr().expect("an address");
+    (server, pod, address)
+}
+
+fn is_to(frame: &[u8], port: u16) -> bool {
+    // Neither has IP options here.
+    let at = if frame.get(12) == Some(&0x08) { 36 } else { 56 };
+    frame.get(at..at + 2) == Some(&port.to_be_bytes())
+}
+
+#[test]
+fn an_answer_without_its_checksum_arrives() {
+    on_a_node(|node, v6| {
+        let (received, taken) = node.carry(
+            |_| {},
+            |node| {
+                let (server, pod, address) = sockets(node, v6);
+                server.send_to(&answer(), address).expect("sent");
+                let mut buffer = [0; 2000];
+                let (len, from) = pod.recv_from(&mut buffer).expect("the answer arrives");
+                assert_eq!(from.port(), 53);
+                assert_eq!(&buffer[..len], answer());
+                address.port()
+            },
+        );
+        let taken = taken.iter().find(|taken| is_to(&taken.frame, received));
+        let flags = taken.expect("it was put back").flags;
+        assert_eq!(flags, NEEDS_CSUM, "the veth left the checksum to a device");
+        assert_eq!(node.pod_udp(v6, "InCsumErrors"), 0);
+    });
+}
+
+#[test]
+fn what_the_network_spoilt_arrives_spoilt() {
+    on_a_node(|node, v6| {
+        // Complete, and then one bit wrong.
+        let spoil = |frame: &mut Vec<u8>| {
+            if frame.ends_with(&answer()) {
+                let at = frame.len() - answer().len() - 2;
+                frame[at..at + 2].copy_from_slice(&[0x12, 0x34]);
+            }
+        };
+        node.carry(spoil, |node| {
+            let (server, _pod, address) = sockets(node, v6);
+            server.send_to(&answer(), address).expect("sent");
+            wait_until("the checksum's error", LIMIT, || {
+                Ok(node.pod_udp(v6, "InCsumErrors") == 1)
+            })
+            .expect("it is counted");
+        });
+    });
+}
+
+#[test]
+fn a_stream_in_long_segments_arrives() {
+    on_a_node(|node, v6| {
+        let stream: Vec<u8> = (0..1_000_000u32).map(|at| (at / 7) as u8).collect();
+        let (port, taken) = node.carry(
+            |_| {},
+            |node| {
+                let (server, _) = addresses(v6);
+                let listener = node.server.run(|| TcpListener::bind((server, 53)));
+                let listener = listener.expect("a socket");
+                let server = SocketAddr::new(server, 53);
+                let pod = node.pod.run(|| TcpStream::connect_timeout(&server, LIMIT));
+                let mut pod = pod.expect("connected");
+                pod.set_read_timeout(Some(LIMIT)).expect("a timeout");
+                let (mut server, _) = listener.accept().expect("connected");
+                server.set_write_timeout(Some(LIMIT)).expect("a timeout");
+                thread::scope(|scope| {
+                    scope.spawn(|| server.write_all(&stream).expect("sent"));
+                    let mut received = vec![0; stream.len()];
+                    pod.read_exact(&mut received).expect("the stream arrives");
+                    assert!(received == stream);
+                });
+                pod.local_addr().expect("an address").port()
+            },
+        );
+        let long = |taken: &&Taken| taken.gso_size > 0 && taken.frame.len() > MTU as usize + 14;
+        let long = taken.iter().filter(long).count();
+        assert!(long > 0, "no long segment to {port} among {}", taken.len());
+    });
+}
+
+/// A frame that an interface of any namespace takes.
+fn any_frame() -> Frame {
+    Frame::to_pod(answer())
+}
+
+#[test]
+fn a_frame_leaves_with_its_bytes_and_the_mark() {
+    in_new_netns(|| {
+        add_veth("pod-host", "pod", MTU);
+        let Ok(mut releaser) = Releaser::open(MARK) else {
+            not_run(&this_test(), "no packet socket may be opened");
+            return;
+        };
+        let marked = Tap::open("pod-host", (PACKET_IGNORE_OUTGOING, 0));
+        let pod = Tap::open_incoming("pod");
+        only_with_mark(&marked, MARK);
+        let frame = any_frame().build();
+        releaser
+            .release(ifindex("pod-host"), &frame, 0)
+            .expect("released");
+        for tap in [&marked, &pod] {
+            let mut found = None;
+            wait_until("the frame", LIMIT, || {
+                found = tap.read();
+                Ok(found
+                    .as_ref()
+                    .is_some_and(|found| found[VNET_HEADER_LEN..] == frame))
+            })
+            .expect("it comes");
+        }
+    });
+}
+
+/// Lets a tap see only packets with this mark.
+fn only_with_mark(tap: &Tap, mark: u32) {
+    // `SKF_AD_OFF + SKF_AD_MARK` (Linux include/uapi/linux/filter.h).
+    let mark_at = (-0x1000i32 + 20).cast_unsigned();
+    let instruction = |code: u16, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    // Load the word; if it is the mark, take all of the frame; else nothing.
+    let mut filter = [
+        instruction(0x20, 0, 0, mark_at),
+        instruction(0x15, 0, 1, mark),
+        instruction(0x06, 0, 0, u32::MAX),
+        instruction(0x06, 0, 0, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: the program and its instructions live longer than the call.
+    let set = unsafe {
+        libc::setsockopt(
+            tap.0.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of_val(&program) as u32,
+        )
+    };
+    assert_eq!(set, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn what_cannot_leave_says_why() {
+    in_new_netns(|| {
+        add_veth("pod-host", "pod", MTU);
+        let Ok(mut releaser) = Releaser::open(MARK) else {
+            not_run(&this_test(), "no packet socket may be opened");
+            return;
+        };
+        let host = ifindex("pod-host");
+        let mut long = any_frame();
+        long.payload.resize(MTU as usize, 0);
+        let long = long.build();
+        let error = releaser.release(host, &long, 0).expect_err("too long");
+        assert!(matches!(error, ReleaseError::TooLong), "{error:?}");
+
+        let mut tagged = any_frame();
+        tagged.tags.push((0x8100, 5));
+        let error = releaser.release(host, &tagged.build(), 0);
+        assert!(matches!(error, Err(ReleaseError::Tagged)), "{error:?}");
+
+        let error = releaser.release(host, &any_frame().build(), 500);
+        let not_segmentable = matches!(error, Err(ReleaseError::NotSegmentable));
+        assert!(not_segmentable, "{error:?}");
+
+        remove_link("pod-host");
+        let error = releaser.release(host, &any_frame().build(), 0);
+        assert!(
+            matches!(error, Err(ReleaseError::InterfaceGone)),
+            "{error:?}"
+        );
+    });
+}

@@ -1,0 +1,124 @@
+//! Answers wait for their flows: no first packet is lost, and DNS works whatever happens to the agent
+//! or the switch meanwhile.
+
+use std::{
+    net::Ipv4Addr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use dnsflow_agent::capture::UNASKED_GRACE;
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, relay::Relay};
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Long enough for something to happen meanwhile.
+const HOLD_MAX: Duration = Duration::from_millis(900);
+
+fn web(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(203, 0, 113, last)
+}
+
+/// A name for each web server, and ns1 may reach them all by name.
+fn firewall(lab: &Lab) {
+    let records: Vec<String> = (1..=8)
+        .map(|last| format!("h{last}.example.com. 30 IN A {}", web(last)))
+        .collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    lab.serve_dns(&records).expect("it listens");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+}
+
+/// How many SYNs were sent again in the pod, ever (`TCPSynRetrans`, Linux `net/ipv4/proc.c`).
+fn syns_sent_again(lab: &Lab) -> u64 {
+    let file = lab
+        .pod("ns1_pod1")
+        .run("cat", &["/proc/net/netstat"])
+        .expect("it can be read");
+    let lines: Vec<Vec<&str>> = file
+        .lines()
+        .filter(|line| line.starts_with("TcpExt:"))
+        .map(|line| line.split(' ').collect())
+        .collect();
+    let at = lines[0].iter().position(|name| *name == "TCPSynRetrans");
+    lines[1][at.expect("the kernel counts them")]
+        .parse()
+        .expect("a number")
+}
+
+#[test]
+fn no_first_packet_is_lost() {
+    let lab = lab!("hold-first", agent);
+    firewall(&lab);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let before = syns_sent_again(&lab);
+    for last in 1..=8 {
+        let url = format!("http://h{last}.example.com/");
+        let fetched = lab.pod("ns1_pod1").fetch(&url, PATIENT);
+        assert!(fetched.expect("curl runs").result.is_ok(), "{url}");
+    }
+    assert_eq!(syns_sent_again(&lab), before);
+}
+
+/// The agent behind a relay, with everything in place, and the relay silent: the next answer is held.
+fn in_the_middle_of_holding(lab: &Lab) -> (dnsflow_tests::agent::Agent, Relay) {
+    firewall(lab);
+    let relay = Relay::start(lab.socket("relay.mgmt"), lab.socket("br-int.mgmt"));
+    let relay = relay.expect("a relay");
+    let hold_max = HOLD_MAX.as_millis().to_string();
+    let agent = lab.start_agent_behind(&relay, &["--hold-max", &hold_max]);
+    let agent = agent.expect("the agent is ready");
+    assert!(resolves(lab, 1), "while all is well");
+    relay.be_silent(true);
+    (agent, relay)
+}
+
+fn resolves(lab: &Lab, last: u8) -> bool {
+    let name = format!("h{last}.example.com");
+    let told = lab.pod("ns1_pod1").resolve(&name);
+    told.is_ok_and(|told| told == [web(last)])
+}
+
+#[test]
+fn without_the_switch_an_answer_is_released_at_hold_max() {
+    let lab = lab!("hold-switch", agent);
+    let (_agent, relay) = in_the_middle_of_holding(&lab);
+    let start = Instant::now();
+    assert!(resolves(&lab, 2));
+    assert!(start.elapsed() >= HOLD_MAX, "{:?}", start.elapsed());
+    assert!(resolves(&lab, 1), "what is installed waits for nothing");
+    // It was only late.
+    relay.be_silent(false);
+    lab.wait_flows("the address", |flows| {
+        flows.iter().any(|flow| flow.contains(&web(2).to_string()))
+    })
+    .expect("the flows come");
+}
+
+#[test]
+fn after_a_crash_in_the_middle_of_holding_dns_works_on_the_next_try() {
+    let lab = lab!("hold-crash", agent);
+    let (agent, _relay) = in_the_middle_of_holding(&lab);
+    thread::scope(|scope| {
+        let lost = scope.spawn(|| resolves(&lab, 2));
+        thread::sleep(HOLD_MAX / 3);
+        agent.kill().expect("it is killed");
+        assert!(!lost.join().expect("no panic"), "it was held");
+    });
+    assert!(resolves(&lab, 2));
+}
+
+#[test]
+fn a_stuck_agent_holds_nothing_after_a_second() {
+    let lab = lab!("hold-stuck", agent);
+    firewall(&lab);
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    // Otherwise the answer would count as one to a question that was not seen, which is another matter.
+    thread::sleep(UNASKED_GRACE);
+    agent.freeze().expect("it is stopped");
+    thread::sleep(Duration::from_secs(1));
+    for last in 1..=3 {
+        assert!(resolves(&lab, last), "h{last}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Who shares an address that a pod was told, and how many addresses there may be.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use dnsflow_tests::{
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    pod::{DNS, PodSpec, Transport},
+    process::wait_until,
+};
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+const LIMIT: Duration = Duration::from_secs(20);
+/// About what the long page brings in half a second.
+const SOME: u64 = 160 << 10;
+
+/// The namespace may reach example.com and what is below it, and nothing else.
+fn firewall(lab: &Lab, namespace: &str) {
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall(namespace, &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+}
+
+fn fetch(lab: &Lab, pod: &str, limit: Duration) -> Result<String, String> {
+    let fetched = lab.pod(pod).fetch("http://203.0.113.2/", limit);
+    fetched.expect("curl runs").result
+}
+
+fn leads_to(flows: &[String], address: Ipv4Addr) -> bool {
+    let destination = format!("nw_dst={address} ");
+    flows.iter().any(|flow| flow.contains(&destination))
+}
+
+#[test]
+fn a_namespace_shares_what_one_of_its_pods_was_told() {
+    let lab = lab!("limits-scope", agent);
+    for namespace in ["ns1", "ns2"] {
+        firewall(&lab, namespace);
+    }
+    let _agent = lab
+        .start_agent(&["--scope", "namespace"])
+        .expect("the agent is ready");
+    let blocked = fetch(&lab, "ns1_pod2", BLOCKED);
+    assert!(blocked.is_err(), "nobody has asked: {blocked:?}");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    for pod in ["ns1_pod1", "ns1_pod2"] {
+        fetch(&lab, pod, PATIENT).unwrap_or_else(|error| panic!("{pod}: {error}"));
+    }
+    let later = PodSpec::new("ns1", "pod3", [10, 244, 0, 8].into());
+    lab.add_pod(&later).expect("the pod is created");
+    lab.wait_wired(&later.lsp()).expect("OVN wires it");
+    fetch(&lab, "ns1_pod3", PATIENT).expect("a pod that comes later has a share");
+    let blocked = fetch(&lab, "ns2_pod1", BLOCKED);
+    assert!(blocked.is_err(), "another namespace: {blocked:?}");
+    let flows = lab.dnsflow_flows().expect("the dump runs");
+    for (pod, expected) in [(5, 2), (6, 2), (7, 0), (8, 2)] {
+        let source = format!("nw_src=10.244.0.{pod},");
+        let found = flows.iter().filter(|flow| flow.contains(&source)).count();
+        assert_eq!(found, expected, "of 10.244.0.{pod}: {flows:#?}");
+    }
+}
+
+const PER_NAME: usize = 4;
+const PER_POD: usize = 12;
+/// For new and for established connections.
+const FLOWS_PER_ADDRESS: usize = 2;
+/// Addresses of one name, and names with one address.
+const MANY: u8 = 200;
+
+#[test]
+fn caps_hold_and_spare_what_is_in_use() {
+    let lab = lab!("limits-caps", agent);
+    firewall(&lab, "ns1");
+    let _agent = lab
+        .start_agent(&[
+            "--max-addresses-per-name",
+            &PER_NAME.to_string(),
+            "--max-leases-per-pod",
+            &PER_POD.to_string(),
+        ])
+        .expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    // Nobody has counted its packets when the caps are reached.
+    let mut download = pod.download("www.example.com").expect("curl starts");
+    download.goes_on(1).expect("the rule allows it");
+    let in_use = Ipv4Addr::new(203, 0, 113, 2);
+    let holds = |addresses: usize| {
+        lab.wait_flows("the flows of so many addresses", |flows| {
+            flows.len() == addresses * FLOWS_PER_ADDRESS && leads_to(flows, in_use)
+        })
+        .expect("they are there");
+    };
+
+    // 198.18.0.0/15 is for benchmarks (RFC 2544); nobody has these.
+    let mut zone: Vec<String> = (1..=MANY)
+        .map(|n| format!("www.example.com. 3600 IN A 198.18.0.{n}"))
+        .collect();
+    zone.extend((1..=MANY).map(|n| format!("n{n}.example.com. 3600 IN A 198.18.1.{n}")));
+    let zone: Vec<&str> = zone.iter().map(String::as_str).collect();
+    lab.serve_dns(&zone).expect("the server starts");
+    let told: Vec<Ipv4Addr> = pod
+        .ask(Transport::Edns, DNS, "A", &["www.example.com"])
+        .expect("the name is known");
+    assert_eq!(told.len(), usize::from(MANY));
+    holds(PER_NAME);
+    let names: Vec<String> = (1..=MANY).map(|n| format!("n{n}.example.com")).collect();
+    let told: Vec<Ipv4Addr> = pod.resolve_all("A", &names).expect("they are known");
+    assert_eq!(told.len(), usize::from(MANY));
+    holds(PER_POD);
+    download.goes_on(SOME).expect("it is in use");
+
+    // Once the agent knows which are out of use, one of those makes room.
+    let last = Ipv4Addr::new(198, 18, 1, MANY);
+    wait_until("room for one more", LIMIT, || {
+        pod.resolve(&format!("n{MANY}.example.com"))?;
+        Ok(leads_to(&lab.dnsflow_flows()?, last))
+    })
+    .expect("it opens");
+    holds(PER_POD);
+    download.goes_on(SOME).expect("it is in use");
+}
