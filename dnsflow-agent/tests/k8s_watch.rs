@@ -231,6 +231,36 @@ async fn a_connection_cut_in_mid_event_loses_nothing() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_busy_or_slow_is_given_its_time() {
+    let (mut server, mut watch) = start().await;
+    server.list().await.status(429).await;
+    let request = server.list().await;
+    let log = watch.log.take();
+    assert_eq!(log.matches("the error 429").count(), 1, "{log}");
+    let one = [firewall("ns1", "5", "one.example")];
+    let half = request.half(list("10", &one)).await;
+    // Longer than the first pauses between attempts.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    watch.no_update();
+    server.no_request();
+    half.rest().await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+
+    // Busy with a watch, and slow in the midst of an event.
+    server.watch("10").await.status(429).await;
+    let mut events = server.watch("10").await.events().await;
+    let event = json!({"type": "ADDED", "object": firewall("ns2", "11", "two.example")});
+    let event = format!("{event}\n");
+    let (first, rest) = event.split_at(event.len() / 2);
+    events.raw(first).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    watch.no_update();
+    server.no_request();
+    events.raw(rest).await;
+    assert_eq!(watch.update().await, "ns2(two.example)");
+}
+
+#[tokio::test]
 async fn trouble_is_told_once_per_cause_and_takes_nothing_away() {
     let (mut server, mut watch) = start().await;
     server.list().await.status(404).await;

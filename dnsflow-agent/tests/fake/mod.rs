@@ -73,6 +73,13 @@ impl Server {
         request
     }
 
+    /// That nothing was asked. What comes before gives this its meaning.
+    pub fn no_request(&mut self) {
+        if let Ok(request) = self.requests.try_recv() {
+            panic!("a request: {}", request.target);
+        }
+    }
+
     pub async fn request(&mut self) -> Request {
         timeout(PATIENCE, self.requests.recv())
             .await
@@ -150,6 +157,22 @@ impl Request {
         self.stream.shutdown().await.expect("an open connection");
     }
 
+    /// Answers with the first half of an object.
+    pub async fn half(mut self, body: Value) -> Half {
+        let body = body.to_string();
+        let head = format!(
+            "HTTP/1.1 200 Said\r\ncontent-type: application/json\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        let (first, rest) = body.split_at(body.len() / 2);
+        self.stream
+            .write_all((head + first).as_bytes())
+            .await
+            .expect("a client that reads");
+        Half(self.stream, rest.to_owned())
+    }
+
     /// Answers with an error.
     pub async fn status(self, code: u16) {
         self.json(code, status(code)).await;
@@ -169,6 +192,17 @@ impl Request {
             .await
             .expect("a client that reads");
         Events(self.stream)
+    }
+}
+
+/// What is missing of an answer.
+pub struct Half(TcpStream, String);
+
+impl Half {
+    pub async fn rest(mut self) {
+        let Self(stream, rest) = &mut self;
+        let written = stream.write_all(rest.as_bytes()).await;
+        written.expect("a client that reads");
     }
 }
 
