@@ -160,11 +160,16 @@ impl Lab {
 
     /// Starts the agent without waiting.
     pub fn spawn_agent(&self, arguments: &[&str]) -> Result<Agent> {
+        let mut command = self.agent_command(&binary()?)?;
+        command.args(arguments);
+        self.spawn_agent_command(command)
+    }
+
+    /// Starts what [`Lab::agent_command`] gave and the caller has changed, without waiting.
+    pub fn spawn_agent_command(&self, mut command: Command) -> Result<Agent> {
         let log = self.base().join("log/dnsflow.log");
         let output = File::create(&log)?;
-        let mut command = self.agent_command(&binary()?)?;
         command
-            .args(arguments)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
@@ -218,6 +223,11 @@ impl Drop for FlowWatch {
 }
 
 impl Agent {
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Waits for the event `ready`: programs attached, databases read, switch connected.
     pub fn wait_ready(mut self) -> Result<Self> {
         self.wait_event("ready")?;
@@ -245,6 +255,11 @@ impl Agent {
             .lines()
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect())
+    }
+
+    /// The file that it logs to.
+    pub fn log_path(&self) -> &Path {
+        &self.log
     }
 
     /// What it has logged so far.

@@ -1,7 +1,7 @@
 //! The lab's DNS server: unbound in the DNS pod, with the records that a test gives it and
 //! nothing else to ask.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::Result;
 use rustix::process::Signal;
@@ -23,8 +23,40 @@ impl Lab {
     /// Makes the DNS server know exactly these records, in zone file notation; every other name
     /// does not exist. Returns when it listens.
     pub fn serve_dns(&self, records: &[&str]) -> Result<()> {
+        let data: String = records
+            .iter()
+            .map(|record| format!("    local-data: '{record}'\n"))
+            .collect();
+        // The local zone "." keeps it from asking anyone.
+        self.start_unbound(&format!("    local-zone: \".\" static\n{data}"))
+    }
+
+    /// Makes the DNS server ask the one on this port of the DNS pod's loopback for every name, and
+    /// tell each answer that it gives by dnstap to this socket, where somebody listens already.
+    pub fn serve_dns_tapped(&self, upstream: u16, tap: &Path) -> Result<()> {
+        self.start_unbound(&format!(
+            "    do-not-query-localhost: no
+forward-zone:
+    name: \".\"
+    forward-addr: 127.0.0.1@{upstream}
+dnstap:
+    dnstap-enable: yes
+    dnstap-socket-path: \"{}\"
+    dnstap-log-client-response-messages: yes
+",
+            tap.display()
+        ))
+    }
+
+    /// Stops the DNS pod's server, so that another one may take its port.
+    pub fn stop_dns(&self) -> Result<()> {
+        stop_dns(self)
+    }
+
+    /// Starts unbound with this behind what every configuration here begins with.
+    fn start_unbound(&self, rest: &str) -> Result<()> {
         let file = self.base().join("etc/unbound.conf");
-        fs::write(&file, configuration(records))?;
+        fs::write(&file, format!("{}{rest}", configuration()))?;
         stop_dns(self)?;
         let mut command = self.pod("dns").command("unbound")?;
         command.arg("-d").arg("-c").arg(&file);
@@ -46,12 +78,8 @@ pub(crate) fn stop_dns(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// unbound.conf(5). The local zone "." keeps it from asking anyone.
-fn configuration(records: &[&str]) -> String {
-    let data: String = records
-        .iter()
-        .map(|record| format!("    local-data: '{record}'\n"))
-        .collect();
+/// unbound.conf(5): the `server` clause. What follows it decides whom it asks.
+fn configuration() -> String {
     format!(
         "\
 server:
@@ -64,7 +92,6 @@ server:
     pidfile: \"\"
     use-syslog: no
     module-config: \"iterator\"
-    local-zone: \".\" static
-{data}"
+"
     )
 }

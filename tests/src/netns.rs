@@ -109,6 +109,23 @@ impl NetNs {
         Path::new(DIR).join(&self.name)
     }
 
+    /// Runs `work` on a thread of its own in this namespace. Sockets that it makes stay in the
+    /// namespace, whoever uses them later.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = File::open(self.path())
+            .with_context(|| format!("there is no network namespace {self}"))?;
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                let kind = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(namespace.as_fd(), kind)?;
+                work()
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
     /// Makes `command` run in this namespace.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
         let namespace = File::open(self.path())
