@@ -15,8 +15,8 @@ pub struct LeaseLimits {
     /// An address that a rule denies stays denied for at least this long: here, expiry opens.
     pub deny_ttl: Duration,
     /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
-    /// has an address forgotten: one that is not open if there is any, else the one that expires
-    /// first; never one that is in use.
+    /// has an address forgotten: one that is not open if there is any, else one that expires
+    /// soonest, give or take a sixteenth of all; never one that is in use.
     pub addresses_per_port_max: usize,
     /// Addresses kept for one name of one port; beyond, the one that expires first goes.
     pub addresses_per_name_max: usize,

@@ -1,7 +1,7 @@
 //! A pod's logical port: its interface, and the addresses that the pod was told.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BinaryHeap, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -30,7 +30,15 @@ pub struct Port {
     pub leases: HashMap<IpAddr, Lease>,
     /// The addresses of each name: those whose lease holds it.
     pub addresses_of: HashMap<DomainName, Vec<IpAddr>>,
+    /// The leases that mattered least when all were last looked at, and how much; the least last.
+    expendable: Vec<(Importance, IpAddr)>,
 }
+
+/// How little a lease matters, least first: [`Lease::dispensability`], then when it is due.
+type Importance = (u8, Option<Timestamp>);
+
+/// So many leases are forgotten for each time that all are looked at.
+const EXPENDABLE_PART: usize = 16;
 
 impl Port {
     /// A port that was told nothing yet.
@@ -41,7 +49,45 @@ impl Port {
             ifindex: None,
             leases: HashMap::new(),
             addresses_of: HashMap::new(),
+            expendable: Vec::new(),
         }
+    }
+
+    /// The address whose lease matters least; `None` where all are in use.
+    ///
+    /// To look at all leases for each one that is to be forgotten would take longer than everything
+    /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
+    /// still matters as little.
+    pub fn expendable(&mut self, idle_grace: Duration, now: Timestamp) -> Option<IpAddr> {
+        for look in [false, true] {
+            if look {
+                self.expendable = self.least(idle_grace, now);
+            }
+            while let Some((importance, address)) = self.expendable.pop() {
+                let lease = self.leases.get(&address);
+                if lease.and_then(|lease| lease.importance(idle_grace, now)) == Some(importance) {
+                    return Some(address);
+                }
+            }
+        }
+        None
+    }
+
+    /// The leases that matter least, the least last.
+    fn least(&self, idle_grace: Duration, now: Timestamp) -> Vec<(Importance, IpAddr)> {
+        let count = self.leases.len().div_ceil(EXPENDABLE_PART);
+        let mut least = BinaryHeap::with_capacity(count + 1);
+        for (address, lease) in &self.leases {
+            if let Some(importance) = lease.importance(idle_grace, now) {
+                least.push((importance, *address));
+                if least.len() > count {
+                    least.pop();
+                }
+            }
+        }
+        let mut least = least.into_sorted_vec();
+        least.reverse();
+        least
     }
 
     /// Takes a name from an address's lease.
@@ -101,6 +147,10 @@ impl Lease {
         } else {
             Some(1)
         }
+    }
+
+    fn importance(&self, idle_grace: Duration, now: Timestamp) -> Option<Importance> {
+        Some((self.dispensability(idle_grace, now)?, self.due()))
     }
 
     /// Whether nothing holds the lease any more.

@@ -275,15 +275,7 @@ impl Engine {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
-        let least = port
-            .leases
-            .iter()
-            .filter_map(|(address, lease)| {
-                let matters = lease.dispensability(grace, now)?;
-                Some((matters, lease.due(), *address))
-            })
-            .min();
-        let Some((.., address)) = least else {
+        let Some(address) = port.expendable(grace, now) else {
             return false;
         };
         if let Some(lease) = port.take_lease(address) {
