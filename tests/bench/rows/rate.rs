@@ -16,12 +16,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dnsflow_tests::ovs::Daemon;
 
 use crate::bench::{
     distribution::{Distribution, rounded},
     loader::Asker,
     report::Measured,
     stage::{RULED, Stage, matching, unrelated},
+    usage::cpu,
 };
 
 /// `--hold-max`: an answer that is later is released without its flow.
@@ -46,6 +48,9 @@ struct Outcome {
     /// Why it does not count.
     failed: Option<String>,
     activation: Distribution,
+    /// Processor time per answer, in microseconds.
+    agent: f64,
+    vswitchd: f64,
 }
 
 /// The row `answers_per_s`.
@@ -90,6 +95,8 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
             held.activation.latency(),
         )?
         .field("details.answers_per_s_bound", why.clone())?
+        .field("details.answers_per_s_cpu_us_agent", rounded(held.agent))?
+        .field("details.answers_per_s_cpu_us_vswitchd", rounded(held.vswitchd))?
         .field("details.path_per_s", rounded(path))?
         .line(
             "answers per second",
@@ -107,6 +114,8 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
     let count = (rate * time.as_secs_f64()) as u32;
     let numbers = stage.fresh(count);
     let first = numbers.start;
+    let vswitchd = stage.lab.daemon(Daemon::Vswitchd)?;
+    let before = (cpu(agent.pid())?, cpu(vswitchd)?);
     let end = Instant::now() + time + LATE + LATE;
     let (answered, sent) = thread::scope(|scope| {
         let answered = scope.spawn(move || -> Result<u32> {
@@ -133,6 +142,7 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
     })?;
     // The last barriers, and the last lines of the log.
     thread::sleep(2 * LATE);
+    let after = (cpu(agent.pid())?, cpu(vswitchd)?);
     let opened = stage.opened(&agent)?;
     let log = agent.log_path().to_owned();
     ensure!(agent.terminate()?.success(), "the agent has failed");
@@ -167,10 +177,15 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
     } else {
         None
     };
+    let each = |before: Duration, after: Duration| {
+        (after - before).as_secs_f64() * 1e6 / f64::from(answered.max(1))
+    };
     Ok(Outcome {
         per_second: opened_count as f64 / time.as_secs_f64(),
         failed,
         activation,
+        agent: each(before.0, after.0),
+        vswitchd: each(before.1, after.1),
     })
 }
 
