@@ -113,11 +113,83 @@ impl Port {
     }
 }
 
+/// Names, and until when each of them counts; in order, each once.
+///
+/// Nearly always one, and never many: a node of a `BTreeMap` alone, with its room for eleven, would be
+/// larger than all the rest of a lease.
+#[derive(Debug, Default)]
+pub struct Names(Vec<(DomainName, Timestamp)>);
+
+impl Names {
+    fn place(&self, name: &DomainName) -> Result<usize, usize> {
+        self.0.binary_search_by(|(other, _)| other.cmp(name))
+    }
+
+    /// Until when this name counts; `None` where it is not among them.
+    pub fn get(&self, name: &DomainName) -> Option<Timestamp> {
+        self.place(name).ok().map(|at| self.0[at].1)
+    }
+
+    /// Lets a name count at least until then; says whether it is among them at all.
+    pub fn prolong(&mut self, name: &DomainName, until: Timestamp) -> bool {
+        let place = self.place(name);
+        if let Ok(at) = place {
+            self.0[at].1 = until.max(self.0[at].1);
+        }
+        place.is_ok()
+    }
+
+    /// Says until when a name counts, whether it is known or not.
+    pub fn insert(&mut self, name: DomainName, until: Timestamp) {
+        match self.place(&name) {
+            Ok(at) => self.0[at].1 = until,
+            Err(at) => {
+                if self.0.is_empty() {
+                    self.0.reserve_exact(1);
+                }
+                self.0.insert(at, (name, until));
+            }
+        }
+    }
+
+    /// Takes a name out.
+    pub fn remove(&mut self, name: &DomainName) {
+        if let Ok(at) = self.place(name) {
+            self.0.remove(at);
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, with their ends.
+    pub fn iter(&self) -> impl Iterator<Item = (&DomainName, &Timestamp)> {
+        self.0.iter().map(|(name, until)| (name, until))
+    }
+
+    /// All of them.
+    pub fn keys(&self) -> impl Iterator<Item = &DomainName> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// Their ends.
+    pub fn values(&self) -> impl Iterator<Item = &Timestamp> {
+        self.iter().map(|(_, until)| until)
+    }
+}
+
 /// One address that a pod was told, and the flows that open it.
 #[derive(Debug, Default)]
 pub struct Lease {
     /// The names that lead to the address, and until when.
-    pub names: BTreeMap<DomainName, Timestamp>,
+    pub names: Names,
     /// Flows found in the switch at the start, whose names nobody remembers.
     pub adopted: BTreeMap<FlowKey, Cookie>,
     /// Until when the adopted flows are kept in any case.
@@ -178,5 +250,47 @@ impl LeasedFlow {
     /// Whether packets have passed lately, by what the switch last said.
     fn is_in_use(&self, idle_grace: Duration, now: Timestamp) -> bool {
         self.packets > 0 && self.used_at + idle_grace > now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> DomainName {
+        text.parse().expect("a name")
+    }
+
+    #[test]
+    fn names_are_kept_once_and_in_order() {
+        let at = Timestamp::from_nanos;
+        let mut names = Names::default();
+        for (text, until) in [("b.test", 1), ("a.test", 2), ("c.test", 3), ("b.test", 4)] {
+            names.insert(name(text), at(until));
+        }
+        let kept: Vec<_> = names
+            .iter()
+            .map(|(name, until)| (name.to_string(), *until))
+            .collect();
+        let wanted = [("a.test", 2), ("b.test", 4), ("c.test", 3)];
+        assert_eq!(
+            kept,
+            wanted.map(|(text, until)| (text.to_owned(), at(until)))
+        );
+        names.remove(&name("b.test"));
+        assert_eq!((names.len(), names.get(&name("b.test"))), (2, None));
+    }
+
+    #[test]
+    fn a_known_name_is_only_ever_prolonged() {
+        let at = Timestamp::from_nanos;
+        let mut names = Names::default();
+        names.insert(name("a.test"), at(5));
+        assert!(names.prolong(&name("a.test"), at(3)));
+        assert_eq!(names.get(&name("a.test")), Some(at(5)));
+        assert!(names.prolong(&name("a.test"), at(7)));
+        assert_eq!(names.get(&name("a.test")), Some(at(7)));
+        assert!(!names.prolong(&name("b.test"), at(9)));
+        assert_eq!(names.get(&name("b.test")), None);
     }
 }

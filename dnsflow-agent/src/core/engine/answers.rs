@@ -239,8 +239,7 @@ impl Engine {
         };
         let leases = port.leases.len();
         if let Some(lease) = port.leases.get_mut(&address) {
-            if let Some(known) = lease.names.get_mut(name) {
-                *known = until.max(*known);
+            if lease.names.prolong(name, until) {
                 self.leases_version += 1;
                 return false;
             }
@@ -263,7 +262,9 @@ impl Engine {
         };
         let lease = port.leases.entry(address).or_default();
         lease.names.insert(name.clone(), until);
-        let addresses = port.addresses_of.entry(name.clone()).or_default();
+        // Most names lead to one address.
+        let one = || Vec::with_capacity(1);
+        let addresses = port.addresses_of.entry(name.clone()).or_insert_with(one);
         addresses.push(address);
         self.due.insert((until, port_id, address));
         true
@@ -296,7 +297,7 @@ impl Engine {
             .filter_map(|address| {
                 let lease = port.leases.get(address)?;
                 let matters = lease.dispensability(grace, now)?;
-                Some((matters, lease.names.get(name).copied(), *address))
+                Some((matters, lease.names.get(name), *address))
             })
             .min();
         let Some((.., address)) = least else {
