@@ -50,6 +50,7 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
     ensure!(!rows.is_empty(), "no row has such a name");
     let mut report = Report::new(lab, options.short)?;
     let stage = Stage::set(lab, options.short)?;
+    let mut failed = Vec::new();
     for (number, row) in (1..).zip(&rows) {
         say(&format!(
             "{number}/{} {}: {}",
@@ -58,12 +59,20 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
             row.told
         ));
         let start = Instant::now();
-        let measured = (row.measure)(&stage).with_context(|| format!("the row {}", row.name))?;
-        for line in measured.told() {
-            say(&format!("    {line}"));
+        match (row.measure)(&stage) {
+            Ok(measured) => {
+                for line in measured.told() {
+                    say(&format!("    {line}"));
+                }
+                report.add(measured);
+            }
+            // The others take minutes, and are worth having.
+            Err(error) => {
+                say(&format!("    FAILED: {error:#}"));
+                failed.push(row.name);
+            }
         }
         say(&format!("    took {:.1} s", start.elapsed().as_secs_f64()));
-        report.add(measured);
         stage.clear()?;
     }
     stage.strike()?;
@@ -75,6 +84,12 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
         std::fs::write(file, plot::svg(report.panels()))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
+    ensure!(
+        failed.is_empty(),
+        "{}\nnot measured: {}",
+        report.table(),
+        failed.join(", ")
+    );
     Ok(report)
 }
 

@@ -62,7 +62,11 @@ fn serve_one(socket: &UdpSocket) {
                 eprintln!("the DNS server cannot answer: {error}");
             }
         }
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+            ) => {}
         Err(error) => eprintln!("the DNS server cannot receive: {error}"),
     }
 }

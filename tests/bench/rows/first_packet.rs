@@ -73,7 +73,7 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
     let observe = lost(
         stage,
         Way::Agent(Mode::Observe),
-        stage.scale(10_000, 10),
+        stage.scale(2000, 10),
         None,
     )?;
     let ofctl = lost(stage, Way::Ofctl, stage.scale(500, 5), None)?;

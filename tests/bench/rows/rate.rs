@@ -96,7 +96,10 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         )?
         .field("details.answers_per_s_bound", why.clone())?
         .field("details.answers_per_s_cpu_us_agent", rounded(held.agent))?
-        .field("details.answers_per_s_cpu_us_vswitchd", rounded(held.vswitchd))?
+        .field(
+            "details.answers_per_s_cpu_us_vswitchd",
+            rounded(held.vswitchd),
+        )?
         .field("details.path_per_s", rounded(path))?
         .line(
             "answers per second",

@@ -18,6 +18,7 @@ use crate::bench::{
     distribution::{Distribution, rounded},
     report::Measured,
     stage::{FREE, Stage},
+    usage::cpu,
     wire,
 };
 
@@ -25,6 +26,8 @@ const PORT: u16 = 9001;
 const PIECE: usize = 128 << 10;
 /// A write that takes longer is an error.
 const LIMIT: Duration = Duration::from_secs(10);
+/// What the start or the end of the agent makes the switch do is over after this.
+const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Direction {
@@ -82,12 +85,19 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         }
         Ok(())
     };
+    let mut used = Vec::new();
     for _ in 0..rounds {
+        thread::sleep(SETTLE);
         round(&mut without)?;
         let agent = stage.agent(stage.default_mode(), &[])?;
+        thread::sleep(SETTLE);
+        let (before, start) = (cpu(agent.pid())?, Instant::now());
         round(&mut with)?;
+        let share = (cpu(agent.pid())? - before).div_duration_f64(start.elapsed());
+        used.push(share * 100.0);
         ensure!(agent.terminate()?.success(), "the agent has failed");
     }
+    let used = Distribution::of(used).context("rounds")?;
     let median = |samples| Distribution::of(samples).map(|found| found.median());
     let [from_pod, to_pod] = without.map(median);
     let [from_pod_with, to_pod_with] = with.map(median);
@@ -99,6 +109,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         .field("tcp_throughput_pct", rounded(worse))?
         .field("details.tcp_throughput_pct_from_pod", rounded(out))?
         .field("details.tcp_throughput_pct_to_pod", rounded(into))?
+        .field("details.tcp_agent_cpu_pct", rounded(used.median()))?
         .field("details.tcp_mbit_per_s_from_pod", from_pod)?
         .field("details.tcp_mbit_per_s_to_pod", to_pod)?
         .line(
