@@ -390,7 +390,13 @@ impl Hot {
                     self.frames(inputs);
                     self.beat(now());
                 }
-                event = self.openflow.next() => self.switch_event(event),
+                event = self.openflow.next() => {
+                    self.switch_event(event);
+                    // One read may bring the replies to many batches; frames make many more at a time.
+                    while let Some(event) = self.openflow.ready() {
+                        self.switch_event(event);
+                    }
+                }
                 input = inputs.recv() => match input {
                     Some(input) => self.engine.handle(input, now()),
                     // An edge has stopped: its thread's result says which.
@@ -562,6 +568,7 @@ impl Hot {
             for command in commands {
                 self.command(command);
             }
+            self.openflow.flush();
         }
     }
 

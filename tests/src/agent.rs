@@ -178,10 +178,15 @@ impl Lab {
     }
 
     fn spawn(&self, mut command: Command, arguments: &[&str]) -> Result<Agent> {
+        command.args(arguments);
+        self.spawn_agent_command(command)
+    }
+
+    /// Starts what [`Lab::agent_command`] gave and the caller has changed, without waiting.
+    pub fn spawn_agent_command(&self, mut command: Command) -> Result<Agent> {
         let log = self.base().join("log/dnsflow.log");
         let output = File::create(&log)?;
         command
-            .args(arguments)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
@@ -235,6 +240,11 @@ impl Drop for FlowWatch {
 }
 
 impl Agent {
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// Waits for the event `ready`: programs attached, databases read, switch connected.
     pub fn wait_ready(mut self) -> Result<Self> {
         self.wait_event("ready")?;
@@ -262,6 +272,11 @@ impl Agent {
             .lines()
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect())
+    }
+
+    /// The file that it logs to.
+    pub fn log_path(&self) -> &Path {
+        &self.log
     }
 
     /// What it has logged so far.

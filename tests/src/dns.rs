@@ -23,10 +23,53 @@ impl Lab {
     /// Makes the DNS server know exactly these records, in zone file notation; every other name
     /// does not exist. Returns when it listens.
     pub fn serve_dns(&self, records: &[&str]) -> Result<()> {
-        let etc = self.base().join("etc");
-        let (file, zone) = (etc.join("unbound.conf"), etc.join("unbound.zone"));
+        let zone = self.base().join("etc/unbound.zone");
         fs::write(&zone, root_zone(records))?;
-        fs::write(&file, configuration(&zone, self.cluster().dual_stack))?;
+        // The zone for every name keeps it from asking anyone.
+        self.start_unbound(&format!(
+            "\
+    # By default it knows that these do not exist.
+    local-zone: \"test.\" nodefault
+auth-zone:
+    name: \".\"
+    zonefile: \"{}\"
+    for-upstream: yes
+    for-downstream: yes
+    fallback-enabled: no
+",
+            zone.display()
+        ))
+    }
+
+    /// Makes the DNS server ask the one on this port of the DNS pod's loopback for every name, and
+    /// tell each answer that it gives by dnstap to this socket, where somebody listens already.
+    pub fn serve_dns_tapped(&self, upstream: u16, tap: &Path) -> Result<()> {
+        self.start_unbound(&format!(
+            "    do-not-query-localhost: no
+forward-zone:
+    name: \".\"
+    forward-addr: 127.0.0.1@{upstream}
+dnstap:
+    dnstap-enable: yes
+    dnstap-socket-path: \"{}\"
+    dnstap-log-client-response-messages: yes
+",
+            tap.display()
+        ))
+    }
+
+    /// Stops the DNS pod's server, so that another one may take its port.
+    pub fn stop_dns(&self) -> Result<()> {
+        stop_dns(self)
+    }
+
+    /// Starts unbound with this behind what every configuration here begins with.
+    fn start_unbound(&self, rest: &str) -> Result<()> {
+        let file = self.base().join("etc/unbound.conf");
+        fs::write(
+            &file,
+            format!("{}{rest}", configuration(self.cluster().dual_stack)),
+        )?;
         stop_dns(self)?;
         let mut command = self.pod("dns").command("unbound")?;
         command.arg("-d").arg("-c").arg(&file);
@@ -61,8 +104,8 @@ fn root_zone(records: &[&str]) -> String {
     zone
 }
 
-/// unbound.conf(5). The zone for every name keeps it from asking anyone.
-fn configuration(zone: &Path, dual_stack: bool) -> String {
+/// unbound.conf(5): the `server` clause. What follows it decides whom it asks.
+fn configuration(dual_stack: bool) -> String {
     let (do_ip6, interface_v6) = if dual_stack {
         ("yes", format!("interface: ::0@{DNS_POD_PORT}"))
     } else {
@@ -84,15 +127,6 @@ server:
     pidfile: \"\"
     use-syslog: no
     module-config: \"iterator\"
-    # By default it knows that these do not exist.
-    local-zone: \"test.\" nodefault
-auth-zone:
-    name: \".\"
-    zonefile: \"{}\"
-    for-upstream: yes
-    for-downstream: yes
-    fallback-enabled: no
-",
-        zone.display()
+"
     )
 }

@@ -112,16 +112,24 @@ impl NetNs {
 
     /// Listens on an address of this namespace, from wherever the listener is used.
     pub fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
+        self.run(|| Ok(TcpListener::bind(address)?))
+    }
+
+    /// Runs `work` on a thread of its own in this namespace. Sockets that it makes stay in the
+    /// namespace, whoever uses them later.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(self.path())
             .with_context(|| format!("there is no network namespace {self}"))?;
-        // Only the thread is moved, and it ends with the closure.
-        let listening = std::thread::spawn(move || {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(TcpListener::bind(address)?)
-        });
-        listening
-            .join()
-            .map_err(|_| anyhow!("the thread panicked"))?
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(move || {
+                let kind = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(namespace.as_fd(), kind)?;
+                work()
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Makes `command` run in this namespace.

@@ -2,8 +2,8 @@
 
 use std::{fs, path::PathBuf};
 
-use anyhow::Result;
-use rustix::process::Signal;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal};
 
 use crate::{
     lab::{Datapath, Lab},
@@ -76,6 +76,12 @@ impl Lab {
 
     fn pidfile(&self, daemon: Daemon) -> PathBuf {
         self.socket(&format!("{}.pid", daemon.stem()))
+    }
+
+    /// The process of a daemon that runs.
+    pub fn daemon(&self, daemon: Daemon) -> Result<Pid> {
+        process::running(&self.pidfile(daemon), self.base())
+            .with_context(|| format!("{} does not run", daemon.program()))
     }
 
     /// Starts a daemon and returns when it is ready.

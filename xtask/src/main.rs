@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything that a person or CI does with this workspace.
 
+mod bench;
 mod demo;
 mod ebpf;
 mod ebpf_sources;
@@ -34,6 +35,8 @@ enum Command {
     Demo(demo::DemoCommand),
     /// Run every test, with the lab tests on each OVN generation
     Test(test::TestCommand),
+    /// Measure what dnsflow costs and how fast it is, in a lab
+    Bench(bench::BenchCommand),
     /// Build the agent's image
     Image(image::ImageCommand),
     /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
@@ -71,6 +74,11 @@ fn run(command: Command) -> Result<()> {
             prepare::require_root("test")?;
             interrupt::install()?;
             test::run(command)
+        }
+        Command::Bench(command) => {
+            prepare::require_root("bench")?;
+            interrupt::install()?;
+            bench::run(command)
         }
         Command::Image(command) => {
             interrupt::install()?;

@@ -754,6 +754,8 @@ impl Engine {
         if added > 0 || lease.flows.len() != before {
             self.leases_version += 1;
         }
+        // Most leases never get more; room for four would be most of what a lease takes.
+        lease.flows.reserve_exact(added);
         for (key, body) in wanted {
             // An adopted flow is in the switch already, with this very body.
             if !lease.adopted.contains_key(&key) {

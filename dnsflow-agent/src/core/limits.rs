@@ -15,9 +15,9 @@ pub struct LeaseLimits {
     /// An address that a rule denies stays denied for at least this long: here, expiry opens.
     pub deny_ttl: Duration,
     /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
-    /// has an address forgotten: one that is not open if there is any, else the one that expires
-    /// first; never one that is in use, or that nobody has had the time to use. Where there is no
-    /// other, the new address is refused.
+    /// has an address forgotten: one that is not open if there is any, else one that expires
+    /// soonest, give or take a sixteenth of all; never one that is in use, or that nobody has had
+    /// the time to use. Where there is no other, the new address is refused.
     pub addresses_per_port_max: usize,
     /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise.
     pub addresses_per_name_max: usize,

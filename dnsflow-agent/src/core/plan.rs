@@ -61,15 +61,18 @@ impl Cookies {
         if let Some(cookie) = self.by_actions.get(actions) {
             return *cookie;
         }
-        let mut tag = tag(actions);
+        let mut tag = tag(actions) & EVEN;
         while !self.taken.insert(Cookie::new(tag)) {
-            tag = tag.wrapping_add(1);
+            tag = tag.wrapping_add(2);
         }
         let cookie = Cookie::new(tag);
         self.by_actions.insert(actions.to_vec(), cookie);
         cookie
     }
 }
+
+/// Tags are even: the last bit of a cookie is not compared when a flow is deleted.
+const EVEN: u32 = !1;
 
 /// FNV-1a with 32 bits (RFC 9923) over the list.
 fn tag(actions: &[Action]) -> u32 {
@@ -243,8 +246,11 @@ mod tests {
     fn colliding_tags_are_told_apart() {
         let mut cookies = Cookies::default();
         let actions = [Action::Resubmit { table: 1 }];
-        let collision = Cookie::new(tag(&actions));
+        let collision = Cookie::new(tag(&actions) & EVEN);
         cookies.taken.insert(collision);
-        assert_eq!(cookies.cookie(&actions), Cookie::new(tag(&actions) + 1));
+        assert_eq!(
+            cookies.cookie(&actions),
+            Cookie::new((tag(&actions) & EVEN) + 2)
+        );
     }
 }

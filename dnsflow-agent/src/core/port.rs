@@ -1,7 +1,7 @@
 //! A pod's logical port: its interface, and the addresses that the pod was told.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -33,7 +33,15 @@ pub struct Port {
     pub addresses_of: HashMap<DomainName, Vec<IpAddr>>,
     /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
     pub limits_told: BTreeSet<Option<DomainName>>,
+    /// The leases that mattered least when all were last looked at, and how much; the least last.
+    expendable: Vec<(Importance, IpAddr)>,
 }
+
+/// How little a lease matters, least first: [`Lease::dispensability`], then when it is due.
+type Importance = (u8, Option<Timestamp>);
+
+/// So many leases are forgotten for each time that all are looked at.
+const EXPENDABLE_PART: usize = 16;
 
 impl Port {
     /// A port that was told nothing yet.
@@ -45,7 +53,45 @@ impl Port {
             leases: HashMap::new(),
             addresses_of: HashMap::new(),
             limits_told: BTreeSet::new(),
+            expendable: Vec::new(),
         }
+    }
+
+    /// The address whose lease matters least; `None` where all are in use.
+    ///
+    /// To look at all leases for each one that is to be forgotten would take longer than everything
+    /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
+    /// still matters as little.
+    pub fn expendable(&mut self, idle_grace: Duration, now: Timestamp) -> Option<IpAddr> {
+        for look in [false, true] {
+            if look {
+                self.expendable = self.least(idle_grace, now);
+            }
+            while let Some((importance, address)) = self.expendable.pop() {
+                let lease = self.leases.get(&address);
+                if lease.and_then(|lease| lease.importance(idle_grace, now)) == Some(importance) {
+                    return Some(address);
+                }
+            }
+        }
+        None
+    }
+
+    /// The leases that matter least, the least last.
+    fn least(&self, idle_grace: Duration, now: Timestamp) -> Vec<(Importance, IpAddr)> {
+        let count = self.leases.len().div_ceil(EXPENDABLE_PART);
+        let mut least = BinaryHeap::with_capacity(count + 1);
+        for (address, lease) in &self.leases {
+            if let Some(importance) = lease.importance(idle_grace, now) {
+                least.push((importance, *address));
+                if least.len() > count {
+                    least.pop();
+                }
+            }
+        }
+        let mut least = least.into_sorted_vec();
+        least.reverse();
+        least
     }
 
     /// Takes a name from an address's lease.
@@ -71,11 +117,83 @@ impl Port {
     }
 }
 
+/// Names, and until when each of them counts; in order, each once.
+///
+/// Nearly always one, and never many: a node of a `BTreeMap` alone, with its room for eleven, would be
+/// larger than all the rest of a lease.
+#[derive(Debug, Default)]
+pub struct Names(Vec<(DomainName, Timestamp)>);
+
+impl Names {
+    fn place(&self, name: &DomainName) -> Result<usize, usize> {
+        self.0.binary_search_by(|(other, _)| other.cmp(name))
+    }
+
+    /// Until when this name counts; `None` where it is not among them.
+    pub fn get(&self, name: &DomainName) -> Option<Timestamp> {
+        self.place(name).ok().map(|at| self.0[at].1)
+    }
+
+    /// Lets a name count at least until then; says whether it is among them at all.
+    pub fn prolong(&mut self, name: &DomainName, until: Timestamp) -> bool {
+        let place = self.place(name);
+        if let Ok(at) = place {
+            self.0[at].1 = until.max(self.0[at].1);
+        }
+        place.is_ok()
+    }
+
+    /// Says until when a name counts, whether it is known or not.
+    pub fn insert(&mut self, name: DomainName, until: Timestamp) {
+        match self.place(&name) {
+            Ok(at) => self.0[at].1 = until,
+            Err(at) => {
+                if self.0.is_empty() {
+                    self.0.reserve_exact(1);
+                }
+                self.0.insert(at, (name, until));
+            }
+        }
+    }
+
+    /// Takes a name out.
+    pub fn remove(&mut self, name: &DomainName) {
+        if let Ok(at) = self.place(name) {
+            self.0.remove(at);
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, with their ends.
+    pub fn iter(&self) -> impl Iterator<Item = (&DomainName, &Timestamp)> {
+        self.0.iter().map(|(name, until)| (name, until))
+    }
+
+    /// All of them.
+    pub fn keys(&self) -> impl Iterator<Item = &DomainName> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// Their ends.
+    pub fn values(&self) -> impl Iterator<Item = &Timestamp> {
+        self.iter().map(|(_, until)| until)
+    }
+}
+
 /// One address that a pod was told, and the flows that open it.
 #[derive(Debug, Default)]
 pub struct Lease {
     /// The names that lead to the address, and until when.
-    pub names: BTreeMap<DomainName, Timestamp>,
+    pub names: Names,
     /// Flows found in the switch at the start, whose names nobody remembers.
     pub adopted: BTreeMap<FlowKey, Cookie>,
     /// Until when the adopted flows are kept in any case.
@@ -109,6 +227,10 @@ impl Lease {
         }
     }
 
+    fn importance(&self, idle_grace: Duration, now: Timestamp) -> Option<Importance> {
+        Some((self.dispensability(idle_grace, now)?, self.due()))
+    }
+
     /// Whether nothing holds the lease any more.
     pub fn is_over(&self) -> bool {
         self.names.is_empty() && self.adopted.is_empty()
@@ -136,5 +258,47 @@ impl LeasedFlow {
     /// Whether packets have passed lately, by what the switch last said.
     fn is_in_use(&self, idle_grace: Duration, now: Timestamp) -> bool {
         self.packets > 0 && self.used_at + idle_grace > now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> DomainName {
+        text.parse().expect("a name")
+    }
+
+    #[test]
+    fn names_are_kept_once_and_in_order() {
+        let at = Timestamp::from_nanos;
+        let mut names = Names::default();
+        for (text, until) in [("b.test", 1), ("a.test", 2), ("c.test", 3), ("b.test", 4)] {
+            names.insert(name(text), at(until));
+        }
+        let kept: Vec<_> = names
+            .iter()
+            .map(|(name, until)| (name.to_string(), *until))
+            .collect();
+        let wanted = [("a.test", 2), ("b.test", 4), ("c.test", 3)];
+        assert_eq!(
+            kept,
+            wanted.map(|(text, until)| (text.to_owned(), at(until)))
+        );
+        names.remove(&name("b.test"));
+        assert_eq!((names.len(), names.get(&name("b.test"))), (2, None));
+    }
+
+    #[test]
+    fn a_known_name_is_only_ever_prolonged() {
+        let at = Timestamp::from_nanos;
+        let mut names = Names::default();
+        names.insert(name("a.test"), at(5));
+        assert!(names.prolong(&name("a.test"), at(3)));
+        assert_eq!(names.get(&name("a.test")), Some(at(5)));
+        assert!(names.prolong(&name("a.test"), at(7)));
+        assert_eq!(names.get(&name("a.test")), Some(at(7)));
+        assert!(!names.prolong(&name("b.test"), at(9)));
+        assert_eq!(names.get(&name("b.test")), None);
     }
 }

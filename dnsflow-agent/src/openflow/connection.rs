@@ -1,9 +1,9 @@
 //! The driver of a [`Session`]: a Unix socket, the clock, and reconnection with back-off.
 //!
 //! It owns one socket and no task: everything happens in [`Connection::next`] and, so that a
-//! flow_mod leaves in the wake-up that decided on it, in the command methods themselves, which
-//! write as much as the socket takes at once. What is left over is written by `next`, which
-//! always reads as well.
+//! flow_mod leaves in the wake-up that decided on it, in [`Connection::flush`] and in the methods
+//! that ask, which write as much as the socket takes at once. What is left over is written by `next`,
+//! which always reads as well.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -91,6 +91,7 @@ impl Connection {
     /// Waits for the next event, and keeps the connection alive and its output flowing: it has to
     /// be awaited all the time. It can be cancelled and called again without loss.
     pub async fn next(&mut self) -> Event {
+        self.flush();
         loop {
             if let Some(event) = self.poll_event() {
                 return event;
@@ -122,8 +123,14 @@ impl Connection {
         }
     }
 
+    /// The next event, if one is there already.
+    pub fn ready(&mut self) -> Option<Event> {
+        self.poll_event()
+    }
+
     /// Changes flows; see [`Session::apply`]. [`Event::Applied`] answers, also without a
-    /// connection.
+    /// connection. What is to be written waits for [`Connection::flush`], or for
+    /// `next`, so that batches that come together leave together.
     pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
         match &mut self.link {
             Link::Up(live) => live.session.apply(batch, atomic, changes),
@@ -132,7 +139,6 @@ impl Connection {
                 result: Err(BatchError::ConnectionLost),
             }),
         }
-        self.flush();
     }
 
     /// Reads back every flow of ours; see [`Session::dump`]. Without a connection nothing happens:
@@ -230,7 +236,7 @@ impl Connection {
     }
 
     /// Writes what the socket takes now.
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
         let Link::Up(live) = &mut self.link else {
             return;
         };

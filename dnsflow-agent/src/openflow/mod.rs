@@ -1,8 +1,9 @@
 //! The OpenFlow 1.5 client: it writes our flows into OVN's bridge and tells when they vanish.
 //!
 //! It must never
-//! - touch a flow that does not carry our cookie: deletion is strict and by exact cookie,
-//!   modification by exact cookie; nothing here asks for a table to be emptied;
+//! - touch a flow that does not carry our cookie: deletion is strict and by cookie (but for its last
+//!   bit, which never tells two of ours apart), modification by exact cookie; nothing here asks for
+//!   a table to be emptied;
 //! - ask for the MASTER role, which ovn-controller may hold, nor for asynchronous messages:
 //!   Open vSwitch sends none to a client of the bridge's management socket that has not set a
 //!   `miss_send_len` (`ofconn_receives_async_msg` in its `ofproto/connmgr.c`), and with one it

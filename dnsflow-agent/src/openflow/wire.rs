@@ -289,6 +289,11 @@ pub(super) fn put_flow_mod(
     Ok(())
 }
 
+/// All of the cookie but its last bit. With the whole cookie, Open vSwitch walks over every flow that
+/// has it, and thousands of ours have the same; with any other mask it looks the flow up by its match
+/// (`collect_rules_strict` in its `ofproto/ofproto.c`), and compares the cookie then.
+const DELETE_COOKIE_MASK: u64 = !1;
+
 /// The fields of `struct ofp_flow_mod` (section 7.3.4.2) that our changes tell apart.
 struct FlowMod<'a> {
     command: u8,
@@ -322,7 +327,7 @@ impl<'a> FlowMod<'a> {
                 command: OFPFC_DELETE_STRICT,
                 table,
                 cookie: *cookie,
-                cookie_mask: u64::MAX,
+                cookie_mask: DELETE_COOKIE_MASK,
                 hard_timeout_s: 0,
                 priority: key.priority,
                 matches: Some(&key.matches),

@@ -281,8 +281,7 @@ impl Engine {
         };
         let leases = port.leases.len();
         if let Some(lease) = port.leases.get_mut(&address) {
-            if let Some(known) = lease.names.get_mut(name) {
-                *known = until.max(*known);
+            if lease.names.prolong(name, until) {
                 self.leases_version += 1;
                 return false;
             }
@@ -305,7 +304,9 @@ impl Engine {
         };
         let lease = port.leases.entry(address).or_default();
         lease.names.insert(name.clone(), until);
-        let addresses = port.addresses_of.entry(name.clone()).or_default();
+        // Most names lead to one address.
+        let one = || Vec::with_capacity(1);
+        let addresses = port.addresses_of.entry(name.clone()).or_insert_with(one);
         addresses.push(address);
         if !port.limits_told.is_empty() {
             // Far below a limit, reaching it is news again.
@@ -333,15 +334,7 @@ impl Engine {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
-        let least = port
-            .leases
-            .iter()
-            .filter_map(|(address, lease)| {
-                let matters = lease.dispensability(grace, now)?;
-                Some((matters, lease.due(), *address))
-            })
-            .min();
-        let Some((.., address)) = least else {
+        let Some(address) = port.expendable(grace, now) else {
             self.limit_reached(port_id, None);
             return false;
         };
@@ -366,7 +359,7 @@ impl Engine {
             .filter_map(|address| {
                 let lease = port.leases.get(address)?;
                 let matters = lease.dispensability(grace, now)?;
-                Some((matters, lease.names.get(name).copied(), *address))
+                Some((matters, lease.names.get(name), *address))
             })
             .min();
         let is_open =

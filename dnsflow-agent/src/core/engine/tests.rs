@@ -1150,6 +1150,33 @@ fn an_address_that_may_be_in_use_is_never_evicted() {
 }
 
 #[test]
+fn addresses_chosen_to_go_stay_once_they_are_in_use() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_port_max = 32;
+    for host in 1..=32 {
+        node.answer(
+            "p1",
+            "example.com",
+            &[[203, 0, 113, host]],
+            60 * u32::from(host),
+        );
+    }
+    // Two of 32 are chosen, and the first goes.
+    node.answer("p1", "example.com", &[[203, 0, 113, 33]], 3600);
+    assert!(!node.destinations().contains("203.0.113.1"));
+    let second = node.switch.iter_mut().find(
+        |(key, _)| matches!(key.matches.addresses, Addresses::V4 { dst, .. } if dst.octets()[3] == 2),
+    );
+    second.expect("it is open").1.1 += 1;
+    node.pass(COMPARE_INTERVAL);
+    node.answer("p1", "example.com", &[[203, 0, 113, 34]], 3600);
+    let open = node.destinations();
+    assert!(open.contains("203.0.113.2") && !open.contains("203.0.113.3"));
+    assert_eq!(node.engine.counters().addresses_evicted, 2);
+    assert_eq!(open.len(), 32);
+}
+
+#[test]
 fn a_name_keeps_only_so_many_addresses() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.engine.config.leases.addresses_per_name_max = 2;

@@ -1,0 +1,101 @@
+//! The figures of `cargo xtask bench`, all measured side by side in one lab.
+//!
+//! Figures are ratios and distributions of one run on one machine: what is compared with each other
+//! was measured in turns, request by request or in short rounds, so that whatever else the machine
+//! does falls on both sides. Nothing here judges a product; nothing is sent outside the lab's
+//! namespaces.
+//!
+//! Each row's module says how it is measured.
+
+mod distribution;
+mod dnstap;
+mod loader;
+mod openflow;
+mod plot;
+mod report;
+mod rows;
+mod server;
+mod stage;
+mod tap;
+mod usage;
+mod wire;
+
+use std::{path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::lab::Lab;
+
+pub(crate) use report::Report;
+use stage::Stage;
+
+/// What is to be measured, and where it goes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// As little as shows that every row can be filled.
+    pub(crate) short: bool,
+    /// Only the rows whose names begin with one of these.
+    pub(crate) only: Vec<String>,
+    /// Where the values go as JSON.
+    pub(crate) json: Option<PathBuf>,
+    /// Where the plot goes.
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// Measures. `say` is told what is under way.
+pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Report> {
+    let wanted = |name: &str| {
+        options.only.is_empty() || options.only.iter().any(|only| name.starts_with(only))
+    };
+    let rows: Vec<_> = rows::ALL.iter().filter(|row| wanted(row.name)).collect();
+    ensure!(!rows.is_empty(), "no row has such a name");
+    let mut report = Report::new(lab, options.short)?;
+    let stage = Stage::set(lab, options.short)?;
+    let mut failed = Vec::new();
+    for (number, row) in (1..).zip(&rows) {
+        say(&format!(
+            "{number}/{} {}: {}",
+            rows.len(),
+            row.name,
+            row.told
+        ));
+        let start = Instant::now();
+        match (row.measure)(&stage) {
+            Ok(measured) => {
+                for line in measured.told() {
+                    say(&format!("    {line}"));
+                }
+                report.add(measured);
+            }
+            // The others take minutes, and are worth having.
+            Err(error) => {
+                say(&format!("    FAILED: {error:#}"));
+                failed.push(row.name);
+            }
+        }
+        say(&format!("    took {:.1} s", start.elapsed().as_secs_f64()));
+        stage.clear()?;
+    }
+    stage.strike()?;
+    if let Some(file) = &options.json {
+        std::fs::write(file, report.json()?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if let Some(file) = &options.svg {
+        std::fs::write(file, plot::svg(report.panels()))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    ensure!(
+        failed.is_empty(),
+        "{}\nnot measured: {}",
+        report.table(),
+        failed.join(", ")
+    );
+    Ok(report)
+}
+
+/// Gives a UDP socket room for what comes while its thread does not run.
+fn room(socket: &std::net::UdpSocket) -> Result<()> {
+    const ROOM: usize = 8 << 20;
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, ROOM)?;
+    Ok(())
+}

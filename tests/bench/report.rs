@@ -1,0 +1,193 @@
+//! What was measured: as a table for people, as JSON for programs.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use dnsflow_tests::lab::Lab;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::distribution::Distribution;
+
+/// One line of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    figure: &'static str,
+    value: String,
+    target: &'static str,
+    reached: Option<bool>,
+}
+
+/// Distributions that are shown in one picture.
+#[derive(Clone, Debug)]
+pub(crate) struct Panel {
+    pub(crate) title: &'static str,
+    /// In microseconds.
+    pub(crate) curves: Vec<(&'static str, Distribution)>,
+}
+
+/// What a row has to say.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measured {
+    fields: Vec<(&'static str, Value)>,
+    lines: Vec<Line>,
+    panels: Vec<Panel>,
+}
+
+impl Measured {
+    /// Adds a value for JSON. A dot leads into an object.
+    pub(crate) fn field(mut self, path: &'static str, value: impl Serialize) -> Result<Self> {
+        self.fields.push((path, serde_json::to_value(value)?));
+        Ok(self)
+    }
+
+    /// Adds a line of the table; `reached` says whether the target is.
+    pub(crate) fn line(
+        mut self,
+        figure: &'static str,
+        value: impl Into<String>,
+        target: &'static str,
+        reached: bool,
+    ) -> Self {
+        self.lines.push(Line {
+            figure,
+            value: value.into(),
+            target,
+            reached: Some(reached),
+        });
+        self
+    }
+
+    /// Adds a figure that cannot be measured here.
+    pub(crate) fn not_available(
+        mut self,
+        path: &'static str,
+        figure: &'static str,
+        target: &'static str,
+        why: &str,
+    ) -> Self {
+        let text = format!("n/a ({why})");
+        self.fields.push((path, Value::from(text.clone())));
+        self.lines.push(Line {
+            figure,
+            value: text,
+            target,
+            reached: None,
+        });
+        self
+    }
+
+    /// Adds a picture.
+    pub(crate) fn panel(
+        mut self,
+        title: &'static str,
+        curves: impl IntoIterator<Item = (&'static str, Distribution)>,
+    ) -> Self {
+        let curves = curves.into_iter().collect();
+        self.panels.push(Panel { title, curves });
+        self
+    }
+
+    /// The lines, for whoever waits.
+    pub(crate) fn told(&self) -> Vec<String> {
+        let line = |line: &Line| format!("{}: {} ({})", line.figure, line.value, line.target);
+        self.lines.iter().map(line).collect()
+    }
+}
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub(crate) struct Report {
+    fields: Map<String, Value>,
+    lines: Vec<Line>,
+    panels: Vec<Panel>,
+}
+
+impl Report {
+    /// Nothing yet, but on which machine.
+    pub(crate) fn new(lab: &Lab, short: bool) -> Result<Self> {
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
+        let machine = json!({
+            "kernel": kernel.trim(),
+            "cpus": std::thread::available_parallelism()?.get(),
+            "open_vswitch": first(lab.vsctl(&["--version"])?),
+            "ovn": first(lab.nbctl(&["--version"])?),
+            "datapath": format!("{:?}", lab.datapath()).to_lowercase(),
+            "optimized": !cfg!(debug_assertions),
+            "short": short,
+        });
+        let mut fields = Map::new();
+        fields.insert("machine".to_owned(), machine);
+        Ok(Self {
+            fields,
+            lines: Vec::new(),
+            panels: Vec::new(),
+        })
+    }
+
+    /// Takes over what a row has to say.
+    pub(crate) fn add(&mut self, measured: Measured) {
+        for (path, value) in measured.fields {
+            let mut object = &mut self.fields;
+            let mut parts = path.split('.').peekable();
+            while let Some(part) = parts.next() {
+                if parts.peek().is_none() {
+                    object.insert(part.to_owned(), value.clone());
+                    break;
+                }
+                let inner = object.entry(part).or_insert_with(|| json!({}));
+                let Value::Object(inner) = inner else { break };
+                object = inner;
+            }
+        }
+        self.lines.extend(measured.lines);
+        self.panels.extend(measured.panels);
+    }
+
+    /// The JSON object.
+    pub(crate) fn json(&self) -> Result<String> {
+        let text = serde_json::to_string_pretty(&self.fields).context("it is JSON")?;
+        Ok(text + "\n")
+    }
+
+    /// What is shown in pictures.
+    pub(crate) fn panels(&self) -> &[Panel] {
+        &self.panels
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> String {
+        let head = ["figure", "measured", "target", ""];
+        let mark = |line: &Line| match line.reached {
+            Some(true) => "reached",
+            Some(false) => "MISSED",
+            None => "-",
+        };
+        let mut rows = vec![head.map(str::to_owned)];
+        rows.extend(self.lines.iter().map(|line| {
+            [
+                line.figure.to_owned(),
+                line.value.clone(),
+                line.target.to_owned(),
+                mark(line).to_owned(),
+            ]
+        }));
+        let width = |column: usize| {
+            let widths = rows.iter().map(|row| row[column].chars().count());
+            widths.max().unwrap_or(0)
+        };
+        let widths = [0, 1, 2, 3].map(width);
+        let mut table = String::new();
+        for row in &rows {
+            let cells: Vec<_> = row
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            table += cells.join("  ").trim_end();
+            table.push('\n');
+        }
+        table
+    }
+}

@@ -1,0 +1,246 @@
+//! The core alone, in this process: no lab, no switch.
+//!
+//! Measured here and not by a benchmark harness of its own, so that one run fills one file. The
+//! program has to be optimized for the figures to mean anything; `machine.optimized` says so.
+
+use std::{
+    collections::BTreeMap,
+    hint::black_box,
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_agent::core::{
+    Command, Input, Timestamp,
+    engine::{Config, Engine},
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    input::Frame,
+    limits::LeaseLimits,
+    name::DomainName,
+    ovn::rows::{Interface, InterfaceUpdate, RowId},
+    rules::{ActiveRule, NameScope, RuleSet},
+};
+
+use crate::bench::{
+    distribution::Distribution,
+    report::Measured,
+    stage::{Stage, matching as matching_name},
+    wire,
+};
+
+const RULES: u32 = 10_000;
+/// Names that are timed together: one alone is shorter than the clock is exact.
+const TOGETHER: usize = 100;
+
+/// The row `match_ns_10k`: names of five labels, every other one of a rule.
+pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
+    let mut rules = RuleSet::default();
+    for index in 0..RULES {
+        rules.push(ActiveRule {
+            namespace: "ns1".into(),
+            index,
+            name: format!("r{index}.example.org").parse()?,
+            scope: NameScope::Subdomains,
+            v4: true,
+            v6: true,
+            transports: Vec::new(),
+            verdict: RuleAction::Allow,
+            templates: Vec::new(),
+        });
+    }
+    let names: Vec<DomainName> = (0..RULES)
+        .map(|index| {
+            let rule = index.wrapping_mul(7919) % (2 * RULES);
+            DomainName::from_presentation(&format!("a.b.r{rule}.example.org"))
+        })
+        .collect::<Result<_, _>>()?;
+    let mut found = 0;
+    let mut nanos = Vec::new();
+    for _ in 0..stage.scale(50, 2) {
+        for names in names.chunks(TOGETHER) {
+            let start = Instant::now();
+            for name in names {
+                found += black_box(rules.matching(black_box(name)).count());
+            }
+            nanos.push(start.elapsed().as_nanos() as f64 / names.len() as f64);
+        }
+    }
+    ensure!(found > 0, "no rule was found");
+    let latency = Distribution::of(nanos).context("names")?.latency();
+    Ok(Measured::default().field("match_ns_10k", latency)?.line(
+        "one name against 10,000 rules",
+        format!("p50 {:.0} ns, p99 {:.0} ns", latency.p50, latency.p99),
+        "≤ 1 µs",
+        latency.p99 <= 1000.0,
+    ))
+}
+
+const INTERFACE: RowId = RowId::new(7);
+const IFINDEX: u32 = 7;
+const PORT: &str = "ns1_pod1";
+
+/// The row `resync_ms_100k`: 100,000 leases of one port, whose flows are all planned anew, because the
+/// port has moved while the switch was away, and then compared with an empty switch. Timed from the
+/// moved port to the batch of 100,000 changes.
+pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
+    let leases = stage.scale(100_000, 2000);
+    let mut node = Node::new(usize::try_from(leases)?)?;
+    for number in 0..leases {
+        node.answer(number)?;
+    }
+    ensure!(
+        node.engine.flow_count() == usize::try_from(leases)?,
+        "not every answer has a flow"
+    );
+    let mut millis = Vec::new();
+    for round in 0..stage.scale(20, 3) {
+        node.give(Input::SwitchDown);
+        node.obey();
+        let start = Instant::now();
+        node.give(interface(100 + round));
+        node.give(Input::SwitchUp);
+        node.engine.take_commands();
+        node.give(Input::Flows(Vec::new()));
+        let changes: usize = node.engine.take_commands().iter().map(changes_of).sum();
+        millis.push(start.elapsed().as_secs_f64() * 1e3);
+        ensure!(
+            changes == usize::try_from(leases)?,
+            "{changes} changes for {leases} flows"
+        );
+    }
+    let latency = Distribution::of(millis).context("rounds")?.latency();
+    Ok(Measured::default().field("resync_ms_100k", latency)?.line(
+        "plan and diff of 100,000 flows",
+        format!(
+            "{:.0} ms at p50, {:.0} ms at most",
+            latency.p50, latency.max
+        ),
+        "≤ 100 ms",
+        latency.p50 <= 100.0,
+    ))
+}
+
+fn changes_of(command: &Command) -> usize {
+    match command {
+        Command::Apply { changes, .. } => changes.len(),
+        _ => 0,
+    }
+}
+
+/// An engine on a bridge without OVN, with one pod and one rule.
+struct Node {
+    engine: Engine,
+    now: Timestamp,
+}
+
+impl Node {
+    fn new(leases: usize) -> Result<Self> {
+        let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
+        let config = Config {
+            profile: Some(profile.parse()?),
+            leases: LeaseLimits {
+                addresses_per_port_max: leases,
+                ..LeaseLimits::default()
+            },
+            ..Config::default()
+        };
+        let mut node = Self {
+            engine: Engine::new(config),
+            now: Timestamp::from_nanos(1_000_000_000_000),
+        };
+        node.give(Input::SwitchUp);
+        let firewall = Firewall {
+            rules: vec![Rule {
+                action: RuleAction::Allow,
+                destination: Destination::Name("example.com".parse()?),
+                ports: Vec::new(),
+            }],
+            subdomains: None,
+        };
+        let id = FirewallId {
+            namespace: "ns1".into(),
+            name: "default".into(),
+        };
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: true,
+            firewalls: vec![(id, Some(firewall))],
+        }));
+        node.give(interface(1));
+        node.give(Input::Attached {
+            interface: INTERFACE,
+            ifindex: IFINDEX,
+        });
+        node.obey();
+        node.give(Input::Flows(Vec::new()));
+        node.obey();
+        Ok(node)
+    }
+
+    fn give(&mut self, input: Input<'_>) {
+        self.engine.handle(input, self.now);
+    }
+
+    /// Everything that was asked for has worked.
+    fn obey(&mut self) {
+        for command in self.engine.take_commands() {
+            if let Command::Apply { batch, .. } = command {
+                self.give(Input::Applied {
+                    batch,
+                    result: Ok(()),
+                });
+            }
+        }
+        self.engine.take_reports();
+    }
+
+    fn answer(&mut self, number: u32) -> Result<()> {
+        let query = wire::query(7, &matching_name(number));
+        let message = wire::answer(&query).context("an answer")?;
+        let bytes = udp_frame(&message)?;
+        self.now = self.now + Duration::from_micros(10);
+        self.give(Input::Frame(Frame {
+            ifindex: IFINDEX,
+            captured_at: self.now,
+            bytes: &bytes,
+            wire_len: bytes.len(),
+            held: false,
+            gso_size: 0,
+        }));
+        self.obey();
+        Ok(())
+    }
+}
+
+fn interface(ofport: u32) -> Input<'static> {
+    let row = Interface {
+        name: "veth7".into(),
+        iface_id: PORT.into(),
+        iface_id_ver: None,
+        addresses: vec![Ipv4Addr::new(10, 244, 0, 5).into()],
+        mac: None,
+        sandbox: None,
+        ofport: Some(ofport),
+        ifindex: None,
+        policing_kbps: 0,
+        external_ids: BTreeMap::new(),
+    };
+    Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(INTERFACE, Some(row))],
+    })
+}
+
+/// Ethernet, IPv4 and UDP around a DNS answer from 10.96.0.10.
+fn udp_frame(payload: &[u8]) -> Result<Vec<u8>> {
+    let udp_len = u16::try_from(8 + payload.len())?;
+    let mut frame = vec![0; 12];
+    frame.extend([0x08, 0x00, 0x45, 0]);
+    frame.extend((20 + udp_len).to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
+    frame.extend([0, 53, 0x90, 0]);
+    frame.extend(udp_len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    Ok(frame)
+}

@@ -1,0 +1,99 @@
+//! What the agent needs with 100,000 leases, and how long 100,000 flows take to come back.
+//!
+//! One pod asks for 100,000 names, each with an address of its own, with the limit per pod raised. When
+//! there are 100,000 flows, all of them are deleted behind the agent's back, as ovn-controller does when
+//! it restarts; the time runs from the end of the deletion until the switch holds as many again, seen
+//! by asking it every 20 ms. Memory is the agent's resident set at the end.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::bench::{
+    distribution::{Distribution, rounded},
+    loader::Asker,
+    report::Measured,
+    stage::{RULED, Stage, matching},
+    usage::resident_mib,
+};
+
+/// Questions that are open at the same time.
+const IN_FLIGHT: usize = 64;
+const POLL: Duration = Duration::from_millis(20);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until the switch holds so many flows of dnsflow's.
+fn wait_for(stage: &Stage<'_>, flows: usize) -> Result<Duration> {
+    let start = Instant::now();
+    loop {
+        let found = stage.lab.dnsflow_flow_count()?;
+        if found == flows {
+            return Ok(start.elapsed());
+        }
+        if start.elapsed() > LIMIT {
+            bail!("the switch holds {found} flows instead of {flows}");
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// The row `rss_mib_100k`, and the second half of `resync_ms_100k`.
+pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
+    let leases = stage.scale(100_000, 1000);
+    let flows = stage.scale(100_000, 1000);
+    let wipes = stage.scale(5, 1);
+    // A lease stays while this takes.
+    let arguments = ["--max-leases-per-pod=131072", "--min-ttl=3600"];
+    let agent = stage.agent(stage.default_mode(), &arguments)?;
+    let mut asker = Asker::new(stage.lab, RULED)?;
+    let asked = stage.fresh(0).start - 1;
+    let each = stage.lab.dnsflow_flow_count()? / usize::try_from(asked)?;
+    ensure!(each > 0, "an answer has opened nothing");
+    let before = resident_mib(agent.pid())?;
+
+    let mut told = asked;
+    let mut fill = |upto: u32| -> Result<()> {
+        let numbers = stage.fresh(upto - told);
+        asker.ask_all(numbers.map(matching), IN_FLIGHT)?;
+        told = upto;
+        wait_for(stage, each * usize::try_from(upto)?)?;
+        Ok(())
+    };
+    fill(u32::try_from(flows / each)?)?;
+    let mut back = Vec::new();
+    for _ in 0..wipes {
+        let all = stage.lab.dnsflow_flow_count()?;
+        stage.delete_flows()?;
+        back.push(wait_for(stage, all)?.as_secs_f64() * 1e3);
+    }
+    fill(leases)?;
+    let resident = resident_mib(agent.pid())?;
+    ensure!(agent.terminate()?.success(), "the agent has failed");
+
+    let back = Distribution::of(back).context("wipes")?;
+    let latency = back.latency();
+    Ok(Measured::default()
+        .field("rss_mib_100k", rounded(resident))?
+        .field("details.rss_mib_empty", rounded(before))?
+        .field("details.leases", leases)?
+        .field("details.flows", each * usize::try_from(leases)?)?
+        .field("resync_switch_ms_100k", latency)?
+        .line(
+            "agent's memory with 100,000 leases",
+            format!("{resident:.1} MiB ({before:.1} MiB without)"),
+            "≤ 64 MiB",
+            resident <= 64.0,
+        )
+        .line(
+            "100,000 flows wiped, back in the switch",
+            format!(
+                "{:.0} ms at p50, {:.0} ms at most",
+                latency.p50, latency.max
+            ),
+            "≤ 2 s",
+            latency.max <= 2000.0,
+        ))
+}

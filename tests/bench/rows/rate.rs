@@ -1,0 +1,204 @@
+//! How many answers per second can each open an address.
+//!
+//! The pod asks at a fixed rate, whether answers come or not; every name is fresh, so that each answer
+//! opens an address and, once the pod has as many leases as it may, closes an old one. A rate is
+//! sustained if the agent has opened every answer that the program captured, nothing was lost in the
+//! ring buffer or refused by the switch, at least 99 % of the questions were answered, and 99 % of the
+//! flows were there within [`LATE`]. Rates are tried in rising steps of a few seconds; the highest
+//! one that passes is then held for the full time, or a lower one.
+//!
+//! In this lab every question and every answer also passes ovs-vswitchd, which forwards packets in user
+//! space: `details.path_per_s` is what the way itself carries without the agent.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::ovs::Daemon;
+
+use crate::bench::{
+    distribution::{Distribution, rounded},
+    loader::Asker,
+    report::Measured,
+    stage::{RULED, Stage, matching, unrelated},
+    usage::cpu,
+};
+
+/// `--hold-max`: an answer that is later is released without its flow.
+const LATE: Duration = Duration::from_millis(100);
+/// What the agent counts as lost, in its counters and in those of its programs.
+const LOSSES: [&str; 5] = [
+    "flows_refused",
+    "addresses_refused",
+    "answers_malformed",
+    "RingFull",
+    "CopyFailed",
+];
+const STEP: f64 = 1.4;
+const BACK: f64 = 0.9;
+/// Attempts for the full time before the row gives up.
+const ATTEMPTS: u32 = 6;
+
+/// What came of a rate.
+#[derive(Debug)]
+struct Outcome {
+    per_second: f64,
+    /// Why it does not count.
+    failed: Option<String>,
+    activation: Distribution,
+    /// Processor time per answer, in microseconds.
+    agent: f64,
+    vswitchd: f64,
+}
+
+/// The row `answers_per_s`.
+pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
+    let path = {
+        let mut asker = Asker::new(stage.lab, RULED)?;
+        let count = stage.scale(20_000, 500);
+        let start = Instant::now();
+        asker.ask_all(stage.fresh(count).map(unrelated), 100)?;
+        f64::from(count) / start.elapsed().as_secs_f64()
+    };
+    let probe = stage.scale(Duration::from_secs(3), Duration::from_millis(500));
+    let full = stage.scale(Duration::from_secs(20), Duration::from_secs(1));
+    let mut rate = stage.scale(1000.0, 100.0);
+    let limit = stage.scale(50_000.0, 150.0);
+    let mut why = String::from("the highest rate that was tried");
+    while rate * STEP < limit {
+        let outcome = sustain(stage, rate * STEP, probe)?;
+        if let Some(failed) = outcome.failed {
+            why = format!("at {:.0}/s: {failed}", rate * STEP);
+            break;
+        }
+        rate *= STEP;
+    }
+    let mut attempts = 0;
+    let held = loop {
+        let outcome = sustain(stage, rate, full)?;
+        attempts += 1;
+        match &outcome.failed {
+            None => break outcome,
+            Some(failed) => {
+                ensure!(attempts < ATTEMPTS, "not even {rate:.0}/s: {failed}");
+                why = format!("at {rate:.0}/s: {failed}");
+                rate *= BACK;
+            }
+        }
+    };
+    Ok(Measured::default()
+        .field("answers_per_s", rounded(held.per_second))?
+        .field(
+            "details.answers_per_s_activation_us",
+            held.activation.latency(),
+        )?
+        .field("details.answers_per_s_bound", why.clone())?
+        .field("details.answers_per_s_cpu_us_agent", rounded(held.agent))?
+        .field(
+            "details.answers_per_s_cpu_us_vswitchd",
+            rounded(held.vswitchd),
+        )?
+        .field("details.path_per_s", rounded(path))?
+        .line(
+            "answers per second",
+            format!("{:.0} ({why}; the way itself {path:.0}/s)", held.per_second),
+            "≥ 10,000",
+            held.per_second >= 10_000.0,
+        ))
+}
+
+fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
+    stage.clear()?;
+    let agent = stage.agent(stage.default_mode(), &[])?;
+    let mut sender = Asker::new(stage.lab, RULED)?;
+    let mut receiver = sender.again()?;
+    let count = (rate * time.as_secs_f64()) as u32;
+    let numbers = stage.fresh(count);
+    let first = numbers.start;
+    let vswitchd = stage.lab.daemon(Daemon::Vswitchd)?;
+    let before = (cpu(agent.pid())?, cpu(vswitchd)?);
+    let end = Instant::now() + time + LATE + LATE;
+    let (answered, sent) = thread::scope(|scope| {
+        let answered = scope.spawn(move || -> Result<u32> {
+            let mut answered = 0;
+            while answered < count && Instant::now() < end {
+                answered += u32::from(receiver.receive_within(LATE)?.is_some());
+            }
+            Ok(answered)
+        });
+        let start = Instant::now();
+        let mut sent = 0;
+        while sent < count && start.elapsed() < time {
+            let due = (start.elapsed().as_secs_f64() * rate) as u32;
+            while sent < due.min(count) {
+                sender.send(&matching(first + sent))?;
+                sent += 1;
+            }
+            thread::sleep(Duration::from_micros(500));
+        }
+        let answered = answered
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        anyhow::Ok((answered, sent))
+    })?;
+    // The last barriers, and the last lines of the log.
+    thread::sleep(2 * LATE);
+    let after = (cpu(agent.pid())?, cpu(vswitchd)?);
+    let opened = stage.opened(&agent)?;
+    let log = agent.log_path().to_owned();
+    ensure!(agent.terminate()?.success(), "the agent has failed");
+    let log = std::fs::read_to_string(log)?;
+    let opened: Vec<f64> = opened
+        .range(first..first + count)
+        .map(|(_, micros)| *micros)
+        .collect();
+    let opened_count = opened.len();
+    let activation = Distribution::of(opened).context("no answer was opened")?;
+    let lost: Vec<String> = LOSSES
+        .iter()
+        .filter_map(|loss| Some((loss, counted(&log, loss)?)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(loss, count)| format!("{count} {loss}"))
+        .collect();
+    let frames = counted(&log, "frames").context("no counters in the agent's log")?;
+    let opening = counted(&log, "answers_opening").unwrap_or(0);
+    let failed = if !lost.is_empty() {
+        Some(lost.join(", "))
+    } else if f64::from(sent) < 0.99 * f64::from(count) {
+        Some(format!("only {sent} of {count} questions could be sent"))
+    } else if f64::from(answered) < 0.99 * f64::from(count) {
+        Some(format!("{answered} of {count} questions were answered"))
+    } else if opening < frames {
+        Some(format!("{opening} of {frames} answers opened an address"))
+    } else if activation.quantile(0.99) > LATE.as_secs_f64() * 1e6 {
+        Some(format!(
+            "p99 of the activation was {:.0} ms",
+            activation.quantile(0.99) / 1e3
+        ))
+    } else {
+        None
+    };
+    let each = |before: Duration, after: Duration| {
+        (after - before).as_secs_f64() * 1e6 / f64::from(answered.max(1))
+    };
+    Ok(Outcome {
+        per_second: opened_count as f64 / time.as_secs_f64(),
+        failed,
+        activation,
+        agent: each(before.0, after.0),
+        vswitchd: each(before.1, after.1),
+    })
+}
+
+/// The last value of a counter in the agent's log: `name: 7` among the counters of the core,
+/// `(Name, 7)` among those of the programs.
+fn counted(log: &str, name: &str) -> Option<u64> {
+    let of = |start: String| {
+        let (_, rest) = log.rsplit_once(&start)?;
+        let digits = rest.find(|byte: char| !byte.is_ascii_digit())?;
+        rest[..digits].parse().ok()
+    };
+    of(format!(" {name}: ")).or_else(|| of(format!("({name}, ")))
+}

@@ -1,0 +1,103 @@
+//! What the agent adds to the time that a pod waits for its DNS answer.
+//!
+//! Rounds without the agent and with it, in turns; in each, names that the rule is for (fresh ones:
+//! each answer opens an address) and names that no rule mentions, with one question open at a time and
+//! with a hundred.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bench::{
+    distribution::{Distribution, rounded},
+    loader::Asker,
+    report::Measured,
+    stage::{Mode, NO_MODE, RULED, Stage, matching, unrelated},
+};
+
+const MANY: usize = 100;
+
+/// The round trips of one side, in microseconds.
+#[derive(Debug, Default)]
+struct Side {
+    matching: Vec<f64>,
+    matching_many: Vec<f64>,
+    unrelated: Vec<f64>,
+}
+
+impl Side {
+    fn round(&mut self, stage: &Stage<'_>) -> Result<()> {
+        let one = stage.scale(1000, 50);
+        let many = stage.scale(4000, 200);
+        let mut asker = Asker::new(stage.lab, RULED)?;
+        // The first packets of a socket make connection tracking entries.
+        asker.ask_all(stage.fresh(20).map(unrelated), 1)?;
+        let mut ask = |count, name: fn(u32) -> String, in_flight| -> Result<Vec<f64>> {
+            let took = asker.ask_all(stage.fresh(count).map(name), in_flight)?;
+            Ok(took.iter().map(|took| took.as_secs_f64() * 1e6).collect())
+        };
+        self.unrelated.extend(ask(one, unrelated, 1)?);
+        self.matching.extend(ask(one, matching, 1)?);
+        self.matching_many.extend(ask(many, matching, MANY)?);
+        Ok(())
+    }
+}
+
+/// The rows `hold_added_us` and `unrelated_added_pct`.
+pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
+    let rounds = stage.scale(6, 1);
+    let (mut without, mut with) = (Side::default(), Side::default());
+    for _ in 0..rounds {
+        stage.clear()?;
+        without.round(stage)?;
+        stage.clear()?;
+        let agent = stage.agent(stage.default_mode(), &[])?;
+        with.round(stage)?;
+        ensure!(agent.terminate()?.success(), "the agent has failed");
+    }
+    let of = |samples| Distribution::of(samples).context("answers");
+    let (one, one_with) = (of(without.matching)?, of(with.matching)?);
+    let (many, many_with) = (of(without.matching_many)?, of(with.matching_many)?);
+    let (other, other_with) = (of(without.unrelated)?, of(with.unrelated)?);
+
+    let percent = (other_with.median() / other.median() - 1.0) * 100.0;
+    let measured = Measured::default()
+        .field("unrelated_added_pct", rounded(percent))?
+        .field("details.round_trip_us.unrelated_without", other.latency())?
+        .field("details.round_trip_us.unrelated", other_with.latency())?
+        .field("details.round_trip_us.matching_without", one.latency())?
+        .field("details.round_trip_us.matching", one_with.latency())?
+        .field("details.round_trip_us.matching_100_without", many.latency())?
+        .field("details.round_trip_us.matching_100", many_with.latency())?
+        .line(
+            "DNS round trip, unrelated name",
+            format!("{percent:+.1} % at p50 ({:.0} µs without)", other.median()),
+            "≤ +5 % at p50",
+            percent <= 5.0,
+        );
+    let (figure, target) = ("DNS round trip, matching name", "≤ +200 µs at p50");
+    let measured = if stage.default_mode() == Mode::Hold {
+        let (added, added_many) = (one_with.above(&one), many_with.above(&many));
+        measured
+            .field("hold_added_us", added)?
+            .field("hold_added_us.in_flight_100", added_many)?
+            .line(
+                figure,
+                format!(
+                    "{:+.0} µs at p50, {:+.0} µs with 100 in flight",
+                    added.p50, added_many.p50
+                ),
+                target,
+                added.p50 <= 200.0 && added_many.p50 <= 200.0,
+            )
+    } else {
+        measured.not_available("hold_added_us", figure, target, NO_MODE)
+    };
+    Ok(measured.panel(
+        "DNS round trip",
+        [
+            ("unrelated, no agent", other),
+            ("unrelated, dnsflow", other_with),
+            ("matching, no agent", one),
+            ("matching, dnsflow", one_with),
+        ],
+    ))
+}

@@ -1,0 +1,121 @@
+//! What the programs cost a pod's TCP connections.
+//!
+//! One connection at a time between a pod and the "internet", in each direction, for as long as a round
+//! takes, without the agent and with it in turns. The pod's namespace has no firewall, and the programs
+//! are attached to its veth like to any other. Percent of the medians, of the direction that
+//! suffers more.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bench::{
+    distribution::{Distribution, rounded},
+    report::Measured,
+    stage::{FREE, Stage},
+    usage::cpu,
+    wire,
+};
+
+const PORT: u16 = 9001;
+const PIECE: usize = 128 << 10;
+/// A write that takes longer is an error.
+const LIMIT: Duration = Duration::from_secs(10);
+/// What the start or the end of the agent makes the switch do is over after this.
+const SETTLE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Direction {
+    FromPod,
+    ToPod,
+}
+
+/// Megabits per second of one connection.
+fn connection(stage: &Stage<'_>, direction: Direction) -> Result<f64> {
+    let time = stage.scale(Duration::from_secs(1), Duration::from_millis(200));
+    let internet = stage.lab.pod("inet").netns();
+    let listener = internet.run(|| Ok(TcpListener::bind(("0.0.0.0", PORT))?))?;
+    let to = wire::address(stage.fresh(1).start);
+    let pod = stage.lab.pod(FREE).netns();
+    let near = pod.run(|| TcpStream::connect((to, PORT)).context("cannot connect"))?;
+    let (far, _) = listener.accept()?;
+    let (mut sender, mut receiver) = match direction {
+        Direction::FromPod => (near, far),
+        Direction::ToPod => (far, near),
+    };
+    sender.set_write_timeout(Some(LIMIT))?;
+    receiver.set_read_timeout(Some(LIMIT))?;
+    thread::scope(|scope| {
+        let received = scope.spawn(move || -> Result<f64> {
+            let mut piece = vec![0; PIECE];
+            let (mut bytes, start) = (0, Instant::now());
+            loop {
+                match receiver.read(&mut piece)? {
+                    0 => break,
+                    length => bytes += length,
+                }
+            }
+            Ok(bytes as f64 * 8.0 / 1e6 / start.elapsed().as_secs_f64())
+        });
+        let (piece, start) = (vec![0; PIECE], Instant::now());
+        while start.elapsed() < time {
+            sender.write_all(&piece)?;
+        }
+        drop(sender);
+        received
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The row `tcp_throughput_pct`.
+pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
+    let rounds = stage.scale(10, 1);
+    let mut without = [Vec::new(), Vec::new()];
+    let mut with = [Vec::new(), Vec::new()];
+    let directions = [Direction::FromPod, Direction::ToPod];
+    let round = |into: &mut [Vec<f64>; 2]| -> Result<()> {
+        for (direction, into) in directions.into_iter().zip(into) {
+            into.push(connection(stage, direction)?);
+        }
+        Ok(())
+    };
+    let mut used = Vec::new();
+    for _ in 0..rounds {
+        thread::sleep(SETTLE);
+        round(&mut without)?;
+        let agent = stage.agent(stage.default_mode(), &[])?;
+        thread::sleep(SETTLE);
+        let (before, start) = (cpu(agent.pid())?, Instant::now());
+        round(&mut with)?;
+        let share = (cpu(agent.pid())? - before).div_duration_f64(start.elapsed());
+        used.push(share * 100.0);
+        ensure!(agent.terminate()?.success(), "the agent has failed");
+    }
+    let used = Distribution::of(used).context("rounds")?;
+    let median = |samples| Distribution::of(samples).map(|found| found.median());
+    let [from_pod, to_pod] = without.map(median);
+    let [from_pod_with, to_pod_with] = with.map(median);
+    let percent = |with: Option<f64>, without: Option<f64>| Some(with? / without? * 100.0);
+    let out = percent(from_pod_with, from_pod).context("rounds")?;
+    let into = percent(to_pod_with, to_pod).context("rounds")?;
+    let worse = out.min(into);
+    Ok(Measured::default()
+        .field("tcp_throughput_pct", rounded(worse))?
+        .field("details.tcp_throughput_pct_from_pod", rounded(out))?
+        .field("details.tcp_throughput_pct_to_pod", rounded(into))?
+        .field("details.tcp_agent_cpu_pct", rounded(used.median()))?
+        .field("details.tcp_mbit_per_s_from_pod", from_pod)?
+        .field("details.tcp_mbit_per_s_to_pod", to_pod)?
+        .line(
+            "TCP throughput with the programs",
+            format!("{out:.1} % from the pod, {into:.1} % to it"),
+            "≥ 98 %",
+            worse >= 98.0,
+        ))
+}

@@ -1,0 +1,325 @@
+//! What the rows share: a lab with rules, a DNS server that knows every name, an acceptor behind
+//! every address, and the agent in each of its modes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    ops::Range,
+    process::Command,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use dnsflow_agent::core::flow::FlowKey;
+use dnsflow_tests::{
+    agent::{self, Agent},
+    firewall::RuleSpec,
+    lab::Lab,
+    process::run,
+    topology::DNS_POD_PORT,
+};
+use serde_json::Value;
+
+use super::{
+    loader::{Acceptor, Asker, Connector},
+    openflow::Client,
+    server::Server,
+    wire,
+};
+
+/// The pod whose namespace has the firewall.
+pub(crate) const RULED: &str = "ns1_pod1";
+/// The pod whose namespace has none.
+pub(crate) const FREE: &str = "ns2_pod1";
+/// The address of [`FREE`].
+pub(crate) const FREE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 7);
+/// How long the agent may take to tell what it has done.
+const EVENTS_LIMIT: Duration = Duration::from_secs(20);
+const EVENTS_POLL: Duration = Duration::from_millis(100);
+
+/// `--mode` of the agent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Mode {
+    /// Answers wait for their flows.
+    Hold,
+    /// Answers pass at once.
+    Observe,
+}
+
+/// Why a row that needs [`Mode::Hold`] is not there.
+pub(crate) const NO_MODE: &str = "no --mode";
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) short: bool,
+    /// The flow that opens an address, as dnsflow writes it.
+    pub(crate) flow: FlowTemplate,
+    has_mode: bool,
+    server: Mutex<Option<Server>>,
+    acceptor: Acceptor,
+    next_number: AtomicU32,
+}
+
+/// The flow that opens an address.
+#[derive(Clone, Debug)]
+pub(crate) struct FlowTemplate {
+    /// For our own client.
+    pub(crate) key: FlowKey,
+    /// For ovs-ofctl, without the destination and without cookie.
+    matches: String,
+    actions: String,
+}
+
+impl FlowTemplate {
+    /// As `ovs-ofctl add-flow` takes it.
+    pub(crate) fn text(&self, destination: Ipv4Addr) -> String {
+        let Self {
+            matches, actions, ..
+        } = self;
+        format!("{matches},nw_dst={destination},actions={actions}")
+    }
+}
+
+impl<'a> Stage<'a> {
+    /// Sets it.
+    pub(crate) fn set(lab: &'a Lab, short: bool) -> Result<Self> {
+        lab.set_firewall(
+            "ns1",
+            &[
+                RuleSpec::allow_name("example.com"),
+                RuleSpec::deny("0.0.0.0/0")?,
+            ],
+        )?;
+        run(lab.pod("inet").command("ip")?.args([
+            "route",
+            "add",
+            "local",
+            "198.18.0.0/15",
+            "dev",
+            "lo",
+        ]))?;
+        lab.stop_dns()?;
+        let server = Server::start(lab, DNS_POD_PORT)?;
+        let help = run(Command::new(agent::binary()?).args(["agent", "--help"]))?;
+        let acceptor = Acceptor::start(lab)?;
+        // The gateway learns its next hop, which `ofproto/trace` cannot.
+        Connector::new(lab, FREE).connect_patiently(wire::address(0))?;
+        let flow = template(lab)?;
+        let stage = Self {
+            lab,
+            short,
+            flow,
+            has_mode: help.contains("--mode"),
+            server: Mutex::new(Some(server)),
+            acceptor,
+            next_number: AtomicU32::new(1),
+        };
+        stage.clear()?;
+        Ok(stage)
+    }
+
+    /// Ends what would not end by itself.
+    pub(crate) fn strike(self) -> Result<()> {
+        self.acceptor.stop(self.lab)
+    }
+
+    /// How much is measured: `full`, or `short` in the short form.
+    pub(crate) fn scale<T>(&self, full: T, short: T) -> T {
+        if self.short { short } else { full }
+    }
+
+    /// Numbers of names that nobody has asked for since the last [`Stage::clear`].
+    pub(crate) fn fresh(&self, count: u32) -> Range<u32> {
+        let first = self.next_number.fetch_add(count, Ordering::Relaxed);
+        first..first + count
+    }
+
+    /// Removes every flow of a row. Its agent has ended.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.delete_flows()?;
+        let ours = format!("cookie={OFCTL_COOKIE}/-1");
+        self.lab
+            .ofctl(&["--protocols=OpenFlow15", "del-flows", "br-int", &ours])?;
+        self.next_number.store(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Deletes every flow of dnsflow's behind its back.
+    pub(crate) fn delete_flows(&self) -> Result<()> {
+        const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000000";
+        self.lab
+            .ofctl(&["--protocols=OpenFlow15", "del-flows", "br-int", COOKIES])?;
+        Ok(())
+    }
+
+    /// Does `work` while the DNS pod's port is free for another server.
+    pub(crate) fn without_server<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        *server = None;
+        let result = work();
+        self.lab.stop_dns()?;
+        *server = Some(Server::start(self.lab, DNS_POD_PORT)?);
+        result
+    }
+
+    /// The options that put the agent into this mode; `None` where it has no such mode.
+    fn mode(&self, mode: Mode) -> Option<&'static [&'static str]> {
+        match (self.has_mode, mode) {
+            (true, Mode::Hold) => Some(&["--mode=hold"]),
+            (true, Mode::Observe) => Some(&["--mode=observe"]),
+            // Before there was a choice, it only observed.
+            (false, Mode::Observe) => Some(&[]),
+            (false, Mode::Hold) => None,
+        }
+    }
+
+    /// Whether the agent can hold answers.
+    pub(crate) fn holds(&self) -> bool {
+        self.has_mode
+    }
+
+    /// The mode that the agent has by default.
+    pub(crate) fn default_mode(&self) -> Mode {
+        if self.has_mode {
+            Mode::Hold
+        } else {
+            Mode::Observe
+        }
+    }
+
+    /// An agent in this mode, ready and warm.
+    pub(crate) fn agent(&self, mode: Mode, arguments: &[&str]) -> Result<Agent> {
+        let mode = self.mode(mode).context(NO_MODE)?;
+        let mut command = self.lab.agent_command(&agent::binary()?)?;
+        // What is told to people by default, and the counters at the end.
+        command.env("RUST_LOG", "info,dnsflow_agent::agent=debug");
+        command.args(mode).args(arguments);
+        let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
+        let mut asker = Asker::new(self.lab, RULED)?;
+        for number in self.fresh(WARM_UP) {
+            asker.ask(&matching(number))?;
+        }
+        Ok(agent)
+    }
+
+    /// What the agent has logged as opened so far.
+    pub(crate) fn opened(&self, agent: &Agent) -> Result<BTreeMap<u32, f64>> {
+        let events = agent.events()?;
+        Ok(events
+            .iter()
+            .filter_map(|event| opened(&event["fields"]))
+            .collect())
+    }
+
+    /// What the agent has logged as opened: microseconds from capture to barrier, by the number
+    /// of the name. Waits until all of `numbers` are there.
+    pub(crate) fn activations(&self, agent: &Agent, numbers: &[u32]) -> Result<BTreeMap<u32, f64>> {
+        let start = Instant::now();
+        let numbers: BTreeSet<u32> = numbers.iter().copied().collect();
+        loop {
+            let mut opened = self.opened(agent)?;
+            opened.retain(|number, _| numbers.contains(number));
+            if opened.len() == numbers.len() {
+                return Ok(opened);
+            }
+            if start.elapsed() > EVENTS_LIMIT {
+                bail!(
+                    "the agent has opened {} of {} answers:\n{}",
+                    opened.len(),
+                    numbers.len(),
+                    agent
+                        .log()?
+                        .lines()
+                        .rev()
+                        .take(5)
+                        .collect::<Vec<_>>()
+                        .join("\n")
+                );
+            }
+            std::thread::sleep(EVENTS_POLL);
+        }
+    }
+}
+
+/// Answers before anything is measured.
+const WARM_UP: u32 = 20;
+
+/// Number and microseconds of an event `opened`.
+fn opened(fields: &Value) -> Option<(u32, f64)> {
+    if fields["message"] != "opened" {
+        return None;
+    }
+    let name = fields["name"].as_str()?;
+    let first = name.split('.').next()?;
+    // tracing writes a number of 128 bits as a string.
+    let micros = fields["activation_us"].to_string();
+    let micros = micros.trim_matches('"').parse().ok()?;
+    Some((wire::digits(first.as_bytes())?, micros))
+}
+
+/// The name with this number that the rule of [`RULED`] is for.
+pub(crate) fn matching(number: u32) -> String {
+    format!("n{number}.example.com")
+}
+
+/// A name that no rule is for, of the kind that a pod's search list makes.
+pub(crate) fn unrelated(number: u32) -> String {
+    format!("n{number}.shop.svc.cluster.local")
+}
+
+/// The cookie of flows that the bench itself writes by ovs-ofctl.
+const OFCTL_COOKIE: &str = "0xbe9c";
+
+/// Learns from the agent which flow lets packets out.
+fn template(lab: &Lab) -> Result<FlowTemplate> {
+    let address = wire::address(0);
+    let agent = lab.start_agent(&[])?;
+    Asker::new(lab, RULED)?.ask(&matching(0))?;
+    let to = format!("nw_dst={address}");
+    let texts = lab.wait_flows("the flow of an answer", |flows| {
+        flows.iter().any(|flow| flow.contains(&to))
+    })?;
+    let keys = Client::connect(lab.socket("br-int.mgmt"))?.flows()?;
+    ensure!(agent.terminate()?.success(), "the agent has failed");
+    let key = keys.first().context("a flow")?.clone();
+    // More than one where the switch is stateful; only one is met by packets that leave the
+    // cluster.
+    for text in texts.iter().filter(|flow| flow.contains(&to)) {
+        let (matches, actions) = text
+            .split_once(" actions=")
+            .context("a flow with actions")?;
+        let matches: Vec<_> = matches
+            .split([',', ' '])
+            .filter(|part| {
+                let kept = ["cookie=", "nw_dst=", "hard_timeout="];
+                !part.is_empty() && !kept.iter().any(|key| part.starts_with(key))
+            })
+            .collect();
+        let template = FlowTemplate {
+            key: key.clone(),
+            matches: format!("cookie={OFCTL_COOKIE},{}", matches.join(",")),
+            actions: actions.to_owned(),
+        };
+        lab.ofctl(&[
+            "--protocols=OpenFlow15",
+            "del-flows",
+            "br-int",
+            &format!("table={},{to},ip", key.table),
+        ])?;
+        let flow = template.text(address);
+        lab.ofctl(&["--protocols=OpenFlow15", "add-flow", "br-int", &flow])?;
+        if lab.lets_out(RULED, "tcp", (address, 80).into())? {
+            return Ok(template);
+        }
+    }
+    bail!(
+        "none of these flows lets a packet out:\n{}",
+        texts.join("\n")
+    )
+}

@@ -1,0 +1,62 @@
+//! The benchmark: what `cargo xtask bench` builds and runs.
+//!
+//! `lab --root DIR [--short] [--json FILE] [--svg FILE] [--only ROW]...`
+
+#[path = "../bench/mod.rs"]
+mod bench;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+use dnsflow_tests::{
+    lab::{Cluster, Lab, LabOptions},
+    root::Root,
+    support,
+};
+
+/// Measures dnsflow in a lab
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The unpacked Debian packages
+    #[arg(long, value_name = "DIR")]
+    root: PathBuf,
+    /// As little as shows that every row can be filled
+    #[arg(long)]
+    short: bool,
+    /// Write the values to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Plot the latencies' distributions to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Only the rows whose names begin so; may be given more than once
+    #[arg(long, value_name = "ROW")]
+    only: Vec<String>,
+}
+
+fn main() -> Result<()> {
+    let Arguments {
+        root,
+        short,
+        json,
+        svg,
+        only,
+    } = Arguments::parse();
+    let lab = Lab::up(LabOptions {
+        name: support::lab_name("bench"),
+        root: Root::existing(&root)?,
+        datapath: support::datapath()?,
+        cluster: Cluster::default(),
+        helper: support::helper()?,
+    })?;
+    let options = bench::Options {
+        short,
+        only,
+        json,
+        svg,
+    };
+    let report = bench::run(&lab, &options, &|text| eprintln!("{text}"))?;
+    println!("\n{}", report.table());
+    Ok(())
+}
