@@ -33,7 +33,7 @@ const BATCH: usize = 250;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Of each rule in a namespace without a pod here, the agent keeps the resource's rule twice (the
 /// watch, to tell what changes; the engine), the ACL, and what is missing.
-const BYTES_PER_RULE_MAX: usize = 4_096;
+const BYTES_PER_RULE_MAX: usize = 4_800;
 
 fn namespace(number: usize) -> String {
     format!("namespace-{number:05}")

@@ -10,7 +10,13 @@ use dnsflow_agent::k8s::{
 };
 use dnsflow_tests::support::not_run;
 use k8s_openapi::{
-    api::{core::v1::Service, events::v1::Event},
+    api::{
+        authorization::v1::{
+            ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+        },
+        core::v1::Service,
+        events::v1::Event,
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -118,11 +124,19 @@ impl Cluster {
         for object in &objects.daemon_sets {
             self.create_in(&object.metadata.namespace, object).await;
         }
-        // Taken up a moment later; a right of the base serves as the sign.
-        let firewalls = Api::<DynamicObject>::all_with(self.agent().await, &resource());
+        // Taken up a moment later, each by itself.
+        let reviews = Api::<SelfSubjectAccessReview>::all(self.agent().await);
         let applied = async {
-            while firewalls.list(&ListParams::default()).await.is_err() {
-                sleep(Duration::from_millis(50)).await;
+            for grant in objects.grants().expect("the manifests") {
+                let review = review(grant);
+                loop {
+                    let answer = reviews.create(&PostParams::default(), &review).await;
+                    let status = answer.expect("everybody may ask").status;
+                    if status.is_some_and(|status| status.allowed) {
+                        break;
+                    }
+                    sleep(Duration::from_millis(20)).await;
+                }
             }
         };
         let applied = timeout(PATIENCE, applied).await;
@@ -222,6 +236,24 @@ impl Cluster {
             .filter_map(|(grant, allowed)| (!allowed).then_some(grant))
             .collect();
         assert!(denied.is_empty(), "{}: {denied:?}", self.name);
+    }
+}
+
+/// The question whether one has this right oneself.
+fn review(grant: Grant) -> SelfSubjectAccessReview {
+    SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(grant.verb),
+                group: Some(grant.group),
+                resource: Some(grant.resource),
+                namespace: grant.namespace,
+                name: grant.name,
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
     }
 }
 
