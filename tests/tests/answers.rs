@@ -2,9 +2,11 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
+    thread,
     time::Duration,
 };
 
+use dnsflow_agent::capture::UNASKED_GRACE;
 use dnsflow_tests::{
     agent::Agent,
     firewall::RuleSpec,
@@ -26,8 +28,11 @@ fn start(lab: &Lab) -> Agent {
     lab.serve_liar("dns", DNS_POD_PORT).expect("it listens");
     let resolver = format!("--resolver={DNS_SERVICE}");
     let networks = format!("--cluster-networks={CLUSTER_SUBNET}");
-    lab.start_agent(&[&resolver, &networks])
-        .expect("the agent is ready")
+    let agent = lab.start_agent(&[&resolver, &networks]);
+    let agent = agent.expect("the agent is ready");
+    // Until then, a question may have been asked before anybody could see it.
+    thread::sleep(UNASKED_GRACE);
+    agent
 }
 
 fn reach(lab: &Lab, address: Ipv4Addr, limit: Duration) -> Result<String, String> {

@@ -33,8 +33,9 @@ const SHORT: [(&str, &[&str]); 4] = [
 ];
 
 /// Programs whose tests neither kernel nor datapath make a difference to: they run outside.
-const OUTSIDE: [&str; 8] = [
+const OUTSIDE: [&str; 9] = [
     "apiserver",
+    "bench",
     "deploy",
     "large",
     "manifests",
