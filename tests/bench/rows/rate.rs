@@ -36,6 +36,8 @@ const LOSSES: [&str; 5] = [
     "RingFull",
     "CopyFailed",
 ];
+/// The last question of a rate may leave so late.
+const SLACK: Duration = Duration::from_millis(20);
 const STEP: f64 = 1.4;
 const BACK: f64 = 0.8;
 /// Attempts for the full time before the row gives up.
@@ -133,7 +135,7 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
         });
         let start = Instant::now();
         let mut sent = 0;
-        while sent < count && start.elapsed() < time {
+        while sent < count && start.elapsed() < time + SLACK {
             let due = (start.elapsed().as_secs_f64() * rate) as u32;
             while sent < due.min(count) {
                 sender.send(&matching(first + sent))?;
