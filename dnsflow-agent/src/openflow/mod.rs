@@ -43,7 +43,9 @@ use crate::core::{
 /// again the session is dead. Open vSwitch itself probes no client of the management socket.
 pub const IDLE_MAX: Duration = Duration::from_secs(5);
 /// At most this many batches are in flight or wait behind an atomic one; further ones are refused.
-pub const BATCHES_MAX: usize = 1024;
+/// Each answer that opens something is one: this lasts for a second in which the switch stands still
+/// and 16,000 of them come.
+pub const BATCHES_MAX: usize = 1 << 14;
 /// At most this many changes make a batch.
 pub const CHANGES_MAX: usize = 1 << 18;
 /// At most this many flows of ours are read back; more end the session.

@@ -36,8 +36,10 @@ const LOSSES: [&str; 5] = [
     "RingFull",
     "CopyFailed",
 ];
+/// The last question of a rate may leave so late.
+const SLACK: Duration = Duration::from_millis(20);
 const STEP: f64 = 1.4;
-const BACK: f64 = 0.9;
+const BACK: f64 = 0.8;
 /// Attempts for the full time before the row gives up.
 const ATTEMPTS: u32 = 6;
 
@@ -81,8 +83,11 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         attempts += 1;
         match &outcome.failed {
             None => break outcome,
+            Some(failed) if attempts == ATTEMPTS => {
+                why = format!("NOT sustained: {failed}");
+                break outcome;
+            }
             Some(failed) => {
-                ensure!(attempts < ATTEMPTS, "not even {rate:.0}/s: {failed}");
                 why = format!("at {rate:.0}/s: {failed}");
                 rate *= BACK;
             }
@@ -105,7 +110,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
             "answers per second",
             format!("{:.0} ({why}; the way itself {path:.0}/s)", held.per_second),
             "≥ 10,000",
-            held.per_second >= 10_000.0,
+            held.failed.is_none() && held.per_second >= 10_000.0,
         ))
 }
 
@@ -130,7 +135,7 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
         });
         let start = Instant::now();
         let mut sent = 0;
-        while sent < count && start.elapsed() < time {
+        while sent < count && start.elapsed() < time + SLACK {
             let due = (start.elapsed().as_secs_f64() * rate) as u32;
             while sent < due.min(count) {
                 sender.send(&matching(first + sent))?;
