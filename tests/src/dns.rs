@@ -75,7 +75,7 @@ dnstap:
         command.arg("-d").arg("-c").arg(&file);
         let log = self.base().join("log/unbound.log");
         let pid = spawn_detached(&mut command, &log, &self.socket(UNBOUND))?;
-        wait_listening(pid, self.base(), "udp", DNS_POD_PORT)
+        wait_listening(pid, "udp", DNS_POD_PORT)
     }
 }
 

@@ -162,8 +162,8 @@ impl Lab {
         let log = self.base().join("log/liar.log");
         let pidfile = self.socket(&format!("liar-{pod}.pid"));
         let pid = spawn_detached(&mut command, &log, &pidfile)?;
-        wait_listening(pid, self.base(), "udp", port)?;
-        wait_listening(pid, self.base(), "tcp", port)
+        wait_listening(pid, "udp", port)?;
+        wait_listening(pid, "tcp", port)
     }
 }
 

@@ -91,6 +91,18 @@ fn is_alive(pid: Pid, marker: &Path) -> bool {
         .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&*marker.to_string_lossy()))
 }
 
+/// Whether there is no such process any more. Unlike [`is_alive`], it may be asked while a program is
+/// only just being executed, when a process has no command line yet (`begin_new_exec` in Linux
+/// `fs/exec.c`).
+fn has_ended(pid: Pid) -> bool {
+    let _not_a_child = waitpid(Some(pid), WaitOptions::NOHANG);
+    // The state stands behind the name, which is in parentheses (proc_pid_stat(5)).
+    fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).map_or(true, |stat| {
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, rest)| rest.starts_with('Z'))
+    })
+}
+
 /// Ends the process that `pidfile` names, if it has `marker` on its command line, and waits for
 /// its end. A process that ignores `signal` is killed.
 pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> {
@@ -129,14 +141,14 @@ pub(crate) fn kill_all(namespaces: &[NetNs]) -> Result<()> {
 
 /// Waits until the process `pid` has a socket on this local port: `table` is `udp` or `tcp`, as
 /// in `/proc/PID/net`.
-pub(crate) fn wait_listening(pid: Pid, marker: &Path, table: &str, port: u16) -> Result<()> {
+pub(crate) fn wait_listening(pid: Pid, table: &str, port: u16) -> Result<()> {
     let file = format!("/proc/{}/net/{table}", pid.as_raw_nonzero());
     let local = format!(":{port:04X}");
     wait_until(
         &format!("a {table} socket on port {port}"),
         Duration::from_secs(10),
         || {
-            ensure!(is_alive(pid, marker), "it ended before it listened");
+            ensure!(!has_ended(pid), "it ended before it listened");
             Ok(fs::read_to_string(&file)?
                 .lines()
                 .filter_map(|line| line.split_whitespace().nth(1))

@@ -48,7 +48,7 @@ pub(crate) fn start(lab: &Lab) -> Result<()> {
     let log = lab.base().join("log/web.log");
     let pid = spawn_detached(&mut command, &log, &lab.socket("web.pid"))?;
     for port in PORTS {
-        wait_listening(pid, lab.base(), table, port)?;
+        wait_listening(pid, table, port)?;
     }
     Ok(())
 }
