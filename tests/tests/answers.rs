@@ -13,7 +13,7 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     liar::{Behaviour, FORBIDDEN, LIE},
-    topology::{CLUSTER_SUBNET, DNS_POD_PORT, DNS_SERVICE},
+    topology::{DNS_POD_PORT, DNS_SERVICE},
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -27,8 +27,7 @@ fn start(lab: &Lab) -> Agent {
         .expect("the rows are written");
     lab.serve_liar("dns", DNS_POD_PORT).expect("it listens");
     let resolver = format!("--resolver={DNS_SERVICE}");
-    let networks = format!("--cluster-networks={CLUSTER_SUBNET}");
-    let agent = lab.start_agent(&[&resolver, &networks]);
+    let agent = lab.start_agent(&[&resolver]);
     let agent = agent.expect("the agent is ready");
     // Until then, a question may have been asked before anybody could see it.
     thread::sleep(UNASKED_GRACE);

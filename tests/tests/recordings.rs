@@ -313,6 +313,7 @@ impl Node {
         node.give(Input::Nb(NbUpdate {
             reset: true,
             acls: vec![],
+            ..NbUpdate::default()
         }));
         node.give(Input::Sb(SbUpdate {
             reset: true,

@@ -30,6 +30,22 @@ pub(super) fn tell(report: Report) {
             activation_us = activation.as_micros(),
             "opened"
         ),
+        Report::ClusterNetworks { networks, left_out } => {
+            let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+            if left_out == 0 {
+                info!(
+                    ?networks,
+                    "no address of the cluster's own networks is opened"
+                );
+            } else {
+                warn!(
+                    ?networks,
+                    left_out,
+                    "the cluster has more networks than are looked at: --cluster-networks names \
+                     larger ones"
+                );
+            }
+        }
         Report::PlaceTaken {
             table,
             priority,

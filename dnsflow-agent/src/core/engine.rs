@@ -20,6 +20,7 @@ use std::{
 };
 
 use dnsflow_common::walk::Ports;
+use ipnet::IpNet;
 
 use super::{
     Command, Input, Timestamp,
@@ -38,7 +39,7 @@ use super::{
     plan::{Cookies, flows_for_names, flows_still_ruled},
     port::{LeasedFlow, Port, PortId},
     profile::StaticProfile,
-    refused::{Refusals, Refused},
+    refused::{NETWORKS_MAX, Refusals, Refused},
     report::Report,
     resolver::Resolver,
     rules::Problem,
@@ -223,6 +224,7 @@ impl Engine {
             Input::Nb(update) => {
                 self.synced.nb |= update.reset;
                 let touched = self.world.apply_nb(update);
+                self.learn_networks();
                 self.watch_logical_flows();
                 self.world_touched(touched, now);
             }
@@ -422,6 +424,22 @@ impl Engine {
             self.trusted = Some(all.clone());
             self.reports.push(Report::Trusting(all.clone()));
             self.commands.push(Command::TrustResolvers(all));
+        }
+    }
+
+    /// Opens no address of the networks that OVN knows to be the cluster's own.
+    fn learn_networks(&mut self) {
+        let Some(mut networks) = self.world.take_changed_networks() else {
+            return;
+        };
+        let left_out = networks.len().saturating_sub(NETWORKS_MAX);
+        // The largest first.
+        networks.sort_by_key(IpNet::prefix_len);
+        networks.truncate(NETWORKS_MAX);
+        networks.sort_unstable();
+        if let Ok(true) = self.config.refusals.learn(&networks) {
+            self.reports
+                .push(Report::ClusterNetworks { networks, left_out });
         }
     }
 

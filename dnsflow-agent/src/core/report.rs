@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
+
 use super::{name::DomainName, resolver::Resolver};
 
 /// What a problem means for its rule.
@@ -47,6 +49,13 @@ pub enum Report {
         flows: usize,
         /// From the packet's capture in the kernel to the answered barrier.
         activation: Duration,
+    },
+    /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
+    ClusterNetworks {
+        /// Neighbouring ones joined.
+        networks: Vec<IpNet>,
+        /// How many there were no room for.
+        left_out: usize,
     },
     /// Someone else has a flow in the place of one of ours, which is left out as long as that is so.
     PlaceTaken {

@@ -129,6 +129,7 @@ impl Notice {
             Report::Ready { .. }
             | Report::Opened { .. }
             | Report::AddressRefused { .. }
+            | Report::ClusterNetworks { .. }
             | Report::PlaceTaken { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

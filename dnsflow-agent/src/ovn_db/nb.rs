@@ -1,7 +1,9 @@
 //! What is read of the northbound database (`ovn-nb.ovsschema`).
 
+use ipnet::IpNet;
+
 use crate::{
-    core::ovn::rows::{Acl, NbUpdate},
+    core::ovn::rows::{Acl, LogicalSwitch, NbUpdate},
     ovsdb::{
         Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
         convert::{Conversion, Converter},
@@ -17,17 +19,25 @@ pub const DATABASE: Database = Database {
 };
 
 const ACL: &str = "ACL";
-const TABLES: &[Table] = &[Table {
-    name: ACL,
-    columns: &[
-        Column::scalar("direction"),
-        Column::scalar("priority"),
-        Column::scalar("match"),
-        Column::scalar("action"),
-        Column::map("external_ids"),
-    ],
-    deferred: false,
-}];
+const LOGICAL_SWITCH: &str = "Logical_Switch";
+const TABLES: &[Table] = &[
+    Table {
+        name: ACL,
+        columns: &[
+            Column::scalar("direction"),
+            Column::scalar("priority"),
+            Column::scalar("match"),
+            Column::scalar("action"),
+            Column::map("external_ids"),
+        ],
+        deferred: false,
+    },
+    Table {
+        name: LOGICAL_SWITCH,
+        columns: &[Column::map("other_config")],
+        deferred: false,
+    },
+];
 
 /// The ACLs of EgressFirewalls. The external ids of ovn-kubernetes are in its
 /// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
@@ -41,6 +51,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
     NbUpdate {
         reset: true,
         acls: converter.every(replica, ACL, acl),
+        switches: converter.every(replica, LOGICAL_SWITCH, logical_switch),
     }
 }
 
@@ -53,6 +64,7 @@ pub(super) fn changed(
     NbUpdate {
         reset: false,
         acls: converter.changed(replica, changes, ACL, acl),
+        switches: converter.changed(replica, changes, LOGICAL_SWITCH, logical_switch),
     }
 }
 
@@ -76,6 +88,24 @@ pub fn acl(row: &Row) -> Conversion<Acl> {
         priority: row.integer("priority")?,
         matches: row.text("match")?.to_owned(),
         action: row.text("action")?.to_owned(),
+    }))
+}
+
+/// The length of an `ipv6_prefix` that is written without one (ovn-nb(5)).
+const IPV6_PREFIX_LEN: u8 = 64;
+
+/// Reads a `Logical_Switch` row.
+pub fn logical_switch(row: &Row) -> Conversion<LogicalSwitch> {
+    let config = row.pairs("other_config")?;
+    let texts = ["subnet", "ipv6_prefix"].map(|key| config.value(key));
+    let networks = texts.into_iter().flatten().map(|text| {
+        let prefix = || IpNet::new(text.parse().ok()?, IPV6_PREFIX_LEN).ok();
+        let network = text.parse::<IpNet>().ok().or_else(prefix);
+        let network = network.map(|network| network.trunc());
+        network.ok_or_else(|| CellError::new("other_config", format!("`{text}` is no network")))
+    });
+    Ok(Some(LogicalSwitch {
+        networks: networks.collect::<Result<_, _>>()?,
     }))
 }
 

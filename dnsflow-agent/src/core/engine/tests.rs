@@ -26,7 +26,10 @@ use crate::core::{
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
-        rows::{Acl, Datapath, LogicalFlow, NbUpdate, Pipeline, PortBinding, PortGroup, SbUpdate},
+        rows::{
+            Acl, Datapath, LogicalFlow, LogicalSwitch, NbUpdate, Pipeline, PortBinding, PortGroup,
+            SbUpdate,
+        },
     },
     report::Standing,
     rules::ACL_PRIORITY_OFFSET,
@@ -133,6 +136,7 @@ impl Node {
         node.give(Input::Nb(NbUpdate {
             reset: true,
             acls: vec![],
+            ..NbUpdate::default()
         }));
         node.give(Input::Sb(SbUpdate {
             reset: true,
@@ -360,7 +364,10 @@ impl Node {
 
     fn set_nb(&mut self, rules: &[Rule]) {
         let acls = (0..8).map(|i| (acl_row(i), acl(i, rules))).collect();
-        self.give(Input::Nb(NbUpdate { reset: false, acls }));
+        self.give(Input::Nb(NbUpdate {
+            acls,
+            ..NbUpdate::default()
+        }));
     }
 
     fn set_sb(&mut self, rules: &[Rule]) {
@@ -617,6 +624,47 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
     node.answer("p1", "notexample.com", &[ADDRESS], 300);
     assert_eq!(node.batches(), []);
     assert_eq!(node.engine.counters().answers_unmatched, 1);
+}
+
+#[test]
+fn the_networks_that_ovn_knows_are_not_opened() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let switch = |networks: &[&str]| LogicalSwitch {
+        networks: networks
+            .iter()
+            .map(|network| network.parse().expect("a network"))
+            .collect(),
+    };
+    let cidr = Acl {
+        matches: "(ip4.dst == 0.0.0.0/0 && ip4.dst != 198.51.0.0/16) && inport == @a1".into(),
+        ..acl(1, &[allow("example.com"), deny_all()]).expect("an ACL")
+    };
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(7), Some(cidr))],
+        switches: vec![(
+            RowId::new(9),
+            Some(switch(&["203.0.112.0/24", "203.0.113.0/24"])),
+        )],
+        ..NbUpdate::default()
+    }));
+    let networks = ["198.51.0.0/16", "203.0.112.0/23"].map(|text| text.parse().expect("a network"));
+    assert!(node.reports.contains(&Report::ClusterNetworks {
+        networks: networks.to_vec(),
+        left_out: 0,
+    }));
+    node.batches();
+    node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 300);
+    assert_eq!(node.batches(), []);
+    let refused: Vec<_> = node.engine.refused().iter().collect();
+    assert!(refused.contains(&(Refused::Cluster, 2)), "{refused:?}");
+    // The switch and the rule are gone.
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(7), None)],
+        switches: vec![(RowId::new(9), None)],
+        ..NbUpdate::default()
+    }));
+    node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 300);
+    assert_eq!(node.destinations().len(), 2);
 }
 
 #[test]
@@ -1320,6 +1368,7 @@ fn after_restart(before: &mut Node, snapshot: &[SavedLease], rules: &[Rule]) -> 
         acls: (0..8)
             .filter_map(|i| Some((acl_row(i), Some(acl(i, rules)?))))
             .collect(),
+        ..NbUpdate::default()
     }));
     node.pods = before.pods.clone();
     node.give(Input::Interfaces(InterfaceUpdate {

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use ipnet::IpNet;
+
 use crate::core::{
     Timestamp,
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate},
@@ -72,6 +74,11 @@ impl World {
 
     pub(super) fn apply_sb(&mut self, update: SbUpdate) -> Touched {
         self.ovn.apply_sb(update)
+    }
+
+    /// The networks of the cluster as OVN knows them, if they are others than when last asked.
+    pub(super) fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+        self.ovn.take_changed_networks()
     }
 
     /// Returns the namespaces whose EgressFirewall may be another.

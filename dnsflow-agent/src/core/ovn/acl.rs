@@ -4,6 +4,8 @@
 //! Only rules with address sets are of interest; every other destination is [`AclMatch::Other`].
 //! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
 
+use ipnet::IpNet;
+
 use crate::core::flow::{Protocol, Transport};
 
 /// What an ACL's match says.
@@ -34,6 +36,14 @@ pub struct NameMatch {
 pub struct AclMatchError {
     expected: &'static str,
     rest: String,
+}
+
+/// The networks that a rule's match leaves out: `ip4.dst != 10.244.0.0/16`. ovn-kubernetes writes
+/// so of each network of the cluster that a rule by CIDR would touch, and of no other
+/// (`generateMatch` in its egressfirewall.go).
+pub fn excluded_networks(text: &str) -> impl Iterator<Item = IpNet> {
+    let parts = text.split(".dst != ").skip(1);
+    parts.filter_map(|part| part.split([' ', ')']).next()?.parse().ok())
 }
 
 /// Parses the `match` of an EgressFirewall ACL.

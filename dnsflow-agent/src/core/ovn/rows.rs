@@ -8,6 +8,8 @@ use std::{
     net::IpAddr,
 };
 
+use ipnet::IpNet;
+
 /// The identity of a database row (`_uuid`).
 #[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RowId(u128);
@@ -83,6 +85,13 @@ pub struct Acl {
     pub action: String,
 }
 
+/// A row of the NB `Logical_Switch` table.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LogicalSwitch {
+    /// `other_config:subnet` and `other_config:ipv6_prefix`: the networks of its ports.
+    pub networks: Vec<IpNet>,
+}
+
 /// A row of the SB `Datapath_Binding` table.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Datapath {
@@ -147,6 +156,8 @@ pub struct NbUpdate {
     pub reset: bool,
     /// ACLs of EgressFirewalls.
     pub acls: Changes<Acl>,
+    /// Logical switches.
+    pub switches: Changes<LogicalSwitch>,
 }
 
 /// What changed in the SB database, in one transaction.

@@ -2,8 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use ipnet::IpNet;
+
+use super::acl::excluded_networks;
 use super::rows::{
-    Acl, Changes, Datapath, LogicalFlow, NbUpdate, PortBinding, PortGroup, RowId, SbUpdate,
+    Acl, Changes, Datapath, LogicalFlow, LogicalSwitch, NbUpdate, PortBinding, PortGroup, RowId,
+    SbUpdate,
 };
 use super::template::acl_match;
 
@@ -134,6 +138,10 @@ pub struct OvnView {
     departed: BTreeMap<RowId, Acl>,
     acls_by_namespace: Index<String>,
     acls_by_hint: Index<u32>,
+    switches: Table<LogicalSwitch>,
+    /// The networks that ACLs leave out, and how many do.
+    excluded: BTreeMap<IpNet, usize>,
+    networks_changed: bool,
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
     bindings_by_port: Index<String>,
@@ -148,7 +156,12 @@ impl OvnView {
     /// Takes over a change of the NB database.
     pub fn apply_nb(&mut self, update: NbUpdate) -> Touched {
         let mut touched = Touched::default();
+        self.networks_changed |= !self
+            .switches
+            .apply(update.reset, update.switches)
+            .is_empty();
         for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
+            self.count_excluded(old.as_ref(), new.as_ref());
             if let Some(acl) = self.departed.remove(&id) {
                 self.forget_acl(id, acl);
             }
@@ -171,6 +184,40 @@ impl OvnView {
             }
         }
         touched
+    }
+
+    /// Keeps count of the networks that ACLs leave out.
+    fn count_excluded(&mut self, old: Option<&Acl>, new: Option<&Acl>) {
+        let networks = |acl: Option<&Acl>| {
+            let matches = acl.map(|acl| acl.matches.as_str()).unwrap_or_default();
+            excluded_networks(matches).collect::<Vec<_>>()
+        };
+        for network in networks(new) {
+            let count = self.excluded.entry(network).or_insert(0);
+            *count += 1;
+            self.networks_changed |= *count == 1;
+        }
+        for network in networks(old) {
+            if let Some(count) = self.excluded.get_mut(&network) {
+                *count -= 1;
+                if *count == 0 {
+                    self.excluded.remove(&network);
+                    self.networks_changed = true;
+                }
+            }
+        }
+    }
+
+    /// The networks of the pods, if they are others than when last asked: those of the switches, and
+    /// those that ovn-kubernetes leaves out of every rule by CIDR, which are the whole cluster's.
+    pub fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+        if !std::mem::take(&mut self.networks_changed) {
+            return None;
+        }
+        let switches = self.switches.iter();
+        let of_switches = switches.flat_map(|(_, switch)| switch.networks.iter().copied());
+        let all = of_switches.chain(self.excluded.keys().copied()).collect();
+        Some(IpNet::aggregate(&all))
     }
 
     fn forget_acl(&mut self, id: RowId, acl: Acl) {
