@@ -636,6 +636,8 @@ impl Hot {
 
     fn tell_counters(&self) {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
+        let held: Vec<_> = self.engine.hold_events().iter().collect();
+        debug!(?held, "held");
         match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters

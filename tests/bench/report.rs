@@ -15,7 +15,7 @@ pub(crate) struct Line {
     figure: &'static str,
     value: String,
     target: &'static str,
-    reached: Option<bool>,
+    reached: bool,
 }
 
 /// Distributions that are shown in one picture.
@@ -53,26 +53,7 @@ impl Measured {
             figure,
             value: value.into(),
             target,
-            reached: Some(reached),
-        });
-        self
-    }
-
-    /// Adds a figure that cannot be measured here.
-    pub(crate) fn not_available(
-        mut self,
-        path: &'static str,
-        figure: &'static str,
-        target: &'static str,
-        why: &str,
-    ) -> Self {
-        let text = format!("n/a ({why})");
-        self.fields.push((path, Value::from(text.clone())));
-        self.lines.push(Line {
-            figure,
-            value: text,
-            target,
-            reached: None,
+            reached,
         });
         self
     }
@@ -160,9 +141,8 @@ impl Report {
     pub(crate) fn table(&self) -> String {
         let head = ["figure", "measured", "target", ""];
         let mark = |line: &Line| match line.reached {
-            Some(true) => "reached",
-            Some(false) => "MISSED",
-            None => "-",
+            true => "reached",
+            false => "MISSED",
         };
         let mut rows = vec![head.map(str::to_owned)];
         rows.extend(self.lines.iter().map(|line| {

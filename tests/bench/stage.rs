@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
     ops::Range,
-    process::Command,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -50,9 +49,6 @@ pub(crate) enum Mode {
     Observe,
 }
 
-/// Why a row that needs [`Mode::Hold`] is not there.
-pub(crate) const NO_MODE: &str = "no --mode";
-
 /// The stage.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
@@ -60,7 +56,6 @@ pub(crate) struct Stage<'a> {
     pub(crate) short: bool,
     /// The flow that opens an address, as dnsflow writes it.
     pub(crate) flow: FlowTemplate,
-    has_mode: bool,
     server: Mutex<Option<Server>>,
     acceptor: Acceptor,
     next_number: AtomicU32,
@@ -106,7 +101,6 @@ impl<'a> Stage<'a> {
         ]))?;
         lab.stop_dns()?;
         let server = Server::start(lab, DNS_POD_PORT)?;
-        let help = run(Command::new(agent::binary()?).args(["agent", "--help"]))?;
         let acceptor = Acceptor::start(lab)?;
         // The gateway learns its next hop, which `ofproto/trace` cannot.
         Connector::new(lab, FREE).connect_patiently(wire::address(0))?;
@@ -115,7 +109,6 @@ impl<'a> Stage<'a> {
             lab,
             short,
             flow,
-            has_mode: help.contains("--mode"),
             server: Mutex::new(Some(server)),
             acceptor,
             next_number: AtomicU32::new(1),
@@ -168,38 +161,16 @@ impl<'a> Stage<'a> {
         result
     }
 
-    /// The options that put the agent into this mode; `None` where it has no such mode.
-    fn mode(&self, mode: Mode) -> Option<&'static [&'static str]> {
-        match (self.has_mode, mode) {
-            (true, Mode::Hold) => Some(&["--mode=hold"]),
-            (true, Mode::Observe) => Some(&["--mode=observe"]),
-            // Before there was a choice, it only observed.
-            (false, Mode::Observe) => Some(&[]),
-            (false, Mode::Hold) => None,
-        }
-    }
-
-    /// Whether the agent can hold answers.
-    pub(crate) fn holds(&self) -> bool {
-        self.has_mode
-    }
-
-    /// The mode that the agent has by default.
-    pub(crate) fn default_mode(&self) -> Mode {
-        if self.has_mode {
-            Mode::Hold
-        } else {
-            Mode::Observe
-        }
-    }
-
     /// An agent in this mode, ready and warm.
     pub(crate) fn agent(&self, mode: Mode, arguments: &[&str]) -> Result<Agent> {
-        let mode = self.mode(mode).context(NO_MODE)?;
+        let mode = match mode {
+            Mode::Hold => "--mode=hold",
+            Mode::Observe => "--mode=observe",
+        };
         let mut command = self.lab.agent_command(&agent::binary()?)?;
         // What is told to people by default, and the counters at the end.
         command.env("RUST_LOG", "info,dnsflow_agent::agent=debug");
-        command.args(mode).args(arguments);
+        command.arg(mode).args(arguments);
         let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
         let mut asker = Asker::new(self.lab, RULED)?;
         for number in self.fresh(WARM_UP) {

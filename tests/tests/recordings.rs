@@ -448,6 +448,7 @@ impl Node {
                 .into_iter()
                 .map(|(id, row)| (id, row.map(|row| row.acl)))
                 .collect(),
+            ..NbUpdate::default()
         }));
     }
 

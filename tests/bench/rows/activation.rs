@@ -30,7 +30,7 @@ use crate::bench::{
     openflow::Client,
     report::Measured,
     server::Server,
-    stage::{FREE, FREE_ADDRESS, FlowTemplate, RULED, Stage, matching},
+    stage::{FREE, FREE_ADDRESS, FlowTemplate, Mode, RULED, Stage, matching},
     tap::{Tap, dns_answer, wall},
     wire,
 };
@@ -46,7 +46,7 @@ const UPSTREAM: u16 = 5400;
 pub(crate) fn agent_and_ofctl(stage: &Stage<'_>) -> Result<Measured> {
     let pairs = stage.scale(500, 5);
     let alone = stage.scale(2500, 50);
-    let agent = stage.agent(stage.default_mode(), &[])?;
+    let agent = stage.agent(Mode::Hold, &[])?;
     let mut ruled = Asker::new(stage.lab, RULED)?;
     let quiet = stage.fresh(alone);
     ruled.ask_paced(quiet.clone().map(matching), PAUSE)?;
@@ -136,7 +136,7 @@ fn behind_unbound(stage: &Stage<'_>) -> Result<Measured> {
     let listener = dnstap::listen(&socket)?;
     lab.serve_dns_tapped(UPSTREAM, &socket)?;
     let mut stream = dnstap::Stream::accept(&listener)?;
-    let agent = stage.agent(stage.default_mode(), &[])?;
+    let agent = stage.agent(Mode::Hold, &[])?;
 
     let numbers: Vec<u32> = stage.fresh(count).collect();
     let mut client = Client::connect(lab.socket("br-int.mgmt"))?;

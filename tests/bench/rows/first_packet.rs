@@ -26,7 +26,7 @@ use super::activation::add_by_ofctl;
 use crate::bench::{
     loader::{Asker, Connected, Connector},
     report::Measured,
-    stage::{Mode, NO_MODE, RULED, Stage, matching},
+    stage::{Mode, RULED, Stage, matching},
     tap::{Tap, dns_answer, syn},
     wire,
 };
@@ -60,16 +60,11 @@ struct Lost {
 /// The rows `syn_lost.…`.
 pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
     let figure = "first SYN lost, hold";
-    let mut measured = Measured::default();
-    if stage.holds() {
-        let hold = lost(stage, Way::Agent(Mode::Hold), stage.scale(10_000, 30), None)?;
-        measured = measured
-            .field("syn_lost.hold", hold.lost)?
-            .field("syn_lost.n.hold", hold.connections)?
-            .line(figure, told(hold), "0", hold.lost == 0);
-    } else {
-        measured = measured.not_available("syn_lost.hold", figure, "0", NO_MODE);
-    }
+    let hold = lost(stage, Way::Agent(Mode::Hold), stage.scale(10_000, 30), None)?;
+    let measured = Measured::default()
+        .field("syn_lost.hold", hold.lost)?
+        .field("syn_lost.n.hold", hold.connections)?
+        .line(figure, told(hold), "0", hold.lost == 0);
     let observe = lost(
         stage,
         Way::Agent(Mode::Observe),
@@ -93,17 +88,12 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
 pub(crate) fn beside_neighbours(stage: &Stage<'_>) -> Result<Measured> {
     let figure = "first SYN lost beside denied neighbours, hold";
     let current = AtomicU32::new(0);
-    let mut measured = Measured::default();
     let count = stage.scale(1000, 20);
-    if stage.holds() {
-        let hold = lost(stage, Way::Agent(Mode::Hold), count, Some(&current))?;
-        measured = measured
-            .field("syn_lost_neighbour.hold", hold.lost)?
-            .field("syn_lost_neighbour.n.hold", hold.connections)?
-            .line(figure, told(hold), "0", hold.lost == 0);
-    } else {
-        measured = measured.not_available("syn_lost_neighbour.hold", figure, "0", NO_MODE);
-    }
+    let hold = lost(stage, Way::Agent(Mode::Hold), count, Some(&current))?;
+    let measured = Measured::default()
+        .field("syn_lost_neighbour.hold", hold.lost)?
+        .field("syn_lost_neighbour.n.hold", hold.connections)?
+        .line(figure, told(hold), "0", hold.lost == 0);
     let observe = lost(stage, Way::Agent(Mode::Observe), count, Some(&current))?;
     Ok(measured
         .field("syn_lost_neighbour.observe", observe.lost)?

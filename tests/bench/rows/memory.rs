@@ -16,7 +16,7 @@ use crate::bench::{
     distribution::{Distribution, rounded},
     loader::Asker,
     report::Measured,
-    stage::{RULED, Stage, matching},
+    stage::{Mode, RULED, Stage, matching},
     usage::resident_mib,
 };
 
@@ -47,7 +47,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let wipes = stage.scale(5, 1);
     // A lease stays while this takes.
     let arguments = ["--max-leases-per-pod=131072", "--min-ttl=3600"];
-    let agent = stage.agent(stage.default_mode(), &arguments)?;
+    let agent = stage.agent(Mode::Hold, &arguments)?;
     let mut asker = Asker::new(stage.lab, RULED)?;
     let asked = stage.fresh(0).start - 1;
     let each = stage.lab.dnsflow_flow_count()? / usize::try_from(asked)?;

@@ -22,14 +22,15 @@ use crate::bench::{
     distribution::{Distribution, rounded},
     loader::Asker,
     report::Measured,
-    stage::{RULED, Stage, matching, unrelated},
+    stage::{Mode, RULED, Stage, matching, unrelated},
     usage::cpu,
 };
 
 /// `--hold-max`: an answer that is later is released without its flow.
 const LATE: Duration = Duration::from_millis(100);
 /// What the agent counts as lost, in its counters and in those of its programs.
-const LOSSES: [&str; 5] = [
+const LOSSES: [&str; 6] = [
+    "Overrun",
     "flows_refused",
     "addresses_refused",
     "answers_malformed",
@@ -116,7 +117,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
 
 fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
     stage.clear()?;
-    let agent = stage.agent(stage.default_mode(), &[])?;
+    let agent = stage.agent(Mode::Hold, &[])?;
     let mut sender = Asker::new(stage.lab, RULED)?;
     let mut receiver = sender.again()?;
     let count = (rate * time.as_secs_f64()) as u32;

@@ -23,7 +23,7 @@ use dnsflow_tests::process::run;
 use crate::bench::{
     distribution::{Distribution, rounded},
     report::Measured,
-    stage::{FREE, Stage},
+    stage::{FREE, Mode, Stage},
     usage::cpu,
     wire,
 };
@@ -107,7 +107,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         hook(stage, "add")?;
         round(&mut hooked)?;
         hook(stage, "delete")?;
-        let agent = stage.agent(stage.default_mode(), &[])?;
+        let agent = stage.agent(Mode::Hold, &[])?;
         thread::sleep(SETTLE);
         let (before, start) = (cpu(agent.pid())?, Instant::now());
         round(&mut with)?;
