@@ -1,5 +1,6 @@
 //! Which answers are taken off the wire until the agent puts them back.
 
+use aya_ebpf::helpers::generated::bpf_redirect;
 use dnsflow_common::{key::SCOPE_EMPTY, record::MAX_CAPTURE, walk::Reader as _};
 
 use crate::{
@@ -35,6 +36,21 @@ pub fn holds(frame: &Frame<'_>, found: &Found) -> bool {
         None => false,
     };
     fits && kind && has_names && now_ns() < *until_ns
+}
+
+/// No interface.
+const NOWHERE: u32 = 0;
+
+/// The verdict that takes a packet off the wire: it is redirected to nowhere.
+///
+/// A drop (`TCX_DROP`, `TC_ACT_SHOT`) would be an error to the sender: ENOBUFS for the packet socket of
+/// Open vSwitch's userspace datapath, whose `sendmmsg` then leaves out all packets behind this one. A
+/// redirection is a success whatever becomes of it (`sch_handle_egress` in Linux `net/core/dev.c`,
+/// `skb_do_redirect` in `net/core/filter.c`).
+#[inline(always)]
+pub fn take_off() -> i32 {
+    // SAFETY: the helper takes numbers and notes where the packet is to go.
+    unsafe { bpf_redirect(NOWHERE, 0) as i32 }
 }
 
 /// Whether the agent has put this frame back.

@@ -20,11 +20,7 @@ mod maps;
 mod skb;
 mod trust;
 
-use aya_ebpf::{
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
-    macros::classifier,
-    programs::TcContext,
-};
+use aya_ebpf::{bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext};
 use dnsflow_common::{Reason, walk};
 
 use crate::{
@@ -36,9 +32,6 @@ use crate::{
 /// `include/uapi/linux/bpf.h`), with clsact `TC_ACT_UNSPEC` (`include/uapi/linux/pkt_cls.h`).
 const CONTINUE: i32 = TC_ACT_UNSPEC;
 
-/// The packet goes no further: `TCX_DROP`, or `TC_ACT_SHOT`.
-const TAKE_OFF: i32 = TC_ACT_SHOT;
-
 /// The classifier for the TC egress hook.
 #[classifier]
 pub fn dnsflow_egress(ctx: TcContext) -> i32 {
@@ -47,7 +40,7 @@ pub fn dnsflow_egress(ctx: TcContext) -> i32 {
     };
     maps::count(&maps::COUNTERS, reason);
     match reason {
-        Reason::Held => TAKE_OFF,
+        Reason::Held => hold::take_off(),
         _ => CONTINUE,
     }
 }

@@ -53,7 +53,7 @@ impl Loaded {
     }
 
     #[track_caller]
-    fn attached(&mut self, name: &str) {
+    pub(crate) fn attached(&mut self, name: &str) {
         let input = self.attach(name);
         let Input::Attached { ifindex: found, .. } = input else {
             panic!("{input:?}");

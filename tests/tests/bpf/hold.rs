@@ -1,9 +1,9 @@
 //! Which answers are taken off the wire.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, num::NonZeroU32, time::Duration};
 
 use dnsflow_agent::{
-    capture::Options,
+    capture::{AttachKind, Options, Releaser},
     clock::now,
     core::{Timestamp, input::ScopeId},
 };
@@ -13,7 +13,11 @@ use dnsflow_common::{
 };
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
 
-use crate::{Loaded, load, test_run::query_of};
+use crate::{
+    Loaded, load,
+    netns::{Wire, add_veth, ifindex, in_new_netns},
+    test_run::query_of,
+};
 
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
@@ -146,4 +150,58 @@ fn fragments_are_not_held() {
     };
     program.ask(&query_of(&first).build());
     assert_eq!(program.run_once(&first.build()).0, Reason::Captured);
+}
+
+/// Taken off one veth, put back on it, and seen by nobody in between; to the sender, all is well.
+fn there_and_back(attach: Option<AttachKind>) {
+    in_new_netns(|| {
+        let mark = NonZeroU32::new(0x00c0_ffee);
+        let options = Options {
+            attach,
+            release_mark: mark,
+            ..Options::default()
+        };
+        let Some(mut program) = load(&options) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let names = ["example.com".parse().expect("a name")];
+        program.capture.names.set_names(SCOPE, &names);
+        program
+            .capture
+            .names
+            .set_scope(ifindex("host"), Some(SCOPE));
+        program.attached("host");
+        program.beat(now());
+        let answer = answer("www.example.com");
+        let query = query_of(&answer).build();
+        pod.send(&query);
+        host.expect(&query);
+        let (held, other) = (answer.build(), self::answer("example.org").turned().build());
+        // A packet socket that is told of an error sends nothing more of a batch.
+        host.send(&held);
+        host.send(&other);
+        pod.expect(&other);
+        let records = program.drain();
+        assert_eq!(records.len(), 1);
+        assert!(records[0].held && records[0].bytes == held);
+        let mut releaser =
+            Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
+        let released = releaser.release(ifindex("host"), &records[0].bytes, 0);
+        released.expect("the veth takes it");
+        pod.expect(&held);
+        let count = |reason| program.capture.counters.of(reason).expect("read");
+        assert_eq!((count(Reason::Held), count(Reason::Released)), (1, 1));
+    });
+}
+
+#[test]
+fn an_answer_goes_there_and_back() {
+    there_and_back(None);
+}
+
+#[test]
+fn an_answer_goes_there_and_back_with_clsact() {
+    there_and_back(Some(AttachKind::Clsact));
 }

@@ -26,8 +26,8 @@ use dnsflow_tests::{
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
-/// Taken off the wire: `TC_ACT_SHOT` and `TCX_DROP`.
-const TAKEN_OFF: u32 = 2;
+/// Taken off the wire: `TC_ACT_REDIRECT` and `TCX_REDIRECT`, to nowhere.
+const TAKEN_OFF: u32 = 7;
 
 /// The loaded programs, and the runtime that its descriptors are registered with.
 struct Loaded {
