@@ -32,13 +32,15 @@ const SHORT: [(&str, &[&str]); 4] = [
     ("restarts", &[]),
 ];
 
-/// Programs whose tests neither kernel nor datapath make a difference to: they run outside.
-const OUTSIDE: [&str; 9] = [
+/// Programs whose tests neither kernel nor datapath make a difference to: they run outside. Those of
+/// OpenFlow and OVSDB are about what goes over a socket.
+const OUTSIDE: [&str; 10] = [
     "apiserver",
     "bench",
     "deploy",
     "large",
     "manifests",
+    "openflow",
     "ovsdb",
     "recordings",
     "scale",
