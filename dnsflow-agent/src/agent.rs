@@ -540,7 +540,7 @@ impl Hot {
             Event::ForeignFlowGone { key } => Input::ForeignFlowGone { key },
             Event::MonitorGap => Input::MonitorGap,
             // Questions are asked over another connection.
-            Event::Flows(_) | Event::CookiesFound(_) => return,
+            Event::Flows { .. } | Event::CookiesFound(_) => return,
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused

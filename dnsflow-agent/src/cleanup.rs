@@ -9,7 +9,7 @@ use crate::{
         flow::{FlowChange, InstalledFlow},
         input::{BatchError, BatchId},
     },
-    openflow::{Connection, Event},
+    openflow::{CHANGES_MAX, Connection, Event},
     state::{self, StateError},
 };
 
@@ -56,15 +56,24 @@ pub fn run(socket: PathBuf, state_dir: Option<PathBuf>) -> Result<usize, Cleanup
 
 async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError> {
     let mut removed = 0;
+    let mut found = Vec::new();
     loop {
         match connection.next().await {
             Event::Up => connection.dump(),
             Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
-            Event::Flows(flows) if flows.is_empty() => return Ok(removed),
-            Event::Flows(flows) => {
-                removed += flows.len();
-                let changes = flows
-                    .into_iter()
+            Event::Flows { mut flows, more } => {
+                // What is too much for one batch comes again with the next dump.
+                flows.truncate(CHANGES_MAX - found.len());
+                found.append(&mut flows);
+                if more {
+                    continue;
+                }
+                if found.is_empty() {
+                    return Ok(removed);
+                }
+                removed += found.len();
+                let changes = found
+                    .drain(..)
                     .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, cookie))
                     .collect();
                 connection.apply(BatchId(0), true, changes);

@@ -40,7 +40,7 @@ impl Client {
         Ok(client)
     }
 
-    fn wait<T>(&mut self, wanted: impl Fn(Event) -> Option<T>) -> Result<T> {
+    fn wait<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> Result<T> {
         let Self {
             runtime,
             connection,
@@ -67,10 +67,15 @@ impl Client {
     /// The keys of every flow of dnsflow's.
     pub(crate) fn flows(&mut self) -> Result<Vec<FlowKey>> {
         self.connection.dump();
-        self.wait(|event| match event {
-            Event::Flows(flows) => Some(flows.into_iter().map(|flow| flow.key).collect()),
-            _ => None,
-        })
+        let mut keys = Vec::new();
+        self.wait(|event| {
+            let Event::Flows { flows, more } = event else {
+                return None;
+            };
+            keys.extend(flows.into_iter().map(|flow| flow.key));
+            (!more).then_some(())
+        })?;
+        Ok(keys)
     }
 
     /// Adds a flow like this one, from one address to another; returns when the switch has

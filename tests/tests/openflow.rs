@@ -236,11 +236,16 @@ impl Client {
 
     async fn dump(&mut self) -> Result<Vec<InstalledFlow>> {
         self.connection.dump();
-        self.until(|event| match event {
-            Event::Flows(flows) => Some(flows.clone()),
-            _ => None,
+        let mut found = Vec::new();
+        self.until(|event| {
+            let Event::Flows { flows, more } = event else {
+                return None;
+            };
+            found.extend_from_slice(flows);
+            (!more).then_some(())
         })
-        .await
+        .await?;
+        Ok(found)
     }
 
     /// Every event up to the answer of a dump, which the switch gives after all that went before.
@@ -248,8 +253,8 @@ impl Client {
         self.connection.dump();
         let mut seen = Vec::new();
         self.until(|event| {
-            let done = matches!(event, Event::Flows(_));
-            if !done {
+            let done = matches!(event, Event::Flows { more: false, .. });
+            if !matches!(event, Event::Flows { .. }) {
                 seen.push(event.clone());
             }
             done.then_some(())

@@ -402,7 +402,8 @@ impl Node {
                             packets: 0,
                             hard_timeout_s: 0,
                         });
-                        Some(Input::Flows(flows.collect()))
+                        let flows = flows.collect();
+                        Some(Input::Flows { flows, more: false })
                     }
                     // Nothing is ever lost here.
                     Command::TrustResolvers(_)

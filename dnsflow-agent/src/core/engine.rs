@@ -36,7 +36,7 @@ use super::{
         view::{Changed, Table, Touched},
     },
     pipeline::Question,
-    plan::{Cookies, flows_for_names, flows_still_ruled},
+    plan::{Plan, Planner, Spot, in_order},
     port::{LeasedFlow, Port, PortId},
     profile::StaticProfile,
     refused::{NETWORKS_MAX, Refusals, Refused},
@@ -150,7 +150,9 @@ pub struct Engine {
     rules_changed: bool,
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
-    cookies: Cookies,
+    planner: Planner,
+    /// The ports by where their packets are found, once somebody has asked and as long as it holds.
+    spots: Option<HashMap<Spot, PortId>>,
     /// Leases of an earlier run, by port, until the port is there.
     saved: HashMap<String, Vec<SavedLease>>,
     /// Counts changes of what a snapshot would hold.
@@ -195,7 +197,8 @@ impl Engine {
             watched_priorities: None,
             rules_changed: false,
             copy_at: None,
-            cookies: Cookies::default(),
+            planner: Planner::default(),
+            spots: None,
             saved: HashMap::new(),
             leases_version: 0,
             due: BTreeSet::new(),
@@ -217,6 +220,10 @@ impl Engine {
         self.turn_at = now;
         if !matches!(input, Input::Frame(_)) {
             self.flush_opened();
+        }
+        if may_change_plans(&input) {
+            self.planner.forget();
+            self.spots = None;
         }
         match input {
             Input::Frame(frame) => self.frame(frame, now),
@@ -254,8 +261,8 @@ impl Engine {
             Input::SwitchUp => self.switch_up(now),
             Input::SwitchDown => self.switch_down(),
             Input::Applied { batch, result } => self.applied(batch, result, now),
-            Input::Flows(flows) => self.compared(flows, now),
-            Input::FlowLost { key, cookie } => self.flow_lost(key, cookie, now),
+            Input::Flows { flows, more } => self.found_in_switch(flows, more, now),
+            Input::FlowLost { key, cookie } => self.flow_lost(&key, cookie, now),
             Input::ForeignFlow { key, cookie } => self.foreign_flow(key, cookie),
             Input::ForeignFlowGone { key } => self.foreign_flow_gone(&key, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
@@ -409,6 +416,7 @@ impl Engine {
         }
         self.update_filter(now);
         self.flush(true);
+        self.put_back_lost(now);
         if std::mem::take(&mut self.rules_changed) {
             self.monitor_tables();
         }
@@ -568,9 +576,8 @@ impl Engine {
             self.tcp.forget_interface(ifindex);
             self.fragments.forget_interface(ifindex);
         }
-        for flow in port.leases.into_values().flat_map(|lease| lease.flows) {
-            self.changes
-                .push(FlowChange::Delete(flow.key, flow.body.cookie));
+        for (address, lease) in port.leases {
+            self.changes.extend(lease.deletions(address));
         }
     }
 
@@ -724,13 +731,13 @@ impl Engine {
         }
     }
 
-    /// Brings the flows of one lease in line with its names and the rules. Returns how many
-    /// flows are new.
+    /// Brings the flows of one lease in line with its names and the rules, and puts back those that
+    /// are lost. Returns how many flows are new.
     fn replan_lease(&mut self, port_id: PortId, address: IpAddr, now: Timestamp) -> usize {
         let Self {
             ports,
             world,
-            cookies,
+            planner,
             changes,
             switch,
             ..
@@ -743,56 +750,81 @@ impl Engine {
             return 0;
         };
         let sets = world.sets(&port.row);
-        let mut wanted = BTreeMap::new();
-        if let Some(facts) = world.facts(&port.row, &sets) {
-            wanted = flows_for_names(facts, address, lease.names.keys(), cookies);
+        let mut wanted = Plan::new();
+        if let Some(facts) = world.facts(port_id, &port.row, &sets) {
+            wanted = planner.for_names(facts, address, lease.names.keys());
             if !lease.adopted.is_empty() {
-                wanted.extend(flows_still_ruled(facts, address, &lease.adopted, cookies));
+                wanted.extend(planner.still_ruled(facts, address, &lease.adopted));
+                in_order(&mut wanted);
             }
         }
-        let before = lease.flows.len();
         let changes_before = changes.len();
-        lease
-            .flows
-            .retain_mut(|flow| match wanted.remove(&flow.key) {
-                Some(body) if body == flow.body => true,
-                Some(body) => {
-                    changes.push(FlowChange::Add(flow.key.clone(), body.clone()));
-                    flow.body = body;
-                    flow.written_at = written_at;
-                    flow.counted = false;
-                    true
+        let before = lease.flows.len();
+        let mut added = 0;
+        // Most leases never get more; room for four would be most of what a lease takes.
+        let flows = Vec::with_capacity(wanted.len());
+        let mut old = std::mem::replace(&mut lease.flows, flows)
+            .into_iter()
+            .peekable();
+        for pattern in wanted {
+            while let Some(gone) = old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_lt()) {
+                changes.extend(gone.pattern.deletion(address));
+            }
+            let flow = match old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_eq()) {
+                Some(flow) if flow.pattern == pattern && !flow.lost => flow,
+                Some(flow) => {
+                    changes.extend(pattern.addition(address));
+                    LeasedFlow {
+                        pattern,
+                        written_at,
+                        counted: false,
+                        lost: false,
+                        ..flow
+                    }
                 }
                 None => {
-                    changes.push(FlowChange::Delete(flow.key.clone(), flow.body.cookie));
-                    false
+                    added += 1;
+                    let adopted = || lease.adopted.get(&pattern.key(address)?);
+                    // An adopted flow is in the switch already, with this very body.
+                    if lease.adopted.is_empty() || adopted() != Some(&pattern.body.cookie) {
+                        changes.extend(pattern.addition(address));
+                    }
+                    LeasedFlow {
+                        pattern,
+                        written_at,
+                        packets: 0,
+                        used_at: now,
+                        seen_in: 0,
+                        counted: false,
+                        lost: false,
+                    }
                 }
-            });
-        let added = wanted.len();
+            };
+            lease.flows.push(flow);
+        }
+        changes.extend(old.filter_map(|gone| gone.pattern.deletion(address)));
         if added > 0 || lease.flows.len() != before {
             self.leases_version += 1;
-        }
-        // Most leases never get more; room for four would be most of what a lease takes.
-        lease.flows.reserve_exact(added);
-        for (key, body) in wanted {
-            // An adopted flow is in the switch already, with this very body.
-            if !lease.adopted.contains_key(&key) {
-                changes.push(FlowChange::Add(key.clone(), body.clone()));
-            }
-            lease.flows.push(LeasedFlow {
-                key,
-                body,
-                written_at,
-                counted: false,
-                packets: 0,
-                used_at: now,
-            });
         }
         if changes.len() > changes_before {
             lease.written_in = Some(switch.next_batch());
         }
         added
     }
+}
+
+/// Whether rules, ports or the pipeline may be others behind this input.
+fn may_change_plans(input: &Input<'_>) -> bool {
+    !matches!(
+        input,
+        Input::Frame(_)
+            | Input::Applied { .. }
+            | Input::Flows { .. }
+            | Input::FlowLost { .. }
+            | Input::ForeignFlow { .. }
+            | Input::ForeignFlowGone { .. }
+            | Input::Revalidation(_)
+    )
 }
 
 #[cfg(test)]

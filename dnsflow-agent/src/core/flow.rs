@@ -4,9 +4,10 @@
 //! by table, priority and match, and so does [`FlowKey`].
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
     fmt,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 /// Marks a flow as dnsflow's: the upper half of every [`Cookie`] ("DNSF" in ASCII).
@@ -100,6 +101,33 @@ pub enum Addresses {
     },
 }
 
+impl Addresses {
+    /// From `src` to `dst`; `None` where they are not of one family.
+    pub fn between(src: IpAddr, dst: IpAddr) -> Option<Self> {
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst }),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Some(Self::V6 { src, dst }),
+            _ => None,
+        }
+    }
+
+    /// The pod's address.
+    pub fn src(self) -> IpAddr {
+        match self {
+            Self::V4 { src, .. } => src.into(),
+            Self::V6 { src, .. } => src.into(),
+        }
+    }
+
+    /// The address that the pod was told.
+    pub fn dst(self) -> IpAddr {
+        match self {
+            Self::V4 { dst, .. } => dst.into(),
+            Self::V6 { dst, .. } => dst.into(),
+        }
+    }
+}
+
 /// The transport protocols that an EgressFirewall rule can name.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Protocol {
@@ -168,7 +196,7 @@ pub struct FlowKey {
 }
 
 /// What a flow does once it matches.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowBody {
     /// The owner's mark and the tag of the action list.
     pub cookie: Cookie,
@@ -177,6 +205,105 @@ pub struct FlowBody {
     /// What happens to the packet; empty means drop.
     pub actions: Vec<Action>,
 }
+
+/// A flow but for the address that it opens: what a rule comes to for a port, whichever addresses
+/// the pod is told. A node has few of them, and many flows.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct FlowPattern {
+    /// The OpenFlow table.
+    pub table: u8,
+    /// The OpenFlow priority.
+    pub priority: u16,
+    /// As in [`Match`].
+    pub metadata: Option<u64>,
+    /// As in [`Match`].
+    pub registers: BTreeMap<u8, Masked>,
+    /// As in [`Match`].
+    pub in_port: Option<u32>,
+    /// The pod's address.
+    pub src: IpAddr,
+    /// As in [`Match`].
+    pub transport: Option<Transport>,
+    /// What the flow does.
+    pub body: FlowBody,
+}
+
+impl FlowPattern {
+    /// The flow's identity with this destination; `None` where it is not of the pod's address
+    /// family.
+    pub fn key(&self, dst: IpAddr) -> Option<FlowKey> {
+        Some(FlowKey {
+            table: self.table,
+            priority: self.priority,
+            matches: Match {
+                metadata: self.metadata,
+                registers: self.registers.clone(),
+                in_port: self.in_port,
+                addresses: Addresses::between(self.src, dst)?,
+                transport: self.transport,
+            },
+        })
+    }
+
+    /// What adds the flow to this destination, or replaces it; `None` as with [`FlowPattern::key`].
+    pub fn addition(&self, dst: IpAddr) -> Option<FlowChange> {
+        Some(FlowChange::Add(self.key(dst)?, self.body.clone()))
+    }
+
+    /// What removes the flow to this destination; `None` as with [`FlowPattern::key`].
+    pub fn deletion(&self, dst: IpAddr) -> Option<FlowChange> {
+        Some(FlowChange::Delete(self.key(dst)?, self.body.cookie))
+    }
+
+    /// Compares what identifies the flows to one destination.
+    pub fn cmp_place(&self, other: &Self) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+
+    /// Whether this is the identity of a flow of this pattern, destination aside.
+    pub fn is_place_of(&self, key: &FlowKey) -> bool {
+        let Match {
+            metadata,
+            registers,
+            in_port,
+            addresses,
+            transport,
+        } = &key.matches;
+        self.place()
+            == (
+                key.table,
+                key.priority,
+                *metadata,
+                registers,
+                *in_port,
+                addresses.src(),
+                *transport,
+            )
+    }
+
+    fn place(&self) -> Place<'_> {
+        (
+            self.table,
+            self.priority,
+            self.metadata,
+            &self.registers,
+            self.in_port,
+            self.src,
+            self.transport,
+        )
+    }
+}
+
+/// All fields of a [`FlowKey`] but the destination.
+type Place<'a> = (
+    u8,
+    u16,
+    Option<u64>,
+    &'a BTreeMap<u8, Masked>,
+    Option<u32>,
+    IpAddr,
+    Option<Transport>,
+);
 
 /// One change to the flow tables.
 #[derive(Clone, Debug, Eq, PartialEq)]

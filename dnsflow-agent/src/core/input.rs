@@ -105,8 +105,13 @@ pub enum Input<'a> {
         /// When the barrier's reply was read.
         result: Result<(), BatchError>,
     },
-    /// The result of [`Command::DumpFlows`]: every dnsflow flow in the bridge.
-    Flows(Vec<InstalledFlow>),
+    /// The result of [`Command::DumpFlows`]: dnsflow flows in the bridge, some at a time.
+    Flows {
+        /// Some of them.
+        flows: Vec<InstalledFlow>,
+        /// Whether others follow.
+        more: bool,
+    },
     /// Someone else removed or replaced a flow of ours (flow monitor), or it timed out.
     FlowLost {
         /// Which flow.

@@ -1,6 +1,6 @@
 //! Domain names in the one form in which the core compares them.
 
-use std::{borrow::Borrow, fmt, hash::Hash, str::FromStr};
+use std::{borrow::Borrow, fmt, hash::Hash, str::FromStr, sync::Arc};
 
 /// The longest name in wire format, root label included (RFC 1035, section 3.1).
 pub const MAX_NAME_LEN: usize = 255;
@@ -33,9 +33,10 @@ pub enum NameError {
 /// A domain name: lower case, uncompressed wire format without the root label.
 ///
 /// Each label is its length octet followed by its octets, so that every suffix of the name at a
-/// label boundary is a suffix of the bytes. `www.example.com` is `3www7example3com`.
+/// label boundary is a suffix of the bytes. `www.example.com` is `3www7example3com`. A clone
+/// shares the bytes.
 #[derive(Clone, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct DomainName(Box<[u8]>);
+pub struct DomainName(Arc<[u8]>);
 
 impl DomainName {
     /// Builds a name from its labels, first label first. Octets may be anything; ASCII letters
@@ -59,7 +60,7 @@ impl DomainName {
         match wire.len() {
             0 => Err(NameError::Empty),
             length if length >= MAX_NAME_LEN => Err(NameError::TooLong),
-            _ => Ok(Self(wire.into_boxed_slice())),
+            _ => Ok(Self(wire.into())),
         }
     }
 

@@ -4,18 +4,20 @@
 //! a flow came about, so that a changed rule is a new plan and the difference to the old one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use super::{
-    flow::{Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Transport},
+    flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Masked, Transport},
     limits::HARD_TIMEOUT,
     name::DomainName,
     ovn::{
         template::{Copies, Template},
         view::Place,
     },
+    port::PortId,
     rules::{ActiveRule, RuleSet},
 };
 
@@ -102,6 +104,8 @@ fn tag(actions: &[Action]) -> u32 {
 /// What is known about a port when its flows are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct PortFacts<'a> {
+    /// The port.
+    pub port: PortId,
     /// Where its packets are found.
     pub spot: Spot,
     /// Its own addresses.
@@ -114,109 +118,203 @@ pub struct PortFacts<'a> {
     pub copies: &'a Copies,
 }
 
-/// The flows that open `to` for the port, because of these names.
-pub fn flows_for_names<'n>(
-    port: PortFacts<'_>,
-    to: IpAddr,
-    names: impl IntoIterator<Item = &'n DomainName>,
-    cookies: &mut Cookies,
-) -> BTreeMap<FlowKey, FlowBody> {
-    let mut flows = BTreeMap::new();
-    for name in names {
-        for rule in port.sets.iter().flat_map(|set| set.matching(name)) {
-            flows_of_rule(port, to, rule, |key, template| {
-                if let Entry::Vacant(entry) = flows.entry(key)
-                    && let Some(body) = body(template, port, cookies)
-                {
-                    entry.insert(body);
+/// The patterns of a plan, in the order of [`FlowPattern::cmp_place`], no place twice.
+pub type Plan = Vec<Arc<FlowPattern>>;
+
+/// Makes plans.
+///
+/// What a rule comes to for a port is the same for every address. It is made once, and shared by
+/// all leases: a plan is then little more than finding the rules.
+#[derive(Debug, Default)]
+pub struct Planner {
+    cookies: Cookies,
+    /// Every pattern that is in use, and some that are not any more.
+    patterns: HashSet<Arc<FlowPattern>>,
+    /// With so many patterns, those that are not in use go.
+    patterns_max: usize,
+    /// What rules come to, as long as all that it was made from stands.
+    made: HashMap<RulePlace, Arc<[Arc<FlowPattern>]>>,
+}
+
+/// A rule of a port, for one address family.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct RulePlace {
+    port: PortId,
+    /// In [`PortFacts::sets`].
+    set: usize,
+    /// In [`RuleSet::rules`].
+    rule: usize,
+    v6: bool,
+}
+
+/// Below this, patterns are not worth going through.
+const PATTERNS_MIN: usize = 1024;
+
+impl Planner {
+    /// Rules, ports or the pipeline may be others than before.
+    pub fn forget(&mut self) {
+        self.made.clear();
+    }
+
+    /// The flows that open `to` for the port, because of these names.
+    pub fn for_names<'n>(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        names: impl IntoIterator<Item = &'n DomainName>,
+    ) -> Plan {
+        let mut plan = Plan::new();
+        for name in names {
+            for (at, set) in facts.sets.iter().enumerate() {
+                for rule in set.places_of(name) {
+                    plan.extend_from_slice(self.patterns_of(facts, at, rule, to.is_ipv6()));
+                }
+            }
+        }
+        in_order(&mut plan);
+        plan
+    }
+
+    /// Those of `found` that some rule of the port would write for `to`, whatever the name: flows of
+    /// an earlier run.
+    pub fn still_ruled(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        found: &BTreeMap<FlowKey, Cookie>,
+    ) -> Plan {
+        let mut plan = Plan::new();
+        for (at, set) in facts.sets.iter().enumerate() {
+            for rule in 0..set.rules().len() {
+                let patterns = self.patterns_of(facts, at, rule, to.is_ipv6());
+                let stand = patterns.iter().filter(|pattern| {
+                    let key = pattern.key(to);
+                    key.and_then(|key| found.get(&key)) == Some(&pattern.body.cookie)
+                });
+                plan.extend(stand.cloned());
+            }
+        }
+        in_order(&mut plan);
+        plan
+    }
+
+    /// One body for each cookie in use.
+    pub fn bodies(&self) -> BTreeMap<Cookie, &FlowBody> {
+        self.patterns
+            .iter()
+            .filter(|pattern| is_in_use(pattern))
+            .map(|pattern| (pattern.body.cookie, &pattern.body))
+            .collect()
+    }
+
+    /// What a rule comes to for the port.
+    fn patterns_of(
+        &mut self,
+        facts: PortFacts<'_>,
+        set: usize,
+        rule: usize,
+        v6: bool,
+    ) -> &[Arc<FlowPattern>] {
+        let place = RulePlace {
+            port: facts.port,
+            set,
+            rule,
+            v6,
+        };
+        let Self {
+            cookies,
+            patterns,
+            patterns_max,
+            made,
+        } = self;
+        made.entry(place).or_insert_with(|| {
+            let rule = &facts.sets[set].rules()[rule];
+            let new = make_patterns(facts, rule, v6, cookies);
+            let shared = new.map(|pattern| match patterns.get(&pattern) {
+                Some(known) => Arc::clone(known),
+                None => {
+                    let pattern = Arc::new(pattern);
+                    patterns.insert(Arc::clone(&pattern));
+                    pattern
                 }
             });
-        }
-    }
-    flows
-}
-
-/// Those of `found` that some rule of the port would write for `to`, whatever the name: flows of
-/// an earlier run.
-pub fn flows_still_ruled(
-    port: PortFacts<'_>,
-    to: IpAddr,
-    found: &BTreeMap<FlowKey, Cookie>,
-    cookies: &mut Cookies,
-) -> BTreeMap<FlowKey, FlowBody> {
-    let mut flows = BTreeMap::new();
-    for rule in port.sets.iter().flat_map(|set| set.rules()) {
-        flows_of_rule(port, to, rule, |key, template| {
-            if let Some(cookie) = found.get(&key)
-                && let Some(body) = body(template, port, cookies)
-                && body.cookie == *cookie
-            {
-                flows.insert(key, body);
+            let shared = shared.collect();
+            if patterns.len() > (*patterns_max).max(PATTERNS_MIN) {
+                patterns.retain(is_in_use);
+                *patterns_max = 2 * patterns.len();
             }
-        });
+            shared
+        })
     }
-    flows
 }
 
-fn flows_of_rule(
-    port: PortFacts<'_>,
-    to: IpAddr,
+/// Whether anybody but the planner has it.
+fn is_in_use(pattern: &Arc<FlowPattern>) -> bool {
+    Arc::strong_count(pattern) > 1
+}
+
+/// Makes a plan of patterns: of those for the same place, the first counts.
+pub fn in_order(patterns: &mut Plan) {
+    if patterns.len() > 1 {
+        patterns.sort_by(|one, other| one.cmp_place(other));
+        patterns.dedup_by(|later, first| later.cmp_place(first).is_eq());
+    }
+}
+
+fn make_patterns(
+    facts: PortFacts<'_>,
     rule: &ActiveRule,
-    mut emit: impl FnMut(FlowKey, &Template),
-) {
-    let family = match to {
-        IpAddr::V4(_) => rule.v4,
-        IpAddr::V6(_) => rule.v6,
-    };
-    if !family {
-        return;
-    }
-    let any = [None];
-    let some: Vec<Option<Transport>> = rule.transports.iter().copied().map(Some).collect();
-    let transports = if some.is_empty() { &any[..] } else { &some };
-    for template in &rule.templates {
-        for from in port.addresses {
-            let addresses = match (*from, to) {
-                (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4 { src, dst },
-                (IpAddr::V6(src), IpAddr::V6(dst)) => Addresses::V6 { src, dst },
-                _ => continue,
-            };
-            for transport in transports {
-                emit(key(port, template, addresses, *transport), template);
-            }
-        }
-    }
+    v6: bool,
+    cookies: &mut Cookies,
+) -> impl Iterator<Item = FlowPattern> {
+    let is_for_family = if v6 { rule.v6 } else { rule.v4 };
+    let templates = rule.templates.iter().filter(move |_| is_for_family);
+    templates
+        .filter_map(move |template| Some((template, body(template, facts, cookies)?)))
+        .flat_map(move |(template, body)| {
+            let sources = facts
+                .addresses
+                .iter()
+                .filter(move |src| src.is_ipv6() == v6);
+            sources.flat_map(move |src| {
+                let any = rule.transports.is_empty().then_some(None);
+                let transports = rule.transports.iter().copied().map(Some).chain(any);
+                let body = body.clone();
+                transports
+                    .map(move |transport| pattern(facts, template, *src, transport, body.clone()))
+            })
+        })
 }
 
-fn key(
-    port: PortFacts<'_>,
+fn pattern(
+    facts: PortFacts<'_>,
     template: &Template,
-    addresses: Addresses,
+    src: IpAddr,
     transport: Option<Transport>,
-) -> FlowKey {
+    body: FlowBody,
+) -> FlowPattern {
     let mut registers = template.registers.clone();
-    let (metadata, in_port) = match port.spot {
+    let (metadata, in_port) = match facts.spot {
         Spot::Ovn(place) => {
             registers.insert(REG_INPORT, Masked::new(place.port, u32::MAX));
             (Some(u64::from(place.datapath)), None)
         }
         Spot::InPort(number) => (None, Some(number)),
     };
-    FlowKey {
-        table: template.table(port.base),
+    FlowPattern {
+        table: template.table(facts.base),
         priority: template.priority,
-        matches: Match {
-            metadata,
-            registers,
-            in_port,
-            addresses,
-            transport,
-        },
+        metadata,
+        registers,
+        in_port,
+        src,
+        transport,
+        body,
     }
 }
 
-fn body(template: &Template, port: PortFacts<'_>, cookies: &mut Cookies) -> Option<FlowBody> {
-    let actions = template.actions(port.base, port.copies)?;
+fn body(template: &Template, facts: PortFacts<'_>, cookies: &mut Cookies) -> Option<FlowBody> {
+    let actions = template.actions(facts.base, facts.copies)?;
     Some(FlowBody {
         cookie: cookies.cookie(&actions),
         hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),

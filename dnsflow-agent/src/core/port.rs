@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
 use super::{
     Timestamp,
-    flow::{Cookie, FlowBody, FlowKey},
+    flow::{Cookie, FlowChange, FlowKey, FlowPattern},
     input::BatchId,
     name::DomainName,
     ovn::rows::{Interface, RowId},
@@ -198,7 +199,8 @@ pub struct Lease {
     pub adopted: BTreeMap<FlowKey, Cookie>,
     /// Until when the adopted flows are kept in any case.
     pub adopted_until: Timestamp,
-    /// The flows that the names and the rules come to.
+    /// The flows that the names and the rules come to, in the order of
+    /// [`FlowPattern::cmp_place`].
     pub flows: Vec<LeasedFlow>,
     /// The batch that wrote one of them last.
     pub written_in: Option<BatchId>,
@@ -231,27 +233,60 @@ impl Lease {
         Some((self.dispensability(idle_grace, now)?, self.due()))
     }
 
+    /// The flow with the place of this pattern.
+    pub fn flow_at(&self, pattern: &FlowPattern) -> Option<&LeasedFlow> {
+        let flows = &self.flows;
+        let at = flows.binary_search_by(|flow| flow.pattern.cmp_place(pattern));
+        at.ok().map(|at| &flows[at])
+    }
+
+    /// The flow with this key, which is for the lease's address.
+    pub fn flow_with(&self, key: &FlowKey) -> Option<&LeasedFlow> {
+        let mut flows = self.flows.iter();
+        flows.find(|flow| flow.pattern.is_place_of(key))
+    }
+
+    /// The same, to be changed.
+    pub fn flow_with_mut(&mut self, key: &FlowKey) -> Option<&mut LeasedFlow> {
+        let mut flows = self.flows.iter_mut();
+        flows.find(|flow| flow.pattern.is_place_of(key))
+    }
+
+    /// What closes the lease's address.
+    pub fn deletions(&self, address: IpAddr) -> impl Iterator<Item = FlowChange> {
+        let patterns = self.flows.iter().map(|flow| &flow.pattern);
+        patterns.filter_map(move |pattern| pattern.deletion(address))
+    }
+
+    /// Whether some of its flows are to be put back.
+    pub fn is_lost(&self) -> bool {
+        self.flows.iter().any(|flow| flow.lost)
+    }
+
     /// Whether nothing holds the lease any more.
     pub fn is_over(&self) -> bool {
         self.names.is_empty() && self.adopted.is_empty()
     }
 }
 
-/// A flow that should be in the switch.
+/// A flow that should be in the switch: its destination is the lease's address.
 #[derive(Debug)]
 pub struct LeasedFlow {
-    /// Its identity.
-    pub key: FlowKey,
-    /// What it does.
-    pub body: FlowBody,
+    /// All the rest of it.
+    pub pattern: Arc<FlowPattern>,
     /// When it was last written; `None` while the switch is away.
     pub written_at: Option<Timestamp>,
-    /// Whether the switch has told since, and long enough after, what it has matched.
-    pub counted: bool,
     /// Packets that it had matched when last asked.
     pub packets: u64,
     /// When it was last seen to match a packet, or written.
     pub used_at: Timestamp,
+    /// The comparison that last found it in the switch.
+    pub seen_in: u32,
+    /// Whether the switch has told since it was written, and long enough after, what it has
+    /// matched.
+    pub counted: bool,
+    /// Whether it is missing in the switch, and to be put back.
+    pub lost: bool,
 }
 
 impl LeasedFlow {

@@ -116,14 +116,21 @@ impl RuleSet {
 
     /// The rules that are for `name`.
     pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
-        name.suffixes().enumerate().flat_map(|(extra, suffix)| {
-            self.by_name
-                .get(suffix)
-                .into_iter()
-                .flatten()
-                .map(|&index| &self.rules[index])
-                .filter(move |rule| rule.scope.covers(extra))
-        })
+        self.places_of(name).map(|place| &self.rules[place])
+    }
+
+    /// Where in [`RuleSet::rules`] the rules are that are for `name`.
+    pub fn places_of(&self, name: &DomainName) -> impl Iterator<Item = usize> {
+        name.suffixes()
+            .enumerate()
+            .flat_map(move |(extra, suffix)| {
+                self.by_name
+                    .get(suffix)
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .filter(move |&place| self.rules[place].scope.covers(extra))
+            })
     }
 }
 

@@ -48,8 +48,6 @@ pub const IDLE_MAX: Duration = Duration::from_secs(5);
 pub const BATCHES_MAX: usize = 1 << 14;
 /// At most this many changes make a batch.
 pub const CHANGES_MAX: usize = 1 << 18;
-/// At most this many flows of ours are read back; more end the session.
-pub const DUMP_MAX: usize = 1 << 20;
 /// At most this many questions (dumps, cookies, monitors) are in flight.
 pub const REQUESTS_MAX: usize = 1024;
 
@@ -71,8 +69,13 @@ pub enum Event {
         /// `Ok` once the switch has answered a barrier behind the changes.
         result: Result<(), BatchError>,
     },
-    /// Every flow of ours, from all tables.
-    Flows(Vec<InstalledFlow>),
+    /// Flows of ours, from all tables: as many as came in one message.
+    Flows {
+        /// Some of them.
+        flows: Vec<InstalledFlow>,
+        /// Whether others follow.
+        more: bool,
+    },
     /// The flows with the cookies asked for, ascending, without repetition.
     CookiesFound(Vec<FoundFlow>),
     /// A flow of ours in a monitored table is gone, or not what it was, and not by our doing.
@@ -151,9 +154,6 @@ pub enum ProtocolError {
     /// No hello, or no answer to an echo request, for [`IDLE_MAX`].
     #[error("the switch does not answer")]
     Silent,
-    /// More than [`DUMP_MAX`] flows carry our cookie.
-    #[error("the switch holds more than {DUMP_MAX} flows with our cookie")]
-    TooManyFlows,
 }
 
 /// What a client has left aside, in total.

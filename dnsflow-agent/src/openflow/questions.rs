@@ -61,7 +61,7 @@ pub async fn ask(
                 }
                 Input::QuestionRefused
             }
-            Event::Flows(flows) => Input::Flows(flows),
+            Event::Flows { flows, more } => Input::Flows { flows, more },
             Event::CookiesFound(found) => Input::CookiesFound(found),
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
@@ -74,7 +74,8 @@ pub async fn ask(
             | Event::ForeignFlowGone { .. }
             | Event::MonitorGap => continue,
         };
-        asked = asked.saturating_sub(1);
+        let is_last = !matches!(input, Input::Flows { more: true, .. });
+        asked = asked.saturating_sub(usize::from(is_last));
         if inputs.send(input).await.is_err() {
             return;
         }

@@ -19,8 +19,7 @@ use std::{
 use bytes::BytesMut;
 
 use super::{
-    BATCHES_MAX, CHANGES_MAX, Counters, DUMP_MAX, Event, IDLE_MAX, LostReason, ProtocolError,
-    REQUESTS_MAX,
+    BATCHES_MAX, CHANGES_MAX, Counters, Event, IDLE_MAX, LostReason, ProtocolError, REQUESTS_MAX,
     error::SwitchError,
     wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
 };
@@ -119,7 +118,7 @@ impl Batch {
 /// A question in flight.
 #[derive(Debug)]
 enum Request {
-    Dump(Vec<InstalledFlow>),
+    Dump,
     /// A part of the search with this number.
     Find(u32),
     Monitor,
@@ -133,7 +132,7 @@ const MONITOR: &str = "flow monitor";
 impl Request {
     fn name(&self) -> &'static str {
         match self {
-            Self::Dump(_) => DUMP,
+            Self::Dump => DUMP,
             Self::Find(_) => FIND,
             Self::Monitor => MONITOR,
         }
@@ -357,10 +356,10 @@ impl Session {
     }
 
     fn run_dump(&mut self) {
-        let running = |request: &Request| matches!(request, Request::Dump(_));
+        let running = |request: &Request| matches!(request, Request::Dump);
         if self.requests.values().any(running) {
             self.dump_again = true;
-        } else if let Some(xid) = self.request(Request::Dump(Vec::new())) {
+        } else if let Some(xid) = self.request(Request::Dump) {
             let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
             wire::put_flow_desc_request(&mut self.output, xid, cookie, mask);
         }
@@ -529,7 +528,7 @@ impl Session {
                 reason: error.to_string(),
             });
             match request {
-                Request::Dump(_) => self.dump_done(),
+                Request::Dump => self.dump_done(),
                 Request::Find(number) => drop(self.searches.remove(&number)),
                 Request::Monitor => {}
             }
@@ -578,7 +577,8 @@ impl Session {
 
     fn flow_descs(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
         match self.requests.get_mut(&xid) {
-            Some(Request::Dump(flows)) => {
+            Some(Request::Dump) => {
+                let mut flows = Vec::new();
                 for desc in reply.flow_descs() {
                     match installed(desc?) {
                         Some(flow) => {
@@ -588,13 +588,10 @@ impl Session {
                         None => self.counters.unreadable_flows += 1,
                     }
                 }
-                if flows.len() > DUMP_MAX {
-                    return Err(ProtocolError::TooManyFlows);
-                }
-                if !reply.more {
-                    let flows = mem::take(flows);
+                let more = reply.more;
+                self.events.push_back(Event::Flows { flows, more });
+                if !more {
                     self.requests.remove(&xid);
-                    self.events.push_back(Event::Flows(flows));
                     self.dump_done();
                 }
             }

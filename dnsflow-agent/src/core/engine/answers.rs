@@ -1,9 +1,6 @@
 //! What a pod was told: from the captured frame to the lease, and the lease's end.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use dnsflow_common::walk::{self, Packet};
 
@@ -12,14 +9,12 @@ use crate::core::{
     Timestamp,
     dns::{Answer, DnsError},
     firewall::RuleAction,
-    flow::FlowChange,
     fragments::{DatagramKey, Fragment},
     hold::Wait,
     input::Frame,
     limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
-    plan::flows_for_names,
-    port::{Lease, Port, PortId},
+    port::{Lease, LeasedFlow, Port, PortId},
     report::Report,
     resolver::Resolver,
     tally::Label as _,
@@ -143,11 +138,18 @@ impl Engine {
                     continue;
                 }
                 let fresh = self.remember(port_id, *address, &name, until, now);
-                if fresh && self.replan_lease(port_id, *address, now) > 0 {
+                let is_lost = || {
+                    let port = self.ports.get(&port_id)?;
+                    Some(port.leases.get(address)?.is_lost())
+                };
+                if (fresh || is_lost() == Some(true))
+                    && self.replan_lease(port_id, *address, now) > 0
+                {
                     opened.push(*address);
                 }
             }
         }
+        let mut opening = None;
         if rules.is_empty() {
             self.counters.answers_unmatched += 1;
         } else if opened.is_empty() {
@@ -157,7 +159,7 @@ impl Engine {
             opened.sort_unstable();
             opened.dedup();
             rules.sort_unstable();
-            let opening = self.ports.get(&told).map(|port| Opening {
+            opening = self.ports.get(&told).map(|port| Opening {
                 port: port.row.iface_id.clone(),
                 name,
                 addresses: opened,
@@ -165,8 +167,9 @@ impl Engine {
                 changes: self.changes.len() - changes_before,
                 captured_at,
             });
-            self.open(changes_before, opening);
         }
+        // Also what was closed to make room, or put back: leases tell the batch that it goes in.
+        self.open(changes_before, opening);
         if rules.is_empty() {
             return Wait::Nothing;
         }
@@ -343,7 +346,7 @@ impl Engine {
             if !lease.flows.is_empty() {
                 self.limit_reached(port_id, None);
             }
-            self.close(lease);
+            self.close(address, &lease);
         }
         true
     }
@@ -405,12 +408,9 @@ impl Engine {
         }
     }
 
-    fn close(&mut self, lease: Lease) {
+    fn close(&mut self, address: IpAddr, lease: &Lease) {
         self.leases_version += 1;
-        for flow in lease.flows {
-            self.changes
-                .push(FlowChange::Delete(flow.key, flow.body.cookie));
-        }
+        self.changes.extend(lease.deletions(address));
     }
 
     /// Looks at the leases that are due: those without flows end, the others only once the
@@ -443,7 +443,7 @@ impl Engine {
         let Self {
             ports,
             world,
-            cookies,
+            planner,
             config,
             ..
         } = self;
@@ -455,25 +455,22 @@ impl Engine {
             return;
         };
         let sets = world.sets(&port.row);
-        let facts = world.facts(&port.row, &sets);
-        let used_until = |key| {
-            let flow = lease.flows.iter().find(|flow| flow.key == key)?;
-            Some(flow.used_at + idle_grace)
-        };
+        let facts = world.facts(port_id, &port.row, &sets);
+        let used_until = |flow: &LeasedFlow| flow.used_at + idle_grace;
         let mut extended = Vec::new();
         for (name, until) in lease.names.iter().filter(|(_, until)| **until <= now) {
-            let flows = facts.map(|facts| flows_for_names(facts, address, [name], cookies));
-            let keys = flows.into_iter().flat_map(BTreeMap::into_keys);
-            let in_use = keys.filter_map(used_until).max();
+            let plan = facts.map(|facts| planner.for_names(facts, address, [name]));
+            let patterns = plan.iter().flatten();
+            let flows = patterns.filter_map(|pattern| lease.flow_at(pattern));
+            let in_use = flows.map(used_until).max();
             if let Some(in_use) = in_use.filter(|in_use| *in_use > now) {
                 extended.push((name.clone(), in_use.max(*until)));
             }
         }
-        let adopted_in_use = lease
-            .adopted
-            .keys()
-            .cloned()
-            .filter_map(used_until)
+        let adopted = lease.adopted.keys();
+        let adopted_in_use = adopted
+            .filter_map(|key| lease.flow_with(key))
+            .map(used_until)
             .max()
             .filter(|in_use| *in_use > now);
         for (name, in_use) in extended {
@@ -508,7 +505,7 @@ impl Engine {
         };
         if lease.is_over() {
             if let Some(lease) = port.take_lease(address) {
-                self.close(lease);
+                self.close(address, &lease);
             }
         } else if let Some(due) = lease.due() {
             self.due.insert((due, port_id, address));

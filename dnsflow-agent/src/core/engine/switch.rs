@@ -1,7 +1,7 @@
 //! The switch: what is written to it, what it answers, and the comparison with what should be in it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     net::IpAddr,
     time::Duration,
 };
@@ -9,12 +9,12 @@ use std::{
 use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
-    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     hold::Wait,
     input::{BatchError, BatchId},
     limits::{
         COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RENEW_INTERVAL, RESTORE_DELAY,
-        REVALIDATION_INTERVAL,
+        RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
     },
     name::DomainName,
     plan::Spot,
@@ -58,10 +58,20 @@ pub(super) struct Switch {
     adopted: bool,
     /// The dump that is under way, since when.
     dump_since: Option<Timestamp>,
+    /// Its number.
+    dump: u32,
+    /// What it has shown so far that no lease has.
+    unknown: Vec<InstalledFlow>,
     compare_at: Option<Timestamp>,
     renew_at: Option<Timestamp>,
+    /// Lost flows are put back from then on.
     restore_at: Option<Timestamp>,
-    lost: BTreeMap<FlowKey, Cookie>,
+    /// Leases that have lost flows, and perhaps some that have not.
+    to_restore: VecDeque<(PortId, IpAddr)>,
+    /// Batches under way that put flows back.
+    restoring: BTreeSet<BatchId>,
+    /// How many flows were put back since the last time that there were none.
+    restored: usize,
     awaiting_counters: BTreeSet<(PortId, IpAddr)>,
     monitored: BTreeSet<u8>,
     opened: Opened,
@@ -163,6 +173,7 @@ impl Engine {
         self.switch = Switch {
             adopted: self.switch.adopted,
             next_batch: self.switch.next_batch,
+            dump: self.switch.dump,
             awaiting_counters: std::mem::take(&mut self.switch.awaiting_counters),
             unsent,
             ..Switch::default()
@@ -250,6 +261,7 @@ impl Engine {
         let Some(pending) = self.switch.pending.remove(&batch) else {
             return;
         };
+        self.switch.restoring.remove(&batch);
         match &result {
             Ok(()) => {
                 let begins_in = pending.settles_from.since(now);
@@ -319,6 +331,8 @@ impl Engine {
         let is_due = switch.compare_at.is_some_and(|at| at <= now);
         if switch.up && switch.dump_since.is_none() && is_due && self.can_judge() {
             self.switch.dump_since = Some(now);
+            self.switch.dump += 1;
+            self.switch.unknown.clear();
             self.switch.compare_at = Some(now + COMPARE_INTERVAL);
             self.commands.push(Command::DumpFlows);
         }
@@ -331,30 +345,37 @@ impl Engine {
         }
         if self.switch.restore_at.is_some_and(|at| at <= now) {
             self.switch.restore_at = None;
-            self.put_back(now);
+            // OVN may have come back with other tables.
+            let question = self.world.verify();
+            self.ask(question);
+            self.copy_at.get_or_insert(now);
         }
     }
 
     fn renew(&mut self) {
-        let bodies: BTreeMap<Cookie, _> = self
-            .ports
-            .values()
-            .flat_map(|port| port.leases.values())
-            .flat_map(|lease| &lease.flows)
-            .map(|flow| (flow.body.cookie, &flow.body))
-            .collect();
-        let renewals: Vec<FlowChange> = bodies
-            .into_values()
-            .map(|body| FlowChange::Renew(body.clone()))
-            .collect();
+        let bodies = self.planner.bodies().into_values();
+        let renewals: Vec<FlowChange> =
+            bodies.map(|body| FlowChange::Renew(body.clone())).collect();
         self.flush(true);
         self.changes = renewals;
         self.flush(false);
     }
 
-    pub(super) fn flow_lost(&mut self, key: FlowKey, cookie: Cookie, now: Timestamp) {
-        self.switch.lost.insert(key, cookie);
-        self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
+    /// Notes that a flow is to be put back, if it is still wanted.
+    pub(super) fn flow_lost(&mut self, key: &FlowKey, cookie: Cookie, now: Timestamp) {
+        let address = key.matches.addresses.dst();
+        let Some(port_id) = self.port_at(key) else {
+            return;
+        };
+        let port = self.ports.get_mut(&port_id);
+        let lease = port.and_then(|port| port.leases.get_mut(&address));
+        if let Some(flow) = lease.and_then(|lease| lease.flow_with_mut(key))
+            && flow.pattern.body.cookie == cookie
+        {
+            flow.lost = true;
+            self.switch.to_restore.push_back((port_id, address));
+            self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
+        }
     }
 
     /// Never overwrites it; tells where it stands in the place of one of ours.
@@ -363,11 +384,10 @@ impl Engine {
             return;
         }
         let (table, priority) = (key.table, key.priority);
-        let spots = self.ports_by_spot();
-        let leased = Spot::of(&key)
-            .and_then(|spot| self.ports.get(spots.get(&spot)?))
-            .and_then(|port| port.leases.get(&destination(&key)))
-            .is_some_and(|lease| lease.flows.iter().any(|flow| flow.key == key));
+        let leased = self
+            .port_at(&key)
+            .and_then(|port| self.ports.get(&port)?.leases.get(&destination(&key)))
+            .is_some_and(|lease| lease.flow_with(&key).is_some());
         if self.switch.foreign.insert(key) && leased {
             self.reports.push(Report::PlaceTaken {
                 table,
@@ -384,108 +404,149 @@ impl Engine {
         }
     }
 
-    /// The ports by where their packets are found.
-    fn ports_by_spot(&self) -> HashMap<Spot, PortId> {
-        let ports = self.ports.iter();
-        ports
-            .filter_map(|(id, port)| Some((self.world.spot(&port.row)?, *id)))
-            .collect()
+    /// The port that a flow is for.
+    fn port_at(&mut self, key: &FlowKey) -> Option<PortId> {
+        let Self {
+            spots,
+            ports,
+            world,
+            ..
+        } = self;
+        let spots = spots.get_or_insert_with(|| {
+            let ports = ports.iter();
+            ports
+                .filter_map(|(id, port)| Some((world.spot(&port.row)?, *id)))
+                .collect()
+        });
+        spots.get(&Spot::of(key)?).copied()
     }
 
-    /// Puts back what was lost, and checks whether OVN came back with other tables.
-    fn put_back(&mut self, now: Timestamp) {
-        let lost = std::mem::take(&mut self.switch.lost);
-        let before = self.changes.len();
-        let spots = self.ports_by_spot();
-        for (key, cookie) in lost {
-            let Some(lease) = Spot::of(&key)
-                .and_then(|spot| self.ports.get_mut(spots.get(&spot)?))
-                .and_then(|port| port.leases.get_mut(&destination(&key)))
-            else {
-                continue;
-            };
-            let flow = lease
-                .flows
-                .iter_mut()
-                .find(|flow| flow.key == key && flow.body.cookie == cookie);
-            if let Some(flow) = flow {
-                flow.written_at = Some(now);
-                flow.counted = false;
-                lease.written_in = Some(self.switch.next_batch());
-                self.changes.push(FlowChange::Add(key, flow.body.clone()));
+    /// Puts back what was lost, some at a time: what answers open goes in between.
+    pub(super) fn put_back_lost(&mut self, now: Timestamp) {
+        let Switch {
+            compared,
+            restore_at,
+            to_restore,
+            opened,
+            ..
+        } = &self.switch;
+        let may = *compared && restore_at.is_none() && opened.changes.is_empty();
+        if !may || to_restore.is_empty() {
+            return;
+        }
+        while self.switch.restoring.len() < RESTORING_MAX {
+            while self.changes.len() < RESTORE_MAX
+                && let Some((port_id, address)) = self.switch.to_restore.pop_front()
+            {
+                self.put_back(port_id, address, now);
             }
+            if self.changes.is_empty() {
+                break;
+            }
+            self.switch.restored += self.changes.len();
+            self.counters.flows_restored += self.changes.len() as u64;
+            self.switch.restoring.insert(self.switch.next_batch());
+            self.flush(false);
         }
-        let restored = self.changes.len() - before;
-        if restored > 0 {
-            self.counters.flows_restored += restored as u64;
-            self.reports.push(Report::Restored { flows: restored });
-            let question = self.world.verify();
-            self.ask(question);
-            self.copy_at.get_or_insert(now);
+        if self.switch.to_restore.is_empty() {
+            let flows = std::mem::take(&mut self.switch.restored);
+            self.reports
+                .extend((flows > 0).then_some(Report::Restored { flows }));
         }
     }
 
-    /// Compares every flow of ours in the switch with those that should be there.
-    pub(super) fn compared(&mut self, found: Vec<InstalledFlow>, now: Timestamp) {
-        let Some(since) = self.switch.dump_since.take() else {
+    /// Writes the lost flows of one lease.
+    fn put_back(&mut self, port_id: PortId, address: IpAddr, now: Timestamp) {
+        let port = self.ports.get_mut(&port_id);
+        let Some(lease) = port.and_then(|port| port.leases.get_mut(&address)) else {
             return;
         };
-        let mut found: HashMap<FlowKey, InstalledFlow> = found
-            .into_iter()
-            .map(|flow| (flow.key.clone(), flow))
-            .collect();
         let before = self.changes.len();
+        for flow in lease.flows.iter_mut().filter(|flow| flow.lost) {
+            flow.lost = false;
+            flow.written_at = Some(now);
+            flow.counted = false;
+            self.changes.extend(flow.pattern.addition(address));
+        }
+        if self.changes.len() > before {
+            lease.written_in = Some(self.switch.next_batch());
+        }
+    }
+
+    /// Compares flows of ours in the switch with those that should be there: a part of a dump, or
+    /// the last of it.
+    pub(super) fn found_in_switch(
+        &mut self,
+        found: Vec<InstalledFlow>,
+        more: bool,
+        now: Timestamp,
+    ) {
+        let Some(since) = self.switch.dump_since else {
+            return;
+        };
+        for installed in found {
+            if self.is_leased(&installed, since, now) {
+                continue;
+            }
+            if self.switch.unknown.len() < UNKNOWN_MAX {
+                self.switch.unknown.push(installed);
+            } else {
+                self.switch.compare_soon(now);
+            }
+        }
+        if !more {
+            self.switch.dump_since = None;
+            self.compared(since, now);
+        }
+    }
+
+    /// Looks for the lease of a flow in the switch; `false` where there is none.
+    fn is_leased(&mut self, installed: &InstalledFlow, since: Timestamp, now: Timestamp) -> bool {
+        let port = self.port_at(&installed.key);
+        let flow = port
+            .and_then(|port| self.ports.get_mut(&port))
+            .and_then(|port| port.leases.get_mut(&destination(&installed.key)))
+            .and_then(|lease| lease.flow_with_mut(&installed.key))
+            .filter(|flow| flow.pattern.body.cookie == installed.cookie);
+        let Some(flow) = flow else {
+            return false;
+        };
+        flow.seen_in = self.switch.dump;
+        if installed.packets != flow.packets {
+            flow.packets = installed.packets;
+            flow.used_at = now;
+        }
+        flow.counted |= flow
+            .written_at
+            .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
+        true
+    }
+
+    /// A dump that began at `since` is complete.
+    fn compared(&mut self, since: Timestamp, now: Timestamp) {
         // Leases that were written in a batch which was not sent are looked at now.
         self.switch.next_batch += u64::from(!self.switch.unsent.is_empty());
         self.switch.unsent.clear();
-        let batch = self.switch.next_batch();
-        let Switch {
-            pending, foreign, ..
-        } = &self.switch;
-        let leases = self
-            .ports
-            .values_mut()
-            .flat_map(|port| port.leases.values_mut());
-        for lease in leases {
-            for flow in &mut lease.flows {
-                match found.remove(&flow.key) {
-                    Some(installed) if installed.cookie == flow.body.cookie => {
-                        if installed.packets != flow.packets {
-                            flow.packets = installed.packets;
-                            flow.used_at = now;
-                        }
-                        flow.counted = flow.counted
-                            || flow
-                                .written_at
-                                .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
-                    }
-                    _ if foreign.contains(&flow.key) => {}
-                    // Written after the dump began, or on the way: it may not be in there.
-                    _ if flow.written_at.is_some_and(|at| at >= since) => {}
-                    _ if lease
-                        .written_in
-                        .is_some_and(|batch| pending.contains_key(&batch)) => {}
-                    _ => {
-                        flow.written_at = Some(now);
-                        flow.counted = false;
-                        lease.written_in = Some(batch);
-                        self.changes
-                            .push(FlowChange::Add(flow.key.clone(), flow.body.clone()));
-                    }
-                }
-            }
-        }
-        let added = self.changes.len() - before;
-        let adopted = if std::mem::replace(&mut self.switch.adopted, true) {
+        let unknown = std::mem::take(&mut self.switch.unknown);
+        let is_all = unknown.len() < UNKNOWN_MAX;
+        let mut unknown: HashMap<FlowKey, InstalledFlow> = unknown
+            .into_iter()
+            .map(|flow| (flow.key.clone(), flow))
+            .collect();
+        let adopted = if std::mem::replace(&mut self.switch.adopted, is_all) {
             0
         } else {
-            self.adopt(&mut found, now)
+            self.adopt(&mut unknown, now)
         };
-        let removed = found.len();
-        for (key, installed) in found {
+        let added = self.find_lost(since);
+        let removed = unknown.len();
+        // In one step with what takes the place of the flows that go.
+        for (key, installed) in unknown {
+            if let Some(port) = self.port_at(&key) {
+                self.put_back(port, destination(&key), now);
+            }
             self.changes.push(FlowChange::Delete(key, installed.cookie));
         }
-        self.counters.flows_restored += added as u64;
         if added + removed + adopted > 0 {
             self.reports.push(Report::Resynced {
                 added,
@@ -499,20 +560,55 @@ impl Engine {
         }
     }
 
+    /// Finds the flows that the last dump has not shown; returns how many there are.
+    fn find_lost(&mut self, since: Timestamp) -> usize {
+        let Switch {
+            pending,
+            foreign,
+            dump,
+            to_restore,
+            ..
+        } = &mut self.switch;
+        let mut lost = 0;
+        for (port_id, port) in &mut self.ports {
+            for (address, lease) in &mut port.leases {
+                let is_on_its_way = lease
+                    .written_in
+                    .is_some_and(|batch| pending.contains_key(&batch));
+                let mut to_put_back = false;
+                for flow in &mut lease.flows {
+                    // Written after the dump began, or on the way: it may not be in there.
+                    let is_new = flow.written_at.is_some_and(|at| at >= since);
+                    if flow.seen_in != *dump && !is_new && !is_on_its_way && !flow.lost {
+                        let key = flow.pattern.key(*address);
+                        flow.lost = key.is_some_and(|key| !foreign.contains(&key));
+                        lost += usize::from(flow.lost);
+                    }
+                    to_put_back |= flow.lost;
+                }
+                if to_put_back {
+                    to_restore.push_back((*port_id, *address));
+                }
+            }
+        }
+        lost
+    }
+
     /// Takes over flows of an earlier run that the rules of today would still write; what is
     /// taken over is removed from `found`. Returns how many.
     fn adopt(&mut self, found: &mut HashMap<FlowKey, InstalledFlow>, now: Timestamp) -> usize {
-        let spots = self.ports_by_spot();
         let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
         for (key, installed) in found.iter() {
-            let port_id = Spot::of(key).and_then(|spot| spots.get(&spot));
-            let Some(port) = port_id.and_then(|id| self.ports.get_mut(id)) else {
+            let Some(port_id) = self.port_at(key) else {
+                continue;
+            };
+            let Some(port) = self.ports.get_mut(&port_id) else {
                 continue;
             };
             let lease: &mut Lease = port.leases.entry(destination(key)).or_default();
             lease.adopted.insert(key.clone(), installed.cookie);
             lease.adopted_until = now + self.config.leases.min_ttl;
-            touched.extend(port_id.map(|id| (*id, destination(key))));
+            touched.insert((port_id, destination(key)));
         }
         let mut adopted = 0;
         for (port_id, address) in touched {
@@ -524,12 +620,18 @@ impl Engine {
             else {
                 continue;
             };
-            lease
-                .adopted
-                .retain(|key, _| lease.flows.iter().any(|flow| flow.key == *key));
-            for key in lease.adopted.keys() {
+            let mut kept = std::mem::take(&mut lease.adopted);
+            kept.retain(|key, cookie| {
+                let flow = lease.flow_with(key);
+                flow.is_some_and(|flow| flow.pattern.body.cookie == *cookie)
+            });
+            for key in kept.keys() {
                 adopted += usize::from(found.remove(key).is_some());
+                if let Some(flow) = lease.flow_with_mut(key) {
+                    flow.seen_in = self.switch.dump;
+                }
             }
+            lease.adopted = kept;
             match lease.due() {
                 Some(due) => {
                     self.due.insert((due, port_id, address));
@@ -547,8 +649,5 @@ impl Engine {
 
 /// The address that a flow opens.
 fn destination(key: &FlowKey) -> IpAddr {
-    match key.matches.addresses {
-        Addresses::V4 { dst, .. } => dst.into(),
-        Addresses::V6 { dst, .. } => dst.into(),
-    }
+    key.matches.addresses.dst()
 }

@@ -193,7 +193,15 @@ impl Node {
                             result: Ok(()),
                         })
                     }
-                    Command::DumpFlows if self.switch_answers => Some(Input::Flows(self.dump())),
+                    Command::DumpFlows if self.switch_answers => {
+                        // As the switch does: some at a time, and the last may bring none.
+                        for flows in self.dump().chunks(2) {
+                            let (flows, more) = (flows.to_vec(), true);
+                            self.engine.handle(Input::Flows { flows, more }, self.now);
+                        }
+                        let (flows, more) = (Vec::new(), false);
+                        Some(Input::Flows { flows, more })
+                    }
                     Command::WatchLogicalFlows { priorities } => {
                         Some(Input::LogicalFlowsWatched { priorities })
                     }

@@ -18,6 +18,7 @@ use crate::core::{
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, Spot},
+    port::PortId,
     profile::StaticProfile,
     report::Standing,
     rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
@@ -231,10 +232,12 @@ impl World {
     /// What plans for the port of an interface are made from; `None` while that is not known.
     pub(super) fn facts<'a>(
         &'a self,
+        port: PortId,
         row: &'a Interface,
         sets: &'a [&'a RuleSet],
     ) -> Option<PortFacts<'a>> {
         Some(PortFacts {
+            port,
             spot: self.spot(row)?,
             addresses: &row.addresses,
             sets,

@@ -84,7 +84,10 @@ fn a_refused_bundle() {
             Event::Up,
             ok(1),
             failed(2, 3, text),
-            Event::Flows(vec![installed(key(46, 1))])
+            Event::Flows {
+                flows: vec![installed(key(46, 1))],
+                more: false
+            }
         ]
     );
 }
@@ -100,7 +103,10 @@ fn a_bundle_that_fails_when_it_is_committed() {
         [
             Event::Up,
             failed(1, 1, TABLE_FULL),
-            Event::Flows(Vec::new())
+            Event::Flows {
+                flows: Vec::new(),
+                more: false
+            }
         ]
     );
 }
@@ -126,7 +132,7 @@ fn the_flow_monitor() {
             reason,
         };
         let mut seen = replay(fixtures::MONITOR, chunk, act);
-        seen.retain(|event| !matches!(event, Event::Flows(_)));
+        seen.retain(|event| !matches!(event, Event::Flows { .. }));
         assert_eq!(
             seen,
             [
