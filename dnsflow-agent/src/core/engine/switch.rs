@@ -9,6 +9,7 @@ use std::{
 use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
+    denied::Settling,
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
     hold::Wait,
     input::{BatchError, BatchId},
@@ -20,6 +21,7 @@ use crate::core::{
     plan::Spot,
     port::{Lease, PortId},
     report::Report,
+    tally::Label as _,
 };
 
 /// What an answer opened, to be told once the switch has confirmed it.
@@ -37,6 +39,9 @@ pub(super) struct Opening {
 #[derive(Debug)]
 struct Pending {
     openings: Vec<Opening>,
+    sent_at: Timestamp,
+    /// Whether the flows that deny were counted behind its changes.
+    counted: bool,
     /// When the switch may begin to look at its megaflows for it.
     settles_from: Timestamp,
 }
@@ -67,6 +72,8 @@ pub(super) struct Switch {
     opened: Opened,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
+    /// Batches that the switch has confirmed, until when they settle.
+    settling: BTreeMap<BatchId, Timestamp>,
     /// Batches that were not sent, or not answered: the next comparison covers them.
     unsent: BTreeSet<BatchId>,
     /// When a batch was last sent.
@@ -116,7 +123,24 @@ impl Switch {
                 Wait::Batch(batch)
             }
             Some(batch) if batch >= self.next_batch() => FOR_NOTHING,
+            Some(batch) if let Some(until) = self.settling.get(&batch) => Wait::Until(*until),
             _ => Wait::Nothing,
+        }
+    }
+
+    /// The flows that deny were counted behind the changes of a batch.
+    pub(super) fn counted(&mut self, batch: BatchId) {
+        if let Some(pending) = self.pending.get_mut(&batch) {
+            pending.counted = true;
+        }
+    }
+
+    /// Forgets batches that have settled.
+    pub(super) fn forget_settled(&mut self, now: Timestamp) {
+        while let Some(first) = self.settling.first_entry()
+            && *first.get() <= now
+        {
+            first.remove();
         }
     }
 
@@ -150,6 +174,7 @@ impl Engine {
         self.rules_changed = true;
         self.switch.compare_at = Some(now);
         self.switch.renew_at = Some(now + RENEW_INTERVAL);
+        self.count_from(now);
         let question = self.world.verify();
         self.ask(question);
         self.copy_at.get_or_insert(now);
@@ -157,6 +182,7 @@ impl Engine {
 
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
+        self.denied.disconnected();
         self.world.interrupted();
         let mut unsent = std::mem::take(&mut self.switch.unsent);
         unsent.extend(self.switch.pending.keys());
@@ -227,10 +253,14 @@ impl Engine {
         }
         let settles_from = self.switch.sent_at + REVALIDATION_INTERVAL;
         self.switch.sent_at = self.turn_at;
+        // Openings are never atomic.
+        let count = self.cookies_to_count(&openings, self.turn_at);
         self.switch.pending.insert(
             batch,
             Pending {
                 openings,
+                sent_at: self.turn_at,
+                counted: false,
                 settles_from,
             },
         );
@@ -238,6 +268,7 @@ impl Engine {
             batch,
             atomic,
             changes,
+            count,
         });
     }
 
@@ -250,11 +281,16 @@ impl Engine {
         let Some(pending) = self.switch.pending.remove(&batch) else {
             return;
         };
+        let settling = self.settling(&pending.openings, pending.counted, pending.sent_at);
         match &result {
+            Ok(()) if settling == Settling::Quiet => {
+                self.held.applied(batch, Duration::ZERO, now);
+            }
             Ok(()) => {
                 let begins_in = pending.settles_from.since(now);
                 let settle = begins_in + self.revalidation;
                 self.held.applied(batch, settle, now);
+                self.switch.settling.insert(batch, now + settle);
             }
             // The comparison after the reconnect covers them: the answers wait for it.
             Err(BatchError::ConnectionLost) => {}
@@ -262,6 +298,9 @@ impl Engine {
         }
         match result {
             Ok(()) => {
+                if !pending.openings.is_empty() {
+                    self.denied.count(settling);
+                }
                 for opening in pending.openings {
                     let namespace = self
                         .port_by_name
@@ -275,6 +314,7 @@ impl Engine {
                         rules: opening.rules,
                         flows: opening.changes,
                         activation: now.since(opening.captured_at),
+                        settling: settling.as_str(),
                     });
                 }
             }
