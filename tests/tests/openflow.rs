@@ -901,19 +901,33 @@ async fn measure() -> Result<()> {
         };
         FlowChange::Add(key, body(1))
     };
-    let mut times = Vec::new();
-    for n in 0..5_000 {
+    for port in 0..30 {
+        let denies = format!("table=46,cookie=0x7,metadata=3,reg14={port},ip,actions=drop");
+        switch.ofctl("add-flow", &[&denies])?;
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    for n in 0..10_000 {
+        let count = if n % 2 == 0 { vec![] } else { vec![7] };
+        let times = &mut times[count.len()];
         let start = Instant::now();
-        client.apply(false, vec![flow(n)]).await??;
+        let changes = vec![flow(n)];
+        client
+            .connection
+            .apply_and_count(BatchId(n.into()), changes, count);
+        client
+            .until(|event| matches!(event, Event::Applied { .. }).then_some(()))
+            .await?;
         times.push(start.elapsed());
     }
-    times.sort();
-    let at = |percent: usize| times[times.len() * percent / 100];
-    println!(
-        "one flow_mod and barrier: p50 {:?}, p99 {:?}",
-        at(50),
-        at(99)
-    );
+    for (count, times) in times.iter_mut().enumerate() {
+        times.sort();
+        let at = |percent: usize| times[times.len() * percent / 100];
+        println!(
+            "one flow_mod and barrier, {count} cookies of 30 flows counted between: p50 {:?}, p99 {:?}",
+            at(50),
+            at(99)
+        );
+    }
     for atomic in [true, false] {
         switch.ofctl("del-flows", &[])?;
         let changes: Vec<_> = (0..10_000).map(flow).collect();

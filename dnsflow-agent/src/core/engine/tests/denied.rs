@@ -269,6 +269,22 @@ fn an_answer_waits_as_well_while_the_flows_of_another_one_settle() {
 }
 
 #[test]
+fn flows_that_settle_and_flows_that_are_not_there_yet_are_both_waited_for() {
+    let mut node = Node::with(&rules());
+    node.give(Input::Revalidation(PASS));
+    let first = node.held_answer("example.com", &[ADDRESS]);
+    node.switch_answers = false;
+    node.log.clear();
+    let both = node.held_answer("example.com", &[ADDRESS, OTHER]);
+    let batch = node.batches_open()[0];
+    node.pass(PASS + REVALIDATION_INTERVAL);
+    assert_eq!(node.released(), [first]);
+    node.reply(batch, Ok(()));
+    node.pass(PASS + REVALIDATION_INTERVAL);
+    assert_eq!(node.released(), [both]);
+}
+
+#[test]
 fn one_that_only_observes_counts_nothing() {
     let mut node = Node::bare();
     node.engine = Engine::new(Config {
