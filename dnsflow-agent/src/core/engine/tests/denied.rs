@@ -169,6 +169,13 @@ fn changed_rules_make_answers_wait() {
     node.counts();
     assert_eq!(node.opens(2), QUIET_TOLD);
     assert_eq!(node.counts(), [(true, vec![DENY, DENY + 1])]);
+    // What the second one denied, the first denies now, without having counted it.
+    node.set_firewall(&rules());
+    node.set_ovn(&rules());
+    node.pass(COUNT_DELAY);
+    assert_eq!(node.opens(3), LATELY);
+    node.calm();
+    assert_eq!(node.opens(4), QUIET_TOLD);
 }
 
 #[test]
