@@ -528,6 +528,8 @@ impl Hot {
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
+            Event::Counted { batch, counts } => Input::Counted { batch, counts },
+            Event::CountLost { cookie } => Input::CountLost { cookie },
             Event::FlowLost {
                 key,
                 cookie,
@@ -588,7 +590,15 @@ impl Hot {
                 batch,
                 atomic,
                 changes,
-            } => self.openflow.apply(batch, atomic, changes),
+                count,
+            } if count.is_empty() => self.openflow.apply(batch, atomic, changes),
+            Command::Apply {
+                batch,
+                changes,
+                count,
+                ..
+            } => self.openflow.apply_and_count(batch, changes, count),
+            Command::CountFlows(cookies) => self.openflow.count_flows(cookies),
             Command::TrustResolvers(resolvers) => {
                 let resolvers: Vec<_> = resolvers
                     .into_iter()
@@ -637,7 +647,8 @@ impl Hot {
     fn tell_counters(&self) {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
-        debug!(?held, "held");
+        let settling: Vec<_> = self.engine.settling_events().iter().collect();
+        debug!(?held, ?settling, "held");
         match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters

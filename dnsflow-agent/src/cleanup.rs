@@ -87,6 +87,8 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
                 return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
             }
             Event::CookiesFound(_)
+            | Event::Counted { .. }
+            | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }
             | Event::ForeignFlowGone { .. }

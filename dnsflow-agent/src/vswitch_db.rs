@@ -1,15 +1,17 @@
-//! The edge to the local Open_vSwitch database: which interface belongs to which pod.
+//! The edge to the local Open_vSwitch database: which interface belongs to which pod, and how long
+//! ovs-vswitchd keeps a megaflow.
 //!
-//! It only reads, and only one table: columns that the CNI or ovs-vswitchd writes once,
-//! besides `external_ids`; statistics, which change all the time, are not asked for.
+//! It only reads, and only columns that people, the CNI or ovs-vswitchd write once, besides
+//! `external_ids`; statistics, which change all the time, are not asked for.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc;
 
 use crate::{
     core::{
         Input,
+        limits::MEGAFLOW_IDLE,
         ovn::rows::{Interface, InterfaceUpdate},
     },
     ovsdb::{
@@ -32,17 +34,25 @@ pub const DATABASE: Database = Database {
 };
 
 const INTERFACE: &str = "Interface";
-const TABLES: &[Table] = &[Table {
-    name: INTERFACE,
-    columns: &[
-        Column::scalar("name"),
-        Column::map("external_ids"),
-        Column::scalar("ofport"),
-        Column::scalar("ifindex"),
-        Column::scalar("ingress_policing_rate"),
-    ],
-    deferred: false,
-}];
+const OPEN_VSWITCH: &str = "Open_vSwitch";
+const TABLES: &[Table] = &[
+    Table {
+        name: INTERFACE,
+        columns: &[
+            Column::scalar("name"),
+            Column::map("external_ids"),
+            Column::scalar("ofport"),
+            Column::scalar("ifindex"),
+            Column::scalar("ingress_policing_rate"),
+        ],
+        deferred: false,
+    },
+    Table {
+        name: OPEN_VSWITCH,
+        columns: &[Column::map("other_config")],
+        deferred: false,
+    },
+];
 
 /// The highest number of an ordinary port (ovs-vswitchd.conf.db(5), `ofport_request`).
 const OFPORT_MAX: i64 = 0xfeff;
@@ -67,14 +77,23 @@ impl VswitchDb {
         self.connection.counters()
     }
 
-    /// Sends [`Input::Interfaces`] until nobody receives them any more.
+    /// Sends [`Input::Interfaces`], and [`Input::MegaflowsIdle`] before those, until nobody receives
+    /// them any more.
     pub async fn run(mut self, inputs: mpsc::Sender<Input<'static>>) {
         let mut converter = Converter::new(DATABASE.name, self.counters());
+        let mut idle = MEGAFLOW_IDLE;
         loop {
             let event = tokio::select! {
                 event = self.connection.next() => event,
                 () = inputs.closed() => return,
             };
+            let read = self.megaflows_idle(&mut converter).unwrap_or(idle);
+            if read != idle {
+                idle = read;
+                if inputs.send(Input::MegaflowsIdle(idle)).await.is_err() {
+                    return;
+                }
+            }
             let Some(update) = self.update(&event, &mut converter) else {
                 continue;
             };
@@ -82,6 +101,12 @@ impl VswitchDb {
                 return;
             }
         }
+    }
+
+    /// `None` while nothing has been read.
+    fn megaflows_idle(&self, converter: &mut Converter) -> Option<Duration> {
+        let rows = converter.every(self.connection.replica()?, OPEN_VSWITCH, megaflows_idle);
+        rows.into_iter().find_map(|(_, idle)| idle)
     }
 
     fn update(&self, event: &Event, converter: &mut Converter) -> Option<InterfaceUpdate> {
@@ -133,6 +158,19 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .collect(),
     }))
+}
+
+/// How long after its last packet a megaflow can be there, as an `Open_vSwitch` row has it
+/// (`other_config:max-idle` and `max-revalidator`, in milliseconds, ovs-vswitchd.conf.db(5)). One
+/// that is shorter than usual does not count.
+pub fn megaflows_idle(row: &Row) -> Conversion<Duration> {
+    let config = row.pairs("other_config")?;
+    let time = |key: &str, default: u64| {
+        let configured = config.value(key).and_then(|text| text.parse().ok());
+        Duration::from_millis(configured.unwrap_or(default))
+    };
+    let idle = time("max-idle", 10_000).saturating_add(time("max-revalidator", 500));
+    Ok(Some(idle.max(MEGAFLOW_IDLE)))
 }
 
 fn unsigned(value: i64) -> Option<u32> {

@@ -2,13 +2,15 @@
 //! or the switch meanwhile.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use dnsflow_agent::capture::UNASKED_GRACE;
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, relay::Relay};
+use dnsflow_tests::{
+    agent::Agent, firewall::RuleSpec, lab, lab::Lab, process::wait_until, relay::Relay,
+};
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Long enough for something to happen meanwhile.
@@ -64,7 +66,7 @@ fn no_first_packet_is_lost() {
 }
 
 /// The agent behind a relay, with everything in place, and the relay silent: the next answer is held.
-fn in_the_middle_of_holding(lab: &Lab) -> (dnsflow_tests::agent::Agent, Relay) {
+fn in_the_middle_of_holding(lab: &Lab) -> (Agent, Relay) {
     firewall(lab);
     let relay = Relay::start(lab.socket("relay.mgmt"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
@@ -133,4 +135,122 @@ fn a_stuck_agent_holds_nothing_after_a_second() {
     for last in 1..=3 {
         assert!(resolves(&lab, last), "h{last}");
     }
+}
+
+/// Sends a datagram to an address that no rule allows.
+fn send_denied(lab: &Lab, to: Ipv4Addr) {
+    let sent = lab.pod("ns1_pod1").netns().run(|| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        Ok(socket.send_to(b"denied", (to, 9))?)
+    });
+    sent.expect("it is sent");
+}
+
+/// How many packets the flows have dropped that deny everything in ns1. Their priority is that of the
+/// second rule's ACL, as ovn-kubernetes numbers them, and 1000.
+fn denied(lab: &Lab) -> u64 {
+    let dump = lab.ofctl(&["dump-flows", "br-int"]).expect("a dump");
+    let flows = dump.lines().filter(|flow| flow.contains("priority=10999,"));
+    let packets = flows.map(|flow| {
+        let (_, rest) = flow.split_once("n_packets=").expect("a counter");
+        let (packets, _) = rest.split_once(',').expect("and more");
+        packets.parse::<u64>().expect("a number")
+    });
+    packets.sum()
+}
+
+/// All that answers need not wait for megaflows for hangs on this: the packet that makes a megaflow is
+/// counted by the flow that denies it as soon as the megaflow is there.
+#[test]
+fn the_first_denied_packet_is_counted_before_any_revalidation() {
+    let lab = lab!("hold-counted");
+    firewall(&lab);
+    lab.sync().expect("OVN follows");
+    // The way to the gateway is found first.
+    send_denied(&lab, web(100));
+    wait_until("a denied packet", PATIENT, || Ok(denied(&lab) > 0)).expect("it is denied");
+    // No revalidator comes by any more, unless a flow changes.
+    lab.vsctl(&[
+        "set",
+        "Open_vSwitch",
+        ".",
+        "other_config:max-idle=600000",
+        "other_config:max-revalidator=600000",
+    ])
+    .expect("it is set");
+    thread::sleep(Duration::from_secs(2));
+    let megaflows = || lab.appctl(&["dpctl/dump-flows"]).expect("a dump");
+    let is_there = |flows: &str| flows.contains("dst=198.51.100.");
+    assert!(!is_there(&megaflows()));
+    let before = denied(&lab);
+    let address = Ipv4Addr::new(198, 51, 100, 1);
+    for _ in 0..3 {
+        send_denied(&lab, address);
+        let counted = denied(&lab) - before;
+        assert_eq!(counted, 1, "the first at once, and the others later");
+    }
+    assert!(is_there(&megaflows()));
+}
+
+/// What the agent has said of the time to settle when it opened a name.
+fn settling(agent: &Agent, name: &str) -> Option<String> {
+    let events = agent.events().expect("its log");
+    let opened = events.iter().map(|event| &event["fields"]);
+    let mut opened = opened.filter(|fields| fields["message"] == "opened");
+    let of_name = opened.find(|fields| fields["name"] == name)?;
+    of_name["settling"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn answers_settle_only_where_packets_were_denied_lately() {
+    let lab = lab!("hold-settle", agent);
+    let records: Vec<String> = (0..200)
+        .map(|n| format!("s{n}.example.com. 30 IN A {}", web(1 + n % 8)))
+        .chain((0..200).map(|n| format!("f{n}.example.com. 30 IN A 198.51.100.{n}")))
+        .collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    lab.serve_dns(&records).expect("it listens");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let mut names = (0..200).map(|n| format!("f{n}.example.com"));
+    let mut fresh = || {
+        let name = names.next().expect("another name");
+        let told = lab.pod("ns1_pod1").resolve(&name).expect("it asks");
+        assert_eq!(told.len(), 1, "{name}");
+        let mut said = None;
+        wait_until("the event", PATIENT, || {
+            said = settling(&agent, &name);
+            Ok(said.is_some())
+        })
+        .expect("it is opened");
+        said.expect("it was waited for")
+    };
+    assert_eq!(fresh(), "denied_lately", "nobody has looked yet");
+    let mut quiet = || {
+        wait_until("quiet", Duration::from_secs(60), || {
+            thread::sleep(Duration::from_millis(500));
+            Ok(fresh() == "quiet")
+        })
+        .expect("nothing is denied")
+    };
+    quiet();
+    // A neighbour is denied, then the name is resolved and connected to at once.
+    let before = syns_sent_again(&lab);
+    send_denied(&lab, web(2));
+    let url = "http://s0.example.com/";
+    let fetched = lab.pod("ns1_pod1").fetch(url, PATIENT);
+    assert!(fetched.expect("curl runs").result.is_ok());
+    assert_eq!(syns_sent_again(&lab), before);
+    assert_eq!(
+        settling(&agent, "s0.example.com").as_deref(),
+        Some("denied_lately")
+    );
+    quiet();
+    let url = "http://s2.example.com/";
+    let fetched = lab.pod("ns1_pod1").fetch(url, PATIENT);
+    assert!(fetched.expect("curl runs").result.is_ok());
+    assert_eq!(settling(&agent, "s2.example.com").as_deref(), Some("quiet"));
+    assert_eq!(syns_sent_again(&lab), before);
 }

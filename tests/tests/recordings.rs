@@ -412,6 +412,7 @@ impl Node {
                     | Command::ForgetNames { .. }
                     | Command::RecallAnswers
                     | Command::Release(_)
+                    | Command::CountFlows(_)
                     | Command::Detach { .. }
                     | Command::MonitorTables(_) => None,
                 };

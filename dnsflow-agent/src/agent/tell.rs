@@ -20,6 +20,7 @@ pub(super) fn tell(report: Report) {
             rules,
             flows,
             activation,
+            settling,
         } => info!(
             namespace,
             port,
@@ -28,6 +29,7 @@ pub(super) fn tell(report: Report) {
             ?rules,
             flows,
             activation_us = activation.as_micros(),
+            settling,
             "opened"
         ),
         Report::ClusterNetworks { networks, left_out } => {

@@ -8,6 +8,7 @@
 //! ever compared with them.
 
 mod answers;
+mod denied;
 mod filter;
 mod hold;
 mod switch;
@@ -25,6 +26,7 @@ use ipnet::IpNet;
 use super::{
     Command, Input, Timestamp,
     counters::Counters,
+    denied::Settling,
     firewall::FirewallUpdate,
     flow::FlowChange,
     fragments::{FragmentEvent, FragmentReassembly},
@@ -47,6 +49,7 @@ use super::{
     tally::Tally,
     tcp::{TcpEvent, TcpReassembly},
 };
+use denied::Denied;
 use filter::Filter;
 use switch::Switch;
 pub use world::FIREWALL_NAME;
@@ -137,6 +140,8 @@ pub struct Engine {
     /// How long the switch takes to look at its megaflows after a change: until then, one that
     /// drops may stand in the way.
     revalidation: Duration,
+    /// Whether there can be one.
+    denied: Denied,
     /// When the last input came.
     turn_at: Timestamp,
     /// The DNS servers that were last said to be believed.
@@ -189,6 +194,7 @@ impl Engine {
                 ..HoldLimits::default()
             }),
             revalidation: Duration::ZERO,
+            denied: Denied::default(),
             turn_at: Timestamp::default(),
             trusted: None,
             tcp: TcpReassembly::default(),
@@ -218,6 +224,7 @@ impl Engine {
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
         self.turn_at = now;
+        self.switch.forget_settled(now);
         if !matches!(input, Input::Frame(_)) {
             self.flush_opened();
         }
@@ -263,11 +270,17 @@ impl Engine {
             Input::Applied { batch, result } => self.applied(batch, result, now),
             Input::Flows { flows, more } => self.found_in_switch(flows, more, now),
             Input::FlowLost { key, cookie } => self.flow_lost(&key, cookie, now),
+            Input::Counted { batch, counts } => self.counted(batch, counts, now),
+            Input::CountLost { cookie } => self.denied.count_lost(cookie),
             Input::ForeignFlow { key, cookie } => self.foreign_flow(key, cookie),
             Input::ForeignFlowGone { key } => self.foreign_flow_gone(&key, now),
             Input::Resolvers(resolvers) => self.trust(&resolvers),
             Input::Revalidation(time) => self.revalidation = time,
-            Input::MonitorGap => self.switch.compare_soon(now),
+            Input::MegaflowsIdle(time) => self.denied.megaflows_idle_for(time),
+            Input::MonitorGap => {
+                self.switch.compare_soon(now);
+                self.denied.gap();
+            }
             Input::QuestionRefused => {
                 self.switch.forget_questions(now);
                 self.world.interrupted();
@@ -291,10 +304,12 @@ impl Engine {
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.turn_at = now;
+        self.switch.forget_settled(now);
         self.flush_opened();
         self.expire(now);
         self.switch_timeout(now);
         self.recall(now);
+        self.count_denied(now);
         if self.copy_at.is_some_and(|at| at <= now) {
             self.look_for_copies(now);
         }
@@ -314,6 +329,7 @@ impl Engine {
             switch,
             recall,
             held,
+            self.denied.deadline(),
             self.world.deadline(),
             self.copy_at,
         ]
@@ -351,6 +367,11 @@ impl Engine {
     /// What became of frames that were taken off the wire and had to wait.
     pub fn hold_events(&self) -> &Tally<HoldEvent> {
         self.held.events()
+    }
+
+    /// Whether new flows had to settle, for each batch that answers opened.
+    pub fn settling_events(&self) -> &Tally<Settling> {
+        self.denied.events()
     }
 
     /// Addresses that were not opened, by reason.
@@ -656,6 +677,7 @@ impl Engine {
         let mut groups = BTreeSet::new();
         for namespace in &namespaces {
             groups.append(&mut self.world.pair_namespace(namespace));
+            self.denied.rules_changed(namespace, now);
         }
         if !groups.is_empty() {
             let concerned = self.ports.iter();
@@ -819,11 +841,14 @@ fn may_change_plans(input: &Input<'_>) -> bool {
         input,
         Input::Frame(_)
             | Input::Applied { .. }
+            | Input::Counted { .. }
+            | Input::CountLost { .. }
             | Input::Flows { .. }
             | Input::FlowLost { .. }
             | Input::ForeignFlow { .. }
             | Input::ForeignFlowGone { .. }
             | Input::Revalidation(_)
+            | Input::MegaflowsIdle(_)
     )
 }
 

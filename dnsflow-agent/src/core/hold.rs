@@ -232,7 +232,7 @@ impl HoldQueue {
     }
 
     /// A batch is done: the frames that waited for it leave after `settle`. One that the switch
-    /// refused is done, too; there is nothing to settle then.
+    /// refused is done, too; there is nothing to settle then, nor where no packet was denied lately.
     pub fn applied(&mut self, batch: BatchId, settle: Duration, now: Timestamp) {
         while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
             && of == batch

@@ -105,6 +105,19 @@ pub enum Input<'a> {
         /// When the barrier's reply was read.
         result: Result<(), BatchError>,
     },
+    /// The result of [`Command::CountFlows`], or of the count of a [`Command::Apply`], which then
+    /// follows. There may be none.
+    Counted {
+        /// The batch behind whose changes they were counted, if there was one.
+        batch: Option<BatchId>,
+        /// One for each cookie.
+        counts: Vec<CookieCount>,
+    },
+    /// A flow that is counted was removed, and what it had counted went with it.
+    CountLost {
+        /// Its cookie.
+        cookie: u32,
+    },
     /// The result of [`Command::DumpFlows`]: dnsflow flows in the bridge, some at a time.
     Flows {
         /// Some of them.
@@ -135,6 +148,8 @@ pub enum Input<'a> {
     Resolvers(BTreeSet<Resolver>),
     /// How long the switch takes to look at its megaflows after a change of flows.
     Revalidation(Duration),
+    /// How long after its last packet the switch keeps a megaflow at most.
+    MegaflowsIdle(Duration),
     /// The flow monitor left something out: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.
@@ -156,6 +171,17 @@ pub enum Input<'a> {
     },
     /// The result of [`Command::FindCookies`]: the flows found, each once.
     CookiesFound(Vec<FoundFlow>),
+}
+
+/// What the flows of OVN's with one cookie have come to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CookieCount {
+    /// Their cookie: the first 32 bits of the logical flow's row id.
+    pub cookie: u32,
+    /// How many they are.
+    pub flows: u32,
+    /// How many packets they have matched together.
+    pub packets: u64,
 }
 
 /// A flow of OVN's, found by its cookie.
@@ -224,7 +250,13 @@ pub enum Command {
         atomic: bool,
         /// The changes, in their order.
         changes: Vec<FlowChange>,
+        /// The cookies to count the flows of, in every table, behind the changes: only where they
+        /// are made one by one.
+        count: Vec<u32>,
     },
+    /// Count the flows with these cookies in every table; answer with [`Input::Counted`]. From now
+    /// on, tell when one of them is removed ([`Input::CountLost`]).
+    CountFlows(Vec<u32>),
     /// Read back every dnsflow flow; answer with [`Input::Flows`].
     DumpFlows,
     /// Report lost flows of exactly these OpenFlow tables from now on.

@@ -117,3 +117,23 @@ pub const FOREIGN_FLOWS_MAX: usize = 4096;
 /// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c), and every change of a
 /// flow brings one about.
 pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Open vSwitch keeps a megaflow for this long after its last packet (`other_config:max-idle` in
+/// ovs-vswitchd.conf.db(5), 10 s) and until its revalidators come by (`max-revalidator`, 0.5 s),
+/// unless its database says something else.
+pub const MEGAFLOW_IDLE: Duration = Duration::from_millis(10_500);
+/// What is added to that, as threads come late: beside two passes over all megaflows.
+pub const MEGAFLOW_IDLE_MARGIN: Duration = Duration::from_millis(1500);
+/// The flows that deny are counted this often.
+pub const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// After rules have changed, further changes are waited for this long before the flows that deny are
+/// counted.
+pub const COUNT_DELAY: Duration = Duration::from_secs(1);
+/// Cookies of flows that deny in one namespace; with more, to count them for each answer would cost
+/// more than it saves.
+pub const COUNTED_PER_NAMESPACE_MAX: usize = 16;
+/// Cookies that are counted for answers that come together.
+pub const COUNTED_PER_BATCH_MAX: usize = 64;
+/// Cookies that are counted every ten seconds, of all namespaces. Of those for which there is no
+/// room, every new flow has to settle.
+pub const COUNTED_COOKIES_MAX: usize = 512;

@@ -4,6 +4,7 @@
 //! [`Input`]s together with the time and carry out the [`Command`]s that come back.
 
 pub mod counters;
+pub mod denied;
 pub mod dns;
 pub mod engine;
 pub mod firewall;

@@ -49,6 +49,9 @@ pub enum Report {
         flows: usize,
         /// From the packet's capture in the kernel to the answered barrier.
         activation: Duration,
+        /// Whether the answers that waited for it had to wait for the switch's megaflows too: the label
+        /// of the counter.
+        settling: &'static str,
     },
     /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
     ClusterNetworks {

@@ -141,6 +141,23 @@ impl Connection {
         }
     }
 
+    /// Changes flows and counts others behind the changes; see [`Session::apply_and_count`], and
+    /// [`Connection::apply`].
+    pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
+        match &mut self.link {
+            Link::Up(live) => live.session.apply_and_count(batch, changes, count),
+            Link::Down { .. } => self.apply(batch, false, changes),
+        }
+    }
+
+    /// Counts flows by cookie; see [`Session::count_flows`]. Without a connection nothing happens.
+    /// What is to be written waits as with [`Connection::apply`].
+    pub fn count_flows(&mut self, cookies: Vec<u32>) {
+        if let Link::Up(live) = &mut self.link {
+            live.session.count_flows(cookies);
+        }
+    }
+
     /// Reads back every flow of ours; see [`Session::dump`]. Without a connection nothing happens:
     /// ask again after [`Event::Up`].
     pub fn dump(&mut self) {

@@ -12,6 +12,10 @@ use crate::core::flow::{
 pub(super) const FLOW_MODS: &str = include_str!("../../../tests/fixtures/openflow/flow-mods.hex");
 pub(super) const DUMP_3_1: &str = include_str!("../../../tests/fixtures/openflow/dump-3.1.0.hex");
 pub(super) const DUMP_3_5: &str = include_str!("../../../tests/fixtures/openflow/dump-3.5.0.hex");
+pub(super) const AGGREGATE_3_1: &str =
+    include_str!("../../../tests/fixtures/openflow/aggregate-3.1.0.hex");
+pub(super) const AGGREGATE_3_5: &str =
+    include_str!("../../../tests/fixtures/openflow/aggregate-3.5.0.hex");
 pub(super) const BUNDLE_REFUSED: &str =
     include_str!("../../../tests/fixtures/openflow/bundle-refused.hex");
 pub(super) const BUNDLE_COMMIT_FAILS: &str =

@@ -36,7 +36,7 @@ pub use session::Session;
 
 use crate::core::{
     flow::{Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow},
+    input::{BatchError, BatchId, CookieCount, FoundFlow},
 };
 
 /// After this long without a byte from the switch an echo request goes out, and after as long
@@ -48,7 +48,7 @@ pub const IDLE_MAX: Duration = Duration::from_secs(5);
 pub const BATCHES_MAX: usize = 1 << 14;
 /// At most this many changes make a batch.
 pub const CHANGES_MAX: usize = 1 << 18;
-/// At most this many questions (dumps, cookies, monitors) are in flight.
+/// At most this many questions (dumps, cookies, counts, monitors) are in flight.
 pub const REQUESTS_MAX: usize = 1024;
 
 /// What the client has to tell.
@@ -78,6 +78,19 @@ pub enum Event {
     },
     /// The flows with the cookies asked for, ascending, without repetition.
     CookiesFound(Vec<FoundFlow>),
+    /// What the flows with the cookies to be counted have come to.
+    Counted {
+        /// The batch behind whose changes they were counted, if there was one.
+        batch: Option<BatchId>,
+        /// One for each cookie.
+        counts: Vec<CookieCount>,
+    },
+    /// A flow with a cookie that is counted was removed from a monitored table, and what it had
+    /// counted went with it. It is told once until the next [`Session::count_flows`].
+    CountLost {
+        /// Its cookie.
+        cookie: u32,
+    },
     /// A flow of ours in a monitored table is gone, or not what it was, and not by our doing.
     FlowLost {
         /// Which flow.

@@ -67,8 +67,10 @@ pub async fn ask(
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
             }
-            // Nothing is written or monitored here.
+            // Nothing is written, counted or monitored here.
             Event::Applied { .. }
+            | Event::Counted { .. }
+            | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }
             | Event::ForeignFlowGone { .. }

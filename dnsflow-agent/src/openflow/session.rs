@@ -10,6 +10,11 @@
 //! atomic batch is a bundle in two steps, as a COMMIT sent at once would commit the good messages
 //! even when a bad one was refused: first OPEN, the additions and a barrier; then, by whether an
 //! error came, COMMIT or DISCARD. Commands that arrive between the two steps wait for the second.
+//!
+//! Flows can be counted by cookie, also between the flow_mods of a plain batch and its barrier: what
+//! is counted then had happened when the new flows were there. A count without an answer is not told,
+//! and neither is one while the monitor leaves something out: what it says of the flows that are
+//! counted ([`Event::CountLost`]) belongs to it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,7 +31,7 @@ use super::{
 use crate::core::{
     Timestamp,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow},
+    input::{BatchError, BatchId, CookieCount, FoundFlow},
 };
 
 /// The state of one connection. After an error it is of no further use but for [`Session::close`].
@@ -47,6 +52,9 @@ pub struct Session {
     /// Whether a further dump was asked for while one was under way.
     dump_again: bool,
     searches: BTreeMap<u32, Search>,
+    counts: BTreeMap<u32, Count>,
+    /// The cookies of the last count without a batch, but for those that a flow was removed of since.
+    counted: BTreeSet<u32>,
     monitored: BTreeSet<u8>,
     /// Tables in which flows of ours may be: those written to, read from and monitored.
     tables: BTreeSet<u8>,
@@ -60,10 +68,21 @@ pub struct Session {
 /// What can be asked of a session.
 #[derive(Debug)]
 enum Command {
-    Apply(BatchId, bool, Vec<FlowChange>),
+    Apply(Changes),
+    Count(Vec<u32>),
     Dump,
     FindCookies(Vec<u32>),
     MonitorTables(BTreeSet<u8>),
+}
+
+/// A batch to be sent.
+#[derive(Debug)]
+struct Changes {
+    batch: BatchId,
+    atomic: bool,
+    changes: Vec<FlowChange>,
+    /// The cookies to count behind them.
+    count: Vec<u32>,
 }
 
 /// A batch in flight. Its flow_mods have the xids from `first` on, its [`Control`]s those behind.
@@ -121,12 +140,19 @@ enum Request {
     Dump,
     /// A part of the search with this number.
     Find(u32),
+    /// A part of a count.
+    Count {
+        /// The count's number.
+        number: u32,
+        cookie: u32,
+    },
     Monitor,
 }
 
 // What questions are called when they are refused.
 const DUMP: &str = "flow dump";
 const FIND: &str = "look-up of cookies";
+const COUNT: &str = "count of flows";
 const MONITOR: &str = "flow monitor";
 
 impl Request {
@@ -134,6 +160,7 @@ impl Request {
         match self {
             Self::Dump => DUMP,
             Self::Find(_) => FIND,
+            Self::Count { .. } => COUNT,
             Self::Monitor => MONITOR,
         }
     }
@@ -144,6 +171,14 @@ impl Request {
 struct Search {
     outstanding: usize,
     found: BTreeSet<FoundFlow>,
+}
+
+/// A count of the flows of several cookies.
+#[derive(Debug)]
+struct Count {
+    batch: Option<BatchId>,
+    outstanding: usize,
+    counts: Vec<CookieCount>,
 }
 
 impl Session {
@@ -161,6 +196,8 @@ impl Session {
             requests: BTreeMap::new(),
             dump_again: false,
             searches: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            counted: BTreeSet::new(),
             monitored: BTreeSet::new(),
             tables: BTreeSet::new(),
             paused: false,
@@ -176,17 +213,38 @@ impl Session {
     /// Changes flows: all or nothing if `atomic`, else each by itself. [`Event::Applied`] answers,
     /// always.
     pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
+        self.submit_changes(Changes {
+            batch,
+            atomic,
+            changes,
+            count: Vec::new(),
+        });
+    }
+
+    /// Changes flows, each by itself, and counts those with these cookies (OVN's: the upper half
+    /// zero) behind the changes. [`Event::Counted`] tells, before [`Event::Applied`], or nothing does.
+    pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
+        self.submit_changes(Changes {
+            batch,
+            atomic: false,
+            changes,
+            count,
+        });
+    }
+
+    fn submit_changes(&mut self, changes: Changes) {
+        let batch = changes.batch;
+        let length = changes.changes.len();
         let refusal = if !self.up {
             Err(BatchError::ConnectionLost)
         } else if self.batches.len() + self.waiting.len() >= BATCHES_MAX {
             refused(format!("{BATCHES_MAX} batches are outstanding"))
-        } else if changes.len() > CHANGES_MAX {
+        } else if length > CHANGES_MAX {
             refused(format!(
-                "{} changes in one batch are more than {CHANGES_MAX}",
-                changes.len()
+                "{length} changes in one batch are more than {CHANGES_MAX}"
             ))
         } else {
-            return self.submit(Command::Apply(batch, atomic, changes));
+            return self.submit(Command::Apply(changes));
         };
         self.events.push_back(Event::Applied {
             batch,
@@ -204,6 +262,12 @@ impl Session {
     /// [`Event::CookiesFound`] answers.
     pub fn find_cookies(&mut self, cookies: Vec<u32>) {
         self.ask(FIND, Command::FindCookies(cookies));
+    }
+
+    /// Counts the flows with these cookies; [`Event::Counted`] tells, or nothing does. From now on,
+    /// [`Event::CountLost`] tells when one of them is removed from a monitored table.
+    pub fn count_flows(&mut self, cookies: Vec<u32>) {
+        self.ask(COUNT, Command::Count(cookies));
     }
 
     /// Reports lost flows of exactly these tables from now on.
@@ -264,8 +328,11 @@ impl Session {
             .into_iter()
             .map(|batch| batch.id)
             .chain(waiting.into_iter().filter_map(|command| match command {
-                Command::Apply(id, ..) => Some(id),
-                Command::Dump | Command::FindCookies(_) | Command::MonitorTables(_) => None,
+                Command::Apply(Changes { batch, .. }) => Some(batch),
+                Command::Count(_)
+                | Command::Dump
+                | Command::FindCookies(_)
+                | Command::MonitorTables(_) => None,
             }));
         self.events.extend(lost.map(|batch| Event::Applied {
             batch,
@@ -300,14 +367,24 @@ impl Session {
 
     fn run(&mut self, command: Command) {
         match command {
-            Command::Apply(id, atomic, changes) => self.run_apply(id, atomic, &changes),
+            Command::Apply(changes) => self.run_apply(&changes),
+            Command::Count(cookies) => {
+                self.run_count(None, &cookies);
+                self.counted = cookies.into_iter().collect();
+            }
             Command::Dump => self.run_dump(),
             Command::FindCookies(cookies) => self.run_find(cookies),
             Command::MonitorTables(tables) => self.run_monitor(tables),
         }
     }
 
-    fn run_apply(&mut self, id: BatchId, atomic: bool, changes: &[FlowChange]) {
+    fn run_apply(&mut self, changes: &Changes) {
+        let Changes {
+            batch: id,
+            atomic,
+            changes,
+            count,
+        } = changes;
         let mut messages = Vec::with_capacity(changes.len());
         for (index, change) in changes.iter().enumerate() {
             match change {
@@ -322,9 +399,9 @@ impl Session {
             }
         }
         // One message is atomic by itself.
-        let atomic = atomic && messages.len() > 1;
+        let atomic = *atomic && messages.len() > 1;
         let mut batch = Batch {
-            id,
+            id: *id,
             first: self.allocate_xids(messages.len() as u32 + Batch::CONTROLS),
             flow_mods: messages.iter().map(|&(index, _)| index).collect(),
             stage: if atomic { Stage::Filling } else { Stage::Plain },
@@ -350,6 +427,7 @@ impl Session {
             self.output.truncate(mark);
             return self.finish(batch);
         }
+        self.run_count(Some(*id), count);
         wire::put_barrier(&mut self.output, batch.xid(Control::Barrier));
         self.undecided = atomic;
         self.batches.push_back(batch);
@@ -384,6 +462,24 @@ impl Session {
         for cookie in cookies {
             if let Some(xid) = self.request(Request::Find(number)) {
                 wire::put_flow_desc_request(&mut self.output, xid, cookie.into(), u64::MAX);
+            }
+        }
+    }
+
+    fn run_count(&mut self, batch: Option<BatchId>, cookies: &[u32]) {
+        if cookies.is_empty() || self.requests.len() + cookies.len() > REQUESTS_MAX {
+            return;
+        }
+        let number = self.allocate_xids(1);
+        let count = Count {
+            batch,
+            outstanding: cookies.len(),
+            counts: Vec::with_capacity(cookies.len()),
+        };
+        self.counts.insert(number, count);
+        for &cookie in cookies {
+            if let Some(xid) = self.request(Request::Count { number, cookie }) {
+                wire::put_aggregate_request(&mut self.output, xid, cookie.into());
             }
         }
     }
@@ -522,6 +618,9 @@ impl Session {
             if xid == batch.xid(Control::Decision) {
                 self.finish_at(at);
             }
+        } else if let Some(Request::Count { number, .. }) = self.requests.get(&xid) {
+            self.counts.remove(number);
+            self.requests.remove(&xid);
         } else if let Some(request) = self.requests.remove(&xid) {
             self.events.push_back(Event::Refused {
                 request: request.name(),
@@ -530,7 +629,7 @@ impl Session {
             match request {
                 Request::Dump => self.dump_done(),
                 Request::Find(number) => drop(self.searches.remove(&number)),
-                Request::Monitor => {}
+                Request::Count { .. } | Request::Monitor => {}
             }
         } else {
             self.counters.unexpected_messages += 1;
@@ -558,6 +657,7 @@ impl Session {
         let reply = MultipartReply::parse(&message.body)?;
         match reply.kind {
             wire::OFPMP_FLOW_DESC => self.flow_descs(message.xid, &reply),
+            wire::OFPMP_AGGREGATE_STATS => self.counted(message.xid, &reply),
             wire::OFPMP_FLOW_MONITOR => {
                 if !reply.more && matches!(self.requests.get(&message.xid), Some(Request::Monitor))
                 {
@@ -622,7 +722,35 @@ impl Session {
                     self.events.push_back(Event::CookiesFound(found));
                 }
             }
-            Some(Request::Monitor) | None => self.counters.unexpected_messages += 1,
+            Some(Request::Count { .. } | Request::Monitor) | None => {
+                self.counters.unexpected_messages += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn counted(&mut self, xid: u32, reply: &MultipartReply<'_>) -> Result<(), ProtocolError> {
+        let Some(&Request::Count { number, cookie }) = self.requests.get(&xid) else {
+            self.counters.unexpected_messages += 1;
+            return Ok(());
+        };
+        self.requests.remove(&xid);
+        let wire::Stats { flows, packets } = reply.aggregate()?;
+        // Gone when another part of the count was refused.
+        let Some(count) = self.counts.get_mut(&number) else {
+            return Ok(());
+        };
+        count.counts.push(CookieCount {
+            cookie,
+            flows,
+            packets,
+        });
+        count.outstanding -= 1;
+        if count.outstanding == 0
+            && let Some(Count { batch, counts, .. }) = self.counts.remove(&number)
+            && !self.paused
+        {
+            self.events.push_back(Event::Counted { batch, counts });
         }
         Ok(())
     }
@@ -665,6 +793,12 @@ impl Session {
             }
         };
         let ours = Cookie::from_switch(cookie);
+        if lost.is_some_and(|reason| reason != LostReason::Modified)
+            && let Ok(cookie) = u32::try_from(cookie)
+            && self.counted.remove(&cookie)
+        {
+            self.events.push_back(Event::CountLost { cookie });
+        }
         let Some(matches) = matches else {
             self.counters.unreadable_flows += u64::from(ours.is_some());
             return;

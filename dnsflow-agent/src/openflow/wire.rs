@@ -35,6 +35,7 @@ pub(super) const OFPT_BUNDLE_ADD_MESSAGE: u8 = 0x22;
 
 // enum ofp_multipart_type (section 7.3.5).
 pub(super) const OFPMP_FLOW_DESC: u16 = 0x0001;
+pub(super) const OFPMP_AGGREGATE_STATS: u16 = 0x0002;
 pub(super) const OFPMP_FLOW_MONITOR: u16 = 0x0010;
 /// More replies follow (section 7.3.5).
 const OFPMPF_REPLY_MORE: u16 = 0x0001;
@@ -376,7 +377,19 @@ pub(super) fn put_flow_desc_request(
     cookie: u64,
     cookie_mask: u64,
 ) {
-    put_multipart_request(output, xid, OFPMP_FLOW_DESC, |body| {
+    put_flows_request(output, xid, OFPMP_FLOW_DESC, cookie, cookie_mask);
+}
+
+/// `OFPMP_AGGREGATE_STATS` for every table (section 7.3.5): what the flows with this very cookie
+/// have matched together. Open vSwitch finds them by a hash of the cookie (`collect_rules_loose` in
+/// its `ofproto/ofproto.c`).
+pub(super) fn put_aggregate_request(output: &mut BytesMut, xid: u32, cookie: u64) {
+    put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, u64::MAX);
+}
+
+/// `struct ofp_flow_stats_request` and `struct ofp_aggregate_stats_request`, which are alike.
+fn put_flows_request(output: &mut BytesMut, xid: u32, kind: u16, cookie: u64, cookie_mask: u64) {
+    put_multipart_request(output, xid, kind, |body| {
         body.put_u8(OFPTT_ALL);
         body.put_bytes(0, 3);
         body.put_u32(OFPP_ANY);
@@ -445,6 +458,11 @@ impl<'a> MultipartReply<'a> {
         entries(self.body, "flow description", FlowDesc::parse)
     }
 
+    /// What an `OFPMP_AGGREGATE_STATS` reply says (`struct ofp_aggregate_stats_reply`).
+    pub(super) fn aggregate(&self) -> Result<Stats, ProtocolError> {
+        Stats::parse(&mut Reader::new("aggregate statistics", self.body))
+    }
+
     /// The entries of an `OFPMP_FLOW_MONITOR` reply.
     pub(super) fn flow_updates(&self) -> impl Iterator<Item = Result<FlowUpdate, ProtocolError>> {
         entries(self.body, "flow update", FlowUpdate::parse)
@@ -501,7 +519,7 @@ impl<'a> FlowDesc<'a> {
             hard_timeout_s,
             cookie: entry.u64()?,
             matches: oxm::read_match(entry)?,
-            packets: packet_count(entry)?,
+            packets: Stats::parse(entry)?.packets,
             actions: applied_actions(entry)?,
         })
     }
@@ -525,27 +543,41 @@ fn applied_actions<'a>(entry: &mut Reader<'a>) -> Result<&'a [u8], ProtocolError
     Ok(&[])
 }
 
+/// `OXS_OF_FLOW_COUNT`: class 0x8002, field 3, four bytes (section 7.2.4).
+const OXS_FLOW_COUNT: u32 = 0x8002_0604;
 /// `OXS_OF_PACKET_COUNT`: class 0x8002, field 4, eight bytes (section 7.2.4).
 const OXS_PACKET_COUNT: u32 = 0x8002_0808;
 
-/// Finds the packet counter in a `struct ofp_stats` (section 7.2.4); 0 when it is not there.
-fn packet_count(entry: &mut Reader<'_>) -> Result<u64, ProtocolError> {
-    const WHAT: &str = "flow statistics";
-    entry.take(2)?;
-    let length = usize::from(entry.u16()?);
-    let payload = length
-        .checked_sub(4)
-        .ok_or(ProtocolError::Malformed(WHAT))?;
-    let mut stats = entry.sub(WHAT, payload)?;
-    entry.take(length.next_multiple_of(8) - length)?;
-    while !stats.is_empty() {
-        let header = stats.u32()?;
-        let mut value = stats.sub(WHAT, (header & 0xff) as usize)?;
-        if header == OXS_PACKET_COUNT {
-            return value.u64();
+/// What is of interest in a `struct ofp_stats` (section 7.2.4); 0 where it is not there.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Stats {
+    /// Only in an aggregate.
+    pub(super) flows: u32,
+    pub(super) packets: u64,
+}
+
+impl Stats {
+    fn parse(entry: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        const WHAT: &str = "flow statistics";
+        entry.take(2)?;
+        let length = usize::from(entry.u16()?);
+        let payload = length
+            .checked_sub(4)
+            .ok_or(ProtocolError::Malformed(WHAT))?;
+        let mut fields = entry.sub(WHAT, payload)?;
+        entry.take(length.next_multiple_of(8) - length)?;
+        let mut stats = Self::default();
+        while !fields.is_empty() {
+            let header = fields.u32()?;
+            let mut value = fields.sub(WHAT, (header & 0xff) as usize)?;
+            match header {
+                OXS_FLOW_COUNT => stats.flows = value.u32()?,
+                OXS_PACKET_COUNT => stats.packets = value.u64()?,
+                _ => {}
+            }
         }
+        Ok(stats)
     }
-    Ok(0)
 }
 
 /// What a flow monitor reports (section 7.3.5).

@@ -119,3 +119,28 @@ fn only_ordinary_ports_count() {
         );
     }
 }
+
+#[test]
+fn megaflows_are_kept_for_as_long_as_the_database_says_or_usual() {
+    for (config, seconds) in [
+        (json!([]), 10.5),
+        (json!([["max-idle", "30000"]]), 30.5),
+        (
+            json!([["max-idle", "30000"], ["max-revalidator", "2000"]]),
+            32.0,
+        ),
+        (json!([["max-idle", "1000"]]), 10.5),
+        (json!([["max-idle", "often"]]), 10.5),
+    ] {
+        let mut replica = Replica::new(&DATABASE);
+        let columns = json!({"other_config": ["map", config]});
+        let row = json!({RowId::new(1).to_string(): {"initial": columns}});
+        replica.apply(json!({OPEN_VSWITCH: row})).unwrap();
+        let row = replica.row(OPEN_VSWITCH, RowId::new(1)).unwrap();
+        assert_eq!(
+            megaflows_idle(row).unwrap(),
+            Some(Duration::from_secs_f64(seconds)),
+            "{columns}"
+        );
+    }
+}

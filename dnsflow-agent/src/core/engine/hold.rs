@@ -17,7 +17,12 @@ pub(super) fn longer(one: Wait, other: Wait) -> Wait {
     match (one, other) {
         (Wait::Nothing, wait) | (wait, Wait::Nothing) => wait,
         (Wait::Until(one), Wait::Until(other)) => Wait::Until(one.max(other)),
-        (Wait::Until(at), Wait::Batch(_)) | (Wait::Batch(_), Wait::Until(at)) => Wait::Until(at),
+        // A batch that is still to be answered has to settle for as long as one before it, or need not
+        // settle at all.
+        (FOR_NOTHING, Wait::Batch(_)) | (Wait::Batch(_), FOR_NOTHING) => FOR_NOTHING,
+        (Wait::Until(_), batch @ Wait::Batch(_)) | (batch @ Wait::Batch(_), Wait::Until(_)) => {
+            batch
+        }
         (Wait::Batch(one), Wait::Batch(other)) => Wait::Batch(one.max(other)),
     }
 }

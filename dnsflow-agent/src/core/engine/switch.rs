@@ -9,6 +9,7 @@ use std::{
 use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
+    denied::Settling,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     hold::Wait,
     input::{BatchError, BatchId},
@@ -20,6 +21,7 @@ use crate::core::{
     plan::Spot,
     port::{Lease, PortId},
     report::Report,
+    tally::Label as _,
 };
 
 /// What an answer opened, to be told once the switch has confirmed it.
@@ -37,6 +39,9 @@ pub(super) struct Opening {
 #[derive(Debug)]
 struct Pending {
     openings: Vec<Opening>,
+    sent_at: Timestamp,
+    /// Whether the flows that deny were counted behind its changes.
+    counted: bool,
     /// When the switch may begin to look at its megaflows for it.
     settles_from: Timestamp,
 }
@@ -77,6 +82,8 @@ pub(super) struct Switch {
     opened: Opened,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
+    /// Batches that the switch has confirmed, until when they settle.
+    settling: BTreeMap<BatchId, Timestamp>,
     /// Batches that were not sent, or not answered: the next comparison covers them.
     unsent: BTreeSet<BatchId>,
     /// When a batch was last sent.
@@ -126,7 +133,24 @@ impl Switch {
                 Wait::Batch(batch)
             }
             Some(batch) if batch >= self.next_batch() => FOR_NOTHING,
+            Some(batch) if let Some(until) = self.settling.get(&batch) => Wait::Until(*until),
             _ => Wait::Nothing,
+        }
+    }
+
+    /// The flows that deny were counted behind the changes of a batch.
+    pub(super) fn counted(&mut self, batch: BatchId) {
+        if let Some(pending) = self.pending.get_mut(&batch) {
+            pending.counted = true;
+        }
+    }
+
+    /// Forgets batches that have settled.
+    pub(super) fn forget_settled(&mut self, now: Timestamp) {
+        while let Some(first) = self.settling.first_entry()
+            && *first.get() <= now
+        {
+            first.remove();
         }
     }
 
@@ -160,6 +184,7 @@ impl Engine {
         self.rules_changed = true;
         self.switch.compare_at = Some(now);
         self.switch.renew_at = Some(now + RENEW_INTERVAL);
+        self.count_from(now);
         let question = self.world.verify();
         self.ask(question);
         self.copy_at.get_or_insert(now);
@@ -167,6 +192,7 @@ impl Engine {
 
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
+        self.denied.disconnected();
         self.world.interrupted();
         let mut unsent = std::mem::take(&mut self.switch.unsent);
         unsent.extend(self.switch.pending.keys());
@@ -238,10 +264,14 @@ impl Engine {
         }
         let settles_from = self.switch.sent_at + REVALIDATION_INTERVAL;
         self.switch.sent_at = self.turn_at;
+        // Openings are never atomic.
+        let count = self.cookies_to_count(&openings, self.turn_at);
         self.switch.pending.insert(
             batch,
             Pending {
                 openings,
+                sent_at: self.turn_at,
+                counted: false,
                 settles_from,
             },
         );
@@ -249,6 +279,7 @@ impl Engine {
             batch,
             atomic,
             changes,
+            count,
         });
     }
 
@@ -262,11 +293,16 @@ impl Engine {
             return;
         };
         self.switch.restoring.remove(&batch);
+        let settling = self.settling(&pending.openings, pending.counted, pending.sent_at);
         match &result {
+            Ok(()) if settling == Settling::Quiet => {
+                self.held.applied(batch, Duration::ZERO, now);
+            }
             Ok(()) => {
                 let begins_in = pending.settles_from.since(now);
                 let settle = begins_in + self.revalidation;
                 self.held.applied(batch, settle, now);
+                self.switch.settling.insert(batch, now + settle);
             }
             // The comparison after the reconnect covers them: the answers wait for it.
             Err(BatchError::ConnectionLost) => {}
@@ -274,6 +310,9 @@ impl Engine {
         }
         match result {
             Ok(()) => {
+                if !pending.openings.is_empty() {
+                    self.denied.count(settling);
+                }
                 for opening in pending.openings {
                     let namespace = self
                         .port_by_name
@@ -287,6 +326,7 @@ impl Engine {
                         rules: opening.rules,
                         flows: opening.changes,
                         activation: now.since(opening.captured_at),
+                        settling: settling.as_str(),
                     });
                 }
             }

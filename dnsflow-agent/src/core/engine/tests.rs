@@ -1,5 +1,6 @@
 //! Stories about one node, told in inputs and checked in commands.
 
+mod denied;
 mod hold;
 mod model;
 
@@ -21,7 +22,7 @@ use crate::core::{
     dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
+    input::{BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, HARD_TIMEOUT, RENEW_INTERVAL},
     name::DomainName,
     ovn::{
@@ -50,6 +51,8 @@ const GROUP: &str = "a9633447981174624809";
 const DATAPATH: RowId = RowId::new(0xd << 100);
 const SB_GROUP: RowId = RowId::new(0xe << 100);
 const BASE: u8 = 42;
+/// The most rules that OVN has rows for here.
+const ROWS: u32 = 20;
 
 /// An engine with a node around it: a switch that obeys, and OVN rows as ovn-kubernetes writes
 /// them for one namespace, `ns1`.
@@ -67,6 +70,8 @@ struct Node {
     ovn_installed: bool,
     /// What ovn-controller made of logical flows, by cookie.
     ovn_actions: BTreeMap<u32, Vec<u8>>,
+    /// How many packets OVN's flows have matched, by cookie.
+    ovn_packets: BTreeMap<u32, u64>,
     kernel: Kernel,
 }
 
@@ -113,6 +118,7 @@ impl Node {
             pods: BTreeMap::new(),
             ovn_installed: true,
             ovn_actions: BTreeMap::new(),
+            ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
         }
     }
@@ -184,9 +190,18 @@ impl Node {
                         let ifindex = ifindex_of(interface);
                         Some(Input::Attached { interface, ifindex })
                     }
-                    Command::Apply { batch, changes, .. } if self.switch_answers => {
+                    Command::Apply {
+                        batch,
+                        changes,
+                        count,
+                        ..
+                    } if self.switch_answers => {
                         for change in changes {
                             self.change_switch(change);
+                        }
+                        if !count.is_empty() {
+                            let counted = self.counted(Some(batch), &count);
+                            self.engine.handle(counted, self.now);
                         }
                         Some(Input::Applied {
                             batch,
@@ -212,6 +227,7 @@ impl Node {
                             flows: vec![RowId::new(0x5eed << 96)],
                         })
                     }
+                    Command::CountFlows(cookies) => Some(self.counted(None, &cookies)),
                     Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
                     Command::FilterNames { scope, names } => {
                         self.kernel.names.insert(scope, names);
@@ -260,6 +276,17 @@ impl Node {
         };
         let cookies = cookies.iter().filter(|_| self.ovn_installed);
         cookies.map(found).collect()
+    }
+
+    /// What the switch says of OVN's flows with these cookies, one each.
+    fn counted(&self, batch: Option<BatchId>, cookies: &[u32]) -> Input<'static> {
+        let count = |&cookie: &u32| CookieCount {
+            cookie,
+            flows: 1,
+            packets: self.ovn_packets.get(&cookie).copied().unwrap_or_default(),
+        };
+        let counts = cookies.iter().map(count).collect();
+        Input::Counted { batch, counts }
     }
 
     fn change_switch(&mut self, change: FlowChange) {
@@ -371,7 +398,7 @@ impl Node {
     }
 
     fn set_nb(&mut self, rules: &[Rule]) {
-        let acls = (0..8).map(|i| (acl_row(i), acl(i, rules))).collect();
+        let acls = (0..ROWS).map(|i| (acl_row(i), acl(i, rules))).collect();
         self.give(Input::Nb(NbUpdate {
             acls,
             ..NbUpdate::default()
@@ -379,7 +406,7 @@ impl Node {
     }
 
     fn set_sb(&mut self, rules: &[Rule]) {
-        let logical_flows = (0..8)
+        let logical_flows = (0..ROWS)
             .map(|i| {
                 (
                     RowId::new((0xf00 + u128::from(i)) << 96),

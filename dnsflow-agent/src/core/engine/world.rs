@@ -7,9 +7,9 @@ use ipnet::IpNet;
 
 use crate::core::{
     Timestamp,
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate},
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::COPY_SOURCES_MAX,
+    limits::{COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
     name::DomainName,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
@@ -188,6 +188,48 @@ impl World {
         self.groups(row)
             .find_map(|group| self.namespace_by_group.get(group))
             .map(String::as_str)
+    }
+
+    /// The cookies of the flows with which OVN denies what the pods of a namespace send, by CIDR and
+    /// the like; `None` where it denies in another way, or with more flows than are worth counting.
+    /// Of `before`, those are kept that OVN may still deny with.
+    pub(super) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
+        let written = &self.firewalls.get(&id)?.rules;
+        let denies = |rule: &&Rule| rule.action == RuleAction::Deny;
+        let by_name = |rule: &Rule| matches!(rule.destination, Destination::Name(_));
+        let rules = self.rules.get(namespace)?;
+        let active = || rules.sets.values().flat_map(|set| set.rules());
+        let ours = active().any(|rule| rule.verdict == RuleAction::Deny);
+        if self.is_static() || ours || written.iter().filter(denies).any(by_name) {
+            return None;
+        }
+        // The flow monitor watches the tables of the rules by name alone.
+        let places: BTreeSet<(Pipeline, u8)> = active()
+            .flat_map(|rule| &rule.templates)
+            .map(|template| (template.pipeline, template.table_id))
+            .collect();
+        let mut cookies = BTreeSet::new();
+        for (acl, flows) in self.ovn.acls_with_rows(namespace) {
+            // `allow`, `allow-related`, `allow-stateless`; what else there is does not let pass.
+            let denies = !acl.action.starts_with("allow");
+            for (row, flow) in flows {
+                let cookie = row.prefix();
+                // ovn-northd may not have followed yet where an ACL has become another.
+                if !denies && !before.contains(&cookie) {
+                    continue;
+                }
+                if !places.contains(&(flow.pipeline, flow.table_id)) {
+                    return None;
+                }
+                cookies.insert(cookie);
+            }
+        }
+        let understood = !cookies.is_empty() || !written.iter().any(|rule| denies(&rule));
+        (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
     }
 
     /// The namespace of the pod that an interface belongs to.

@@ -325,6 +325,15 @@ impl OvnView {
         &'a self,
         namespace: &str,
     ) -> impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)> {
+        self.acls_with_rows(namespace)
+            .map(|(acl, flows)| (acl, flows.into_iter().map(|(_, flow)| flow).collect()))
+    }
+
+    /// The same, with the row ids of the logical flows.
+    pub fn acls_with_rows<'a>(
+        &'a self,
+        namespace: &str,
+    ) -> impl Iterator<Item = (&'a Acl, Vec<(RowId, &'a LogicalFlow)>)> {
         self.acls_by_namespace
             .ids(namespace)
             .filter_map(|id| Some((id, self.acl(id)?)))
@@ -334,8 +343,8 @@ impl OvnView {
                 let flows = self
                     .flows_by_hint
                     .ids(&id.prefix())
-                    .filter_map(|flow| self.flows.find(flow))
-                    .filter(|flow| is_alone || acl_match(flow) == Some(&acl.matches))
+                    .filter_map(|id| Some((id, self.flows.find(id)?)))
+                    .filter(|(_, flow)| is_alone || acl_match(flow) == Some(&acl.matches))
                     .collect();
                 (acl, flows)
             })

@@ -456,3 +456,114 @@ proptest! {
         session.close();
     }
 }
+
+const MULTIPART: u8 = wire::OFPT_MULTIPART_REQUEST;
+
+/// The reply of the recording to a count, under this xid.
+fn count_reply(session: &mut Session, xid: u32) {
+    let mut reply = fixtures::sent_by(From::Switch, fixtures::AGGREGATE_3_1).swap_remove(0);
+    reply[4..8].copy_from_slice(&xid.to_be_bytes());
+    session.receive(&reply, START).unwrap();
+}
+
+fn counted(batch: Option<u64>, cookies: &[u32]) -> Event {
+    let count = |&cookie: &u32| CookieCount {
+        cookie,
+        flows: 2,
+        packets: 3,
+    };
+    Event::Counted {
+        batch: batch.map(BatchId),
+        counts: cookies.iter().map(count).collect(),
+    }
+}
+
+#[test]
+fn a_batch_counts_behind_its_changes_and_before_its_barrier() {
+    let mut session = up();
+    session.apply_and_count(BatchId(1), adds(1), vec![7, 8]);
+    assert_eq!(
+        sent(&mut session),
+        [(MOD, 2), (MULTIPART, 7), (MULTIPART, 8), (BARRIER, 3)]
+    );
+    count_reply(&mut session, 7);
+    assert_eq!(events(&mut session), [], "not all of it yet");
+    count_reply(&mut session, 8);
+    barrier_reply(&mut session, 3);
+    assert_eq!(events(&mut session), [counted(Some(1), &[7, 8]), ok(1)]);
+    assert_eq!(session.counters().unexpected_messages, 0);
+}
+
+#[test]
+fn a_count_that_is_refused_is_not_told() {
+    let mut session = up();
+    session.apply_and_count(BatchId(1), adds(1), vec![7, 8]);
+    table_full(&mut session, 7);
+    count_reply(&mut session, 8);
+    barrier_reply(&mut session, 3);
+    assert_eq!(events(&mut session), [ok(1)]);
+}
+
+#[test]
+fn with_too_many_questions_a_batch_goes_without_its_count() {
+    let mut session = up();
+    session.count_flows((0..REQUESTS_MAX as u32).collect());
+    assert_eq!(sent(&mut session).len(), REQUESTS_MAX);
+    session.apply_and_count(BatchId(1), adds(1), vec![7]);
+    let kinds: Vec<_> = sent(&mut session).iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [MOD, BARRIER]);
+}
+
+/// A monitor's update of table 46: `event` of a flow with this cookie that matches everything.
+fn update(event: u8, cookie: u64) -> Vec<u8> {
+    let mut entry = vec![0, 40, 0, event, 46, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+    entry.extend(cookie.to_be_bytes());
+    entry.extend([0, 1, 0, 4, 0, 0, 0, 0]);
+    entry.resize(32, 0);
+    entry[1] = 32;
+    monitored(&entry)
+}
+
+fn monitored(entry: &[u8]) -> Vec<u8> {
+    let mut body = vec![0, 0x10, 0, 0, 0, 0, 0, 0];
+    body.extend(entry);
+    message(wire::OFPT_MULTIPART_REPLY, 0, &body)
+}
+
+#[test]
+fn the_end_of_a_flow_that_is_counted_is_told_once() {
+    const ADDED: u8 = 1;
+    const REMOVED: u8 = 2;
+    const MODIFIED: u8 = 3;
+    let mut session = up();
+    session.count_flows(vec![7]);
+    count_reply(&mut session, 3);
+    assert_eq!(events(&mut session), [counted(None, &[7])]);
+    for (event, cookie) in [(ADDED, 7), (MODIFIED, 7), (REMOVED, 8)] {
+        session.receive(&update(event, cookie), START).unwrap();
+        assert_eq!(events(&mut session), [], "{event} {cookie}");
+    }
+    for expected in [vec![Event::CountLost { cookie: 7 }], vec![]] {
+        session.receive(&update(REMOVED, 7), START).unwrap();
+        assert_eq!(events(&mut session), expected);
+    }
+    session.count_flows(vec![7]);
+    session.receive(&update(REMOVED, 7), START).unwrap();
+    assert_eq!(events(&mut session), [Event::CountLost { cookie: 7 }]);
+}
+
+#[test]
+fn nothing_is_counted_while_the_monitor_leaves_something_out() {
+    const PAUSED: [u8; 8] = [0, 8, 0, 5, 0, 0, 0, 0];
+    const RESUMED: [u8; 8] = [0, 8, 0, 6, 0, 0, 0, 0];
+    let mut session = up();
+    session.count_flows(vec![7]);
+    session.receive(&monitored(&PAUSED), START).unwrap();
+    count_reply(&mut session, 3);
+    assert_eq!(events(&mut session), []);
+    session.receive(&monitored(&RESUMED), START).unwrap();
+    assert_eq!(events(&mut session), [Event::MonitorGap]);
+    session.count_flows(vec![7]);
+    count_reply(&mut session, 5);
+    assert_eq!(events(&mut session), [counted(None, &[7])]);
+}

@@ -83,6 +83,29 @@ fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
 }
 
 #[test]
+fn an_aggregate_is_asked_for_and_read_as_the_switch_means_it() {
+    for recording in [fixtures::AGGREGATE_3_1, fixtures::AGGREGATE_3_5] {
+        let mut request = BytesMut::new();
+        put_aggregate_request(&mut request, 6, 0xdead_beef);
+        assert_eq!(
+            fixtures::sent_by(From::Client, recording),
+            [request.to_vec()]
+        );
+        let reply = fixtures::sent_by(From::Switch, recording).swap_remove(0);
+        let message = Message::split(&mut BytesMut::from(&reply[..]))
+            .unwrap()
+            .unwrap();
+        let reply = MultipartReply::parse(&message.body).unwrap();
+        assert_eq!(reply.kind, OFPMP_AGGREGATE_STATS);
+        let expected = Stats {
+            flows: 2,
+            packets: 3,
+        };
+        assert_eq!(reply.aggregate(), Ok(expected));
+    }
+}
+
+#[test]
 fn a_message_comes_out_when_its_last_byte_is_there() {
     let mut whole = BytesMut::new();
     put_barrier(&mut whole, 7);

@@ -14,7 +14,7 @@ fn rules() -> [Rule; 2] {
 
 impl Node {
     /// An answer that was taken off the wire of pod p1.
-    fn held_answer(&mut self, name: &str, addresses: &[[u8; 4]]) -> Box<[u8]> {
+    pub(super) fn held_answer(&mut self, name: &str, addresses: &[[u8; 4]]) -> Box<[u8]> {
         let bytes = answer_frame(name, addresses, 300);
         let ifindex = ifindex_of(self.pods["ns1_p1"]);
         let frame = Frame {
@@ -26,9 +26,9 @@ impl Node {
     }
 
     /// The frames that went back since the last call.
-    fn released(&mut self) -> Vec<Box<[u8]>> {
+    pub(super) fn released(&mut self) -> Vec<Box<[u8]>> {
         self.log
-            .drain(..)
+            .extract_if(.., |command| matches!(command, Command::Release(_)))
             .filter_map(|command| match command {
                 Command::Release(HeldFrame { bytes, .. }) => Some(bytes),
                 _ => None,
@@ -37,7 +37,7 @@ impl Node {
     }
 
     /// What the switch was told and has not answered.
-    fn batches_open(&self) -> Vec<BatchId> {
+    pub(super) fn batches_open(&self) -> Vec<BatchId> {
         self.log
             .iter()
             .filter_map(|command| match command {
@@ -47,7 +47,7 @@ impl Node {
             .collect()
     }
 
-    fn reply(&mut self, batch: BatchId, result: Result<(), BatchError>) {
+    pub(super) fn reply(&mut self, batch: BatchId, result: Result<(), BatchError>) {
         self.give(Input::Applied { batch, result });
     }
 }
