@@ -63,10 +63,10 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 /// Flows of ours in the switch that no lease has, looked at in one comparison. There are many only
 /// once, after a restart without a snapshot; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
-/// Lost flows are put back so many at a time …
-pub const RESTORE_MAX: usize = 256;
-/// … with so many such batches under way: the switch has always something to do, and what an answer
-/// opens never waits behind more.
+/// Lost flows are put back in batches of about so many …
+pub const RESTORE_MAX: usize = 2048;
+/// … of which so many are under way: the switch has always something to do, and what an answer opens
+/// never waits behind more.
 pub const RESTORING_MAX: usize = 2;
 
 /// The DNS header: no message is shorter (RFC 1035, section 4.1.1).

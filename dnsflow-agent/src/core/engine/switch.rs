@@ -486,7 +486,8 @@ impl Engine {
             self.switch.restored += self.changes.len();
             self.counters.flows_restored += self.changes.len() as u64;
             self.switch.restoring.insert(self.switch.next_batch());
-            self.flush(false);
+            // One step, and one pass of the revalidators; else it would be one every few changes.
+            self.flush(true);
         }
         if self.switch.to_restore.is_empty() {
             let flows = std::mem::take(&mut self.switch.restored);

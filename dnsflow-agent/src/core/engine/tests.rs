@@ -3,6 +3,7 @@
 mod denied;
 mod hold;
 mod model;
+mod restore;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
