@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use dnsflow_agent::{
     core::{
         flow::{
-            Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked, Match,
-            Protocol, Transport,
+            Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline,
+            Masked, Match, Protocol, Transport,
         },
         input::{BatchError, BatchId, CookieCount},
     },
@@ -548,6 +548,58 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
     let actions = |flow: &str| flow.split("actions=").nth(1).map(str::to_owned);
     let actions: BTreeSet<_> = flows.lines().filter_map(actions).collect();
     assert_eq!(actions.len(), 1, "{flows}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn flows_go_with_their_lifeline() -> Result<()> {
+    let Some(switch) = Switch::start()? else {
+        return Ok(());
+    };
+    let mut client = Client::connect(&switch).await?;
+    client.connection.monitor_tables(BTreeSet::from([46, 51]));
+    let endless = |tag: u32| FlowBody {
+        hard_timeout_s: 0,
+        ..body(tag)
+    };
+    let lifeline = Lifeline {
+        table: 46,
+        cookie: Cookie::new(2),
+    };
+    let line = FlowBody {
+        hard_timeout_s: 1,
+        actions: lifeline.actions(),
+        ..body(3)
+    };
+    let add = |key: FlowKey, body| FlowChange::Add(key, body);
+    let stay = [(key(46, v4(1)), 4), (key(51, v4(1)), 2)];
+    let go = [(key(46, v4(2)), 2), (key(46, v4(3)), 2)];
+    let mut changes = vec![add(lifeline.key(), line.clone())];
+    for (key, tag) in stay.iter().chain(&go) {
+        changes.push(add(key.clone(), endless(*tag)));
+    }
+    // Written once more: nothing may go because the first of the two does.
+    changes.push(add(lifeline.key(), line));
+    client.apply(true, changes).await??;
+    assert_eq!(client.dump().await?.len(), 5);
+    let mut gone = BTreeSet::new();
+    while gone.len() < 3 {
+        let lost = client.until(|event| match event {
+            Event::FlowLost { key, .. } => Some(key.clone()),
+            _ => None,
+        });
+        gone.insert(lost.await?);
+    }
+    let mut expected: BTreeSet<_> = go.map(|(key, _)| key).into();
+    expected.insert(lifeline.key());
+    assert_eq!(gone, expected);
+    let left: BTreeSet<_> = client
+        .dump()
+        .await?
+        .into_iter()
+        .map(|flow| flow.key)
+        .collect();
+    assert_eq!(left, stay.map(|(key, _)| key).into());
     Ok(())
 }
 

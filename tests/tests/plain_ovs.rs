@@ -81,7 +81,7 @@ fn names_open_without_ovn() {
     let port = lab.openflow_port("ns1_pod1").expect("a port");
     let of_pod = |place: &str, to: &str| {
         format!(
-            "table=44, hard_timeout=300, {place},reg0=0x100/0x100,in_port={port},nw_src=10.244.0.5,nw_dst=203.0.113.{to}"
+            "table=44, {place},reg0=0x100/0x100,in_port={port},nw_src=10.244.0.5,nw_dst=203.0.113.{to}"
         )
     };
     let allow = ",tp_dst=80 actions=set_field:0/0x100->reg0,resubmit(,45)";

@@ -42,6 +42,11 @@ impl Cookie {
         }
     }
 
+    /// Whether it is that of a [`Lifeline`]: the last bit says so.
+    pub const fn is_of_lifeline(self) -> bool {
+        self.0 & 1 == 1
+    }
+
     /// The 64 bits as OpenFlow carries them.
     pub const fn bits(self) -> u64 {
         self.0
@@ -182,6 +187,59 @@ pub enum Action {
     /// The bytes of an action list copied from one of OVN's own flows, header and padding
     /// included, as they stood in the flow dump.
     Copied(Vec<u8>),
+    /// `learn(…, delete_learned)` with nothing to learn: what makes a flow a [`Lifeline`].
+    DeleteLearned(Lifeline),
+}
+
+/// On the life of this flow depends that of all flows with one cookie in one table.
+///
+/// The flows that open addresses must not outlive the agent for long, but a hard timeout of their own
+/// would cost ovs-vswitchd a look at each of them after every pass of its revalidators (`run` in its
+/// ofproto/ofproto-dpif.c). So one flow has it that no packet ever meets, with an action of ovs-actions(7): when
+/// the last flow is gone that has `learn` with `delete_learned` for a cookie and a table, Open vSwitch
+/// removes the flows of this table that have the cookie, whoever wrote them
+/// (`learned_cookies_flush` in its ofproto/ofproto.c).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Lifeline {
+    /// The table.
+    pub table: u8,
+    /// The cookie of the flows that depend on it.
+    pub cookie: Cookie,
+}
+
+impl Lifeline {
+    /// The flow's identity. No datapath of OVN's has this `metadata`, and nobody that address.
+    pub fn key(self) -> FlowKey {
+        FlowKey {
+            table: self.table,
+            priority: 0,
+            matches: Match {
+                metadata: Some(self.cookie.bits()),
+                registers: BTreeMap::new(),
+                in_port: None,
+                addresses: Addresses::V4 {
+                    src: Ipv4Addr::BROADCAST,
+                    dst: Ipv4Addr::BROADCAST,
+                },
+                transport: None,
+            },
+        }
+    }
+
+    /// What the flow does.
+    pub fn actions(self) -> Vec<Action> {
+        vec![Action::DeleteLearned(self)]
+    }
+
+    /// The lifeline that this is the identity of.
+    pub fn of(key: &FlowKey) -> Option<Self> {
+        let cookie = Cookie::from_switch(key.matches.metadata?)?;
+        let lifeline = Self {
+            table: key.table,
+            cookie,
+        };
+        (*key == lifeline.key()).then_some(lifeline)
+    }
 }
 
 /// What identifies a flow in a bridge: OVS replaces a flow that has the same key.
@@ -200,7 +258,8 @@ pub struct FlowKey {
 pub struct FlowBody {
     /// The owner's mark and the tag of the action list.
     pub cookie: Cookie,
-    /// The switch removes the flow after this many seconds without renewal; 0 means never.
+    /// The switch removes the flow after this many seconds without renewal; 0 means never: it goes with
+    /// its [`Lifeline`].
     pub hard_timeout_s: u16,
     /// What happens to the packet; empty means drop.
     pub actions: Vec<Action>,

@@ -47,9 +47,9 @@ pub const COPY_SOURCES_MAX: usize = 256;
 /// Actions to copy are looked for again this often, while some are missing.
 pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The switch removes a flow that the agent has not renewed for this long.
+/// The switch removes our flows when the agent has not renewed their lifelines for this long.
 pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
-/// The agent renews its flows this often.
+/// The agent renews the lifelines this often.
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);

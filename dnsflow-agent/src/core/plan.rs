@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Masked, Transport},
+    flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Lifeline, Masked, Transport},
     limits::HARD_TIMEOUT,
     name::DomainName,
     ovn::{
@@ -63,7 +63,8 @@ impl Cookies {
         if let Some(cookie) = self.by_actions.get(actions) {
             return *cookie;
         }
-        let mut tag = tag(actions) & EVEN;
+        let is_lifeline = matches!(actions, [Action::DeleteLearned(_)]);
+        let mut tag = tag(actions) & EVEN | u32::from(is_lifeline);
         while !self.taken.insert(Cookie::new(tag)) {
             tag = tag.wrapping_add(2);
         }
@@ -73,7 +74,8 @@ impl Cookies {
     }
 }
 
-/// Tags are even: the last bit of a cookie is not compared when a flow is deleted.
+/// Tags are even, but for those of lifelines: the last bit of a cookie is not compared when a flow is
+/// deleted.
 const EVEN: u32 = !1;
 
 /// FNV-1a with 32 bits (RFC 9923) over the list.
@@ -95,6 +97,10 @@ fn tag(actions: &[Action]) -> u32 {
             Action::Copied(bytes) => {
                 add(&[3]);
                 add(bytes);
+            }
+            Action::DeleteLearned(Lifeline { table, cookie }) => {
+                add(&[4, *table]);
+                add(&cookie.bits().to_be_bytes());
             }
         }
     }
@@ -198,13 +204,26 @@ impl Planner {
         plan
     }
 
-    /// One body for each cookie in use.
-    pub fn bodies(&self) -> BTreeMap<Cookie, &FlowBody> {
+    /// What the flows of all leases depend on.
+    pub fn lifelines(&self) -> BTreeSet<Lifeline> {
         self.patterns
             .iter()
             .filter(|pattern| is_in_use(pattern))
-            .map(|pattern| (pattern.body.cookie, &pattern.body))
+            .map(|pattern| Lifeline {
+                table: pattern.table,
+                cookie: pattern.body.cookie,
+            })
             .collect()
+    }
+
+    /// The flow that is a lifeline.
+    pub fn lifeline_body(&mut self, lifeline: Lifeline) -> FlowBody {
+        let actions = lifeline.actions();
+        FlowBody {
+            cookie: self.cookies.cookie(&actions),
+            hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
+            actions,
+        }
     }
 
     /// What a rule comes to for the port.
@@ -248,7 +267,7 @@ impl Planner {
     }
 }
 
-/// Whether anybody but the planner has it.
+/// Whether a lease may have it: the set of all is one owner, what a rule comes to may be another.
 fn is_in_use(pattern: &Arc<FlowPattern>) -> bool {
     Arc::strong_count(pattern) > 1
 }
@@ -317,7 +336,8 @@ fn body(template: &Template, facts: PortFacts<'_>, cookies: &mut Cookies) -> Opt
     let actions = template.actions(facts.base, facts.copies)?;
     Some(FlowBody {
         cookie: cookies.cookie(&actions),
-        hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
+        // It has a lifeline.
+        hard_timeout_s: 0,
         actions,
     })
 }

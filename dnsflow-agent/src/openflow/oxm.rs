@@ -16,7 +16,7 @@ use super::{
     ProtocolError,
     wire::{MESSAGE_MAX, Reader},
 };
-use crate::core::flow::{Action, Addresses, Masked, Match, Protocol, Transport};
+use crate::core::flow::{Action, Addresses, Lifeline, Masked, Match, Protocol, Transport};
 
 /// Registers that Open vSwitch has (`FLOW_N_REGS` in its `include/openvswitch/flow.h`).
 const REGISTERS: u8 = 16;
@@ -80,6 +80,10 @@ const OFPAT_EXPERIMENTER: u16 = 0xffff;
 const NX_VENDOR_ID: u32 = 0x0000_2320;
 /// `NXAST_RESUBMIT_TABLE` (`lib/ofp-actions.c` in Open vSwitch).
 const NXAST_RESUBMIT_TABLE: u16 = 0x000e;
+/// `NXAST_LEARN` (the same file).
+const NXAST_LEARN: u16 = 0x0010;
+/// `NX_LEARN_F_DELETE_LEARNED` (the same file).
+const NX_LEARN_F_DELETE_LEARNED: u16 = 1 << 1;
 /// `OFPP_IN_PORT` in the 16 bits of the Nicira extensions: the port of the packet.
 const OFPP_IN_PORT: u16 = 0xfff8;
 
@@ -335,6 +339,7 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
                 return Err(EncodeError::PartialAction(bytes.len()));
             }
             Action::Copied(bytes) => output.put_slice(bytes),
+            Action::DeleteLearned(lifeline) => put_learn(&mut output, *lifeline),
         }
         if output.len() > ACTIONS_MAX {
             return Err(EncodeError::TooLong(output.len()));
@@ -357,6 +362,23 @@ fn put_set_register(output: &mut Vec<u8>, register: u8, bits: Masked) {
         output.put_u32(bits.value());
         output.put_u32(bits.mask());
     }
+}
+
+/// `struct nx_action_learn` without anything to learn (`lib/ofp-actions.c` of Open vSwitch).
+fn put_learn(output: &mut Vec<u8>, Lifeline { table, cookie }: Lifeline) {
+    output.put_u16(OFPAT_EXPERIMENTER);
+    output.put_u16(32);
+    output.put_u32(NX_VENDOR_ID);
+    output.put_u16(NXAST_LEARN);
+    output.put_u16(0); // idle_timeout
+    output.put_u16(0); // hard_timeout
+    output.put_u16(0); // priority
+    output.put_u64(cookie.bits());
+    output.put_u16(NX_LEARN_F_DELETE_LEARNED);
+    output.put_u8(table);
+    output.put_u8(0);
+    output.put_u16(0); // fin_idle_timeout
+    output.put_u16(0); // fin_hard_timeout
 }
 
 /// Appends the instruction that carries the actions. No actions, no instruction: the flow drops.

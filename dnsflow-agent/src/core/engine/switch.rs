@@ -10,7 +10,7 @@ use super::{Engine, hold::FOR_NOTHING};
 use crate::core::{
     Command, Timestamp,
     denied::Settling,
-    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline},
     hold::Wait,
     input::{BatchError, BatchId},
     limits::{
@@ -71,6 +71,10 @@ pub(super) struct Switch {
     renew_at: Option<Timestamp>,
     /// Lost flows are put back from then on.
     restore_at: Option<Timestamp>,
+    /// Lifelines that are in the switch, for all that is known.
+    lifelines: BTreeSet<Lifeline>,
+    /// Those that the dump under way has shown, with their cookies.
+    lifelines_found: BTreeMap<Lifeline, Cookie>,
     /// Leases that have lost flows, and perhaps some that have not.
     to_restore: VecDeque<(PortId, IpAddr)>,
     /// Batches under way that put flows back.
@@ -257,11 +261,16 @@ impl Engine {
         self.switch.next_batch += 1;
         for change in &changes {
             match change {
+                FlowChange::Add(_, FlowBody { cookie, .. })
+                | FlowChange::Delete(_, cookie)
+                | FlowChange::Renew(FlowBody { cookie, .. })
+                    if cookie.is_of_lifeline() => {}
                 FlowChange::Add(..) => self.counters.flows_added += 1,
                 FlowChange::Delete(..) => self.counters.flows_removed += 1,
                 FlowChange::Renew(_) => {}
             }
         }
+        self.tie(&mut changes);
         let settles_from = self.switch.sent_at + REVALIDATION_INTERVAL;
         self.switch.sent_at = self.turn_at;
         // Openings are never atomic.
@@ -373,6 +382,7 @@ impl Engine {
             self.switch.dump_since = Some(now);
             self.switch.dump += 1;
             self.switch.unknown.clear();
+            self.switch.lifelines_found.clear();
             self.switch.compare_at = Some(now + COMPARE_INTERVAL);
             self.commands.push(Command::DumpFlows);
         }
@@ -393,16 +403,68 @@ impl Engine {
     }
 
     fn renew(&mut self) {
-        let bodies = self.planner.bodies().into_values();
-        let renewals: Vec<FlowChange> =
-            bodies.map(|body| FlowChange::Renew(body.clone())).collect();
+        let lifelines = self.switch.lifelines.iter();
+        let renewals: Vec<FlowChange> = lifelines
+            .map(|lifeline| FlowChange::Renew(self.planner.lifeline_body(*lifeline)))
+            .collect();
         self.flush(true);
         self.changes = renewals;
         self.flush(false);
     }
 
+    /// Adds, in front, the lifelines that these changes need and that are not there.
+    fn tie(&mut self, changes: &mut Vec<FlowChange>) {
+        let mut missing = Vec::new();
+        for change in &*changes {
+            if let FlowChange::Add(key, body) = change
+                && body.hard_timeout_s == 0
+            {
+                let lifeline = Lifeline {
+                    table: key.table,
+                    cookie: body.cookie,
+                };
+                if self.switch.lifelines.insert(lifeline) {
+                    missing.push(lifeline);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let lifelines = missing.into_iter();
+            let add = |lifeline: Lifeline| {
+                FlowChange::Add(lifeline.key(), self.planner.lifeline_body(lifeline))
+            };
+            changes.splice(..0, lifelines.map(add));
+        }
+    }
+
+    /// Compares the lifelines that a dump has shown with those that there should be: puts back what is
+    /// missing, and removes what nothing depends on any more.
+    fn compare_lifelines(&mut self) {
+        let found = std::mem::take(&mut self.switch.lifelines_found);
+        let needed = self.planner.lifelines();
+        for (lifeline, cookie) in &found {
+            if !needed.contains(lifeline) {
+                self.switch.lifelines.remove(lifeline);
+                self.changes
+                    .push(FlowChange::Delete(lifeline.key(), *cookie));
+            }
+        }
+        for lifeline in needed {
+            let body = self.planner.lifeline_body(lifeline);
+            self.switch.lifelines.insert(lifeline);
+            if found.get(&lifeline) != Some(&body.cookie) {
+                self.changes.push(FlowChange::Add(lifeline.key(), body));
+            }
+        }
+    }
+
     /// Notes that a flow is to be put back, if it is still wanted.
     pub(super) fn flow_lost(&mut self, key: &FlowKey, cookie: Cookie, now: Timestamp) {
+        if let Some(lifeline) = Lifeline::of(key) {
+            // All that depends on it is lost too, and brings it back.
+            self.switch.lifelines.remove(&lifeline);
+            return;
+        }
         let address = key.matches.addresses.dst();
         let Some(port_id) = self.port_at(key) else {
             return;
@@ -526,6 +588,11 @@ impl Engine {
             return;
         };
         for installed in found {
+            if let Some(lifeline) = Lifeline::of(&installed.key) {
+                let found = &mut self.switch.lifelines_found;
+                found.insert(lifeline, installed.cookie);
+                continue;
+            }
             if self.is_leased(&installed, since, now) {
                 continue;
             }
@@ -581,6 +648,7 @@ impl Engine {
         };
         let added = self.find_lost(since);
         let removed = unknown.len();
+        self.compare_lifelines();
         // In one step with what takes the place of the flows that go.
         for (key, installed) in unknown {
             if let Some(port) = self.port_at(&key) {
@@ -595,7 +663,10 @@ impl Engine {
                 adopted,
             });
         }
-        self.switch.compared = true;
+        if !std::mem::replace(&mut self.switch.compared, true) {
+            // Those of an earlier run may be about to go.
+            self.switch.renew_at = Some(now);
+        }
         for (port, address) in std::mem::take(&mut self.switch.awaiting_counters) {
             self.decide(port, address, now);
         }

@@ -2,6 +2,7 @@
 
 mod denied;
 mod hold;
+mod lifelines;
 mod model;
 mod restore;
 
@@ -22,9 +23,9 @@ use super::*;
 use crate::core::{
     dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
-    flow::{Addresses, Cookie, FlowKey, InstalledFlow},
+    flow::{Addresses, Cookie, FlowKey, InstalledFlow, Lifeline},
     input::{BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
-    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX, HARD_TIMEOUT, RENEW_INTERVAL},
+    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
@@ -62,6 +63,8 @@ struct Node {
     now: Timestamp,
     /// The switch's tables: what of ours is in there, and how many packets it has seen.
     switch: BTreeMap<FlowKey, (Cookie, u64)>,
+    /// The lifelines in it, apart, with their cookies.
+    lifelines: BTreeMap<Lifeline, Cookie>,
     /// Everything that was asked for, oldest first.
     log: Vec<Command>,
     reports: Vec<Report>,
@@ -113,6 +116,7 @@ impl Node {
             engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
+            lifelines: BTreeMap::new(),
             log: vec![],
             reports: vec![],
             switch_answers: true,
@@ -153,6 +157,8 @@ impl Node {
         node.add_pod("p1", 5);
         node.set_firewall(rules);
         node.set_ovn(rules);
+        // What is due at once.
+        node.pass(Duration::ZERO);
         node.log.clear();
         node
     }
@@ -292,7 +298,18 @@ impl Node {
 
     fn change_switch(&mut self, change: FlowChange) {
         match change {
+            FlowChange::Add(key, body) if let Some(lifeline) = Lifeline::of(&key) => {
+                assert!(body.cookie.is_of_lifeline() && body.hard_timeout_s > 0);
+                self.lifelines.insert(lifeline, body.cookie);
+            }
+            FlowChange::Delete(key, _) if let Some(lifeline) = Lifeline::of(&key) => {
+                self.lifelines.remove(&lifeline);
+                self.switch
+                    .retain(|key, (cookie, _)| lifeline_of(key, *cookie) != lifeline);
+            }
             FlowChange::Add(key, body) => {
+                let lifeline = lifeline_of(&key, body.cookie);
+                assert!(self.lifelines.contains_key(&lifeline), "it never goes");
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {
@@ -309,14 +326,17 @@ impl Node {
     }
 
     fn dump(&self) -> Vec<InstalledFlow> {
-        self.switch
-            .iter()
-            .map(|(key, (cookie, packets))| InstalledFlow {
-                key: key.clone(),
-                cookie: *cookie,
-                packets: *packets,
-                hard_timeout_s: HARD_TIMEOUT.as_secs() as u16,
-            })
+        let installed = |key: FlowKey, cookie: Cookie, packets: u64| InstalledFlow {
+            key,
+            cookie,
+            packets,
+            hard_timeout_s: 0,
+        };
+        let flows = self.switch.iter();
+        let lifelines = self.lifelines.iter();
+        flows
+            .map(|(key, (cookie, packets))| installed(key.clone(), *cookie, *packets))
+            .chain(lifelines.map(|(lifeline, cookie)| installed(lifeline.key(), *cookie, 0)))
             .collect()
     }
 
@@ -478,8 +498,13 @@ impl Node {
             .drain(..)
             .filter_map(|command| match command {
                 Command::Apply {
-                    atomic, changes, ..
-                } => Some((atomic, changes)),
+                    atomic,
+                    mut changes,
+                    ..
+                } => {
+                    changes.retain(|change| !is_for_lifeline(change));
+                    (!changes.is_empty()).then_some((atomic, changes))
+                }
                 _ => None,
             })
             .collect()
@@ -502,6 +527,21 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
         ifindex: None,
         policing_kbps: 0,
         external_ids: BTreeMap::new(),
+    }
+}
+
+/// What a flow depends on.
+fn lifeline_of(key: &FlowKey, cookie: Cookie) -> Lifeline {
+    Lifeline {
+        table: key.table,
+        cookie,
+    }
+}
+
+fn is_for_lifeline(change: &FlowChange) -> bool {
+    match change {
+        FlowChange::Add(key, _) | FlowChange::Delete(key, _) => Lifeline::of(key).is_some(),
+        FlowChange::Renew(body) => body.cookie.is_of_lifeline(),
     }
 }
 
@@ -982,22 +1022,6 @@ fn a_new_answer_prolongs_the_lease() {
         assert_eq!(node.switch.len(), 1);
     }
     assert_eq!(node.engine.counters().flows_added, 1);
-}
-
-#[test]
-fn flows_are_renewed_before_the_switch_drops_them() {
-    let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.answer("p1", "example.com", &[ADDRESS, OTHER], 3600);
-    node.log.clear();
-    node.pass(RENEW_INTERVAL);
-    let batches = node.batches();
-    let [(_, changes)] = &batches[..] else {
-        panic!("one batch: {batches:?}");
-    };
-    assert!(
-        matches!(changes[..], [FlowChange::Renew(_)]),
-        "one per action list: {changes:?}"
-    );
 }
 
 #[test]
