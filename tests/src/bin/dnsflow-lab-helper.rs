@@ -16,7 +16,7 @@ use hickory_proto::{
 
 const ANSWER_BYTES_MAX: usize = 65535;
 /// Emulated machines stand still for more than a second.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
 /// than a link takes.
