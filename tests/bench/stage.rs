@@ -9,6 +9,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -176,6 +177,8 @@ impl<'a> Stage<'a> {
         for number in self.fresh(WARM_UP) {
             asker.ask(&matching(number))?;
         }
+        // An agent runs for months; only in its first seconds it cannot know that nothing was denied.
+        thread::sleep(self.scale(KNOWS_AFTER, Duration::ZERO));
         Ok(agent)
     }
 
@@ -220,6 +223,8 @@ impl<'a> Stage<'a> {
 
 /// Answers before anything is measured.
 const WARM_UP: u32 = 20;
+/// So long after its start an agent knows that no packet was denied before: longer than megaflows stay.
+const KNOWS_AFTER: Duration = Duration::from_secs(16);
 
 /// Number and microseconds of an event `opened`.
 fn opened(fields: &Value) -> Option<(u32, f64)> {
