@@ -115,7 +115,7 @@ fn daemons_restart_and_pods_come_and_go() {
 fn ovn_controller_removes_foreign_flows_when_it_restarts() {
     let lab = lab!("lab-foreign");
     let flow =
-        "cookie=0x444e534600000001,table=46,priority=12345,ip,nw_dst=203.0.113.9,actions=drop";
+        "cookie=0x444e534600000002,table=46,priority=12345,ip,nw_dst=203.0.113.9,actions=drop";
     lab.ofctl(&["add-flow", "br-int", flow])
         .expect("the flow is added");
     // Normal work leaves it alone ...

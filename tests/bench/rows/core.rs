@@ -15,6 +15,7 @@ use dnsflow_agent::core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    flow::FlowChange,
     input::Frame,
     limits::LeaseLimits,
     name::DomainName,
@@ -121,6 +122,14 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
     ))
 }
 
+fn is_of_lease(change: &FlowChange) -> bool {
+    match change {
+        FlowChange::Add(_, body) => !body.cookie.is_of_lifeline(),
+        FlowChange::Delete(_, cookie) => !cookie.is_of_lifeline(),
+        FlowChange::Renew(_) => false,
+    }
+}
+
 /// What a dump of an empty switch brings.
 const EMPTY: Input<'static> = Input::Flows {
     flows: Vec::new(),
@@ -180,7 +189,7 @@ impl Node {
         self.engine.handle(input, self.now);
     }
 
-    /// Everything that is asked for works; returns how many changes there were.
+    /// Everything that is asked for works; returns how many changes there were of leases' flows.
     fn obey(&mut self) -> usize {
         let mut changed = 0;
         loop {
@@ -190,7 +199,7 @@ impl Node {
             }
             for command in commands {
                 if let Command::Apply { batch, changes, .. } = command {
-                    changed += changes.len();
+                    changed += changes.iter().filter(|change| is_of_lease(change)).count();
                     self.give(Input::Applied {
                         batch,
                         result: Ok(()),
