@@ -97,7 +97,7 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
-/// hard timeout, so that a restart or an upgrade interrupts nobody.
+/// lifelines' hard timeout, so that a restart or an upgrade interrupts nobody.
 pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let hot = runtime::Builder::new_current_thread()
         .enable_all()
@@ -404,11 +404,11 @@ impl Hot {
                 },
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
-                    info!("SIGTERM: stopping; the flows stay until their hard timeout");
+                    info!("SIGTERM: stopping; the flows stay until the hard timeout of their lifelines");
                     break;
                 }
                 _ = interrupt.recv() => {
-                    info!("SIGINT: stopping; the flows stay until their hard timeout");
+                    info!("SIGINT: stopping; the flows stay until the hard timeout of their lifelines");
                     break;
                 }
             }

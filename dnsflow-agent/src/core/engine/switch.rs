@@ -19,7 +19,7 @@ use crate::core::{
     },
     name::DomainName,
     plan::Spot,
-    port::{Lease, PortId},
+    port::{Lease, LeasedFlow, PortId},
     report::Report,
     tally::Label as _,
 };
@@ -227,9 +227,10 @@ impl Engine {
 
     /// Sends the other changes that have come together. Until the switch has been compared they
     /// are dropped: the comparison covers them, and writes nothing that is there already.
-    pub(super) fn flush(&mut self, atomic: bool) {
+    /// Returns the batch that they are in, if they are sent.
+    pub(super) fn flush(&mut self, atomic: bool) -> Option<BatchId> {
         let changes = std::mem::take(&mut self.changes);
-        self.send(self.switch.compared, atomic, changes, Vec::new());
+        self.send(self.switch.compared, atomic, changes, Vec::new())
     }
 
     fn send(
@@ -238,7 +239,7 @@ impl Engine {
         atomic: bool,
         mut changes: Vec<FlowChange>,
         openings: Vec<Opening>,
-    ) {
+    ) -> Option<BatchId> {
         if !self.switch.foreign.is_empty() {
             let foreign = &self.switch.foreign;
             changes.retain(
@@ -246,12 +247,12 @@ impl Engine {
             );
         }
         if changes.is_empty() {
-            return;
+            return None;
         }
         let batch = self.switch.next_batch();
         if !sends {
             self.switch.unsent.insert(batch);
-            return;
+            return None;
         }
         if self.switch.unsent.contains(&batch) {
             // The leases that were written in it are not in the switch.
@@ -290,6 +291,7 @@ impl Engine {
             changes,
             count,
         });
+        Some(batch)
     }
 
     pub(super) fn applied(
@@ -465,17 +467,13 @@ impl Engine {
             self.switch.lifelines.remove(&lifeline);
             return;
         }
-        let address = key.matches.addresses.dst();
-        let Some(port_id) = self.port_at(key) else {
-            return;
-        };
-        let port = self.ports.get_mut(&port_id);
-        let lease = port.and_then(|port| port.leases.get_mut(&address));
-        if let Some(flow) = lease.and_then(|lease| lease.flow_with_mut(key))
+        if let Some((port_id, flow)) = self.leased_flow(key)
             && flow.pattern.body.cookie == cookie
         {
             flow.lost = true;
-            self.switch.to_restore.push_back((port_id, address));
+            self.switch
+                .to_restore
+                .push_back((port_id, destination(key)));
             self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
         }
     }
@@ -486,10 +484,7 @@ impl Engine {
             return;
         }
         let (table, priority) = (key.table, key.priority);
-        let leased = self
-            .port_at(&key)
-            .and_then(|port| self.ports.get(&port)?.leases.get(&destination(&key)))
-            .is_some_and(|lease| lease.flow_with(&key).is_some());
+        let leased = self.leased_flow(&key).is_some();
         if self.switch.foreign.insert(key) && leased {
             self.reports.push(Report::PlaceTaken {
                 table,
@@ -523,6 +518,14 @@ impl Engine {
         spots.get(&Spot::of(key)?).copied()
     }
 
+    /// The flow of a lease with this key, and its port.
+    fn leased_flow(&mut self, key: &FlowKey) -> Option<(PortId, &mut LeasedFlow)> {
+        let port_id = self.port_at(key)?;
+        let port = self.ports.get_mut(&port_id)?;
+        let lease = port.leases.get_mut(&destination(key))?;
+        Some((port_id, lease.flow_with_mut(key)?))
+    }
+
     /// Puts back what was lost, some at a time: what answers open goes in between.
     pub(super) fn put_back_lost(&mut self, now: Timestamp) {
         let Switch {
@@ -546,10 +549,9 @@ impl Engine {
                 break;
             }
             self.switch.restored += self.changes.len();
-            self.counters.flows_restored += self.changes.len() as u64;
-            self.switch.restoring.insert(self.switch.next_batch());
             // One step, and one pass of the revalidators; else it would be one every few changes.
-            self.flush(true);
+            let batch = self.flush(true);
+            self.switch.restoring.extend(batch);
         }
         if self.switch.to_restore.is_empty() {
             let flows = std::mem::take(&mut self.switch.restored);
@@ -571,8 +573,10 @@ impl Engine {
             flow.counted = false;
             self.changes.extend(flow.pattern.addition(address));
         }
-        if self.changes.len() > before {
+        let written = self.changes.len() - before;
+        if written > 0 {
             lease.written_in = Some(self.switch.next_batch());
+            self.counters.flows_restored += written as u64;
         }
     }
 
@@ -610,16 +614,14 @@ impl Engine {
 
     /// Looks for the lease of a flow in the switch; `false` where there is none.
     fn is_leased(&mut self, installed: &InstalledFlow, since: Timestamp, now: Timestamp) -> bool {
-        let port = self.port_at(&installed.key);
-        let flow = port
-            .and_then(|port| self.ports.get_mut(&port))
-            .and_then(|port| port.leases.get_mut(&destination(&installed.key)))
-            .and_then(|lease| lease.flow_with_mut(&installed.key))
-            .filter(|flow| flow.pattern.body.cookie == installed.cookie);
-        let Some(flow) = flow else {
+        let dump = self.switch.dump;
+        let Some((_, flow)) = self.leased_flow(&installed.key) else {
             return false;
         };
-        flow.seen_in = self.switch.dump;
+        if flow.pattern.body.cookie != installed.cookie {
+            return false;
+        }
+        flow.seen_in = dump;
         if installed.packets != flow.packets {
             flow.packets = installed.packets;
             flow.used_at = now;
