@@ -397,6 +397,34 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
 }
 
 #[tokio::test]
+async fn a_dump_in_parts_shows_every_flow_once() -> Result<()> {
+    let Some(switch) = Switch::start()? else {
+        return Ok(());
+    };
+    let mut client = Client::connect(&switch).await?;
+    let told = |number: u16| -> [Addresses; 2] {
+        let [high, low] = number.to_be_bytes();
+        let v4 = Addresses::V4 {
+            src: Ipv4Addr::new(10, 244, 0, 5),
+            dst: Ipv4Addr::new(198, 18, high, low),
+        };
+        [v4, v6(number)]
+    };
+    let addresses = (0..5_000).flat_map(told);
+    let keys: BTreeSet<FlowKey> = addresses.map(|addresses| key(46, addresses)).collect();
+    let all: Vec<FlowKey> = keys.iter().cloned().collect();
+    client.apply(false, adds(&all)).await??;
+    switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
+    for round in ["at once", "in parts"] {
+        let flows = client.dump().await?;
+        let found: BTreeSet<FlowKey> = flows.iter().map(|flow| flow.key.clone()).collect();
+        assert_eq!(flows.len(), keys.len(), "{round}");
+        assert!(found == keys, "{round}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());

@@ -36,6 +36,8 @@ pub struct Port {
     pub limits_told: BTreeSet<Option<DomainName>>,
     /// The leases that mattered least when all were last looked at, and how much; the least last.
     expendable: Vec<(Importance, IpAddr)>,
+    /// After so many comparisons all were in use, for all that was known.
+    all_in_use_after: Option<u32>,
 }
 
 /// How little a lease matters, least first: [`Lease::dispensability`], then when it is due.
@@ -55,6 +57,7 @@ impl Port {
             addresses_of: HashMap::new(),
             limits_told: BTreeSet::new(),
             expendable: Vec::new(),
+            all_in_use_after: None,
         }
     }
 
@@ -62,10 +65,19 @@ impl Port {
     ///
     /// To look at all leases for each one that is to be forgotten would take longer than everything
     /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
-    /// still matters as little.
-    pub fn expendable(&mut self, idle_grace: Duration, now: Timestamp) -> Option<IpAddr> {
+    /// still matters as little. Where there is none, the next look comes after the next comparison with
+    /// the switch: `comparisons` is how many there were.
+    pub fn expendable(
+        &mut self,
+        idle_grace: Duration,
+        comparisons: u32,
+        now: Timestamp,
+    ) -> Option<IpAddr> {
         for look in [false, true] {
             if look {
+                if self.all_in_use_after == Some(comparisons) {
+                    return None;
+                }
                 self.expendable = self.least(idle_grace, now);
             }
             while let Some((importance, address)) = self.expendable.pop() {
@@ -75,6 +87,7 @@ impl Port {
                 }
             }
         }
+        self.all_in_use_after = Some(comparisons);
         None
     }
 

@@ -25,6 +25,7 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod oxm;
+mod parts;
 pub mod questions;
 mod session;
 mod wire;

@@ -14,6 +14,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::{
     ProtocolError,
+    parts::{Family, Part},
     wire::{MESSAGE_MAX, Reader},
 };
 use crate::core::flow::{Action, Addresses, Lifeline, Masked, Match, Protocol, Transport};
@@ -117,12 +118,48 @@ pub(super) fn check(matches: &Match) -> Result<(), EncodeError> {
 
 /// Appends a `struct ofp_match` with its padding (section 7.2.3.1); `None` matches everything.
 pub(super) fn put_match(output: &mut BytesMut, matches: Option<&Match>) {
+    put_oxm(output, |output| {
+        if let Some(matches) = matches {
+            put_fields(output, matches);
+        }
+    });
+}
+
+/// Appends a match for these flows of ours.
+pub(super) fn put_part(output: &mut BytesMut, part: Part) {
+    put_oxm(output, |output| {
+        let Part::Destinations { family, bits, mask } = part else {
+            return;
+        };
+        output.put_u32(ETH_TYPE);
+        match family {
+            Family::V4 => {
+                output.put_u16(ETH_IPV4);
+                output.put_u32(masked(IPV4_DST));
+                output.put_u32(bits.into());
+                output.put_u32(mask.into());
+            }
+            Family::V6 => {
+                output.put_u16(ETH_IPV6);
+                output.put_u32(masked(IPV6_DST));
+                output.put_u128(bits.into());
+                output.put_u128(mask.into());
+            }
+        }
+    });
+}
+
+/// The same field with a mask behind its value.
+const fn masked(header: u32) -> u32 {
+    let length = header & 0xff;
+    (header | HAS_MASK) + length
+}
+
+fn put_oxm(output: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
     let start = output.len();
     output.put_u16(OFPMT_OXM);
     output.put_u16(0);
-    if let Some(matches) = matches {
-        put_fields(output, matches);
-    }
+    fields(output);
     let length = output.len() - start;
     // A match of ours is at most 4 + 8 + 6 + 40 + 5 + 6 + 8 * 20 + 12 bytes long.
     let announced = u16::try_from(length).unwrap_or(u16::MAX);

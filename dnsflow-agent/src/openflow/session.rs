@@ -18,7 +18,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    mem,
+    mem, vec,
 };
 
 use bytes::BytesMut;
@@ -26,6 +26,7 @@ use bytes::BytesMut;
 use super::{
     BATCHES_MAX, CHANGES_MAX, Counters, Event, IDLE_MAX, LostReason, ProtocolError, REQUESTS_MAX,
     error::SwitchError,
+    parts::{Part, Shown, parts},
     wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
 };
 use crate::core::{
@@ -49,8 +50,12 @@ pub struct Session {
     /// What waits for that decision.
     waiting: VecDeque<Command>,
     requests: BTreeMap<u32, Request>,
-    /// Whether a further dump was asked for while one was under way.
+    /// The dump that is under way.
+    dump: Option<Dump>,
+    /// Whether a further one was asked for meanwhile.
     dump_again: bool,
+    /// What the last one has shown.
+    shown: Shown,
     searches: BTreeMap<u32, Search>,
     counts: BTreeMap<u32, Count>,
     /// The cookies of the last count without a batch, but for those that a flow was removed of since.
@@ -166,6 +171,14 @@ impl Request {
     }
 }
 
+/// A dump that is under way.
+#[derive(Debug)]
+struct Dump {
+    /// Those that are still to be asked for.
+    parts: vec::IntoIter<Part>,
+    shown: Shown,
+}
+
 /// A look-up of several cookies.
 #[derive(Debug)]
 struct Search {
@@ -194,7 +207,9 @@ impl Session {
             undecided: false,
             waiting: VecDeque::new(),
             requests: BTreeMap::new(),
+            dump: None,
             dump_again: false,
+            shown: Shown::default(),
             searches: BTreeMap::new(),
             counts: BTreeMap::new(),
             counted: BTreeSet::new(),
@@ -434,12 +449,27 @@ impl Session {
     }
 
     fn run_dump(&mut self) {
-        let running = |request: &Request| matches!(request, Request::Dump);
-        if self.requests.values().any(running) {
+        if self.dump.is_some() {
             self.dump_again = true;
-        } else if let Some(xid) = self.request(Request::Dump) {
-            let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
-            wire::put_flow_desc_request(&mut self.output, xid, cookie, mask);
+            return;
+        }
+        self.dump = Some(Dump {
+            parts: parts(self.shown).into_iter(),
+            shown: Shown::default(),
+        });
+        self.run_part();
+    }
+
+    /// Asks for the next part of the dump, if there is one.
+    fn run_part(&mut self) {
+        let part = self.dump.as_mut().and_then(|dump| dump.parts.next());
+        let request = part.and_then(|part| Some((part, self.request(Request::Dump)?)));
+        match request {
+            Some((part, xid)) => {
+                let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
+                wire::put_flow_desc_request(&mut self.output, xid, cookie, mask, part);
+            }
+            None => self.dump_done(),
         }
     }
 
@@ -461,7 +491,8 @@ impl Session {
         );
         for cookie in cookies {
             if let Some(xid) = self.request(Request::Find(number)) {
-                wire::put_flow_desc_request(&mut self.output, xid, cookie.into(), u64::MAX);
+                let cookie = cookie.into();
+                wire::put_flow_desc_request(&mut self.output, xid, cookie, u64::MAX, Part::All);
             }
         }
     }
@@ -688,11 +719,21 @@ impl Session {
                         None => self.counters.unreadable_flows += 1,
                     }
                 }
-                let more = reply.more;
-                self.events.push_back(Event::Flows { flows, more });
-                if !more {
+                let Some(dump) = &mut self.dump else {
+                    return Ok(());
+                };
+                dump.shown.count(&flows);
+                let is_last = !reply.more && dump.parts.as_slice().is_empty();
+                self.events.push_back(Event::Flows {
+                    flows,
+                    more: !is_last,
+                });
+                if is_last {
+                    self.shown = dump.shown;
+                }
+                if !reply.more {
                     self.requests.remove(&xid);
-                    self.dump_done();
+                    self.run_part();
                 }
             }
             Some(Request::Find(number)) => {
@@ -756,6 +797,7 @@ impl Session {
     }
 
     fn dump_done(&mut self) {
+        self.dump = None;
         if mem::take(&mut self.dump_again) {
             self.dump();
         }

@@ -10,6 +10,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::{
     LostReason, ProtocolError,
     oxm::{self, EncodeError, OFPIT_APPLY_ACTIONS},
+    parts::Part,
 };
 use crate::core::flow::{Action, Cookie, FlowChange, Match};
 
@@ -376,19 +377,27 @@ pub(super) fn put_flow_desc_request(
     xid: u32,
     cookie: u64,
     cookie_mask: u64,
+    part: Part,
 ) {
-    put_flows_request(output, xid, OFPMP_FLOW_DESC, cookie, cookie_mask);
+    put_flows_request(output, xid, OFPMP_FLOW_DESC, (cookie, cookie_mask), part);
 }
 
 /// `OFPMP_AGGREGATE_STATS` for every table (section 7.3.5): what the flows with this very cookie
 /// have matched together. Open vSwitch finds them by a hash of the cookie (`collect_rules_loose` in
 /// its `ofproto/ofproto.c`).
 pub(super) fn put_aggregate_request(output: &mut BytesMut, xid: u32, cookie: u64) {
-    put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, u64::MAX);
+    let cookie = (cookie, u64::MAX);
+    put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, Part::All);
 }
 
 /// `struct ofp_flow_stats_request` and `struct ofp_aggregate_stats_request`, which are alike.
-fn put_flows_request(output: &mut BytesMut, xid: u32, kind: u16, cookie: u64, cookie_mask: u64) {
+fn put_flows_request(
+    output: &mut BytesMut,
+    xid: u32,
+    kind: u16,
+    (cookie, cookie_mask): (u64, u64),
+    part: Part,
+) {
     put_multipart_request(output, xid, kind, |body| {
         body.put_u8(OFPTT_ALL);
         body.put_bytes(0, 3);
@@ -397,7 +406,7 @@ fn put_flows_request(output: &mut BytesMut, xid: u32, kind: u16, cookie: u64, co
         body.put_bytes(0, 4);
         body.put_u64(cookie);
         body.put_u64(cookie_mask);
-        oxm::put_match(body, None);
+        oxm::put_part(body, part);
     });
 }
 

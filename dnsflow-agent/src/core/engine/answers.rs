@@ -311,6 +311,12 @@ impl Engine {
         let one = || Vec::with_capacity(1);
         let addresses = port.addresses_of.entry(name.clone()).or_insert_with(one);
         addresses.push(address);
+        if addresses.len() > limits.addresses_per_name_max / 2
+            || port.leases.len() > limits.addresses_per_port_max / 2
+        {
+            // Some will have to go; by then it should be known which are not in use.
+            self.switch.count_soon(now);
+        }
         if !port.limits_told.is_empty() {
             // Far below a limit, reaching it is news again.
             if addresses.len() <= limits.addresses_per_name_max / 2 {
@@ -334,10 +340,11 @@ impl Engine {
     /// Forgets the address of a port that matters least; `false` where all may be in use.
     fn evict(&mut self, port_id: PortId, now: Timestamp) -> bool {
         let grace = self.config.leases.idle_grace;
+        let comparisons = self.switch.comparisons();
         let Some(port) = self.ports.get_mut(&port_id) else {
             return false;
         };
-        let Some(address) = port.expendable(grace, now) else {
+        let Some(address) = port.expendable(grace, comparisons, now) else {
             self.limit_reached(port_id, None);
             return false;
         };

@@ -122,6 +122,11 @@ impl Switch {
         self.compare_at = Some(now + COMPARE_INTERVAL);
     }
 
+    /// How many comparisons have ended.
+    pub(super) fn comparisons(&self) -> u32 {
+        self.dump - u32::from(self.dump_since.is_some())
+    }
+
     /// The batch that the next changes will be in.
     pub(super) fn next_batch(&self) -> BatchId {
         BatchId(self.next_batch)

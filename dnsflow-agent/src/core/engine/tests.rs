@@ -1258,6 +1258,26 @@ fn an_address_that_may_be_in_use_is_never_evicted() {
 }
 
 #[test]
+fn where_room_gets_short_it_is_soon_known_what_may_go() {
+    for (of_port, of_name) in [(8, 256), (4096, 8)] {
+        let mut node = Node::with(&[allow("example.com"), deny_all()]);
+        node.engine.config.leases.addresses_per_port_max = of_port;
+        node.engine.config.leases.addresses_per_name_max = of_name;
+        let told = |host: u8| match of_name {
+            8 => "example.com".to_owned(),
+            _ => format!("n{host}.example.com"),
+        };
+        for host in 1..=8 {
+            node.answer("p1", &told(host), &[[203, 0, 113, host]], 600);
+        }
+        node.pass(COUNTERS_DELAY_MAX);
+        node.answer("p1", &told(9), &[[203, 0, 113, 9]], 600);
+        assert!(node.destinations().contains("203.0.113.9"));
+        assert_eq!(node.engine.counters().addresses_refused, 0);
+    }
+}
+
+#[test]
 fn addresses_chosen_to_go_stay_once_they_are_in_use() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.engine.config.leases.addresses_per_port_max = 32;

@@ -7,7 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     core::flow::{Action, FlowBody, Masked},
-    openflow::fixtures::{self, From},
+    openflow::{
+        fixtures::{self, From},
+        parts,
+    },
 };
 
 const HELLO: &[u8] = &[6, 0, 0, 8, 0, 0, 0, 1];
@@ -344,6 +347,45 @@ fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     session.receive(&last, START).unwrap();
     assert_eq!(events(&mut session), [flows(false)]);
     assert_eq!(sent(&mut session), [(request, 3)]);
+}
+
+#[test]
+fn where_many_flows_were_shown_the_next_dump_comes_in_parts() {
+    let mut session = up();
+    session.shown = Shown {
+        v4: parts::PART_FLOWS,
+        v6: 1,
+    };
+    session.dump();
+    let request = wire::OFPT_MULTIPART_REQUEST;
+    for (xid, more) in [(2, true), (3, false)] {
+        assert_eq!(sent(&mut session), [(request, xid)]);
+        let last = message(wire::OFPT_MULTIPART_REPLY, xid, &[0, 1, 0, 0, 0, 0, 0, 0]);
+        session.receive(&last, START).unwrap();
+        let flows = Vec::new();
+        assert_eq!(events(&mut session), [Event::Flows { flows, more }]);
+    }
+    session.dump();
+    assert_eq!(sent(&mut session), [(request, 4)]);
+    let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
+    session.receive(&last, START).unwrap();
+    assert_eq!(sent(&mut session), [], "there are few now");
+}
+
+#[test]
+fn a_dump_of_which_a_part_is_refused_is_over() {
+    let mut session = up();
+    session.shown.v4 = 4 * parts::PART_FLOWS;
+    session.dump();
+    let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
+    session.receive(&error, START).unwrap();
+    assert!(matches!(
+        events(&mut session)[..],
+        [Event::Refused { request: DUMP, .. }]
+    ));
+    sent(&mut session);
+    session.dump();
+    assert_eq!(sent(&mut session), [(wire::OFPT_MULTIPART_REQUEST, 3)]);
 }
 
 #[test]
