@@ -1,6 +1,6 @@
 //! dnsflow's own OpenFlow client, without the agent around it.
 
-use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use dnsflow_agent::{
@@ -86,9 +86,9 @@ impl Client {
         let body = FlowBody {
             cookie: COOKIE,
             hard_timeout_s: 300,
-            actions: vec![Action::Resubmit {
+            actions: Arc::new([Action::Resubmit {
                 table: key.table + 1,
-            }],
+            }]),
         };
         self.batches += 1;
         let batch = BatchId(self.batches);

@@ -6,7 +6,10 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -300,11 +303,11 @@ fn key(table: u8, addresses: Addresses) -> FlowKey {
         priority: 10_999,
         matches: Match {
             metadata: Some(3),
-            registers: BTreeMap::from([
+            registers: Arc::new(BTreeMap::from([
                 (0, Masked::new(0x100, 0x100)),
                 (8, Masked::new(0x8000_0000, 0xc000_0000)),
                 (14, Masked::new(5, u32::MAX)),
-            ]),
+            ])),
             in_port: None,
             addresses,
             transport: None,
@@ -316,13 +319,13 @@ fn body(tag: u32) -> FlowBody {
     FlowBody {
         cookie: Cookie::new(tag),
         hard_timeout_s: 300,
-        actions: vec![
+        actions: Arc::new([
             Action::SetRegister {
                 register: 8,
                 bits: Masked::new(1 << 16, 1 << 16),
             },
             Action::Resubmit { table: 47 },
-        ],
+        ]),
     }
 }
 
@@ -341,21 +344,21 @@ fn all_forms() -> Vec<FlowKey> {
     }
     let mut bare = key(0, v4(2));
     bare.matches.metadata = None;
-    bare.matches.registers.clear();
+    bare.matches.registers = Arc::default();
     keys.push(bare.clone());
     bare.matches.in_port = Some(7);
     keys.push(bare);
     for register in 0..16 {
         for mask in [0x100, u32::MAX] {
             let mut key = key(47, v4(3));
-            key.matches.registers = BTreeMap::from([(register, Masked::new(0x1ff, mask))]);
+            let registers = BTreeMap::from([(register, Masked::new(0x1ff, mask))]);
+            key.matches.registers = registers.into();
             keys.push(key);
         }
     }
     let mut full = key(47, v6(3));
-    full.matches.registers = (0..16)
-        .map(|n| (n, Masked::new(n.into(), u32::MAX)))
-        .collect();
+    let registers = (0..16).map(|n| (n, Masked::new(n.into(), u32::MAX)));
+    full.matches.registers = Arc::new(registers.collect());
     keys.push(full);
     keys
 }
@@ -452,7 +455,7 @@ async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
 /// A flow that the switch refuses: its action is not one.
 fn refused() -> FlowChange {
     let mut body = body(1);
-    body.actions = vec![Action::Copied(vec![0x77, 0x77, 0, 8, 0, 0, 0, 0])];
+    body.actions = Arc::new([Action::Copied(vec![0x77, 0x77, 0, 8, 0, 0, 0, 0])]);
     FlowChange::Add(key(46, v4(99)), body)
 }
 
@@ -569,7 +572,7 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
     // What was copied from one flow does the same in another.
     let mut body = body(1);
     assert!(found[0].actions.is_empty(), "drop");
-    body.actions = vec![Action::Copied(found[1].actions.clone())];
+    body.actions = Arc::new([Action::Copied(found[1].actions.clone())]);
     let add = FlowChange::Add(key(12, v4(1)), body);
     assert_eq!(client.apply(false, vec![add]).await?, Ok(()));
     let flows = switch.ofctl("dump-flows", &["table=12"])?;
@@ -708,9 +711,9 @@ async fn renewal_keeps_the_counters() -> Result<()> {
     let mut client = Client::connect(&switch).await?;
     let mut key = key(0, v4(1));
     key.matches.metadata = None;
-    key.matches.registers.clear();
+    key.matches.registers = Arc::default();
     let mut quiet = body(1);
-    quiet.actions.clear();
+    quiet.actions = Arc::default();
     client
         .apply(false, vec![FlowChange::Add(key, quiet.clone())])
         .await??;

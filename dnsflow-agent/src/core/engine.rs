@@ -130,7 +130,7 @@ pub struct Engine {
     /// Interfaces whose first attempt to attach has ended, well or not.
     tried: BTreeSet<RowId>,
     ports: BTreeMap<PortId, Port>,
-    next_port: u64,
+    next_port: u32,
     port_by_name: HashMap<String, PortId>,
     port_by_ifindex: HashMap<u32, PortId>,
     world: World,
@@ -764,7 +764,11 @@ impl Engine {
             switch,
             ..
         } = self;
-        let written_at = switch.is_compared().then_some(now);
+        let written_at = if switch.is_compared() {
+            now
+        } else {
+            Timestamp::default()
+        };
         let Some(port) = ports.get_mut(&port_id) else {
             return 0;
         };
@@ -775,19 +779,16 @@ impl Engine {
         let mut wanted = Plan::new();
         if let Some(facts) = world.facts(port_id, &port.row, &sets) {
             wanted = planner.for_names(facts, address, lease.names.keys());
-            if !lease.adopted.is_empty() {
-                wanted.extend(planner.still_ruled(facts, address, &lease.adopted));
+            if let Some(adopted) = &lease.adopted {
+                wanted.extend(planner.still_ruled(facts, address, &adopted.flows));
                 in_order(&mut wanted);
             }
         }
         let changes_before = changes.len();
         let before = lease.flows.len();
         let mut added = 0;
-        // Most leases never get more; room for four would be most of what a lease takes.
-        let flows = Vec::with_capacity(wanted.len());
-        let mut old = std::mem::replace(&mut lease.flows, flows)
-            .into_iter()
-            .peekable();
+        let mut flows = Vec::with_capacity(wanted.len());
+        let mut old = std::mem::take(&mut lease.flows).into_iter().peekable();
         for pattern in wanted {
             while let Some(gone) = old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_lt()) {
                 changes.extend(gone.pattern.deletion(address));
@@ -806,9 +807,9 @@ impl Engine {
                 }
                 None => {
                     added += 1;
-                    let adopted = || lease.adopted.get(&pattern.key(address)?);
+                    let adopted = || lease.adopted.as_ref()?.flows.get(&pattern.key(address)?);
                     // An adopted flow is in the switch already, with this very body.
-                    if lease.adopted.is_empty() || adopted() != Some(&pattern.body.cookie) {
+                    if adopted() != Some(&pattern.body.cookie) {
                         changes.extend(pattern.addition(address));
                     }
                     LeasedFlow {
@@ -822,8 +823,9 @@ impl Engine {
                     }
                 }
             };
-            lease.flows.push(flow);
+            flows.push(flow);
         }
+        lease.flows = flows.into_boxed_slice();
         changes.extend(old.filter_map(|gone| gone.pattern.deletion(address)));
         if added > 0 || lease.flows.len() != before {
             self.leases_version += 1;

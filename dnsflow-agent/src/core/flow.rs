@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
 };
 
 /// Marks a flow as dnsflow's: the upper half of every [`Cookie`] ("DNSF" in ASCII).
@@ -87,6 +88,9 @@ impl Masked {
     }
 }
 
+/// Tests of registers, by their numbers.
+pub type Registers = BTreeMap<u8, Masked>;
+
 /// Source and destination address of one family.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Addresses {
@@ -160,7 +164,7 @@ pub struct Match {
     /// the bridge is not OVN's.
     pub metadata: Option<u64>,
     /// OVS register tests by register number (0 to 15), among them reg14, the logical input port.
-    pub registers: BTreeMap<u8, Masked>,
+    pub registers: Arc<Registers>,
     /// The OpenFlow input port, for bridges without OVN.
     pub in_port: Option<u32>,
     /// Source and destination address.
@@ -215,7 +219,7 @@ impl Lifeline {
             priority: 0,
             matches: Match {
                 metadata: Some(self.cookie.bits()),
-                registers: BTreeMap::new(),
+                registers: Arc::default(),
                 in_port: None,
                 addresses: Addresses::V4 {
                     src: Ipv4Addr::BROADCAST,
@@ -227,8 +231,8 @@ impl Lifeline {
     }
 
     /// What the flow does.
-    pub fn actions(self) -> Vec<Action> {
-        vec![Action::DeleteLearned(self)]
+    pub fn actions(self) -> Arc<[Action]> {
+        Arc::new([Action::DeleteLearned(self)])
     }
 
     /// The lifeline that this is the identity of.
@@ -262,7 +266,7 @@ pub struct FlowBody {
     /// its [`Lifeline`].
     pub hard_timeout_s: u16,
     /// What happens to the packet; empty means drop.
-    pub actions: Vec<Action>,
+    pub actions: Arc<[Action]>,
 }
 
 /// A flow but for the address that it opens: what a rule comes to for a port, whichever addresses
@@ -276,7 +280,7 @@ pub struct FlowPattern {
     /// As in [`Match`].
     pub metadata: Option<u64>,
     /// As in [`Match`].
-    pub registers: BTreeMap<u8, Masked>,
+    pub registers: Arc<Registers>,
     /// As in [`Match`].
     pub in_port: Option<u32>,
     /// The pod's address.
@@ -296,7 +300,7 @@ impl FlowPattern {
             priority: self.priority,
             matches: Match {
                 metadata: self.metadata,
-                registers: self.registers.clone(),
+                registers: Arc::clone(&self.registers),
                 in_port: self.in_port,
                 addresses: Addresses::between(self.src, dst)?,
                 transport: self.transport,

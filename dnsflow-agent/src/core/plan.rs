@@ -324,7 +324,7 @@ fn pattern(
         table: template.table(facts.base),
         priority: template.priority,
         metadata,
-        registers,
+        registers: Arc::new(registers),
         in_port,
         src,
         transport,
@@ -338,7 +338,7 @@ fn body(template: &Template, facts: PortFacts<'_>, cookies: &mut Cookies) -> Opt
         cookie: cookies.cookie(&actions),
         // It has a lifeline.
         hard_timeout_s: 0,
-        actions,
+        actions: actions.into(),
     })
 }
 

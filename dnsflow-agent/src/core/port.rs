@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::{
     Timestamp,
     flow::{Cookie, FlowChange, FlowKey, FlowPattern},
@@ -17,7 +19,7 @@ use super::{
 
 /// A port within the engine; never used again for another one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PortId(pub u64);
+pub struct PortId(pub u32);
 
 /// A logical port with an interface on this node.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct Port {
     /// What the pod was told, by address.
     pub leases: HashMap<IpAddr, Lease>,
     /// The addresses of each name: those whose lease holds it.
-    pub addresses_of: HashMap<DomainName, Vec<IpAddr>>,
+    pub addresses_of: HashMap<DomainName, Addresses>,
     /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
     pub limits_told: BTreeSet<Option<DomainName>>,
     /// The leases that mattered least when all were last looked at, and how much; the least last.
@@ -39,6 +41,9 @@ pub struct Port {
     /// After so many comparisons all were in use, for all that was known.
     all_in_use_after: Option<u32>,
 }
+
+/// The addresses of a name: mostly one.
+pub type Addresses = SmallVec<[IpAddr; 1]>;
 
 /// How little a lease matters, least first: [`Lease::dispensability`], then when it is due.
 type Importance = (u8, Option<Timestamp>);
@@ -133,10 +138,9 @@ impl Port {
 
 /// Names, and until when each of them counts; in order, each once.
 ///
-/// Nearly always one, and never many: a node of a `BTreeMap` alone, with its room for eleven, would be
-/// larger than all the rest of a lease.
+/// Nearly always one, and never many.
 #[derive(Debug, Default)]
-pub struct Names(Vec<(DomainName, Timestamp)>);
+pub struct Names(SmallVec<[(DomainName, Timestamp); 1]>);
 
 impl Names {
     fn place(&self, name: &DomainName) -> Result<usize, usize> {
@@ -161,12 +165,7 @@ impl Names {
     pub fn insert(&mut self, name: DomainName, until: Timestamp) {
         match self.place(&name) {
             Ok(at) => self.0[at].1 = until,
-            Err(at) => {
-                if self.0.is_empty() {
-                    self.0.reserve_exact(1);
-                }
-                self.0.insert(at, (name, until));
-            }
+            Err(at) => self.0.insert(at, (name, until)),
         }
     }
 
@@ -208,21 +207,28 @@ impl Names {
 pub struct Lease {
     /// The names that lead to the address, and until when.
     pub names: Names,
-    /// Flows found in the switch at the start, whose names nobody remembers.
-    pub adopted: BTreeMap<FlowKey, Cookie>,
-    /// Until when the adopted flows are kept in any case.
-    pub adopted_until: Timestamp,
+    /// Flows found in the switch at the start, if any.
+    pub adopted: Option<Box<Adopted>>,
     /// The flows that the names and the rules come to, in the order of
     /// [`FlowPattern::cmp_place`].
-    pub flows: Vec<LeasedFlow>,
+    pub flows: Box<[LeasedFlow]>,
     /// The batch that wrote one of them last.
     pub written_in: Option<BatchId>,
+}
+
+/// Flows found in the switch at the start, whose names nobody remembers.
+#[derive(Debug)]
+pub struct Adopted {
+    /// Their cookies.
+    pub flows: BTreeMap<FlowKey, Cookie>,
+    /// Until when they are kept in any case.
+    pub until: Timestamp,
 }
 
 impl Lease {
     /// The next moment at which something expires.
     pub fn due(&self) -> Option<Timestamp> {
-        let adopted = (!self.adopted.is_empty()).then_some(self.adopted_until);
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.until);
         self.names.values().copied().chain(adopted).min()
     }
 
@@ -278,7 +284,7 @@ impl Lease {
 
     /// Whether nothing holds the lease any more.
     pub fn is_over(&self) -> bool {
-        self.names.is_empty() && self.adopted.is_empty()
+        self.names.is_empty() && self.adopted.is_none()
     }
 }
 
@@ -287,8 +293,8 @@ impl Lease {
 pub struct LeasedFlow {
     /// All the rest of it.
     pub pattern: Arc<FlowPattern>,
-    /// When it was last written; `None` while the switch is away.
-    pub written_at: Option<Timestamp>,
+    /// When it was last written; long ago (zero) while the switch is away.
+    pub written_at: Timestamp,
     /// Packets that it had matched when last asked.
     pub packets: u64,
     /// When it was last seen to match a packet, or written.

@@ -1,8 +1,8 @@
 //! Recorded messages for the tests: `tests/fixtures/openflow/*.hex`.
 
 use std::{
-    collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
 };
 
 use crate::core::flow::{
@@ -71,9 +71,9 @@ pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
         src: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 5),
         dst: Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
     };
-    let registers = |list: &[(u8, u32, u32)]| -> BTreeMap<u8, Masked> {
+    let registers = |list: &[(u8, u32, u32)]| {
         let register = |&(number, value, mask)| (number, Masked::new(value, mask));
-        list.iter().map(register).collect()
+        Arc::new(list.iter().map(register).collect())
     };
     let all = u32::MAX;
     let load = |register, value, mask| Action::SetRegister {
@@ -168,7 +168,7 @@ pub(super) fn recorded_flows() -> Vec<(FlowKey, FlowBody)> {
         let body = FlowBody {
             cookie: Cookie::new(tag),
             hard_timeout_s,
-            actions,
+            actions: Arc::from(actions),
         };
         (key, body)
     };

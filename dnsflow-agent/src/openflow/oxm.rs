@@ -344,7 +344,7 @@ impl Fields {
         };
         Some(Match {
             metadata: self.metadata,
-            registers: self.registers,
+            registers: self.registers.into(),
             in_port: self.in_port,
             addresses,
             transport,

@@ -14,7 +14,7 @@ use crate::core::{
     input::Frame,
     limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX, REFUSALS_TOLD_MAX},
     name::DomainName,
-    port::{Lease, LeasedFlow, Port, PortId},
+    port::{Addresses, Lease, LeasedFlow, Port, PortId},
     report::Report,
     resolver::Resolver,
     tally::Label as _,
@@ -296,7 +296,7 @@ impl Engine {
             self.no_room(now);
             return false;
         }
-        let of_name = |port: &Port| port.addresses_of.get(name).map_or(0, Vec::len);
+        let of_name = |port: &Port| port.addresses_of.get(name).map_or(0, Addresses::len);
         let full = |port: &Port| of_name(port) >= limits.addresses_per_name_max;
         if self.ports.get(&port_id).is_some_and(full) && !self.evict_of_name(port_id, name, now) {
             self.no_room(now);
@@ -307,9 +307,7 @@ impl Engine {
         };
         let lease = port.leases.entry(address).or_default();
         lease.names.insert(name.clone(), until);
-        // Most names lead to one address.
-        let one = || Vec::with_capacity(1);
-        let addresses = port.addresses_of.entry(name.clone()).or_insert_with(one);
+        let addresses = port.addresses_of.entry(name.clone()).or_default();
         addresses.push(address);
         if addresses.len() > limits.addresses_per_name_max / 2
             || port.leases.len() > limits.addresses_per_port_max / 2
@@ -474,8 +472,10 @@ impl Engine {
                 extended.push((name.clone(), in_use.max(*until)));
             }
         }
-        let adopted = lease.adopted.keys();
+        let adopted = lease.adopted.as_ref();
         let adopted_in_use = adopted
+            .into_iter()
+            .flat_map(|adopted| adopted.flows.keys())
             .filter_map(|key| lease.flow_with(key))
             .map(used_until)
             .max()
@@ -483,8 +483,10 @@ impl Engine {
         for (name, in_use) in extended {
             lease.names.insert(name, in_use);
         }
-        if !lease.adopted.is_empty() && lease.adopted_until <= now {
-            lease.adopted_until = adopted_in_use.unwrap_or(lease.adopted_until);
+        if let Some(adopted) = &mut lease.adopted
+            && adopted.until <= now
+        {
+            adopted.until = adopted_in_use.unwrap_or(adopted.until);
         }
         self.end_expired(port_id, address, now);
         self.replan_lease(port_id, address, now);
@@ -498,9 +500,7 @@ impl Engine {
         let Some(lease) = port.leases.get_mut(&address) else {
             return;
         };
-        if lease.adopted_until <= now {
-            lease.adopted.clear();
-        }
+        lease.adopted.take_if(|adopted| adopted.until <= now);
         let expired =
             |(name, until): (&DomainName, &Timestamp)| (*until <= now).then(|| name.clone());
         let expired: Vec<DomainName> = lease.names.iter().filter_map(expired).collect();

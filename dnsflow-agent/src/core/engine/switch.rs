@@ -19,7 +19,7 @@ use crate::core::{
     },
     name::DomainName,
     plan::Spot,
-    port::{Lease, LeasedFlow, PortId},
+    port::{Adopted, Lease, LeasedFlow, PortId},
     report::Report,
     tally::Label as _,
 };
@@ -574,7 +574,7 @@ impl Engine {
         let before = self.changes.len();
         for flow in lease.flows.iter_mut().filter(|flow| flow.lost) {
             flow.lost = false;
-            flow.written_at = Some(now);
+            flow.written_at = now;
             flow.counted = false;
             self.changes.extend(flow.pattern.addition(address));
         }
@@ -631,9 +631,7 @@ impl Engine {
             flow.packets = installed.packets;
             flow.used_at = now;
         }
-        flow.counted |= flow
-            .written_at
-            .is_none_or(|at| at + COUNTERS_DELAY_MAX <= since);
+        flow.counted |= flow.written_at + COUNTERS_DELAY_MAX <= since;
         true
     }
 
@@ -697,7 +695,7 @@ impl Engine {
                 let mut to_put_back = false;
                 for flow in &mut lease.flows {
                     // Written after the dump began, or on the way: it may not be in there.
-                    let is_new = flow.written_at.is_some_and(|at| at >= since);
+                    let is_new = flow.written_at >= since;
                     if flow.seen_in != *dump && !is_new && !is_on_its_way && !flow.lost {
                         let key = flow.pattern.key(*address);
                         flow.lost = key.is_some_and(|key| !foreign.contains(&key));
@@ -725,8 +723,15 @@ impl Engine {
                 continue;
             };
             let lease: &mut Lease = port.leases.entry(destination(key)).or_default();
-            lease.adopted.insert(key.clone(), installed.cookie);
-            lease.adopted_until = now + self.config.leases.min_ttl;
+            let until = now + self.config.leases.min_ttl;
+            let adopted = lease.adopted.get_or_insert_with(|| {
+                Box::new(Adopted {
+                    flows: BTreeMap::new(),
+                    until,
+                })
+            });
+            adopted.flows.insert(key.clone(), installed.cookie);
+            adopted.until = until;
             touched.insert((port_id, destination(key)));
         }
         let mut adopted = 0;
@@ -739,18 +744,20 @@ impl Engine {
             else {
                 continue;
             };
-            let mut kept = std::mem::take(&mut lease.adopted);
-            kept.retain(|key, cookie| {
+            let Some(mut kept) = lease.adopted.take() else {
+                continue;
+            };
+            kept.flows.retain(|key, cookie| {
                 let flow = lease.flow_with(key);
                 flow.is_some_and(|flow| flow.pattern.body.cookie == *cookie)
             });
-            for key in kept.keys() {
+            for key in kept.flows.keys() {
                 adopted += usize::from(found.remove(key).is_some());
                 if let Some(flow) = lease.flow_with_mut(key) {
                     flow.seen_in = self.switch.dump;
                 }
             }
-            lease.adopted = kept;
+            lease.adopted = Some(kept).filter(|kept| !kept.flows.is_empty());
             match lease.due() {
                 Some(due) => {
                     self.due.insert((due, port_id, address));

@@ -1398,7 +1398,7 @@ fn actions_that_only_ovn_can_make_are_copied() {
         panic!("one flow: {changes:?}");
     };
     assert_eq!(
-        body.actions,
+        *body.actions,
         [crate::core::flow::Action::Copied(vec![7; 8])]
     );
 }

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -40,7 +42,7 @@ fn registers_of_every_width_come_out_as_32_bit_ones() {
     for words in [[0u32, 0, 5, 0], [0, 0, u32::MAX, 0]] {
         words.iter().for_each(|word| xxreg3.put_u32(*word));
     }
-    let expected = BTreeMap::from([(14, Masked::new(5, u32::MAX))]);
+    let expected = Arc::new(BTreeMap::from([(14, Masked::new(5, u32::MAX))]));
     for found in [nxm_reg14, xreg7, with(&xxreg3)] {
         assert_eq!(found.unwrap().unwrap().registers, expected);
     }
@@ -137,7 +139,7 @@ fn any_match() -> impl Strategy<Value = Match> {
         .prop_map(
             |(metadata, registers, in_port, addresses, transport)| Match {
                 metadata,
-                registers,
+                registers: registers.into(),
                 in_port,
                 addresses,
                 transport,

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use proptest::prelude::*;
 
@@ -213,10 +213,10 @@ fn what_follows_an_atomic_batch_waits_for_its_decision() {
 fn a_change_that_cannot_be_encoded_stops_an_atomic_batch() {
     let impossible = || {
         let (key, mut body) = fixtures::recorded_flows().swap_remove(0);
-        body.actions = vec![Action::SetRegister {
+        body.actions = Arc::new([Action::SetRegister {
             register: 16,
             bits: Masked::new(1, 1),
-        }];
+        }]);
         let mut changes = adds(2);
         changes.insert(1, FlowChange::Add(key, body));
         changes
@@ -240,7 +240,7 @@ fn a_renewal_goes_to_every_table_that_may_hold_our_flows() {
     let body = |tag| FlowBody {
         cookie: Cookie::new(tag),
         hard_timeout_s: 300,
-        actions: Vec::new(),
+        actions: Arc::default(),
     };
     let mut session = up();
     session.monitor_tables(BTreeSet::from([51]));

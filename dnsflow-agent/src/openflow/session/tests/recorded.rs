@@ -1,6 +1,6 @@
 //! The conversations recorded with Open vSwitch, played again.
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use super::*;
 use crate::core::flow::{Addresses, Match};
@@ -12,11 +12,11 @@ fn key(table: u8, last_octet: u8) -> FlowKey {
         priority: 10_999,
         matches: Match {
             metadata: Some(3),
-            registers: BTreeMap::from([
+            registers: Arc::new(BTreeMap::from([
                 (0, Masked::new(0x100, 0x100)),
                 (8, Masked::new(0x8000_0000, 0xc000_0000)),
                 (14, Masked::new(5, u32::MAX)),
-            ]),
+            ])),
             in_port: None,
             addresses: Addresses::V4 {
                 src: Ipv4Addr::new(10, 244, 0, 5),
@@ -31,13 +31,13 @@ fn body() -> FlowBody {
     FlowBody {
         cookie: Cookie::new(1),
         hard_timeout_s: 300,
-        actions: vec![
+        actions: Arc::new([
             Action::SetRegister {
                 register: 8,
                 bits: Masked::new(1 << 16, 1 << 16),
             },
             Action::Resubmit { table: 47 },
-        ],
+        ]),
     }
 }
 
@@ -61,7 +61,7 @@ fn installed(key: FlowKey) -> InstalledFlow {
 #[test]
 fn a_refused_bundle() {
     let refused = FlowBody {
-        actions: vec![Action::Copied(vec![0x77, 0x77, 0, 8, 0, 0, 0, 0])],
+        actions: Arc::new([Action::Copied(vec![0x77, 0x77, 0, 8, 0, 0, 0, 0])]),
         ..body()
     };
     let act = |session: &mut Session, act: usize| match act {
