@@ -1,7 +1,6 @@
 //! The pods' side: questions, and connections to the addresses that they lead to.
 
 use std::{
-    io::ErrorKind,
     net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::OwnedFd,
     sync::{
@@ -16,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use dnsflow_tests::{lab::Lab, topology::DNS_SERVICE};
 use rustix::{
     io::Errno,
-    net::{AddressFamily, SocketType, connect, socket, sockopt},
+    net::{AddressFamily, RecvFlags, SocketType, connect, recv, socket, sockopt},
 };
 
 use super::wire;
@@ -123,24 +122,15 @@ impl Asker {
         wire::id(&self.buffer[..length]).context("an answer without id")
     }
 
-    /// The same socket, for another thread.
-    pub(crate) fn again(&self) -> Result<Self> {
-        Ok(Self {
-            socket: self.socket.try_clone()?,
-            next_id: self.next_id,
-            buffer: self.buffer,
-        })
-    }
-
-    /// Takes an answer if one comes within `limit`.
-    pub(crate) fn receive_within(&mut self, limit: Duration) -> Result<Option<u16>> {
-        self.socket.set_read_timeout(Some(limit))?;
-        match self.socket.recv(&mut self.buffer) {
-            Ok(length) => Ok(wire::id(&self.buffer[..length])),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Ok(None)
+    /// Takes the answers that are there already; returns how many.
+    pub(crate) fn receive_all(&mut self) -> Result<u32> {
+        let mut count = 0;
+        loop {
+            match recv(&self.socket, &mut self.buffer, RecvFlags::DONTWAIT) {
+                Ok(_) => count += 1,
+                Err(Errno::AGAIN) => return Ok(count),
+                Err(error) => return Err(error).context("no answer"),
             }
-            Err(error) => Err(error).context("no answer"),
         }
     }
 }

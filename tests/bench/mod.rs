@@ -73,9 +73,14 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
             }
         }
         say(&format!("    took {:.1} s", start.elapsed().as_secs_f64()));
-        stage.clear()?;
+        if let Err(error) = stage.clear() {
+            say(&format!("    the lab is broken: {error:#}"));
+            say(&lab.log_tail("ovs-vswitchd.log"));
+            failed.extend(rows.iter().skip(number).map(|row| row.name));
+            break;
+        }
     }
-    stage.strike()?;
+    let struck = stage.strike();
     if let Some(file) = &options.json {
         std::fs::write(file, report.json()?)
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -84,6 +89,7 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
         std::fs::write(file, plot::svg(report.panels()))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
+    struck?;
     ensure!(
         failed.is_empty(),
         "{}\nnot measured: {}",

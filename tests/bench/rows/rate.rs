@@ -1,7 +1,7 @@
 //! How many answers per second can each open an address.
 //!
-//! The pod asks at a fixed rate, whether answers come or not; every name is fresh, so that each answer
-//! opens an address and, once the pod has as many leases as it may, closes an old one. A rate is
+//! Pods ask in turns at a fixed rate, whether answers come or not; every name is fresh, so that each
+//! answer opens an address and, once a pod has as many leases as it may, closes an old one. A rate is
 //! sustained if the agent has opened every answer that the program captured, nothing was lost in the
 //! ring buffer or refused by the switch, at least 99 % of the questions were answered, and 99 % of the
 //! flows were there within [`LATE`]. Rates are tried in rising steps of a few seconds; the highest
@@ -11,12 +11,13 @@
 //! space: `details.path_per_s` is what the way itself carries without the agent.
 
 use std::{
+    net::Ipv4Addr,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::ovs::Daemon;
+use dnsflow_tests::{ovs::Daemon, pod::PodSpec};
 
 use crate::bench::{
     distribution::{Distribution, rounded},
@@ -39,6 +40,8 @@ const LOSSES: [&str; 6] = [
 ];
 /// The last question of a rate may leave so late.
 const SLACK: Duration = Duration::from_millis(20);
+/// Between two looks for answers and at the clock.
+const TURN: Duration = Duration::from_micros(500);
 const STEP: f64 = 1.4;
 const BACK: f64 = 0.8;
 /// Attempts for the full time before the row gives up.
@@ -65,13 +68,39 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         asker.ask_all(stage.fresh(count).map(unrelated), 100)?;
         f64::from(count) / start.elapsed().as_secs_f64()
     };
+    let others: Vec<PodSpec> = (1..stage.scale(PODS, 2)).map(other).collect();
+    for pod in &others {
+        stage.lab.add_pod(pod)?;
+    }
+    let measured = measure_with(stage, &others, path);
+    for pod in &others {
+        stage.lab.delete_pod(&pod.lsp())?;
+    }
+    measured
+}
+
+/// So many pods ask. One alone could open as many addresses as it may have in four seconds: so long
+/// it takes at most until the agent knows that one of them is not in use.
+const PODS: u8 = 16;
+
+/// One of the pods beside [`RULED`].
+fn other(number: u8) -> PodSpec {
+    let address = Ipv4Addr::new(10, 244, 0, 100 + number);
+    PodSpec::new("ns1", &format!("rate{number}"), address)
+}
+
+fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Measured> {
+    let pods: Vec<String> = [RULED.to_owned()]
+        .into_iter()
+        .chain(others.iter().map(PodSpec::lsp))
+        .collect();
     let probe = stage.scale(Duration::from_secs(3), Duration::from_millis(500));
     let full = stage.scale(Duration::from_secs(20), Duration::from_secs(1));
     let mut rate = stage.scale(1000.0, 100.0);
     let limit = stage.scale(50_000.0, 150.0);
     let mut why = String::from("the highest rate that was tried");
     while rate * STEP < limit {
-        let outcome = sustain(stage, rate * STEP, probe)?;
+        let outcome = sustain(stage, &pods, rate * STEP, probe)?;
         if let Some(failed) = outcome.failed {
             why = format!("at {:.0}/s: {failed}", rate * STEP);
             break;
@@ -80,7 +109,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     }
     let mut attempts = 0;
     let held = loop {
-        let outcome = sustain(stage, rate, full)?;
+        let outcome = sustain(stage, &pods, rate, full)?;
         attempts += 1;
         match &outcome.failed {
             None => break outcome,
@@ -115,40 +144,31 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         ))
 }
 
-fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
+fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Result<Outcome> {
     stage.clear()?;
     let agent = stage.agent(Mode::Hold, &[])?;
-    let mut sender = Asker::new(stage.lab, RULED)?;
-    let mut receiver = sender.again()?;
+    let askers = pods.iter().map(|pod| Asker::new(stage.lab, pod));
+    let mut askers = askers.collect::<Result<Vec<_>>>()?;
     let count = (rate * time.as_secs_f64()) as u32;
     let numbers = stage.fresh(count);
     let first = numbers.start;
     let vswitchd = stage.lab.daemon(Daemon::Vswitchd)?;
     let before = (cpu(agent.pid())?, cpu(vswitchd)?);
-    let end = Instant::now() + time + LATE + LATE;
-    let (answered, sent) = thread::scope(|scope| {
-        let answered = scope.spawn(move || -> Result<u32> {
-            let mut answered = 0;
-            while answered < count && Instant::now() < end {
-                answered += u32::from(receiver.receive_within(LATE)?.is_some());
-            }
-            Ok(answered)
-        });
-        let start = Instant::now();
-        let mut sent = 0;
-        while sent < count && start.elapsed() < time + SLACK {
+    let start = Instant::now();
+    let (mut sent, mut answered) = (0, 0);
+    while answered < count && start.elapsed() < time + LATE + LATE {
+        if start.elapsed() < time + SLACK {
             let due = (start.elapsed().as_secs_f64() * rate) as u32;
-            while sent < due.min(count) {
-                sender.send(&matching(first + sent))?;
-                sent += 1;
+            for (number, asker) in (sent..due.min(count)).zip(turns(sent, pods.len())) {
+                askers[asker].send(&matching(first + number))?;
             }
-            thread::sleep(Duration::from_micros(500));
+            sent = due.min(count).max(sent);
         }
-        let answered = answered
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        anyhow::Ok((answered, sent))
-    })?;
+        for asker in &mut askers {
+            answered += asker.receive_all()?;
+        }
+        thread::sleep(TURN);
+    }
     // The last barriers, and the last lines of the log.
     thread::sleep(2 * LATE);
     let after = (cpu(agent.pid())?, cpu(vswitchd)?);
@@ -196,6 +216,11 @@ fn sustain(stage: &Stage<'_>, rate: f64, time: Duration) -> Result<Outcome> {
         agent: each(before.0, after.0),
         vswitchd: each(before.1, after.1),
     })
+}
+
+/// Whose turn it is from this question on.
+fn turns(from: u32, askers: usize) -> impl Iterator<Item = usize> {
+    (0..askers).cycle().skip(from as usize % askers)
 }
 
 /// The last value of a counter in the agent's log: `name: 7` among the counters of the core,
