@@ -413,7 +413,7 @@ async fn a_dump_in_parts_shows_every_flow_once() -> Result<()> {
         };
         [v4, v6(number)]
     };
-    let addresses = (0..5_000).flat_map(told);
+    let addresses = (0..10_000).flat_map(told);
     let keys: BTreeSet<FlowKey> = addresses.map(|addresses| key(46, addresses)).collect();
     let all: Vec<FlowKey> = keys.iter().cloned().collect();
     client.apply(false, adds(&all)).await??;
@@ -1031,5 +1031,63 @@ async fn measure() -> Result<()> {
         .apply(false, vec![FlowChange::Renew(body(1))])
         .await??;
     println!("renewal of 10,000 flows: {:?}", start.elapsed());
+    Ok(())
+}
+
+/// How long one flow takes while another connection dumps 200,000: at once, and in parts.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_dumps() -> Result<()> {
+    let Some(switch) = Switch::start()? else {
+        return Ok(());
+    };
+    let mut client = Client::connect(&switch).await?;
+    let flow = |n: u32| {
+        let mut key = key(46, v4(1));
+        key.matches.addresses = Addresses::V4 {
+            src: Ipv4Addr::new(10, 244, 0, 5),
+            dst: Ipv4Addr::from(0xc612_0000 + n),
+        };
+        let mut body = body(1);
+        body.hard_timeout_s = 0;
+        FlowChange::Add(key, body)
+    };
+    const FLOWS: u32 = 200_000;
+    client.apply(true, (0..FLOWS).map(flow).collect()).await??;
+    let mut dumper = Client::connect(&switch).await?;
+    for round in ["at once", "in parts", "in parts"] {
+        let start = Instant::now();
+        let mut times = Vec::new();
+        let dump = async {
+            let found = dumper.dump().await?.len();
+            anyhow::Ok((found, start.elapsed()))
+        };
+        tokio::pin!(dump);
+        let took = loop {
+            let start = Instant::now();
+            tokio::select! {
+                done = &mut dump => {
+                    let (found, took) = done?;
+                    ensure!(found >= FLOWS as usize, "{found} flows");
+                    break took;
+                }
+                applied = client.apply(false, vec![flow(FLOWS)]) => applied??,
+            }
+            times.push(start.elapsed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        times.sort();
+        println!(
+            "{FLOWS} flows {round}: {took:?}; meanwhile {} flows, p50 {:?}, at most {:?}",
+            times.len(),
+            times[times.len() / 2],
+            times[times.len() - 1]
+        );
+        let FlowChange::Add(key, body) = flow(FLOWS) else {
+            continue;
+        };
+        let delete = FlowChange::Delete(key, body.cookie);
+        client.apply(false, vec![delete]).await??;
+    }
     Ok(())
 }
