@@ -24,7 +24,7 @@ use tokio::{
     sync::mpsc,
     task::JoinSet,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info, trace, warn};
 
 use crate::{
     api::{self, Health},
@@ -58,6 +58,8 @@ use tell::tell;
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
 /// nothing they send may be lost.
 const INPUTS_MAX: usize = 256;
+/// Messages of a dump between the edges and the hot thread: each has hundreds of flows.
+const FOUND_MAX: usize = 4;
 /// Commands to the databases' edge that wait. The engine has few questions open at any time.
 const OVN_COMMANDS_MAX: usize = 64;
 /// Questions to the switch that wait. The engine has one dump and few others open at any time.
@@ -112,6 +114,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         .build()
         .map_err(failed("start the runtime that attaches"))?;
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
+    let (found_sender, mut found) = mpsc::channel(FOUND_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -171,6 +174,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let settle = Arc::<Settle>::default();
     let outside = Outside {
         inputs: input_sender,
+        found: found_sender,
         questions: questions_to_ask,
         ovn_commands,
         snapshots: snapshots_to_save,
@@ -205,7 +209,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         snapshot_at: now() + SNAPSHOT_INTERVAL,
         counters_at: now() + COUNTERS_INTERVAL,
     };
-    let result = hot.block_on(node.run(&mut inputs));
+    let result = hot.block_on(node.run(&mut inputs, &mut found));
     if let Some(dir) = &state_dir
         && let Err(error) = state::save(dir, &node.engine.snapshot(now()))
     {
@@ -237,6 +241,7 @@ fn release_mark() -> NonZeroU32 {
 /// The edges' ends of the channels.
 struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
+    found: mpsc::Sender<Input<'static>>,
     questions: mpsc::Receiver<Question>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
@@ -254,6 +259,7 @@ async fn edges(
 ) -> Result<(), AgentError> {
     let Outside {
         inputs,
+        found,
         questions,
         ovn_commands,
         snapshots,
@@ -274,7 +280,7 @@ async fn edges(
         let watch = async move { vswitchd::watch(&socket, &settle).await };
         edge("ovs-vswitchd's revalidators", Box::pin(watch));
     }
-    let asking = openflow::questions::ask(options.openflow_socket, questions, inputs.clone());
+    let asking = openflow::questions::ask(options.openflow_socket, questions, found);
     edge("the switch, for questions", Box::pin(asking));
     let vswitch = VswitchDb::new(options.ovs_db);
     edge(
@@ -378,7 +384,13 @@ struct Hot {
 }
 
 impl Hot {
-    async fn run(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Result<(), AgentError> {
+    /// Takes from `found` what the switch answers to questions: there is much of it, and a frame must
+    /// not wait for more than one of them.
+    async fn run(
+        &mut self,
+        inputs: &mut mpsc::Receiver<Input<'static>>,
+        found: &mut mpsc::Receiver<Input<'static>>,
+    ) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
         loop {
@@ -402,6 +414,7 @@ impl Hot {
                     // An edge has stopped: its thread's result says which.
                     None => break,
                 },
+                Some(input) = found.recv() => self.engine.handle(input, now()),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until the hard timeout of their lifelines");
@@ -535,7 +548,7 @@ impl Hot {
                 cookie,
                 reason,
             } => {
-                debug!(?key, ?reason, "a flow was lost");
+                trace!(?key, ?reason, "a flow was lost");
                 Input::FlowLost { key, cookie }
             }
             Event::ForeignFlow { key, cookie } => Input::ForeignFlow { key, cookie },

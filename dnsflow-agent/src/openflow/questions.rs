@@ -21,8 +21,8 @@ pub enum Question {
     FindCookies(Vec<u32>),
 }
 
-/// Asks `questions` of the switch at `path`, as long as `inputs` takes the answers. One that gets
-/// no answer is told as [`Input::QuestionRefused`].
+/// Asks `questions` of the switch at `path`, as long as `inputs` takes the answers: no faster than they
+/// are taken. One that gets no answer is told as [`Input::QuestionRefused`].
 pub async fn ask(
     path: PathBuf,
     mut questions: mpsc::Receiver<Question>,

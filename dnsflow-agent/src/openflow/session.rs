@@ -18,7 +18,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    mem, vec,
+    mem,
+    sync::Arc,
+    vec,
 };
 
 use bytes::BytesMut;
@@ -712,8 +714,9 @@ impl Session {
                 let mut flows = Vec::new();
                 for desc in reply.flow_descs() {
                     match installed(desc?) {
-                        Some(flow) => {
+                        Some(mut flow) => {
                             self.tables.insert(flow.key.table);
+                            share(&mut flow, flows.last());
                             flows.push(flow);
                         }
                         None => self.counters.unreadable_flows += 1,
@@ -871,6 +874,15 @@ impl Session {
 /// A batch refused before anything was sent.
 fn refused(text: String) -> Result<(), BatchError> {
     Err(BatchError::Refused(vec![(0, text)]))
+}
+
+/// Flows of one rule come together, and have the same tests of registers.
+fn share(flow: &mut InstalledFlow, before: Option<&InstalledFlow>) {
+    if let Some(before) = before
+        && before.key.matches.registers == flow.key.matches.registers
+    {
+        flow.key.matches.registers = Arc::clone(&before.key.matches.registers);
+    }
 }
 
 /// A flow of ours; `None` when it is not, or cannot be said in our terms.

@@ -472,13 +472,22 @@ impl Engine {
             self.switch.lifelines.remove(&lifeline);
             return;
         }
-        if let Some((port_id, flow)) = self.leased_flow(key)
+        let address = destination(key);
+        let Some(port_id) = self.port_at(key) else {
+            return;
+        };
+        let port = self.ports.get_mut(&port_id);
+        let Some(lease) = port.and_then(|port| port.leases.get_mut(&address)) else {
+            return;
+        };
+        let is_queued = lease.is_lost();
+        if let Some(flow) = lease.flow_with_mut(key)
             && flow.pattern.body.cookie == cookie
         {
             flow.lost = true;
-            self.switch
-                .to_restore
-                .push_back((port_id, destination(key)));
+            if !is_queued {
+                self.switch.to_restore.push_back((port_id, address));
+            }
             self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
         }
     }
@@ -559,6 +568,7 @@ impl Engine {
             self.switch.restoring.extend(batch);
         }
         if self.switch.to_restore.is_empty() {
+            self.switch.to_restore = VecDeque::new();
             let flows = std::mem::take(&mut self.switch.restored);
             self.reports
                 .extend((flows > 0).then_some(Report::Restored { flows }));

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
