@@ -38,6 +38,10 @@ pub struct Port {
     pub limits_told: BTreeSet<Option<DomainName>>,
     /// The leases that mattered least when all were last looked at, and how much; the least last.
     expendable: Vec<(Importance, IpAddr)>,
+    /// Addresses that came since the beginning of the last count that has ended.
+    uncounted: usize,
+    /// How many of them came since the beginning of the one under way.
+    uncounted_next: usize,
     /// After so many comparisons all were in use, for all that was known.
     all_in_use_after: Option<u32>,
 }
@@ -62,8 +66,27 @@ impl Port {
             addresses_of: HashMap::new(),
             limits_told: BTreeSet::new(),
             expendable: Vec::new(),
+            uncounted: 0,
+            uncounted_next: 0,
             all_in_use_after: None,
         }
+    }
+
+    /// An address was remembered. Returns of how many it is not known whether they are in use, at most.
+    pub fn note_address(&mut self, is_new: bool) -> usize {
+        self.uncounted += usize::from(is_new);
+        self.uncounted_next += usize::from(is_new);
+        self.uncounted
+    }
+
+    /// Of all addresses that there are now it will be known, …
+    pub fn count_begins(&mut self) {
+        self.uncounted_next = 0;
+    }
+
+    /// … and now it is.
+    pub fn count_ends(&mut self) {
+        self.uncounted = self.uncounted_next;
     }
 
     /// The address whose lease matters least; `None` where all are in use.

@@ -306,15 +306,14 @@ impl Engine {
             return false;
         };
         let lease = port.leases.entry(address).or_default();
+        let is_new = lease.names.is_empty();
         lease.names.insert(name.clone(), until);
+        let uncounted = port.note_address(is_new);
         let addresses = port.addresses_of.entry(name.clone()).or_default();
         addresses.push(address);
-        if addresses.len() > limits.addresses_per_name_max / 2
-            || port.leases.len() > limits.addresses_per_port_max / 2
-        {
-            // Some will have to go; by then it should be known which are not in use.
-            self.switch.count_soon(now);
-        }
+        // Some may have to go; by then it should be known which are not in use.
+        let of_name = addresses.len() > limits.addresses_per_name_max / 2;
+        let of_port = uncounted > limits.addresses_per_port_max / 2;
         if !port.limits_told.is_empty() {
             // Far below a limit, reaching it is news again.
             if addresses.len() <= limits.addresses_per_name_max / 2 {
@@ -325,6 +324,9 @@ impl Engine {
             }
         }
         self.due.insert((until, port_id, address));
+        if of_name || of_port {
+            self.count_soon(now);
+        }
         true
     }
 
@@ -332,7 +334,7 @@ impl Engine {
     /// it will be known.
     fn no_room(&mut self, now: Timestamp) {
         self.counters.addresses_refused += 1;
-        self.switch.count_soon(now);
+        self.count_soon(now);
     }
 
     /// Forgets the address of a port that matters least; `false` where all may be in use.

@@ -68,6 +68,8 @@ pub(super) struct Switch {
     /// What it has shown so far that no lease has.
     unknown: Vec<InstalledFlow>,
     compare_at: Option<Timestamp>,
+    /// A comparison from then on tells of all flows that there were when it was set.
+    count_at: Option<Timestamp>,
     renew_at: Option<Timestamp>,
     /// Lost flows are put back from then on.
     restore_at: Option<Timestamp>,
@@ -108,12 +110,6 @@ impl Switch {
     /// Compares at the next opportunity.
     pub(super) fn compare_soon(&mut self, now: Timestamp) {
         self.compare_at = self.compare_at.map(|at| at.min(now));
-    }
-
-    /// Compares once the counters of every flow that there is now will tell.
-    pub(super) fn count_soon(&mut self, now: Timestamp) {
-        let at = now + COUNTERS_DELAY_MAX;
-        self.compare_at = self.compare_at.map(|planned| planned.min(at));
     }
 
     /// A dump that is under way will not be answered: one interval later, another.
@@ -188,6 +184,19 @@ impl Switch {
 }
 
 impl Engine {
+    /// Compares once the counters of every flow that there is now will tell.
+    pub(super) fn count_soon(&mut self, now: Timestamp) {
+        if self.switch.count_at.is_some() {
+            return;
+        }
+        let at = now + COUNTERS_DELAY_MAX;
+        self.switch.count_at = Some(at);
+        self.switch.compare_at = self.switch.compare_at.map(|planned| planned.min(at));
+        for port in self.ports.values_mut() {
+            port.count_begins();
+        }
+    }
+
     pub(super) fn switch_up(&mut self, now: Timestamp) {
         self.switch.up = true;
         self.rules_changed = true;
@@ -664,6 +673,11 @@ impl Engine {
         let added = self.find_lost(since);
         let removed = unknown.len();
         self.compare_lifelines();
+        if self.switch.count_at.take_if(|at| *at <= since).is_some() {
+            for port in self.ports.values_mut() {
+                port.count_ends();
+            }
+        }
         // In one step with what takes the place of the flows that go.
         for (key, installed) in unknown {
             if let Some(port) = self.port_at(&key) {
