@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -1056,26 +1056,26 @@ async fn measure_dumps() -> Result<()> {
     client.apply(true, (0..FLOWS).map(flow).collect()).await??;
     let mut dumper = Client::connect(&switch).await?;
     for round in ["at once", "in parts", "in parts"] {
-        let start = Instant::now();
-        let mut times = Vec::new();
+        let done = AtomicBool::new(false);
         let dump = async {
-            let found = dumper.dump().await?.len();
-            anyhow::Ok((found, start.elapsed()))
-        };
-        tokio::pin!(dump);
-        let took = loop {
             let start = Instant::now();
-            tokio::select! {
-                done = &mut dump => {
-                    let (found, took) = done?;
-                    ensure!(found >= FLOWS as usize, "{found} flows");
-                    break took;
-                }
-                applied = client.apply(false, vec![flow(FLOWS)]) => applied??,
-            }
-            times.push(start.elapsed());
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            let found = dumper.dump().await?.len();
+            done.store(true, Ordering::Relaxed);
+            ensure!(found >= FLOWS as usize, "{found} flows");
+            Ok(start.elapsed())
         };
+        let write = async {
+            let mut times = Vec::new();
+            while !done.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                client.apply(false, vec![flow(FLOWS)]).await??;
+                times.push(start.elapsed());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            anyhow::Ok(times)
+        };
+        let (took, times) = tokio::join!(dump, write);
+        let (took, mut times) = (took?, times?);
         times.sort();
         println!(
             "{FLOWS} flows {round}: {took:?}; meanwhile {} flows, p50 {:?}, at most {:?}",

@@ -43,6 +43,9 @@ const AHEAD: u32 = 16;
 /// Between two datagrams to neighbours.
 const NEIGHBOUR_PAUSE: Duration = Duration::from_millis(1);
 
+/// The pod connects to more addresses within a minute than it may by default.
+const ROOM: &str = "--max-leases-per-pod=16384";
+
 /// How the address is opened.
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -115,7 +118,7 @@ fn told(lost: Lost) -> String {
 fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) -> Result<Lost> {
     stage.clear()?;
     let agent = match way {
-        Way::Agent(mode) => Some(stage.agent(mode, &[])?),
+        Way::Agent(mode) => Some(stage.agent(mode, &[ROOM])?),
         Way::Ofctl => None,
     };
     let stop = AtomicBool::new(false);
