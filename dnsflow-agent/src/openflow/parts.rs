@@ -3,14 +3,19 @@
 //! ovs-vswitchd answers a question for flows in one go, on the thread that also takes flows
 //! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): whatever comes on another
 //! connection waits until it is done. So with many flows a question is only for those whose
-//! destinations end in certain bits, and the next one is asked when it is answered. Open vSwitch goes
+//! destinations end in certain bits, and the next one is asked some time after it is answered. Open vSwitch goes
 //! through the flows with such a match only, not through all of OVN's.
+
+use std::time::Duration;
 
 use crate::core::flow::{Addresses, InstalledFlow};
 
 /// About so many flows are asked for at a time: fewer would not wait much shorter, because each
 /// question also goes through those of the other parts.
-pub(super) const PART_FLOWS: usize = 8192;
+pub(super) const PART_FLOWS: usize = 4096;
+/// Between two parts: while ovs-vswitchd answers one, which takes it about 20 ms, it takes no more than
+/// 50 messages from any other connection (`ofconn_run` in Open vSwitch's `ofproto/connmgr.c`).
+pub(super) const PART_PAUSE: Duration = Duration::from_millis(50);
 /// A dump has at most so many parts for each address family.
 const PARTS_MAX: usize = 1 << 10;
 

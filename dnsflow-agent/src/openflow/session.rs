@@ -28,7 +28,7 @@ use bytes::BytesMut;
 use super::{
     BATCHES_MAX, CHANGES_MAX, Counters, Event, IDLE_MAX, LostReason, ProtocolError, REQUESTS_MAX,
     error::SwitchError,
-    parts::{Part, Shown, parts},
+    parts::{PART_PAUSE, Part, Shown, parts},
     wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
 };
 use crate::core::{
@@ -176,8 +176,10 @@ impl Request {
 /// A dump that is under way.
 #[derive(Debug)]
 struct Dump {
-    /// Those that are still to be asked for.
+    /// Those that are still to be asked for, …
     parts: vec::IntoIter<Part>,
+    /// … the next one then.
+    next_at: Option<Timestamp>,
     shown: Shown,
 }
 
@@ -320,12 +322,21 @@ impl Session {
 
     /// When [`Session::handle_timeout`] has to be called unless bytes come in before.
     pub fn next_deadline(&self) -> Timestamp {
+        let next_part = self.dump.as_ref().and_then(|dump| dump.next_at);
+        self.silent_at().min(next_part.unwrap_or(self.silent_at()))
+    }
+
+    fn silent_at(&self) -> Timestamp {
         self.probed.unwrap_or(self.heard) + IDLE_MAX
     }
 
-    /// Asks for a sign of life, or gives up on one.
+    /// Goes on with a dump; asks for a sign of life, or gives up on one.
     pub fn handle_timeout(&mut self, now: Timestamp) -> Result<(), ProtocolError> {
-        if now < self.next_deadline() {
+        let next_part = self.dump.as_mut().map(|dump| &mut dump.next_at);
+        if next_part.is_some_and(|at| at.take_if(|at| *at <= now).is_some()) {
+            self.run_part();
+        }
+        if now < self.silent_at() {
             return Ok(());
         }
         if !self.up || self.probed.is_some() {
@@ -457,6 +468,7 @@ impl Session {
         }
         self.dump = Some(Dump {
             parts: parts(self.shown).into_iter(),
+            next_at: None,
             shown: Shown::default(),
         });
         self.run_part();
@@ -731,12 +743,13 @@ impl Session {
                     flows,
                     more: !is_last,
                 });
-                if is_last {
-                    self.shown = dump.shown;
-                }
                 if !reply.more {
                     self.requests.remove(&xid);
-                    self.run_part();
+                    dump.next_at = Some(self.heard + PART_PAUSE);
+                }
+                if is_last {
+                    self.shown = dump.shown;
+                    self.dump_done();
                 }
             }
             Some(Request::Find(number)) => {

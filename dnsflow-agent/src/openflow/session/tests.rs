@@ -364,6 +364,8 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_parts() {
         session.receive(&last, START).unwrap();
         let flows = Vec::new();
         assert_eq!(events(&mut session), [Event::Flows { flows, more }]);
+        assert_eq!(sent(&mut session), [], "the switch has other things to do");
+        session.handle_timeout(START + PART_PAUSE).unwrap();
     }
     session.dump();
     assert_eq!(sent(&mut session), [(request, 4)]);
