@@ -315,6 +315,17 @@ fn key(table: u8, addresses: Addresses) -> FlowKey {
     }
 }
 
+/// Such a flow to one of very many addresses.
+fn numbered(number: u32) -> FlowKey {
+    key(
+        46,
+        Addresses::V4 {
+            src: Ipv4Addr::new(10, 244, 0, 5),
+            dst: Ipv4Addr::from(0xcb00_0000 + number),
+        },
+    )
+}
+
 fn body(tag: u32) -> FlowBody {
     FlowBody {
         cookie: Cookie::new(tag),
@@ -405,16 +416,8 @@ async fn a_dump_in_parts_shows_every_flow_once() -> Result<()> {
         return Ok(());
     };
     let mut client = Client::connect(&switch).await?;
-    let told = |number: u16| -> [Addresses; 2] {
-        let [high, low] = number.to_be_bytes();
-        let v4 = Addresses::V4 {
-            src: Ipv4Addr::new(10, 244, 0, 5),
-            dst: Ipv4Addr::new(198, 18, high, low),
-        };
-        [v4, v6(number)]
-    };
-    let addresses = (0..10_000).flat_map(told);
-    let keys: BTreeSet<FlowKey> = addresses.map(|addresses| key(46, addresses)).collect();
+    let of_both = |number: u16| [numbered(number.into()), key(46, v6(number))];
+    let keys: BTreeSet<FlowKey> = (0..10_000).flat_map(of_both).collect();
     let all: Vec<FlowKey> = keys.iter().cloned().collect();
     client.apply(false, adds(&all)).await??;
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
@@ -981,14 +984,7 @@ async fn measure() -> Result<()> {
         return Ok(());
     };
     let mut client = Client::connect(&switch).await?;
-    let flow = |n: u32| {
-        let mut key = key(46, v4(1));
-        key.matches.addresses = Addresses::V4 {
-            src: Ipv4Addr::new(10, 244, 0, 5),
-            dst: Ipv4Addr::from(0xcb00_0000 + n),
-        };
-        FlowChange::Add(key, body(1))
-    };
+    let flow = |n| FlowChange::Add(numbered(n), body(1));
     for port in 0..30 {
         let denies = format!("table=46,cookie=0x7,metadata=3,reg14={port},ip,actions=drop");
         switch.ofctl("add-flow", &[&denies])?;
@@ -1042,16 +1038,12 @@ async fn measure_dumps() -> Result<()> {
         return Ok(());
     };
     let mut client = Client::connect(&switch).await?;
-    let flow = |n: u32| {
-        let mut key = key(46, v4(1));
-        key.matches.addresses = Addresses::V4 {
-            src: Ipv4Addr::new(10, 244, 0, 5),
-            dst: Ipv4Addr::from(0xc612_0000 + n),
-        };
-        let mut body = body(1);
-        body.hard_timeout_s = 0;
-        FlowChange::Add(key, body)
+    // As the agent writes them: the lifeline has the timeout.
+    let body = FlowBody {
+        hard_timeout_s: 0,
+        ..body(1)
     };
+    let flow = |n| FlowChange::Add(numbered(n), body.clone());
     const FLOWS: u32 = 200_000;
     client.apply(true, (0..FLOWS).map(flow).collect()).await??;
     let mut dumper = Client::connect(&switch).await?;
@@ -1083,10 +1075,7 @@ async fn measure_dumps() -> Result<()> {
             times[times.len() / 2],
             times[times.len() - 1]
         );
-        let FlowChange::Add(key, body) = flow(FLOWS) else {
-            continue;
-        };
-        let delete = FlowChange::Delete(key, body.cookie);
+        let delete = FlowChange::Delete(numbered(FLOWS), body.cookie);
         client.apply(false, vec![delete]).await??;
     }
     Ok(())

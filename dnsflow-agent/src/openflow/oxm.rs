@@ -116,7 +116,7 @@ pub(super) fn check(matches: &Match) -> Result<(), EncodeError> {
         })
 }
 
-/// Appends a `struct ofp_match` with its padding (section 7.2.3.1); `None` matches everything.
+/// Appends a match; `None` matches everything.
 pub(super) fn put_match(output: &mut BytesMut, matches: Option<&Match>) {
     put_oxm(output, |output| {
         if let Some(matches) = matches {
@@ -149,12 +149,13 @@ pub(super) fn put_part(output: &mut BytesMut, part: Part) {
     });
 }
 
-/// The same field with a mask behind its value.
+/// The same field with a mask behind its value (section 7.2.3.2): the length is that of both.
 const fn masked(header: u32) -> u32 {
     let length = header & 0xff;
     (header | HAS_MASK) + length
 }
 
+/// Appends a `struct ofp_match` of these fields, with its padding (section 7.2.3.1).
 fn put_oxm(output: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
     let start = output.len();
     output.put_u16(OFPMT_OXM);

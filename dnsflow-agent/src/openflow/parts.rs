@@ -3,8 +3,8 @@
 //! ovs-vswitchd answers a question for flows in one go, on the thread that also takes flows
 //! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): whatever comes on another
 //! connection waits until it is done. So with many flows a question is only for those whose
-//! destinations end in certain bits, and the next one is asked some time after it is answered. Open vSwitch goes
-//! through the flows with such a match only, not through all of OVN's.
+//! destinations end in certain bits, and the next one is asked some time after it is answered. Open
+//! vSwitch goes through the flows with such a match only, not through all of OVN's.
 
 use std::time::Duration;
 

@@ -323,7 +323,7 @@ impl Session {
     /// When [`Session::handle_timeout`] has to be called unless bytes come in before.
     pub fn next_deadline(&self) -> Timestamp {
         let next_part = self.dump.as_ref().and_then(|dump| dump.next_at);
-        self.silent_at().min(next_part.unwrap_or(self.silent_at()))
+        next_part.map_or(self.silent_at(), |at| at.min(self.silent_at()))
     }
 
     fn silent_at(&self) -> Timestamp {
@@ -332,8 +332,9 @@ impl Session {
 
     /// Goes on with a dump; asks for a sign of life, or gives up on one.
     pub fn handle_timeout(&mut self, now: Timestamp) -> Result<(), ProtocolError> {
-        let next_part = self.dump.as_mut().map(|dump| &mut dump.next_at);
-        if next_part.is_some_and(|at| at.take_if(|at| *at <= now).is_some()) {
+        let dump = self.dump.as_mut();
+        let next_part = dump.and_then(|dump| dump.next_at.take_if(|at| *at <= now));
+        if next_part.is_some() {
             self.run_part();
         }
         if now < self.silent_at() {

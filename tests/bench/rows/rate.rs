@@ -159,8 +159,8 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
     while answered < count && start.elapsed() < time + LATE + LATE {
         if start.elapsed() < time + SLACK {
             let due = (start.elapsed().as_secs_f64() * rate) as u32;
-            for (number, asker) in (sent..due.min(count)).zip(turns(sent, pods.len())) {
-                askers[asker].send(&matching(first + number))?;
+            for number in sent..due.min(count) {
+                askers[number as usize % pods.len()].send(&matching(first + number))?;
             }
             sent = due.min(count).max(sent);
         }
@@ -216,11 +216,6 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
         agent: each(before.0, after.0),
         vswitchd: each(before.1, after.1),
     })
-}
-
-/// Whose turn it is from this question on.
-fn turns(from: u32, askers: usize) -> impl Iterator<Item = usize> {
-    (0..askers).cycle().skip(from as usize % askers)
 }
 
 /// The last value of a counter in the agent's log: `name: 7` among the counters of the core,

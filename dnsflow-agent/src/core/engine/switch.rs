@@ -19,7 +19,7 @@ use crate::core::{
     },
     name::DomainName,
     plan::Spot,
-    port::{Adopted, Lease, LeasedFlow, PortId},
+    port::{Adopted, Lease, PortId},
     report::Report,
     tally::Label as _,
 };
@@ -481,12 +481,7 @@ impl Engine {
             self.switch.lifelines.remove(&lifeline);
             return;
         }
-        let address = destination(key);
-        let Some(port_id) = self.port_at(key) else {
-            return;
-        };
-        let port = self.ports.get_mut(&port_id);
-        let Some(lease) = port.and_then(|port| port.leases.get_mut(&address)) else {
+        let Some((port_id, lease)) = self.lease_of(key) else {
             return;
         };
         let is_queued = lease.is_lost();
@@ -495,7 +490,9 @@ impl Engine {
         {
             flow.lost = true;
             if !is_queued {
-                self.switch.to_restore.push_back((port_id, address));
+                self.switch
+                    .to_restore
+                    .push_back((port_id, destination(key)));
             }
             self.switch.restore_at.get_or_insert(now + RESTORE_DELAY);
         }
@@ -507,7 +504,8 @@ impl Engine {
             return;
         }
         let (table, priority) = (key.table, key.priority);
-        let leased = self.leased_flow(&key).is_some();
+        let lease = self.lease_of(&key);
+        let leased = lease.is_some_and(|(_, lease)| lease.flow_with(&key).is_some());
         if self.switch.foreign.insert(key) && leased {
             self.reports.push(Report::PlaceTaken {
                 table,
@@ -541,12 +539,11 @@ impl Engine {
         spots.get(&Spot::of(key)?).copied()
     }
 
-    /// The flow of a lease with this key, and its port.
-    fn leased_flow(&mut self, key: &FlowKey) -> Option<(PortId, &mut LeasedFlow)> {
+    /// The lease that a flow would be of, and its port.
+    fn lease_of(&mut self, key: &FlowKey) -> Option<(PortId, &mut Lease)> {
         let port_id = self.port_at(key)?;
         let port = self.ports.get_mut(&port_id)?;
-        let lease = port.leases.get_mut(&destination(key))?;
-        Some((port_id, lease.flow_with_mut(key)?))
+        Some((port_id, port.leases.get_mut(&destination(key))?))
     }
 
     /// Puts back what was lost, some at a time: what answers open goes in between.
@@ -639,7 +636,8 @@ impl Engine {
     /// Looks for the lease of a flow in the switch; `false` where there is none.
     fn is_leased(&mut self, installed: &InstalledFlow, since: Timestamp, now: Timestamp) -> bool {
         let dump = self.switch.dump;
-        let Some((_, flow)) = self.leased_flow(&installed.key) else {
+        let lease = self.lease_of(&installed.key);
+        let Some(flow) = lease.and_then(|(_, lease)| lease.flow_with_mut(&installed.key)) else {
             return false;
         };
         if flow.pattern.body.cookie != installed.cookie {
