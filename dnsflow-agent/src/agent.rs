@@ -18,6 +18,14 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_core::{
+    Command, Input, Timestamp,
+    engine::{Config, Engine},
+    input::HeldFrame,
+    report::Report,
+    resolver::Resolver,
+    snapshot::SavedLease,
+};
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -33,14 +41,6 @@ use crate::{
         KeptAnswers, NameFilter, Records, Releaser, Resolvers,
     },
     clock::{Alarm, now},
-    core::{
-        Command, Input, Timestamp,
-        engine::{Config, Engine},
-        input::HeldFrame,
-        report::Report,
-        resolver::Resolver,
-        snapshot::SavedLease,
-    },
     k8s::{
         self,
         events::{Notices, Reporter},

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_core::Timestamp;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -28,7 +29,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{clock::now, core::Timestamp};
+use crate::clock::now;
 
 /// At most this many connections at once; further ones are closed.
 const CONNECTIONS_MAX: usize = 16;

@@ -2,13 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use dnsflow_core::{
+    flow::{FlowChange, InstalledFlow},
+    input::{BatchError, BatchId},
+};
 use tokio::{runtime, time::timeout};
 
 use crate::{
-    core::{
-        flow::{FlowChange, InstalledFlow},
-        input::{BatchError, BatchId},
-    },
     openflow::{CHANGES_MAX, Connection, Event},
     state::{self, StateError},
 };

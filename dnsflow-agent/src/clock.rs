@@ -7,13 +7,12 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_core::Timestamp;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
     timerfd_create, timerfd_settime,
 };
 use tokio::io::{Interest, unix::AsyncFd};
-
-use crate::core::Timestamp;
 
 /// The time now, by the clock that the kernel stamps records with.
 pub fn now() -> Timestamp {

@@ -1,7 +1,8 @@
-//! The dnsflow agent: a pure [`core`] that decides, and thin edges that turn the outside world
-//! into its inputs and its commands into IO. [`agent`] ties them together.
+//! The dnsflow agent: a pure core that decides ([`dnsflow_core`], a crate of its own), and thin
+//! edges that turn the outside world into its inputs and its commands into IO. [`agent`] ties them
+//! together.
 //!
-//! Dependencies point one way: edges know `core`, `core` knows no edge.
+//! Dependencies point one way: edges know the core, the core knows no edge.
 
 pub mod agent;
 pub mod api;
@@ -9,7 +10,6 @@ pub mod capture;
 pub mod check;
 pub mod cleanup;
 pub mod clock;
-pub mod core;
 pub mod k8s;
 pub mod manifests;
 pub mod openflow;

@@ -18,6 +18,10 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_core::{
+    Input,
+    firewall::{Firewall, FirewallId, FirewallUpdate},
+};
 use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode},
@@ -26,13 +30,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 use self::read::Directory;
 pub use self::read::{MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES};
-use crate::{
-    core::{
-        Input,
-        firewall::{Firewall, FirewallId, FirewallUpdate},
-    },
-    k8s::reports::Reports,
-};
+use crate::k8s::reports::Reports;
 
 /// Changes are read when there was none for this long.
 const QUIET: Duration = Duration::from_millis(50);

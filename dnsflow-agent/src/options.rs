@@ -8,19 +8,16 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use dnsflow_common::walk::{PORTS_MAX, Ports};
+use dnsflow_core::{
+    engine::Scope,
+    limits::LeaseLimits,
+    profile::StaticProfile,
+    refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
+    resolver::Resolver,
+};
 use ipnet::IpNet;
 
-use crate::{
-    core::{
-        engine::Scope,
-        limits::LeaseLimits,
-        profile::StaticProfile,
-        refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
-        resolver::Resolver,
-    },
-    k8s::DnsService,
-    ovsdb::Remotes,
-};
+use crate::{k8s::DnsService, ovsdb::Remotes};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]

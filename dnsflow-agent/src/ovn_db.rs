@@ -12,18 +12,16 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use dnsflow_core::{
+    Input,
+    input::LOGICAL_FLOW_SAMPLE_MAX,
+    ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate},
+};
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::{
-    core::{
-        Input,
-        input::LOGICAL_FLOW_SAMPLE_MAX,
-        ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate},
-    },
-    ovsdb::{
-        Clause, Condition, Connection, Counters, Event, Remotes, convert::Converter,
-        session::ServerError,
-    },
+use crate::ovsdb::{
+    Clause, Condition, Connection, Counters, Event, Remotes, convert::Converter,
+    session::ServerError,
 };
 
 pub mod nb;

@@ -12,9 +12,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use dnsflow_core::{name::DomainName, snapshot::SavedLease};
 use serde::{Deserialize, Serialize};
-
-use crate::core::{name::DomainName, snapshot::SavedLease};
 
 /// The form of the file. Another one is not read.
 const VERSION: u32 = 1;

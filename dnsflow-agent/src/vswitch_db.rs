@@ -6,20 +6,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use dnsflow_core::{
+    Input,
+    limits::MEGAFLOW_IDLE,
+    ovn::rows::{Interface, InterfaceUpdate},
+};
 use tokio::sync::mpsc;
 
-use crate::{
-    core::{
-        Input,
-        limits::MEGAFLOW_IDLE,
-        ovn::rows::{Interface, InterfaceUpdate},
-    },
-    ovsdb::{
-        Column, Connection, Counters, Database, Event, Remotes, Row, Table,
-        convert::{Conversion, Converter},
-        session::Conditions,
-        value::CellError,
-    },
+use crate::ovsdb::{
+    Column, Connection, Counters, Database, Event, Remotes, Row, Table,
+    convert::{Conversion, Converter},
+    session::Conditions,
+    value::CellError,
 };
 
 /// The option that names the database, for messages.

@@ -5,7 +5,7 @@
 //! vswitchd's revalidators have come by; nothing says when they have. What they say of their
 //! passes (`upcall/show`) is read once a second over vswitchd's control socket
 //! (ovs-appctl(8): JSON-RPC 1.0), and [`settle`] makes a time of it. Whether there can be such a
-//! megaflow at all is another question, which the engine answers (`core/denied.rs`).
+//! megaflow at all is another question, which the engine answers (`denied.rs` of the core).
 //!
 //! `revalidator/wait` would be the other way, and is none: it is answered when a pass ends, even one
 //! that began before the change (2 of 15 times, with 10,000 megaflows and a change before), and

@@ -3,7 +3,7 @@
 
 use std::{hint::black_box, net::Ipv4Addr, str::FromStr, time::Instant};
 
-use dnsflow_agent::core::dns::Answer;
+use dnsflow_core::dns::Answer;
 use hickory_proto::{
     op::{Message, MessageType, OpCode, Query},
     rr::{

@@ -4,15 +4,13 @@ mod fake;
 
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
-use dnsflow_agent::{
-    core::report::{
-        Report,
-        Standing::{self, Caveat, NotInForce, Waiting},
-    },
-    k8s::{
-        ClientOptions,
-        events::{Reporter, channel, post},
-    },
+use dnsflow_agent::k8s::{
+    ClientOptions,
+    events::{Reporter, channel, post},
+};
+use dnsflow_core::report::{
+    Report,
+    Standing::{self, Caveat, NotInForce, Waiting},
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};

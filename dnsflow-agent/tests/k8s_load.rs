@@ -3,10 +3,8 @@
 
 mod fake;
 
-use dnsflow_agent::{
-    core::Input,
-    k8s::{ClientOptions, watch},
-};
+use dnsflow_agent::k8s::{ClientOptions, watch};
+use dnsflow_core::Input;
 use fake::{Kubeconfig, PATIENCE, Server, list};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};

@@ -4,10 +4,8 @@ mod fake;
 
 use std::time::{Duration, Instant};
 
-use dnsflow_agent::{
-    core::{Input, firewall::Destination},
-    k8s::{ClientOptions, QUIET_TARGETS, watch},
-};
+use dnsflow_agent::k8s::{ClientOptions, QUIET_TARGETS, watch};
+use dnsflow_core::{Input, firewall::Destination};
 use fake::{Kubeconfig, Log, PATIENCE, Server, list, status};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};

@@ -3,12 +3,10 @@
 use std::{net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use dnsflow_agent::{
-    core::{
-        flow::{Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey},
-        input::BatchId,
-    },
-    openflow::{Connection, Event},
+use dnsflow_agent::openflow::{Connection, Event};
+use dnsflow_core::{
+    flow::{Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey},
+    input::BatchId,
 };
 use tokio::{runtime::Runtime, time::timeout};
 

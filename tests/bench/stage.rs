@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dnsflow_agent::core::flow::FlowKey;
+use dnsflow_core::flow::FlowKey;
 use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,

@@ -14,15 +14,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dnsflow_agent::{
-    core::{
-        flow::{
-            Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline,
-            Masked, Match, Protocol, Transport,
-        },
-        input::{BatchError, BatchId, CookieCount},
+use dnsflow_agent::openflow::{Connection, Event, LostReason};
+use dnsflow_core::{
+    flow::{
+        Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline, Masked,
+        Match, Protocol, Transport,
     },
-    openflow::{Connection, Event, LostReason},
+    input::{BatchError, BatchId, CookieCount},
 };
 use dnsflow_tests::{
     root::Root,

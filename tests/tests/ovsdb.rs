@@ -13,14 +13,14 @@ use std::{
 };
 
 use dnsflow_agent::{
-    core::{
-        Input,
-        input::LOGICAL_FLOW_SAMPLE_MAX,
-        ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate},
-    },
     ovn_db::{OvnCommand, OvnDb, nb, sb},
     ovsdb::{Connection, Database, Event, Kind, Remotes, session::Conditions},
     vswitch_db::{self, VswitchDb},
+};
+use dnsflow_core::{
+    Input,
+    input::LOGICAL_FLOW_SAMPLE_MAX,
+    ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate},
 };
 use dnsflow_tests::root::Root;
 use serde_json::{Value, json};

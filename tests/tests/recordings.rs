@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use dnsflow_agent::core::{
+use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},

@@ -1,8 +1,7 @@
 //! Reports of the core as log events: one report, one event, with fields to filter by.
 
+use dnsflow_core::report::{Report, Standing};
 use tracing::{debug, info, warn};
-
-use crate::core::report::{Report, Standing};
 
 /// Logs a report.
 pub(super) fn tell(report: Report) {

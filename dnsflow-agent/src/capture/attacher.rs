@@ -1,14 +1,12 @@
 //! The task that attaches the programs, on a thread of its own: attaching and detaching block for
 //! milliseconds, and no answer may wait for them.
 
+use dnsflow_core::{Input, ovn::rows::RowId};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
-use crate::{
-    clock::now,
-    core::{Input, ovn::rows::RowId},
-};
+use crate::clock::now;
 
 /// What the core asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]

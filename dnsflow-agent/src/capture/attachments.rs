@@ -10,10 +10,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use aya::programs::{ProgramError, TcError};
+use dnsflow_core::{Input, Timestamp, ovn::rows::RowId};
 use tracing::{debug, info};
 
 use super::{AttachKind, LinkEvent};
-use crate::core::{Input, Timestamp, ovn::rows::RowId};
 
 /// The first pause before another try; it doubles from try to try.
 const RETRY_MIN: Duration = Duration::from_millis(10);

@@ -3,9 +3,9 @@
 use std::{fmt, time::Duration};
 
 use aya::maps::{Array, Map, MapData, MapError};
+use dnsflow_core::Timestamp;
 
 use super::CaptureError;
-use crate::core::Timestamp;
 
 /// How often the agent says that it is well.
 pub const BEAT_INTERVAL: Duration = Duration::from_millis(200);

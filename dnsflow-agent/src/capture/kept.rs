@@ -7,9 +7,9 @@ use aya::{
     maps::{Map, MapData, MapError, Queue},
 };
 use dnsflow_common::record::{self, KEPT_MAX};
+use dnsflow_core::input::Frame;
 
 use super::{CaptureError, records};
-use crate::core::input::Frame;
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]

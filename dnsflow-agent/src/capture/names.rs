@@ -15,10 +15,10 @@ use dnsflow_common::{
     key::{NAMES_MAX, NameKey, SCOPE_EMPTY},
     question::NameHash,
 };
+use dnsflow_core::{input::ScopeId, name::DomainName};
 use tracing::warn;
 
 use super::CaptureError;
-use crate::core::{input::ScopeId, name::DomainName};
 
 /// The two maps that make up the filter.
 pub trait Tables {

@@ -10,10 +10,10 @@ use std::{
 
 use aya::maps::{Map, MapData, RingBuf};
 use dnsflow_common::record::{KIND_HELD, Record};
+use dnsflow_core::{Timestamp, input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::CaptureError;
-use crate::core::{Timestamp, input::Frame};
 
 /// What the program captured, oldest first.
 pub struct Records {

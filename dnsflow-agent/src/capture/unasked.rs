@@ -7,10 +7,11 @@
 use std::{fmt, time::Duration};
 
 use aya::maps::{HashMap, Map, MapData};
+use dnsflow_core::Timestamp;
 use tracing::warn;
 
 use super::CaptureError;
-use crate::{clock::now, core::Timestamp};
+use crate::clock::now;
 
 /// How long a question that was asked before the program came may still be answered: longer than
 /// usual, and short of the 5 s after which resolvers ask again (`timeout` in resolv.conf(5)).

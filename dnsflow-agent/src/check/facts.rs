@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dnsflow_core::{
+    ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
+    resolver::Resolver,
+};
+
 use crate::{
     capture::{AttachKind, survey::Link},
-    core::{
-        ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
-        resolver::Resolver,
-    },
     k8s::{DnsService, permissions::Permission},
 };
 

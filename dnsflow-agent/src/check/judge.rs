@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dnsflow_core::ovn::{
+    acl::{self, AclMatch},
+    rows::{Acl, LogicalFlow, RowId},
+    template::{Template, TemplateError, first_to_copy},
+};
+
 use super::{
     Finding,
     facts::{Cluster, Facts, Kernel, PodInterface, Source, Southbound, Vswitch},
 };
 use crate::{
     capture::AttachKind,
-    core::ovn::{
-        acl::{self, AclMatch},
-        rows::{Acl, LogicalFlow, RowId},
-        template::{Template, TemplateError, first_to_copy},
-    },
     k8s::permissions::{Permission, Purpose},
 };
 

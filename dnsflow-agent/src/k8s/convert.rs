@@ -7,17 +7,17 @@
 
 use std::{fmt, net::IpAddr};
 
+use dnsflow_core::{
+    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
+    flow::{Protocol, Transport},
+    name::{DnsName, MAX_LABEL_LEN, NameError},
+};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::egress_firewall::{NAME, SUBDOMAINS_ANNOTATION};
-use crate::core::{
-    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
-    flow::{Protocol, Transport},
-    name::{DnsName, MAX_LABEL_LEN, NameError},
-};
 
 /// At most this many rules of one EgressFirewall are read.
 ///

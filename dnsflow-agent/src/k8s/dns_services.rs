@@ -13,6 +13,7 @@ use std::{
     str::FromStr,
 };
 
+use dnsflow_core::resolver::Resolver;
 use k8s_openapi::api::core::v1::Service;
 use kube::{
     Api, Client,
@@ -24,7 +25,6 @@ use super::{
     client::ClientOptions,
     follow::{Follower, Subject, follow},
 };
-use crate::core::resolver::Resolver;
 
 /// At most this many selections are watched, each with a connection of its own.
 pub const SELECTIONS_MAX: usize = 8;

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_core::report::{Report, Standing};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -39,10 +40,7 @@ use super::{
     convert,
     egress_firewall::{EgressFirewall, NAME, Stored},
 };
-use crate::{
-    clock::now,
-    core::report::{Report, Standing},
-};
+use crate::clock::now;
 
 /// Over this time the nodes spread what they have to say of the same change.
 pub const SPREAD: Duration = Duration::from_secs(30);

@@ -1,7 +1,7 @@
 //! The edge to the Kubernetes API: EgressFirewalls, the Services of the cluster's DNS, and Events.
 //!
 //! [`watch()`] lists and watches EgressFirewalls in all namespaces and tells the core about them
-//! as [`Input::Firewalls`](crate::core::Input::Firewalls). [`watch_dns_services()`] does so with
+//! as [`Input::Firewalls`](dnsflow_core::Input::Firewalls). [`watch_dns_services()`] does so with
 //! the Services by which pods reach their resolvers. Kubernetes types end in [`convert`] and
 //! [`dns_services`]. An EgressFirewall must never be written to (ovn-kubernetes owns it, its
 //! status included): [`events`] says beside it what is wrong with it. An API server that is away

@@ -6,6 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dnsflow_core::{
+    Input,
+    firewall::{Firewall, FirewallId, FirewallUpdate},
+};
 use kube::{Api, Client, runtime::watcher::Event};
 use tokio::sync::mpsc;
 
@@ -15,10 +19,6 @@ use super::{
     egress_firewall::Stored,
     follow::{Follower, Subject, follow},
     reports::Reports,
-};
-use crate::core::{
-    Input,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
 };
 
 /// Watches EgressFirewalls and sends each change, until the receiver of `inputs` is gone.

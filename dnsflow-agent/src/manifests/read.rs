@@ -11,15 +11,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dnsflow_core::firewall::{Firewall, FirewallId};
 use kube::Resource;
 use serde_json::Value;
 
-use crate::{
-    core::firewall::{Firewall, FirewallId},
-    k8s::{
-        convert::{self, Reading},
-        egress_firewall::EgressFirewall,
-    },
+use crate::k8s::{
+    convert::{self, Reading},
+    egress_firewall::EgressFirewall,
 };
 
 /// At most this many files are read, in the order of their names.

@@ -5,10 +5,10 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use dnsflow_core::firewall::Destination;
 use tokio::time::timeout;
 
 use super::*;
-use crate::core::firewall::Destination;
 
 /// Longer than a change takes to be seen, and shorter than [`RESCAN`], which must not be what
 /// finds it.

@@ -13,6 +13,11 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use dnsflow_core::{
+    Timestamp,
+    flow::FlowChange,
+    input::{BatchError, BatchId},
+};
 use tokio::{
     io::Interest,
     net::UnixStream,
@@ -21,11 +26,6 @@ use tokio::{
 
 use super::{Counters, Event, IDLE_MAX, Session};
 use crate::clock::now;
-use crate::core::{
-    Timestamp,
-    flow::FlowChange,
-    input::{BatchError, BatchId},
-};
 
 /// The wait before the first new attempt to connect; it doubles with each one that fails.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);

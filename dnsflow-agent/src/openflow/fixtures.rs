@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::core::flow::{
+use dnsflow_core::flow::{
     Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Protocol, Transport,
 };
 

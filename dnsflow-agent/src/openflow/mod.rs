@@ -35,7 +35,7 @@ use std::time::Duration;
 pub use connection::Connection;
 pub use session::Session;
 
-use crate::core::{
+use dnsflow_core::{
     flow::{Cookie, FlowKey, InstalledFlow},
     input::{BatchError, BatchId, CookieCount, FoundFlow},
 };

@@ -11,13 +11,13 @@ use std::{
 };
 
 use bytes::{BufMut, BytesMut};
+use dnsflow_core::flow::{Action, Addresses, Lifeline, Masked, Match, Protocol, Transport};
 
 use super::{
     ProtocolError,
     parts::{Family, Part},
     wire::{MESSAGE_MAX, Reader},
 };
-use crate::core::flow::{Action, Addresses, Lifeline, Masked, Match, Protocol, Transport};
 
 /// Registers that Open vSwitch has (`FLOW_N_REGS` in its `include/openvswitch/flow.h`).
 const REGISTERS: u8 = 16;
@@ -88,21 +88,20 @@ const NX_LEARN_F_DELETE_LEARNED: u16 = 1 << 1;
 /// `OFPP_IN_PORT` in the 16 bits of the Nicira extensions: the port of the packet.
 const OFPP_IN_PORT: u16 = 0xfff8;
 
-impl Protocol {
-    /// The IP protocol number and the OXM field of the destination port.
-    fn wire(self) -> (u8, u32) {
-        match self {
-            Self::Tcp => (6, TCP_DST),
-            Self::Udp => (17, UDP_DST),
-            Self::Sctp => (132, SCTP_DST),
-        }
+/// The IP protocol number of a protocol, and the OXM field of its destination port.
+fn wire(protocol: Protocol) -> (u8, u32) {
+    match protocol {
+        Protocol::Tcp => (6, TCP_DST),
+        Protocol::Udp => (17, UDP_DST),
+        Protocol::Sctp => (132, SCTP_DST),
     }
+}
 
-    fn from_wire(number: u8) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp]
-            .into_iter()
-            .find(|protocol| protocol.wire().0 == number)
-    }
+/// The protocol with this IP protocol number, if rules can name it.
+fn from_wire(number: u8) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .find(|protocol| wire(*protocol).0 == number)
 }
 
 /// Refuses a match that names a register that does not exist.
@@ -198,7 +197,7 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
         }
     }
     if let Some(Transport { protocol, port }) = transport {
-        let (number, port_field) = protocol.wire();
+        let (number, port_field) = wire(*protocol);
         output.put_u32(IP_PROTO);
         output.put_u8(number);
         if let Some(port) = port {
@@ -334,10 +333,10 @@ impl Fields {
             (None, None) => None,
             (None, Some(_)) => return None,
             (Some(number), port) => {
-                let protocol = Protocol::from_wire(number)?;
+                let protocol = from_wire(number)?;
                 let port = match port {
                     None => None,
-                    Some((field, port)) if field == protocol.wire().1 => Some(port),
+                    Some((field, port)) if field == wire(protocol).1 => Some(port),
                     Some(_) => return None,
                 };
                 Some(Transport { protocol, port })

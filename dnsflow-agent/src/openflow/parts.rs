@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::core::flow::{Addresses, InstalledFlow};
+use dnsflow_core::flow::{Addresses, InstalledFlow};
 
 /// About so many flows are asked for at a time: fewer would not wait much shorter, because each
 /// question also goes through those of the other parts.

@@ -6,11 +6,11 @@
 
 use std::path::PathBuf;
 
+use dnsflow_core::Input;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::{Connection, Event};
-use crate::core::Input;
 
 /// A question.
 #[derive(Clone, Debug, Eq, PartialEq)]

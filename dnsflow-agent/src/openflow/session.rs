@@ -24,17 +24,17 @@ use std::{
 };
 
 use bytes::BytesMut;
+use dnsflow_core::{
+    Timestamp,
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    input::{BatchError, BatchId, CookieCount, FoundFlow},
+};
 
 use super::{
     BATCHES_MAX, CHANGES_MAX, Counters, Event, IDLE_MAX, LostReason, ProtocolError, REQUESTS_MAX,
     error::SwitchError,
     parts::{PART_PAUSE, Part, Shown, parts},
     wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
-};
-use crate::core::{
-    Timestamp,
-    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, CookieCount, FoundFlow},
 };
 
 /// The state of one connection. After an error it is of no further use but for [`Session::close`].

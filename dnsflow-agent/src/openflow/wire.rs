@@ -6,13 +6,13 @@
 //! a [`ProtocolError`].
 
 use bytes::{BufMut, Bytes, BytesMut};
+use dnsflow_core::flow::{Action, Cookie, FlowChange, Match};
 
 use super::{
     LostReason, ProtocolError,
     oxm::{self, EncodeError, OFPIT_APPLY_ACTIONS},
     parts::Part,
 };
-use crate::core::flow::{Action, Cookie, FlowChange, Match};
 
 /// `ofp_header.version` of OpenFlow 1.5 (section 7.1.1).
 pub(super) const VERSION: u8 = 0x06;

@@ -1,15 +1,13 @@
 //! What is read of the northbound database (`ovn-nb.ovsschema`).
 
+use dnsflow_core::ovn::rows::{Acl, LogicalSwitch, NbUpdate};
 use ipnet::IpNet;
 
-use crate::{
-    core::ovn::rows::{Acl, LogicalSwitch, NbUpdate},
-    ovsdb::{
-        Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
-        convert::{Conversion, Converter},
-        session::Conditions,
-        value::CellError,
-    },
+use crate::ovsdb::{
+    Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
+    convert::{Conversion, Converter},
+    session::Conditions,
+    value::CellError,
 };
 
 /// The database.

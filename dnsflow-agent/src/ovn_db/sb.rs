@@ -3,14 +3,13 @@
 //! One monitor for all tables, so that what ovn-northd wrote in one transaction arrives in one
 //! update.
 
-use crate::{
-    core::ovn::rows::{Datapath, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate},
-    ovsdb::{
-        Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
-        convert::{Conversion, Converter},
-        session::Conditions,
-        value::CellError,
-    },
+use dnsflow_core::ovn::rows::{Datapath, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate};
+
+use crate::ovsdb::{
+    Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
+    convert::{Conversion, Converter},
+    session::Conditions,
+    value::CellError,
 };
 
 /// The database.

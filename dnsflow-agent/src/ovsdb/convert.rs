@@ -5,12 +5,13 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use dnsflow_core::ovn::rows::{Changes, RowId};
+
 use super::{
     connection::Counters,
     replica::{Replica, RowChange},
     value::{CellError, Row},
 };
-use crate::core::ovn::rows::{Changes, RowId};
 
 /// Rows named in the log between two resets; the others are only counted.
 const WARNINGS_MAX: u32 = 20;

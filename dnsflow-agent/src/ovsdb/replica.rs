@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Map, Value};
 
 use super::{
     schema::{Database, Table},
     value::{Datum, Row},
 };
-use crate::core::ovn::rows::RowId;
 
 /// The most rows kept of one table.
 pub const TABLE_ROWS_MAX: usize = 1_000_000;

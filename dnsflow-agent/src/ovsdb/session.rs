@@ -20,6 +20,7 @@ use std::{
 };
 
 use bytes::BytesMut;
+use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -27,7 +28,6 @@ use super::{
     schema::{Clause, Condition, Database},
     value::row_id,
 };
-use crate::core::ovn::rows::RowId;
 
 /// After this long without a word, the server is asked for a sign of life; after as long again
 /// the connection counts as dead. ovsdb-server's own default for its side.

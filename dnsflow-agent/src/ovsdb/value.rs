@@ -4,10 +4,10 @@
 //! is either a sorted set or a sorted map. Reals are not read: no column that dnsflow uses has
 //! them.
 
+use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Value, json};
 
 use super::schema::{Column, Kind, Table};
-use crate::core::ovn::rows::RowId;
 
 /// A single value.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]

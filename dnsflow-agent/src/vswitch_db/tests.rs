@@ -2,16 +2,14 @@
 
 use std::time::Instant;
 
+use dnsflow_core::ovn::rows::{Changes, RowId};
 use serde_json::json;
 
 use super::*;
-use crate::{
-    core::ovn::rows::{Changes, RowId},
-    ovsdb::{
-        Replica,
-        fixtures::{Transcript, VSWITCH},
-        session::Session,
-    },
+use crate::ovsdb::{
+    Replica,
+    fixtures::{Transcript, VSWITCH},
+    session::Session,
 };
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_agent::core::{
+use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},

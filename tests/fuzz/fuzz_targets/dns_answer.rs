@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use dnsflow_fuzz::core::dns::{ADDRESSES_MAX, Answer, TARGETS_MAX};
+use dnsflow_core::dns::{ADDRESSES_MAX, Answer, TARGETS_MAX};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|message: &[u8]| {

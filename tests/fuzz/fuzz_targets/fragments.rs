@@ -4,7 +4,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use dnsflow_fuzz::core::{
+use dnsflow_core::{
     Timestamp,
     fragments::{DatagramKey, Fragment, FragmentReassembly},
     limits::{FRAGMENT_BYTES_MAX, FRAGMENTED_MAX},

@@ -4,7 +4,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use dnsflow_fuzz::core::{
+use dnsflow_core::{
     Timestamp,
     limits::{TCP_AHEAD_BYTES_MAX, TCP_BYTES_MAX, TCP_CONNECTIONS_MAX},
     tcp::{ACK, ConnectionKey, SYN, Segment, TcpReassembly},

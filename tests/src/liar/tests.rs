@@ -1,4 +1,4 @@
-use dnsflow_agent::core::dns::{Answer, DnsError};
+use dnsflow_core::dns::{Answer, DnsError};
 
 use super::*;
 

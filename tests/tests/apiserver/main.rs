@@ -14,10 +14,8 @@ mod story;
 
 use std::{path::PathBuf, time::Duration};
 
-use dnsflow_agent::{
-    core::{Input, firewall::Destination},
-    k8s::{ClientOptions, watch},
-};
+use dnsflow_agent::k8s::{ClientOptions, watch};
+use dnsflow_core::{Input, firewall::Destination};
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::{
     Api,

@@ -3,16 +3,14 @@
 
 use std::{collections::BTreeSet, process::Command, sync::atomic::Ordering::Relaxed};
 
-use dnsflow_agent::{
-    core::{
-        report::{Report, Standing},
-        resolver::Resolver,
-    },
-    k8s::{
-        DnsService,
-        events::{Reporter, channel, post},
-        watch_dns_services,
-    },
+use dnsflow_agent::k8s::{
+    DnsService,
+    events::{Reporter, channel, post},
+    watch_dns_services,
+};
+use dnsflow_core::{
+    report::{Report, Standing},
+    resolver::Resolver,
 };
 use dnsflow_tests::{agent, support::not_run};
 use k8s_openapi::{

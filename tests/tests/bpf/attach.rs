@@ -5,9 +5,9 @@ use std::{net::Ipv4Addr, time::Duration};
 use dnsflow_agent::{
     capture::{self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE},
     clock::now,
-    core::{Input, Timestamp, ovn::rows::RowId},
 };
 use dnsflow_common::Reason;
+use dnsflow_core::{Input, Timestamp, ovn::rows::RowId};
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
     support::{LEFT_TO_VM, not_run, this_test},

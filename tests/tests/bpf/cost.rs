@@ -8,11 +8,9 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-use dnsflow_agent::{
-    capture::{EGRESS, INGRESS, Options, RingSize},
-    core::name::DomainName,
-};
+use dnsflow_agent::capture::{EGRESS, INGRESS, Options, RingSize};
 use dnsflow_common::{Reason, walk::TCP_ACK};
+use dnsflow_core::name::DomainName;
 use dnsflow_tests::frames::{Answer, Frame, Transport};
 
 use crate::{Loaded, load, test_run::query_of};
@@ -133,11 +131,11 @@ fn what_a_packet_costs() {
     program
         .capture
         .names
-        .set_scope(1, Some(dnsflow_agent::core::input::ScopeId(1)));
+        .set_scope(1, Some(dnsflow_core::input::ScopeId(1)));
     program
         .capture
         .names
-        .set_names(dnsflow_agent::core::input::ScopeId(1), &rules);
+        .set_names(dnsflow_core::input::ScopeId(1), &rules);
 
     let empty = Empty::load().expect("an empty program");
     let bytes = answer.build();

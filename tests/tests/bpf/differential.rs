@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use dnsflow_agent::{capture::Options, core::name::DomainName};
+use dnsflow_agent::capture::Options;
 use dnsflow_common::{
     Reason,
     key::ResolverKey,
     question::NameHash,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
+use dnsflow_core::name::DomainName;
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
@@ -103,11 +104,11 @@ fn kernel_and_host_agree() {
     program
         .capture
         .names
-        .set_scope(1, Some(dnsflow_agent::core::input::ScopeId(1)));
+        .set_scope(1, Some(dnsflow_core::input::ScopeId(1)));
     program
         .capture
         .names
-        .set_names(dnsflow_agent::core::input::ScopeId(1), &rules);
+        .set_names(dnsflow_core::input::ScopeId(1), &rules);
     let mut model = Model {
         resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
         names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),

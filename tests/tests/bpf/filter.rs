@@ -2,11 +2,9 @@
 
 use std::net::Ipv4Addr;
 
-use dnsflow_agent::{
-    capture::Options,
-    core::{input::ScopeId, name::DomainName},
-};
+use dnsflow_agent::capture::Options;
 use dnsflow_common::{Reason, record::KEPT_MAX};
+use dnsflow_core::{input::ScopeId, name::DomainName};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 

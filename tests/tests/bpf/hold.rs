@@ -5,12 +5,12 @@ use std::{net::Ipv4Addr, num::NonZeroU32, time::Duration};
 use dnsflow_agent::{
     capture::{AttachKind, Options, Releaser},
     clock::now,
-    core::{Timestamp, input::ScopeId},
 };
 use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
+use dnsflow_core::{Timestamp, input::ScopeId};
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
 
 use crate::{

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, future::Future};
 
+use dnsflow_core::resolver::Resolver;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::Service,
@@ -15,7 +16,6 @@ use tokio::time::timeout;
 use super::PATIENCE;
 use crate::{
     check::facts::Cluster,
-    core::resolver::Resolver,
     k8s::{
         ClientOptions, DnsService, client,
         dns_services::{self, SELECTIONS_MAX},

@@ -2,6 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dnsflow_core::{
+    Input,
+    ovn::{
+        rows::{Acl, LogicalFlow, Pipeline, RowId},
+        template::Template,
+    },
+    pipeline::{Locator, Question},
+    rules::ACL_PRIORITY_OFFSET,
+};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -11,15 +20,6 @@ use super::{PATIENCE, no_rows, reach};
 use crate::{
     check::facts::Southbound,
     clock::now,
-    core::{
-        Input,
-        ovn::{
-            rows::{Acl, LogicalFlow, Pipeline, RowId},
-            template::Template,
-        },
-        pipeline::{Locator, Question},
-        rules::ACL_PRIORITY_OFFSET,
-    },
     openflow,
     ovn_db::{OvnCommand, OvnDb},
     ovsdb::Remotes,

@@ -1,11 +1,12 @@
 use super::*;
+use dnsflow_core::{
+    ovn::rows::{LogicalFlow, Pipeline},
+    resolver::Resolver,
+};
+
 use crate::{
     capture::survey::Link,
     check::{Status, facts::Kernel},
-    core::{
-        ovn::rows::{LogicalFlow, Pipeline},
-        resolver::Resolver,
-    },
     k8s::{DnsService, permissions},
 };
 

@@ -3,8 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use dnsflow_core::Timestamp;
+
 use super::Notice;
-use crate::core::Timestamp;
 
 /// At most this many things are remembered.
 pub const ENTRIES_MAX: usize = 1024;

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
+use dnsflow_core::flow::{Action, FlowBody, Masked};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    core::flow::{Action, FlowBody, Masked},
-    openflow::{
-        fixtures::{self, From},
-        parts,
-    },
+use crate::openflow::{
+    fixtures::{self, From},
+    parts,
 };
 
 const HELLO: &[u8] = &[6, 0, 0, 8, 0, 0, 0, 1];

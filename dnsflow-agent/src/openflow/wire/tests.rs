@@ -1,10 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
+use dnsflow_core::flow::{FlowBody, FlowKey};
+
 use super::*;
-use crate::{
-    core::flow::{FlowBody, FlowKey},
-    openflow::fixtures::{self, From},
-};
+use crate::openflow::fixtures::{self, From};
 
 /// The flow_mods of `ovs-ofctl`, in the order of the recording.
 fn recorded_flow_mods() -> Vec<Vec<u8>> {

@@ -2,15 +2,13 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    core::ovn::rows::RowId,
-    ovsdb::{
-        Counters,
-        fixtures::{self, DUAL_RESOLVER_NB, UDN_NB, V4_NB},
-    },
+use crate::ovsdb::{
+    Counters,
+    fixtures::{self, DUAL_RESOLVER_NB, UDN_NB, V4_NB},
 };
 
 /// What the server's condition lets through.

@@ -5,16 +5,14 @@ use std::{
     time::Instant,
 };
 
+use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    core::ovn::rows::RowId,
-    ovsdb::{
-        Counters,
-        fixtures::{self, SOUTHBOUND, Transcript, UDN_SB, V4_SB},
-        session::{Event, Session},
-    },
+use crate::ovsdb::{
+    Counters,
+    fixtures::{self, SOUTHBOUND, Transcript, UDN_SB, V4_SB},
+    session::{Event, Session},
 };
 
 fn converter() -> (Converter, Arc<Counters>) {

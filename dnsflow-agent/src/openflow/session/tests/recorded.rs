@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
+use dnsflow_core::flow::{Addresses, Match};
+
 use super::*;
-use crate::core::flow::{Addresses, Match};
 
 /// The flows of the live tests, in which the conversations were recorded.
 fn key(table: u8, last_octet: u8) -> FlowKey {

@@ -1,0 +1,192 @@
+//! Answers that were taken off the wire: when they go back.
+
+use std::time::Duration;
+
+use super::*;
+use crate::{hold::HoldEvent, input::HeldFrame, limits::REVALIDATION_INTERVAL};
+
+const HOLD_MAX: Duration = Duration::from_millis(100);
+
+/// The rules of all these stories.
+fn rules() -> [Rule; 2] {
+    [allow("example.com"), deny_all()]
+}
+
+impl Node {
+    /// An answer that was taken off the wire of pod p1.
+    pub(super) fn held_answer(&mut self, name: &str, addresses: &[[u8; 4]]) -> Box<[u8]> {
+        let bytes = answer_frame(name, addresses, 300);
+        let ifindex = ifindex_of(self.pods["ns1_p1"]);
+        let frame = Frame {
+            held: true,
+            ..frame(ifindex, self.now, &bytes)
+        };
+        self.give(Input::Frame(frame));
+        bytes.into()
+    }
+
+    /// The frames that went back since the last call.
+    pub(super) fn released(&mut self) -> Vec<Box<[u8]>> {
+        self.log
+            .extract_if(.., |command| matches!(command, Command::Release(_)))
+            .filter_map(|command| match command {
+                Command::Release(HeldFrame { bytes, .. }) => Some(bytes),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// What the switch was told and has not answered.
+    pub(super) fn batches_open(&self) -> Vec<BatchId> {
+        self.log
+            .iter()
+            .filter_map(|command| match command {
+                Command::Apply { batch, .. } => Some(*batch),
+                _ => None,
+            })
+            .collect()
+    }
+
+    pub(super) fn reply(&mut self, batch: BatchId, result: Result<(), BatchError>) {
+        self.give(Input::Applied { batch, result });
+    }
+}
+
+#[test]
+fn an_answer_waits_for_its_flows_and_no_longer() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    let [batch] = node.batches_open()[..] else {
+        panic!("one batch");
+    };
+    assert_eq!(node.released(), []);
+    node.reply(batch, Ok(()));
+    assert_eq!(node.released(), std::slice::from_ref(&bytes));
+    node.pass(HOLD_MAX * 2);
+    assert_eq!(node.released(), [], "once");
+    // Known now.
+    assert_eq!(node.held_answer("example.com", &[ADDRESS]), bytes);
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn an_answer_waits_for_flows_that_another_one_asked_for() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let first = node.held_answer("example.com", &[ADDRESS]);
+    let batches = node.batches_open();
+    let second = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.batches_open(), batches, "nothing is written twice");
+    assert_eq!(node.released(), []);
+    node.reply(batches[0], Ok(()));
+    assert_eq!(node.released(), [first, second]);
+}
+
+#[test]
+fn what_asks_for_nothing_goes_back_at_once() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    for (name, address) in [("example.org", ADDRESS), ("example.com", [127, 0, 0, 1])] {
+        let bytes = node.held_answer(name, &[address]);
+        assert_eq!(node.released(), [bytes], "{name}");
+    }
+    // Not DNS, and of an interface that nobody knows.
+    let noise: Box<[u8]> = udp_frame(b"noise").into();
+    for ifindex in [ifindex_of(node.pods["ns1_p1"]), 4711] {
+        let frame = Frame {
+            held: true,
+            ..frame(ifindex, node.now, &noise)
+        };
+        node.give(Input::Frame(frame));
+        assert_eq!(node.released(), std::slice::from_ref(&noise), "{ifindex}");
+    }
+}
+
+#[test]
+fn a_switch_that_does_not_answer_costs_hold_max() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    node.pass(HOLD_MAX - Duration::from_millis(1));
+    assert_eq!(node.released(), []);
+    node.pass(Duration::from_millis(1));
+    assert_eq!(node.released(), [bytes]);
+    let mut events = node.engine.hold_events().iter();
+    assert!(events.any(|event| event == (HoldEvent::Overrun, 1)));
+}
+
+#[test]
+fn a_switch_that_is_gone_costs_hold_max_and_only_for_what_is_new() {
+    let mut node = Node::with(&rules());
+    node.held_answer("example.com", &[ADDRESS]);
+    node.released();
+    node.give(Input::SwitchDown);
+    let known = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), [known]);
+    let fresh = node.held_answer("example.com", &[OTHER]);
+    assert_eq!(node.released(), []);
+    node.pass(HOLD_MAX);
+    assert_eq!(node.released(), [fresh]);
+    // The comparison after the reconnect has installed it.
+    node.give(Input::SwitchUp);
+    node.pass(COMPARE_INTERVAL);
+    node.released();
+    let known = node.held_answer("example.com", &[OTHER]);
+    assert_eq!(node.released(), [known]);
+}
+
+#[test]
+fn a_refused_batch_lets_its_answers_go() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    let batch = node.batches_open()[0];
+    node.reply(batch, Err(BatchError::Refused(vec![(0, "no".into())])));
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn flows_have_time_to_settle() {
+    let mut node = Node::with(&rules());
+    let pass = Duration::from_micros(700);
+    node.give(Input::Revalidation(pass));
+    // A change a while ago: the pass begins at once.
+    node.pass(REVALIDATION_INTERVAL);
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), []);
+    node.pass(pass);
+    assert_eq!(node.released(), [bytes]);
+    // And just now.
+    let bytes = node.held_answer("example.com", &[OTHER]);
+    node.pass(pass);
+    assert_eq!(node.released(), []);
+    node.pass(REVALIDATION_INTERVAL - pass);
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn nothing_stays_behind_when_the_agent_stops() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    node.engine.release_all();
+    node.obey();
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn what_answers_open_together_is_written_together() {
+    let mut node = Node::with(&rules());
+    node.log.clear();
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    for address in [ADDRESS, OTHER] {
+        let bytes = answer_frame("example.com", &[address], 300);
+        let input = Input::Frame(frame(ifindex, node.now, &bytes));
+        node.engine.handle(input, node.now);
+    }
+    node.obey();
+    let batches = node.batches();
+    assert_eq!(batches.len(), 1);
+    assert_eq!(node.destinations().len(), 2);
+}

@@ -1,0 +1,104 @@
+//! Flows that someone else has removed: how they are put back.
+
+use super::*;
+use crate::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
+
+/// A node with so many addresses open, all of which the switch has lost.
+fn wiped(addresses: usize) -> Node {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.config.leases.addresses_per_port_max = addresses + 1;
+    for n in 0..addresses {
+        let [.., high, low] = n.to_be_bytes();
+        let name = format!("n{n}.example.com");
+        node.answer("p1", &name, &[[198, 18, high, low]], 300);
+    }
+    assert_eq!(node.switch.len(), addresses);
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    node.log.clear();
+    node
+}
+
+/// How many flows each batch adds.
+fn sizes(node: &mut Node) -> Vec<usize> {
+    let batches = node.batches();
+    batches.iter().map(|(_, changes)| changes.len()).collect()
+}
+
+#[test]
+fn lost_flows_are_put_back_some_at_a_time() {
+    let addresses = 3 * RESTORE_MAX;
+    let mut node = wiped(addresses);
+    node.switch_answers = false;
+    node.pass(RESTORE_DELAY);
+    let under_way = node.batches_open();
+    assert_eq!(sizes(&mut node), [RESTORE_MAX; RESTORING_MAX]);
+    node.reply(under_way[0], Ok(()));
+    assert_eq!(sizes(&mut node), [RESTORE_MAX], "one comes, one goes");
+    assert_eq!(node.engine.counters().flows_restored, addresses as u64);
+    assert!(
+        node.reports
+            .iter()
+            .any(|report| matches!(report, Report::Restored { flows } if *flows == addresses))
+    );
+}
+
+#[test]
+fn what_is_opened_does_not_wait_behind_what_is_put_back() {
+    let mut node = wiped(3 * RESTORE_MAX);
+    node.switch_answers = false;
+    node.pass(RESTORE_DELAY);
+    node.batches();
+    node.answer("p1", "new.example.com", &[[203, 0, 113, 1]], 300);
+    assert_eq!(sizes(&mut node), [1]);
+}
+
+#[test]
+fn an_answer_waits_for_a_flow_that_is_lost() {
+    let mut node = wiped(3 * RESTORE_MAX);
+    node.switch_answers = false;
+    let bytes = node.held_answer("n5.example.com", &[[198, 18, 0, 5]]);
+    let [batch] = node.batches_open()[..] else {
+        panic!("it is put back before all others");
+    };
+    assert_eq!(node.released(), []);
+    node.reply(batch, Ok(()));
+    node.pass(Duration::from_millis(10));
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn what_the_next_comparison_does_not_find_is_put_back() {
+    let mut node = wiped(2);
+    // Whoever wiped it also cut the connection, and nothing was put back before.
+    node.give(Input::SwitchDown);
+    node.give(Input::SwitchUp);
+    assert_eq!(node.switch.len(), 2);
+    node.switch.clear();
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 2);
+}
+
+#[test]
+fn flows_with_something_in_common_share_it() {
+    let node = {
+        let mut node = Node::with(&[allow("example.com"), deny_all()]);
+        for n in 0..9 {
+            node.answer("p1", "example.com", &[[198, 18, 0, n]], 300);
+            // Nothing of it changes what is planned.
+            node.add_pod(&format!("p{}", n + 2), 100 + n);
+        }
+        node
+    };
+    let port = &node.engine.ports[&node.engine.port_by_name["ns1_p1"]];
+    let mut patterns: Vec<_> = port
+        .leases
+        .values()
+        .flat_map(|lease| &lease.flows)
+        .map(|flow| std::sync::Arc::as_ptr(&flow.pattern))
+        .collect();
+    assert_eq!(patterns.len(), 9);
+    patterns.dedup();
+    assert_eq!(patterns.len(), 1);
+}

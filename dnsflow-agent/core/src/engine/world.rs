@@ -1,0 +1,443 @@
+//! What the node's rules are and where they are enforced: everything that plans are made from, apart
+//! from what the pods were told.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use ipnet::IpNet;
+
+use crate::{
+    Timestamp,
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
+    limits::{COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
+    name::DomainName,
+    ovn::{
+        rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
+        template::{Copies, Recipe, Source},
+        view::{OvnView, Place, Touched},
+    },
+    pipeline::{Locator, Question},
+    plan::{PortFacts, Spot},
+    port::PortId,
+    profile::StaticProfile,
+    report::Standing,
+    rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
+};
+
+/// The only name that OVN-Kubernetes allows an EgressFirewall to have.
+pub const FIREWALL_NAME: &str = "default";
+
+/// Rules, OVN's rows, and what was learnt from the switch.
+#[derive(Debug)]
+pub(super) struct World {
+    subdomains: bool,
+    profile: Option<StaticProfile>,
+    ovn: OvnView,
+    firewalls: BTreeMap<FirewallId, Firewall>,
+    rules: BTreeMap<String, NamespaceRules>,
+    /// Port groups' NB names, to the namespace whose rules hold for them.
+    namespace_by_group: HashMap<String, String>,
+    /// Namespaces whose problems have changed since they were last asked for.
+    changed_problems: BTreeSet<String>,
+    locator: Locator,
+    copies: Copies,
+}
+
+impl World {
+    pub(super) fn new(subdomains: bool, profile: Option<StaticProfile>) -> Self {
+        Self {
+            subdomains,
+            profile,
+            ovn: OvnView::default(),
+            firewalls: BTreeMap::new(),
+            rules: BTreeMap::new(),
+            namespace_by_group: HashMap::new(),
+            changed_problems: BTreeSet::new(),
+            locator: Locator::new(Pipeline::Egress),
+            copies: Copies::new(),
+        }
+    }
+
+    /// Whether rules are enforced where the options say, not where OVN does.
+    pub(super) fn is_static(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    pub(super) fn firewall_count(&self) -> usize {
+        self.firewalls.len()
+    }
+
+    // What changes it.
+
+    pub(super) fn apply_nb(&mut self, update: NbUpdate) -> Touched {
+        self.ovn.apply_nb(update)
+    }
+
+    pub(super) fn apply_sb(&mut self, update: SbUpdate) -> Touched {
+        self.ovn.apply_sb(update)
+    }
+
+    /// The networks of the cluster as OVN knows them, if they are others than when last asked.
+    pub(super) fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+        self.ovn.take_changed_networks()
+    }
+
+    /// Returns the namespaces whose EgressFirewall may be another.
+    pub(super) fn apply_firewalls(&mut self, update: FirewallUpdate) -> BTreeSet<String> {
+        let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        if update.reset {
+            let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
+            self.firewalls.retain(|id, _| {
+                let keep = kept.contains(id);
+                if !keep {
+                    namespaces.insert(id.namespace.clone());
+                }
+                keep
+            });
+        }
+        for (id, firewall) in update.firewalls {
+            namespaces.insert(id.namespace.clone());
+            match firewall {
+                Some(firewall) => self.firewalls.insert(id, firewall),
+                None => self.firewalls.remove(&id),
+            };
+        }
+        namespaces
+    }
+
+    /// Pairs the namespace's rules with OVN again; returns the port groups whose rules changed.
+    pub(super) fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
+        let mut new = match (self.firewalls.get(&id), &self.profile) {
+            (Some(firewall), None) => pair(
+                namespace,
+                firewall,
+                self.ovn.acls(namespace),
+                self.subdomains,
+                &self.copies,
+            ),
+            (Some(firewall), Some(profile)) => profile.rules(namespace, firewall, self.subdomains),
+            (None, _) => NamespaceRules::default(),
+        };
+        if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
+            // OVN makes nothing of its rules here, and nothing is waited for.
+            new.problems
+                .retain(|_, problem| problem.standing() != Standing::Waiting);
+        }
+        let old = self.rules.remove(namespace).unwrap_or_default();
+        let groups: BTreeSet<String> = old
+            .sets
+            .keys()
+            .chain(new.sets.keys())
+            .filter(|group| old.sets.get(*group) != new.sets.get(*group))
+            .cloned()
+            .collect();
+        for group in &groups {
+            self.namespace_by_group.remove(group);
+        }
+        for group in new.sets.keys() {
+            self.namespace_by_group
+                .insert(group.clone(), namespace.to_owned());
+        }
+        if old.problems != new.problems {
+            self.changed_problems.insert(namespace.to_owned());
+        }
+        if new != NamespaceRules::default() {
+            self.rules.insert(namespace.to_owned(), new);
+        }
+        groups
+    }
+
+    /// Each namespace whose problems have changed, and what they are now.
+    pub(super) fn take_changed_problems(&mut self) -> Vec<(String, BTreeMap<u32, Problem>)> {
+        std::mem::take(&mut self.changed_problems)
+            .into_iter()
+            .map(|namespace| {
+                let rules = self.rules.get(&namespace);
+                let problems = rules.map(|rules| rules.problems.clone());
+                (namespace, problems.unwrap_or_default())
+            })
+            .collect()
+    }
+
+    // What is known of a port.
+
+    /// The rules that hold for the port of an interface.
+    pub(super) fn sets(&self, row: &Interface) -> Vec<&RuleSet> {
+        self.groups(row)
+            .filter_map(|group| {
+                let namespace = self.namespace_by_group.get(group)?;
+                self.rules.get(namespace)?.sets.get(group)
+            })
+            .collect()
+    }
+
+    /// The port groups that the port of an interface is in.
+    fn groups<'a>(&'a self, row: &'a Interface) -> Box<dyn Iterator<Item = &'a str> + 'a> {
+        match &self.profile {
+            None => Box::new(self.ovn.groups_of(&row.iface_id)),
+            Some(_) => Box::new(StaticProfile::namespace_of(row).into_iter()),
+        }
+    }
+
+    /// The namespace whose rules hold for the port of an interface.
+    pub(super) fn namespace_of(&self, row: &Interface) -> Option<&str> {
+        self.groups(row)
+            .find_map(|group| self.namespace_by_group.get(group))
+            .map(String::as_str)
+    }
+
+    /// The cookies of the flows with which OVN denies what the pods of a namespace send, by CIDR and
+    /// the like; `None` where it denies in another way, or with more flows than are worth counting.
+    /// Of `before`, those are kept that OVN may still deny with.
+    pub(super) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
+        let written = &self.firewalls.get(&id)?.rules;
+        let denies = |rule: &&Rule| rule.action == RuleAction::Deny;
+        let by_name = |rule: &Rule| matches!(rule.destination, Destination::Name(_));
+        let rules = self.rules.get(namespace)?;
+        let active = || rules.sets.values().flat_map(|set| set.rules());
+        let ours = active().any(|rule| rule.verdict == RuleAction::Deny);
+        if self.is_static() || ours || written.iter().filter(denies).any(by_name) {
+            return None;
+        }
+        // The flow monitor watches the tables of the rules by name alone.
+        let places: BTreeSet<(Pipeline, u8)> = active()
+            .flat_map(|rule| &rule.templates)
+            .map(|template| (template.pipeline, template.table_id))
+            .collect();
+        let mut cookies = BTreeSet::new();
+        for (acl, flows) in self.ovn.acls_with_rows(namespace) {
+            // `allow`, `allow-related`, `allow-stateless`; what else there is does not let pass.
+            let denies = !acl.action.starts_with("allow");
+            for (row, flow) in flows {
+                let cookie = row.prefix();
+                // ovn-northd may not have followed yet where an ACL has become another.
+                if !denies && !before.contains(&cookie) {
+                    continue;
+                }
+                if !places.contains(&(flow.pipeline, flow.table_id)) {
+                    return None;
+                }
+                cookies.insert(cookie);
+            }
+        }
+        let understood = !cookies.is_empty() || !written.iter().any(|rule| denies(&rule));
+        (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
+    }
+
+    /// The namespace of the pod that an interface belongs to.
+    pub(super) fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+        match &self.profile {
+            Some(_) => StaticProfile::namespace_of(row),
+            None => self.ovn.namespace_of(&row.iface_id),
+        }
+    }
+
+    /// The names that the EgressFirewall of a namespace mentions, without wildcards.
+    pub(super) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
+        let firewalls = self.firewalls.iter();
+        firewalls
+            .filter(|(id, _)| id.namespace == namespace)
+            .flat_map(|(_, firewall)| &firewall.rules)
+            .filter_map(|rule| match &rule.destination {
+                Destination::Name(name) => Some(name.name().clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Whether the port of an interface is in one of these port groups.
+    pub(super) fn is_in(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
+        self.groups(row).any(|group| groups.contains(group))
+    }
+
+    /// Where the packets of the port of an interface are found.
+    pub(super) fn spot(&self, row: &Interface) -> Option<Spot> {
+        match &self.profile {
+            None => self.place(row).map(Spot::Ovn),
+            Some(_) => row.ofport.map(Spot::InPort),
+        }
+    }
+
+    /// The same, in OVN's terms.
+    pub(super) fn place(&self, row: &Interface) -> Option<Place> {
+        self.ovn.place_of(&row.iface_id)
+    }
+
+    /// What plans for the port of an interface are made from; `None` while that is not known.
+    pub(super) fn facts<'a>(
+        &'a self,
+        port: PortId,
+        row: &'a Interface,
+        sets: &'a [&'a RuleSet],
+    ) -> Option<PortFacts<'a>> {
+        Some(PortFacts {
+            port,
+            spot: self.spot(row)?,
+            addresses: &row.addresses,
+            sets,
+            base: self.base()?,
+            copies: &self.copies,
+        })
+    }
+
+    // Where OVN's pipeline is in the switch.
+
+    /// The OpenFlow table that templates count from.
+    fn base(&self) -> Option<u8> {
+        match self.profile {
+            None => self.locator.base(),
+            Some(_) => Some(0),
+        }
+    }
+
+    /// Whether a plan can be trusted to be complete.
+    pub(super) fn can_plan(&self) -> bool {
+        self.base().is_some() || self.stage().is_none()
+    }
+
+    /// The OpenFlow tables that rules are enforced in.
+    pub(super) fn tables(&self) -> BTreeSet<u8> {
+        let Some(base) = self.base() else {
+            return BTreeSet::new();
+        };
+        self.rules
+            .values()
+            .flat_map(|rules| rules.sets.values())
+            .flat_map(|set| set.rules())
+            .flat_map(|rule| &rule.templates)
+            .map(|template| template.table(base))
+            .collect()
+    }
+
+    /// The priorities of the logical flows of every ACL: also of those of other rules, whose actions
+    /// may be what can be copied.
+    pub(super) fn priorities(&self) -> BTreeSet<u16> {
+        self.ovn
+            .all_acls()
+            .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
+            .collect()
+    }
+
+    /// The stage in which rules are enforced, to find the pipeline's base by.
+    fn stage(&self) -> Option<u8> {
+        self.ovn
+            .logical_flows()
+            .map(|(_, flow)| flow)
+            .find(|flow| flow.stage_hint.is_some() && flow.pipeline == Pipeline::Egress)
+            .map(|flow| flow.table_id)
+    }
+
+    pub(super) fn locate(&mut self) -> Option<Question> {
+        let stage = self.stage()?;
+        self.locator.locate(stage)
+    }
+
+    pub(super) fn verify(&mut self) -> Option<Question> {
+        self.locator.verify()
+    }
+
+    pub(super) fn interrupted(&mut self) {
+        self.locator.interrupted();
+    }
+
+    pub(super) fn retry(&mut self, now: Timestamp) -> Option<Question> {
+        let stage = self.stage()?;
+        self.locator.retry(stage, now)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Timestamp> {
+        self.locator.deadline()
+    }
+
+    pub(super) fn sampled(
+        &mut self,
+        table_id: u8,
+        mut flows: Vec<RowId>,
+        now: Timestamp,
+    ) -> Option<Question> {
+        // Those of the rules come first: the namespace has a pod here, so they are installed, but
+        // for those with an address set that is empty.
+        let mut ours: Vec<(bool, RowId)> = self
+            .ovn
+            .logical_flows()
+            .filter(|(_, flow)| flow.table_id == table_id)
+            .map(|(id, flow)| (flow.matches.contains('$'), id))
+            .collect();
+        ours.sort_unstable();
+        let ours = ours.into_iter().map(|(_, id)| id);
+        let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
+        sample.append(&mut flows);
+        self.locator.sampled(table_id, &sample, now)
+    }
+
+    /// Learns from flows that were looked up by cookie: the pipeline's base, and actions to copy.
+    /// Returns whether plans may be others now.
+    pub(super) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
+        let tables = found.iter().map(|flow| (flow.cookie, flow.table));
+        let moved = self.locator.found(tables, now);
+        let mut learnt = false;
+        let wanted = self.sources();
+        for (id, flow) in self.ovn.logical_flows() {
+            let source = Source::of(flow);
+            if !wanted.contains(&source) {
+                continue;
+            }
+            let made = found.iter().find(|made| made.cookie == id.prefix());
+            if let Some(made) = made
+                && self.copies.get(&source) != Some(&made.actions)
+            {
+                self.copies.insert(source, made.actions.clone());
+                learnt = true;
+            }
+        }
+        if learnt {
+            // What can be copied is no problem any more.
+            let namespaces: Vec<String> = self.rules.keys().cloned().collect();
+            for namespace in namespaces {
+                self.pair_namespace(&namespace);
+            }
+        }
+        learnt || moved
+    }
+
+    /// The actions that rules would copy.
+    fn sources(&self) -> BTreeSet<Source> {
+        self.rules
+            .values()
+            .flat_map(|rules| rules.sets.values())
+            .flat_map(|set| set.rules())
+            .flat_map(|rule| &rule.templates)
+            .filter_map(|template| match &template.recipe {
+                Recipe::Copy { source, .. } => Some(source.clone()),
+                Recipe::Build(_) => None,
+            })
+            .collect()
+    }
+
+    /// The cookies of OVN's own flows that have the actions which rules would copy, and whether
+    /// some are still missing. Those known are looked up again too: a restarted ovn-controller
+    /// numbers its meters anew.
+    pub(super) fn cookies_to_copy(&self) -> (Vec<u32>, bool) {
+        let wanted = self.sources();
+        if wanted.is_empty() {
+            return (Vec::new(), false);
+        }
+        let cookies = self
+            .ovn
+            .logical_flows()
+            .filter(|(_, flow)| wanted.contains(&Source::of(flow)))
+            .map(|(id, _)| id.prefix())
+            .take(COPY_SOURCES_MAX)
+            .collect();
+        let known = |source: &Source| self.copies.contains_key(source);
+        (cookies, !wanted.iter().all(known))
+    }
+}

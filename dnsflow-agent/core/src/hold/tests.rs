@@ -1,0 +1,451 @@
+use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr};
+
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::Index,
+    test_runner::{Config, TestRunner},
+};
+
+use super::*;
+use crate::tally::Label;
+
+const LIMITS: HoldLimits = HoldLimits {
+    longest: Duration::from_micros(100),
+    frames: 6,
+    per_interface: 4,
+    bytes: 60,
+};
+
+fn at(micros: u64) -> Timestamp {
+    Timestamp::from_nanos(micros * 1000)
+}
+
+fn micros(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+fn connection(port: u16) -> ConnectionKey {
+    ConnectionKey {
+        ifindex: 1,
+        server: "10.96.0.10:53".parse().expect("an address"),
+        client: SocketAddr::new("10.244.0.5".parse().expect("an address"), port),
+    }
+}
+
+fn udp(bytes: &[u8], captured_at: u64) -> TakenFrame<'_> {
+    TakenFrame {
+        ifindex: 1,
+        captured_at: at(captured_at),
+        bytes,
+        gso_size: 0,
+        connection: None,
+    }
+}
+
+fn tcp(bytes: &[u8], captured_at: u64) -> TakenFrame<'_> {
+    TakenFrame {
+        connection: Some(connection(40_000)),
+        ..udp(bytes, captured_at)
+    }
+}
+
+fn queue() -> HoldQueue {
+    HoldQueue::new(LIMITS)
+}
+
+impl HoldQueue {
+    #[track_caller]
+    fn holds(&mut self, frame: &TakenFrame<'_>, wait: Wait) {
+        self.hold(frame, wait, frame.captured_at).expect("room");
+    }
+
+    /// What leaves: first byte, and why.
+    fn due(&mut self, now: u64) -> Vec<(u8, HoldEvent)> {
+        let due = self.take_due(at(now));
+        due.map(|released| (released.bytes[0], released.why))
+            .collect()
+    }
+}
+
+use HoldEvent::{Applied, Free, Overrun};
+use Wait::{Batch, Nothing, Until};
+
+const BATCH: Wait = Batch(BatchId(1));
+
+#[test]
+fn an_answer_leaves_when_its_batch_has_settled() {
+    let mut queue = queue();
+    let frame = TakenFrame {
+        gso_size: 1448,
+        ..udp(&[1, 2, 3], 10)
+    };
+    queue.holds(&frame, BATCH);
+    assert_eq!((queue.len(), queue.bytes_held()), (1, 3));
+    queue.applied(BatchId(2), micros(0), at(20));
+    assert_eq!(queue.due(20), []);
+    queue.applied(BatchId(1), micros(5), at(20));
+    assert_eq!(queue.next_deadline(), Some(at(25)));
+    assert_eq!(queue.due(24), []);
+    let released: Vec<_> = queue.take_due(at(25)).collect();
+    let expected = Released {
+        ifindex: 1,
+        captured_at: at(10),
+        bytes: [1, 2, 3].into(),
+        gso_size: 1448,
+        why: Applied,
+    };
+    assert_eq!(released, [expected]);
+    assert!(queue.is_empty());
+    assert_eq!((queue.bytes_held(), queue.next_deadline()), (0, None));
+}
+
+#[test]
+fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
+    let mut queue = queue();
+    queue.holds(&udp(&[1], 10), BATCH);
+    assert_eq!(queue.next_deadline(), Some(at(110)));
+    assert_eq!(queue.due(109), []);
+    assert_eq!(queue.due(110), [(1, Overrun)]);
+    queue.applied(BatchId(1), micros(0), at(111));
+    assert_eq!(queue.due(1000), []);
+    assert_eq!(queue.events()[Overrun], 1);
+}
+
+#[test]
+fn an_answer_that_would_settle_too_late_does_not() {
+    let mut queue = queue();
+    queue.holds(&udp(&[1], 0), BATCH);
+    queue.applied(BatchId(1), micros(50), at(80));
+    assert_eq!(queue.due(99), []);
+    assert_eq!(queue.due(100), [(1, Overrun)]);
+}
+
+#[test]
+fn an_answer_that_waits_for_nothing_or_for_a_time() {
+    let mut queue = queue();
+    queue.holds(&udp(&[1], 5), Nothing);
+    queue.holds(&udp(&[2], 5), Until(at(7)));
+    queue.holds(&udp(&[3], 5), Until(at(500)));
+    assert_eq!(queue.due(5), [(1, Free)]);
+    assert_eq!(queue.due(7), [(2, Applied)]);
+    assert_eq!(queue.due(105), [(3, Overrun)]);
+}
+
+#[test]
+fn frames_of_a_connection_wait_for_those_before_them() {
+    let mut queue = queue();
+    queue.holds(&tcp(&[1], 0), BATCH);
+    assert!(queue.has_frames_of(&connection(40_000)));
+    queue.holds(&tcp(&[2], 1), Nothing);
+    queue.holds(&tcp(&[3], 2), Batch(BatchId(2)));
+    queue.holds(&tcp(&[4], 3), Nothing);
+    // Another connection's has nothing to do with it.
+    let other = TakenFrame {
+        ifindex: 2,
+        connection: Some(connection(40_001)),
+        ..tcp(&[5], 3)
+    };
+    queue.holds(&other, Nothing);
+    queue.applied(BatchId(2), micros(0), at(4));
+    assert_eq!(queue.due(4), [(5, Free)]);
+    queue.applied(BatchId(1), micros(1), at(5));
+    assert_eq!(queue.due(5), []);
+    let all = [(1, Applied), (2, Free), (3, Applied), (4, Free)];
+    assert_eq!(queue.due(6), all);
+    assert!(!queue.has_frames_of(&connection(40_000)));
+}
+
+#[test]
+fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
+    let mut queue = queue();
+    queue.holds(&tcp(&[1], 0), BATCH);
+    queue.holds(&tcp(&[2], 1), Batch(BatchId(2)));
+    queue.applied(BatchId(1), micros(0), at(2));
+    assert_eq!(queue.due(2), [(1, Applied)]);
+    assert_eq!(queue.due(100), []);
+    assert_eq!(queue.due(101), [(2, Overrun)]);
+}
+
+#[test]
+fn an_earlier_frame_leaves_before_a_later_one_is_overdue() {
+    let mut queue = queue();
+    // Packets of one connection can be stamped on different processors.
+    queue.holds(&tcp(&[1], 20), BATCH);
+    queue.holds(&tcp(&[2], 10), BATCH);
+    assert_eq!(queue.next_deadline(), Some(at(110)));
+    assert_eq!(queue.due(110), [(1, Overrun), (2, Overrun)]);
+}
+
+#[test]
+fn where_there_is_no_room_nothing_is_held() {
+    let mut queue = queue();
+    for number in 0..4 {
+        queue.holds(&udp(&[number], 0), BATCH);
+    }
+    assert_eq!(queue.hold(&udp(&[9], 0), BATCH, at(0)), Err(Full));
+    let of_other = |bytes| TakenFrame {
+        ifindex: 2,
+        ..udp(bytes, 0)
+    };
+    queue.holds(&of_other(&[4]), BATCH);
+    assert_eq!(queue.hold(&of_other(&[9; 56]), BATCH, at(0)), Err(Full));
+    queue.holds(&of_other(&[5; 55]), BATCH);
+    assert_eq!(queue.due(100).len(), 6);
+    for number in 0..6 {
+        let frame = TakenFrame {
+            ifindex: number,
+            ..udp(&[9], 200)
+        };
+        queue.holds(&frame, BATCH);
+    }
+    assert_eq!(queue.hold(&udp(&[9], 0), BATCH, at(0)), Err(Full));
+    assert_eq!(queue.events()[HoldEvent::Full], 3);
+}
+
+#[test]
+fn where_there_is_no_room_a_connection_keeps_its_order() {
+    let mut queue = queue();
+    for number in 0..4 {
+        queue.holds(&tcp(&[number], 0), BATCH);
+    }
+    assert_eq!(queue.hold(&tcp(&[9], 1), Nothing, at(1)), Err(Full));
+    let all = [0, 1, 2, 3].map(|number| (number, Overrun));
+    assert_eq!(queue.due(1), all);
+}
+
+#[test]
+fn all_leave_in_the_end() {
+    let mut queue = queue();
+    queue.holds(&tcp(&[1], 0), BATCH);
+    queue.holds(&tcp(&[2], 0), Until(at(99)));
+    queue.holds(&udp(&[3], 0), Batch(BatchId(7)));
+    assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
+}
+
+/// What can happen to a queue.
+#[derive(Clone, Debug)]
+enum Step {
+    Hold {
+        /// Interface and connection: three connections on one interface, else UDP.
+        whose: u8,
+        age: u64,
+        wait: StepWait,
+        len: usize,
+    },
+    Applied {
+        batch: Index,
+        settle: u64,
+    },
+    Pass(u64),
+    PassToDeadline,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum StepWait {
+    Nothing,
+    Until(u64),
+    NextBatch,
+    Again,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let wait = prop_oneof![
+        Just(StepWait::Nothing),
+        (0u64..150).prop_map(StepWait::Until),
+        Just(StepWait::NextBatch),
+        Just(StepWait::Again),
+    ];
+    prop_oneof![
+        4 => (0u8..6, 0u64..30, wait, 9usize..20)
+            .prop_map(|(whose, age, wait, len)| Step::Hold { whose, age, wait, len }),
+        2 => (any::<Index>(), 0u64..60).prop_map(|(batch, settle)| Step::Applied { batch, settle }),
+        1 => (0u64..60).prop_map(Step::Pass),
+        2 => Just(Step::PassToDeadline),
+    ]
+}
+
+/// A frame of the model: it looks at all of them each time.
+#[derive(Clone, Debug)]
+struct Plain {
+    number: u64,
+    connection: Option<ConnectionKey>,
+    ifindex: u32,
+    len: usize,
+    deadline: Timestamp,
+    wait: Wait,
+    ready: Option<Timestamp>,
+}
+
+#[derive(Default)]
+struct Model {
+    frames: Vec<Plain>,
+}
+
+impl Model {
+    fn has_room(&self, ifindex: u32, len: usize) -> bool {
+        let of_interface = self.frames.iter().filter(|frame| frame.ifindex == ifindex);
+        let bytes: usize = self.frames.iter().map(|frame| frame.len).sum();
+        self.frames.len() < LIMITS.frames
+            && of_interface.count() < LIMITS.per_interface
+            && bytes + len <= LIMITS.bytes
+    }
+
+    fn same_connection(&self, one: &Plain, other: &Plain) -> bool {
+        one.connection.is_some() && one.connection == other.connection
+    }
+
+    fn deadline(&self, frame: &Plain) -> Timestamp {
+        let behind = self
+            .frames
+            .iter()
+            .filter(|other| self.same_connection(frame, other) && other.number > frame.number);
+        behind.fold(frame.deadline, |deadline, other| {
+            deadline.min(other.deadline)
+        })
+    }
+
+    /// The first frame that may leave, and why.
+    fn take(&mut self, now: Timestamp) -> Option<(u64, HoldEvent)> {
+        let at = self.frames.iter().position(|frame| {
+            let stands_before =
+                |other: &Plain| self.same_connection(frame, other) && other.number < frame.number;
+            let is_ready = frame.ready.is_some_and(|ready| ready <= now);
+            !self.frames.iter().any(stands_before) && (is_ready || self.deadline(frame) <= now)
+        })?;
+        let deadline = self.deadline(&self.frames[at]);
+        let frame = self.frames.remove(at);
+        let why = match frame.wait {
+            Nothing => Free,
+            _ if frame.ready.is_some_and(|ready| ready <= deadline) => Applied,
+            _ => Overrun,
+        };
+        Some((frame.number, why))
+    }
+}
+
+/// Runs the queue beside the model; gives what happened.
+fn run(steps: &[Step]) -> Result<Tally<HoldEvent>, TestCaseError> {
+    let mut queue = queue();
+    let mut model = Model::default();
+    let mut now = at(1000);
+    let mut next_batch = 1;
+    let mut last: BTreeMap<u16, u64> = BTreeMap::new();
+    for (number, step) in steps.iter().enumerate() {
+        let number = number as u64;
+        match *step {
+            Step::Hold {
+                whose,
+                age,
+                wait,
+                len,
+            } => {
+                let connection = (whose < 3).then(|| connection(whose.into()));
+                let wait = match wait {
+                    StepWait::Nothing => Nothing,
+                    StepWait::Until(after) => Until(now + micros(after)),
+                    StepWait::NextBatch => {
+                        next_batch += 1;
+                        Batch(BatchId(next_batch))
+                    }
+                    StepWait::Again => Batch(BatchId(next_batch)),
+                };
+                let captured_at = now.checked_sub(micros(age)).expect("after the beginning");
+                let mut bytes = vec![whose; len];
+                bytes[..8].copy_from_slice(&number.to_be_bytes());
+                let frame = TakenFrame {
+                    ifindex: u32::from(whose / 3),
+                    captured_at,
+                    bytes: &bytes,
+                    gso_size: 0,
+                    connection,
+                };
+                let held = queue.hold(&frame, wait, now);
+                prop_assert_eq!(held.is_ok(), model.has_room(frame.ifindex, len));
+                if held.is_ok() {
+                    model.frames.push(Plain {
+                        number,
+                        connection,
+                        ifindex: frame.ifindex,
+                        len,
+                        deadline: captured_at + LIMITS.longest,
+                        wait,
+                        ready: match wait {
+                            Nothing => Some(captured_at),
+                            Until(at) => Some(at),
+                            Batch(_) => None,
+                        },
+                    });
+                } else {
+                    for frame in &mut model.frames {
+                        if connection.is_some() && frame.connection == connection {
+                            frame.deadline = frame.deadline.min(now);
+                        }
+                    }
+                }
+            }
+            Step::Applied { batch, settle } => {
+                let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
+                queue.applied(batch, micros(settle), now);
+                for frame in &mut model.frames {
+                    if frame.wait == Batch(batch) && frame.ready.is_none() {
+                        frame.ready = Some(now + micros(settle));
+                    }
+                }
+            }
+            Step::Pass(time) => now = now + micros(time),
+            Step::PassToDeadline => now = queue.next_deadline().map_or(now, |at| at.max(now)),
+        }
+        let mut left = Vec::new();
+        for released in queue.take_due(now) {
+            let (number, rest) = released.bytes.split_first_chunk().expect("9 bytes");
+            let number = u64::from_be_bytes(*number);
+            let whose = rest[0];
+            if whose < 3 {
+                let before = last.insert(whose.into(), number);
+                prop_assert!(before < Some(number), "order of connection {}", whose);
+            }
+            left.push((number, released.why));
+        }
+        left.sort_unstable();
+        let mut expected: Vec<_> = std::iter::from_fn(|| model.take(now)).collect();
+        expected.sort_unstable();
+        prop_assert_eq!(left, expected);
+        prop_assert_eq!(queue.len(), model.frames.len());
+        prop_assert!(queue.next_deadline().is_none_or(|at| at > now));
+        prop_assert_eq!(queue.next_deadline().is_none(), queue.is_empty());
+    }
+    let rest = queue.len();
+    prop_assert_eq!(
+        queue.take_due(Timestamp::from_nanos(u64::MAX)).count(),
+        rest
+    );
+    prop_assert_eq!((queue.len(), queue.bytes_held()), (0, 0));
+    prop_assert!(queue.of_interface.is_empty() && queue.connections.is_empty());
+    prop_assert!(queue.waiting.is_empty() && queue.due.is_empty());
+    Ok(queue.events().clone())
+}
+
+#[test]
+fn it_does_what_the_plain_model_does() {
+    let happened = RefCell::new(Tally::<HoldEvent>::default());
+    let mut runner = TestRunner::new(Config {
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let tested = runner.run(&vec(step(), 1..120), |steps| {
+        let events = run(&steps)?;
+        let mut happened = happened.borrow_mut();
+        for (event, count) in events.iter() {
+            (0..count).for_each(|_| happened.count(event));
+        }
+        Ok(())
+    });
+    if let Err(error) = tested {
+        panic!("{error}");
+    }
+    for (event, count) in happened.borrow().iter() {
+        // About a thousand times each.
+        assert!(count > 100, "{} only {count} times", event.as_str());
+    }
+}

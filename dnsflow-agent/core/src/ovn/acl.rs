@@ -1,0 +1,200 @@
+//! Reads the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
+//! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
+//!
+//! Only rules with address sets are of interest; every other destination is [`AclMatch::Other`].
+//! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
+
+use ipnet::IpNet;
+
+use crate::flow::{Protocol, Transport};
+
+/// What an ACL's match says.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum AclMatch {
+    /// The destination is the address set of a DNS name.
+    Name(NameMatch),
+    /// Another destination: a CIDR or nodes.
+    Other,
+}
+
+/// The match of a rule with a `dnsName`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NameMatch {
+    /// Hash in the name of the IPv4 address set, where the cluster has IPv4.
+    pub v4: Option<u64>,
+    /// Hash in the name of the IPv6 address set, where the cluster has IPv6.
+    pub v6: Option<u64>,
+    /// The NB name of the namespace's port group.
+    pub port_group: String,
+    /// Protocols and ports; empty means all traffic.
+    pub transports: Vec<Transport>,
+}
+
+/// Why a match cannot be read: what was expected, and where.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("expected {expected} at `{rest}`")]
+pub struct AclMatchError {
+    expected: &'static str,
+    rest: String,
+}
+
+/// The networks that a rule's match leaves out: `ip4.dst != 10.244.0.0/16`. ovn-kubernetes writes
+/// so of each network of the cluster that a rule by CIDR would touch, and of no other
+/// (`generateMatch` in its egressfirewall.go).
+pub fn excluded_networks(text: &str) -> impl Iterator<Item = IpNet> {
+    let parts = text.split(".dst != ").skip(1);
+    parts.filter_map(|part| part.split([' ', ')']).next()?.parse().ok())
+}
+
+/// Parses the `match` of an EgressFirewall ACL.
+pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
+    let mut cursor = Cursor { rest: text };
+    cursor.expect("(", "`(`")?;
+    let (mut v4, mut v6) = (None, None);
+    loop {
+        let family = if cursor.take("ip4.dst") {
+            &mut v4
+        } else if cursor.take("ip6.dst") {
+            &mut v6
+        } else {
+            return Ok(AclMatch::Other);
+        };
+        if !(cursor.take("==") && cursor.take("$a")) {
+            return Ok(AclMatch::Other);
+        }
+        *family = Some(cursor.number("an address set's hash")?);
+        if !cursor.take("||") {
+            break;
+        }
+    }
+    cursor.expect(")", "`)`")?;
+    cursor.expect("&&", "`&& inport`")?;
+    cursor.expect("inport", "`inport`")?;
+    cursor.expect("==", "`==`")?;
+    cursor.expect("@", "a port group")?;
+    let port_group = cursor.word("a port group's name")?.to_owned();
+    let transports = if cursor.take("&&") {
+        cursor.transports()?
+    } else {
+        Vec::new()
+    };
+    cursor.end()?;
+    Ok(AclMatch::Name(NameMatch {
+        v4,
+        v6,
+        port_group,
+        transports,
+    }))
+}
+
+struct Cursor<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Cursor<'a> {
+    fn error(&self, expected: &'static str) -> AclMatchError {
+        AclMatchError {
+            expected,
+            rest: self.rest.chars().take(40).collect(),
+        }
+    }
+
+    /// Skips blanks, then takes `token` if it comes next.
+    fn take(&mut self, token: &str) -> bool {
+        match self.rest.trim_start().strip_prefix(token) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn expect(&mut self, token: &str, expected: &'static str) -> Result<(), AclMatchError> {
+        if self.take(token) {
+            Ok(())
+        } else {
+            Err(self.error(expected))
+        }
+    }
+
+    fn word(&mut self, expected: &'static str) -> Result<&'a str, AclMatchError> {
+        let text = self.rest.trim_start();
+        let end = text
+            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+            .unwrap_or(text.len());
+        if end == 0 {
+            return Err(self.error(expected));
+        }
+        let (word, rest) = text.split_at(end);
+        self.rest = rest;
+        Ok(word)
+    }
+
+    fn number<N: std::str::FromStr>(&mut self, expected: &'static str) -> Result<N, AclMatchError> {
+        let word = self.word(expected)?;
+        word.parse().map_err(|_| AclMatchError {
+            expected,
+            rest: word.to_owned(),
+        })
+    }
+
+    fn end(&self) -> Result<(), AclMatchError> {
+        if self.rest.trim().is_empty() {
+            Ok(())
+        } else {
+            Err(self.error("the end"))
+        }
+    }
+
+    /// `((udp && ( udp.dst == 53 || udp.dst == 54 )) || (tcp))`
+    fn transports(&mut self) -> Result<Vec<Transport>, AclMatchError> {
+        let mut transports = Vec::new();
+        self.expect("(", "`(` of the ports")?;
+        loop {
+            self.expect("(", "`(` of a protocol")?;
+            let name = self.word("a protocol")?;
+            let protocol = match name {
+                "tcp" => Protocol::Tcp,
+                "udp" => Protocol::Udp,
+                "sctp" => Protocol::Sctp,
+                _ => {
+                    return Err(AclMatchError {
+                        expected: "tcp, udp or sctp",
+                        rest: name.to_owned(),
+                    });
+                }
+            };
+            if self.take("&&") {
+                self.expect("(", "`(` of a port")?;
+                loop {
+                    self.expect(name, "the protocol again")?;
+                    self.expect(".dst", "`.dst`")?;
+                    self.expect("==", "`==`")?;
+                    transports.push(Transport {
+                        protocol,
+                        port: Some(self.number("a port")?),
+                    });
+                    if !self.take("||") {
+                        break;
+                    }
+                }
+                self.expect(")", "`)` of a port")?;
+            } else {
+                transports.push(Transport {
+                    protocol,
+                    port: None,
+                });
+            }
+            self.expect(")", "`)` of a protocol")?;
+            if !self.take("||") {
+                break;
+            }
+        }
+        self.expect(")", "`)` of the ports")?;
+        Ok(transports)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! The names that ovn-kubernetes gives to the address sets of DNS names.
+
+use std::fmt;
+
+use crate::name::DnsName;
+
+/// An address family, as ovn-kubernetes' address sets are split by it.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "v4",
+            Self::V6 => "v6",
+        })
+    }
+}
+
+/// FNV-1a with 64 bits (RFC 9923), which ovn-kubernetes hashes its ids with
+/// (`HashForOVN` in `go-controller/pkg/libovsdb/util`).
+fn fnv1a_64(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The 64 bits behind the `a` in the name of the address set of `dns_name`, where OVN writes
+/// it in decimal.
+///
+/// The owner is always the default network's controller, also for a user-defined network.
+fn address_set_hash(dns_name: &str, family: Family) -> u64 {
+    fnv1a_64(format!("default-network-controller:EgressFirewallDNS:{dns_name}:{family}").as_bytes())
+}
+
+/// The hashes of the address sets that may stand for `name` in `family`: as written (the
+/// DNSNameResolver feature off), and lower case with a final dot (the feature on).
+pub fn address_set_hashes(name: &DnsName, family: Family) -> [u64; 2] {
+    let written = name.written();
+    let mut resolver = written.to_ascii_lowercase();
+    if !resolver.ends_with('.') {
+        resolver.push('.');
+    }
+    [written, &resolver].map(|form| address_set_hash(form, family))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_equal_those_that_ovn_kubernetes_wrote() {
+        let check = |name: &str, family, with: usize, hash: u64| {
+            let name: DnsName = name.parse().expect("a name");
+            assert_eq!(address_set_hashes(&name, family)[with], hash, "{name:?}");
+        };
+        check("example.com", Family::V4, 0, 18_346_816_605_274_050_565);
+        check("example.com", Family::V6, 0, 18_346_814_406_250_794_143);
+        check("Example.COM", Family::V4, 1, 4_932_485_612_109_564_913);
+        check("example.com.", Family::V6, 1, 4_932_483_413_086_308_491);
+        check("ports.test", Family::V4, 0, 12_164_270_707_472_427_916);
+    }
+}

@@ -1,0 +1,291 @@
+//! Reads a logical flow of an ACL into a template for our own flows.
+//!
+//! The match of such a row is a run of register tests followed by the ACL's own match in
+//! parentheses, at the time when ovn-northd made it, or the ACL's match alone; its actions are
+//! register loads, perhaps a `log`, a `ct_commit`, and `next`.
+//! Logical register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
+//! `lib/logical-fields.c`). Actions beyond that are copied from what ovn-controller made of the same
+//! text. Nothing is guessed.
+
+use std::collections::BTreeMap;
+
+use super::rows::{LogicalFlow, Pipeline};
+use crate::flow::{Action, Masked};
+
+/// One logical flow of an ACL, ready to be filled in with a pod's port and addresses.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Template {
+    /// Where in the datapath's pipeline: the half …
+    pub pipeline: Pipeline,
+    /// … and the table within it.
+    pub table_id: u8,
+    /// The OpenFlow priority.
+    pub priority: u16,
+    /// Register tests in front of the ACL's match.
+    pub registers: BTreeMap<u8, Masked>,
+    /// What happens to the packet.
+    pub recipe: Recipe,
+}
+
+/// How the actions of a [`Template`] come about.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Recipe {
+    /// From what is understood.
+    Build(Vec<Step>),
+    /// By a copy of what ovn-controller made of the same text in the same stage: `log` needs a
+    /// number that only ovn-controller gives to its meter, `ct_commit` is compiled differently
+    /// from release to release.
+    Copy {
+        /// The text, and where it stands.
+        source: Source,
+        /// What serves as long as there is nothing to copy: the actions without their `log`s.
+        without_logs: Option<Vec<Step>>,
+    },
+}
+
+/// A text of logical actions in a stage. ovn-controller makes the same OpenFlow actions of it
+/// wherever it stands in that stage.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Source {
+    /// The pipeline.
+    pub pipeline: Pipeline,
+    /// The table within it, which `next` counts from.
+    pub table_id: u8,
+    /// `Logical_Flow.actions`.
+    pub actions: String,
+}
+
+impl Source {
+    /// Where the actions of a logical flow stand.
+    pub fn of(flow: &LogicalFlow) -> Self {
+        Self {
+            pipeline: flow.pipeline,
+            table_id: flow.table_id,
+            actions: flow.actions.clone(),
+        }
+    }
+}
+
+/// OpenFlow actions that ovn-controller made, by what it made them of.
+pub type Copies = BTreeMap<Source, Vec<u8>>;
+
+/// An action of a [`Template`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// Load bits of a register.
+    Load(u8, Masked),
+    /// Go on in the next table.
+    Next,
+    /// Go on in this OpenFlow table: only where an option says so.
+    Goto(u8),
+}
+
+/// Why a logical flow cannot serve as a template.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum TemplateError {
+    /// There is no match of an ACL in parentheses.
+    #[error("its match does not end with that of an ACL: `{0}`")]
+    NoAclMatch(String),
+    /// A test in front of the ACL's match is no register test.
+    #[error("its match has a test that is not understood: `{0}`")]
+    Test(String),
+    /// The actions can neither be built nor copied.
+    #[error(
+        "its actions hold `{0}`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
+    )]
+    NoCopy(String),
+}
+
+/// Splits the match of a logical flow into the register tests and the ACL's match: that is in
+/// parentheses, or stands alone where there is nothing to test (seen on
+/// OVN 23.03 when the switch has no conntrack).
+fn split(matches: &str) -> Option<(&str, &str)> {
+    // No register test holds a parenthesis.
+    let start = matches.find('(')?;
+    let (prefix, rest) = matches.split_at(start);
+    let mut depth = 0;
+    let end = rest.find(|c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    })?;
+    if end + 1 == rest.len() {
+        Some((prefix, &rest[1..end]))
+    } else if prefix.is_empty() {
+        Some((prefix, rest))
+    } else {
+        None
+    }
+}
+
+/// The match of the ACL that a logical flow was made from.
+pub fn acl_match(flow: &LogicalFlow) -> Option<&str> {
+    split(&flow.matches).map(|(_, acl)| acl)
+}
+
+impl Template {
+    /// Reads the logical flow of an ACL.
+    pub fn parse(flow: &LogicalFlow) -> Result<Self, TemplateError> {
+        let (prefix, _) =
+            split(&flow.matches).ok_or_else(|| TemplateError::NoAclMatch(flow.matches.clone()))?;
+        let mut registers = BTreeMap::new();
+        for test in prefix.split("&&").map(str::trim).filter(|t| !t.is_empty()) {
+            let understood = test
+                .split_once("==")
+                .and_then(|(field, value)| register_bits(field, value))
+                .and_then(|(register, bits)| merge(&mut registers, register, bits));
+            if understood.is_none() {
+                return Err(TemplateError::Test(test.to_owned()));
+            }
+        }
+        Ok(Self {
+            pipeline: flow.pipeline,
+            table_id: flow.table_id,
+            priority: flow.priority,
+            registers,
+            recipe: recipe(flow),
+        })
+    }
+
+    /// The OpenFlow table, when the pipeline begins at table `base`.
+    pub fn table(&self, base: u8) -> u8 {
+        base.saturating_add(self.table_id)
+    }
+
+    /// The OpenFlow actions, when the pipeline begins at table `base`; `None` while there is
+    /// nothing to copy them from.
+    pub fn actions(&self, base: u8, copies: &Copies) -> Option<Vec<Action>> {
+        let steps = match &self.recipe {
+            Recipe::Build(steps) => steps,
+            Recipe::Copy {
+                source,
+                without_logs,
+            } => match copies.get(source) {
+                Some(bytes) if bytes.is_empty() => return Some(Vec::new()),
+                Some(bytes) => return Some(vec![Action::Copied(bytes.clone())]),
+                None => without_logs.as_ref()?,
+            },
+        };
+        let next = self.table(base).saturating_add(1);
+        Some(
+            steps
+                .iter()
+                .map(|step| match *step {
+                    Step::Load(register, bits) => Action::SetRegister { register, bits },
+                    Step::Next => Action::Resubmit { table: next },
+                    Step::Goto(table) => Action::Resubmit { table },
+                })
+                .collect(),
+        )
+    }
+}
+
+/// Adds a test of some bits to those of the same register; `None` when they contradict.
+fn merge(registers: &mut BTreeMap<u8, Masked>, register: u8, bits: Masked) -> Option<()> {
+    let known = registers
+        .get(&register)
+        .copied()
+        .unwrap_or(Masked::new(0, 0));
+    let common = known.mask() & bits.mask();
+    if known.value() & common != bits.value() & common {
+        return None;
+    }
+    registers.insert(
+        register,
+        Masked::new(known.value() | bits.value(), known.mask() | bits.mask()),
+    );
+    Some(())
+}
+
+/// Reads `reg8[30..31]`, `reg0[7]` or `reg3`, and a decimal or hexadecimal value for it.
+fn register_bits(field: &str, value: &str) -> Option<(u8, Masked)> {
+    let field = field.trim().strip_prefix("reg")?;
+    let (number, low, high) = match field.strip_suffix(']') {
+        Some(field) => {
+            let (number, bits) = field.split_once('[')?;
+            match bits.split_once("..") {
+                Some((low, high)) => (number, low.parse().ok()?, high.parse().ok()?),
+                None => (number, bits.parse().ok()?, bits.parse().ok()?),
+            }
+        }
+        None => (field, 0u32, 31u32),
+    };
+    let register: u8 = number.parse().ok().filter(|&n| n <= 15)?;
+    if low > high || high > 31 {
+        return None;
+    }
+    let width = high - low + 1;
+    let value = value.trim();
+    let value: u32 = match value.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok()?,
+        None => value.parse().ok()?,
+    };
+    let ones = u32::MAX >> (32 - width);
+    if value > ones {
+        return None;
+    }
+    Some((register, Masked::new(value << low, ones << low)))
+}
+
+fn recipe(flow: &LogicalFlow) -> Recipe {
+    let mut steps = Some(Vec::new());
+    let mut logs = false;
+    for action in statements(&flow.actions) {
+        let step = if action == "next" {
+            Some(Step::Next)
+        } else if action.starts_with("log(") {
+            logs = true;
+            continue;
+        } else {
+            action
+                .split_once('=')
+                .and_then(|(field, value)| register_bits(field, value))
+                .map(|(register, bits)| Step::Load(register, bits))
+        };
+        steps = steps.zip(step).map(|(mut steps, step)| {
+            steps.push(step);
+            steps
+        });
+    }
+    match steps {
+        Some(steps) if !logs => Recipe::Build(steps),
+        without_logs => Recipe::Copy {
+            source: Source::of(flow),
+            without_logs,
+        },
+    }
+}
+
+/// The first action of a text that can only be copied.
+pub fn first_to_copy(actions: &str) -> Option<&str> {
+    statements(actions).find(|action| {
+        *action != "next"
+            && action
+                .split_once('=')
+                .and_then(|(field, value)| register_bits(field, value))
+                .is_none()
+    })
+}
+
+/// Splits at semicolons outside quotes, parentheses and braces; drops comments and blanks.
+fn statements(actions: &str) -> impl Iterator<Item = &str> {
+    let (mut depth, mut quoted) = (0u32, false);
+    actions
+        .split(move |c| {
+            match c {
+                '"' => quoted = !quoted,
+                '(' | '{' if !quoted => depth += 1,
+                ')' | '}' if !quoted => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            c == ';' && depth == 0 && !quoted
+        })
+        .map(str::trim)
+        .filter(|text| !text.is_empty() && *text != "/* drop */")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+use super::*;
+use crate::{firewall::Rule, ovn::rows::Pipeline};
+
+const PORT_GROUP: &str = "a9633447981174624809";
+
+fn dns(text: &str) -> DnsName {
+    text.parse().expect("a name")
+}
+
+fn allow(name: &str) -> Rule {
+    Rule {
+        action: RuleAction::Allow,
+        destination: Destination::Name(dns(name)),
+        ports: vec![],
+    }
+}
+
+fn deny_all() -> Rule {
+    Rule {
+        action: RuleAction::Deny,
+        destination: Destination::Cidr("0.0.0.0/0".parse().expect("a network")),
+        ports: vec![],
+    }
+}
+
+fn firewall(rules: Vec<Rule>) -> Firewall {
+    Firewall {
+        rules,
+        subdomains: None,
+    }
+}
+
+fn acl(index: u32, set: u64) -> Acl {
+    Acl {
+        namespace: "ns1".into(),
+        rule_index: index,
+        direction: "to-lport".into(),
+        priority: 10000 - index as u16,
+        matches: format!("(ip4.dst == $a{set}) && inport == @{PORT_GROUP}"),
+        action: "allow".into(),
+    }
+}
+
+fn logical_flow(acl: &Acl) -> LogicalFlow {
+    LogicalFlow {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+        priority: acl.priority + ACL_PRIORITY_OFFSET,
+        matches: format!("reg0[8] == 1 && ({})", acl.matches),
+        actions: "next;".into(),
+        stage_hint: Some(1),
+    }
+}
+
+fn set_of(name: &str) -> u64 {
+    address_set_hashes(&dns(name), Family::V4)[0]
+}
+
+fn pair_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> NamespaceRules {
+    let acls = acls
+        .iter()
+        .map(|(acl, flows)| (acl, flows.iter().collect()));
+    pair("ns1", firewall, acls, true, &Copies::new())
+}
+
+fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
+    let flow = logical_flow(&acl);
+    (acl, vec![flow])
+}
+
+/// Index and name of each usable rule.
+fn usable(rules: &NamespaceRules) -> Vec<(u32, &str)> {
+    rules
+        .sets
+        .values()
+        .flat_map(RuleSet::rules)
+        .map(|rule| (rule.index, rule.name.written()))
+        .collect()
+}
+
+#[test]
+fn an_acl_belongs_to_the_rule_whose_name_its_address_set_is_for() {
+    let firewall = firewall(vec![allow("example.com"), deny_all()]);
+    let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("example.com")))]);
+    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(paired.problems, BTreeMap::new());
+    assert_eq!(paired.sets.keys().collect::<Vec<_>>(), [PORT_GROUP]);
+}
+
+#[test]
+fn both_forms_of_the_address_set_are_known() {
+    let firewall = firewall(vec![allow("Example.com")]);
+    for hash in address_set_hashes(&dns("Example.com"), Family::V4) {
+        let paired = pair_with(&firewall, &[with_flows(acl(0, hash))]);
+        assert_eq!(usable(&paired), [(0, "Example.com")]);
+    }
+}
+
+#[test]
+fn until_ovn_catches_up_a_moved_rule_stays_where_ovn_has_it() {
+    let edited = firewall(vec![allow("new.test"), allow("example.com"), deny_all()]);
+    let paired = pair_with(&edited, &[with_flows(acl(0, set_of("example.com")))]);
+    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(paired.problems[&0], Problem::NoAcl(dns("new.test")));
+}
+
+#[test]
+fn an_acl_of_a_name_that_no_rule_has_is_not_used() {
+    let edited = firewall(vec![allow("new.test")]);
+    let paired = pair_with(&edited, &[with_flows(acl(0, set_of("example.com")))]);
+    assert_eq!(usable(&paired), []);
+    assert_eq!(paired.problems[&0], Problem::NoAcl(dns("new.test")));
+}
+
+#[test]
+fn an_acl_beyond_the_rules_is_stale() {
+    let shorter = firewall(vec![allow("example.com")]);
+    let paired = pair_with(
+        &shorter,
+        &[
+            with_flows(acl(0, set_of("example.com"))),
+            with_flows(acl(1, set_of("example.com"))),
+        ],
+    );
+    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(paired.problems[&1], Problem::StaleAcl);
+}
+
+#[test]
+fn logical_flows_are_waited_for() {
+    let firewall = firewall(vec![allow("example.com")]);
+    let acl = acl(0, set_of("example.com"));
+    let waiting = Problem::NoLogicalFlows(dns("example.com"));
+    let none = pair_with(&firewall, &[(acl.clone(), vec![])]);
+    assert_eq!((usable(&none), &none.problems[&0]), (vec![], &waiting));
+    // Still made from the match before the edit.
+    let mut old = logical_flow(&acl);
+    old.matches = old.matches.replace("ip4.dst == $a", "ip4.dst == $a9");
+    let late = pair_with(&firewall, &[(acl, vec![old])]);
+    assert_eq!((usable(&late), &late.problems[&0]), (vec![], &waiting));
+}
+
+#[test]
+fn until_northd_catches_up_a_moved_rule_stays_where_its_logical_flow_is() {
+    let edited = firewall(vec![allow("new.test"), allow("example.com"), deny_all()]);
+    let old_flow = logical_flow(&acl(0, set_of("example.com")));
+    let paired = pair_with(
+        &edited,
+        &[
+            (acl(0, set_of("new.test")), vec![old_flow]),
+            (acl(1, set_of("example.com")), vec![]),
+        ],
+    );
+    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(
+        paired.problems[&0],
+        Problem::NoLogicalFlows(dns("new.test"))
+    );
+}
+
+#[test]
+fn a_row_beyond_the_rules_serves_until_its_name_has_another_place() {
+    let shorter = firewall(vec![allow("example.com")]);
+    let beyond = with_flows(acl(2, set_of("example.com")));
+    let paired = pair_with(&shorter, &[beyond]);
+    assert_eq!(usable(&paired), [(2, "example.com")]);
+    assert_eq!(paired.problems[&2], Problem::StaleAcl);
+}
+
+#[test]
+fn the_two_logical_flows_of_a_stateful_acl_make_one_rule() {
+    let firewall = firewall(vec![allow("example.com")]);
+    let acl = acl(0, set_of("example.com"));
+    let established = logical_flow(&acl);
+    let new = LogicalFlow {
+        matches: established.matches.replace("reg0[8]", "reg0[7]"),
+        ..established.clone()
+    };
+    let paired = pair_with(&firewall, &[(acl, vec![established, new])]);
+    let [rule] = paired.sets[PORT_GROUP].rules() else {
+        panic!("{paired:?}");
+    };
+    assert_eq!(rule.templates.len(), 2);
+}
+
+#[test]
+fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
+    let firewall = firewall(vec![allow("example.com"), allow("other.test")]);
+    let (acl0, mut flows0) = with_flows(acl(0, set_of("example.com")));
+    flows0[0].actions = "frobnicate(); next;".into();
+    let paired = pair_with(
+        &firewall,
+        &[(acl0, flows0), with_flows(acl(1, set_of("other.test")))],
+    );
+    assert_eq!(usable(&paired), [(0, "example.com"), (1, "other.test")]);
+    let templates = |index: usize| &paired.sets[PORT_GROUP].rules()[index].templates;
+    assert_eq!(templates(0)[0].actions(42, &Copies::new()), None);
+    assert_eq!(
+        paired.problems[&0].to_string(),
+        "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
+    );
+}
+
+#[test]
+fn what_the_resource_says_wrongly_is_reported_at_its_index() {
+    let firewall = firewall(vec![
+        Rule {
+            action: RuleAction::Deny,
+            ..allow("bad.test")
+        },
+        Rule {
+            destination: Destination::Invalid("no destination".into()),
+            ..deny_all()
+        },
+    ]);
+    let paired = pair_with(&firewall, &[]);
+    assert_eq!(paired.problems[&0], Problem::NoAcl(dns("bad.test")));
+    assert_eq!(paired.problems[&1].to_string(), "no destination");
+}
+
+#[test]
+fn a_rule_that_denies_by_name_comes_with_a_caveat() {
+    let deny = Rule {
+        action: RuleAction::Deny,
+        ..allow("bad.test")
+    };
+    let firewall = firewall(vec![deny, deny_all()]);
+    let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("bad.test")))]);
+    assert_eq!(usable(&paired), [(0, "bad.test")]);
+    let caveat = Problem::DeniesByName(dns("bad.test"));
+    assert_eq!(caveat.standing(), Standing::Caveat);
+    assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
+    // What keeps the rule from working is said first.
+    let waiting = pair_with(&firewall, &[]);
+    assert_eq!(waiting.problems[&0], Problem::NoAcl(dns("bad.test")));
+}
+
+#[test]
+fn names_match_by_scope() {
+    let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
+        let firewall = Firewall {
+            rules: vec![allow(rule)],
+            subdomains: Some(subdomains),
+        };
+        let paired = pair_with(&firewall, &[with_flows(acl(0, set_of(rule)))]);
+        let name: DomainName = name.parse().expect("a name");
+        let found = paired.sets[PORT_GROUP].matching(&name).count() == 1;
+        assert_eq!(found, expected, "{rule} {name}");
+    };
+    check("example.com", true, "example.com", true);
+    check("example.com", true, "a.b.WWW.example.COM", true);
+    check("example.com", true, "notexample.com", false);
+    check("example.com", true, "com", false);
+    check("example.com", true, "example.com.evil.test", false);
+    check("example.com", false, "example.com", true);
+    check("example.com", false, "www.example.com", false);
+    for subdomains in [true, false] {
+        check("*.example.com", subdomains, "www.example.com", true);
+        check("*.example.com", subdomains, "example.com", false);
+        check("*.example.com", subdomains, "a.www.example.com", false);
+    }
+}
