@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     database::Database,
     dns,
-    netns::NetNs,
+    netns::{NetNs, require_mount_at_root},
     ovs::Daemon,
     pod::{Pod, PodRecord},
     process::{kill_all, run},
@@ -133,6 +133,7 @@ impl Lab {
             helper,
         } = options;
         let base = directory(&name)?;
+        require_mount_at_root()?;
         remove(&name, &base)?;
         fs::create_dir(&base)?;
         let lock = lock(&base)?;

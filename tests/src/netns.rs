@@ -15,14 +15,18 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::{
+    io::Errno,
     mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount},
     process::Pid,
     thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
 };
 
 const DIR: &str = "/run/netns";
+
+/// How many mounts of one namespace may lie above each other.
+const STACKED_MAX: usize = 16;
 
 /// A named network namespace. It outlives this value.
 #[derive(Clone, Debug)]
@@ -64,12 +68,14 @@ impl NetNs {
         if !path.exists() {
             return Ok(());
         }
-        match unmount(&path, UnmountFlags::DETACH) {
-            // A plain file: whoever made it died before the mount.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot unmount {self}")),
-        }
-        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+        // It may be a plain file: whoever made it died before the mount.
+        unmount_one(&path).with_context(|| format!("cannot unmount {self}"))?;
+        let removed = match fs::remove_file(&path) {
+            // It is mounted once more, below a mount of the whole directory.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => remove_beneath(&path),
+            removed => removed,
+        };
+        removed.with_context(|| format!("cannot remove {}", path.display()))
     }
 
     /// The processes in the namespace.
@@ -147,6 +153,77 @@ impl NetNs {
     }
 }
 
+/// Removes a name that is mounted below another mount of [`DIR`].
+///
+/// The first `ip netns add` of a machine binds the directory onto itself (`netns_add` in iproute2's
+/// ip/ipnetns.c). Names that were mounted before are then mounted twice. Nothing leads to the lower
+/// mount any more, and the kernel removes no file that is a mount point where the caller is
+/// (`is_local_mountpoint` in Linux fs/namespace.c). Elsewhere it may be one: such mounts go with
+/// the file (`detach_mounts`). So the file is removed from a mount namespace of its own, where
+/// nothing is mounted there.
+fn remove_beneath(path: &Path) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let elsewhere = scope.spawn(|| {
+            // SAFETY: a new mount namespace leaves memory and file descriptors as they are. The
+            // thread ends here.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+            private_mounts()?;
+            for _ in 0..STACKED_MAX {
+                // From above: the namespace, then the directory above the next mount of it.
+                while unmount_one(path)? {}
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+                    removed => return removed,
+                }
+                unmount_one(Path::new(DIR))?;
+            }
+            Err(Errno::BUSY.into())
+        });
+        elsewhere
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Unmounts the uppermost mount there, and says whether there was one.
+fn unmount_one(path: &Path) -> io::Result<bool> {
+    match unmount(path, UnmountFlags::DETACH) {
+        Ok(()) => Ok(true),
+        // Not a mount point.
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes care that no other mount namespace sees the mounts and unmounts of this one.
+fn private_mounts() -> io::Result<()> {
+    mount_change(
+        c"/",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )
+    .map_err(io::Error::from)
+}
+
+/// Fails where the root directory is no mount point, as in a plain chroot: its mounts can then not be
+/// kept to a mount namespace (mount(2), `EINVAL`).
+pub(crate) fn require_mount_at_root() -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")
+        .context("cannot read /proc/self/mountinfo; is /proc mounted?")?;
+    ensure!(
+        is_mounted(&mounts, "/"),
+        "the root directory is not a mount point, as in a plain chroot: leave the chroot, \
+         `mount --bind DIRECTORY DIRECTORY` with its directory, and enter it again"
+    );
+    Ok(())
+}
+
+/// Whether something is mounted there, by the fifth field of proc_pid_mountinfo(5).
+fn is_mounted(mounts: &str, directory: &str) -> bool {
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(4) == Some(directory))
+}
+
 impl std::fmt::Display for NetNs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.name)
@@ -167,11 +244,7 @@ pub(crate) fn replace_files(command: &mut Command, pairs: &[(PathBuf, &Path)]) -
     unsafe {
         command.pre_exec(move || {
             unshare_unsafe(UnshareFlags::NEWNS)?;
-            // The host never sees the mounts below.
-            mount_change(
-                c"/",
-                MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
-            )?;
+            private_mounts()?;
             for (from, to) in &mounts {
                 mount_bind(from.as_c_str(), to.as_c_str())?;
             }
@@ -180,3 +253,6 @@ pub(crate) fn replace_files(command: &mut Command, pairs: &[(PathBuf, &Path)]) -
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
