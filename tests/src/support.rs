@@ -5,7 +5,7 @@ use std::{
     fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -164,6 +164,31 @@ pub fn root_directory(suite: &str) -> Result<PathBuf> {
     Ok(target.join("roots").join(suite))
 }
 
+/// The workspace: the one that cargo runs this program in, or that the current directory is in.
+/// Not the one that the program was built in: a checkout may have moved since.
+pub fn workspace() -> Result<PathBuf> {
+    let from = match std::env::var_os("CARGO_MANIFEST_DIR") {
+        Some(package) => package.into(),
+        None => std::env::current_dir()?,
+    };
+    workspace_around(&from)
+}
+
+fn workspace_around(directory: &Path) -> Result<PathBuf> {
+    let is_workspace = |directory: &&Path| {
+        ["Cargo.toml", "xtask/Cargo.toml"]
+            .iter()
+            .all(|file| directory.join(file).is_file())
+    };
+    let found = directory.ancestors().find(is_workspace);
+    found.map(Path::to_owned).with_context(|| {
+        format!(
+            "{} is in no checkout of dnsflow: run this by cargo, or from inside of one",
+            directory.display()
+        )
+    })
+}
+
 /// The full name of a lab that tests or the demo bring up: other checkouts may be doing the same.
 pub fn lab_name(name: &str) -> String {
     format!("{}-{}", name.replace('_', "-"), checkout())
@@ -176,6 +201,30 @@ pub fn is_ours(lab: &str) -> bool {
 
 fn checkout() -> String {
     let mut hasher = DefaultHasher::new();
-    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+    // A program that is started outside of all checkouts has labs of its own.
+    workspace().ok().hash(&mut hasher);
     format!("{:08x}", hasher.finish() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_found_from_anywhere_inside() {
+        let name = format!("dnsflow-workspace-{}", std::process::id());
+        let top = std::env::temp_dir().join(name);
+        let deep = top.join("tests/src/netns");
+        std::fs::create_dir_all(&deep).expect("a directory");
+        std::fs::create_dir_all(top.join("xtask")).expect("a directory");
+        for file in ["Cargo.toml", "tests/Cargo.toml", "xtask/Cargo.toml"] {
+            std::fs::write(top.join(file), "").expect("a file");
+        }
+        for from in [&top, &top.join("tests"), &top.join("xtask"), &deep] {
+            assert_eq!(workspace_around(from).expect("it is there"), top);
+        }
+        std::fs::remove_dir_all(&top).expect("it is removed");
+        let outside = workspace_around(Path::new("/")).expect_err("it is outside");
+        assert!(outside.to_string().contains("in no checkout"), "{outside}");
+    }
 }

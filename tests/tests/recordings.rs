@@ -5,7 +5,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, Ipv4Addr},
-    path::Path,
 };
 
 use dnsflow_core::{
@@ -27,11 +26,16 @@ use dnsflow_core::{
         template::{Copies, Recipe, Source, Template, acl_match},
     },
 };
-use dnsflow_tests::frames::{Answer, Frame as FrameBuilder};
+use dnsflow_tests::{
+    frames::{Answer, Frame as FrameBuilder},
+    support::workspace,
+};
 use serde_json::Value;
 
 fn fixtures() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/ovn-kubernetes")
+    workspace()
+        .expect("a workspace")
+        .join("tests/fixtures/ovn-kubernetes")
 }
 
 fn read(name: &str) -> String {

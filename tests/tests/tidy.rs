@@ -5,11 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dnsflow_tests::support;
+
 fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the workspace")
-        .to_owned()
+    support::workspace().expect("a workspace")
 }
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
@@ -112,5 +111,16 @@ fn the_agent_starts_no_process() {
             "execv",
         ],
     );
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// A checkout that has moved works without being built anew.
+#[test]
+fn no_program_has_the_checkouts_path_compiled_in() {
+    let mut files = rust_files(&workspace().join("tests"));
+    files.extend(rust_files(&workspace().join("xtask")));
+    files.extend(rust_files(&workspace().join("dnsflow-agent/tests")));
+    let built_in = concat!("env!(\"CARGO_", "MANIFEST_DIR\")");
+    let found = lines_with(&files, &[built_in]);
     assert!(found.is_empty(), "{found:#?}");
 }

@@ -18,7 +18,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dnsflow_tests::root::{Contents, Root};
+use dnsflow_tests::{
+    root::{Contents, Root},
+    support::workspace,
+};
 
 use crate::ebpf_sources;
 
@@ -83,15 +86,6 @@ pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
         .with_context(|| format!("cannot copy {} to {}", built.display(), object.display()))?;
     fs::write(&stamp, ebpf_sources::expected_stamp(&workspace, &object)?)
         .with_context(|| format!("cannot write {}", stamp.display()))
-}
-
-/// The workspace that this program was built from.
-pub(crate) fn workspace() -> Result<PathBuf> {
-    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
-    xtask
-        .parent()
-        .map(Path::to_owned)
-        .context("xtask has no parent directory")
 }
 
 /// The compilers that this program knows to use.

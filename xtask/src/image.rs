@@ -1,12 +1,10 @@
 //! `cargo xtask image`: the agent's image, by whatever builds images here.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use dnsflow_tests::support::workspace;
 
 use crate::{interrupt, unavailable::Unavailable};
 
@@ -33,17 +31,11 @@ pub(crate) fn build(tag: &str) -> Result<()> {
     let mut command = Command::new(builder);
     command
         .args(arguments(builder, tag))
-        .current_dir(workspace());
+        .current_dir(workspace()?);
     let status = interrupt::wait(interrupt::spawn(&mut command)?)?;
     ensure!(status.success(), "{builder} failed ({status})");
     println!("{tag}");
     Ok(())
-}
-
-/// The directory of the workspace.
-pub(crate) fn workspace() -> &'static Path {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here)
 }
 
 /// The first of these that works: a client without its daemon does not.
@@ -96,7 +88,7 @@ mod tests {
         for builder in BUILDERS {
             let arguments = arguments(builder, "a:b");
             let file = arguments.iter().position(|word| word == "--file");
-            let file = file.map(|at| workspace().join(&arguments[at + 1]));
+            let file = file.map(|at| workspace().expect("a workspace").join(&arguments[at + 1]));
             assert!(file.is_some_and(|file| file.is_file()), "{arguments:?}");
         }
     }

@@ -20,12 +20,15 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
-use dnsflow_tests::{root::Root, support::root_directory};
+use dnsflow_tests::{
+    root::Root,
+    support::{root_directory, workspace},
+};
 use rustix::process::Pid;
 
 pub(crate) use self::guest::Job;
 use self::tools::Tools;
-use crate::{ebpf, interrupt};
+use crate::interrupt;
 
 /// Enough for two labs beside each other, with room to spare.
 const MEMORY: &str = "3G";
@@ -135,7 +138,7 @@ impl Machine {
             .arg(format!("--qemu-opts={}", guest.qemu_options()))
             .arg("--")
             .arg(format!("bash {}", script.display()))
-            .current_dir(ebpf::workspace()?)
+            .current_dir(workspace()?)
             .stdin(Stdio::null())
             .stdout(console.try_clone()?)
             .stderr(console);

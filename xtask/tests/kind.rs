@@ -4,13 +4,13 @@
 use std::{
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use dnsflow_tests::support::root_directory;
+use dnsflow_tests::support::{root_directory, workspace};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -272,7 +272,7 @@ fn interrupt(child: &Child) {
 
 #[test]
 fn the_manifests_name_the_images_that_are_loaded() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kind");
+    let directory = workspace().expect("a workspace").join("tests/kind");
     let story = fs::read_to_string(directory.join("story.yaml")).expect("a file");
     let images: Vec<&str> = story
         .lines()

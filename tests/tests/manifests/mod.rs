@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use dnsflow_tests::support::workspace;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{Namespace, ServiceAccount},
@@ -24,9 +25,8 @@ pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
 
 /// A directory of `deploy/`.
 pub(crate) fn directory(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../deploy")
-        .join(name)
+    let workspace = workspace().expect("a workspace");
+    workspace.join("deploy").join(name)
 }
 
 /// The documents of a YAML file.
@@ -37,7 +37,7 @@ pub(crate) fn documents(file: &Path) -> Result<Vec<Value>> {
 
 /// What `cargo xtask kind` applies beside `deploy/`, with the addresses and the node filled in.
 pub(crate) fn kind_story() -> Result<Vec<Value>> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("kind");
+    let directory = workspace()?.join("tests/kind");
     let mut objects = Vec::new();
     for file in ["story.yaml", "wildcard.yaml"] {
         let text = fs::read_to_string(directory.join(file)).with_context(|| file.to_owned())?;

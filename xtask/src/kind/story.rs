@@ -13,11 +13,12 @@ use dnsflow_tests::{
     pod::Fetch,
     process::run,
     scenes::{Actor, Goal, STILL_OPEN, Scene, Stage, WITH_DNSFLOW, WITHOUT_DNSFLOW, play},
+    support::workspace,
 };
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, Servers, shown};
-use crate::{image::workspace, interrupt};
+use crate::interrupt;
 
 /// For pods to start, and for a DaemonSet to be rolled out.
 const ROLLOUT: &str = "--timeout=300s";
@@ -151,7 +152,7 @@ impl<'a> Story<'a> {
     }
 
     fn deploy(&self) -> Result<Vec<String>> {
-        let overlay = workspace().join("deploy/overlays/kind");
+        let overlay = workspace()?.join("deploy/overlays/kind");
         let mut apply = self.cluster.kubectl(&["apply", "--kustomize"]);
         shown(apply.arg(overlay))?;
         self.rolled_out()?;
@@ -229,7 +230,7 @@ impl<'a> Story<'a> {
 
 /// A file of tests/kind.
 fn manifest(name: &str) -> Result<String> {
-    let path: PathBuf = workspace().join("tests/kind").join(name);
+    let path: PathBuf = workspace()?.join("tests/kind").join(name);
     fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 

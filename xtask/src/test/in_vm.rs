@@ -8,12 +8,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::support::{DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory};
+use dnsflow_tests::support::{
+    DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory, workspace,
+};
 use serde_json::Value;
 
 use super::{Tally, counts};
 use crate::{
-    ebpf, interrupt,
+    interrupt,
     prepare::{Ovn, cargo},
     vm::{Job, Kernel, Machine},
 };
@@ -103,7 +105,7 @@ fn job(
             (NOT_RUN_VARIABLE, not_run.display().to_string()),
         ],
         // Where cargo runs tests: their package.
-        directory: ebpf::workspace()?.join("tests"),
+        directory: workspace()?.join("tests"),
         stdout: None,
         limit: LIMIT,
     })
