@@ -1,5 +1,6 @@
-//! What a lab runs inside its namespaces besides Debian's programs: the web server, a DNS server
-//! that lies, and a DNS query of exactly one packet or one connection.
+//! What a lab runs inside its namespaces besides Debian's programs: the web server, an echo server, a
+//! DNS server that lies, many connections at a time, and a DNS query of exactly one packet or one
+//! connection.
 
 use std::{
     io::{Read, Write},
@@ -32,6 +33,16 @@ fn main() -> ExitCode {
             .map(|socket| socket.parse().map_err(anyhow::Error::from))
             .collect::<Result<Vec<SocketAddr>>>()
             .and_then(|sockets| dnsflow_tests::web::serve(&sockets)),
+        ["echo", ref sockets @ .., _lab] => sockets
+            .iter()
+            .map(|socket| socket.parse().map_err(anyhow::Error::from))
+            .collect::<Result<Vec<SocketAddr>>>()
+            .and_then(|sockets| dnsflow_tests::probe::serve_echo(&sockets)),
+        ["probe", ref attempts @ ..] => attempts
+            .iter()
+            .map(|attempt| attempt.parse())
+            .collect::<Result<Vec<_>>>()
+            .and_then(|attempts| dnsflow_tests::probe::make_all(&attempts)),
         ["liar", port, _lab] => port
             .parse()
             .map_err(Into::into)
@@ -49,7 +60,8 @@ fn main() -> ExitCode {
             .try_for_each(|name| resolve(kind, name, None, |query| over_tcp(server, query))),
         _ => {
             eprintln!(
-                "dnsflow-lab-helper web ADDRESS:PORT... LAB | liar PORT LAB | \
+                "dnsflow-lab-helper web|echo ADDRESS:PORT... LAB | liar PORT LAB | \
+                 probe PROTOCOL,ADDRESS:PORT,SOURCE-PORT,MILLISECONDS... | \
                  resolve|resolve-edns|resolve-tcp SERVER:PORT A|AAAA NAME..."
             );
             return ExitCode::from(2);
