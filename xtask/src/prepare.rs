@@ -19,7 +19,7 @@ pub(crate) enum Ovn {
     Bookworm,
     /// OVN 25.03, Open vSwitch 3.5 (Debian 13)
     Trixie,
-    /// Whatever Debian's unstable distribution has
+    /// Whatever Debian's unstable distribution has: OVN 26.03, Open vSwitch 4.0 in November 2026
     Sid,
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use dnsflow_tests::support::{
     LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
 };
@@ -24,8 +24,8 @@ use crate::{
 /// Runs every test.
 #[derive(Debug, Args)]
 pub(crate) struct TestCommand {
-    /// Whose OVN the lab tests run on; may be given more than once [default: bookworm and trixie;
-    /// with --vm bookworm]
+    /// Whose OVN the lab tests run on; may be given more than once [default: all of them; with
+    /// --vm bookworm]
     #[arg(long, value_enum)]
     ovn: Vec<Ovn>,
     /// Run the lab tests in a virtual machine with this kernel of Debian's and its openvswitch module
@@ -63,7 +63,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
     } = command;
     let ovn = match (ovn.is_empty(), vm) {
         (false, _) => ovn,
-        (true, None) => vec![Ovn::Bookworm, Ovn::Trixie],
+        (true, None) => Ovn::value_variants().to_vec(),
         (true, Some(_)) => vec![Ovn::Bookworm],
     };
     let say = |text: &str| eprintln!("{text}");
