@@ -41,6 +41,7 @@ use crate::{
         KeptAnswers, NameFilter, Records, Releaser, Resolvers,
     },
     clock::{Alarm, now},
+    conntrack::{self, Conntrack},
     k8s::{
         self,
         events::{Notices, Reporter},
@@ -117,6 +118,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let (found_sender, mut found) = mpsc::channel(FOUND_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
+    let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.hold();
@@ -176,6 +178,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         inputs: input_sender,
         found: found_sender,
         questions: questions_to_ask,
+        conntrack_requests,
         ovn_commands,
         snapshots: snapshots_to_save,
         notices,
@@ -200,6 +203,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         attach,
         openflow: openflow::Connection::new(socket),
         questions,
+        conntrack,
         ovn,
         health,
         reporter,
@@ -243,6 +247,7 @@ struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
     found: mpsc::Sender<Input<'static>>,
     questions: mpsc::Receiver<Question>,
+    conntrack_requests: mpsc::Receiver<conntrack::Request>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
     notices: Notices,
@@ -261,6 +266,7 @@ async fn edges(
         inputs,
         found,
         questions,
+        conntrack_requests,
         ovn_commands,
         snapshots,
         notices,
@@ -279,6 +285,13 @@ async fn edges(
         let socket = options.openflow_socket.clone();
         let watch = async move { vswitchd::watch(&socket, &settle).await };
         edge("ovs-vswitchd's revalidators", Box::pin(watch));
+    }
+    if options.static_flow.is_none() {
+        let remotes = options.ovs_db.clone();
+        let socket = options.openflow_socket.clone();
+        let conntrack = Conntrack::new(remotes, socket);
+        let serving = conntrack.run(conntrack_requests, inputs.clone());
+        edge("connection tracking", Box::pin(serving));
     }
     let asking = openflow::questions::ask(options.openflow_socket, questions, found);
     edge("the switch, for questions", Box::pin(asking));
@@ -371,6 +384,7 @@ struct Hot {
     attach: mpsc::UnboundedSender<AttachCommand>,
     openflow: openflow::Connection,
     questions: mpsc::Sender<Question>,
+    conntrack: mpsc::Sender<conntrack::Request>,
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
@@ -628,6 +642,10 @@ impl Hot {
             Command::Release(frame) => self.release(&frame),
             Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
+            Command::FindBlocked => self.ask_conntrack(conntrack::Request::Find),
+            Command::Unblock(connections) => {
+                self.ask_conntrack(conntrack::Request::Unblock(connections));
+            }
             Command::FindCookies(cookies) => self.ask_switch(Question::FindCookies(cookies)),
             Command::WatchLogicalFlows { priorities } => {
                 self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
@@ -649,6 +667,24 @@ impl Hot {
             warn!(%error, "a question to the switch was dropped");
             self.engine.handle(Input::QuestionRefused, now());
         }
+    }
+
+    fn ask_conntrack(&mut self, request: conntrack::Request) {
+        let Err(error) = self.conntrack.try_send(request) else {
+            return;
+        };
+        warn!(%error, "blocked connections are not looked for, or not unblocked");
+        let input = match error.into_inner() {
+            conntrack::Request::Find => Input::Blocked {
+                connections: Vec::new(),
+                more: false,
+            },
+            conntrack::Request::Unblock(connections) => Input::Unblocked {
+                unblocked: 0,
+                failed: connections.len(),
+            },
+        };
+        self.engine.handle(input, now());
     }
 
     fn ask_ovn(&mut self, command: OvnCommand) {

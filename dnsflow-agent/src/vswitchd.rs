@@ -23,6 +23,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -88,8 +89,13 @@ pub enum VswitchdError {
     #[error("the answer is no reply of JSON-RPC")]
     Json(#[from] serde_json::Error),
     /// vswitchd does not know the command, or cannot carry it out.
-    #[error("`{COMMAND}` is refused: {0}")]
-    Refused(String),
+    #[error("`{command}` is refused: {reason}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// vswitchd's words.
+        reason: String,
+    },
     /// The text is not as it was.
     #[error("`{COMMAND}` says nothing of \"flows : (current N)\" and \"dump duration : Nms\"")]
     Unreadable,
@@ -252,7 +258,7 @@ pub async fn watch(openflow_socket: &Path, settle_time: &Settle) {
 }
 
 /// An error with its causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
@@ -261,6 +267,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 pub struct Vswitchd {
     directory: PathBuf,
+    answer_max_bytes: usize,
     connection: Option<Connection>,
 }
 
@@ -287,7 +294,16 @@ impl Vswitchd {
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self {
             directory: directory.into(),
+            answer_max_bytes: ANSWER_MAX_BYTES,
             connection: None,
+        }
+    }
+
+    /// Takes answers of up to so many bytes.
+    pub fn with_answer_max(self, answer_max_bytes: usize) -> Self {
+        Self {
+            answer_max_bytes,
+            ..self
         }
     }
 
@@ -301,9 +317,9 @@ impl Vswitchd {
         let answer = async {
             let mut connection = match self.connection.take() {
                 Some(connection) => connection,
-                None => Connection::open(&self.directory).await?,
+                None => self.open().await?,
             };
-            let text = connection.ask().await?;
+            let text = connection.ask(&[COMMAND]).await?;
             let found = Revalidation::parse(&text).ok_or(VswitchdError::Unreadable)?;
             self.connection = Some(connection);
             Ok(found)
@@ -312,12 +328,40 @@ impl Vswitchd {
             .await
             .map_err(|_| VswitchdError::Silent)?
     }
+
+    /// Gives a command with its arguments, and returns the text that it prints.
+    ///
+    /// # Errors
+    ///
+    /// As [`Vswitchd::revalidation`].
+    pub async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
+        let answer = async {
+            // Of an ovs-vswitchd that has ended meanwhile, the connection says so only now.
+            if let Some(mut connection) = self.connection.take()
+                && let Ok(text) = connection.ask(command).await
+            {
+                self.connection = Some(connection);
+                return Ok(text);
+            }
+            let mut connection = self.open().await?;
+            let text = connection.ask(command).await?;
+            self.connection = Some(connection);
+            Ok(text)
+        };
+        timeout(PATIENCE, answer)
+            .await
+            .map_err(|_| VswitchdError::Silent)?
+    }
+
+    async fn open(&self) -> Result<Connection, VswitchdError> {
+        Connection::open(&self.directory, self.answer_max_bytes).await
+    }
 }
 
 impl Connection {
     /// The socket is named after the process (`unixctl_server_create` in Open vSwitch's
     /// lib/unixctl.c).
-    async fn open(directory: &Path) -> Result<Self, VswitchdError> {
+    async fn open(directory: &Path, answer_max_bytes: usize) -> Result<Self, VswitchdError> {
         let pid_file = directory.join("ovs-vswitchd.pid");
         let pid = tokio::fs::read_to_string(&pid_file).await;
         let pid = match pid {
@@ -337,18 +381,19 @@ impl Connection {
             Ok(stream) => Ok(Self {
                 path,
                 stream,
-                framer: Framer::with_limit(ANSWER_MAX_BYTES),
+                framer: Framer::with_limit(answer_max_bytes),
             }),
             Err(source) => Err(VswitchdError::Socket { path, source }),
         }
     }
 
-    async fn ask(&mut self) -> Result<String, VswitchdError> {
+    async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
+        let (method, params) = command.split_first().unwrap_or((&COMMAND, &[]));
         let failed = |source| VswitchdError::Socket {
             path: self.path.clone(),
             source,
         };
-        let request = format!(r#"{{"id":0,"method":"{COMMAND}","params":[]}}"#);
+        let request = json!({"id": 0, "method": method, "params": params}).to_string();
         let sent = self.stream.write_all(request.as_bytes()).await;
         sent.map_err(failed)?;
         loop {
@@ -356,7 +401,10 @@ impl Connection {
                 return match serde_json::from_slice(&message)? {
                     Reply {
                         error: Some(error), ..
-                    } => Err(VswitchdError::Refused(error.trim().to_owned())),
+                    } => Err(VswitchdError::Refused {
+                        command: (*method).to_owned(),
+                        reason: error.trim().to_owned(),
+                    }),
                     Reply { result, .. } => Ok(result.unwrap_or_default()),
                 };
             }

@@ -315,6 +315,11 @@ impl Agent {
         Ok(kill_process(Pid::from_child(&self.child), Signal::STOP)?)
     }
 
+    /// Lets a frozen one go on (SIGCONT).
+    pub fn thaw(&self) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
+    }
+
     /// Kills it (SIGKILL), as a crash.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill()?;

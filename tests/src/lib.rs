@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod bridge;
+pub mod conntrack;
 pub mod database;
 pub mod dns;
 pub mod download;

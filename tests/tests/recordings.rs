@@ -410,7 +410,12 @@ impl Node {
                         Some(Input::Flows { flows, more: false })
                     }
                     // Nothing is ever lost here.
+                    Command::FindBlocked => Some(Input::Blocked {
+                        connections: Vec::new(),
+                        more: false,
+                    }),
                     Command::TrustResolvers(_)
+                    | Command::Unblock(_)
                     | Command::FilterNames { .. }
                     | Command::FilterInterface { .. }
                     | Command::ForgetNames { .. }

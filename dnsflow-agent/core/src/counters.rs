@@ -33,4 +33,8 @@ pub struct Counters {
     pub flows_restored: u64,
     /// Flow changes that the switch refused.
     pub flows_refused: u64,
+    /// Connections that OVN had blocked in a gap of our flows and that were unblocked.
+    pub connections_unblocked: u64,
+    /// Connections like that which could not be unblocked.
+    pub connections_left_blocked: u64,
 }

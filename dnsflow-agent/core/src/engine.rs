@@ -8,6 +8,7 @@
 //! ever compared with them.
 
 mod answers;
+mod blocked;
 mod denied;
 mod filter;
 mod hold;
@@ -25,6 +26,7 @@ use ipnet::IpNet;
 
 use super::{
     Command, Input, Timestamp,
+    blocked::Looks,
     counters::Counters,
     denied::Settling,
     firewall::FirewallUpdate,
@@ -165,6 +167,8 @@ pub struct Engine {
     /// When to look at a lease again. Entries may be out of date; looking tells.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     switch: Switch,
+    /// When to look for connections that OVN has blocked in a gap of our flows.
+    looks: Looks,
     changes: Vec<FlowChange>,
     commands: Vec<Command>,
     reports: Vec<Report>,
@@ -209,6 +213,7 @@ impl Engine {
             leases_version: 0,
             due: BTreeSet::new(),
             switch: Switch::default(),
+            looks: Looks::default(),
             changes: Vec::new(),
             commands: Vec::new(),
             reports: Vec::new(),
@@ -291,6 +296,8 @@ impl Engine {
                 let question = self.world.sampled(table_id, flows, now);
                 self.ask(question);
             }
+            Input::Blocked { connections, more } => self.blocked_found(connections, more, now),
+            Input::Unblocked { unblocked, failed } => self.unblocked(unblocked, failed),
             Input::CookiesFound(found) => {
                 if self.world.learn(&found, now) {
                     self.rules_changed = true;
@@ -310,6 +317,7 @@ impl Engine {
         self.switch_timeout(now);
         self.recall(now);
         self.count_denied(now);
+        self.look_for_blocked(now);
         if self.copy_at.is_some_and(|at| at <= now) {
             self.look_for_copies(now);
         }
@@ -329,6 +337,7 @@ impl Engine {
             switch,
             recall,
             held,
+            self.looks.deadline(),
             self.denied.deadline(),
             self.world.deadline(),
             self.copy_at,
@@ -748,8 +757,13 @@ impl Engine {
             return;
         };
         let addresses: Vec<IpAddr> = port.leases.keys().copied().collect();
+        let before = self.changes.len();
         for address in addresses {
             self.replan_lease(port_id, address, now);
+        }
+        let is_addition = |change: &FlowChange| matches!(change, FlowChange::Add(..));
+        if self.changes[before..].iter().any(is_addition) {
+            self.looks.written_anew();
         }
     }
 
@@ -762,6 +776,7 @@ impl Engine {
             planner,
             changes,
             switch,
+            looks,
             ..
         } = self;
         let written_at = if switch.is_compared() {
@@ -796,6 +811,9 @@ impl Engine {
             let flow = match old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_eq()) {
                 Some(flow) if flow.pattern == pattern && !flow.lost => flow,
                 Some(flow) => {
+                    if flow.lost {
+                        looks.written_anew();
+                    }
                     changes.extend(pattern.addition(address));
                     LeasedFlow {
                         pattern,
@@ -851,6 +869,8 @@ fn may_change_plans(input: &Input<'_>) -> bool {
             | Input::ForeignFlowGone { .. }
             | Input::Revalidation(_)
             | Input::MegaflowsIdle(_)
+            | Input::Blocked { .. }
+            | Input::Unblocked { .. }
     )
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Timestamp,
+    blocked::BlockedConnection,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     name::DomainName,
@@ -171,6 +172,21 @@ pub enum Input<'a> {
     },
     /// The result of [`Command::FindCookies`]: the flows found, each once.
     CookiesFound(Vec<FoundFlow>),
+    /// The result of [`Command::FindBlocked`]: some of the connections that OVN has blocked. Where
+    /// they could not be read, there are none.
+    Blocked {
+        /// Some of them, in the pods' conntrack zones.
+        connections: Vec<BlockedConnection>,
+        /// Whether others follow.
+        more: bool,
+    },
+    /// The result of [`Command::Unblock`].
+    Unblocked {
+        /// How many were unblocked.
+        unblocked: usize,
+        /// How many could not be. Connections that have ended meanwhile are in neither number.
+        failed: usize,
+    },
 }
 
 /// What the flows of OVN's with one cookie have come to.
@@ -277,4 +293,8 @@ pub enum Command {
     },
     /// Look for flows with these cookies in every table; answer with [`Input::CookiesFound`].
     FindCookies(Vec<u32>),
+    /// Look for the connections that OVN has blocked; answer with [`Input::Blocked`], always.
+    FindBlocked,
+    /// Take OVN's mark off these connections; answer with [`Input::Unblocked`].
+    Unblock(Vec<BlockedConnection>),
 }

@@ -3,6 +3,7 @@
 //! Nothing in here opens a socket, reads a clock or knows an async runtime. The edges feed
 //! [`Input`]s together with the time and carry out the [`Command`]s that come back.
 
+pub mod blocked;
 pub mod counters;
 pub mod denied;
 pub mod dns;

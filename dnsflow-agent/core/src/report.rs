@@ -87,6 +87,13 @@ pub enum Report {
         /// How many.
         flows: usize,
     },
+    /// Connections that OVN had blocked while flows of ours were missing go on.
+    Unblocked {
+        /// How many.
+        connections: usize,
+        /// How many could not be unblocked.
+        failed: usize,
+    },
     /// The switch was found to differ from what it should hold, and was corrected.
     Resynced {
         /// Flows that were missing.

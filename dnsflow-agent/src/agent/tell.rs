@@ -71,6 +71,22 @@ pub(super) fn tell(report: Report) {
             info!(?resolvers, "believing the answers of these DNS servers");
         }
         Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
+        Report::Unblocked {
+            connections,
+            failed: 0,
+        } => info!(
+            connections,
+            "connections that OVN had blocked in a gap of our flows go on"
+        ),
+        Report::Unblocked {
+            connections,
+            failed,
+        } => warn!(
+            connections,
+            failed,
+            "connections that OVN had blocked in a gap of our flows: not all of them go on, and \
+             those that fail may hang until the pod sends a packet"
+        ),
         Report::Resynced {
             added,
             removed,

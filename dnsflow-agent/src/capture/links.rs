@@ -14,7 +14,8 @@ use tokio::{
     runtime::Handle,
 };
 
-use super::{CaptureError, netlink};
+use super::CaptureError;
+use crate::netlink;
 
 /// What happened to an interface.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -15,7 +15,6 @@ mod heartbeat;
 mod kept;
 mod links;
 mod names;
-mod netlink;
 mod program;
 mod program_log;
 mod qdisc;

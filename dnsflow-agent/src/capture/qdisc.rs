@@ -11,7 +11,7 @@ use rustix::net::{
     sendto, socket_with,
 };
 
-use super::netlink;
+use crate::netlink;
 
 // Linux include/uapi/linux/rtnetlink.h and pkt_sched.h.
 const RTM_NEWQDISC: u16 = 36;

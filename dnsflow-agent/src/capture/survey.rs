@@ -7,7 +7,8 @@ use rustix::net::{
     sendto, socket_with,
 };
 
-use super::{netlink, qdisc};
+use super::qdisc;
+use crate::netlink;
 
 /// An interface.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -133,6 +133,7 @@ impl Notice {
             | Report::Restored { .. }
             | Report::Resynced { .. }
             | Report::FlowsRefused { .. }
+            | Report::Unblocked { .. }
             | Report::NotAttached { .. } => None,
         }
     }

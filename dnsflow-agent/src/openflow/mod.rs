@@ -28,6 +28,7 @@ mod oxm;
 mod parts;
 pub mod questions;
 mod session;
+pub mod unblock;
 mod wire;
 
 use std::time::Duration;

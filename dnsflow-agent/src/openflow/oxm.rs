@@ -83,6 +83,14 @@ const NX_VENDOR_ID: u32 = 0x0000_2320;
 const NXAST_RESUBMIT_TABLE: u16 = 0x000e;
 /// `NXAST_LEARN` (the same file).
 const NXAST_LEARN: u16 = 0x0010;
+/// `NXAST_CT` (the same file).
+const NXAST_CT: u16 = 0x0023;
+/// `NX_CT_F_COMMIT` (the same file).
+const NX_CT_F_COMMIT: u16 = 1;
+/// `NX_CT_RECIRC_NONE` (the same file): the packet is not looked up again.
+const NX_CT_RECIRC_NONE: u8 = 0xff;
+/// `NXM_NX_CT_MARK` (`include/openvswitch/meta-flow.h` in Open vSwitch).
+const CT_MARK: u8 = 107;
 /// `NX_LEARN_F_DELETE_LEARNED` (the same file).
 const NX_LEARN_F_DELETE_LEARNED: u16 = 1 << 1;
 /// `OFPP_IN_PORT` in the 16 bits of the Nicira extensions: the port of the packet.
@@ -416,6 +424,36 @@ fn put_learn(output: &mut Vec<u8>, Lifeline { table, cookie }: Lifeline) {
     output.put_u8(0);
     output.put_u16(0); // fin_idle_timeout
     output.put_u16(0); // fin_hard_timeout
+}
+
+/// A match of this port alone.
+pub(super) fn put_in_port(output: &mut BytesMut, port: u32) {
+    put_oxm(output, |fields| {
+        fields.put_u32(IN_PORT);
+        fields.put_u32(port);
+    });
+}
+
+/// `ct(commit,zone=ZONE,exec(set_field:0/1->ct_mark))`: `struct nx_action_conntrack` (`lib/ofp-actions.c`
+/// of Open vSwitch) with an `OFPAT_SET_FIELD` in it.
+pub(super) fn unblock_actions(zone: u16) -> Vec<u8> {
+    let mut output = Vec::with_capacity(40);
+    output.put_u16(OFPAT_EXPERIMENTER);
+    output.put_u16(40);
+    output.put_u32(NX_VENDOR_ID);
+    output.put_u16(NXAST_CT);
+    output.put_u16(NX_CT_F_COMMIT);
+    output.put_u32(0); // zone_src: the zone is given
+    output.put_u16(zone);
+    output.put_u8(NX_CT_RECIRC_NONE);
+    output.put_bytes(0, 3);
+    output.put_u16(0); // alg
+    output.put_u16(OFPAT_SET_FIELD);
+    output.put_u16(16);
+    output.put_u32(header(NXM_NX, CT_MARK, 8) | HAS_MASK);
+    output.put_u32(0);
+    output.put_u32(crate::conntrack::BLOCKED);
+    output
 }
 
 /// Appends the instruction that carries the actions. No actions, no instruction: the flow drops.

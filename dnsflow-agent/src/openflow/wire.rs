@@ -26,6 +26,7 @@ pub(super) const OFPT_HELLO: u8 = 0x00;
 pub(super) const OFPT_ERROR: u8 = 0x01;
 pub(super) const OFPT_ECHO_REQUEST: u8 = 0x02;
 pub(super) const OFPT_ECHO_REPLY: u8 = 0x03;
+pub(super) const OFPT_PACKET_OUT: u8 = 0x0d;
 pub(super) const OFPT_FLOW_MOD: u8 = 0x0e;
 pub(super) const OFPT_MULTIPART_REQUEST: u8 = 0x12;
 pub(super) const OFPT_MULTIPART_REPLY: u8 = 0x13;
@@ -52,6 +53,8 @@ const OFPTT_ALL: u8 = 0xff;
 const OFP_NO_BUFFER: u32 = 0xffff_ffff;
 /// Wildcard for ports (section 7.2.1).
 const OFPP_ANY: u32 = 0xffff_ffff;
+/// Sent by a controller (section 7.2.1).
+const OFPP_CONTROLLER: u32 = 0xffff_fffd;
 /// Wildcard for groups (section 7.3.4.3).
 const OFPG_ANY: u32 = 0xffff_ffff;
 
@@ -200,7 +203,7 @@ fn put_message(output: &mut BytesMut, kind: u8, xid: u32, body: impl FnOnce(&mut
     output.put_u16(0);
     output.put_u32(xid);
     body(output);
-    // Only flow_mods vary in length, and `oxm::action_list` bounds them.
+    // Only flow_mods vary much in length, and `oxm::action_list` bounds them.
     let length = u16::try_from(output.len() - start).unwrap_or(u16::MAX);
     output[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
 }
@@ -246,6 +249,20 @@ pub(super) fn put_echo(output: &mut BytesMut, kind: u8, xid: u32, data: &[u8]) {
 /// `OFPT_BARRIER_REQUEST` (section 7.3.7).
 pub(super) fn put_barrier(output: &mut BytesMut, xid: u32) {
     put_message(output, OFPT_BARRIER_REQUEST, xid, |_| ());
+}
+
+/// `OFPT_PACKET_OUT` (section 7.3.6) of a packet that takes OVN's mark off its connection in this
+/// conntrack zone, and goes nowhere.
+pub(super) fn put_packet_out(output: &mut BytesMut, xid: u32, zone: u16, packet: &[u8]) {
+    put_message(output, OFPT_PACKET_OUT, xid, |body| {
+        let actions = oxm::unblock_actions(zone);
+        body.put_u32(OFP_NO_BUFFER);
+        body.put_u16(actions.len() as u16);
+        body.put_bytes(0, 2);
+        oxm::put_in_port(body, OFPP_CONTROLLER);
+        body.put_slice(&actions);
+        body.put_slice(packet);
+    });
 }
 
 /// `OFPT_BUNDLE_CONTROL` (section 7.3.9).

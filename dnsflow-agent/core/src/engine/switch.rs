@@ -210,6 +210,7 @@ impl Engine {
 
     pub(super) fn switch_down(&mut self) {
         self.ready = false;
+        self.looks.disconnected();
         self.denied.disconnected();
         self.world.interrupted();
         let mut unsent = std::mem::take(&mut self.switch.unsent);
@@ -264,8 +265,10 @@ impl Engine {
             return None;
         }
         let batch = self.switch.next_batch();
+        let others_wait = !self.changes.is_empty();
         if !sends {
             self.switch.unsent.insert(batch);
+            self.looks.sent(None, others_wait);
             return None;
         }
         if self.switch.unsent.contains(&batch) {
@@ -274,6 +277,7 @@ impl Engine {
         }
         let batch = self.switch.next_batch();
         self.switch.next_batch += 1;
+        self.looks.sent(Some(batch), others_wait);
         for change in &changes {
             match change {
                 FlowChange::Add(_, FlowBody { cookie, .. })
@@ -318,6 +322,8 @@ impl Engine {
             return;
         };
         self.switch.restoring.remove(&batch);
+        let settle = pending.settles_from.since(now) + self.revalidation;
+        self.looks.applied(batch, settle, now);
         let settling = self.settling(&pending.openings, pending.counted, pending.sent_at);
         match &result {
             Ok(()) if settling == Settling::Quiet => {
@@ -596,6 +602,7 @@ impl Engine {
         }
         let written = self.changes.len() - before;
         if written > 0 {
+            self.looks.written_anew();
             lease.written_in = Some(self.switch.next_batch());
             self.counters.flows_restored += written as u64;
         }
@@ -693,6 +700,8 @@ impl Engine {
         if !std::mem::replace(&mut self.switch.compared, true) {
             // Those of an earlier run may be about to go.
             self.switch.renew_at = Some(now);
+            // There may have been a gap while nobody looked.
+            self.looks.gap_ended(now);
         }
         for (port, address) in std::mem::take(&mut self.switch.awaiting_counters) {
             self.decide(port, address, now);

@@ -1,5 +1,6 @@
 //! Stories about one node, told in inputs and checked in commands.
 
+mod blocked;
 mod denied;
 mod hold;
 mod lifelines;
@@ -21,9 +22,10 @@ use dnsflow_common::walk::{self, Packet};
 
 use super::*;
 use crate::{
+    blocked::BlockedConnection,
     dns::Answer,
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
-    flow::{Addresses, Cookie, FlowKey, InstalledFlow, Lifeline},
+    flow::{Addresses, Cookie, FlowKey, InstalledFlow, Lifeline, Protocol, Transport},
     input::{BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
@@ -77,6 +79,8 @@ struct Node {
     /// How many packets OVN's flows have matched, by cookie.
     ovn_packets: BTreeMap<u32, u64>,
     kernel: Kernel,
+    /// The connections that OVN has blocked.
+    blocked: Vec<BlockedConnection>,
 }
 
 /// The name filter in the kernel, and what it kept back.
@@ -125,6 +129,7 @@ impl Node {
             ovn_actions: BTreeMap::new(),
             ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
+            blocked: Vec::new(),
         }
     }
 
@@ -252,6 +257,18 @@ impl Node {
                         assert!(!in_use, "an interface without its names");
                         self.kernel.names.remove(&scope);
                         None
+                    }
+                    Command::FindBlocked => Some(Input::Blocked {
+                        connections: self.blocked.clone(),
+                        more: false,
+                    }),
+                    Command::Unblock(connections) => {
+                        self.blocked
+                            .retain(|blocked| !connections.contains(blocked));
+                        Some(Input::Unblocked {
+                            unblocked: connections.len(),
+                            failed: 0,
+                        })
                     }
                     Command::RecallAnswers => {
                         for (ifindex, captured_at, bytes) in std::mem::take(&mut self.kernel.kept) {
@@ -576,12 +593,32 @@ fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
         rule_index: index,
         direction: "to-lport".into(),
         priority: 10_000 - index as u16,
-        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}"),
+        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{}", ports_of(rule)),
         action: match rule.action {
             RuleAction::Allow => "allow".into(),
             RuleAction::Deny => "drop".into(),
         },
     })
+}
+
+/// The end of an ACL's match for the ports of a rule.
+fn ports_of(rule: &Rule) -> String {
+    let ports = rule.ports.iter().map(|Transport { protocol, port }| {
+        let protocol = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        };
+        match port {
+            Some(port) => format!("({protocol} && ( {protocol}.dst == {port} ))"),
+            None => format!("({protocol})"),
+        }
+    });
+    let ports: Vec<_> = ports.collect();
+    if ports.is_empty() {
+        return String::new();
+    }
+    format!(" && ({})", ports.join(" || "))
 }
 
 fn logical_flow(index: u32, rules: &[Rule]) -> Option<LogicalFlow> {

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 
 use crate::{
     Timestamp,
+    blocked::BlockedConnection,
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::{COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
@@ -230,6 +231,30 @@ impl World {
         }
         let understood = !cookies.is_empty() || !written.iter().any(|rule| denies(&rule));
         (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
+    }
+
+    /// Whether a rule of the EgressFirewall that stands before `index` denies these packets by
+    /// their address. Rules by name or by node are not looked at.
+    pub(super) fn is_denied_before(
+        &self,
+        namespace: &str,
+        index: u32,
+        connection: &BlockedConnection,
+    ) -> bool {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
+        let rules = self.firewalls.get(&id).map(|firewall| &firewall.rules[..]);
+        let before = usize::try_from(index).unwrap_or(usize::MAX);
+        let decides = |rule: &&Rule| {
+            let is_there = matches!(&rule.destination, Destination::Cidr(network) if network.contains(&connection.dst));
+            is_there && (rule.ports.is_empty() || connection.is_for(rule.ports.iter().copied()))
+        };
+        let mut rules = rules.unwrap_or_default().iter().take(before);
+        rules
+            .find(decides)
+            .is_some_and(|rule| rule.action == RuleAction::Deny)
     }
 
     /// The namespace of the pod that an interface belongs to.

@@ -1,0 +1,155 @@
+//! Connections that OVN has blocked while a flow of ours was missing: when to look for them.
+//!
+//! A packet of an established connection that meets a Deny of OVN's makes OVN mark the connection:
+//! bit 0 of the mark in the pod's conntrack zone (`ct_mark.blocked`, `OVN_CT_BLOCKED_BIT` in OVN's
+//! include/ovn/logical-fields.h; ovn-northd's `consider_acl` writes it). From then on OVN drops the
+//! replies of the connection (`build_acls` in northd/northd.c: `ct.est && ct.rpl &&
+//! ct_mark.blocked == 1`), and only an allowed packet of the pod takes the mark off. A pod that
+//! only receives sends no such packet, so the connection hangs after our flows are back.
+//!
+//! The engine therefore looks for marked connections each time that flows which open an address
+//! were written anew, once the switch has confirmed them. It never looks because of an address
+//! that is new: an answer costs nothing here.
+//!
+//! A look comes twice at least: a megaflow from the gap can mark connections until Open vSwitch's
+//! revalidators have replaced it, and nothing says when they have.
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use super::{
+    Timestamp,
+    flow::{Protocol, Transport},
+    input::BatchId,
+};
+
+/// Between the switch's confirmation and the first look. Half a second is how long Open vSwitch
+/// takes at most until it looks at its megaflows without a reason (`max-revalidator` in
+/// ovs-vswitchd.conf.db(5)); with a change of flows as the reason it mostly takes milliseconds.
+pub const FIRST_LOOK_DELAY: Duration = Duration::from_millis(50);
+/// Between two looks: longer than that half second. Each look reads the whole conntrack table.
+pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// So many looks belong to one gap, …
+pub const LOOKS: u8 = 2;
+/// … and so many at most, as long as each of them finds a connection to unblock.
+pub const LOOKS_MAX: u8 = 8;
+
+/// A tracked connection that OVN has marked as blocked.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct BlockedConnection {
+    /// The logical port of the pod, whose conntrack zone holds the connection.
+    pub port: String,
+    /// That zone.
+    pub zone: u16,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// Who began the connection: the pod's address …
+    pub src: IpAddr,
+    /// … and port.
+    pub src_port: u16,
+    /// Whom to: an address …
+    pub dst: IpAddr,
+    /// … and port.
+    pub dst_port: u16,
+}
+
+impl BlockedConnection {
+    /// Whether a rule with these protocols and ports is for the connection; none means all.
+    pub fn is_for(&self, mut transports: impl Iterator<Item = Transport>) -> bool {
+        transports.any(|Transport { protocol, port }| {
+            protocol == self.protocol && port.is_none_or(|port| port == self.dst_port)
+        })
+    }
+}
+
+/// When to look for blocked connections.
+#[derive(Debug, Default)]
+pub struct Looks {
+    /// Whether changes that are not sent yet write flows anew.
+    unsent: bool,
+    /// Batches that do, and that the switch has not confirmed.
+    batches: BTreeSet<BatchId>,
+    /// The next look.
+    at: Option<Timestamp>,
+    /// When the last one began.
+    last: Option<Timestamp>,
+    /// How many looks have begun since flows were last confirmed.
+    looks: u8,
+    /// Whether a look is under way.
+    looking: bool,
+    /// Whether the look under way has found a connection to unblock.
+    found: bool,
+}
+
+impl Looks {
+    /// A flow that opens an address was missing, and is among the changes to be sent next.
+    pub fn written_anew(&mut self) {
+        self.unsent = true;
+    }
+
+    /// Changes were sent in a batch, or (`None`) dropped because a comparison will write them;
+    /// `others_wait` says that not all changes were among them.
+    pub fn sent(&mut self, batch: Option<BatchId>, others_wait: bool) {
+        if self.unsent {
+            self.batches.extend(batch);
+            self.unsent = others_wait;
+        }
+    }
+
+    /// The switch has confirmed or refused a batch; its megaflows agree `settle` later, as a rule.
+    pub fn applied(&mut self, batch: BatchId, settle: Duration, now: Timestamp) {
+        if self.batches.remove(&batch) {
+            self.gap_ended(now + settle);
+        }
+    }
+
+    /// The flows are back, in the megaflows as well from `at` on.
+    pub fn gap_ended(&mut self, at: Timestamp) {
+        self.looks = 0;
+        self.plan(at + FIRST_LOOK_DELAY);
+    }
+
+    /// The connection to the switch is lost: the comparison after it writes what is missing.
+    pub fn disconnected(&mut self) {
+        self.unsent = false;
+        self.batches.clear();
+    }
+
+    /// The next look.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        self.at.filter(|_| !self.looking)
+    }
+
+    /// Whether to look now.
+    pub fn begin(&mut self, now: Timestamp) -> bool {
+        let is_due = self.deadline().is_some_and(|at| at <= now);
+        if is_due {
+            self.at = None;
+            self.last = Some(now);
+            self.looking = true;
+            self.found = false;
+            self.looks += 1;
+        }
+        is_due
+    }
+
+    /// The look under way has found `count` connections to unblock; it has `more` to tell, or ends.
+    pub fn found(&mut self, count: usize, more: bool, now: Timestamp) {
+        self.found |= count > 0;
+        if more {
+            return;
+        }
+        self.looking = false;
+        if self.looks < LOOKS || (self.found && self.looks < LOOKS_MAX) {
+            self.plan(now);
+        }
+    }
+
+    /// Looks at this time, but not before an interval has passed since the last look.
+    fn plan(&mut self, at: Timestamp) {
+        let at = self.last.map_or(at, |last| at.max(last + LOOK_INTERVAL));
+        self.at = Some(self.at.map_or(at, |planned| planned.min(at)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! The kernel's connection tracking, over netlink (Linux net/netfilter/nf_conntrack_netlink.c; numbers
+//! of include/uapi/linux/netfilter/nfnetlink.h and nfnetlink_conntrack.h).
+//!
+//! The kernel picks the marked connections out of its table itself, and changes the one bit of the
+//! mark. ovs-vswitchd has no part in it: its dump would go through the whole table on the thread
+//! that takes flows. These calls block; a table of a million connections takes some tenths of a
+//! second.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+};
+
+use dnsflow_core::{blocked::BlockedConnection, flow::Protocol};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+    netlink::{self as protocol, SocketAddrNetlink},
+    recv, sendto, socket_with,
+};
+
+use super::{BLOCKED, Marked, Outcome, Tracked};
+use crate::netlink;
+
+// NFNL_SUBSYS_CTNETLINK in the upper byte.
+const IPCTNL_MSG_CT_NEW: u16 = 1 << 8;
+const IPCTNL_MSG_CT_GET: u16 = 1 << 8 | 1;
+/// `struct nfgenmsg`: family, version, resource.
+const NFGENMSG_LEN: usize = 4;
+const AF_UNSPEC: u8 = 0;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+// enum ctattr_type
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_MARK: u16 = 8;
+const CTA_ZONE: u16 = 18;
+const CTA_MARK_MASK: u16 = 21;
+// enum ctattr_tuple
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+// enum ctattr_ip
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+// enum ctattr_l4proto
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+
+/// `ENOENT`: the connection has ended.
+const ENOENT: i32 = 2;
+/// The kernel makes no longer datagrams for a dump (`netlink_dump` in net/netlink/af_netlink.c).
+const DATAGRAM_LEN: usize = 32 * 1024;
+/// The most datagrams of one dump: each has a hundred connections or so.
+const DATAGRAMS_MAX: usize = 100_000;
+
+/// The marked connections of this network namespace.
+///
+/// # Errors
+///
+/// Where the kernel refuses (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
+pub fn blocked() -> io::Result<Marked> {
+    let socket = open()?;
+    let mut body = vec![AF_UNSPEC, 0, 0, 0];
+    netlink::put(&mut body, CTA_MARK, &BLOCKED.to_be_bytes());
+    netlink::put(&mut body, CTA_MARK_MASK, &BLOCKED.to_be_bytes());
+    let dump = netlink::request(IPCTNL_MSG_CT_GET, netlink::NLM_F_REQUEST_DUMP, &body);
+    send(&socket, &dump)?;
+    let mut marked = Marked::default();
+    let mut datagram = vec![0; DATAGRAM_LEN];
+    for _ in 0..DATAGRAMS_MAX {
+        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
+        for message in netlink::messages(datagram.get(..len).unwrap_or_default()) {
+            match message.kind {
+                netlink::NLMSG_DONE => return Ok(marked),
+                netlink::NLMSG_ERROR => netlink::result(message.body)?,
+                IPCTNL_MSG_CT_NEW => {
+                    if let Some(connection) = tracked(message.body) {
+                        marked.push(connection);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Err(io::Error::other(
+        "the kernel's list of connections has no end",
+    ))
+}
+
+/// Takes the mark off these connections, and leaves all else of them as it is.
+///
+/// # Errors
+///
+/// Where the kernel refuses the first of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
+pub fn clear(connections: &[BlockedConnection]) -> io::Result<Outcome> {
+    let socket = open()?;
+    let mut outcome = Outcome::default();
+    let mut datagram = vec![0; DATAGRAM_LEN];
+    for connection in connections {
+        let change = netlink::request(
+            IPCTNL_MSG_CT_NEW,
+            netlink::NLM_F_REQUEST_ACK,
+            &change(connection),
+        );
+        send(&socket, &change)?;
+        let (_, len) = recv(&socket, &mut datagram[..], RecvFlags::empty())?;
+        let mut replies = netlink::messages(datagram.get(..len).unwrap_or_default());
+        let reply = replies.find(|message| message.kind == netlink::NLMSG_ERROR);
+        match reply.map_or(Ok(()), |reply| netlink::result(reply.body)) {
+            Ok(()) => outcome.unblocked += 1,
+            Err(error) if error.raw_os_error() == Some(ENOENT) => {}
+            Err(error) if outcome == Outcome::default() => return Err(error),
+            Err(_) => outcome.failed += 1,
+        }
+    }
+    Ok(outcome)
+}
+
+fn open() -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(protocol::NETFILTER),
+    )?)
+}
+
+fn send(socket: &OwnedFd, request: &[u8]) -> io::Result<()> {
+    let kernel = SocketAddrNetlink::new(0, 0);
+    sendto(socket, request, SendFlags::empty(), &kernel)?;
+    Ok(())
+}
+
+/// Reads a connection, if it is marked.
+fn tracked(body: &[u8]) -> Option<Tracked> {
+    let attributes = body.get(NFGENMSG_LEN..)?;
+    let get = |attributes, kind| netlink::attribute(attributes, kind);
+    let mark = u32::from_be_bytes(get(attributes, CTA_MARK)?.try_into().ok()?);
+    if mark & BLOCKED == 0 {
+        return None;
+    }
+    let u16_of = |value: &[u8]| Some(u16::from_be_bytes(value.try_into().ok()?));
+    // A connection in zone 0 has no such attribute.
+    let zone = get(attributes, CTA_ZONE).map_or(Some(0), u16_of)?;
+    let tuple = get(attributes, CTA_TUPLE_ORIG)?;
+    let (ip, l4) = (get(tuple, CTA_TUPLE_IP)?, get(tuple, CTA_TUPLE_PROTO)?);
+    let socket = |v4, v6, port| {
+        let address = match get(ip, v4) {
+            Some(v4) => IpAddr::from(<[u8; 4]>::try_from(v4).ok()?),
+            None => IpAddr::from(<[u8; 16]>::try_from(get(ip, v6)?).ok()?),
+        };
+        Some(SocketAddr::new(address, u16_of(get(l4, port)?)?))
+    };
+    Some(Tracked {
+        zone,
+        protocol: match get(l4, CTA_PROTO_NUM)? {
+            [6] => Protocol::Tcp,
+            [17] => Protocol::Udp,
+            [132] => Protocol::Sctp,
+            _ => return None,
+        },
+        src: socket(CTA_IP_V4_SRC, CTA_IP_V6_SRC, CTA_PROTO_SRC_PORT)?,
+        dst: socket(CTA_IP_V4_DST, CTA_IP_V6_DST, CTA_PROTO_DST_PORT)?,
+    })
+}
+
+/// The message that takes the mark off a connection. Without `NLM_F_CREATE` it changes a connection
+/// that is there, and nothing else (`ctnetlink_new_conntrack`); under a mask, it changes that bit of
+/// the mark alone (`ctnetlink_change_mark`).
+fn change(connection: &BlockedConnection) -> Vec<u8> {
+    let BlockedConnection {
+        port: _,
+        zone,
+        protocol,
+        src,
+        src_port,
+        dst,
+        dst_port,
+    } = connection;
+    let family = if src.is_ipv4() { AF_INET } else { AF_INET6 };
+    let mut body = vec![family, 0, 0, 0];
+    netlink::put_nested(&mut body, CTA_TUPLE_ORIG, |tuple| {
+        netlink::put_nested(tuple, CTA_TUPLE_IP, |ip| {
+            for (address, v4, v6) in [
+                (src, CTA_IP_V4_SRC, CTA_IP_V6_SRC),
+                (dst, CTA_IP_V4_DST, CTA_IP_V6_DST),
+            ] {
+                match address {
+                    IpAddr::V4(address) => netlink::put(ip, v4, &address.octets()),
+                    IpAddr::V6(address) => netlink::put(ip, v6, &address.octets()),
+                }
+            }
+        });
+        netlink::put_nested(tuple, CTA_TUPLE_PROTO, |l4| {
+            let number = match protocol {
+                Protocol::Tcp => 6,
+                Protocol::Udp => 17,
+                Protocol::Sctp => 132,
+            };
+            netlink::put(l4, CTA_PROTO_NUM, &[number]);
+            netlink::put(l4, CTA_PROTO_SRC_PORT, &src_port.to_be_bytes());
+            netlink::put(l4, CTA_PROTO_DST_PORT, &dst_port.to_be_bytes());
+        });
+    });
+    netlink::put(&mut body, CTA_ZONE, &zone.to_be_bytes());
+    netlink::put(&mut body, CTA_MARK, &0u32.to_be_bytes());
+    netlink::put(&mut body, CTA_MARK_MASK, &BLOCKED.to_be_bytes());
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(src: &str, dst: &str, zone: u16, protocol: Protocol) -> BlockedConnection {
+        let (src, dst): (SocketAddr, SocketAddr) = (
+            src.parse().expect("a socket"),
+            dst.parse().expect("a socket"),
+        );
+        BlockedConnection {
+            port: "ns1_pod1".into(),
+            zone,
+            protocol,
+            src: src.ip(),
+            src_port: src.port(),
+            dst: dst.ip(),
+            dst_port: dst.port(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_of_a_connection_is_what_is_read_of_it() {
+        for connection in [
+            connection("10.244.0.5:4000", "203.0.113.2:443", 7, Protocol::Tcp),
+            connection("[fd00::5]:1", "[2001:db8::1]:65535", 65_535, Protocol::Udp),
+            connection("10.244.0.5:0", "203.0.113.2:1", 1, Protocol::Sctp),
+        ] {
+            let mut body = change(&connection);
+            assert_eq!(tracked(&body), None, "the mark is zero");
+            let at = body.len() - 12;
+            body[at..at + 4].copy_from_slice(&0x8000_0001_u32.to_be_bytes());
+            let BlockedConnection {
+                zone,
+                protocol,
+                src,
+                src_port,
+                dst,
+                dst_port,
+                ..
+            } = connection;
+            let wanted = Tracked {
+                zone,
+                protocol,
+                src: SocketAddr::new(src, src_port),
+                dst: SocketAddr::new(dst, dst_port),
+            };
+            assert_eq!(tracked(&body), Some(wanted));
+            for len in 0..body.len() - 12 {
+                assert_eq!(tracked(&body[..len]), None, "{len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The edge to connection tracking: it finds the connections that OVN has blocked, and takes OVN's
+//! mark off those that the core names (`blocked.rs` of the core says why).
+//!
+//! It takes off the mark and leaves the entry. Without its entry, a connection would be tracked
+//! anew by its next packet; where that is the server's, the pod would be the one who answers, and no
+//! rule would hold for its packets any more. With the entry and without the mark, OVN decides over
+//! the pod's next packet as over every other one, and marks the connection again if the rules deny
+//! it. docs/decisions/blocked-connections.md weighs the ways.
+//!
+//! Where the kernel tracks the connections of br-int ([`Datapath::Kernel`]), both are netlink
+//! messages of the agent's own. Where ovs-vswitchd does ([`Datapath::Userspace`]), it is asked for a
+//! dump over its control socket, and the mark is taken off by packets that OpenFlow makes it track.
+//!
+//! It must never
+//! - touch an entry outside the conntrack zones of this node's logical ports: bit 0 of the mark
+//!   means other things elsewhere;
+//! - make the hot thread wait: it runs with the slow edges, and reading the kernel's table, which
+//!   blocks, on a thread of its own.
+
+mod bridge;
+mod kernel;
+mod text;
+
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use dnsflow_core::{Input, blocked::BlockedConnection, flow::Protocol};
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, spawn_blocking},
+    time::timeout,
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    openflow::unblock::{UnblockError, unblock},
+    ovsdb::{Connection, Remotes, convert::Converter, session::Conditions},
+    vswitch_db::{DEFAULT_SOCKET, OPTION},
+    vswitchd::{Vswitchd, VswitchdError, with_causes},
+};
+pub use bridge::Datapath;
+use bridge::{Bridge, DATABASE};
+pub use kernel::{blocked as blocked_in_kernel, clear as clear_in_kernel};
+
+/// Requests of the hot thread that wait. A look is told in up to 64 parts, and each part brings a
+/// request.
+pub const REQUESTS_MAX: usize = 128;
+/// Blocked connections that one look tells; what it leaves out is counted, and the next one tells.
+pub const FOUND_MAX: usize = 1 << 16;
+/// Blocked connections that the core judges at a time: a frame does not wait longer than that.
+const FOUND_PART: usize = 1024;
+/// The bit of a connection's mark that says that OVN has blocked it: `ct_mark.blocked`
+/// (`OVN_CT_BLOCKED_BIT` in OVN's include/ovn/logical-fields.h; bit 0 in 22.03 to 26.03).
+pub const BLOCKED: u32 = 1;
+/// How long the switch may take to take off marks.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// ovs-vswitchd's own datapath, as `dpctl` commands name it: its type and a name made of it
+/// (`open_dpif_backer` in Open vSwitch's ofproto/ofproto-dpif.c).
+const USERSPACE_DATAPATH: &str = "netdev@ovs-netdev";
+/// The longest dump that is read: about 300,000 connections.
+const DUMP_MAX_BYTES: usize = 64 << 20;
+
+/// What the core asks of this edge.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Request {
+    /// Look for blocked connections; [`Input::Blocked`] answers, always.
+    Find,
+    /// Take OVN's mark off these; [`Input::Unblocked`] answers, always.
+    Unblock(Vec<BlockedConnection>),
+}
+
+/// A tracked connection that has the mark, in whichever zone.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Tracked {
+    /// The conntrack zone.
+    pub zone: u16,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// Who began it.
+    pub src: std::net::SocketAddr,
+    /// Whom to.
+    pub dst: std::net::SocketAddr,
+}
+
+/// The connections with the mark, as far as they are told.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub struct Marked {
+    /// At most [`FOUND_MAX`].
+    pub connections: Vec<Tracked>,
+    /// How many there are beyond.
+    pub left_out: usize,
+}
+
+impl Marked {
+    /// Adds one, if there is room.
+    fn push(&mut self, tracked: Tracked) {
+        if self.connections.len() < FOUND_MAX {
+            self.connections.push(tracked);
+        } else {
+            self.left_out += 1;
+        }
+    }
+}
+
+/// Why blocked connections stay as they are.
+#[derive(Debug, thiserror::Error)]
+enum ConntrackError {
+    #[error("br-int is not known: no connection to Open vSwitch's database, or no such bridge")]
+    NoBridge,
+    #[error(
+        "the kernel's connection tracking cannot be read or changed: dnsflow needs CAP_NET_ADMIN in \
+         the host's network namespace, and the kernel nf_conntrack_netlink"
+    )]
+    Kernel(#[source] io::Error),
+    #[error("ovs-vswitchd does not tell its connections")]
+    Vswitchd(#[source] VswitchdError),
+    #[error("the switch does not take the mark off")]
+    Switch(#[source] UnblockError),
+    #[error("the switch took longer than {} s", PATIENCE.as_secs())]
+    Slow,
+    #[error("reading connections has failed")]
+    Panicked(#[source] JoinError),
+}
+
+/// The edge.
+#[derive(Debug)]
+pub struct Conntrack {
+    openflow_socket: PathBuf,
+    /// The bridge that the OpenFlow socket is of.
+    bridge_name: String,
+    database: Connection,
+    converter: Converter,
+    bridge: Option<Bridge>,
+    vswitchd: Vswitchd,
+    /// The last failure that was told, until something succeeds.
+    told: Option<String>,
+}
+
+impl Conntrack {
+    /// The edge for the bridge with this management socket, which is described in the Open_vSwitch
+    /// database at `remotes`, or at its usual socket.
+    pub fn new(remotes: Option<Remotes>, openflow_socket: PathBuf) -> Self {
+        let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[DEFAULT_SOCKET]));
+        // Open vSwitch names it `<bridge>.mgmt` (`bridge_configure_remotes` in its vswitchd/bridge.c).
+        let bridge_name = openflow_socket.file_stem().unwrap_or_default();
+        let database = Connection::new(&DATABASE, Conditions::new(), &remotes, OPTION);
+        Self {
+            bridge_name: bridge_name.to_string_lossy().into_owned(),
+            converter: Converter::new(DATABASE.name, database.counters()),
+            database,
+            bridge: None,
+            vswitchd: Vswitchd::new(openflow_socket.parent().unwrap_or(Path::new(".")))
+                .with_answer_max(DUMP_MAX_BYTES),
+            openflow_socket,
+            told: None,
+        }
+    }
+
+    /// Serves `requests`, as long as there can be any and somebody takes the results.
+    pub async fn run(
+        mut self,
+        mut requests: mpsc::Receiver<Request>,
+        inputs: mpsc::Sender<Input<'static>>,
+    ) {
+        loop {
+            let request = tokio::select! {
+                _ = self.database.next() => {
+                    self.read_bridge();
+                    continue;
+                }
+                request = requests.recv() => request,
+            };
+            let sent = match request {
+                None => return,
+                Some(Request::Find) => {
+                    let found = self.find().await;
+                    let found = self.told_unless_ok(found).unwrap_or_default();
+                    send(found, &inputs).await
+                }
+                Some(Request::Unblock(connections)) => {
+                    let count = connections.len();
+                    let result = self.unblock(connections).await;
+                    let result = self.told_unless_ok(result);
+                    let Outcome { unblocked, failed } = result.unwrap_or(Outcome {
+                        unblocked: 0,
+                        failed: count,
+                    });
+                    inputs.send(Input::Unblocked { unblocked, failed }).await
+                }
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn read_bridge(&mut self) {
+        let Some(replica) = self.database.replica() else {
+            return;
+        };
+        let name = &self.bridge_name;
+        let bridges = self
+            .converter
+            .every(replica, bridge::BRIDGE, |row| bridge::bridge(row, name));
+        self.bridge = bridges.into_iter().find_map(|(_, bridge)| bridge);
+    }
+
+    /// Logs a failure, once until something else happens.
+    fn told_unless_ok<T>(&mut self, result: Result<T, ConntrackError>) -> Option<T> {
+        match result {
+            Ok(value) => {
+                self.told = None;
+                Some(value)
+            }
+            Err(error) => {
+                let error = with_causes(&error);
+                if self.told.as_ref() != Some(&error) {
+                    warn!(
+                        error,
+                        "connections that OVN blocked while a flow was missing stay blocked until \
+                         their pod sends a packet"
+                    );
+                    self.told = Some(error);
+                }
+                None
+            }
+        }
+    }
+
+    /// The marked connections in the zones of logical ports.
+    async fn find(&mut self) -> Result<Vec<BlockedConnection>, ConntrackError> {
+        let bridge = self.bridge.as_ref().ok_or(ConntrackError::NoBridge)?;
+        let Marked {
+            connections,
+            left_out,
+        } = match bridge.datapath {
+            Datapath::Kernel => spawn_blocking(kernel::blocked)
+                .await
+                .map_err(ConntrackError::Panicked)?
+                .map_err(ConntrackError::Kernel)?,
+            Datapath::Userspace => {
+                let command = ["dpctl/dump-conntrack", USERSPACE_DATAPATH];
+                let dump = self.vswitchd.ask(&command).await;
+                text::blocked(&dump.map_err(ConntrackError::Vswitchd)?)
+            }
+        };
+        if left_out > 0 {
+            warn!(
+                left_out,
+                max = FOUND_MAX,
+                "more connections are blocked than one look takes; another look may come to them"
+            );
+        }
+        let found = bridge.at_ports(connections);
+        if found.is_empty() {
+            debug!("no connection is blocked");
+        } else {
+            info!(blocked = found.len(), "looked for blocked connections");
+        }
+        Ok(found)
+    }
+
+    async fn unblock(
+        &self,
+        connections: Vec<BlockedConnection>,
+    ) -> Result<Outcome, ConntrackError> {
+        let bridge = self.bridge.as_ref().ok_or(ConntrackError::NoBridge)?;
+        match bridge.datapath {
+            Datapath::Kernel => spawn_blocking(move || kernel::clear(&connections))
+                .await
+                .map_err(ConntrackError::Panicked)?
+                .map_err(ConntrackError::Kernel),
+            Datapath::Userspace => {
+                let unblocked = unblock(&self.openflow_socket, &connections);
+                let failed = timeout(PATIENCE, unblocked)
+                    .await
+                    .map_err(|_| ConntrackError::Slow)?
+                    .map_err(ConntrackError::Switch)?;
+                Ok(Outcome {
+                    unblocked: connections.len() - failed,
+                    failed,
+                })
+            }
+        }
+    }
+}
+
+/// What became of the connections of a [`Request::Unblock`].
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Outcome {
+    /// How many have no mark any more.
+    pub unblocked: usize,
+    /// How many could not be changed. Those that have ended are in neither number.
+    pub failed: usize,
+}
+
+async fn send(
+    found: Vec<BlockedConnection>,
+    inputs: &mpsc::Sender<Input<'static>>,
+) -> Result<(), mpsc::error::SendError<Input<'static>>> {
+    let mut found = found.into_iter();
+    loop {
+        let connections: Vec<_> = found.by_ref().take(FOUND_PART).collect();
+        let more = found.len() > 0;
+        inputs.send(Input::Blocked { connections, more }).await?;
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// Which logical port each zone is of.
+type Zones = HashMap<u16, String>;
