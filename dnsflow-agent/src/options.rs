@@ -21,7 +21,7 @@ use crate::{k8s::DnsService, ovsdb::Remotes};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "dnsflow", version)]
+#[command(name = "dnsflow", version = env!("DNSFLOW_VERSION"))]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -1,11 +1,26 @@
-//! `cargo xtask image`: the agent's image, by whatever builds images here.
+//! `cargo xtask image`: the agent's image, by whatever builds images here, or as a file that needs
+//! no builder.
 
-use std::process::{Command, Stdio};
+mod archive;
+mod program;
+mod sbom;
+mod source;
 
-use anyhow::{Result, ensure};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dnsflow_tests::support::workspace;
 
+use self::{
+    archive::{Name, Program},
+    program::Target,
+    source::Source,
+};
 use crate::{interrupt, unavailable::Unavailable};
 
 /// What builds images, in the order of preference.
@@ -17,11 +32,80 @@ pub(crate) struct ImageCommand {
     /// The image's name and tag
     #[arg(long, default_value = "dnsflow:latest")]
     tag: String,
+    /// Write an OCI archive, with no builder of images; *.debug and *.cdx.json come beside it
+    #[arg(long, value_name = "FILE")]
+    oci: Option<PathBuf>,
+    /// Write only the program that an image holds, as deploy/Containerfile wants it
+    #[arg(long, value_name = "FILE", conflicts_with = "oci")]
+    program: Option<PathBuf>,
+    /// Compile for this target of rustc's; more than one with commas, all in one archive
+    /// [default: this machine's]
+    #[arg(long, value_name = "TARGET", value_delimiter = ',')]
+    target: Vec<String>,
 }
 
 /// Builds the image.
 pub(crate) fn run(command: &ImageCommand) -> Result<()> {
-    build(&command.tag)
+    let ImageCommand {
+        tag,
+        oci,
+        program,
+        target,
+    } = command;
+    let mut targets = Vec::new();
+    for name in target {
+        targets.push(Target::named(Some(name))?);
+    }
+    if targets.is_empty() {
+        targets.push(Target::named(None)?);
+    }
+    match (oci, program) {
+        (Some(file), _) => write_archive(file, tag, &targets),
+        (None, Some(file)) => {
+            ensure!(
+                targets.len() == 1,
+                "--program: one target, not {}",
+                targets.len()
+            );
+            let source = Source::of(&workspace()?)?;
+            let built = program::build(&workspace()?, &targets[0], &source)?;
+            program::copy(&built.program, file)
+        }
+        (None, None) => {
+            ensure!(target.is_empty(), "--target goes with --oci or --program");
+            build(tag)
+        }
+    }
+}
+
+/// Writes an archive with an image for each target, and beside it for each target the line tables
+/// and the list of what is in the program.
+fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
+    let name = Name::parse(tag)?;
+    let source = Source::of(&workspace()?)?;
+    let mut programs = Vec::new();
+    let mut beside = Vec::new();
+    for target in targets {
+        let built = program::build(&workspace()?, target, &source)?;
+        let bytes = fs::read(&built.program)
+            .with_context(|| format!("cannot read {}", built.program.display()))?;
+        programs.push(Program {
+            architecture: target.architecture,
+            bytes,
+        });
+        let debug = file.with_extension(format!("{}.debug", target.architecture));
+        program::copy(&built.debug, &debug)?;
+        let list = file.with_extension(format!("{}.cdx.json", target.architecture));
+        fs::write(&list, sbom::document(&workspace()?, target, &source)?)
+            .with_context(|| format!("cannot write {}", list.display()))?;
+        beside.extend([debug, list]);
+    }
+    let digest = archive::write(file, &name, &source, &programs)?;
+    println!("{} {digest}", file.display());
+    for file in beside {
+        println!("{}", file.display());
+    }
+    Ok(())
 }
 
 /// Builds the image with this tag.
@@ -30,7 +114,7 @@ pub(crate) fn build(tag: &str) -> Result<()> {
     eprintln!("building {tag} with {builder}; the first time takes many minutes");
     let mut command = Command::new(builder);
     command
-        .args(arguments(builder, tag))
+        .args(arguments(builder, tag, &Source::of(&workspace()?)?))
         .current_dir(workspace()?);
     let status = interrupt::wait(interrupt::spawn(&mut command)?)?;
     ensure!(status.success(), "{builder} failed ({status})");
@@ -59,14 +143,22 @@ fn builder<'a>(builders: &[&'a str]) -> Result<&'a str, Unavailable> {
 }
 
 /// All of them take the same.
-fn arguments(builder: &str, tag: &str) -> Vec<String> {
+fn arguments(builder: &str, tag: &str, source: &Source) -> Vec<String> {
     let verb = match builder {
         "buildah" => "bud",
         _ => "build",
     };
-    [verb, "--file", "deploy/Containerfile", "--tag", tag, "."]
+    let mut arguments = [verb, "--file", "deploy/Containerfile", "--tag", tag]
         .map(str::to_owned)
-        .to_vec()
+        .to_vec();
+    for (key, value) in archive::labels(source) {
+        arguments.extend(["--label".to_owned(), format!("{key}={value}")]);
+    }
+    for (name, value) in source.variables() {
+        arguments.extend(["--build-arg".to_owned(), format!("{name}={value}")]);
+    }
+    arguments.push(".".to_owned());
+    arguments
 }
 
 #[cfg(test)]
@@ -85,11 +177,22 @@ mod tests {
 
     #[test]
     fn the_containerfile_is_where_the_builder_is_told() {
+        let source = Source::of(&workspace().expect("a workspace")).expect("the sources");
         for builder in BUILDERS {
-            let arguments = arguments(builder, "a:b");
+            let arguments = arguments(builder, "a:b", &source);
             let file = arguments.iter().position(|word| word == "--file");
             let file = file.map(|at| workspace().expect("a workspace").join(&arguments[at + 1]));
             assert!(file.is_some_and(|file| file.is_file()), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn the_containerfile_takes_what_the_builder_is_given() {
+        let file = workspace().expect("a workspace").join("deploy/Containerfile");
+        let text = fs::read_to_string(file).expect("a file");
+        let source = Source::of(&workspace().expect("a workspace")).expect("the sources");
+        for (name, _) in source.variables() {
+            assert!(text.contains(&format!("\nARG {name}=")), "{name}");
         }
     }
 }

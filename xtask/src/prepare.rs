@@ -54,6 +54,21 @@ pub(crate) fn ovn(ovn: Ovn, say: &dyn Fn(&str)) -> Result<Root> {
     Ok(root)
 }
 
+/// The directory and the package of skopeo, which the tests ask about images.
+pub(crate) const SKOPEO: (&str, Contents<'_>) = (
+    "skopeo",
+    Contents {
+        suite: "trixie",
+        packages: &["skopeo"],
+    },
+);
+
+/// skopeo, fetched unless it is there.
+pub(crate) fn skopeo(say: &dyn Fn(&str)) -> Result<Root> {
+    let (directory, contents) = SKOPEO;
+    Root::ensure(&root_directory(directory)?, contents, say)
+}
+
 /// The BPF object, the agent and the lab's helper, built.
 pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
     ebpf::build(say)?;

@@ -70,6 +70,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
     for generation in &ovn {
         prepare::ovn(*generation, &say)?;
     }
+    prepare::skopeo(&say)?;
     prepare::build(&say)?;
     let mut tally = Tally::default();
     match vm {
