@@ -21,3 +21,4 @@ pub mod ovsdb;
 pub mod state;
 pub mod vswitch_db;
 pub mod vswitchd;
+pub mod wait;

@@ -10,6 +10,7 @@ use dnsflow_agent::{
     cleanup,
     k8s::egress_firewall::DEFINITION,
     options::{Cli, Command, LogFormat},
+    wait,
 };
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
@@ -26,6 +27,10 @@ fn main() -> anyhow::Result<ExitCode> {
                 Status::Ok | Status::Warning => ExitCode::SUCCESS,
                 Status::Failed => ExitCode::FAILURE,
             })
+        }
+        Command::Wait => {
+            wait::run().context("cannot wait")?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Crd => {
             print!("{DEFINITION}");

@@ -37,6 +37,8 @@ pub enum Command {
     Cleanup(CleanupOptions),
     /// Say whether the agent could work on this node, and what to do where it could not
     Check(Box<CheckOptions>),
+    /// Wait for SIGTERM or SIGINT, as a container of a DaemonSet whose init container did the work
+    Wait,
     /// Print the EgressFirewall's definition as dnsflow reads it, for tests: ovn-kubernetes owns
     /// the one of a cluster
     Crd,

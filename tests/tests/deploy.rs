@@ -18,26 +18,36 @@ use k8s_openapi::api::{
     core::v1::{Namespace, Pod, Probe, Service, Volume, VolumeMount},
     discovery::v1::EndpointSlice,
 };
-use manifests::{Grant, OVERLAYS, Objects, directory, kind_story, resources, typed};
+use manifests::{
+    ERRANDS, Grant, OVERLAYS, Objects, command_line, directory, documents, kind_story, resources,
+    typed,
+};
 
 /// The base, and each overlay where kustomize is there to build it.
 fn variants() -> Result<Vec<(&'static str, Objects)>> {
     let mut variants = vec![("base", Objects::base()?)];
-    for &overlay in OVERLAYS {
+    variants.extend(built(OVERLAYS.iter().copied())?);
+    Ok(variants)
+}
+
+/// Overlays as kustomize builds them, where it is.
+fn built(overlays: impl Iterator<Item = &'static str>) -> Result<Vec<(&'static str, Objects)>> {
+    let mut found = Vec::new();
+    for overlay in overlays {
         match Objects::built(overlay)? {
-            Some(objects) => variants.push((overlay, objects)),
+            Some(objects) => found.push((overlay, objects)),
             None => {
                 let why = format!("neither kubectl nor kustomize is here to build {overlay}");
                 not_run(&this_test(), why);
             }
         }
     }
-    Ok(variants)
+    Ok(found)
 }
 
 /// The agent's options, by its own parser.
 fn options(objects: &Objects) -> Result<AgentOptions> {
-    match Cli::try_parse_from(objects.command_line()?)?.command {
+    match Cli::try_parse_from(command_line(objects.container()?)?)?.command {
         Command::Agent(options) => Ok(*options),
         other => bail!("not the agent: {other:?}"),
     }
@@ -92,6 +102,109 @@ fn the_agent_takes_its_arguments() -> Result<()> {
             _ => "kube-system/k8s-app=kube-dns",
         };
         assert_eq!(services, [expected], "{name}");
+        // `kubectl exec` hands on the environment, not the arguments.
+        let words = objects.container()?.args.iter().flatten();
+        assert_eq!(words.collect::<Vec<_>>(), ["agent"], "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_kept_for_the_next_agent_is_on_the_node() -> Result<()> {
+    for (name, objects) in variants()? {
+        let directory = options(&objects)?.state_dir.context("--state-dir")?;
+        let directory = directory.display().to_string();
+        let mut mounts = objects.container()?.volume_mounts.iter().flatten();
+        let mount = mounts.find(|mount| mount.mount_path == directory);
+        let volume = &mount.context("a mount")?.name;
+        let mut volumes = objects.pod()?.volumes.iter().flatten();
+        let volume = volumes.find(|found| found.name == *volume);
+        let path = volume.and_then(|volume| volume.host_path.as_ref());
+        assert_eq!(path.context("a hostPath")?.path, directory, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn no_pod_waits_for_a_directory() -> Result<()> {
+    for (name, objects) in variants()? {
+        for volume in objects.pod()?.volumes.iter().flatten() {
+            let path = volume.host_path.as_ref().context("a hostPath")?;
+            let kind = path.type_.as_deref();
+            assert_eq!(kind, Some("DirectoryOrCreate"), "{name}: {}", path.path);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_object_says_what_it_is_part_of() -> Result<()> {
+    let files = [
+        "base/namespace.yaml",
+        "base/rbac.yaml",
+        "base/dns.yaml",
+        "base/daemonset.yaml",
+        "overlays/openshift/dns.yaml",
+        "overlays/openshift/scc.yaml",
+    ];
+    let expected = serde_json::json!({
+        "app.kubernetes.io/name": "dnsflow",
+        "app.kubernetes.io/part-of": "dnsflow",
+        "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
+    });
+    for file in files {
+        for mut object in documents(&directory(file))? {
+            let labels = object["metadata"]["labels"].as_object_mut();
+            let labels = labels.with_context(|| file.to_owned())?;
+            labels.retain(|name, _| name.starts_with("app.kubernetes.io/"));
+            assert_eq!(object["metadata"]["labels"], expected, "{file}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn errands_run_once_with_what_the_agent_was_told_and_then_wait() -> Result<()> {
+    let base = Objects::base()?;
+    let agent = options(&base)?;
+    for (name, objects) in built(ERRANDS.iter().map(|(name, _)| *name))? {
+        let (_, command) = ERRANDS
+            .iter()
+            .find(|(found, _)| *found == name)
+            .context(name)?;
+        let pod = objects.pod()?;
+        let Some([errand]) = pod.init_containers.as_deref() else {
+            bail!("{name}: not one init container");
+        };
+        let line = command_line(errand)?;
+        assert_eq!(line[..2], ["dnsflow", *command], "{name}");
+        match Cli::try_parse_from(&line)?.command {
+            Command::Check(check) if name == "overlays/preflight" => {
+                assert_eq!(check.agent, agent);
+            }
+            Command::Check(_) => {}
+            Command::Cleanup(cleanup) => assert_eq!(cleanup.state_dir, agent.state_dir, "{name}"),
+            other => bail!("{name}: {other:?}"),
+        }
+        let rest = objects.container()?;
+        let line = command_line(rest)?;
+        assert!(matches!(Cli::try_parse_from(&line)?.command, Command::Wait));
+        assert_eq!(errand.volume_mounts, rest.volume_mounts, "{name}");
+        for container in [errand, rest] {
+            assert_eq!(container.startup_probe, None, "{name}");
+            assert_eq!(container.liveness_probe, None, "{name}");
+            assert_eq!(container.readiness_probe, None, "{name}");
+        }
+        // A check is made beside agents that run; a cleanup takes their place.
+        let [daemon_set] = &objects.daemon_sets[..] else {
+            bail!("{name}: not one DaemonSet");
+        };
+        let agents = &base.daemon_sets[0];
+        let same_name = daemon_set.metadata.name == agents.metadata.name;
+        let same_pods = daemon_set.spec.selector == agents.spec.selector;
+        let takes_over = *command == "cleanup";
+        assert_eq!((same_name, same_pods), (takes_over, takes_over), "{name}");
+        assert!(!objects.grants()?.is_empty(), "{name}");
     }
     Ok(())
 }
@@ -158,8 +271,7 @@ fn openshift_lets_the_pods_be_privileged() -> Result<()> {
 fn the_probes_ask_where_the_agent_listens() -> Result<()> {
     for (name, objects) in variants()? {
         let listen = options(&objects)?.listen.context("--listen")?;
-        let pod = objects.daemon_sets[0].spec.template.spec.as_ref();
-        let container = &pod.context("a Pod's spec")?.containers[0];
+        let container = objects.container()?;
         for (probe, path) in [
             (&container.startup_probe, "/livez"),
             (&container.liveness_probe, "/livez"),
@@ -187,7 +299,16 @@ fn the_daemon_set_fits_together() -> Result<()> {
             .metadata
             .as_ref()
             .and_then(|meta| meta.labels.as_ref());
-        assert_eq!(spec.selector.match_labels.as_ref(), labels, "{name}");
+        let selected = spec.selector.match_labels.as_ref().context("a selector")?;
+        let labels = labels.context("labels")?;
+        for (label, value) in selected {
+            assert_eq!(labels.get(label), Some(value), "{name}");
+        }
+        // Updates change the version; what selects Pods can never be changed.
+        assert!(
+            !selected.contains_key("app.kubernetes.io/version"),
+            "{name}"
+        );
         let pod = spec.template.spec.as_ref().context("a Pod's spec")?;
         assert_eq!(pod.host_network, Some(true), "{name}");
         // Two agents on a node would undo each other's work.
@@ -217,7 +338,7 @@ fn the_daemon_set_fits_together() -> Result<()> {
             .collect();
         assert_eq!(volumes, mounts, "{name}");
         let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
-        let mut expected = BTreeSet::from(["/var/run/openvswitch"]);
+        let mut expected = BTreeSet::from(["/var/lib/dnsflow", "/var/run/openvswitch"]);
         if name == "overlays/openshift" {
             expected.insert("/var/run/ovn-ic");
         }
@@ -252,7 +373,9 @@ fn the_image_holds_the_agent_and_nothing_else() -> Result<()> {
     let program = copied[0].last().context("a destination")?;
     // `command: [dnsflow]` is looked up in the image's PATH.
     let (path, name) = program.rsplit_once('/').context("a path")?;
-    assert_eq!(Objects::base()?.command_line()?[0], name);
+    let base = Objects::base()?;
+    let words = base.container()?.command.iter().flatten();
+    assert_eq!(words.collect::<Vec<_>>(), [name]);
     let environment = ["ENV".to_owned(), format!("PATH={path}")];
     assert!(last.iter().any(|words| *words == environment), "{last:?}");
     Ok(())

@@ -11,17 +11,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::CommandFactory as _;
+use dnsflow_agent::options::Cli;
 use dnsflow_tests::support::workspace;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{Namespace, ServiceAccount},
+    core::v1::{Container, Namespace, PodSpec, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// What is built on the base.
+/// What runs the agent, built on the base.
 pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
+/// What runs something else on every node, with the command that it runs.
+pub(crate) const ERRANDS: &[(&str, &str)] = &[
+    ("overlays/preflight", "check"),
+    ("overlays/openshift-preflight", "check"),
+    ("overlays/cleanup", "cleanup"),
+    ("overlays/openshift-cleanup", "cleanup"),
+];
 
 /// A directory of `deploy/`.
 pub(crate) fn directory(name: &str) -> PathBuf {
@@ -138,17 +147,21 @@ impl Objects {
         Ok(Some(objects))
     }
 
-    /// The arguments of the agent's container, its command first.
-    pub(crate) fn command_line(&self) -> Result<Vec<String>> {
+    /// The DaemonSet's Pods.
+    pub(crate) fn pod(&self) -> Result<&PodSpec> {
         let [daemon_set] = &self.daemon_sets[..] else {
             bail!("not one DaemonSet");
         };
         let pod = daemon_set.spec.template.spec.as_ref();
-        let [container] = &pod.context("a Pod's spec")?.containers[..] else {
+        pod.context("a Pod's spec")
+    }
+
+    /// The only container of a Pod, beside its init containers.
+    pub(crate) fn container(&self) -> Result<&Container> {
+        let [container] = &self.pod()?.containers[..] else {
             bail!("not one container");
         };
-        let words = container.command.iter().chain(&container.args).flatten();
-        Ok(words.cloned().collect())
+        Ok(container)
     }
 
     /// Takes away every right to a resource.
@@ -226,6 +239,32 @@ impl Objects {
         let rules = rules.with_context(|| format!("there is no role {}", role.name))?;
         Ok(rules.as_deref().unwrap_or_default())
     }
+}
+
+/// What the container starts, with its environment written as options of its command line.
+pub(crate) fn command_line(container: &Container) -> Result<Vec<String>> {
+    let words = container.command.iter().chain(&container.args).flatten();
+    let mut words: Vec<String> = words.cloned().collect();
+    let name = words.get(1).context("a command")?.clone();
+    let program = Cli::command();
+    let command = program.find_subcommand(&name).context("a known command")?;
+    let mut agent = program.get_subcommands();
+    let agent = agent.find(|command| command.get_name() == "agent");
+    for variable in container.env.iter().flatten() {
+        let reads = |command: &clap::Command| {
+            let mut options = command.get_arguments();
+            let option = options.find(|option| option.get_env() == Some(variable.name.as_ref()))?;
+            option.get_long().map(str::to_owned)
+        };
+        // All containers have the agent's environment. Each takes of it what it knows.
+        let known = agent.and_then(reads);
+        ensure!(known.is_some(), "nobody reads {}", variable.name);
+        if let Some(option) = reads(command) {
+            let value = variable.value.as_deref().context("a value")?;
+            words.push(format!("--{option}={value}"));
+        }
+    }
+    Ok(words)
 }
 
 /// A right, each part of it one word.

@@ -1,0 +1,29 @@
+//! `dnsflow wait`: what the container of a Pod does whose init container has done the work. The
+//! image has no other program that could.
+
+use std::io;
+
+use tokio::{
+    runtime, select,
+    signal::unix::{SignalKind, signal},
+};
+
+/// Returns when SIGTERM or SIGINT comes.
+///
+/// # Errors
+///
+/// Where the signals cannot be watched.
+pub fn run() -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
+}
