@@ -21,10 +21,10 @@ name=${0##*/}
 input=
 case "$*" in *"--filename -"*) input=$(cat) ;; esac
 said="$name $*"
-echo "$said" >>"$FAKES/asked"
+printf '%s\n' "$said" >>"$FAKES/asked"
 if [ -e "$FAKES/trouble" ] && echo "$said" | grep -q -e "$(cat "$FAKES/trouble")"; then
     [ -e "$FAKES/trouble-reaches" ] || exit 1
-    echo www
+    echo 172.18.0.8
     exit 0
 fi
 timed_out() { echo "curl: (28) Connection timed out after 2001 milliseconds" >&2; exit 28; }
@@ -32,34 +32,49 @@ case "$said" in
 "git clone"*)
     for directory; do :; done
     mkdir -p "$directory/contrib"
-    ln -s "$0" "$directory/contrib/kind.sh" ;;
+    ln -s "$0" "$directory/contrib/kind-helm.sh" ;;
+"kind version") echo "kind v$(cat "$FAKES/kind-version" 2>/dev/null || echo 0.30.0) go1.25.0 linux/amd64" ;;
 "kind get clusters") cat "$FAKES/clusters" 2>/dev/null || : ;;
 "docker inspect"*www) echo 172.18.0.7 ;;
 "docker inspect"*rest) echo 172.18.0.8 ;;
-*"apply --kustomize"*) : >"$FAKES/deployed" ;;
-*"apply --filename"*) case "$input" in *WWW_ADDRESS* | *REST_ADDRESS* | *NODE*) exit 1 ;; esac
+*"apply --kustomize"*/agent) : >"$FAKES/deployed" ;;
+*"apply --kustomize"*/cleanup) rm -f "$FAKES/deployed" ;;
+*"apply --filename"*)
+    case "$input" in *_ADDRESS* | *NODE* | *POD_IMAGE*) exit 1 ;; esac
     case "$input" in *'"*.site'*) : >"$FAKES/wildcard" ;; esac ;;
+*"get --ignore-not-found"*" daemonset/dnsflow")
+    [ ! -e "$FAKES/deployed" ] || echo daemonset.apps/dnsflow ;;
+*"get --ignore-not-found"*) grep -Fx -e "${said##* name }" "$FAKES/there" 2>/dev/null || : ;;
+*"get services"*) echo '{"items": [{"spec": {"selector": {"k8s-app": "kube-dns"}}}]}' ;;
+"kubectl --namespace dnsflow get pods"*)
+    echo '{"items": [{"metadata": {"name": "agent"}, "spec": {"nodeName": "two"}}]}' ;;
 *"get pods"*)
     echo '{"items": [{"metadata": {"uid": "u"}, "spec": {"nodeName": "one"}, "status":
         {"containerStatuses": [{"restartCount": 0}]}}]}' ;;
 *"get nodes"*) echo '{"items": [{"metadata": {"name": "one"}}, {"metadata": {"name": "two"}}]}' ;;
-*"get deployment/coredns"*)
-    echo "{\"items\": [{\"spec\": {\"replicas\": 2}, \"data\": \"$(cat "$FAKES/corefile" 2>/dev/null)\"}]}" ;;
+*"get deployments,"*)
+    echo "{\"items\": [{\"metadata\": {\"name\": \"coredns\"}, \"data\": \"$(cat "$FAKES/corefile" 2>/dev/null)\"}]}" ;;
 *"rollout status"*"--watch=false"*)
     echo again >>"$FAKES/rollout"
     [ "$(wc -l <"$FAKES/rollout")" -lt 3 ] || echo 'daemon set "dnsflow" successfully rolled out' ;;
+*" logs "*"--container check"*) echo "[pod/one/check] ok program" ;;
+*" logs "*"--container cleanup"*) echo "[pod/one/cleanup] 7 flows removed" ;;
+*" exec agent -- dnsflow check --json")
+    status=$(cat "$FAKES/check" 2>/dev/null || echo ok)
+    echo "{\"status\": \"$status\", \"findings\": [{\"check\": \"btf\", \"status\": \"$status\"}]}" ;;
+kubectl*" exec pod -- sh "*) echo "200 0.012" ;;
 kubectl*" exec pod "*www.site* | kubectl*" exec pod "*//site* | kubectl*" exec pod "*172.18.0.7*)
     [ -e "$FAKES/deployed" ] || timed_out
-    echo www ;;
+    echo 172.18.0.7 ;;
 kubectl*" exec neighbour "*www.site*)
     [ -e "$FAKES/wildcard" ] || timed_out
-    echo www ;;
+    echo 172.18.0.7 ;;
 kubectl*" exec "*) timed_out ;;
 esac
 "#;
 
 const PROGRAMS: &[&str] = &[
-    "docker", "kind", "kubectl", "git", "go", "helm", "jq", "openssl",
+    "docker", "kind", "kubectl", "git", "go", "helm", "jq", "openssl", "curl", "pipx", "skopeo",
 ];
 
 /// A directory with the programs, and what they were asked.
@@ -92,7 +107,7 @@ impl Fakes {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
         let path = format!("{}:/usr/bin:/bin", self.directory.join("bin").display());
         command
-            .args(["kind", "--name", &self.name])
+            .args(["kind", "--edit-pause", "0"])
             .args(arguments)
             .env("PATH", path)
             .env("FAKES", &self.directory)
@@ -100,8 +115,17 @@ impl Fakes {
         command
     }
 
+    /// In a cluster that is made.
     fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("xtask runs")
+        let mut command = self.command(&["--name", &self.name]);
+        command.args(arguments).output().expect("xtask runs")
+    }
+
+    /// In a cluster that is there.
+    fn attach(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command(&["--attach", "/nowhere/kubeconfig"]);
+        command.args(["--www", "172.18.0.7", "--rest", "172.18.0.8"]);
+        command.args(arguments).output().expect("xtask runs")
     }
 
     fn asked(&self) -> Vec<String> {
@@ -154,22 +178,30 @@ fn the_whole_story_is_told_and_the_cluster_taken_down() {
     assert!(output.status.success(), "{printed}");
     let name = &fakes.name;
     let order = [
-        "git clone --depth 1 --branch master".to_owned(),
-        "kind.sh --num-workers 2 --enable-dnsnameresolver".to_owned(),
+        "git clone --depth 1 --branch v1.3.0".to_owned(),
+        "kind-helm.sh --num-workers 2 --enable-dnsnameresolver".to_owned(),
         "docker build --file deploy/Containerfile --tag dnsflow:kind".to_owned(),
         format!("kind load docker-image dnsflow:kind curlimages/curl:8.11.1 --name {name}"),
         format!("docker run --detach --rm --name {name}-www --network kind"),
         "kubectl apply --filename -".to_owned(),
         "kubectl --namespace dnsflow-story exec pod".to_owned(),
-        "kubectl apply --kustomize".to_owned(),
+        "kubectl --namespace dnsflow rollout status daemonset/dnsflow-preflight".to_owned(),
+        "kubectl --namespace dnsflow delete daemonset dnsflow-preflight".to_owned(),
         "kubectl --namespace dnsflow rollout status daemonset/dnsflow --timeout".to_owned(),
+        "kubectl --namespace dnsflow exec agent -- dnsflow check".to_owned(),
+        "kubectl --namespace dnsflow-story exec pod -- sh -c".to_owned(),
         "kubectl --namespace dnsflow delete pod".to_owned(),
         "kubectl --namespace dnsflow rollout restart".to_owned(),
+        "kubectl --namespace dnsflow logs --selector app.kubernetes.io/name=dnsflow --container \
+         cleanup"
+            .to_owned(),
         "docker rm".to_owned(),
     ];
     let positions: Vec<usize> = order.iter().map(|line| fakes.position(line)).collect();
     assert!(positions.is_sorted(), "{positions:?}: {:#?}", fakes.asked());
     assert!(printed.contains("run on two"), "{printed}");
+    assert!(printed.contains("1 attempts during 4 changes"), "{printed}");
+    assert!(printed.contains("7 flows removed"), "{printed}");
     assert!(printed.contains("3 attempts while it went on"), "{printed}");
     assert!(fakes.directory.join("wildcard").exists(), "{printed}");
     fakes.assert_taken_down();
@@ -216,7 +248,7 @@ fn what_is_missing_is_named_and_ends_with_a_status_of_its_own() {
     }
     fakes.write("trouble", "^docker info");
     let output = fakes
-        .command(&[])
+        .command(&["--name", &fakes.name])
         .env(
             "PATH",
             format!("{}:/bin", fakes.directory.join("bin").display()),
@@ -225,11 +257,23 @@ fn what_is_missing_is_named_and_ends_with_a_status_of_its_own() {
         .expect("xtask runs");
     let printed = text(&output);
     assert_eq!(output.status.code(), Some(69), "{printed}");
+    assert!(!printed.contains("pipx"), "{printed}");
     for missing in ["docker (", "kind (", "helm ("] {
         assert!(printed.contains(missing), "{missing}: {printed}");
     }
     assert!(!printed.contains("kubectl ("), "{printed}");
     assert!(!fakes.asked().iter().any(|line| line.starts_with("kind")));
+
+    // An old kind, and neither of two programs of which one is enough.
+    let fakes = Fakes::new("old");
+    fakes.write("kind-version", "0.26.0");
+    fs::remove_file(fakes.directory.join("bin/pipx")).expect("it was there");
+    let output = fakes.run(&[]);
+    let printed = text(&output);
+    assert_eq!(output.status.code(), Some(69), "{printed}");
+    for missing in ["kind 0.27", "jinjanate", "pipx"] {
+        assert!(printed.contains(missing), "{missing}: {printed}");
+    }
 
     // No internet.
     let fakes = Fakes::new("offline");
@@ -249,7 +293,7 @@ fn ctrl_c_takes_the_cluster_down() {
     );
     fakes.write("fake", &slow);
     let child = fakes
-        .command(&[])
+        .command(&["--name", &fakes.name])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
@@ -270,13 +314,106 @@ fn interrupt(child: &Child) {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
 }
 
+/// What is asked of a cluster that is there, when nothing is to be left in it.
+fn assert_taken_away(fakes: &Fakes) {
+    let asked = fakes.asked();
+    let cleanup = |line: &&String| line.contains("--kustomize") && line.ends_with("/cleanup");
+    let removed = asked.iter().rfind(cleanup).expect("it is removed");
+    assert!(removed.starts_with("kubectl delete"), "{asked:#?}");
+    let last = asked.last().expect("something was asked");
+    assert_eq!(
+        last,
+        "kubectl delete namespace --ignore-not-found dnsflow-story dnsflow-stranger"
+    );
+    let others = asked.iter().filter(|line| !line.starts_with("kubectl "));
+    assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
+}
+
 #[test]
-fn the_manifests_name_the_images_that_are_loaded() {
+fn the_story_is_told_in_a_cluster_that_is_there_and_taken_away() {
+    let fakes = Fakes::new("attached");
+    let output = fakes.attach(&[]);
+    let printed = text(&output);
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("the cluster is as it was"), "{printed}");
+    // Without the resolver's definition there is no wildcard.
+    assert!(!fakes.directory.join("wildcard").exists(), "{printed}");
+    assert_taken_away(&fakes);
+
+    let fakes = Fakes::new("attached-resolver");
+    fakes.write(
+        "there",
+        "customresourcedefinition/dnsnameresolvers.network.openshift.io\n",
+    );
+    let output = fakes.attach(&[]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        fakes.directory.join("wildcard").exists(),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn what_goes_wrong_in_a_cluster_that_is_there_leaves_nothing_there() {
+    for (trouble, expected) in [
+        ("wait --for", "names, firewalls and pods"),
+        (
+            "rollout status daemonset/dnsflow-preflight",
+            "could it work here?",
+        ),
+        ("rollout restart", "a rolling update"),
+    ] {
+        let fakes = Fakes::new("attached-trouble");
+        fakes.write("trouble", trouble);
+        let output = fakes.attach(&[]);
+        let printed = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{trouble}: {printed}");
+        assert!(printed.contains(expected), "{trouble}: {printed}");
+        assert_taken_away(&fakes);
+    }
+
+    // An agent that is not content with the pods' node.
+    let fakes = Fakes::new("attached-warning");
+    fakes.write("check", "warning");
+    let output = fakes.attach(&[]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("what the agents say"),
+        "{}",
+        text(&output)
+    );
+    assert_taken_away(&fakes);
+}
+
+#[test]
+fn where_dnsflow_runs_already_nothing_is_touched() {
+    for there in [
+        "namespace/dnsflow",
+        "clusterrole/dnsflow",
+        "namespace dnsflow-stranger",
+    ] {
+        let fakes = Fakes::new("attached-theirs");
+        fakes.write("there", &format!("{there}\n"));
+        let output = fakes.attach(&[]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let asked = fakes.asked();
+        let changes = asked.iter().filter(|line| {
+            ["apply", "delete", "create", "patch"]
+                .iter()
+                .any(|verb| line.contains(verb))
+        });
+        assert_eq!(changes.count(), 0, "{asked:#?}");
+    }
+}
+
+#[test]
+fn the_manifests_name_no_image_of_their_own() {
     let directory = workspace().expect("a workspace").join("tests/kind");
     let story = fs::read_to_string(directory.join("story.yaml")).expect("a file");
     let images: Vec<&str> = story
         .lines()
         .filter_map(|line| line.trim().strip_prefix("image: "))
         .collect();
-    assert_eq!(images, ["curlimages/curl:8.11.1"; 3]);
+    assert_eq!(images, ["POD_IMAGE"; 3]);
 }

@@ -48,11 +48,15 @@ pub(crate) fn documents(file: &Path) -> Result<Vec<Value>> {
 pub(crate) fn kind_story() -> Result<Vec<Value>> {
     let directory = workspace()?.join("tests/kind");
     let mut objects = Vec::new();
-    for file in ["story.yaml", "wildcard.yaml"] {
+    for file in ["story.yaml", "before.yaml", "after.yaml", "wildcard.yaml"] {
         let text = fs::read_to_string(directory.join(file)).with_context(|| file.to_owned())?;
         let text = text
             .replace("WWW_ADDRESS", "172.18.0.7")
             .replace("REST_ADDRESS", "172.18.0.8")
+            .replace("ADDRESS_FAMILY", "IPv4")
+            .replace("ANY_ADDRESS", "0.0.0.0/0")
+            .replace("OTHER_ADDRESSES", "192.0.2.0/24")
+            .replace("POD_IMAGE", "image")
             .replace("NODE", "node");
         let found: Vec<Value> = serde_saphyr::from_multiple(&text).context(file)?;
         objects.extend(found);

@@ -33,6 +33,7 @@ impl Source {
             Ok(seconds) => Some(seconds),
             Err(_) => git(workspace, &["log", "-1", "--format=%ct"]),
         };
+        let time = time.filter(|seconds| !seconds.is_empty());
         let seconds: i64 = match time {
             Some(seconds) => seconds
                 .parse()
@@ -61,7 +62,7 @@ impl Source {
 }
 
 fn commit(workspace: &Path) -> Option<String> {
-    let commit = git(workspace, &["rev-parse", "HEAD"])?;
+    let commit = git(workspace, &["rev-parse", "HEAD"]).filter(|commit| !commit.is_empty())?;
     // A new file that is not committed may be part of the program as well.
     match git(workspace, &["status", "--porcelain"]).as_deref() {
         Some("") => Some(commit),

@@ -2,34 +2,28 @@
 
 use std::{
     fs,
-    io::Write as _,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::{process::run, support::root_directory};
+use dnsflow_tests::process::run;
 
-use crate::{interrupt, unavailable::Unavailable};
+use super::{
+    POD_IMAGE,
+    access::{Access, shown},
+    story::Servers,
+};
+use crate::unavailable::Unavailable;
 
 const REPOSITORY: &str = "https://github.com/ovn-kubernetes/ovn-kubernetes.git";
 /// Beside the control plane, so that CoreDNS, of which there are two, is not on every node.
 const WORKERS: &str = "2";
 /// The Docker network of kind's nodes (kind, `pkg/cluster/internal/providers/docker`).
 const NETWORK: &str = "kind";
-/// What the web servers and the pods run.
+/// What the web servers run.
 const SERVER_IMAGE: &str = "busybox:1.37";
-const POD_IMAGE: &str = "curlimages/curl:8.11.1";
-
-/// The addresses of the web servers.
-#[derive(Clone, Debug)]
-pub(super) struct Servers {
-    /// Behind the name that the firewall allows.
-    pub(super) www: String,
-    /// Behind a name that no rule mentions.
-    pub(super) rest: String,
-}
 
 /// A cluster of this name.
 #[derive(Debug)]
@@ -41,13 +35,18 @@ pub(super) struct Cluster {
     may_clone: bool,
     kubeconfig: PathBuf,
     /// Whether ovn-kubernetes gets its DNS name resolver.
-    pub(super) resolver: bool,
+    resolver: bool,
 }
 
 impl Cluster {
-    pub(super) fn new(name: &str, checkout: Option<&Path>, resolver: bool) -> Result<Self> {
-        let home = root_directory("")?.with_file_name("kind").join(name);
-        fs::create_dir_all(&home)?;
+    /// `home` is a directory for files of its own.
+    pub(super) fn new(
+        name: &str,
+        home: &Path,
+        checkout: Option<&Path>,
+        resolver: bool,
+    ) -> Result<Self> {
+        fs::create_dir_all(home)?;
         Ok(Self {
             name: name.to_owned(),
             checkout: match checkout {
@@ -60,8 +59,10 @@ impl Cluster {
         })
     }
 
-    pub(super) fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
+    pub(super) fn access(&self) -> Access {
+        Access {
+            kubeconfig: self.kubeconfig.clone(),
+        }
     }
 
     /// Whether kind has a cluster of this name.
@@ -98,7 +99,7 @@ impl Cluster {
     }
 
     fn script(&self) -> PathBuf {
-        self.checkout.join("contrib/kind.sh")
+        self.checkout.join("contrib/kind-helm.sh")
     }
 
     /// Makes the cluster, by ovn-kubernetes' own script. Its defaults are two workers, a zone for
@@ -159,30 +160,9 @@ impl Cluster {
         Ok(address.to_owned())
     }
 
-    /// kubectl for this cluster.
-    pub(super) fn kubectl(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("kubectl");
-        command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
-        command
-    }
-
-    /// Applies manifests.
-    pub(super) fn apply(&self, manifests: &str) -> Result<()> {
-        let mut apply = self.kubectl(&["apply", "--filename", "-"]);
-        let mut child = interrupt::spawn(apply.stdin(Stdio::piped()))?;
-        child
-            .stdin
-            .take()
-            .context("kubectl's standard input")?
-            .write_all(manifests.as_bytes())?;
-        let status = interrupt::wait(child)?;
-        ensure!(status.success(), "{apply:?} failed ({status})");
-        Ok(())
-    }
-
     /// Ends whatever of it there is. A signal does not keep it from that.
     ///
-    /// ovn-kubernetes' own `kind.sh --delete` is not used: it wants its checkout as it was.
+    /// ovn-kubernetes' own `kind-helm.sh --delete` is not used: it wants its checkout as it was.
     pub(super) fn down(&self) -> Result<()> {
         println!("\n== taking it down");
         let mut failed = Vec::new();
@@ -201,16 +181,4 @@ impl Cluster {
         ensure!(failed.is_empty(), "left to be done: {}", failed.join(", "));
         Ok(())
     }
-}
-
-/// Runs a command whose output people may want to see.
-pub(super) fn shown(command: &mut Command) -> Result<()> {
-    let words: Vec<_> = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(|word| word.to_string_lossy())
-        .collect();
-    println!("$ {}", words.join(" "));
-    let status = interrupt::wait(interrupt::spawn(command.stdin(Stdio::null()))?)?;
-    ensure!(status.success(), "it failed ({status})");
-    Ok(())
 }

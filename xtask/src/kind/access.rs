@@ -1,0 +1,71 @@
+//! A cluster by its kubeconfig: everything that is said to it is said by kubectl.
+
+use std::{
+    io::Write as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use dnsflow_tests::process::run;
+use serde_json::Value;
+
+use crate::interrupt;
+
+/// A cluster that runs.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    pub(super) kubeconfig: PathBuf,
+}
+
+impl Access {
+    /// A kubectl of this cluster.
+    pub(super) fn kubectl(&self, arguments: &[&str]) -> Command {
+        let mut kubectl = Command::new("kubectl");
+        kubectl.args(arguments).env("KUBECONFIG", &self.kubeconfig);
+        kubectl
+    }
+
+    /// Applies manifests.
+    pub(super) fn apply(&self, manifests: &str) -> Result<()> {
+        let mut apply = self.kubectl(&["apply", "--filename", "-"]);
+        let mut child = interrupt::spawn(apply.stdin(Stdio::piped()))?;
+        child
+            .stdin
+            .take()
+            .context("kubectl's standard input")?
+            .write_all(manifests.as_bytes())?;
+        let status = interrupt::wait(child)?;
+        ensure!(status.success(), "{apply:?} failed ({status})");
+        Ok(())
+    }
+
+    /// What kubectl says in JSON.
+    pub(super) fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = run(self.kubectl(arguments).args(["--output", "json"]))?;
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+    }
+
+    /// Whether there is this object.
+    pub(super) fn has(&self, arguments: &[&str]) -> Result<bool> {
+        let mut get = self.kubectl(&["get", "--ignore-not-found", "--output", "name"]);
+        Ok(!run(get.args(arguments))?.trim().is_empty())
+    }
+}
+
+/// The items of a list.
+pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list["items"].as_array().into_iter().flatten()
+}
+
+/// Runs a command whose output people may want to see.
+pub(super) fn shown(command: &mut Command) -> Result<()> {
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect();
+    println!("$ {}", words.join(" "));
+    let status = interrupt::wait(interrupt::spawn(command.stdin(Stdio::null()))?)?;
+    ensure!(status.success(), "it failed ({status})");
+    Ok(())
+}
