@@ -23,7 +23,7 @@ use dnsflow_tests::{
     support::workspace,
 };
 
-use crate::ebpf_sources;
+use crate::{ebpf_sources, paths};
 
 /// The environment variable that forces a toolchain: `debian` or `nightly`.
 const TOOLCHAIN: &str = "DNSFLOW_BPF_TOOLCHAIN";
@@ -73,7 +73,15 @@ pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
     ] {
         cargo.env_remove(variable);
     }
+    // Added to the flags of the crate's own `.cargo/config.toml`. The object has line tables.
+    let prefixes = paths::prefixes(&workspace)?;
+    let remap = prefixes
+        .iter()
+        .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()));
+    let remap: Vec<String> = remap.collect();
     cargo
+        .arg("--config")
+        .arg(format!("target.{TARGET}.rustflags={remap:?}"))
         .args(["build", "--release", "--locked", "--quiet", "--target-dir"])
         .arg(&build_dir)
         .current_dir(workspace.join("dnsflow-ebpf"));

@@ -100,6 +100,11 @@ fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
             .with_context(|| format!("cannot write {}", list.display()))?;
         beside.extend([debug, list]);
     }
+    // What is said of the program must be true of the files that it was compiled from.
+    ensure!(
+        Source::of(&workspace()?)? == source,
+        "the checkout has changed while it was built: build again"
+    );
     let digest = archive::write(file, &name, &source, &programs)?;
     println!("{} {digest}", file.display());
     for file in beside {
@@ -188,7 +193,9 @@ mod tests {
 
     #[test]
     fn the_containerfile_takes_what_the_builder_is_given() {
-        let file = workspace().expect("a workspace").join("deploy/Containerfile");
+        let file = workspace()
+            .expect("a workspace")
+            .join("deploy/Containerfile");
         let text = fs::read_to_string(file).expect("a file");
         let source = Source::of(&workspace().expect("a workspace")).expect("the sources");
         for (name, _) in source.variables() {

@@ -8,6 +8,7 @@ mod image;
 mod interrupt;
 mod kind;
 mod labs;
+mod paths;
 mod prepare;
 mod test;
 mod unavailable;

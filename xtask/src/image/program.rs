@@ -12,12 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use dnsflow_tests::process::run;
 
 use super::source::Source;
-use crate::{ebpf, ebpf_sources, interrupt};
-
-/// The directory that paths in the program begin with, wherever its sources lie.
-const SOURCES: &str = "/dnsflow";
-/// The same for what cargo has downloaded.
-const CRATES: &str = "/cargo";
+use crate::{ebpf, ebpf_sources, interrupt, paths};
 
 /// What a program is compiled for.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -72,16 +67,15 @@ pub(super) fn build(workspace: &Path, target: &Target, source: &Source) -> Resul
         "building the agent for {}; the first time takes many minutes",
         target.triple
     );
-    let crates = cargo_home()?;
-    let sources = [(workspace, SOURCES), (&crates, CRATES)];
+    let prefixes = paths::prefixes(workspace)?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo
         .args(["build", "--locked", "--release"])
         .args(["--package", "dnsflow-agent", "--target", &target.triple])
         .current_dir(workspace)
-        .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(&sources))
+        .env("CARGO_ENCODED_RUSTFLAGS", rustc_flags(&prefixes))
         // For the C and assembler files of crates.
-        .env("CFLAGS", c_flags(&sources))
+        .env("CFLAGS", c_flags(&prefixes))
         .env("DNSFLOW_COMMIT", source.commit.as_deref().unwrap_or(""));
     if target.triple != host()? {
         let name = target.triple.replace('-', "_");
@@ -121,9 +115,9 @@ fn split(target: &Target, directory: &Path) -> Result<Built> {
 
 /// glibc linked into the program: it needs no file of an image. Its only use of files that a static
 /// glibc looks for is to look up host names, and the API server is reached by its address.
-fn rustc_flags(sources: &[(&Path, &str)]) -> OsString {
+fn rustc_flags(prefixes: &[(PathBuf, &str)]) -> OsString {
     let mut flags = OsString::from("-Ctarget-feature=+crt-static");
-    for (from, to) in sources {
+    for (from, to) in prefixes {
         flags.push("\x1f--remap-path-prefix=");
         flags.push(from);
         flags.push(format!("={to}"));
@@ -131,23 +125,14 @@ fn rustc_flags(sources: &[(&Path, &str)]) -> OsString {
     flags
 }
 
-fn c_flags(sources: &[(&Path, &str)]) -> OsString {
+fn c_flags(prefixes: &[(PathBuf, &str)]) -> OsString {
     let mut flags = OsString::new();
-    for (from, to) in sources {
+    for (from, to) in prefixes {
         flags.push(" -ffile-prefix-map=");
         flags.push(from);
         flags.push(format!("={to}"));
     }
     flags
-}
-
-/// Where cargo keeps what it downloads (The Cargo Book, "Cargo Home").
-fn cargo_home() -> Result<PathBuf> {
-    if let Some(home) = env::var_os("CARGO_HOME") {
-        return Ok(home.into());
-    }
-    let home = env::home_dir().context("neither CARGO_HOME nor a home directory")?;
-    Ok(home.join(".cargo"))
 }
 
 /// This machine's target.
