@@ -448,7 +448,7 @@ impl Hot {
 
     fn next_deadline(&self) -> Timestamp {
         [
-            self.engine.next_deadline(),
+            self.engine.next_deadline().map(|(at, _)| at),
             self.snapshots.is_some().then_some(self.snapshot_at),
             self.heartbeat.is_some().then_some(self.beat_at),
         ]
@@ -581,6 +581,7 @@ impl Hot {
     /// Carries out the engine's commands; what comes of them at once goes back into it.
     fn carry_out(&mut self) {
         loop {
+            self.engine.end_turn(now());
             for report in self.engine.take_reports() {
                 match &report {
                     Report::Ready { .. } => self.health.synced(),

@@ -358,6 +358,7 @@ impl Node {
     fn give(&mut self, input: Input<'_>) {
         self.engine.handle(input, self.now);
         loop {
+            self.engine.end_turn(self.now);
             let commands = self.engine.take_commands();
             if commands.is_empty() {
                 return;

@@ -14,9 +14,11 @@ use std::{
 };
 
 use super::{
-    Timestamp,
-    input::BatchId,
+    Command, Timestamp,
+    deadline::{self, Deadline, Why},
+    input::{BatchId, Frame, HeldFrame},
     limits::{HELD_BYTES_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX, HOLD_LONGEST},
+    output::Output,
     tally::{Tally, labels},
     tcp::ConnectionKey,
 };
@@ -71,6 +73,28 @@ pub enum Wait {
     /// A batch of changes, and the time for it to settle ([`HoldQueue::applied`]). Of several
     /// batches, the last one: they take effect in their order.
     Batch(BatchId),
+}
+
+impl Wait {
+    /// Waits for what no batch will bring: until the frame may be held no longer.
+    pub const FOR_NOTHING: Self = Self::Until(Timestamp::from_nanos(u64::MAX));
+
+    /// What takes longer. Batches take effect in their order.
+    pub fn longer(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
+            (Self::Until(one), Self::Until(other)) => Self::Until(one.max(other)),
+            // A batch that is still to be answered has to settle for as long as one before it, or need
+            // not settle at all.
+            (Self::FOR_NOTHING, Self::Batch(_)) | (Self::Batch(_), Self::FOR_NOTHING) => {
+                Self::FOR_NOTHING
+            }
+            (Self::Until(_), batch @ Self::Batch(_)) | (batch @ Self::Batch(_), Self::Until(_)) => {
+                batch
+            }
+            (Self::Batch(one), Self::Batch(other)) => Self::Batch(one.max(other)),
+        }
+    }
 }
 
 /// There is no room for another frame.
@@ -240,6 +264,58 @@ impl HoldQueue {
             self.waiting.remove(&(of, number));
             self.change(number, |held| held.ready = Some(now + settle));
         }
+    }
+
+    /// Puts a frame back, or holds it until that may be done.
+    pub(crate) fn take(
+        &mut self,
+        frame: Frame<'_>,
+        connection: Option<ConnectionKey>,
+        wait: Wait,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let has_to_wait = wait != Wait::Nothing
+            || connection.is_some_and(|connection| self.has_frames_of(&connection));
+        let taken = TakenFrame {
+            ifindex: frame.ifindex,
+            captured_at: frame.captured_at,
+            bytes: frame.bytes,
+            gso_size: frame.gso_size,
+            connection,
+        };
+        if has_to_wait && self.hold(&taken, wait, now).is_ok() {
+            return;
+        }
+        self.release_due(now, out);
+        out.command(Command::Release(HeldFrame {
+            ifindex: frame.ifindex,
+            bytes: frame.bytes.into(),
+            gso_size: frame.gso_size,
+        }));
+    }
+
+    /// Puts back the frames that need wait no longer. With a time that never comes, all of them.
+    pub(crate) fn release_due(&mut self, now: Timestamp, out: &mut Output) {
+        let due = self.take_due(now).map(|released| {
+            let Released {
+                ifindex,
+                bytes,
+                gso_size,
+                ..
+            } = released;
+            Command::Release(HeldFrame {
+                ifindex,
+                bytes,
+                gso_size,
+            })
+        });
+        out.commands.extend(due);
+    }
+
+    /// When [`HoldQueue::release_due`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        deadline::at(self.next_deadline(), Why::Release)
     }
 
     /// When [`HoldQueue::take_due`] has something to give, or had before.

@@ -3,11 +3,16 @@
 //! Nothing in here opens a socket, reads a clock or knows an async runtime. The edges feed
 //! [`Input`]s together with the time and carry out the [`Command`]s that come back.
 
+mod access;
+mod answers;
 pub mod blocked;
+mod cache;
 pub mod counters;
+pub mod deadline;
 pub mod denied;
 pub mod dns;
 pub mod engine;
+mod filter;
 pub mod firewall;
 pub mod flow;
 pub mod fragments;
@@ -15,10 +20,12 @@ pub mod hold;
 pub mod input;
 pub mod limits;
 pub mod name;
+mod output;
 pub mod ovn;
 pub mod pipeline;
 pub mod plan;
-pub mod port;
+mod policy;
+pub mod ports;
 pub mod profile;
 pub mod recent;
 pub mod refused;
@@ -26,6 +33,8 @@ pub mod report;
 pub mod resolver;
 pub mod rules;
 pub mod snapshot;
+mod sources;
+mod switch;
 pub mod tally;
 pub mod tcp;
 pub mod time;

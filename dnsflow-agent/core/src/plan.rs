@@ -9,6 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use smallvec::SmallVec;
+
 use super::{
     flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Lifeline, Masked, Transport},
     limits::HARD_TIMEOUT,
@@ -17,7 +19,7 @@ use super::{
         template::{Copies, Template},
         view::Place,
     },
-    port::PortId,
+    ports::PortId,
     rules::{ActiveRule, RuleSet},
 };
 
@@ -127,6 +129,19 @@ pub struct PortFacts<'a> {
 /// The patterns of a plan, in the order of [`FlowPattern::cmp_place`], no place twice.
 pub type Plan = Vec<Arc<FlowPattern>>;
 
+/// Rules of a port: the place of each set in [`PortFacts::sets`], and of the rule in
+/// [`RuleSet::rules`].
+pub type RulePlaces = SmallVec<[(usize, usize); 4]>;
+
+/// The rules that are for a name.
+pub fn places_of<'a>(
+    sets: &'a [&'a RuleSet],
+    name: &'a DomainName,
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    let sets = sets.iter().enumerate();
+    sets.flat_map(move |(at, set)| set.places_of(name).map(move |rule| (at, rule)))
+}
+
 /// Makes plans.
 ///
 /// What a rule comes to for a port is the same for every address. It is made once, and shared by
@@ -169,13 +184,21 @@ impl Planner {
         to: IpAddr,
         names: impl IntoIterator<Item = &'n DomainName>,
     ) -> Plan {
+        let names = names.into_iter();
+        let places: RulePlaces = names.flat_map(|name| places_of(facts.sets, name)).collect();
+        self.at_places(facts, to, &places)
+    }
+
+    /// The flows that open `to` for the port, because of the rules at these places.
+    pub fn at_places(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        places: &[(usize, usize)],
+    ) -> Plan {
         let mut plan = Plan::new();
-        for name in names {
-            for (at, set) in facts.sets.iter().enumerate() {
-                for rule in set.places_of(name) {
-                    plan.extend_from_slice(self.patterns_of(facts, at, rule, to.is_ipv6()));
-                }
-            }
+        for (set, rule) in places {
+            plan.extend_from_slice(self.patterns_of(facts, *set, *rule, to.is_ipv6()));
         }
         in_order(&mut plan);
         plan

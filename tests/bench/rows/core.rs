@@ -193,6 +193,7 @@ impl Node {
     fn obey(&mut self) -> usize {
         let mut changed = 0;
         loop {
+            self.engine.end_turn(self.now);
             let commands = self.engine.take_commands();
             if commands.is_empty() {
                 break;

@@ -24,16 +24,16 @@ use super::*;
 use crate::{
     blocked::BlockedConnection,
     dns::Answer,
-    firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
-    flow::{Addresses, Cookie, FlowKey, InstalledFlow, Lifeline, Protocol, Transport},
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Lifeline, Protocol, Transport},
     input::{BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
     ovn::{
         hash::{Family, address_set_hashes},
         rows::{
-            Acl, Datapath, LogicalFlow, LogicalSwitch, NbUpdate, Pipeline, PortBinding, PortGroup,
-            SbUpdate,
+            Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, LogicalSwitch, NbUpdate,
+            Pipeline, PortBinding, PortGroup, RowId, SbUpdate,
         },
     },
     report::Standing,
@@ -101,7 +101,7 @@ impl Kernel {
         if self.no_room {
             return true;
         }
-        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &Ports::DNS) else {
+        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &DnsPorts::DNS) else {
             return true;
         };
         let message = message.payload_of(bytes).expect("a whole message");
@@ -177,12 +177,12 @@ impl Node {
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         let mut turns = 0;
-        while let Some(at) = self.engine.next_deadline().filter(|at| *at <= end) {
+        while let Some((at, why)) = self.engine.next_deadline().filter(|(at, _)| *at <= end) {
             self.now = at.max(self.now);
             self.engine.handle_timeout(self.now);
             self.obey();
             turns += 1;
-            assert!(turns < 10_000, "deadlines without end");
+            assert!(turns < 10_000, "deadlines without end: {why:?}");
         }
         self.now = end;
     }
@@ -190,6 +190,7 @@ impl Node {
     /// Carries out the commands, as the edges would.
     fn obey(&mut self) {
         loop {
+            self.engine.end_turn(self.now);
             self.reports.extend(self.engine.take_reports());
             let commands = self.engine.take_commands();
             if commands.is_empty() {
@@ -897,7 +898,9 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
         logical_flows: flows.collect(),
         ..SbUpdate::default()
     }));
-    let Some(Question::Cookies(cookies)) = node.engine.world.sampled(4, vec![], node.now) else {
+    let mut out = Output::default();
+    node.engine.policy.sampled(4, vec![], node.now, &mut out);
+    let [Command::FindCookies(cookies)] = &out.commands[..] else {
         panic!("nothing to look for");
     };
     // No address set is empty in the last rule.
@@ -911,7 +914,7 @@ fn without_ovn_the_static_flow_says_where() {
     let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
     node.engine = Engine::new(Config {
         profile: Some(profile.parse().expect("a profile")),
-        ..node.engine.config.clone()
+        ..Config::default()
     });
     node.give(Input::SwitchUp);
     node.give(Input::Firewalls(FirewallUpdate {
@@ -1029,7 +1032,7 @@ fn an_address_out_of_use_goes_after_its_ttl() {
     node.pass(COMPARE_INTERVAL + IDLE_GRACE);
     assert_eq!(node.switch.len(), 0);
     assert_eq!(node.engine.flow_count(), 0);
-    assert!(node.engine.due.is_empty());
+    assert!(node.engine.cache.is_idle());
     // It opens again as if for the first time.
     node.answer("p1", "example.com", &[ADDRESS], 1);
     assert_eq!(node.switch.len(), 1);
@@ -1251,7 +1254,7 @@ fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
 #[test]
 fn an_address_in_use_is_never_evicted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_port_max = 2;
+    node.engine.cache.limits_mut().addresses_per_port_max = 2;
     node.answer("p1", "example.com", &[ADDRESS, OTHER], 60);
     for (_, packets) in node.switch.values_mut() {
         *packets += 1;
@@ -1273,7 +1276,7 @@ fn an_address_in_use_is_never_evicted() {
 #[test]
 fn an_address_that_may_be_in_use_is_never_evicted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_name_max = 2;
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.pass(COUNTERS_DELAY_MAX * 2);
     node.answer("p1", "example.com", &[OTHER], 60);
@@ -1298,8 +1301,8 @@ fn an_address_that_may_be_in_use_is_never_evicted() {
 fn where_room_gets_short_it_is_soon_known_what_may_go() {
     for (of_port, of_name) in [(8, 256), (4096, 8)] {
         let mut node = Node::with(&[allow("example.com"), deny_all()]);
-        node.engine.config.leases.addresses_per_port_max = of_port;
-        node.engine.config.leases.addresses_per_name_max = of_name;
+        node.engine.cache.limits_mut().addresses_per_port_max = of_port;
+        node.engine.cache.limits_mut().addresses_per_name_max = of_name;
         let told = |host: u8| match of_name {
             8 => "example.com".to_owned(),
             _ => format!("n{host}.example.com"),
@@ -1317,7 +1320,7 @@ fn where_room_gets_short_it_is_soon_known_what_may_go() {
 #[test]
 fn addresses_chosen_to_go_stay_once_they_are_in_use() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_port_max = 32;
+    node.engine.cache.limits_mut().addresses_per_port_max = 32;
     for host in 1..=32 {
         node.answer(
             "p1",
@@ -1346,7 +1349,7 @@ fn addresses_chosen_to_go_stay_once_they_are_in_use() {
 #[test]
 fn a_name_keeps_only_so_many_addresses() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_name_max = 2;
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
     for host in 1..=4 {
         node.answer(
             "p1",
@@ -1374,8 +1377,8 @@ fn a_name_keeps_only_so_many_addresses() {
 #[test]
 fn a_limit_is_told_only_where_it_costs_access() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_port_max = 2;
-    node.engine.config.leases.addresses_per_name_max = 2;
+    node.engine.cache.limits_mut().addresses_per_port_max = 2;
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
     for host in 1..=4 {
         node.answer("p1", "other.test", &[[198, 51, 100, host]], 60);
     }
@@ -1440,7 +1443,7 @@ fn actions_that_only_ovn_can_make_are_copied() {
 #[test]
 fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.scope = Scope::Namespace;
+    node.engine.ports.set_scope(Scope::Namespace);
     node.add_pod("p2", 6);
     node.answer("p2", "example.com", &[ADDRESS], 300);
     let sources =
@@ -1563,12 +1566,7 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
-    assert!(
-        node.engine
-            .ports
-            .values()
-            .all(|port| port.leases.is_empty())
-    );
+    assert_eq!(node.engine.cache.entries_mut().count(), 0);
     assert_eq!(node.engine.snapshot(node.now), []);
 }
 

@@ -204,7 +204,7 @@ fn run(steps: Vec<Step>) {
                     model.kept.push(((pod, name, host), node.now));
                 }
                 let least = if denied(&node, name) {
-                    node.engine.config.leases.deny_ttl
+                    node.engine.cache.limits().deny_ttl
                 } else {
                     MIN_TTL
                 };
@@ -269,7 +269,7 @@ fn run(steps: Vec<Step>) {
                 if denied(&node, told.1)
                     && let Some(until) = model.told.get_mut(&told)
                 {
-                    *until = (at + node.engine.config.leases.deny_ttl).max(*until);
+                    *until = (at + node.engine.cache.limits().deny_ttl).max(*until);
                 }
             }
         }
@@ -348,8 +348,8 @@ fn run(steps: Vec<Step>) {
 /// Whether the engine holds an answer for this name longer, because a rule in force denies it.
 fn denied(node: &Node, name: usize) -> bool {
     let name: DomainName = NAMES[name].parse().expect("a name");
-    let ports = node.engine.ports.values();
-    let sets = ports.flat_map(|port| node.engine.world.sets(&port.row));
+    let ports = node.engine.ports.iter();
+    let sets = ports.flat_map(|(_, port)| node.engine.policy.sets(&port.row));
     sets.flat_map(|set| set.matching(&name))
         .any(|rule| rule.verdict == RuleAction::Deny)
 }

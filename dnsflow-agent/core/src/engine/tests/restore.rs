@@ -6,7 +6,7 @@ use crate::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
 /// A node with so many addresses open, all of which the switch has lost.
 fn wiped(addresses: usize) -> Node {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.config.leases.addresses_per_port_max = addresses + 1;
+    node.engine.cache.limits_mut().addresses_per_port_max = addresses + 1;
     for n in 0..addresses {
         let [.., high, low] = n.to_be_bytes();
         let name = format!("n{n}.example.com");
@@ -91,12 +91,15 @@ fn flows_with_something_in_common_share_it() {
         }
         node
     };
-    let port = &node.engine.ports[&node.engine.port_by_name["ns1_p1"]];
-    let mut patterns: Vec<_> = port
-        .leases
-        .values()
-        .flat_map(|lease| &lease.flows)
-        .map(|flow| std::sync::Arc::as_ptr(&flow.pattern))
+    let mut node = node;
+    let port = node.engine.ports.named("ns1_p1");
+    let mut patterns: Vec<_> = node
+        .engine
+        .cache
+        .entries_mut()
+        .filter(|(of, ..)| Some(*of) == port)
+        .flat_map(|(.., entry)| entry.installed.patterns())
+        .map(std::sync::Arc::as_ptr)
         .collect();
     assert_eq!(patterns.len(), 9);
     patterns.dedup();

@@ -9,26 +9,33 @@ use std::{
     time::Duration,
 };
 
-use super::{Engine, switch::Opening};
+use super::Opening;
 use crate::{
     Command, Timestamp,
     denied::{DenyCounters, Settling},
-    input::{BatchId, CookieCount},
+    input::CookieCount,
     limits::{
         COUNT_DELAY, COUNT_INTERVAL, COUNTED_COOKIES_MAX, COUNTED_PER_BATCH_MAX, MEGAFLOW_IDLE,
         MEGAFLOW_IDLE_MARGIN,
     },
+    output::Output,
+    policy::Policy,
+    ports::Ports,
     tally::Tally,
 };
 
 /// What is known of packets that are denied.
 #[derive(Debug)]
-pub(super) struct Denied {
+pub(crate) struct Denials {
     namespaces: BTreeMap<String, Namespace>,
     counters: DenyCounters,
     count_at: Option<Timestamp>,
     /// How long after its last packet a megaflow can be there.
     megaflow_idle: Duration,
+    /// Whether anybody waits for megaflows to settle.
+    settles: bool,
+    /// How long an address stays open that is not used.
+    idle_grace: Duration,
     events: Tally<Settling>,
 }
 
@@ -52,56 +59,63 @@ enum Outlook {
     Count(BTreeSet<u32>),
 }
 
-impl Default for Denied {
-    fn default() -> Self {
+impl Denials {
+    /// Nothing is known yet.
+    pub(crate) fn new(settles: bool, idle_grace: Duration) -> Self {
         Self {
             namespaces: BTreeMap::new(),
             counters: DenyCounters::default(),
             count_at: None,
             megaflow_idle: MEGAFLOW_IDLE,
+            settles,
+            idle_grace,
             events: Tally::default(),
         }
     }
-}
 
-impl Denied {
-    /// When [`Engine::count_denied`] wants to be called.
-    pub(super) fn deadline(&self) -> Option<Timestamp> {
+    /// When [`Denials::timeout`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
         self.count_at
     }
 
     /// What became of batches of openings.
-    pub(super) fn events(&self) -> &Tally<Settling> {
+    pub(crate) fn events(&self) -> &Tally<Settling> {
         &self.events
     }
 
-    pub(super) fn count(&mut self, settling: Settling) {
+    pub(crate) fn count(&mut self, settling: Settling) {
         self.events.count(settling);
     }
 
+    /// Begins to count, now that there is a connection to the switch.
+    pub(crate) fn connected(&mut self, now: Timestamp) {
+        self.disconnected();
+        self.count_at = self.settles.then_some(now + COUNT_DELAY);
+    }
+
     /// The connection to the switch is lost.
-    pub(super) fn disconnected(&mut self) {
+    pub(crate) fn disconnected(&mut self) {
         self.counters.clear();
         self.count_at = None;
     }
 
     /// Flows may have come and gone unseen.
-    pub(super) fn gap(&mut self) {
+    pub(crate) fn gap(&mut self) {
         self.counters.clear();
     }
 
     /// A flow that is counted was removed.
-    pub(super) fn count_lost(&mut self, cookie: u32) {
+    pub(crate) fn count_lost(&mut self, cookie: u32) {
         self.counters.forget(cookie);
     }
 
     /// How long after its last packet the switch keeps a megaflow, as its database says.
-    pub(super) fn megaflows_idle_for(&mut self, idle: Duration) {
+    pub(crate) fn megaflows_idle_for(&mut self, idle: Duration) {
         self.megaflow_idle = idle;
     }
 
     /// The rules of a namespace have changed, or where OVN enforces them.
-    pub(super) fn rules_changed(&mut self, namespace: &str, now: Timestamp) {
+    pub(crate) fn rules_changed(&mut self, namespace: &str, now: Timestamp) {
         if let Some(known) = self.namespaces.get_mut(namespace) {
             known.outdated = true;
             known.since = now;
@@ -113,43 +127,28 @@ impl Denied {
         let soon = now + COUNT_DELAY;
         self.count_at = self.count_at.map(|at| at.min(soon));
     }
-}
-
-impl Engine {
-    /// Whether anybody waits for megaflows to settle.
-    fn settles(&self) -> bool {
-        !self.config.hold_max.is_zero()
-    }
-
-    /// Begins to count, now that there is a connection to the switch.
-    pub(super) fn count_from(&mut self, now: Timestamp) {
-        self.denied.disconnected();
-        self.denied.count_at = self.settles().then_some(now + COUNT_DELAY);
-    }
 
     /// Has the flows that deny counted, when that is due.
-    pub(super) fn count_denied(&mut self, now: Timestamp) {
-        if self.denied.count_at.is_none_or(|at| at > now) {
+    pub(crate) fn timeout(
+        &mut self,
+        ports: &Ports,
+        policy: &Policy,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if self.count_at.is_none_or(|at| at > now) {
             return;
         }
-        self.denied.count_at = Some(now + COUNT_INTERVAL);
-        let Self {
-            denied,
-            world,
-            ports,
-            commands,
-            ..
-        } = self;
+        self.count_at = Some(now + COUNT_INTERVAL);
         let namespaces = ports
-            .values()
-            .filter_map(|port| world.namespace_of(&port.row));
+            .iter()
+            .filter_map(|(_, port)| policy.namespace_of(&port.row));
         let present: BTreeSet<&str> = namespaces.collect();
-        denied
-            .namespaces
+        self.namespaces
             .retain(|namespace, _| present.contains(namespace.as_str()));
         let mut all = BTreeSet::new();
         for namespace in present {
-            let known = denied
+            let known = self
                 .namespaces
                 .entry(namespace.to_owned())
                 .or_insert_with(|| Namespace {
@@ -160,37 +159,34 @@ impl Engine {
             if known.outdated {
                 known.outdated = false;
                 let before = known.cookies.take().unwrap_or_default();
-                known.cookies = world.denying(namespace, &before);
+                known.cookies = policy.denying(namespace, &before);
             }
             let cookies = known.cookies.iter().flatten();
             if all.len() + cookies.clone().count() <= COUNTED_COOKIES_MAX {
                 all.extend(cookies);
             }
         }
-        denied.counters.retain(&all);
+        self.counters.retain(&all);
         if !all.is_empty() {
-            commands.push(Command::CountFlows(all.into_iter().collect()));
+            out.command(Command::CountFlows(all.into_iter().collect()));
         }
     }
 
-    /// Takes in what was counted; returns the batch behind whose changes.
-    pub(super) fn counted(
-        &mut self,
-        batch: Option<BatchId>,
-        counts: Vec<CookieCount>,
-        now: Timestamp,
-    ) {
+    /// Notes what was counted.
+    pub(crate) fn counted(&mut self, counts: Vec<CookieCount>, now: Timestamp) {
         for count in counts {
-            self.denied.counters.note(count, now);
-        }
-        if let Some(batch) = batch {
-            self.switch.counted(batch);
+            self.counters.note(count, now);
         }
     }
 
     /// The cookies to count behind the changes of a batch: none where that would make no difference.
-    pub(super) fn cookies_to_count(&self, openings: &[Opening], now: Timestamp) -> Vec<u32> {
-        match self.outlook(openings, now) {
+    pub(crate) fn to_count(
+        &self,
+        openings: &[Opening],
+        revalidation: Duration,
+        now: Timestamp,
+    ) -> Vec<u32> {
+        match self.outlook(openings, revalidation, now) {
             Outlook::Settle(_) => Vec::new(),
             Outlook::Count(cookies) => cookies.into_iter().collect(),
         }
@@ -198,13 +194,14 @@ impl Engine {
 
     /// Whether the answers that wait for a batch have to wait for megaflows. The flows that deny were
     /// counted, if so, after `sent_at`.
-    pub(super) fn settling(
+    pub(crate) fn settling(
         &self,
         openings: &[Opening],
         counted: bool,
+        revalidation: Duration,
         sent_at: Timestamp,
     ) -> Settling {
-        match self.outlook(openings, sent_at) {
+        match self.outlook(openings, revalidation, sent_at) {
             Outlook::Settle(why) => why,
             Outlook::Count(cookies) if counted || cookies.is_empty() => Settling::Quiet,
             Outlook::Count(_) => Settling::Uncounted,
@@ -212,20 +209,17 @@ impl Engine {
     }
 
     /// By what is known, at `now`.
-    fn outlook(&self, openings: &[Opening], now: Timestamp) -> Outlook {
-        let denied = &self.denied;
-        let idle_max = denied.megaflow_idle + MEGAFLOW_IDLE_MARGIN + self.revalidation * 2;
+    fn outlook(&self, openings: &[Opening], revalidation: Duration, now: Timestamp) -> Outlook {
+        let idle_max = self.megaflow_idle + MEGAFLOW_IDLE_MARGIN + revalidation * 2;
         // What is closed can be opened again only when no megaflow of before is there.
-        if openings.is_empty() || !self.settles() || self.config.leases.idle_grace < idle_max {
+        if openings.is_empty() || !self.settles || self.idle_grace < idle_max {
             return Outlook::Settle(Settling::Unknown);
         }
         let mut all = BTreeSet::new();
         let mut lately = false;
         for opening in openings {
-            let port = self.port_by_name.get(&opening.port);
-            let port = port.and_then(|id| self.ports.get(id));
-            let namespace = port.and_then(|port| self.world.namespace_of(&port.row));
-            let known = namespace.and_then(|namespace| denied.namespaces.get(namespace));
+            let namespace = opening.namespace.as_ref();
+            let known = namespace.and_then(|namespace| self.namespaces.get(namespace));
             let Some(known) = known.filter(|known| !known.outdated) else {
                 lately = true;
                 continue;
@@ -233,7 +227,7 @@ impl Engine {
             let Some(cookies) = &known.cookies else {
                 return Outlook::Settle(Settling::Unknown);
             };
-            let since = denied.counters.quiet_since(cookies);
+            let since = self.counters.quiet_since(cookies);
             lately |= since.is_none_or(|since| now.since(since.max(known.since)) < idle_max);
             all.extend(cookies);
             if all.len() > COUNTED_PER_BATCH_MAX {

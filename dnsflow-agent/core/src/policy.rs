@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use ipnet::IpNet;
 
 use crate::{
-    Timestamp,
+    Command, Timestamp,
     blocked::BlockedConnection,
+    deadline::{self, Deadline, Why},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::{COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
+    limits::{COPY_INTERVAL, COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
     name::DomainName,
+    output::Output,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
         template::{Copies, Recipe, Source},
@@ -19,9 +21,9 @@ use crate::{
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, Spot},
-    port::PortId,
+    ports::PortId,
     profile::StaticProfile,
-    report::Standing,
+    report::{Report, Standing},
     rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
 };
 
@@ -30,7 +32,7 @@ pub const FIREWALL_NAME: &str = "default";
 
 /// Rules, OVN's rows, and what was learnt from the switch.
 #[derive(Debug)]
-pub(super) struct World {
+pub(crate) struct Policy {
     subdomains: bool,
     profile: Option<StaticProfile>,
     ovn: OvnView,
@@ -40,12 +42,20 @@ pub(super) struct World {
     namespace_by_group: HashMap<String, String>,
     /// Namespaces whose problems have changed since they were last asked for.
     changed_problems: BTreeSet<String>,
+    /// What is wrong with each namespace's rules, as it was told.
+    told: BTreeMap<String, BTreeMap<u32, Problem>>,
+    /// The priorities of the logical flows that were last asked for.
+    watched: Option<BTreeSet<u16>>,
+    /// Rules may be enforced in other tables than when last asked.
+    tables_changed: bool,
+    /// When to look again for actions to copy.
+    copy_at: Option<Timestamp>,
     locator: Locator,
     copies: Copies,
 }
 
-impl World {
-    pub(super) fn new(subdomains: bool, profile: Option<StaticProfile>) -> Self {
+impl Policy {
+    pub(crate) fn new(subdomains: bool, profile: Option<StaticProfile>) -> Self {
         Self {
             subdomains,
             profile,
@@ -54,37 +64,41 @@ impl World {
             rules: BTreeMap::new(),
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
+            told: BTreeMap::new(),
+            watched: None,
+            tables_changed: false,
+            copy_at: None,
             locator: Locator::new(Pipeline::Egress),
             copies: Copies::new(),
         }
     }
 
     /// Whether rules are enforced where the options say, not where OVN does.
-    pub(super) fn is_static(&self) -> bool {
+    pub(crate) fn is_static(&self) -> bool {
         self.profile.is_some()
     }
 
-    pub(super) fn firewall_count(&self) -> usize {
+    pub(crate) fn firewall_count(&self) -> usize {
         self.firewalls.len()
     }
 
     // What changes it.
 
-    pub(super) fn apply_nb(&mut self, update: NbUpdate) -> Touched {
+    pub(crate) fn apply_nb(&mut self, update: NbUpdate) -> Touched {
         self.ovn.apply_nb(update)
     }
 
-    pub(super) fn apply_sb(&mut self, update: SbUpdate) -> Touched {
+    pub(crate) fn apply_sb(&mut self, update: SbUpdate) -> Touched {
         self.ovn.apply_sb(update)
     }
 
     /// The networks of the cluster as OVN knows them, if they are others than when last asked.
-    pub(super) fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+    pub(crate) fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
         self.ovn.take_changed_networks()
     }
 
     /// Returns the namespaces whose EgressFirewall may be another.
-    pub(super) fn apply_firewalls(&mut self, update: FirewallUpdate) -> BTreeSet<String> {
+    pub(crate) fn apply_firewalls(&mut self, update: FirewallUpdate) -> BTreeSet<String> {
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
         if update.reset {
             let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
@@ -106,8 +120,26 @@ impl World {
         namespaces
     }
 
+    /// Pairs the rules of these namespaces with OVN again; returns the port groups whose rules
+    /// changed.
+    pub(crate) fn pair_namespaces(
+        &mut self,
+        namespaces: &BTreeSet<String>,
+        now: Timestamp,
+    ) -> BTreeSet<String> {
+        let mut groups = BTreeSet::new();
+        for namespace in namespaces {
+            groups.append(&mut self.pair_namespace(namespace));
+        }
+        self.tables_changed |= !groups.is_empty();
+        if !namespaces.is_empty() {
+            self.copy_soon(now);
+        }
+        groups
+    }
+
     /// Pairs the namespace's rules with OVN again; returns the port groups whose rules changed.
-    pub(super) fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
+    fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
         let id = FirewallId {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
@@ -152,22 +184,35 @@ impl World {
         groups
     }
 
-    /// Each namespace whose problems have changed, and what they are now.
-    pub(super) fn take_changed_problems(&mut self) -> Vec<(String, BTreeMap<u32, Problem>)> {
-        std::mem::take(&mut self.changed_problems)
-            .into_iter()
-            .map(|namespace| {
-                let rules = self.rules.get(&namespace);
-                let problems = rules.map(|rules| rules.problems.clone());
-                (namespace, problems.unwrap_or_default())
-            })
-            .collect()
+    /// Tells what is wrong with EgressFirewalls, where that has changed.
+    pub(crate) fn tell_problems(&mut self, out: &mut Output) {
+        for namespace in std::mem::take(&mut self.changed_problems) {
+            let rules = self.rules.get(&namespace);
+            let problems = rules.map(|rules| rules.problems.clone());
+            let problems = problems.unwrap_or_default();
+            let told = self.told.get(&namespace);
+            if told == Some(&problems) || (told.is_none() && problems.is_empty()) {
+                continue;
+            }
+            out.report(Report::Problems {
+                namespace: namespace.clone(),
+                problems: problems
+                    .iter()
+                    .map(|(index, problem)| (*index, (problem.to_string(), problem.standing())))
+                    .collect(),
+            });
+            if problems.is_empty() {
+                self.told.remove(&namespace);
+            } else {
+                self.told.insert(namespace, problems);
+            }
+        }
     }
 
     // What is known of a port.
 
     /// The rules that hold for the port of an interface.
-    pub(super) fn sets(&self, row: &Interface) -> Vec<&RuleSet> {
+    pub(crate) fn sets(&self, row: &Interface) -> Vec<&RuleSet> {
         self.groups(row)
             .filter_map(|group| {
                 let namespace = self.namespace_by_group.get(group)?;
@@ -185,7 +230,7 @@ impl World {
     }
 
     /// The namespace whose rules hold for the port of an interface.
-    pub(super) fn namespace_of(&self, row: &Interface) -> Option<&str> {
+    pub(crate) fn namespace_of(&self, row: &Interface) -> Option<&str> {
         self.groups(row)
             .find_map(|group| self.namespace_by_group.get(group))
             .map(String::as_str)
@@ -194,7 +239,7 @@ impl World {
     /// The cookies of the flows with which OVN denies what the pods of a namespace send, by CIDR and
     /// the like; `None` where it denies in another way, or with more flows than are worth counting.
     /// Of `before`, those are kept that OVN may still deny with.
-    pub(super) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
+    pub(crate) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
         let id = FirewallId {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
@@ -235,7 +280,7 @@ impl World {
 
     /// Whether a rule of the EgressFirewall that stands before `index` denies these packets by
     /// their address. Rules by name or by node are not looked at.
-    pub(super) fn is_denied_before(
+    pub(crate) fn is_denied_before(
         &self,
         namespace: &str,
         index: u32,
@@ -258,7 +303,7 @@ impl World {
     }
 
     /// The namespace of the pod that an interface belongs to.
-    pub(super) fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+    fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
         match &self.profile {
             Some(_) => StaticProfile::namespace_of(row),
             None => self.ovn.namespace_of(&row.iface_id),
@@ -266,7 +311,7 @@ impl World {
     }
 
     /// The names that the EgressFirewall of a namespace mentions, without wildcards.
-    pub(super) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
+    pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
         let firewalls = self.firewalls.iter();
         firewalls
             .filter(|(id, _)| id.namespace == namespace)
@@ -278,13 +323,19 @@ impl World {
             .collect()
     }
 
+    /// The namespace whose names matter at an interface.
+    pub(crate) fn filtered_as<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+        let by_binding = self.namespace_of_pod(row);
+        by_binding.or_else(|| self.namespace_of(row))
+    }
+
     /// Whether the port of an interface is in one of these port groups.
-    pub(super) fn is_in(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
+    pub(crate) fn is_in(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
         self.groups(row).any(|group| groups.contains(group))
     }
 
     /// Where the packets of the port of an interface are found.
-    pub(super) fn spot(&self, row: &Interface) -> Option<Spot> {
+    pub(crate) fn spot(&self, row: &Interface) -> Option<Spot> {
         match &self.profile {
             None => self.place(row).map(Spot::Ovn),
             Some(_) => row.ofport.map(Spot::InPort),
@@ -292,12 +343,12 @@ impl World {
     }
 
     /// The same, in OVN's terms.
-    pub(super) fn place(&self, row: &Interface) -> Option<Place> {
+    pub(crate) fn place(&self, row: &Interface) -> Option<Place> {
         self.ovn.place_of(&row.iface_id)
     }
 
     /// What plans for the port of an interface are made from; `None` while that is not known.
-    pub(super) fn facts<'a>(
+    pub(crate) fn facts<'a>(
         &'a self,
         port: PortId,
         row: &'a Interface,
@@ -324,12 +375,21 @@ impl World {
     }
 
     /// Whether a plan can be trusted to be complete.
-    pub(super) fn can_plan(&self) -> bool {
+    pub(crate) fn can_plan(&self) -> bool {
         self.base().is_some() || self.stage().is_none()
     }
 
-    /// The OpenFlow tables that rules are enforced in.
-    pub(super) fn tables(&self) -> BTreeSet<u8> {
+    /// Rules may be enforced in tables that the switch was not told of.
+    pub(crate) fn tables_are_unknown(&mut self) {
+        self.tables_changed = true;
+    }
+
+    /// The OpenFlow tables that rules are enforced in, if they may be others than when last asked.
+    pub(crate) fn take_changed_tables(&mut self) -> Option<BTreeSet<u8>> {
+        std::mem::take(&mut self.tables_changed).then(|| self.tables())
+    }
+
+    fn tables(&self) -> BTreeSet<u8> {
         let Some(base) = self.base() else {
             return BTreeSet::new();
         };
@@ -342,13 +402,23 @@ impl World {
             .collect()
     }
 
-    /// The priorities of the logical flows of every ACL: also of those of other rules, whose actions
-    /// may be what can be copied.
-    pub(super) fn priorities(&self) -> BTreeSet<u16> {
-        self.ovn
+    /// Asks for the logical flows of every ACL: also of those of other rules, whose actions may be
+    /// what can be copied.
+    pub(crate) fn watch_logical_flows(&mut self, out: &mut Output) {
+        let priorities: BTreeSet<u16> = self
+            .ovn
             .all_acls()
             .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
-            .collect()
+            .collect();
+        if self.watched.as_ref() != Some(&priorities) {
+            self.watched = Some(priorities.clone());
+            out.command(Command::WatchLogicalFlows { priorities });
+        }
+    }
+
+    /// Whether these are the logical flows that were last asked for.
+    pub(crate) fn watches(&self, priorities: &BTreeSet<u16>) -> bool {
+        self.watched.as_ref() == Some(priorities)
     }
 
     /// The stage in which rules are enforced, to find the pipeline's base by.
@@ -360,34 +430,53 @@ impl World {
             .map(|flow| flow.table_id)
     }
 
-    pub(super) fn locate(&mut self) -> Option<Question> {
-        let stage = self.stage()?;
-        self.locator.locate(stage)
+    /// Looks for the pipeline, unless it is known or being looked for.
+    pub(crate) fn locate(&mut self, out: &mut Output) {
+        let question = self.stage().and_then(|stage| self.locator.locate(stage));
+        ask(question, out);
     }
 
-    pub(super) fn verify(&mut self) -> Option<Question> {
-        self.locator.verify()
+    /// The switch has new flows: the pipeline may be elsewhere, and there may be more to copy.
+    pub(crate) fn verify(&mut self, now: Timestamp, out: &mut Output) {
+        ask(self.locator.verify(), out);
+        self.copy_soon(now);
     }
 
-    pub(super) fn interrupted(&mut self) {
+    /// Questions that are open will not be answered.
+    pub(crate) fn interrupted(&mut self) {
         self.locator.interrupted();
     }
 
-    pub(super) fn retry(&mut self, now: Timestamp) -> Option<Question> {
-        let stage = self.stage()?;
-        self.locator.retry(stage, now)
+    fn copy_soon(&mut self, now: Timestamp) {
+        self.copy_at.get_or_insert(now);
     }
 
-    pub(super) fn deadline(&self) -> Option<Timestamp> {
-        self.locator.deadline()
+    /// When [`Policy::timeout`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        deadline::first([
+            deadline::at(self.locator.deadline(), Why::Pipeline),
+            deadline::at(self.copy_at, Why::Copy),
+        ])
     }
 
-    pub(super) fn sampled(
+    /// Asks the switch, where there is one, what is to be asked again.
+    pub(crate) fn timeout(&mut self, switch_is_up: bool, now: Timestamp, out: &mut Output) {
+        if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {
+            self.look_for_copies(now, out);
+        }
+        let stage = self.stage();
+        let question = stage.and_then(|stage| self.locator.retry(stage, now));
+        ask(question, out);
+    }
+
+    /// Some logical flows of a stage were read.
+    pub(crate) fn sampled(
         &mut self,
         table_id: u8,
         mut flows: Vec<RowId>,
         now: Timestamp,
-    ) -> Option<Question> {
+        out: &mut Output,
+    ) {
         // Those of the rules come first: the namespace has a pod here, so they are installed, but
         // for those with an address set that is empty.
         let mut ours: Vec<(bool, RowId)> = self
@@ -400,12 +489,12 @@ impl World {
         let ours = ours.into_iter().map(|(_, id)| id);
         let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
         sample.append(&mut flows);
-        self.locator.sampled(table_id, &sample, now)
+        ask(self.locator.sampled(table_id, &sample, now), out);
     }
 
     /// Learns from flows that were looked up by cookie: the pipeline's base, and actions to copy.
     /// Returns whether plans may be others now.
-    pub(super) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
+    pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
         let tables = found.iter().map(|flow| (flow.cookie, flow.table));
         let moved = self.locator.found(tables, now);
         let mut learnt = false;
@@ -430,6 +519,7 @@ impl World {
                 self.pair_namespace(&namespace);
             }
         }
+        self.tables_changed |= learnt || moved;
         learnt || moved
     }
 
@@ -447,22 +537,35 @@ impl World {
             .collect()
     }
 
-    /// The cookies of OVN's own flows that have the actions which rules would copy, and whether
-    /// some are still missing. Those known are looked up again too: a restarted ovn-controller
-    /// numbers its meters anew.
-    pub(super) fn cookies_to_copy(&self) -> (Vec<u32>, bool) {
+    /// Looks for OVN's own flows that have the actions which rules would copy. Those known are
+    /// looked up again too: a restarted ovn-controller numbers its meters anew.
+    fn look_for_copies(&mut self, now: Timestamp, out: &mut Output) {
         let wanted = self.sources();
         if wanted.is_empty() {
-            return (Vec::new(), false);
+            return;
         }
-        let cookies = self
+        let cookies: Vec<u32> = self
             .ovn
             .logical_flows()
             .filter(|(_, flow)| wanted.contains(&Source::of(flow)))
             .map(|(id, _)| id.prefix())
             .take(COPY_SOURCES_MAX)
             .collect();
-        let known = |source: &Source| self.copies.contains_key(source);
-        (cookies, !wanted.iter().all(known))
+        if !cookies.is_empty() {
+            out.command(Command::FindCookies(cookies));
+        }
+        if !wanted.iter().all(|source| self.copies.contains_key(source)) {
+            self.copy_at = Some(now + COPY_INTERVAL);
+        }
+    }
+}
+
+fn ask(question: Option<Question>, out: &mut Output) {
+    match question {
+        Some(Question::Sample { pipeline, table_id }) => {
+            out.command(Command::SampleLogicalFlows { pipeline, table_id });
+        }
+        Some(Question::Cookies(cookies)) => out.command(Command::FindCookies(cookies)),
+        None => {}
     }
 }

@@ -1,0 +1,410 @@
+//! The seam between what a pod may reach and the flows that let it: joins ports, rules and cache entries
+//! into plans, and hands each plan to the entry's [`Installed`](crate::switch::Installed).
+//!
+//! An [`Access`] is borrowed from the engine for one step. It owns nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    time::Duration,
+};
+
+use crate::{
+    Timestamp,
+    blocked::BlockedConnection,
+    cache::{Adopted, Cache, Entry, Lesson},
+    firewall::RuleAction,
+    flow::{FlowKey, InstalledFlow},
+    name::DomainName,
+    output::Output,
+    plan::{Plan, Planner, PortFacts, RulePlaces, Spot, in_order, places_of},
+    policy::Policy,
+    ports::{PortId, Ports},
+    switch::{Batch, Switch},
+};
+
+/// What rules come to, as long as all that it was made from stands.
+#[derive(Debug, Default)]
+pub(crate) struct Plans {
+    planner: Planner,
+    /// The ports by where their packets are found, once somebody has asked.
+    spots: Option<HashMap<Spot, PortId>>,
+}
+
+impl Plans {
+    /// Rules, ports or the pipeline may be others than before.
+    pub(crate) fn forget(&mut self) {
+        self.planner.forget();
+        self.spots = None;
+    }
+
+    /// Makes the flows of plans.
+    pub(crate) fn planner(&mut self) -> &mut Planner {
+        &mut self.planner
+    }
+
+    /// The port that a flow is for.
+    fn port_of(&mut self, key: &FlowKey, ports: &Ports, policy: &Policy) -> Option<PortId> {
+        let spots = self.spots.get_or_insert_with(|| {
+            let ports = ports.iter();
+            ports
+                .filter_map(|(id, port)| Some((policy.spot(&port.row)?, id)))
+                .collect()
+        });
+        spots.get(&Spot::of(key)?).copied()
+    }
+}
+
+/// What the pods may reach.
+#[derive(Debug)]
+pub(crate) struct Access<'a> {
+    pub(crate) ports: &'a Ports,
+    pub(crate) policy: &'a Policy,
+    pub(crate) cache: &'a mut Cache,
+    pub(crate) plans: &'a mut Plans,
+}
+
+/// What a pod was told by one answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told<'a> {
+    /// The port that is told.
+    pub(crate) port: PortId,
+    /// The name that rules are matched against.
+    pub(crate) name: &'a DomainName,
+    /// The addresses, and for how long each may be kept.
+    pub(crate) addresses: &'a [(IpAddr, Duration)],
+    /// When the kernel saw the answer.
+    pub(crate) at: Timestamp,
+}
+
+/// What came of an answer, for all ports that it is for.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Indices of the rules that the name matches, in order.
+    pub(crate) rules: BTreeSet<u32>,
+    /// Addresses that were not open before.
+    pub(crate) opened: BTreeSet<IpAddr>,
+    /// Whether one of the rules denies.
+    denies: bool,
+}
+
+impl Access<'_> {
+    // Answers.
+
+    /// One port is told something. Rules are matched once for all addresses.
+    pub(crate) fn tell(
+        &mut self,
+        told: Told<'_>,
+        switch: &mut Switch,
+        batch: &mut Batch,
+        outcome: &mut Outcome,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let port_id = told.port;
+        let Some(port) = self.ports.get(port_id) else {
+            return;
+        };
+        let sets = self.policy.sets(&port.row);
+        let places: RulePlaces = places_of(&sets, told.name).collect();
+        for (set, rule) in &places {
+            let rule = &sets[*set].rules()[*rule];
+            outcome.denies |= rule.verdict == RuleAction::Deny;
+            outcome.rules.insert(rule.index);
+        }
+        let facts = self.policy.facts(port_id, &port.row, &sets);
+        // The flows of this name alone, by family: nearly every address has but one name.
+        let mut of_name: [Option<Plan>; 2] = [None, None];
+        for (address, ttl) in told.addresses {
+            let until = self.cache.until(told.at, *ttl, outcome.denies);
+            if until <= now {
+                continue;
+            }
+            let lesson = Lesson {
+                port: port_id,
+                address: *address,
+                name: told.name,
+                until,
+                comparisons: switch.comparisons(),
+            };
+            let is_news = self.learn(lesson, switch, batch, now, out);
+            let Some(entry) = self.cache.entry(port_id, *address) else {
+                continue;
+            };
+            if !is_news && !entry.installed.is_lost() {
+                continue;
+            }
+            let planner = &mut self.plans.planner;
+            let is_alone = entry.names.len() == 1 && entry.names.get(told.name).is_some();
+            let plan = match facts {
+                Some(facts) if is_alone && entry.adopted.is_none() => of_name
+                    [usize::from(address.is_ipv6())]
+                .get_or_insert_with(|| planner.at_places(facts, *address, &places))
+                .clone(),
+                Some(facts) => plan(planner, facts, *address, entry),
+                None => Plan::new(),
+            };
+            let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
+            if enforced.added > 0 {
+                outcome.opened.insert(*address);
+            }
+        }
+    }
+
+    /// Notes that a name leads to an address; returns whether that is news.
+    pub(crate) fn learn(
+        &mut self,
+        lesson: Lesson<'_>,
+        switch: &mut Switch,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        let whose = || {
+            let row = &self.ports.get(lesson.port)?.row;
+            let namespace = self.policy.namespace_of(row)?;
+            Some((namespace.to_owned(), row.iface_id.clone()))
+        };
+        let learnt = self.cache.learn(lesson, &whose, batch, now, out);
+        if let Some(address) = learnt.replan {
+            self.replan_entry(lesson.port, address, batch, now);
+        }
+        if learnt.count_soon && switch.count_soon(now) {
+            self.cache.count_begins();
+        }
+        learnt.is_news
+    }
+
+    /// A port is there: it knows what its pod was told in an earlier run, and what its namespace shares.
+    pub(crate) fn open_port(
+        &mut self,
+        id: PortId,
+        switch: &mut Switch,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let Some(port) = self.ports.get(id) else {
+            return;
+        };
+        let pod = port.row.iface_id_ver.as_deref();
+        let known = self.cache.open(id, &port.row.iface_id, pod, now);
+        self.learn_all(id, known, switch, batch, now, out);
+        // OVN's rows may have been there before the interface.
+        self.share(id, switch, batch, now, out);
+        self.replan(id, batch, now);
+    }
+
+    /// A port without addresses gets those that its namespace shares, if it does.
+    pub(crate) fn share(
+        &mut self,
+        port: PortId,
+        switch: &mut Switch,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if self.cache.count(port) > 0 {
+            return;
+        }
+        let sharing = self.ports.sharing_with(port, self.policy).into_iter();
+        if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
+            let known = self.cache.known_to(most);
+            self.learn_all(port, known, switch, batch, now, out);
+        }
+    }
+
+    fn learn_all(
+        &mut self,
+        port: PortId,
+        known: Vec<(IpAddr, DomainName, Timestamp)>,
+        switch: &mut Switch,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        for (address, name, until) in known {
+            let lesson = Lesson {
+                port,
+                address,
+                name: &name,
+                until,
+                comparisons: switch.comparisons(),
+            };
+            self.learn(lesson, switch, batch, now, out);
+        }
+    }
+
+    // Plans.
+
+    /// Brings the flows of a port in line with names and rules.
+    pub(crate) fn replan(&mut self, port_id: PortId, batch: &mut Batch, now: Timestamp) {
+        let Some(port) = self.ports.get(port_id) else {
+            return;
+        };
+        let sets = self.policy.sets(&port.row);
+        let facts = self.policy.facts(port_id, &port.row, &sets);
+        let before = batch.len();
+        for address in self.cache.addresses(port_id) {
+            let entry = self.cache.entry(port_id, address);
+            let planner = &mut self.plans.planner;
+            let plan = facts
+                .zip(entry)
+                .map(|(facts, entry)| plan(planner, facts, address, entry));
+            let plan = plan.unwrap_or_default();
+            self.cache.enforce(port_id, address, plan, batch, now);
+        }
+        if batch.adds_since(before) {
+            batch.end_gap();
+        }
+    }
+
+    /// Brings the flows of one entry in line with its names and the rules.
+    fn replan_entry(
+        &mut self,
+        port_id: PortId,
+        address: IpAddr,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let (Some(port), Some(entry)) =
+            (self.ports.get(port_id), self.cache.entry(port_id, address))
+        else {
+            return;
+        };
+        let sets = self.policy.sets(&port.row);
+        let facts = self.policy.facts(port_id, &port.row, &sets);
+        let planner = &mut self.plans.planner;
+        let plan = facts.map(|facts| plan(planner, facts, address, entry));
+        let plan = plan.unwrap_or_default();
+        self.cache.enforce(port_id, address, plan, batch, now);
+    }
+
+    /// Decides over the entries that are due, now that it is known whether they are in use.
+    pub(crate) fn decide_undecided(&mut self, batch: &mut Batch, now: Timestamp) {
+        for (port_id, address) in self.cache.take_undecided() {
+            let Some(port) = self.ports.get(port_id) else {
+                continue;
+            };
+            let sets = self.policy.sets(&port.row);
+            let facts = self.policy.facts(port_id, &port.row, &sets);
+            let planner = &mut self.plans.planner;
+            let plan_of = |name: &DomainName| Some(planner.for_names(facts?, address, [name]));
+            self.cache.decide(port_id, address, plan_of, batch, now);
+            self.replan_entry(port_id, address, batch, now);
+        }
+    }
+
+    /// Makes what the flows of all entries depend on.
+    pub(crate) fn planner(&mut self) -> &mut Planner {
+        &mut self.plans.planner
+    }
+
+    /// Whether a flow of ours in the switch lets the packets of this connection's pod pass. What OVN
+    /// alone allows or denies is not ours to judge: such a connection is left as it is.
+    pub(crate) fn lets_pass(&self, connection: &BlockedConnection) -> bool {
+        let port = self.ports.named(&connection.port);
+        let Some((id, port)) = port.and_then(|id| Some((id, self.ports.get(id)?))) else {
+            return false;
+        };
+        let entry = self.cache.entry(id, connection.dst);
+        let is_for = |transport| connection.is_for(std::iter::once(transport));
+        let Some(priority) =
+            entry.and_then(|entry| entry.installed.deciding(connection.src, is_for))
+        else {
+            return false;
+        };
+        let sets = self.policy.sets(&port.row);
+        let mut rules = sets.iter().flat_map(|set| set.rules());
+        let rule = rules.find(|rule| {
+            let mut templates = rule.templates.iter();
+            templates.any(|template| template.priority == priority)
+        });
+        rule.is_some_and(|rule| {
+            rule.verdict == RuleAction::Allow
+                && !self
+                    .policy
+                    .is_denied_before(&rule.namespace, rule.index, connection)
+        })
+    }
+
+    // What the switch has.
+
+    /// Port and address that a flow is for.
+    pub(crate) fn place_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
+        let port = self.plans.port_of(key, self.ports, self.policy)?;
+        Some((port, key.matches.addresses.dst()))
+    }
+
+    /// The entry that a flow would be of.
+    pub(crate) fn entry_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr, &mut Entry)> {
+        let (port, address) = self.place_of(key)?;
+        Some((port, address, self.cache.entry_mut(port, address)?))
+    }
+
+    /// An entry, while it is there.
+    pub(crate) fn entry(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
+        self.cache.entry_mut(port, address)
+    }
+
+    /// Every entry.
+    pub(crate) fn entries(&mut self) -> impl Iterator<Item = (PortId, IpAddr, &mut Entry)> {
+        self.cache.entries_mut()
+    }
+
+    /// The use of all addresses is known that there were when the count began.
+    pub(crate) fn count_ends(&mut self) {
+        self.cache.count_ends();
+    }
+
+    /// Takes over flows of an earlier run that the rules of today would still write; what is taken over
+    /// is removed from `found`. Returns how many.
+    pub(crate) fn adopt(
+        &mut self,
+        found: &mut HashMap<FlowKey, InstalledFlow>,
+        comparison: u32,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> usize {
+        let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
+        let until = now + self.cache.limits().min_ttl;
+        for (key, installed) in found.iter() {
+            let Some((port, address)) = self.place_of(key) else {
+                continue;
+            };
+            let Some(entry) = self.cache.entry_or_new(port, address) else {
+                continue;
+            };
+            let adopted = entry.adopted.get_or_insert_with(|| {
+                Box::new(Adopted {
+                    flows: BTreeMap::new(),
+                    until,
+                })
+            });
+            adopted.flows.insert(key.clone(), installed.cookie);
+            adopted.until = until;
+            touched.insert((port, address));
+        }
+        let mut adopted = 0;
+        for (port, address) in touched {
+            self.replan_entry(port, address, batch, now);
+            for key in self.cache.end_adoption(port, address) {
+                adopted += usize::from(found.remove(&key).is_some());
+                if let Some(entry) = self.cache.entry_mut(port, address) {
+                    entry.installed.seen(&key, comparison);
+                }
+            }
+        }
+        adopted
+    }
+}
+
+/// The flows that names, rules and what was adopted come to.
+fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &Entry) -> Plan {
+    let mut plan = planner.for_names(facts, address, entry.names.keys());
+    if let Some(adopted) = &entry.adopted {
+        plan.extend(planner.still_ruled(facts, address, &adopted.flows));
+        in_order(&mut plan);
+    }
+    plan
+}

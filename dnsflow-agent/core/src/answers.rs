@@ -1,0 +1,266 @@
+//! From a captured frame to the answers that count: which servers are trusted, DNS messages put
+//! together from TCP segments and IP fragments, and the addresses that are never opened.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use dnsflow_common::walk::{self, Packet, Ports as DnsPorts};
+use ipnet::IpNet;
+use smallvec::SmallVec;
+
+use crate::{
+    Command, Timestamp,
+    dns::{Answer, DnsError},
+    fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},
+    input::Frame,
+    limits::REFUSALS_TOLD_MAX,
+    name::DomainName,
+    output::Output,
+    refused::{NETWORKS_MAX, Refusals, Refused},
+    report::Report,
+    resolver::Resolver,
+    tally::{Label as _, Tally},
+    tcp::{ConnectionKey, Segment, TcpEvent, TcpReassembly},
+};
+
+/// What there is to read in frames, and what of it counts.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    /// The ports that DNS servers answer from.
+    dns_ports: DnsPorts,
+    /// The DNS servers of the options, trusted beside those of the cluster.
+    resolvers: BTreeSet<Resolver>,
+    /// The DNS servers that were last said to be trusted.
+    trusted: Option<BTreeSet<Resolver>>,
+    tcp: TcpReassembly,
+    fragments: FragmentReassembly,
+    refusals: Refusals,
+    refused: Tally<Refused>,
+    /// Refusals that were told, so that each is told once in a while only.
+    refused_told: BTreeSet<(DomainName, IpAddr)>,
+}
+
+/// What a frame brought.
+#[derive(Debug, Default)]
+pub(crate) struct Read {
+    /// The answers that are complete now: mostly one.
+    pub(crate) answers: SmallVec<[Answer; 1]>,
+    /// The connection in which the frame is one of many.
+    pub(crate) connection: Option<ConnectionKey>,
+    /// Whether the frame itself carries them: else the pod does not wait for it.
+    pub(crate) carries: bool,
+}
+
+impl Answers {
+    /// Nothing was read yet. The DNS servers of the options are trusted.
+    pub(crate) fn new(
+        dns_ports: DnsPorts,
+        resolvers: BTreeSet<Resolver>,
+        refusals: Refusals,
+        out: &mut Output,
+    ) -> Self {
+        let mut answers = Self {
+            dns_ports,
+            resolvers,
+            trusted: None,
+            tcp: TcpReassembly::default(),
+            fragments: FragmentReassembly::default(),
+            refusals,
+            refused: Tally::default(),
+            refused_told: BTreeSet::new(),
+        };
+        answers.trust(&BTreeSet::new(), out);
+        answers
+    }
+
+    /// Trusts these DNS servers, and those of the options.
+    pub(crate) fn trust(&mut self, cluster: &BTreeSet<Resolver>, out: &mut Output) {
+        let all: BTreeSet<Resolver> = cluster.union(&self.resolvers).copied().collect();
+        if self.trusted.as_ref() != Some(&all) {
+            self.trusted = Some(all.clone());
+            out.report(Report::Trusting(all.clone()));
+            out.command(Command::TrustResolvers(all));
+        }
+    }
+
+    /// Opens no address of these networks, which OVN knows to be the cluster's own.
+    pub(crate) fn learn_networks(&mut self, mut networks: Vec<IpNet>, out: &mut Output) {
+        let left_out = networks.len().saturating_sub(NETWORKS_MAX);
+        // The largest first.
+        networks.sort_by_key(IpNet::prefix_len);
+        networks.truncate(NETWORKS_MAX);
+        networks.sort_unstable();
+        if let Ok(true) = self.refusals.learn(&networks) {
+            out.report(Report::ClusterNetworks { networks, left_out });
+        }
+    }
+
+    /// Forgets what frames of this interface have begun.
+    pub(crate) fn forget_interface(&mut self, ifindex: u32) {
+        self.tcp.forget_interface(ifindex);
+        self.fragments.forget_interface(ifindex);
+    }
+
+    /// Reads a frame; of an interface that is not known, only what it is.
+    pub(crate) fn read(
+        &mut self,
+        frame: Frame<'_>,
+        is_known: bool,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Read {
+        out.counters.frames += 1;
+        let mut read = Read::default();
+        let Ok(packet) = walk::from_server(&frame.bytes, &self.dns_ports) else {
+            out.counters.frames_not_dns += 1;
+            return read;
+        };
+        if !is_known {
+            out.counters.frames_unknown_interface += 1;
+            return read;
+        }
+        match packet {
+            Packet::UdpAnswer(message) => match message.payload_of(frame.bytes) {
+                Some(message) => {
+                    read.answers.extend(decode(message, out));
+                    read.carries = true;
+                }
+                None => out.counters.frames_not_dns += 1,
+            },
+            Packet::TcpSegment(found) => {
+                if let Some(segment) = segment(&found, frame) {
+                    let messages = self.tcp.feed(&segment, now);
+                    let answers = messages.into_iter().filter_map(|m| decode(&m, out));
+                    read.answers.extend(answers);
+                    read.connection = Some(segment.key);
+                    read.carries = true;
+                }
+            }
+            Packet::Fragment(found) => {
+                if let Some(fragment) = fragment(&found, frame)
+                    && let Some(datagram) = self.fragments.feed(&fragment, now)
+                    && self.is_trusted(datagram.source)
+                {
+                    read.answers.extend(decode(&datagram.payload, out));
+                }
+            }
+        }
+        read
+    }
+
+    /// The program cannot tell whose a later fragment is: the whole datagram can.
+    fn is_trusted(&self, source: SocketAddr) -> bool {
+        let resolver = Resolver {
+            address: source.ip(),
+            port: source.port(),
+        };
+        let trusted = self.trusted.as_ref();
+        trusted.is_some_and(|trusted| trusted.contains(&resolver))
+    }
+
+    /// Takes the addresses out of an answer that are never opened; each is counted, and told if it
+    /// is news. `port` is the logical port of the pod that asked.
+    pub(crate) fn refuse(
+        &mut self,
+        name: &DomainName,
+        addresses: &mut Vec<(IpAddr, Duration)>,
+        port: &str,
+        out: &mut Output,
+    ) {
+        addresses.retain(|(address, _)| match self.refusals.check(*address) {
+            Ok(()) => true,
+            Err(reason) => {
+                self.refused.count(reason);
+                if self.refused_told.len() >= REFUSALS_TOLD_MAX {
+                    self.refused_told.clear();
+                }
+                if self.refused_told.insert((name.clone(), *address)) {
+                    out.report(Report::AddressRefused {
+                        port: port.to_owned(),
+                        name: name.clone(),
+                        address: *address,
+                        reason: reason.as_str(),
+                    });
+                }
+                false
+            }
+        });
+    }
+
+    /// What became of TCP segments.
+    pub(crate) fn tcp_events(&self) -> &Tally<TcpEvent> {
+        self.tcp.events()
+    }
+
+    /// What became of IP fragments.
+    pub(crate) fn fragment_events(&self) -> &Tally<FragmentEvent> {
+        self.fragments.events()
+    }
+
+    /// Addresses that were not opened, by reason.
+    pub(crate) fn refused(&self) -> &Tally<Refused> {
+        &self.refused
+    }
+}
+
+/// The answer that a DNS message is; what is none is counted.
+fn decode(message: &[u8], out: &mut Output) -> Option<Answer> {
+    match Answer::decode(message) {
+        Ok(answer) => return Some(answer),
+        Err(DnsError::Malformed(_)) => out.counters.answers_malformed += 1,
+        Err(_) => out.counters.answers_unusable += 1,
+    }
+    None
+}
+
+/// The TCP segment in a frame; `None` where the frame was cut within its headers.
+fn segment<'a>(found: &walk::Segment, frame: Frame<'a>) -> Option<Segment<'a>> {
+    let addresses = found.ip.addresses(&frame.bytes)?;
+    Some(Segment {
+        key: ConnectionKey {
+            ifindex: frame.ifindex,
+            server: SocketAddr::new(addresses.src, found.src_port),
+            client: SocketAddr::new(addresses.dst, found.dst_port),
+        },
+        sequence: found.seq,
+        flags: found.flags,
+        payload: captured(frame, found.payload, found.payload_len),
+        payload_len: usize::try_from(found.payload_len).ok()?,
+    })
+}
+
+/// The fragment in a frame; `None` where the frame was cut within its headers.
+fn fragment<'a>(found: &walk::Fragment, frame: Frame<'a>) -> Option<Fragment<'a>> {
+    let addresses = found.ip.addresses(&frame.bytes)?;
+    Some(Fragment {
+        key: DatagramKey {
+            ifindex: frame.ifindex,
+            source: addresses.src,
+            destination: addresses.dst,
+            id: found.id,
+        },
+        // The walk lets no other through.
+        protocol: PROTOCOL_UDP,
+        offset: found.offset,
+        more: found.more,
+        payload: captured(frame, found.payload, found.payload_len),
+        payload_len: usize::try_from(found.payload_len).ok()?,
+    })
+}
+
+/// IP protocol 17 (RFC 768).
+const PROTOCOL_UDP: u8 = 17;
+
+/// What of a payload was captured.
+fn captured(frame: Frame<'_>, start: u32, len: u32) -> &[u8] {
+    let start = usize::try_from(start).unwrap_or(usize::MAX);
+    let rest = frame.bytes.get(start..).unwrap_or_default();
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    rest.get(..len).unwrap_or(rest)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,789 @@
+//! What each pod was told: addresses, the names that lead to them, until when, and the limits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    net::IpAddr,
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Timestamp,
+    deadline::{self, Deadline, Why},
+    flow::{Cookie, FlowKey},
+    limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX},
+    name::DomainName,
+    output::Output,
+    plan::Plan,
+    ports::{PortId, Ports},
+    report::Report,
+    snapshot::SavedLease,
+    switch::{Batch, Enforced, Installed},
+};
+
+/// What every pod was told.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    limits: LeaseLimits,
+    ports: BTreeMap<PortId, PortCache>,
+    /// When to look at an entry again. Items may be out of date; looking tells.
+    due: BTreeSet<(Timestamp, PortId, IpAddr)>,
+    /// Entries that are due, and whose use the switch has to tell of first.
+    undecided: BTreeSet<(PortId, IpAddr)>,
+    /// What an earlier run knew, by logical port, until the port is there.
+    saved: HashMap<String, Vec<SavedLease>>,
+    /// Counts changes of what a snapshot would hold.
+    version: u64,
+}
+
+/// What one port was told.
+#[derive(Debug, Default)]
+struct PortCache {
+    entries: HashMap<IpAddr, Entry>,
+    /// The addresses of each name: those whose entry holds it.
+    addresses_of: HashMap<DomainName, Addresses>,
+    /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
+    limits_told: BTreeSet<Option<DomainName>>,
+    /// The entries that mattered least when all were last looked at, and how much; the least last.
+    candidates: Vec<(Importance, IpAddr)>,
+    /// Addresses that came since the beginning of the last count that has ended: an upper bound for
+    /// those whose use is unknown.
+    uncounted: usize,
+    /// How many of them came since the beginning of the count under way.
+    uncounted_next: usize,
+    /// After so many comparisons all entries were in use, for all that was known.
+    all_in_use_after: Option<u32>,
+}
+
+/// The addresses of a name: mostly one.
+type Addresses = SmallVec<[IpAddr; 1]>;
+
+/// How little an entry matters, least first: [`Installed::eviction_priority`], then when it is due.
+type Importance = (u8, Option<Timestamp>);
+
+/// So many entries are forgotten for each time that all are looked at.
+const CANDIDATES_PART: usize = 16;
+
+/// One address that a pod was told.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// The names that lead to the address, and until when.
+    pub(crate) names: Names,
+    /// Flows found in the switch at the start, if any.
+    pub(crate) adopted: Option<Box<Adopted>>,
+    /// What names and rules come to.
+    pub(crate) installed: Installed,
+}
+
+/// Flows found in the switch at the start, whose names nobody remembers.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    /// Their cookies.
+    pub(crate) flows: BTreeMap<FlowKey, Cookie>,
+    /// Until when they are kept in any case.
+    pub(crate) until: Timestamp,
+}
+
+/// An address to be learnt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lesson<'a> {
+    /// The port that was told.
+    pub(crate) port: PortId,
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// The name that leads to it.
+    pub(crate) name: &'a DomainName,
+    /// Until when it does.
+    pub(crate) until: Timestamp,
+    /// How many comparisons with the switch have ended.
+    pub(crate) comparisons: u32,
+}
+
+/// What came of a [`Lesson`].
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Learnt {
+    /// Whether it is news that the name leads to the address.
+    pub(crate) is_news: bool,
+    /// An address that has lost a name to make room: what remains of it is to be planned again.
+    pub(crate) replan: Option<IpAddr>,
+    /// Whether it should soon be known which addresses are in use.
+    pub(crate) count_soon: bool,
+}
+
+/// Whose limit is reached: namespace and logical port, where the rules of a namespace hold for it.
+pub(crate) type Whose<'a> = &'a dyn Fn() -> Option<(String, String)>;
+
+impl Cache {
+    /// Nobody was told anything.
+    pub(crate) fn new(limits: LeaseLimits) -> Self {
+        Self {
+            limits,
+            ports: BTreeMap::new(),
+            due: BTreeSet::new(),
+            undecided: BTreeSet::new(),
+            saved: HashMap::new(),
+            version: 0,
+        }
+    }
+
+    /// How long entries last, and how many there may be.
+    pub(crate) fn limits(&self) -> &LeaseLimits {
+        &self.limits
+    }
+
+    // Ports.
+
+    /// A port is there. Returns what its pod was told in an earlier run: address, name, until when.
+    pub(crate) fn open(
+        &mut self,
+        port: PortId,
+        name: &str,
+        pod: Option<&str>,
+        now: Timestamp,
+    ) -> Vec<(IpAddr, DomainName, Timestamp)> {
+        self.ports.insert(port, PortCache::default());
+        let saved = self.saved.remove(name).unwrap_or_default();
+        saved
+            .into_iter()
+            .filter(|saved| saved.pod.as_deref() == pod)
+            .flat_map(|saved| {
+                let names = saved.names.into_iter();
+                names.map(move |(name, rest)| (saved.address, name, now + rest))
+            })
+            .collect()
+    }
+
+    /// A port is gone, and everything that it was told.
+    pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
+        let gone = self.ports.remove(&port);
+        for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
+            entry.installed.close(address, batch);
+        }
+    }
+
+    /// Every port that there is was opened: no other is coming back.
+    pub(crate) fn forget_saved(&mut self) {
+        self.saved.clear();
+    }
+
+    /// What is known to this port: address, name, until when.
+    pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Timestamp)> {
+        let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
+        entries
+            .flat_map(|(address, entry)| {
+                let names = entry.names.iter();
+                names.map(|(name, until)| (*address, name.clone(), *until))
+            })
+            .collect()
+    }
+
+    /// How many addresses a port knows.
+    pub(crate) fn count(&self, port: PortId) -> usize {
+        self.ports.get(&port).map_or(0, |port| port.entries.len())
+    }
+
+    // Entries.
+
+    /// An entry, while it is there.
+    pub(crate) fn entry(&self, port: PortId, address: IpAddr) -> Option<&Entry> {
+        self.ports.get(&port)?.entries.get(&address)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn entry_mut(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
+        self.ports.get_mut(&port)?.entries.get_mut(&address)
+    }
+
+    /// The entry of an address, made if there is none; `None` where the port is gone.
+    pub(crate) fn entry_or_new(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
+        Some(
+            self.ports
+                .get_mut(&port)?
+                .entries
+                .entry(address)
+                .or_default(),
+        )
+    }
+
+    /// Every entry.
+    pub(crate) fn entries_mut(&mut self) -> impl Iterator<Item = (PortId, IpAddr, &mut Entry)> {
+        self.ports.iter_mut().flat_map(|(id, port)| {
+            let entries = port.entries.iter_mut();
+            entries.map(|(address, entry)| (*id, *address, entry))
+        })
+    }
+
+    /// The addresses that a port knows.
+    pub(crate) fn addresses(&self, port: PortId) -> Vec<IpAddr> {
+        let port = self.ports.get(&port);
+        port.map_or_else(Vec::new, |port| port.entries.keys().copied().collect())
+    }
+
+    /// How many flows should be in the switch.
+    pub(crate) fn flow_count(&self) -> usize {
+        let entries = self.ports.values().flat_map(|port| port.entries.values());
+        entries.map(|entry| entry.installed.len()).sum()
+    }
+
+    /// Makes `plan` the flows of an entry.
+    pub(crate) fn enforce(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        plan: Plan,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Enforced {
+        let Some(entry) = self.entry_mut(port, address) else {
+            return Enforced::default();
+        };
+        let adopted = entry.adopted.as_ref().map(|adopted| &adopted.flows);
+        let enforced = entry.installed.enforce(address, plan, adopted, batch, now);
+        self.version += u64::from(enforced.changed);
+        enforced
+    }
+
+    // What pods are told.
+
+    /// How long an address stays that was told at `at` with this TTL.
+    pub(crate) fn until(&self, at: Timestamp, ttl: Duration, is_denied: bool) -> Timestamp {
+        let LeaseLimits {
+            min_ttl,
+            max_ttl,
+            deny_ttl,
+            ..
+        } = self.limits;
+        let until = at + ttl.max(min_ttl).min(max_ttl.max(min_ttl));
+        if is_denied {
+            until.max(at + deny_ttl)
+        } else {
+            until
+        }
+    }
+
+    /// Notes that a name leads to an address.
+    pub(crate) fn learn(
+        &mut self,
+        lesson: Lesson<'_>,
+        whose: Whose<'_>,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Learnt {
+        let Lesson {
+            port: port_id,
+            address,
+            name,
+            until,
+            ..
+        } = lesson;
+        let limits = self.limits;
+        let mut learnt = Learnt::default();
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return learnt;
+        };
+        let entries = port.entries.len();
+        if let Some(entry) = port.entries.get_mut(&address) {
+            if entry.names.prolong(name, until) {
+                self.version += 1;
+                return learnt;
+            }
+            if entry.names.len() >= NAMES_PER_ADDRESS_MAX {
+                out.counters.names_dropped += 1;
+                return learnt;
+            }
+        } else if entries >= limits.addresses_per_port_max
+            && !self.evict(lesson, whose, batch, now, out)
+        {
+            out.counters.addresses_refused += 1;
+            learnt.count_soon = true;
+            return learnt;
+        }
+        let of_name = |port: &PortCache| port.addresses_of.get(name).map_or(0, Addresses::len);
+        let full = |port: &PortCache| of_name(port) >= limits.addresses_per_name_max;
+        if self.ports.get(&port_id).is_some_and(full) {
+            learnt.replan = self.evict_of_name(lesson, whose, batch, now, out);
+            if learnt.replan.is_none() {
+                out.counters.addresses_refused += 1;
+                learnt.count_soon = true;
+                return learnt;
+            }
+        }
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return learnt;
+        };
+        learnt.count_soon = port.add(address, name, until, &limits);
+        self.due.insert((until, port_id, address));
+        learnt.is_news = true;
+        learnt
+    }
+
+    /// Forgets the address of a port that matters least; `false` where all may be in use.
+    fn evict(
+        &mut self,
+        lesson: Lesson<'_>,
+        whose: Whose<'_>,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        let limits = self.limits;
+        let Some(port) = self.ports.get_mut(&lesson.port) else {
+            return false;
+        };
+        let candidate = port.candidate(limits.idle_grace, lesson.comparisons, now);
+        let Some(address) = candidate else {
+            port.limit_reached(None, limits.addresses_per_port_max, whose, out);
+            return false;
+        };
+        if let Some(entry) = port.take(address) {
+            out.counters.addresses_evicted += 1;
+            if !entry.installed.is_empty() {
+                port.limit_reached(None, limits.addresses_per_port_max, whose, out);
+            }
+            self.version += 1;
+            entry.installed.close(address, batch);
+        }
+        true
+    }
+
+    /// Takes a name from the one of its addresses that matters least; returns that address.
+    fn evict_of_name(
+        &mut self,
+        lesson: Lesson<'_>,
+        whose: Whose<'_>,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<IpAddr> {
+        let Lesson { port: id, name, .. } = lesson;
+        let limits = self.limits;
+        let port = self.ports.get_mut(&id)?;
+        let addresses = port.addresses_of.get(name).into_iter().flatten();
+        let least = addresses
+            .filter_map(|address| {
+                let entry = port.entries.get(address)?;
+                let priority = entry.installed.eviction_priority(limits.idle_grace, now)?;
+                Some((priority, entry.names.get(name), *address))
+            })
+            .min()
+            .map(|(.., address)| address);
+        let is_open = |address: &IpAddr| {
+            let entry = port.entries.get(address);
+            entry.is_some_and(|entry| !entry.installed.is_empty())
+        };
+        if least.as_ref().is_none_or(is_open) {
+            port.limit_reached(Some(name), limits.addresses_per_name_max, whose, out);
+        }
+        let address = least?;
+        port.forget_name(name, address);
+        out.counters.addresses_evicted += 1;
+        self.end_expired(id, address, batch, now);
+        Some(address)
+    }
+
+    /// From now on, addresses are counted whose use the next count will not tell.
+    pub(crate) fn count_begins(&mut self) {
+        for port in self.ports.values_mut() {
+            port.uncounted_next = 0;
+        }
+    }
+
+    /// The use of all addresses is known that there were when the count began.
+    pub(crate) fn count_ends(&mut self) {
+        for port in self.ports.values_mut() {
+            port.uncounted = port.uncounted_next;
+        }
+    }
+
+    // What ends.
+
+    /// When [`Cache::expire`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        deadline::at(self.due.first().map(|(at, ..)| *at), Why::Expiry)
+    }
+
+    /// Looks at the entries that are due: those without flows end, the others only once the switch
+    /// has said whether they are in use ([`Cache::take_undecided`]).
+    pub(crate) fn expire(&mut self, batch: &mut Batch, now: Timestamp) {
+        while let Some(&(at, port, address)) = self.due.first() {
+            if at > now {
+                break;
+            }
+            self.due.pop_first();
+            let Some(entry) = self.entry(port, address) else {
+                continue;
+            };
+            match entry.due() {
+                Some(due) if due > now => {
+                    self.due.insert((due, port, address));
+                }
+                _ if entry.installed.is_empty() => self.end_expired(port, address, batch, now),
+                _ => {
+                    self.undecided.insert((port, address));
+                }
+            }
+        }
+    }
+
+    /// The entries to be decided over ([`Cache::decide`]), now that the use of their flows is known.
+    pub(crate) fn take_undecided(&mut self) -> BTreeSet<(PortId, IpAddr)> {
+        std::mem::take(&mut self.undecided)
+    }
+
+    /// Decides over an entry that is due: what is in use stays, by name, for as long as it is. `plan_of`
+    /// has the flows that a name comes to.
+    pub(crate) fn decide(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        mut plan_of: impl FnMut(&DomainName) -> Option<Plan>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let idle_grace = self.limits.idle_grace;
+        let Some(entry) = self.entry_mut(port, address) else {
+            return;
+        };
+        let mut extended = Vec::new();
+        for (name, until) in entry.names.iter().filter(|(_, until)| **until <= now) {
+            let used_at = plan_of(name).and_then(|plan| entry.installed.used_at(&plan));
+            let in_use = used_at.map(|used_at| used_at + idle_grace);
+            if let Some(in_use) = in_use.filter(|in_use| *in_use > now) {
+                extended.push((name.clone(), in_use.max(*until)));
+            }
+        }
+        for (name, until) in extended {
+            entry.names.insert(name, until);
+        }
+        if let Some(adopted) = &mut entry.adopted
+            && adopted.until <= now
+        {
+            let used_at = entry.installed.keys_used_at(adopted.flows.keys());
+            let in_use = used_at.map(|used_at| used_at + idle_grace);
+            adopted.until = in_use
+                .filter(|in_use| *in_use > now)
+                .unwrap_or(adopted.until);
+        }
+        self.end_expired(port, address, batch, now);
+    }
+
+    /// Drops what has expired of an entry, and the entry when nothing else holds it.
+    fn end_expired(&mut self, port_id: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return;
+        };
+        let Some(entry) = port.entries.get_mut(&address) else {
+            return;
+        };
+        entry.adopted.take_if(|adopted| adopted.until <= now);
+        let expired =
+            |(name, until): (&DomainName, &Timestamp)| (*until <= now).then(|| name.clone());
+        let expired: Vec<DomainName> = entry.names.iter().filter_map(expired).collect();
+        for name in &expired {
+            port.forget_name(name, address);
+        }
+        let Some(entry) = port.entries.get(&address) else {
+            return;
+        };
+        if entry.is_over() {
+            if let Some(entry) = port.take(address) {
+                self.version += 1;
+                entry.installed.close(address, batch);
+            }
+        } else if let Some(due) = entry.due() {
+            self.due.insert((due, port_id, address));
+        }
+    }
+
+    /// Ends an adoption: keeps of it what the rules still write, and the entry if anything holds it.
+    /// Returns the keys that stay.
+    pub(crate) fn end_adoption(&mut self, port_id: PortId, address: IpAddr) -> Vec<FlowKey> {
+        let Some(entry) = self.entry_mut(port_id, address) else {
+            return Vec::new();
+        };
+        let Some(mut adopted) = entry.adopted.take() else {
+            return Vec::new();
+        };
+        let installed = &entry.installed;
+        adopted
+            .flows
+            .retain(|key, cookie| installed.has(key, *cookie));
+        let kept = adopted.flows.keys().cloned().collect();
+        entry.adopted = Some(adopted).filter(|adopted| !adopted.flows.is_empty());
+        match entry.due() {
+            Some(due) => {
+                self.due.insert((due, port_id, address));
+            }
+            None => {
+                if let Some(port) = self.ports.get_mut(&port_id) {
+                    port.take(address);
+                }
+            }
+        }
+        kept
+    }
+
+    // What outlives the agent.
+
+    /// Takes over what an earlier run has left.
+    pub(crate) fn restore(&mut self, saved: Vec<SavedLease>) {
+        for lease in saved {
+            let of_port = self.saved.entry(lease.port.clone()).or_default();
+            of_port.push(lease);
+        }
+    }
+
+    /// Grows whenever [`Cache::snapshot`] has something new to say.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The names behind every open address.
+    pub(crate) fn snapshot(&self, ports: &Ports, now: Timestamp) -> Vec<SavedLease> {
+        let mut snapshot = Vec::new();
+        for (id, cache) in &self.ports {
+            let Some(port) = ports.get(*id) else { continue };
+            let open = cache.entries.iter();
+            for (address, entry) in open.filter(|(_, entry)| !entry.installed.is_empty()) {
+                let names = entry.names.iter();
+                snapshot.push(SavedLease {
+                    port: port.row.iface_id.clone(),
+                    pod: port.row.iface_id_ver.clone(),
+                    address: *address,
+                    names: names
+                        .map(|(name, until)| (name.clone(), until.since(now)))
+                        .collect(),
+                });
+            }
+        }
+        // Ports that have not come back yet.
+        snapshot.extend(self.saved.values().flatten().cloned());
+        snapshot
+    }
+
+    /// Changes the limits of a cache in use.
+    #[cfg(test)]
+    pub(crate) fn limits_mut(&mut self) -> &mut LeaseLimits {
+        &mut self.limits
+    }
+
+    /// Whether nothing is left to look at.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.due.is_empty()
+    }
+}
+
+impl PortCache {
+    /// Adds a name to an address. Returns whether it should soon be known which addresses are in
+    /// use: some may have to go.
+    fn add(
+        &mut self,
+        address: IpAddr,
+        name: &DomainName,
+        until: Timestamp,
+        limits: &LeaseLimits,
+    ) -> bool {
+        let entry = self.entries.entry(address).or_default();
+        let is_new = usize::from(entry.names.is_empty());
+        entry.names.insert(name.clone(), until);
+        self.uncounted += is_new;
+        self.uncounted_next += is_new;
+        let addresses = self.addresses_of.entry(name.clone()).or_default();
+        addresses.push(address);
+        let of_name = addresses.len();
+        if !self.limits_told.is_empty() {
+            // Far below a limit, reaching it is news again.
+            if of_name <= limits.addresses_per_name_max / 2 {
+                self.limits_told.remove(&Some(name.clone()));
+            }
+            if self.entries.len() <= limits.addresses_per_port_max / 2 {
+                self.limits_told.remove(&None);
+            }
+        }
+        of_name > limits.addresses_per_name_max / 2
+            || self.uncounted > limits.addresses_per_port_max / 2
+    }
+
+    /// Tells that not all is open that the rules allow: once, until it was far below the limit.
+    fn limit_reached(
+        &mut self,
+        name: Option<&DomainName>,
+        max: usize,
+        whose: Whose<'_>,
+        out: &mut Output,
+    ) {
+        let Some((namespace, port)) = whose() else {
+            return;
+        };
+        if self.limits_told.len() >= LIMITS_TOLD_MAX {
+            self.limits_told.clear();
+        }
+        if self.limits_told.insert(name.cloned()) {
+            out.report(Report::LimitReached {
+                namespace,
+                port,
+                name: name.cloned(),
+                max,
+            });
+        }
+    }
+
+    /// The address whose entry matters least; `None` where all are in use.
+    ///
+    /// To look at all entries for each one that is to be forgotten would take longer than everything
+    /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
+    /// still matters as little. Where there is none, the next look comes after the next comparison with
+    /// the switch: `comparisons` is how many there were.
+    fn candidate(
+        &mut self,
+        idle_grace: Duration,
+        comparisons: u32,
+        now: Timestamp,
+    ) -> Option<IpAddr> {
+        for look in [false, true] {
+            if look {
+                if self.all_in_use_after == Some(comparisons) {
+                    return None;
+                }
+                self.candidates = self.least(idle_grace, now);
+            }
+            while let Some((importance, address)) = self.candidates.pop() {
+                let entry = self.entries.get(&address);
+                if entry.and_then(|entry| entry.importance(idle_grace, now)) == Some(importance) {
+                    return Some(address);
+                }
+            }
+        }
+        self.all_in_use_after = Some(comparisons);
+        None
+    }
+
+    /// The entries that matter least, the least last.
+    fn least(&self, idle_grace: Duration, now: Timestamp) -> Vec<(Importance, IpAddr)> {
+        let count = self.entries.len().div_ceil(CANDIDATES_PART);
+        let mut least = BinaryHeap::with_capacity(count + 1);
+        for (address, entry) in &self.entries {
+            if let Some(importance) = entry.importance(idle_grace, now) {
+                least.push((importance, *address));
+                if least.len() > count {
+                    least.pop();
+                }
+            }
+        }
+        let mut least = least.into_sorted_vec();
+        least.reverse();
+        least
+    }
+
+    /// Takes a name from an address.
+    fn forget_name(&mut self, name: &DomainName, address: IpAddr) {
+        if let Some(entry) = self.entries.get_mut(&address) {
+            entry.names.remove(name);
+        }
+        if let Some(addresses) = self.addresses_of.get_mut(name) {
+            addresses.retain(|other| *other != address);
+            if addresses.is_empty() {
+                self.addresses_of.remove(name);
+            }
+        }
+    }
+
+    /// Takes the whole entry of an address.
+    fn take(&mut self, address: IpAddr) -> Option<Entry> {
+        let names: Vec<DomainName> = self.entries.get(&address)?.names.keys().cloned().collect();
+        for name in &names {
+            self.forget_name(name, address);
+        }
+        self.entries.remove(&address)
+    }
+}
+
+impl Entry {
+    /// The next moment at which something expires.
+    fn due(&self) -> Option<Timestamp> {
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.until);
+        self.names.values().copied().chain(adopted).min()
+    }
+
+    fn importance(&self, idle_grace: Duration, now: Timestamp) -> Option<Importance> {
+        let priority = self.installed.eviction_priority(idle_grace, now)?;
+        Some((priority, self.due()))
+    }
+
+    /// Whether nothing holds the entry any more.
+    fn is_over(&self) -> bool {
+        self.names.is_empty() && self.adopted.is_none()
+    }
+}
+
+/// Names, and until when each of them counts; in order, each once.
+///
+/// Nearly always one, and never many.
+#[derive(Debug, Default)]
+pub(crate) struct Names(SmallVec<[(DomainName, Timestamp); 1]>);
+
+impl Names {
+    fn place(&self, name: &DomainName) -> Result<usize, usize> {
+        self.0.binary_search_by(|(other, _)| other.cmp(name))
+    }
+
+    /// Until when this name counts; `None` where it is not among them.
+    pub(crate) fn get(&self, name: &DomainName) -> Option<Timestamp> {
+        self.place(name).ok().map(|at| self.0[at].1)
+    }
+
+    /// Lets a name count at least until then; says whether it is among them at all.
+    pub(crate) fn prolong(&mut self, name: &DomainName, until: Timestamp) -> bool {
+        let place = self.place(name);
+        if let Ok(at) = place {
+            self.0[at].1 = until.max(self.0[at].1);
+        }
+        place.is_ok()
+    }
+
+    /// Says until when a name counts, whether it is known or not.
+    pub(crate) fn insert(&mut self, name: DomainName, until: Timestamp) {
+        match self.place(&name) {
+            Ok(at) => self.0[at].1 = until,
+            Err(at) => self.0.insert(at, (name, until)),
+        }
+    }
+
+    /// Takes a name out.
+    pub(crate) fn remove(&mut self, name: &DomainName) {
+        if let Ok(at) = self.place(name) {
+            self.0.remove(at);
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, with their ends.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Timestamp)> {
+        self.0.iter().map(|(name, until)| (name, until))
+    }
+
+    /// All of them.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &DomainName> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// Their ends.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Timestamp> {
+        self.iter().map(|(_, until)| until)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+use super::*;
+use crate::switch::Switch;
+
+fn name(text: &str) -> DomainName {
+    text.parse().expect("a name")
+}
+
+#[test]
+fn names_are_kept_once_and_in_order() {
+    let at = Timestamp::from_nanos;
+    let mut names = Names::default();
+    for (text, until) in [("b.test", 1), ("a.test", 2), ("c.test", 3), ("b.test", 4)] {
+        names.insert(name(text), at(until));
+    }
+    let kept: Vec<_> = names
+        .iter()
+        .map(|(name, until)| (name.to_string(), *until))
+        .collect();
+    let wanted = [("a.test", 2), ("b.test", 4), ("c.test", 3)];
+    assert_eq!(
+        kept,
+        wanted.map(|(text, until)| (text.to_owned(), at(until)))
+    );
+    names.remove(&name("b.test"));
+    assert_eq!((names.len(), names.get(&name("b.test"))), (2, None));
+}
+
+#[test]
+fn a_known_name_is_only_ever_prolonged() {
+    let at = Timestamp::from_nanos;
+    let mut names = Names::default();
+    names.insert(name("a.test"), at(5));
+    assert!(names.prolong(&name("a.test"), at(3)));
+    assert_eq!(names.get(&name("a.test")), Some(at(5)));
+    assert!(names.prolong(&name("a.test"), at(7)));
+    assert_eq!(names.get(&name("a.test")), Some(at(7)));
+    assert!(!names.prolong(&name("b.test"), at(9)));
+    assert_eq!(names.get(&name("b.test")), None);
+}
+
+const PORT: PortId = PortId(1);
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::default() + Duration::from_secs(seconds)
+}
+
+/// A cache with one port, and the limits of one address each.
+struct Setup {
+    cache: Cache,
+    switch: Switch,
+    out: Output,
+}
+
+impl Setup {
+    fn new(of_port: usize, of_name: usize) -> Self {
+        let limits = LeaseLimits {
+            addresses_per_port_max: of_port,
+            addresses_per_name_max: of_name,
+            ..LeaseLimits::default()
+        };
+        let mut cache = Cache::new(limits);
+        assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
+        Self {
+            cache,
+            switch: Switch::new(false, Duration::ZERO),
+            out: Output::default(),
+        }
+    }
+
+    fn learn(&mut self, text: &str, host: u8, until: u64) -> Learnt {
+        let lesson = Lesson {
+            port: PORT,
+            address: [203, 0, 113, host].into(),
+            name: &name(text),
+            until: at(until),
+            comparisons: 0,
+        };
+        let mut batch = self.switch.begin(at(0));
+        let whose = || Some(("ns1".to_owned(), "ns1_p1".to_owned()));
+        let learnt = self
+            .cache
+            .learn(lesson, &whose, &mut batch, at(0), &mut self.out);
+        assert!(batch.is_empty(), "nothing is open");
+        learnt
+    }
+
+    fn expire(&mut self, seconds: u64) {
+        let mut batch = self.switch.begin(at(seconds));
+        self.cache.expire(&mut batch, at(seconds));
+    }
+}
+
+#[test]
+fn a_name_of_an_address_is_news_once_and_only_ever_prolonged() {
+    let mut setup = Setup::new(9, 9);
+    assert!(setup.learn("a.test", 1, 60).is_news);
+    assert!(!setup.learn("a.test", 1, 90).is_news);
+    assert!(!setup.learn("a.test", 1, 30).is_news);
+    assert!(setup.learn("b.test", 1, 30).is_news, "another name");
+    setup.expire(89);
+    assert_eq!(setup.cache.count(PORT), 1);
+    setup.expire(90);
+    assert_eq!(setup.cache.count(PORT), 0);
+    assert_eq!(setup.cache.deadline(), None);
+}
+
+#[test]
+fn each_deadline_is_that_of_the_first_name() {
+    let mut setup = Setup::new(9, 9);
+    setup.learn("a.test", 1, 60);
+    setup.learn("b.test", 1, 30);
+    assert_eq!(setup.cache.deadline(), Some((at(30), Why::Expiry)));
+    setup.expire(30);
+    assert_eq!(setup.cache.deadline(), Some((at(60), Why::Expiry)));
+}
+
+#[test]
+fn where_there_is_no_room_what_expires_first_goes() {
+    let mut setup = Setup::new(2, 9);
+    setup.learn("a.test", 1, 60);
+    setup.learn("a.test", 2, 30);
+    assert!(setup.learn("a.test", 3, 90).is_news);
+    let mut left = setup.cache.addresses(PORT);
+    left.sort_unstable();
+    assert_eq!(left, [1, 3].map(|host| IpAddr::from([203, 0, 113, host])));
+    assert_eq!(setup.out.counters.addresses_evicted, 1);
+    assert_eq!(setup.out.reports, [], "what goes was not open");
+}
+
+#[test]
+fn a_name_at_its_limit_gives_up_an_address_of_its_own() {
+    let mut setup = Setup::new(9, 1);
+    setup.learn("a.test", 1, 60);
+    setup.learn("b.test", 1, 60);
+    let learnt = setup.learn("a.test", 2, 60);
+    let first: IpAddr = [203, 0, 113, 1].into();
+    assert_eq!((learnt.is_news, learnt.replan), (true, Some(first)));
+    let left = setup.cache.entry(PORT, first).expect("it has another name");
+    assert_eq!(left.names.len(), 1);
+}
+
+#[test]
+fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
+    let saved = |pod: &str, host: u8| SavedLease {
+        port: "ns1_p2".into(),
+        pod: Some(pod.into()),
+        address: [203, 0, 113, host].into(),
+        names: vec![(name("a.test"), Duration::from_secs(5))],
+    };
+    let mut cache = Cache::new(LeaseLimits::default());
+    cache.restore(vec![saved("1", 1), saved("2", 2)]);
+    let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
+    assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), at(12))]);
+    assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");
+}

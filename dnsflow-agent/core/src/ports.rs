@@ -1,0 +1,318 @@
+//! The pods' interfaces and their logical ports: which frames are whose, and which ports belong
+//! together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::{
+    Command,
+    engine::Scope,
+    output::Output,
+    ovn::{
+        rows::{Interface, InterfaceUpdate, RowId},
+        view::{Changed, Table},
+    },
+    policy::Policy,
+    report::Report,
+};
+
+/// A port within the engine; never used again for another one.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortId(pub u32);
+
+/// A logical port with an interface on this node.
+#[derive(Debug)]
+pub(crate) struct Port {
+    /// The `Interface` row.
+    pub(crate) interface: RowId,
+    /// What the row says.
+    pub(crate) row: Interface,
+    /// The host side of the veth, while the program is attached to it.
+    pub(crate) ifindex: Option<u32>,
+}
+
+/// What became of a port. Changes are applied in their order: a port that one of them opens may be
+/// closed by a later one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PortChange {
+    /// A pod's interface is there.
+    Opened(PortId),
+    /// Addresses or OpenFlow port are others.
+    Moved(PortId),
+    /// The interface is gone, and the veth that the programs were attached to.
+    Closed {
+        /// The port.
+        port: PortId,
+        /// The interface index of the veth's host side, if it was known.
+        ifindex: Option<u32>,
+    },
+}
+
+/// Interfaces and ports of the node.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    scope: Scope,
+    interfaces: Table<Interface>,
+    /// The index of each interface's veth, as far as it was found.
+    found: BTreeMap<RowId, u32>,
+    /// Interfaces whose first attempt to attach has ended, well or not.
+    tried: BTreeSet<RowId>,
+    ports: BTreeMap<PortId, Port>,
+    next: u32,
+    by_name: HashMap<String, PortId>,
+    by_ifindex: HashMap<u32, PortId>,
+    /// The ports of each pod that the CNI has given a sandbox.
+    by_sandbox: HashMap<String, BTreeSet<PortId>>,
+}
+
+impl Ports {
+    /// No port is known. `scope` says who may use what a pod was told.
+    pub(crate) fn new(scope: Scope) -> Self {
+        Self {
+            scope,
+            interfaces: Table::default(),
+            found: BTreeMap::new(),
+            tried: BTreeSet::new(),
+            ports: BTreeMap::new(),
+            next: 0,
+            by_name: HashMap::new(),
+            by_ifindex: HashMap::new(),
+            by_sandbox: HashMap::new(),
+        }
+    }
+
+    // What changes them.
+
+    /// Takes over changed rows.
+    pub(crate) fn apply(&mut self, update: InterfaceUpdate, out: &mut Output) -> Vec<PortChange> {
+        let mut changes = Vec::new();
+        let changed = self.interfaces.apply(update.reset, update.interfaces);
+        // Rows that went first: a recreated pod's new row may come in the same transaction.
+        let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
+        for Changed { id, old, .. } in gone {
+            self.found.remove(&id);
+            self.tried.remove(&id);
+            out.command(Command::Detach { interface: id });
+            if let Some(old) = old {
+                self.interface_gone(id, &old, &mut changes);
+            }
+        }
+        for Changed { id, old, new } in rest {
+            let Some(row) = new else { continue };
+            // The veth's name stays when it is replaced; its index does not.
+            let policed = row.policing_kbps > 0;
+            let replaced = |old: &Interface| {
+                (&old.name, old.ifindex) != (&row.name, row.ifindex)
+                    || (old.policing_kbps > 0) != policed
+            };
+            if old.as_ref().is_none_or(replaced) {
+                out.command(Command::Attach {
+                    interface: id,
+                    name: row.name.clone(),
+                    policed,
+                });
+            }
+            if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
+                self.interface_gone(id, &old, &mut changes);
+            }
+            self.interface_present(id, row, &mut changes);
+        }
+        changes
+    }
+
+    fn interface_present(&mut self, id: RowId, row: Interface, changes: &mut Vec<PortChange>) {
+        if let Some(&port_id) = self.by_name.get(&row.iface_id)
+            && let Some(port) = self.ports.get_mut(&port_id)
+        {
+            let same_pod = port.row.iface_id_ver == row.iface_id_ver;
+            if port.interface == id && same_pod {
+                let moved = port.row.addresses != row.addresses || port.row.ofport != row.ofport;
+                let old = std::mem::replace(&mut port.row, row);
+                if old.sandbox != port.row.sandbox {
+                    let new = port.row.sandbox.clone();
+                    self.leave_sandbox(old.sandbox, port_id);
+                    self.enter_sandbox(new, port_id);
+                }
+                changes.extend(moved.then_some(PortChange::Moved(port_id)));
+                return;
+            }
+            // Another pod under the same name.
+            self.close(port_id, changes);
+        }
+        self.open(id, row, changes);
+    }
+
+    fn interface_gone(&mut self, id: RowId, row: &Interface, changes: &mut Vec<PortChange>) {
+        let Some(&port_id) = self.by_name.get(&row.iface_id) else {
+            return;
+        };
+        if self.get(port_id).is_none_or(|port| port.interface != id) {
+            return;
+        }
+        self.close(port_id, changes);
+        let heir = self
+            .interfaces
+            .iter()
+            .find(|(_, other)| other.iface_id == row.iface_id)
+            .map(|(id, other)| (id, other.clone()));
+        if let Some((id, row)) = heir {
+            self.open(id, row, changes);
+        }
+    }
+
+    fn open(&mut self, interface: RowId, row: Interface, changes: &mut Vec<PortChange>) {
+        let id = PortId(self.next);
+        self.next += 1;
+        self.by_name.insert(row.iface_id.clone(), id);
+        self.enter_sandbox(row.sandbox.clone(), id);
+        let ifindex = self.found.get(&interface).copied();
+        self.by_ifindex.extend(ifindex.map(|ifindex| (ifindex, id)));
+        let port = Port {
+            interface,
+            row,
+            ifindex,
+        };
+        self.ports.insert(id, port);
+        changes.push(PortChange::Opened(id));
+    }
+
+    fn close(&mut self, id: PortId, changes: &mut Vec<PortChange>) {
+        let Some(port) = self.ports.remove(&id) else {
+            return;
+        };
+        self.by_name.remove(&port.row.iface_id);
+        if let Some(ifindex) = port.ifindex {
+            self.by_ifindex.remove(&ifindex);
+        }
+        self.leave_sandbox(port.row.sandbox, id);
+        changes.push(PortChange::Closed {
+            port: id,
+            ifindex: port.ifindex,
+        });
+    }
+
+    fn enter_sandbox(&mut self, sandbox: Option<String>, id: PortId) {
+        if let Some(sandbox) = sandbox {
+            self.by_sandbox.entry(sandbox).or_default().insert(id);
+        }
+    }
+
+    fn leave_sandbox(&mut self, sandbox: Option<String>, id: PortId) {
+        if let Some(sandbox) = sandbox
+            && let Some(ports) = self.by_sandbox.get_mut(&sandbox)
+        {
+            ports.remove(&id);
+            if ports.is_empty() {
+                self.by_sandbox.remove(&sandbox);
+            }
+        }
+    }
+
+    /// The veth of an interface was found. Returns whether the interface is known.
+    pub(crate) fn found(&mut self, interface: RowId, ifindex: u32) -> bool {
+        let Some(row) = self.interfaces.find(interface) else {
+            return false;
+        };
+        self.found.insert(interface, ifindex);
+        if let Some(&port_id) = self.by_name.get(&row.iface_id)
+            && let Some(port) = self.ports.get_mut(&port_id)
+            && port.interface == interface
+        {
+            if let Some(old) = port.ifindex.replace(ifindex) {
+                self.by_ifindex.remove(&old);
+            }
+            self.by_ifindex.insert(ifindex, port_id);
+        }
+        true
+    }
+
+    /// The programs were attached to the veth of an interface for the first time.
+    pub(crate) fn attached(&mut self, interface: RowId) {
+        self.tried.insert(interface);
+    }
+
+    /// The programs could not be attached yet.
+    pub(crate) fn not_attached(&mut self, interface: RowId, reason: String, out: &mut Output) {
+        if let Some(row) = self.interfaces.find(interface) {
+            self.tried.insert(interface);
+            out.report(Report::NotAttached {
+                interface: row.name.clone(),
+                reason,
+            });
+        }
+    }
+
+    // What is known of them.
+
+    /// A port, while it is there.
+    pub(crate) fn get(&self, id: PortId) -> Option<&Port> {
+        self.ports.get(&id)
+    }
+
+    /// Every port.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &Port)> {
+        self.ports.iter().map(|(id, port)| (*id, port))
+    }
+
+    /// The logical port of this name.
+    pub(crate) fn named(&self, name: &str) -> Option<PortId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The port whose frames pass a veth.
+    pub(crate) fn at_veth(&self, ifindex: u32) -> Option<PortId> {
+        self.by_ifindex.get(&ifindex).copied()
+    }
+
+    /// How many ports have a veth that was found.
+    pub(crate) fn with_veth(&self) -> usize {
+        self.by_ifindex.len()
+    }
+
+    /// Whether attaching was tried for every interface.
+    pub(crate) fn are_tried(&self) -> bool {
+        let mut interfaces = self.interfaces.iter();
+        interfaces.all(|(id, _)| self.tried.contains(&id))
+    }
+
+    /// The ports that an answer to this one is for.
+    ///
+    /// First every port of its pod: a pod on a user-defined network asks on one port and connects on
+    /// another. With [`Scope::Namespace`], those of its namespace, too.
+    pub(crate) fn audience(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
+        let sandbox = self.get(port).and_then(|port| port.row.sandbox.as_ref());
+        let of_pod = sandbox.and_then(|sandbox| self.by_sandbox.get(sandbox));
+        let mut audience = match of_pod {
+            Some(ports) => ports.iter().copied().collect(),
+            None => vec![port],
+        };
+        let others = self.sharing_with(port, policy);
+        if !others.is_empty() {
+            audience.extend(others);
+            audience.sort_unstable();
+            audience.dedup();
+        }
+        audience
+    }
+
+    /// With [`Scope::Namespace`], the ports here that the rules of the port's namespace hold for.
+    pub(crate) fn sharing_with(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
+        let namespace = || policy.namespace_of(&self.get(port)?.row);
+        match (self.scope, namespace()) {
+            (Scope::Namespace, Some(namespace)) => {
+                let is_in = |port: &Port| policy.namespace_of(&port.row) == Some(namespace);
+                let ports = self.iter().filter(|(_, port)| is_in(port));
+                ports.map(|(id, _)| id).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Makes the ports share what one of them is told.
+    #[cfg(test)]
+    pub(crate) fn set_scope(&mut self, scope: Scope) {
+        self.scope = scope;
+    }
+}
+
+#[cfg(test)]
+mod tests;

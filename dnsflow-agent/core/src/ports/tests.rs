@@ -1,0 +1,118 @@
+use super::*;
+
+const ROW: RowId = RowId::new(1);
+const OTHER_ROW: RowId = RowId::new(2);
+
+fn row(name: &str, pod: &str) -> Interface {
+    Interface {
+        name: format!("veth-{name}"),
+        iface_id: name.into(),
+        iface_id_ver: Some(pod.into()),
+        addresses: Vec::new(),
+        mac: None,
+        sandbox: Some(format!("sandbox-{pod}")),
+        ofport: None,
+        ifindex: None,
+        policing_kbps: 0,
+        external_ids: BTreeMap::new(),
+    }
+}
+
+fn change(ports: &mut Ports, rows: Vec<(RowId, Option<Interface>)>) -> Vec<PortChange> {
+    let update = InterfaceUpdate {
+        reset: false,
+        interfaces: rows,
+    };
+    ports.apply(update, &mut Output::default())
+}
+
+fn policy() -> Policy {
+    Policy::new(true, None)
+}
+
+#[test]
+fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
+    let mut ports = Ports::new(Scope::Pod);
+    let opened = change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
+    assert_eq!(opened, [PortChange::Opened(PortId(0))]);
+    assert!(ports.found(ROW, 7));
+    assert_eq!(ports.at_veth(7), Some(PortId(0)));
+    let changes = vec![(ROW, None), (OTHER_ROW, Some(row("a", "2")))];
+    assert_eq!(
+        change(&mut ports, changes),
+        [
+            PortChange::Closed {
+                port: PortId(0),
+                ifindex: Some(7)
+            },
+            PortChange::Opened(PortId(1))
+        ]
+    );
+    assert_eq!(
+        (ports.at_veth(7), ports.named("a")),
+        (None, Some(PortId(1)))
+    );
+}
+
+#[test]
+fn a_veth_that_was_found_before_its_port_is_known() {
+    let mut ports = Ports::new(Scope::Pod);
+    change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
+    // A second row for the same port: it takes over, and gives back.
+    change(&mut ports, vec![(OTHER_ROW, Some(row("a", "2")))]);
+    assert!(ports.found(ROW, 7), "of the row that is not in use");
+    assert_eq!(ports.at_veth(7), None);
+    change(&mut ports, vec![(OTHER_ROW, None)]);
+    assert_eq!(ports.at_veth(7), ports.named("a"));
+    assert!(!ports.found(OTHER_ROW, 8), "gone");
+}
+
+#[test]
+fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
+    let mut ports = Ports::new(Scope::Pod);
+    let rows = [("a", "1"), ("b", "1"), ("c", "2")];
+    for (number, (name, pod)) in rows.into_iter().enumerate() {
+        let id = RowId::new(number as u128);
+        change(&mut ports, vec![(id, Some(row(name, pod)))]);
+    }
+    let audience = |ports: &Ports, port| ports.audience(PortId(port), &policy());
+    assert_eq!(audience(&ports, 0), [PortId(0), PortId(1)]);
+    assert_eq!(audience(&ports, 2), [PortId(2)]);
+    // The CNI may write the sandbox later, or another one.
+    let moved = Interface {
+        sandbox: Some("sandbox-2".into()),
+        ..row("b", "1")
+    };
+    assert_eq!(change(&mut ports, vec![(RowId::new(1), Some(moved))]), []);
+    assert_eq!(audience(&ports, 0), [PortId(0)]);
+    assert_eq!(audience(&ports, 2), [PortId(1), PortId(2)]);
+    change(&mut ports, vec![(RowId::new(2), None)]);
+    assert_eq!(audience(&ports, 1), [PortId(1)]);
+}
+
+#[test]
+fn an_interface_without_sandbox_hears_for_itself() {
+    let mut ports = Ports::new(Scope::Pod);
+    for number in 0..2 {
+        let row = Interface {
+            sandbox: None,
+            ..row(&number.to_string(), "1")
+        };
+        change(&mut ports, vec![(RowId::new(number), Some(row))]);
+    }
+    assert_eq!(ports.audience(PortId(0), &policy()), [PortId(0)]);
+}
+
+#[test]
+fn attaching_is_over_once_it_was_tried_everywhere() {
+    let mut ports = Ports::new(Scope::Pod);
+    let mut out = Output::default();
+    assert!(ports.are_tried());
+    change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
+    assert!(!ports.are_tried());
+    ports.not_attached(ROW, "no such device".into(), &mut out);
+    assert!(ports.are_tried());
+    assert_eq!(out.reports.len(), 1);
+    ports.not_attached(OTHER_ROW, "gone".into(), &mut out);
+    assert_eq!(out.reports.len(), 1);
+}

@@ -1,0 +1,124 @@
+//! Which sources have been read completely, and whether the node is therefore ready.
+
+/// The sources that decisions need.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    /// Rules are enforced where the options say: OVN's databases are not needed.
+    without_ovn: bool,
+    interfaces: bool,
+    nb: bool,
+    sb: bool,
+    logical_flows: bool,
+    firewalls: bool,
+    ready: bool,
+}
+
+/// A source whose first update names everything that there is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Source {
+    Interfaces,
+    Nb,
+    Sb,
+    Firewalls,
+}
+
+impl Sources {
+    /// Nothing has been read.
+    pub(crate) fn new(without_ovn: bool) -> Self {
+        Self {
+            without_ovn,
+            interfaces: false,
+            nb: false,
+            sb: false,
+            logical_flows: false,
+            firewalls: false,
+            ready: false,
+        }
+    }
+
+    /// An update of a source was read; `is_all` where it names everything.
+    pub(crate) fn read(&mut self, source: Source, is_all: bool) {
+        let read = match source {
+            Source::Interfaces => &mut self.interfaces,
+            Source::Nb => &mut self.nb,
+            Source::Sb => &mut self.sb,
+            Source::Firewalls => &mut self.firewalls,
+        };
+        *read |= is_all;
+    }
+
+    /// Whether the logical flows of all ACLs have been read.
+    pub(crate) fn logical_flows_read(&mut self, are_all: bool) {
+        self.logical_flows = are_all;
+    }
+
+    /// Whether EgressFirewalls have been read.
+    pub(crate) fn know_firewalls(&self) -> bool {
+        self.firewalls
+    }
+
+    /// Whether every source has been read.
+    pub(crate) fn are_read(&self) -> bool {
+        let ovn = self.nb && self.sb && self.logical_flows;
+        self.interfaces && self.firewalls && (ovn || self.without_ovn)
+    }
+
+    /// The switch is away: the node is not ready.
+    pub(crate) fn switch_lost(&mut self) {
+        self.ready = false;
+    }
+
+    /// Makes the node ready where every source has been read, and the rest is as far, too. Returns
+    /// whether that is news.
+    pub(crate) fn become_ready(&mut self, rest: bool) -> bool {
+        let is_news = !self.ready && self.are_read() && rest;
+        self.ready |= is_news;
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_source_has_to_be_read_in_full_once() {
+        let mut sources = Sources::new(false);
+        for source in [
+            Source::Interfaces,
+            Source::Nb,
+            Source::Sb,
+            Source::Firewalls,
+        ] {
+            sources.read(source, false);
+            sources.read(source, true);
+            assert!(!sources.are_read());
+            sources.read(source, false);
+        }
+        sources.logical_flows_read(true);
+        assert!(sources.are_read());
+        sources.logical_flows_read(false);
+        assert!(!sources.are_read(), "ACLs with other priorities have come");
+    }
+
+    #[test]
+    fn a_bridge_without_ovn_needs_no_databases() {
+        let mut sources = Sources::new(true);
+        sources.read(Source::Interfaces, true);
+        sources.read(Source::Firewalls, true);
+        assert!(sources.are_read());
+    }
+
+    #[test]
+    fn a_node_becomes_ready_once_and_again_after_the_switch_was_away() {
+        let mut sources = Sources::new(true);
+        assert!(!sources.become_ready(true));
+        sources.read(Source::Interfaces, true);
+        sources.read(Source::Firewalls, true);
+        assert!(!sources.become_ready(false));
+        assert!(sources.become_ready(true));
+        assert!(!sources.become_ready(true), "no news");
+        sources.switch_lost();
+        assert!(sources.become_ready(true));
+    }
+}

@@ -1,0 +1,896 @@
+//! The switch: what is written to it, what it answers, and the comparison with what should be in it.
+//!
+//! Changes are planned into a [`Batch`], which is made before ([`Switch::begin`]) and sent after
+//! ([`Switch::commit`]). What answers open during a turn shares one batch
+//! ([`Switch::begin_openings`]), which goes before any other.
+
+mod batch;
+mod denials;
+mod installed;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
+
+use crate::{
+    Command, Timestamp,
+    access::Access,
+    blocked::{BlockedConnection, Looks},
+    cache::Entry,
+    deadline::{self, Deadline, Why},
+    denied::Settling,
+    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline},
+    hold::Wait,
+    input::{BatchError, BatchId, CookieCount},
+    limits::{
+        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RENEW_INTERVAL, RESTORE_DELAY,
+        RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+    },
+    name::DomainName,
+    output::Output,
+    plan::Planner,
+    policy::Policy,
+    ports::{PortId, Ports},
+    report::Report,
+    tally::{Label as _, Tally},
+};
+use batch::Written;
+use denials::Denials;
+
+pub(crate) use batch::Batch;
+pub(crate) use installed::{Enforced, Installed};
+
+/// What an answer opened, to be told once the switch has confirmed it.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    /// The namespace whose rules hold for the pod that asked.
+    pub(crate) namespace: Option<String>,
+    /// The logical port of the pod that asked.
+    pub(crate) port: String,
+    /// The name that was asked for.
+    pub(crate) name: DomainName,
+    /// The addresses that were not open before.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// The rules that the name matched.
+    pub(crate) rules: Vec<u32>,
+    /// How many flow changes it took.
+    pub(crate) changes: usize,
+    /// When the kernel saw the answer.
+    pub(crate) captured_at: Timestamp,
+}
+
+/// A batch that the switch has not answered.
+#[derive(Debug)]
+struct Pending {
+    openings: Vec<Opening>,
+    sent_at: Timestamp,
+    /// Whether the flows that deny were counted behind its changes.
+    counted: bool,
+    /// When the switch may begin to look at its megaflows for it.
+    settles_from: Timestamp,
+}
+
+/// The comparison of the switch with the cache.
+#[derive(Debug, Default)]
+struct Comparison {
+    /// How many have begun.
+    number: u32,
+    /// How many have ended.
+    ended: u32,
+    /// When the dump began that is under way.
+    since: Option<Timestamp>,
+    /// What the dump has shown so far that no entry has.
+    unknown: Vec<InstalledFlow>,
+    /// The sentinel flows that the dump has shown, with their cookies.
+    sentinels: BTreeMap<Lifeline, Cookie>,
+    /// When the next one begins.
+    at: Option<Timestamp>,
+    /// One that begins from then on tells of all flows that there were when this was set.
+    count_at: Option<Timestamp>,
+}
+
+/// Flows that have vanished.
+#[derive(Debug, Default)]
+struct Lost {
+    /// The entries that have lost flows, and perhaps some that have not.
+    entries: VecDeque<(PortId, IpAddr)>,
+    /// Nothing is put back before.
+    at: Option<Timestamp>,
+    /// The batches under way that put flows back.
+    batches: BTreeSet<BatchId>,
+    /// How many flows were put back since the last time that none was lost.
+    put_back: usize,
+}
+
+/// The engine's side of the OpenFlow connection.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    up: bool,
+    /// Whether the switch has agreed with the cache since it came up.
+    compared: bool,
+    /// Whether flows of an earlier run were taken over.
+    adopted: bool,
+    comparison: Comparison,
+    lost: Lost,
+    renew_at: Option<Timestamp>,
+    /// The sentinel flows that are in the switch, for all that is known.
+    sentinels: BTreeSet<Lifeline>,
+    monitored: BTreeSet<u8>,
+    /// What answers of this turn open.
+    openings: Option<(Batch, Vec<Opening>)>,
+    next_batch: u64,
+    pending: BTreeMap<BatchId, Pending>,
+    /// Batches that the switch has confirmed, until when they settle.
+    settling: BTreeMap<BatchId, Timestamp>,
+    /// Batches that were not answered before the connection was lost: the next comparison covers
+    /// them.
+    unanswered: BTreeSet<BatchId>,
+    /// When a batch was last sent.
+    sent_at: Timestamp,
+    /// Flows of others with the keys that flows of ours could have: never overwritten.
+    foreign: HashSet<FlowKey>,
+    /// How long the switch takes to look at its megaflows after a change: until then, one that drops
+    /// may stand in the way.
+    revalidation: Duration,
+    /// Whether there can be one.
+    denials: Denials,
+    /// When to look for connections that OVN has blocked in a gap of our flows.
+    looks: Looks,
+}
+
+impl Switch {
+    /// There is no connection yet. `settles` says whether anybody waits for megaflows, `idle_grace` for
+    /// how long an address stays open that is not used.
+    pub(crate) fn new(settles: bool, idle_grace: Duration) -> Self {
+        Self {
+            up: false,
+            compared: false,
+            adopted: false,
+            comparison: Comparison::default(),
+            lost: Lost::default(),
+            renew_at: None,
+            sentinels: BTreeSet::new(),
+            monitored: BTreeSet::new(),
+            openings: None,
+            next_batch: 0,
+            pending: BTreeMap::new(),
+            settling: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
+            sent_at: Timestamp::default(),
+            foreign: HashSet::new(),
+            revalidation: Duration::ZERO,
+            denials: Denials::new(settles, idle_grace),
+            looks: Looks::default(),
+        }
+    }
+
+    // What others ask.
+
+    /// Whether there is a connection.
+    pub(crate) fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Whether the switch has agreed with the cache since it came up.
+    pub(crate) fn is_compared(&self) -> bool {
+        self.compared
+    }
+
+    /// How many comparisons have ended.
+    pub(crate) fn comparisons(&self) -> u32 {
+        self.comparison.ended
+    }
+
+    /// What has to be waited for until the flows of an entry are installed.
+    pub(crate) fn wait_for(&self, installed: &Installed) -> Wait {
+        match installed.written {
+            Written::Before => Wait::Nothing,
+            Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
+                Wait::FOR_NOTHING
+            }
+            Written::Unsent { .. } => Wait::Nothing,
+            Written::In(batch) if self.unanswered.contains(&batch) => Wait::FOR_NOTHING,
+            Written::In(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
+            Written::In(batch) if self.opens_in(batch) => Wait::Batch(batch),
+            Written::In(batch) => match self.settling.get(&batch) {
+                Some(until) => Wait::Until(*until),
+                None => Wait::Nothing,
+            },
+        }
+    }
+
+    /// Whether this is the batch of what answers of this turn open.
+    fn opens_in(&self, batch: BatchId) -> bool {
+        let openings = self.openings.as_ref();
+        openings.is_some_and(|(openings, _)| openings.id() == Some(batch))
+    }
+
+    /// When something is due; a comparison only where its result could be judged.
+    pub(crate) fn deadline(&self, can_judge: bool) -> Option<Deadline> {
+        let counts = deadline::at(self.denials.deadline(), Why::Count);
+        let looks = deadline::at(self.looks.deadline(), Why::Blocked);
+        if !self.up {
+            return deadline::first([counts, looks]);
+        }
+        let compare_at = self
+            .comparison
+            .at
+            .filter(|_| can_judge && self.comparison.since.is_none());
+        deadline::first([
+            counts,
+            looks,
+            deadline::at(compare_at, Why::Comparison),
+            deadline::at(self.renew_at, Why::Renewal),
+            deadline::at(self.lost.at, Why::PutBack),
+        ])
+    }
+
+    /// Whether new flows had to settle, for each batch of openings.
+    pub(crate) fn settling_events(&self) -> &Tally<Settling> {
+        self.denials.events()
+    }
+
+    // Batches.
+
+    /// A batch of changes. Until the switch has been compared it will not be sent: the comparison covers
+    /// it, and writes nothing that is there already. To be handed back ([`Switch::commit`]).
+    pub(crate) fn begin(&mut self, now: Timestamp) -> Batch {
+        self.batch(self.compared, now)
+    }
+
+    /// The batch of what answers open: it is sent as soon as there is a connection. To be handed back
+    /// ([`Switch::open`]).
+    pub(crate) fn begin_openings(&mut self, now: Timestamp) -> Batch {
+        match &mut self.openings {
+            Some((batch, _)) => batch.take(),
+            None => self.batch(self.up, now),
+        }
+    }
+
+    fn batch(&mut self, sends: bool, now: Timestamp) -> Batch {
+        let written = if sends {
+            let id = BatchId(self.next_batch);
+            self.next_batch += 1;
+            Written::In(id)
+        } else {
+            Written::Unsent {
+                comparisons: self.comparison.ended,
+            }
+        };
+        Batch {
+            written,
+            written_at: if self.compared {
+                now
+            } else {
+                Timestamp::default()
+            },
+            at: now,
+            ends_gap: false,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Takes back the batch of openings, and what one answer opened with it. They are sent with what
+    /// other answers of this turn open ([`Switch::flush_openings`]).
+    pub(crate) fn open(&mut self, batch: Batch, opening: Option<Opening>) {
+        let mut openings = self.openings.take().map_or_else(Vec::new, |(_, of)| of);
+        openings.extend(opening);
+        if !batch.is_empty() {
+            self.openings = Some((batch, openings));
+        }
+    }
+
+    /// Sends what answers of this turn opened.
+    pub(crate) fn flush_openings(
+        &mut self,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if let Some((batch, openings)) = self.openings.take() {
+            let batch = Batch { at: now, ..batch };
+            // Openings are never atomic.
+            self.send(batch, false, openings, planner, out);
+        }
+    }
+
+    /// Sends changes: all or none (`atomic`), or one by one. Returns the batch, if it is sent.
+    pub(crate) fn commit(
+        &mut self,
+        batch: Batch,
+        atomic: bool,
+        planner: &mut Planner,
+        out: &mut Output,
+    ) -> Option<BatchId> {
+        self.send(batch, atomic, Vec::new(), planner, out)
+    }
+
+    fn send(
+        &mut self,
+        batch: Batch,
+        atomic: bool,
+        openings: Vec<Opening>,
+        planner: &mut Planner,
+        out: &mut Output,
+    ) -> Option<BatchId> {
+        let id = batch.id()?;
+        let Batch {
+            mut changes,
+            at,
+            ends_gap,
+            ..
+        } = batch;
+        if !self.foreign.is_empty() {
+            let foreign = &self.foreign;
+            changes.retain(
+                |change| !matches!(change, FlowChange::Add(key, _) if foreign.contains(key)),
+            );
+        }
+        if changes.is_empty() {
+            return None;
+        }
+        if ends_gap {
+            self.looks.written_anew();
+        }
+        self.looks.sent(Some(id), false);
+        for change in &changes {
+            match change {
+                FlowChange::Add(_, FlowBody { cookie, .. })
+                | FlowChange::Delete(_, cookie)
+                | FlowChange::Renew(FlowBody { cookie, .. })
+                    if cookie.is_of_lifeline() => {}
+                FlowChange::Add(..) => out.counters.flows_added += 1,
+                FlowChange::Delete(..) => out.counters.flows_removed += 1,
+                FlowChange::Renew(_) => {}
+            }
+        }
+        self.tie(&mut changes, planner);
+        let settles_from = self.sent_at + REVALIDATION_INTERVAL;
+        self.sent_at = at;
+        let count = self.denials.to_count(&openings, self.revalidation, at);
+        self.pending.insert(
+            id,
+            Pending {
+                openings,
+                sent_at: at,
+                counted: false,
+                settles_from,
+            },
+        );
+        out.command(Command::Apply {
+            batch: id,
+            atomic,
+            changes,
+            count,
+        });
+        Some(id)
+    }
+
+    /// The switch has answered a batch. Returns for how long its answers have to settle; `None` where
+    /// they wait for the comparison after the reconnect, which covers it.
+    pub(crate) fn applied(
+        &mut self,
+        batch: BatchId,
+        result: Result<(), BatchError>,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<Duration> {
+        let pending = self.pending.remove(&batch)?;
+        self.lost.batches.remove(&batch);
+        let settle = pending.settles_from.since(now) + self.revalidation;
+        self.looks.applied(batch, settle, now);
+        match result {
+            Ok(()) => {
+                let Pending {
+                    openings,
+                    sent_at,
+                    counted,
+                    ..
+                } = pending;
+                let settling =
+                    self.denials
+                        .settling(&openings, counted, self.revalidation, sent_at);
+                if !openings.is_empty() {
+                    self.denials.count(settling);
+                }
+                for opening in openings {
+                    out.report(opening.told(settling, now));
+                }
+                if settling == Settling::Quiet {
+                    return Some(Duration::ZERO);
+                }
+                self.settling.insert(batch, now + settle);
+                Some(settle)
+            }
+            Err(BatchError::ConnectionLost) => None,
+            Err(error @ BatchError::Refused(_)) => {
+                if let BatchError::Refused(refused) = &error {
+                    out.counters.flows_refused += refused.len() as u64;
+                }
+                out.report(Report::FlowsRefused {
+                    reason: error.to_string(),
+                });
+                Some(Duration::ZERO)
+            }
+        }
+    }
+
+    /// Forgets batches that have settled.
+    pub(crate) fn forget_settled(&mut self, now: Timestamp) {
+        while let Some(first) = self.settling.first_entry()
+            && *first.get() <= now
+        {
+            first.remove();
+        }
+    }
+
+    /// How long the switch takes to look at its megaflows after a change of flows.
+    pub(crate) fn revalidates_in(&mut self, time: Duration) {
+        self.revalidation = time;
+    }
+
+    // The connection.
+
+    /// There is a connection.
+    pub(crate) fn connected(&mut self, now: Timestamp) {
+        self.up = true;
+        self.comparison.at = Some(now);
+        self.renew_at = Some(now + RENEW_INTERVAL);
+        self.denials.connected(now);
+    }
+
+    /// The connection is lost, with all answers that were waited for.
+    pub(crate) fn disconnected(&mut self) {
+        self.denials.disconnected();
+        self.looks.disconnected();
+        self.unanswered.extend(self.pending.keys());
+        self.up = false;
+        self.compared = false;
+        self.comparison = Comparison {
+            number: self.comparison.number,
+            ended: self.comparison.ended,
+            ..Comparison::default()
+        };
+        self.lost = Lost::default();
+        self.renew_at = None;
+        self.sentinels.clear();
+        self.monitored.clear();
+        self.openings = None;
+        self.pending.clear();
+        self.settling.clear();
+        self.sent_at = Timestamp::default();
+        self.foreign.clear();
+    }
+
+    /// A dump that is under way will not be answered: one interval later, another.
+    pub(crate) fn question_refused(&mut self, now: Timestamp) {
+        self.comparison.since = None;
+        self.comparison.at = Some(now + COMPARE_INTERVAL);
+    }
+
+    /// The flow monitor was silent for a while.
+    pub(crate) fn monitor_gap(&mut self, now: Timestamp) {
+        self.compare_soon(now);
+        self.denials.gap();
+    }
+
+    /// Keeps the flow monitor on these tables.
+    pub(crate) fn monitor(&mut self, tables: BTreeSet<u8>, out: &mut Output) {
+        // A table that no rule is in any more costs nothing; one too few would.
+        if self.up && !tables.is_subset(&self.monitored) {
+            self.monitored.extend(tables);
+            out.command(Command::MonitorTables(self.monitored.clone()));
+        }
+    }
+
+    // Sentinel flows.
+
+    /// Restarts the hard timeout of the sentinel flows.
+    fn renew(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
+        let mut batch = self.begin(now);
+        let sentinels = self.sentinels.iter();
+        batch.extend(sentinels.map(|sentinel| FlowChange::Renew(planner.lifeline_body(*sentinel))));
+        self.commit(batch, false, planner, out);
+    }
+
+    /// Adds, in front, the sentinel flows that these changes need and that are not there.
+    fn tie(&mut self, changes: &mut Vec<FlowChange>, planner: &mut Planner) {
+        let mut missing = Vec::new();
+        for change in &*changes {
+            if let FlowChange::Add(key, body) = change
+                && body.hard_timeout_s == 0
+            {
+                let sentinel = Lifeline {
+                    table: key.table,
+                    cookie: body.cookie,
+                };
+                if self.sentinels.insert(sentinel) {
+                    missing.push(sentinel);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let add = |sentinel: Lifeline| {
+                FlowChange::Add(sentinel.key(), planner.lifeline_body(sentinel))
+            };
+            changes.splice(..0, missing.into_iter().map(add));
+        }
+    }
+
+    /// Compares the sentinel flows that a dump has shown with those that there should be: puts back what
+    /// is missing, and removes what nothing depends on any more.
+    fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
+        let found = std::mem::take(&mut self.comparison.sentinels);
+        let needed = planner.lifelines();
+        for (sentinel, cookie) in &found {
+            if !needed.contains(sentinel) {
+                self.sentinels.remove(sentinel);
+                batch.extend([FlowChange::Delete(sentinel.key(), *cookie)]);
+            }
+        }
+        for sentinel in needed {
+            let body = planner.lifeline_body(sentinel);
+            self.sentinels.insert(sentinel);
+            if found.get(&sentinel) != Some(&body.cookie) {
+                batch.extend([FlowChange::Add(sentinel.key(), body)]);
+            }
+        }
+    }
+
+    // Flows that come and go.
+
+    /// Notes that a flow is to be put back, if it is still wanted.
+    pub(crate) fn flow_lost(
+        &mut self,
+        key: &FlowKey,
+        cookie: Cookie,
+        access: &mut Access<'_>,
+        now: Timestamp,
+    ) {
+        if let Some(sentinel) = Lifeline::of(key) {
+            // All that depends on it is lost too, and brings it back.
+            self.sentinels.remove(&sentinel);
+            return;
+        }
+        let Some((port, address, Entry { installed, .. })) = access.entry_of(key) else {
+            return;
+        };
+        let is_queued = installed.is_lost();
+        if installed.lose(key, cookie) {
+            if !is_queued {
+                self.lost.entries.push_back((port, address));
+            }
+            self.lost.at.get_or_insert(now + RESTORE_DELAY);
+        }
+    }
+
+    /// Never overwrites the flow of somebody else; tells where it stands in the place of one of ours.
+    pub(crate) fn foreign_flow(
+        &mut self,
+        key: FlowKey,
+        cookie: u64,
+        access: &mut Access<'_>,
+        out: &mut Output,
+    ) {
+        if self.foreign.len() >= FOREIGN_FLOWS_MAX {
+            return;
+        }
+        let (table, priority) = (key.table, key.priority);
+        let entry = access.entry_of(&key);
+        let is_ours = entry.is_some_and(|(.., entry)| entry.installed.contains(&key));
+        if self.foreign.insert(key) && is_ours {
+            out.report(Report::PlaceTaken {
+                table,
+                priority,
+                cookie,
+            });
+        }
+    }
+
+    /// Puts our own flow there again, if there is one.
+    pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
+        if self.foreign.remove(key) {
+            self.compare_soon(now);
+        }
+    }
+
+    /// Puts back what was lost, some at a time: what answers open goes in between.
+    pub(crate) fn put_back_lost(
+        &mut self,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let may = self.compared && self.lost.at.is_none() && self.openings.is_none();
+        if !may || self.lost.entries.is_empty() {
+            return;
+        }
+        while self.lost.batches.len() < RESTORING_MAX {
+            let mut batch = self.begin(now);
+            while batch.len() < RESTORE_MAX
+                && let Some((port, address)) = self.lost.entries.pop_front()
+            {
+                put_back(access, port, address, &mut batch, now, out);
+            }
+            if batch.is_empty() {
+                break;
+            }
+            self.lost.put_back += batch.len();
+            // One step, and one pass of the revalidators; else it would be one every few changes.
+            let batch = self.commit(batch, true, access.planner(), out);
+            self.lost.batches.extend(batch);
+        }
+        if self.lost.entries.is_empty() {
+            self.lost.entries = VecDeque::new();
+            let flows = std::mem::take(&mut self.lost.put_back);
+            out.reports
+                .extend((flows > 0).then_some(Report::Restored { flows }));
+        }
+    }
+
+    // The comparison.
+
+    /// Compares at the next opportunity.
+    fn compare_soon(&mut self, now: Timestamp) {
+        let planned = &mut self.comparison.at;
+        *planned = planned.map(|at| at.min(now));
+    }
+
+    /// Compares once the counters of every flow that there is now will tell. Returns whether a count
+    /// begins; else one has begun already.
+    pub(crate) fn count_soon(&mut self, now: Timestamp) -> bool {
+        let Comparison { at, count_at, .. } = &mut self.comparison;
+        if count_at.is_some() {
+            return false;
+        }
+        let count = now + COUNTERS_DELAY_MAX;
+        *count_at = Some(count);
+        *at = at.map(|planned| planned.min(count));
+        true
+    }
+
+    /// Asks for a dump when one is due and its result could be judged.
+    pub(crate) fn start_comparison(&mut self, can_judge: bool, now: Timestamp, out: &mut Output) {
+        let comparison = &mut self.comparison;
+        let is_due = comparison.at.is_some_and(|at| at <= now);
+        if self.up && comparison.since.is_none() && is_due && can_judge {
+            comparison.since = Some(now);
+            comparison.number += 1;
+            comparison.unknown.clear();
+            comparison.sentinels.clear();
+            comparison.at = Some(now + COMPARE_INTERVAL);
+            out.command(Command::DumpFlows);
+        }
+    }
+
+    /// Compares flows of ours in the switch with those that should be there: a part of a dump.
+    pub(crate) fn shown(
+        &mut self,
+        found: Vec<InstalledFlow>,
+        access: &mut Access<'_>,
+        now: Timestamp,
+    ) {
+        let Some(since) = self.comparison.since else {
+            return;
+        };
+        let number = self.comparison.number;
+        for flow in found {
+            if let Some(sentinel) = Lifeline::of(&flow.key) {
+                self.comparison.sentinels.insert(sentinel, flow.cookie);
+                continue;
+            }
+            let entry = access.entry_of(&flow.key);
+            if entry.is_some_and(|(.., e)| e.installed.compare(&flow, number, since, now)) {
+                continue;
+            }
+            if self.comparison.unknown.len() < UNKNOWN_MAX {
+                self.comparison.unknown.push(flow);
+            } else {
+                self.compare_soon(now);
+            }
+        }
+    }
+
+    /// The dump is complete. Returns the changes that the comparison comes to, if there was one under
+    /// way.
+    pub(crate) fn compared(
+        &mut self,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<Batch> {
+        let since = self.comparison.since.take()?;
+        self.comparison.ended += 1;
+        self.unanswered.clear();
+        if !std::mem::replace(&mut self.compared, true) {
+            // Those of an earlier run may be about to go.
+            self.renew_at = Some(now);
+            // There may have been a gap while nobody looked.
+            self.looks.gap_ended(now);
+        }
+        let mut batch = self.begin(now);
+        let unknown = std::mem::take(&mut self.comparison.unknown);
+        let is_all = unknown.len() < UNKNOWN_MAX;
+        let mut unknown: HashMap<FlowKey, InstalledFlow> = unknown
+            .into_iter()
+            .map(|flow| (flow.key.clone(), flow))
+            .collect();
+        let adopted = if std::mem::replace(&mut self.adopted, is_all) {
+            0
+        } else {
+            access.adopt(&mut unknown, self.comparison.number, &mut batch, now)
+        };
+        let added = self.find_lost(access, since);
+        let removed = unknown.len();
+        self.compare_sentinels(access.planner(), &mut batch);
+        if self
+            .comparison
+            .count_at
+            .take_if(|at| *at <= since)
+            .is_some()
+        {
+            access.count_ends();
+        }
+        // In one step with what takes the place of the flows that go.
+        for (key, installed) in unknown {
+            if let Some((port, address)) = access.place_of(&key) {
+                put_back(access, port, address, &mut batch, now, out);
+            }
+            batch.extend([FlowChange::Delete(key, installed.cookie)]);
+        }
+        if added + removed + adopted > 0 {
+            out.report(Report::Resynced {
+                added,
+                removed,
+                adopted,
+            });
+        }
+        access.decide_undecided(&mut batch, now);
+        Some(batch)
+    }
+
+    /// Finds the flows that the dump has not shown; returns how many there are.
+    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
+        let number = self.comparison.number;
+        let mut lost = 0;
+        for (port, address, Entry { installed, .. }) in access.entries() {
+            let is_on_its_way = match installed.written {
+                Written::In(batch) => self.pending.contains_key(&batch),
+                Written::Before | Written::Unsent { .. } => false,
+            };
+            if !is_on_its_way {
+                lost += installed.mark_lost(address, number, since, &self.foreign);
+            }
+            if installed.is_lost() {
+                self.lost.entries.push_back((port, address));
+            }
+        }
+        lost
+    }
+
+    // Time.
+
+    /// Does what is due. Returns whether flows have vanished: OVN may have come back with other tables.
+    pub(crate) fn timeout(
+        &mut self,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        if self.renew_at.is_some_and(|at| at <= now) {
+            self.renew_at = Some(now + RENEW_INTERVAL);
+            self.renew(planner, now, out);
+        }
+        self.lost.at.take_if(|at| *at <= now).is_some()
+    }
+
+    // Blocked connections.
+
+    /// Asks for the connections that OVN has blocked, when a look is due.
+    pub(crate) fn look_for_blocked(&mut self, with_ovn: bool, now: Timestamp, out: &mut Output) {
+        if !self.looks.begin(now) {
+            return;
+        }
+        if with_ovn {
+            out.command(Command::FindBlocked);
+        } else {
+            // Without OVN, nobody blocks a connection.
+            self.looks.found(0, false, now);
+        }
+    }
+
+    /// Has those of the connections unblocked that the rules let pass now.
+    pub(crate) fn blocked_found(
+        &mut self,
+        mut connections: Vec<BlockedConnection>,
+        more: bool,
+        access: &Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        connections.retain(|connection| access.lets_pass(connection));
+        self.looks.found(connections.len(), more, now);
+        if !connections.is_empty() {
+            out.command(Command::Unblock(connections));
+        }
+    }
+
+    // Denials.
+
+    /// How long after its last packet the switch keeps a megaflow, as its database says.
+    pub(crate) fn megaflows_idle_for(&mut self, idle: Duration) {
+        self.denials.megaflows_idle_for(idle);
+    }
+
+    /// The rules of these namespaces have changed, or where OVN enforces them.
+    pub(crate) fn rules_changed(&mut self, namespaces: &BTreeSet<String>, now: Timestamp) {
+        for namespace in namespaces {
+            self.denials.rules_changed(namespace, now);
+        }
+    }
+
+    /// A flow that is counted was removed.
+    pub(crate) fn count_lost(&mut self, cookie: u32) {
+        self.denials.count_lost(cookie);
+    }
+
+    /// The flows with some cookies were counted, behind the changes of a batch if there is one.
+    pub(crate) fn counted(
+        &mut self,
+        batch: Option<BatchId>,
+        counts: Vec<CookieCount>,
+        now: Timestamp,
+    ) {
+        self.denials.counted(counts, now);
+        if let Some(pending) = batch.and_then(|batch| self.pending.get_mut(&batch)) {
+            pending.counted = true;
+        }
+    }
+
+    /// Has the flows that deny counted, when that is due.
+    pub(crate) fn count_denials(
+        &mut self,
+        ports: &Ports,
+        policy: &Policy,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        self.denials.timeout(ports, policy, now, out);
+    }
+}
+
+impl Opening {
+    /// What is told of it once it is in force.
+    fn told(self, settling: Settling, now: Timestamp) -> Report {
+        Report::Opened {
+            namespace: self.namespace.unwrap_or_default(),
+            port: self.port,
+            name: self.name,
+            addresses: self.addresses,
+            rules: self.rules,
+            flows: self.changes,
+            activation: now.since(self.captured_at),
+            settling: settling.as_str(),
+        }
+    }
+}
+
+/// Writes the lost flows of one entry.
+fn put_back(
+    access: &mut Access<'_>,
+    port: PortId,
+    address: IpAddr,
+    batch: &mut Batch,
+    now: Timestamp,
+    out: &mut Output,
+) {
+    if let Some(entry) = access.entry(port, address) {
+        let written = entry.installed.put_back(address, batch, now);
+        out.counters.flows_restored += written as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,306 @@
+//! The flows that let a pod reach one address, and what the switch has told of them.
+//!
+//! A cache entry carries an [`Installed`] and knows nothing of what is in it: whoever keeps the entry
+//! says which flows are wanted ([`Installed::enforce`]) and asks whether they are in use. Another way
+//! to enforce what a pod may reach would take the place of this type.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::batch::{Batch, Written};
+use crate::{
+    Timestamp,
+    flow::{Cookie, FlowKey, FlowPattern, InstalledFlow, Transport},
+    limits::COUNTERS_DELAY_MAX,
+    plan::Plan,
+};
+
+/// The flows to one address of one port.
+#[derive(Debug, Default)]
+pub(crate) struct Installed {
+    /// In the order of [`FlowPattern::cmp_place`].
+    flows: Box<[Flow]>,
+    /// The batch that wrote one of them last.
+    pub(super) written: Written,
+}
+
+/// A flow that should be in the switch.
+#[derive(Debug)]
+struct Flow {
+    /// All of it but the destination.
+    pattern: Arc<FlowPattern>,
+    /// When it was last written; long ago (zero) while the switch is away.
+    written_at: Timestamp,
+    /// Packets that it had matched when last asked.
+    packets: u64,
+    /// When it was last seen to match a packet, or written.
+    used_at: Timestamp,
+    /// The comparison that last found it in the switch.
+    seen_in: u32,
+    /// Whether the switch has told since it was written, and long enough after, what it has
+    /// matched.
+    counted: bool,
+    /// Whether it is missing in the switch, and to be put back.
+    lost: bool,
+}
+
+/// What [`Installed::enforce`] has changed.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Enforced {
+    /// How many flows are new.
+    pub(crate) added: usize,
+    /// Whether there are others, or fewer, than before.
+    pub(crate) changed: bool,
+}
+
+impl Installed {
+    /// Whether nothing is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// How many flows there should be.
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether some of the flows are to be put back.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.flows.iter().any(|flow| flow.lost)
+    }
+
+    /// Makes these the flows to `address`, and puts back those that are lost. Flows of `adopted` are in
+    /// the switch already.
+    pub(crate) fn enforce(
+        &mut self,
+        address: IpAddr,
+        wanted: Plan,
+        adopted: Option<&BTreeMap<FlowKey, Cookie>>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Enforced {
+        let changes_before = batch.len();
+        let before = self.flows.len();
+        let mut added = 0;
+        let mut flows = Vec::with_capacity(wanted.len());
+        let mut old = std::mem::take(&mut self.flows).into_iter().peekable();
+        for pattern in wanted {
+            while let Some(gone) = old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_lt()) {
+                batch.extend(gone.pattern.deletion(address));
+            }
+            let flow = match old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_eq()) {
+                Some(flow) if flow.pattern == pattern && !flow.lost => flow,
+                Some(flow) => {
+                    if flow.lost {
+                        batch.end_gap();
+                    }
+                    batch.extend(pattern.addition(address));
+                    Flow {
+                        pattern,
+                        written_at: batch.written_at(),
+                        counted: false,
+                        lost: false,
+                        ..flow
+                    }
+                }
+                None => {
+                    added += 1;
+                    let known = || adopted?.get(&pattern.key(address)?);
+                    // An adopted flow is in the switch already, with this very body.
+                    if known() != Some(&pattern.body.cookie) {
+                        batch.extend(pattern.addition(address));
+                    }
+                    Flow {
+                        pattern,
+                        written_at: batch.written_at(),
+                        packets: 0,
+                        used_at: now,
+                        seen_in: 0,
+                        counted: false,
+                        lost: false,
+                    }
+                }
+            };
+            flows.push(flow);
+        }
+        self.flows = flows.into_boxed_slice();
+        batch.extend(old.filter_map(|gone| gone.pattern.deletion(address)));
+        if batch.len() > changes_before {
+            self.written = batch.written();
+        }
+        Enforced {
+            added,
+            changed: added > 0 || self.flows.len() != before,
+        }
+    }
+
+    /// Closes the address.
+    pub(crate) fn close(&self, address: IpAddr, batch: &mut Batch) {
+        let patterns = self.flows.iter().map(|flow| &flow.pattern);
+        batch.extend(patterns.filter_map(|pattern| pattern.deletion(address)));
+    }
+
+    // Whether it is in use.
+
+    /// Whether it may go where there is no room, and how easily: first what is not open (0), then what
+    /// is out of use (1). `None`: the address is in use, for all that is known.
+    pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
+        let is_in_use = |flow: &Flow| flow.packets > 0 && flow.used_at + idle_grace > now;
+        if self.flows.is_empty() {
+            Some(0)
+        } else if self
+            .flows
+            .iter()
+            .any(|flow| !flow.counted || is_in_use(flow))
+        {
+            None
+        } else {
+            Some(1)
+        }
+    }
+
+    /// When one of the flows of this plan was last used.
+    pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
+        let flows = &self.flows;
+        plan.iter()
+            .filter_map(|pattern| {
+                let at = flows.binary_search_by(|flow| flow.pattern.cmp_place(pattern));
+                at.ok().map(|at| flows[at].used_at)
+            })
+            .max()
+    }
+
+    /// When one of the flows with these keys was last used.
+    pub(crate) fn keys_used_at<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a FlowKey>,
+    ) -> Option<Timestamp> {
+        keys.filter_map(|key| Some(self.with(key)?.used_at)).max()
+    }
+
+    // What the switch says.
+
+    /// Whether the flow with this key, which is for the entry's address, has this cookie.
+    pub(crate) fn has(&self, key: &FlowKey, cookie: Cookie) -> bool {
+        let flow = self.with(key);
+        flow.is_some_and(|flow| flow.pattern.body.cookie == cookie)
+    }
+
+    /// Whether there should be a flow with this key.
+    pub(super) fn contains(&self, key: &FlowKey) -> bool {
+        self.with(key).is_some()
+    }
+
+    /// The comparison with this number has found the flow with this key.
+    pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
+        if let Some(flow) = self.with_mut(key) {
+            flow.seen_in = comparison;
+        }
+    }
+
+    /// Takes in what a comparison, which began at `since`, says of a flow in the switch; `false` where
+    /// there should be no such flow.
+    pub(super) fn compare(
+        &mut self,
+        found: &InstalledFlow,
+        comparison: u32,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> bool {
+        let Some(flow) = self.with_mut(&found.key) else {
+            return false;
+        };
+        if flow.pattern.body.cookie != found.cookie {
+            return false;
+        }
+        flow.seen_in = comparison;
+        if found.packets != flow.packets {
+            flow.packets = found.packets;
+            flow.used_at = now;
+        }
+        flow.counted |= flow.written_at + COUNTERS_DELAY_MAX <= since;
+        true
+    }
+
+    /// Marks the flows that the comparison, which began at `since`, has not found; returns how many they
+    /// are. Flows in the place of which a foreign one is are not lost.
+    pub(super) fn mark_lost(
+        &mut self,
+        address: IpAddr,
+        comparison: u32,
+        since: Timestamp,
+        foreign: &HashSet<FlowKey>,
+    ) -> usize {
+        let mut lost = 0;
+        for flow in &mut self.flows {
+            // Written after the dump began: it may not be in there.
+            let is_new = flow.written_at >= since;
+            if flow.seen_in != comparison && !is_new && !flow.lost {
+                let key = flow.pattern.key(address);
+                flow.lost = key.is_some_and(|key| !foreign.contains(&key));
+                lost += usize::from(flow.lost);
+            }
+        }
+        lost
+    }
+
+    /// The flow with this key and cookie has vanished; `false` where there should be none.
+    pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
+        let flow = self.with_mut(key);
+        let flow = flow.filter(|flow| flow.pattern.body.cookie == cookie);
+        let is_ours = flow.is_some();
+        if let Some(flow) = flow {
+            flow.lost = true;
+        }
+        is_ours
+    }
+
+    /// Writes the flows that are lost; returns how many they are.
+    pub(super) fn put_back(&mut self, address: IpAddr, batch: &mut Batch, now: Timestamp) -> usize {
+        let before = batch.len();
+        for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
+            flow.lost = false;
+            flow.written_at = now;
+            flow.counted = false;
+            batch.extend(flow.pattern.addition(address));
+        }
+        let written = batch.len() - before;
+        if written > 0 {
+            batch.end_gap();
+            self.written = batch.written();
+        }
+        written
+    }
+
+    /// The priority of the flow that decides over packets from `src` with these protocols and ports, if
+    /// it is in the switch: the first rule that matches has the highest priority.
+    pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
+        let matches = |flow: &&Flow| {
+            let transport = flow.pattern.transport;
+            flow.pattern.src == src && transport.is_none_or(&is_for)
+        };
+        let flows = self.flows.iter().filter(matches);
+        let deciding = flows.max_by_key(|flow| flow.pattern.priority)?;
+        (!deciding.lost).then_some(deciding.pattern.priority)
+    }
+
+    fn with(&self, key: &FlowKey) -> Option<&Flow> {
+        let mut flows = self.flows.iter();
+        flows.find(|flow| flow.pattern.is_place_of(key))
+    }
+
+    fn with_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        let mut flows = self.flows.iter_mut();
+        flows.find(|flow| flow.pattern.is_place_of(key))
+    }
+
+    /// What the flows are made from.
+    #[cfg(test)]
+    pub(crate) fn patterns(&self) -> impl Iterator<Item = &Arc<FlowPattern>> {
+        self.flows.iter().map(|flow| &flow.pattern)
+    }
+}
