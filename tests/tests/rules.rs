@@ -5,15 +5,17 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use dnsflow_tests::{
     firewall::{Action, RuleSpec, Severities, To, address_set, manifest},
     lab,
     lab::{Cluster, Lab},
+    oracle::{Destination, verdict},
     ovs::{Daemon, Stop},
     process::wait_until,
+    random::Random,
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -37,44 +39,15 @@ fn web(last: u8) -> IpAddr {
     Ipv4Addr::new(203, 0, 113, last).into()
 }
 
-/// Numbers that are random enough, and the same for the same seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let seed = match std::env::var("DNSFLOW_SEED") {
-            Ok(seed) => seed.parse().expect("DNSFLOW_SEED is a number"),
-            Err(_) => SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .expect("later than 1970")
-                .as_secs(),
-        };
-        println!("DNSFLOW_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((bits ^ (bits >> 31)) % end as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
-    }
-
-    fn addresses(&mut self, dual_stack: bool) -> BTreeSet<IpAddr> {
-        let mut addresses = BTreeSet::new();
-        for _ in 0..=self.below(2) {
-            addresses.insert(web(1 + self.below(8) as u8));
-            if dual_stack {
-                addresses.insert(web_v6(1 + self.below(8) as u8));
-            }
+fn random_addresses(random: &mut Random, dual_stack: bool) -> BTreeSet<IpAddr> {
+    let mut addresses = BTreeSet::new();
+    for _ in 0..=random.below(2) {
+        addresses.insert(web(1 + random.below(8) as u8));
+        if dual_stack {
+            addresses.insert(web_v6(1 + random.below(8) as u8));
         }
-        addresses
     }
+    addresses
 }
 
 fn web_v6(last: u8) -> IpAddr {
@@ -131,44 +104,13 @@ fn random_rule(random: &mut Random, cluster: Cluster) -> RuleSpec {
     rule
 }
 
-/// What the first rule that matches says, if there is one: the meaning of an EgressFirewall,
-/// without OVN.
-fn verdict(
-    rules: &[RuleSpec],
-    leads_to: impl Fn(&str, IpAddr) -> bool,
-    to: IpAddr,
-    service: (&str, u16),
-) -> Option<Action> {
-    let is_for = |rule: &&RuleSpec| {
-        let destination = match &rule.to {
-            To::Cidr(cidr) => cidr.contains(&to),
-            To::Name(name) => leads_to(name, to),
-        };
-        destination && (rule.ports.is_empty() || rule.ports.contains(&service))
-    };
-    rules.iter().find(is_for).map(|rule| rule.action)
-}
-
-/// Whether a rule for `rule` is one for `name`: the name itself and its sub-domains, or exactly
-/// one label more.
-fn names(rule: &str, name: &str) -> bool {
-    let rule = rule.trim_end_matches('.').to_ascii_lowercase();
-    match rule.strip_prefix("*.") {
-        Some(parent) => name
-            .strip_suffix(parent)
-            .and_then(|rest| rest.strip_suffix('.'))
-            .is_some_and(|label| !label.is_empty() && !label.contains('.')),
-        None => name == rule || name.ends_with(&format!(".{rule}")),
-    }
-}
-
 /// Random firewalls, and what OVN and our flows together do with every kind of packet.
 fn order_holds(lab: &Lab, firewalls: usize) {
     let cluster = lab.cluster();
-    let mut random = Random::new();
+    let mut random = Random::from_environment().expect("a seed");
     let records: BTreeMap<&str, BTreeSet<IpAddr>> = NAMES
         .into_iter()
-        .map(|name| (name, random.addresses(cluster.dual_stack)))
+        .map(|name| (name, random_addresses(&mut random, cluster.dual_stack)))
         .collect();
     let zone: Vec<String> = records
         .iter()
@@ -223,7 +165,7 @@ fn order_holds(lab: &Lab, firewalls: usize) {
             if let To::Name(name) = &rule.to {
                 let mut addresses = BTreeSet::new();
                 if random.below(2) == 0 {
-                    addresses = random.addresses(cluster.dual_stack);
+                    addresses = random_addresses(&mut random, cluster.dual_stack);
                 }
                 let list: Vec<IpAddr> = addresses.iter().copied().collect();
                 lab.resolve_centrally(name, &list)
@@ -244,23 +186,34 @@ fn order_holds(lab: &Lab, firewalls: usize) {
         }
         resolved.extend(asked);
 
-        let by_the_controller = |rule: &str, to: IpAddr| {
-            let set = central.get(&address_set(rule, "v4", cluster));
-            set.is_some_and(|addresses| addresses.contains(&to))
-        };
-        let by_the_pod = |rule: &str, to: IpAddr| {
-            by_the_controller(rule, to)
-                || resolved
-                    .iter()
-                    .any(|name| names(rule, name) && records[name].contains(&to))
+        let destination = |to: IpAddr, (protocol, port)| {
+            let told = resolved.iter().filter(|name| records[*name].contains(&to));
+            let found = acls.iter().filter_map(|rule| match &rule.to {
+                To::Name(name) => Some(name.as_str()),
+                To::Cidr(_) => None,
+            });
+            let by_the_controller = |name: &&str| {
+                let set = central.get(&address_set(name, "v4", cluster));
+                set.is_some_and(|addresses| addresses.contains(&to))
+            };
+            Destination {
+                address: to,
+                protocol,
+                port,
+                told: told.copied().collect(),
+                central: found.filter(by_the_controller).collect(),
+            }
         };
         let without_dnsflow = |to, service| {
-            let found = verdict(&acls, by_the_controller, to, service);
-            found.unwrap_or(Action::Allow)
+            let mut to = destination(to, service);
+            to.told.clear();
+            verdict(&acls, &to).unwrap_or(Action::Allow)
         };
         let with_dnsflow = |to, service| {
-            let found = verdict(&rules, by_the_pod, to, service)
-                .or_else(|| verdict(stale.as_slice(), by_the_controller, to, service));
+            let mut to = destination(to, service);
+            let found = verdict(&rules, &to);
+            to.told.clear();
+            let found = found.or_else(|| verdict(stale.as_slice(), &to));
             found.unwrap_or(Action::Allow)
         };
         let mut destinations: Vec<IpAddr> = (1..=8).map(web).collect();
