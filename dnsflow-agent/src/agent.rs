@@ -51,7 +51,7 @@ use crate::{
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
     state,
-    vswitch_db::VswitchDb,
+    vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Settle},
 };
 use tell::tell;
@@ -295,7 +295,11 @@ async fn edges(
     }
     let asking = openflow::questions::ask(options.openflow_socket, questions, found);
     edge("the switch, for questions", Box::pin(asking));
-    let vswitch = VswitchDb::new(options.ovs_db);
+    let whose = match options.static_flow {
+        Some(_) => Whose::Anybody,
+        None => Whose::Pods,
+    };
+    let vswitch = VswitchDb::new(options.ovs_db, whose);
     edge(
         "Open vSwitch's database",
         Box::pin(vswitch.run(inputs.clone())),

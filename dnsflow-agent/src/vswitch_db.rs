@@ -59,14 +59,25 @@ const OFPORT_MAX: i64 = 0xfeff;
 #[derive(Debug)]
 pub struct VswitchDb {
     connection: Connection,
+    whose: Whose,
+}
+
+/// Whose interfaces count.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Whose {
+    /// Those of pods as ovn-kubernetes plugs them in.
+    Pods,
+    /// Every one with an `iface-id`: on a bridge without OVN, nobody says what a pod's looks like.
+    Anybody,
 }
 
 impl VswitchDb {
     /// The edge to the database at `remotes`, or at [`DEFAULT_SOCKET`].
-    pub fn new(remotes: Option<Remotes>) -> Self {
+    pub fn new(remotes: Option<Remotes>, whose: Whose) -> Self {
         let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[DEFAULT_SOCKET]));
         Self {
             connection: Connection::new(&DATABASE, Conditions::new(), &remotes, OPTION),
+            whose,
         }
     }
 
@@ -109,6 +120,7 @@ impl VswitchDb {
 
     fn update(&self, event: &Event, converter: &mut Converter) -> Option<InterfaceUpdate> {
         let replica = self.connection.replica()?;
+        let interface = |row: &Row| interface(row, self.whose);
         match event {
             Event::Synced => {
                 converter.reset();
@@ -129,8 +141,8 @@ impl VswitchDb {
     }
 }
 
-/// Reads an `Interface` row; nothing where it has no `iface-id`.
-pub fn interface(row: &Row) -> Conversion<Interface> {
+/// Reads an `Interface` row; nothing where it has no `iface-id`, or is another's.
+pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
     let ids = row.pairs("external_ids")?;
     let Some(iface_id) = ids.value("iface-id") else {
         return Ok(None);
@@ -138,7 +150,7 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
     let text = |key: &str| ids.value(key).map(str::to_owned);
     let ofport = row.optional_integer("ofport")?;
     let ifindex = row.optional_integer("ifindex")?;
-    Ok(Some(Interface {
+    let interface = Interface {
         name: row.text("name")?.to_owned(),
         iface_id: iface_id.to_owned(),
         iface_id_ver: text("iface-id-ver"),
@@ -155,7 +167,8 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
             .iter()
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .collect(),
-    }))
+    };
+    Ok(Some(interface).filter(|interface| whose == Whose::Anybody || interface.is_of_pod()))
 }
 
 /// How long after its last packet a megaflow can be there, as an `Open_vSwitch` row has it

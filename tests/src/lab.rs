@@ -178,6 +178,7 @@ impl Lab {
             self.configure_switch()?;
             self.start_daemon(Daemon::Vswitchd)?;
             self.add_bridges()?;
+            self.add_management_port()?;
             self.start_daemon(Daemon::OvnController)?;
             ovn.join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

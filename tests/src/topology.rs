@@ -45,6 +45,11 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 
 /// Its Ethernet address.
 pub const GATEWAY_MAC: &str = "0a:58:0a:f4:00:01";
 
+/// The management port's logical port: `k8s-` and the node's name.
+const MANAGEMENT_LSP: &str = "k8s-lab-node";
+/// The management port's Ethernet address.
+const MANAGEMENT_MAC: &str = "0a:58:0a:f4:00:02";
+
 /// The web servers of the "internet" are 203.0.113.1 to 203.0.113.8 (TEST-NET-3, RFC 5737).
 pub fn web_addresses() -> impl Iterator<Item = Ipv4Addr> {
     (1..=8).map(|last| Ipv4Addr::new(203, 0, 113, last))
@@ -78,6 +83,8 @@ lsp-add {NODE} stor-{NODE}
 lsp-set-type stor-{NODE} router
 lsp-set-addresses stor-{NODE} router
 lsp-set-options stor-{NODE} router-port=rtos-{NODE}
+lsp-add {NODE} {MANAGEMENT_LSP}
+lsp-set-addresses {MANAGEMENT_LSP} {MANAGEMENT_MAC}
 ls-add join
 lsp-add join jtor-ovn_cluster_router
 lsp-set-type jtor-ovn_cluster_router router
@@ -247,6 +254,27 @@ impl Lab {
             }),
         ])?;
         self.sync()
+    }
+
+    /// The management port: an interface with an `iface-id` that is no pod's (`create` of
+    /// `managementPortOVS` in ovn-kubernetes' go-controller/pkg/node/managementport/port_linux.go).
+    pub(crate) fn add_management_port(&self) -> Result<()> {
+        let port = "ovn-k8s-mp0";
+        let iface_id = format!("external_ids:iface-id={MANAGEMENT_LSP}");
+        let mac = format!("mac=\"{MANAGEMENT_MAC}\"");
+        self.vsctl(&[
+            "add-port",
+            "br-int",
+            port,
+            "--",
+            "set",
+            "Interface",
+            port,
+            "type=internal",
+            &mac,
+            &iface_id,
+        ])?;
+        Ok(())
     }
 
     /// The "internet": a namespace behind br-ex with a web server on every address.

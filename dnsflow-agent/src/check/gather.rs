@@ -35,8 +35,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_nb,
         ovn_sb,
         openflow_socket,
+        static_flow,
         // What the agent does with what it finds is not checked.
-        static_flow: _,
         subdomains: _,
         mode: _,
         hold_max: _,
@@ -62,7 +62,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, connection).await;
     Facts {
         kernel: kernel::ask(),
-        vswitch: vswitch::ask(&ovs_db).await,
+        vswitch: vswitch::ask(&ovs_db, static_flow.is_some()).await,
         openflow,
         nb,
         sb,

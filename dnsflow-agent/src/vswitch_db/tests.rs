@@ -12,6 +12,56 @@ use crate::ovsdb::{
     session::Session,
 };
 
+fn of_anybody(row: &Row) -> Conversion<Interface> {
+    interface(row, Whose::Anybody)
+}
+
+/// The `iface-id`s of an `Interface` row with these external ids, by whose interfaces count.
+fn counted(ids: &[(&str, &str)]) -> [Option<String>; 2] {
+    let mut replica = Replica::new(&DATABASE);
+    let row = json!({RowId::new(1).to_string(): {"initial": {"external_ids": ["map", ids]}}});
+    replica.apply(json!({INTERFACE: row})).unwrap();
+    let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
+    [Whose::Pods, Whose::Anybody].map(|whose| {
+        let found = interface(row, whose).unwrap();
+        found.map(|interface| interface.iface_id)
+    })
+}
+
+#[test]
+fn a_management_port_is_no_pod() {
+    let (pod, port) = (Some("ns1_p1".to_owned()), Some("k8s-n2".to_owned()));
+    assert_eq!(counted(&[("iface-id", "k8s-n2")]), [None, port]);
+    for ids in [
+        &[("iface-id", "ns1_p1"), ("iface-id-ver", "uid")][..],
+        &[("iface-id", "ns1_p1"), ("sandbox", "0123")],
+    ] {
+        assert_eq!(counted(ids), [pod.clone(), pod.clone()]);
+    }
+    assert_eq!(counted(&[("sandbox", "0123")]), [None, None]);
+}
+
+#[test]
+fn an_interface_is_a_pods_once_it_says_so() {
+    let mut replica = Replica::new(&DATABASE);
+    let mut converter = Converter::new(DATABASE.name, Arc::default());
+    let of_pods = |row: &Row| interface(row, Whose::Pods);
+    let id = RowId::new(1).to_string();
+    let ids = |ids: &[(&str, &str)]| json!({"external_ids": ["map", ids]});
+    let plugged = ids(&[("iface-id", "ns1_p1")]);
+    replica
+        .apply(json!({INTERFACE: {&id: {"initial": plugged}}}))
+        .unwrap();
+    assert_eq!(converter.every(&replica, INTERFACE, of_pods), []);
+    // The difference.
+    let sandbox = ids(&[("sandbox", "0123")]);
+    let changes = replica
+        .apply(json!({INTERFACE: {&id: {"modify": sandbox}}}))
+        .unwrap();
+    let changed = converter.changed(&replica, &changes, INTERFACE, of_pods);
+    assert!(matches!(&changed[..], [(_, Some(_))]), "{changed:?}");
+}
+
 #[test]
 fn the_recorded_life_of_a_pods_interface() {
     let mut session = Session::new(&DATABASE, Conditions::new(), Instant::now());
@@ -19,7 +69,7 @@ fn the_recorded_life_of_a_pods_interface() {
     let mut converter = Converter::new(DATABASE.name, Arc::default());
     assert_eq!(transcript.play(&mut session).unwrap(), [Event::Synced]);
     assert_eq!(
-        converter.every(session.replica(), INTERFACE, interface),
+        converter.every(session.replica(), INTERFACE, of_anybody),
         [],
         "br-int is no pod"
     );
@@ -28,7 +78,7 @@ fn the_recorded_life_of_a_pods_interface() {
         let [Event::Changed(changes)] = &events[..] else {
             panic!("{events:?}")
         };
-        converter.changed(session.replica(), changes, INTERFACE, interface)
+        converter.changed(session.replica(), changes, INTERFACE, of_anybody)
     };
     let one = |changes: Changes<Interface>| -> Option<Interface> {
         let [(id, interface)] = <[_; 1]>::try_from(changes).unwrap();
@@ -83,7 +133,7 @@ fn addresses_that_are_none_leave_the_row_out() {
     let counters = Arc::<Counters>::default();
     let mut converter = Converter::new(DATABASE.name, counters.clone());
     replica.apply(rows("10.0.0.1/24,nonsense")).unwrap();
-    assert_eq!(converter.every(&replica, INTERFACE, interface), []);
+    assert_eq!(converter.every(&replica, INTERFACE, of_anybody), []);
     assert_eq!(
         counters
             .rows_skipped
@@ -91,7 +141,7 @@ fn addresses_that_are_none_leave_the_row_out() {
         1
     );
     replica.apply(rows("")).unwrap();
-    assert_eq!(converter.every(&replica, INTERFACE, interface).len(), 1);
+    assert_eq!(converter.every(&replica, INTERFACE, of_anybody).len(), 1);
 }
 
 #[test]
@@ -111,7 +161,7 @@ fn only_ordinary_ports_count() {
         replica.apply(json!({INTERFACE: row})).unwrap();
         let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
         assert_eq!(
-            interface(row).unwrap().unwrap().ofport,
+            of_anybody(row).unwrap().unwrap().ofport,
             expected,
             "{ofport}"
         );

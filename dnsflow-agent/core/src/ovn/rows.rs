@@ -200,6 +200,15 @@ pub struct Interface {
     pub external_ids: BTreeMap<String, String>,
 }
 
+impl Interface {
+    /// Whether it has what ovn-kubernetes' CNI plug-in writes together with the `iface-id` of a pod,
+    /// and of a virtual machine's pod (`ConfigureOVS` in go-controller/pkg/cni/helper_linux.go).
+    /// Management ports and the patch ports of the hybrid overlay have an `iface-id` alone.
+    pub fn is_of_pod(&self) -> bool {
+        self.iface_id_ver.is_some() || self.sandbox.is_some()
+    }
+}
+
 /// What changed in the local Open_vSwitch database, in one transaction.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct InterfaceUpdate {
