@@ -8,6 +8,7 @@
 mod tell;
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     hash::{BuildHasher as _, RandomState},
     io,
@@ -315,10 +316,15 @@ async fn edges(
         edge("the snapshot", Box::pin(save_snapshots(dir, snapshots)));
     }
     match options.manifests {
-        Some(dir) => edge(
-            "the manifests",
-            Box::pin(manifests::watch_manifests(dir, inputs)),
-        ),
+        Some(dir) => {
+            let watch = async move {
+                // There is no cluster whose DNS Services could be asked for.
+                if inputs.send(Input::Resolvers(BTreeSet::new())).await.is_ok() {
+                    manifests::watch_manifests(dir, inputs).await;
+                }
+            };
+            edge("the manifests", Box::pin(watch));
+        }
         None => {
             let client = k8s::ClientOptions {
                 kubeconfig: options.kubeconfig,

@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -52,6 +52,8 @@ pub struct Health {
     connected: AtomicBool,
     /// There is a DNS server whose answers count.
     trusting: AtomicBool,
+    /// Why `/readyz` last said no, if it did.
+    refused: Mutex<Option<&'static str>>,
 }
 
 impl Health {
@@ -73,6 +75,19 @@ impl Health {
     /// Whether there is a DNS server whose answers count.
     pub fn trusting(&self, trusting: bool) {
         self.trusting.store(trusting, Relaxed);
+    }
+
+    /// Logs what `/readyz` answers where that is another reason than before: the kubelet shows only
+    /// the status code.
+    fn log_answer(&self, reason: Option<&'static str>) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match (std::mem::replace(&mut *refused, reason), reason) {
+            (before, now) if before == now => {}
+            (_, Some(reason)) => {
+                tracing::warn!(reason, "/readyz answers that the agent is not ready")
+            }
+            (_, None) => tracing::info!("/readyz answers that the agent is ready"),
+        }
     }
 
     /// Why the agent should be started anew, if it should.
@@ -159,7 +174,11 @@ fn respond(method: &Method, path: &str, health: &Health, now: Timestamp) -> Resp
         ("/livez" | "/readyz", &Method::GET | &Method::HEAD) => {
             let trouble = match path {
                 "/livez" => health.trouble(now),
-                _ => health.unready(now),
+                _ => {
+                    let reason = health.unready(now);
+                    health.log_answer(reason);
+                    reason
+                }
             };
             match trouble {
                 None => (StatusCode::OK, "ok"),

@@ -12,11 +12,14 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use dnsflow_core::{name::DomainName, snapshot::SavedLease};
+use dnsflow_core::{
+    name::DomainName,
+    snapshot::{SavedLease, SavedName},
+};
 use serde::{Deserialize, Serialize};
 
 /// The form of the file. Another one is not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The file's name.
 const FILE: &str = "leases.json";
 /// A larger file is none of ours: 100,000 leases take about 15 MB.
@@ -35,9 +38,12 @@ struct StoredLease {
     port: String,
     pod: Option<String>,
     address: IpAddr,
-    /// Presentation format, and the seconds left when it was saved.
-    names: Vec<(String, u64)>,
+    names: Vec<StoredName>,
 }
+
+/// Presentation format, and the seconds left when it was saved: in any case, and where a rule denies
+/// the name.
+type StoredName = (String, u64, u64);
 
 /// Why the snapshot cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -155,15 +161,27 @@ fn stored_lease(lease: &SavedLease) -> StoredLease {
         pod: lease.pod.clone(),
         address: lease.address,
         names: names
-            .map(|(name, rest)| (name.to_string(), rest.as_secs()))
+            .map(|saved| {
+                let SavedName {
+                    name,
+                    rest,
+                    deny_rest,
+                } = saved;
+                (name.to_string(), rest.as_secs(), deny_rest.as_secs())
+            })
             .collect(),
     }
 }
 
 fn saved_lease(lease: StoredLease, age_s: u64) -> Result<SavedLease, String> {
-    let name = |(text, rest_s): (String, u64)| match DomainName::from_presentation(&text) {
-        Ok(name) => Ok((name, Duration::from_secs(rest_s.saturating_sub(age_s)))),
-        Err(error) => Err(format!("`{text}`: {error}")),
+    let rest = |rest_s: u64| Duration::from_secs(rest_s.saturating_sub(age_s));
+    let name = |(text, rest_s, deny_rest_s): StoredName| {
+        let name = DomainName::from_presentation(&text);
+        Ok(SavedName {
+            name: name.map_err(|error| format!("`{text}`: {error}"))?,
+            rest: rest(rest_s),
+            deny_rest: rest(deny_rest_s),
+        })
     };
     Ok(SavedLease {
         port: lease.port,
@@ -173,7 +191,7 @@ fn saved_lease(lease: StoredLease, age_s: u64) -> Result<SavedLease, String> {
             .names
             .into_iter()
             .map(name)
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_, String>>()?,
     })
 }
 
@@ -199,16 +217,18 @@ mod tests {
 
     fn leases() -> Vec<SavedLease> {
         let odd = DomainName::from_labels([&b"a.b"[..], b"\xff"]).expect("labels");
+        let saved = |name: DomainName| SavedName {
+            name,
+            rest: Duration::from_secs(3000),
+            deny_rest: Duration::from_secs(3500),
+        };
         vec![SavedLease {
             port: "ns1_p1".into(),
             pod: Some("uid".into()),
             address: "203.0.113.1".parse().expect("an address"),
             names: vec![
-                (
-                    "www.example.com".parse().expect("a name"),
-                    Duration::from_secs(3000),
-                ),
-                (odd, Duration::from_secs(3000)),
+                saved("www.example.com".parse().expect("a name")),
+                saved(odd),
             ],
         }]
     }
@@ -219,10 +239,12 @@ mod tests {
         assert_eq!(load(&dir.0).expect("nothing"), []);
         save(&dir.0, &leases()).expect("saved");
         let mut back = load(&dir.0).expect("loaded");
-        for (_, rest) in &mut back[0].names {
+        for name in &mut back[0].names {
             // A second may have passed.
-            assert!(*rest >= Duration::from_secs(2998), "{rest:?}");
-            *rest = Duration::from_secs(3000);
+            for (rest, saved_s) in [(&mut name.rest, 3000), (&mut name.deny_rest, 3500)] {
+                assert!(*rest >= Duration::from_secs(saved_s - 2), "{rest:?}");
+                *rest = Duration::from_secs(saved_s);
+            }
         }
         assert_eq!(back, leases());
         remove(&dir.0).expect("removed");
@@ -234,13 +256,13 @@ mod tests {
         let dir = Dir::new("aside");
         fs::create_dir_all(&dir.0).expect("made");
         for (content, reason) in [
-            ("{\"version\":1", "EOF"),
+            ("{\"version\":2", "EOF"),
             (
-                "{\"version\":2,\"saved_at_s\":1,\"leases\":[]}",
-                "version 2",
+                "{\"version\":1,\"saved_at_s\":1,\"leases\":[]}",
+                "version 1",
             ),
             (
-                "{\"version\":1,\"saved_at_s\":1,\"leases\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1]]}]}",
+                "{\"version\":2,\"saved_at_s\":1,\"leases\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1,1]]}]}",
                 "`a..b`: the name has an empty label",
             ),
         ] {
@@ -264,7 +286,8 @@ mod tests {
             &format!("\"saved_at_s\":{}", now - 1000),
         );
         fs::write(&path, older).expect("written");
-        let rest = load(&dir.0).expect("loaded")[0].names[0].1;
-        assert!(rest <= Duration::from_secs(2000), "{rest:?}");
+        let name = load(&dir.0).expect("loaded")[0].names[0].clone();
+        assert!(name.rest <= Duration::from_secs(2000), "{name:?}");
+        assert!(name.deny_rest <= Duration::from_secs(2500), "{name:?}");
     }
 }

@@ -37,6 +37,7 @@ fn problems(problems: &[(u32, &str, Standing)]) -> Report {
             .iter()
             .map(|&(rule, text, standing)| (rule, (text.to_owned(), standing)))
             .collect::<BTreeMap<_, _>>(),
+        news: problems.iter().map(|(rule, ..)| *rule).collect(),
     }
 }
 

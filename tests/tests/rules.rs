@@ -315,6 +315,174 @@ fn deny_by_name() {
     }
 }
 
+/// Entries that nobody uses end within seconds, and this name's with them.
+const SHORT: [&str; 4] = ["--min-ttl", "1", "--idle-grace", "2"];
+const IDLE: &str = "idle.test";
+
+/// Has the pod resolve [`IDLE`], which some rule must allow, and waits until its entry has ended.
+fn outlive_an_entry(lab: &Lab) {
+    let leads_there = |flows: &[String]| {
+        flows
+            .iter()
+            .any(|flow| flow.contains("nw_dst=203.0.113.4 "))
+    };
+    lab.pod("ns1_pod1")
+        .resolve(IDLE)
+        .expect("the name is known");
+    lab.wait_flows("the idle address to open", leads_there)
+        .expect("it opens");
+    // The flows' counters are read every ten seconds, and entries end by them.
+    wait_until("the idle address to close", 3 * LIMIT, || {
+        Ok(!leads_there(&lab.dnsflow_flows()?))
+    })
+    .expect("it closes");
+}
+
+#[test]
+fn a_name_that_comes_to_be_denied_stays_denied() {
+    let lab = lab!("rules-comes-denied", agent);
+    lab.serve_dns(&[
+        "www.example.com. 1 IN A 203.0.113.2",
+        "idle.test. 1 IN A 203.0.113.4",
+    ])
+    .expect("the server starts");
+    let rest = [
+        RuleSpec::allow_name(IDLE),
+        allow("203.0.113.0/30"),
+        deny("0.0.0.0/0"),
+    ];
+    let with =
+        |first: RuleSpec| -> Vec<RuleSpec> { std::iter::once(first).chain(rest.clone()).collect() };
+    lab.set_firewall("ns1", &with(RuleSpec::allow_name("example.com")))
+        .expect("the rows are written");
+    let _agent = lab.start_agent(&SHORT).expect("the agent is ready");
+    let fetched = fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT);
+    fetched.expect("the rule allows it");
+    lab.set_firewall("ns1", &with(RuleSpec::deny_name("example.com")))
+        .expect("the rows are written");
+    outlive_an_entry(&lab);
+    for (last, open) in [(2, false), (3, true)] {
+        let limit = if open { PATIENT } else { BLOCKED };
+        let fetched = fetch(
+            &lab,
+            "ns1_pod1",
+            &format!("http://203.0.113.{last}/"),
+            limit,
+        );
+        assert_eq!(fetched.is_ok(), open, "{last}: {fetched:?}");
+    }
+}
+
+fn two_spellings(lab: &Lab) {
+    lab.serve_dns(&[
+        "www.example.com. 1 IN A 203.0.113.2",
+        "idle.test. 1 IN A 203.0.113.4",
+    ])
+    .expect("the server starts");
+    lab.set_firewall(
+        "ns1",
+        &[
+            RuleSpec::deny_name("Example.COM").ports(&[("tcp", 8080)]),
+            RuleSpec::allow_name("example.com"),
+            RuleSpec::allow_name("example.com."),
+            RuleSpec::allow_name(IDLE),
+            deny("0.0.0.0/0"),
+        ],
+    )
+    .expect("the rows are written");
+    fetch(lab, "ns2_pod1", "http://203.0.113.1/", PATIENT).expect("ns2 has no firewall");
+    let mut agent = lab.start_agent(&SHORT).expect("the agent is ready");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    outlive_an_entry(lab);
+    let to = |port| SocketAddr::new(web(2), port);
+    let out = |port| lab.lets_out("ns1_pod1", "tcp", to(port)).expect("a trace");
+    assert!(!out(8080), "denied, with every rule for the name");
+    let log = agent.log().expect("the log is readable");
+    assert!(!log.contains("waiting for OVN's ACL"), "{log}");
+}
+
+#[test]
+fn two_spellings_of_a_name_are_both_enforced() {
+    let lab = lab!("rules-spelling", agent);
+    two_spellings(&lab);
+}
+
+#[test]
+fn two_spellings_of_a_name_are_both_enforced_with_the_resolver_feature() {
+    let cluster = Cluster {
+        name_resolver: true,
+        ..Cluster::default()
+    };
+    let lab = lab!("rules-spelling-resolver", agent, cluster);
+    two_spellings(&lab);
+}
+
+#[test]
+fn a_firewall_that_ovn_kubernetes_refuses_leaves_the_old_rules_in_force() {
+    let lab = lab!("rules-refused", agent);
+    lab.set_firewall(
+        "ns1",
+        &[RuleSpec::allow_name("example.com"), deny("0.0.0.0/0")],
+    )
+    .expect("the rows are written");
+    let mut agent = lab.start_agent(&[]).expect("the agent is ready");
+    let fetched = fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT);
+    fetched.expect("the rule allows it");
+    // Without its resolver feature, ovn-kubernetes leaves the rows as they are.
+    let refused = [RuleSpec::allow_name("*.example.org"), deny("0.0.0.0/0")];
+    lab.write_manifest("ns1", &refused).expect("a file");
+    wait_until(
+        "the agent to say that OVN has not followed",
+        3 * LIMIT,
+        || {
+            Ok(agent
+                .log()?
+                .contains("has not taken over this EgressFirewall"))
+        },
+    )
+    .expect("it says so");
+    for name in ["www.example.com", "example.com"] {
+        let fetched = fetch(&lab, "ns1_pod1", &format!("http://{name}/"), PATIENT);
+        fetched.unwrap_or_else(|error| panic!("{name}: OVN still allows it: {error}"));
+    }
+    // It is mended, and ovn-kubernetes follows.
+    lab.set_firewall(
+        "ns1",
+        &[RuleSpec::allow_name("other.test"), deny("0.0.0.0/0")],
+    )
+    .expect("the rows are written");
+    lab.wait_flows("the old rules' flows to go", <[String]>::is_empty)
+        .expect("they go");
+}
+
+#[test]
+fn a_deny_by_name_needs_no_other_deny() {
+    let lab = lab!("rules-deny-alone", agent);
+    lab.set_firewall("ns1", &[RuleSpec::deny_name("example.com")])
+        .expect("the rows are written");
+    let mut agent = lab.start_agent(&[]).expect("the agent is ready");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    for (last, open) in [(2, false), (3, true)] {
+        let limit = if open { PATIENT } else { BLOCKED };
+        let fetched = fetch(
+            &lab,
+            "ns1_pod1",
+            &format!("http://203.0.113.{last}/"),
+            limit,
+        );
+        assert_eq!(fetched.is_ok(), open, "{last}: {fetched:?}");
+    }
+    // New connections and established ones.
+    let count = lab.dnsflow_flow_count().expect("the dump runs");
+    assert_eq!(count, 2, "{:#?}", lab.dnsflow_flows());
+    let log = agent.log().expect("the log is readable");
+    assert!(!log.contains("is not understood"), "{log}");
+}
+
 #[test]
 fn ports_are_honoured() {
     let lab = lab!("rules-ports", agent);

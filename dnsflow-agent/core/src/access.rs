@@ -12,7 +12,7 @@ use std::{
 use crate::{
     Timestamp,
     blocked::BlockedConnection,
-    cache::{Adopted, Cache, Entry, Lesson},
+    cache::{Adopted, Cache, Entry, Lesson, Term},
     firewall::RuleAction,
     flow::{FlowKey, InstalledFlow},
     name::DomainName,
@@ -20,6 +20,7 @@ use crate::{
     plan::{Plan, Planner, PortFacts, RulePlaces, Spot, in_order, places_of},
     policy::Policy,
     ports::{PortId, Ports},
+    rules::RuleSet,
     switch::{Batch, Switch},
 };
 
@@ -116,26 +117,29 @@ impl Access<'_> {
         // The flows of this name alone, by family: nearly every address has but one name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in told.addresses {
-            let until = self.cache.until(told.at, *ttl, outcome.denies);
-            if until <= now {
+            let mut term = self.cache.term(told.at, *ttl);
+            if outcome.denies {
+                term.deny();
+            }
+            if term.until <= now {
                 continue;
             }
             let lesson = Lesson {
                 port: port_id,
                 address: *address,
                 name: told.name,
-                until,
+                term,
                 comparisons: switch.comparisons(),
             };
             let is_news = self.learn(lesson, switch, batch, now, out);
-            let Some(entry) = self.cache.entry(port_id, *address) else {
+            let Some(entry) = self.cache.entry_mut(port_id, *address) else {
                 continue;
             };
             if !is_news && !entry.installed.is_lost() {
                 continue;
             }
             let planner = &mut self.plans.planner;
-            let is_alone = entry.names.len() == 1 && entry.names.get(told.name).is_some();
+            let is_alone = entry.names.len() == 1 && entry.names.until(told.name).is_some();
             let plan = match facts {
                 Some(facts) if is_alone && entry.adopted.is_none() => of_name
                     [usize::from(address.is_ipv6())]
@@ -217,18 +221,18 @@ impl Access<'_> {
     fn learn_all(
         &mut self,
         port: PortId,
-        known: Vec<(IpAddr, DomainName, Timestamp)>,
+        known: Vec<(IpAddr, DomainName, Term)>,
         switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
     ) {
-        for (address, name, until) in known {
+        for (address, name, term) in known {
             let lesson = Lesson {
                 port,
                 address,
                 name: &name,
-                until,
+                term,
                 comparisons: switch.comparisons(),
             };
             self.learn(lesson, switch, batch, now, out);
@@ -246,11 +250,12 @@ impl Access<'_> {
         let facts = self.policy.facts(port_id, &port.row, &sets);
         let before = batch.len();
         for address in self.cache.addresses(port_id) {
-            let entry = self.cache.entry(port_id, address);
+            let Some(entry) = self.cache.entry_mut(port_id, address) else {
+                continue;
+            };
+            deny_names(entry, &sets);
             let planner = &mut self.plans.planner;
-            let plan = facts
-                .zip(entry)
-                .map(|(facts, entry)| plan(planner, facts, address, entry));
+            let plan = facts.map(|facts| plan(planner, facts, address, entry));
             let plan = plan.unwrap_or_default();
             self.cache.enforce(port_id, address, plan, batch, now);
         }
@@ -267,13 +272,15 @@ impl Access<'_> {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        let (Some(port), Some(entry)) =
-            (self.ports.get(port_id), self.cache.entry(port_id, address))
-        else {
+        let (Some(port), Some(entry)) = (
+            self.ports.get(port_id),
+            self.cache.entry_mut(port_id, address),
+        ) else {
             return;
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts(port_id, &port.row, &sets);
+        deny_names(entry, &sets);
         let planner = &mut self.plans.planner;
         let plan = facts.map(|facts| plan(planner, facts, address, entry));
         let plan = plan.unwrap_or_default();
@@ -367,7 +374,7 @@ impl Access<'_> {
         now: Timestamp,
     ) -> usize {
         let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
-        let until = now + self.cache.limits().min_ttl;
+        let term = self.cache.term(now, Duration::ZERO);
         for (key, installed) in found.iter() {
             let Some((port, address)) = self.place_of(key) else {
                 continue;
@@ -378,11 +385,11 @@ impl Access<'_> {
             let adopted = entry.adopted.get_or_insert_with(|| {
                 Box::new(Adopted {
                     flows: BTreeMap::new(),
-                    until,
+                    term,
                 })
             });
             adopted.flows.insert(key.clone(), installed.cookie);
-            adopted.until = until;
+            adopted.term = term;
             touched.insert((port, address));
         }
         let mut adopted = 0;
@@ -399,11 +406,23 @@ impl Access<'_> {
     }
 }
 
-/// The flows that names, rules and what was adopted come to.
-fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &Entry) -> Plan {
+/// Names that some rule denies count for longer.
+fn deny_names(entry: &mut Entry, sets: &[&RuleSet]) {
+    entry
+        .names
+        .deny(|name| sets.iter().any(|set| set.denies(name)));
+}
+
+/// The flows that names, rules and what was adopted come to. What was adopted and denies is kept for
+/// longer.
+fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mut Entry) -> Plan {
     let mut plan = planner.for_names(facts, address, entry.names.keys());
-    if let Some(adopted) = &entry.adopted {
-        plan.extend(planner.still_ruled(facts, address, &adopted.flows));
+    if let Some(adopted) = &mut entry.adopted {
+        let ruled = planner.still_ruled(facts, address, &adopted.flows);
+        if ruled.denies {
+            adopted.term.deny();
+        }
+        plan.extend(ruled.plan);
         in_order(&mut plan);
     }
     plan

@@ -35,6 +35,8 @@ pub(crate) struct Answers {
     resolvers: BTreeSet<Resolver>,
     /// The DNS servers that were last said to be trusted.
     trusted: Option<BTreeSet<Resolver>>,
+    /// Whether these were told.
+    trust_told: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
     refusals: Refusals,
@@ -66,23 +68,35 @@ impl Answers {
             dns_ports,
             resolvers,
             trusted: None,
+            trust_told: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
             refusals,
             refused: Tally::default(),
             refused_told: BTreeSet::new(),
         };
-        answers.trust(&BTreeSet::new(), out);
+        answers.trust_all(None, out);
         answers
     }
 
-    /// Trusts these DNS servers, and those of the options.
+    /// Trusts these DNS servers of the cluster, and those of the options.
     pub(crate) fn trust(&mut self, cluster: &BTreeSet<Resolver>, out: &mut Output) {
-        let all: BTreeSet<Resolver> = cluster.union(&self.resolvers).copied().collect();
+        self.trust_all(Some(cluster), out);
+    }
+
+    /// The same, with `None` while the cluster was not asked.
+    fn trust_all(&mut self, cluster: Option<&BTreeSet<Resolver>>, out: &mut Output) {
+        let cluster_and_options = cluster.into_iter().flatten().chain(&self.resolvers);
+        let all: BTreeSet<Resolver> = cluster_and_options.copied().collect();
         if self.trusted.as_ref() != Some(&all) {
+            out.command(Command::TrustResolvers(all.clone()));
             self.trusted = Some(all.clone());
-            out.report(Report::Trusting(all.clone()));
-            out.command(Command::TrustResolvers(all));
+            self.trust_told = false;
+        }
+        // That there is none is known once the cluster was asked.
+        if !self.trust_told && (cluster.is_some() || !all.is_empty()) {
+            self.trust_told = true;
+            out.report(Report::Trusting(all));
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     plan::Plan,
     ports::{PortId, Ports},
     report::Report,
-    snapshot::SavedLease,
+    snapshot::{SavedLease, SavedName},
     switch::{Batch, Enforced, Installed},
 };
 
@@ -81,8 +81,30 @@ pub(crate) struct Entry {
 pub(crate) struct Adopted {
     /// Their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
-    /// Until when they are kept in any case.
+    /// For how long they are kept in any case.
+    pub(crate) term: Term,
+}
+
+/// How long a name counts that leads to an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Term {
+    /// Until when it counts.
     pub(crate) until: Timestamp,
+    /// Until when it counts at least, once a rule denies it: after its end, the address would be
+    /// open again.
+    pub(crate) deny_until: Timestamp,
+}
+
+impl Term {
+    /// A rule denies the name.
+    pub(crate) fn deny(&mut self) {
+        self.until = self.until.max(self.deny_until);
+    }
+
+    fn prolong(&mut self, other: Self) {
+        self.until = self.until.max(other.until);
+        self.deny_until = self.deny_until.max(other.deny_until);
+    }
 }
 
 /// An address to be learnt.
@@ -94,8 +116,8 @@ pub(crate) struct Lesson<'a> {
     pub(crate) address: IpAddr,
     /// The name that leads to it.
     pub(crate) name: &'a DomainName,
-    /// Until when it does.
-    pub(crate) until: Timestamp,
+    /// For how long it does.
+    pub(crate) term: Term,
     /// How many comparisons with the switch have ended.
     pub(crate) comparisons: u32,
 }
@@ -134,14 +156,14 @@ impl Cache {
 
     // Ports.
 
-    /// A port is there. Returns what its pod was told in an earlier run: address, name, until when.
+    /// A port is there. Returns what its pod was told in an earlier run: address, name, for how long.
     pub(crate) fn open(
         &mut self,
         port: PortId,
         name: &str,
         pod: Option<&str>,
         now: Timestamp,
-    ) -> Vec<(IpAddr, DomainName, Timestamp)> {
+    ) -> Vec<(IpAddr, DomainName, Term)> {
         self.ports.insert(port, PortCache::default());
         let saved = self.saved.remove(name).unwrap_or_default();
         saved
@@ -149,7 +171,18 @@ impl Cache {
             .filter(|saved| saved.pod.as_deref() == pod)
             .flat_map(|saved| {
                 let names = saved.names.into_iter();
-                names.map(move |(name, rest)| (saved.address, name, now + rest))
+                names.map(move |saved_name| {
+                    let SavedName {
+                        name,
+                        rest,
+                        deny_rest,
+                    } = saved_name;
+                    let term = Term {
+                        until: now + rest,
+                        deny_until: now + deny_rest,
+                    };
+                    (saved.address, name, term)
+                })
             })
             .collect()
     }
@@ -167,13 +200,13 @@ impl Cache {
         self.saved.clear();
     }
 
-    /// What is known to this port: address, name, until when.
-    pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Timestamp)> {
+    /// What is known to this port: address, name, for how long.
+    pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Term)> {
         let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
         entries
             .flat_map(|(address, entry)| {
                 let names = entry.names.iter();
-                names.map(|(name, until)| (*address, name.clone(), *until))
+                names.map(|(name, term)| (*address, name.clone(), *term))
             })
             .collect()
     }
@@ -247,18 +280,16 @@ impl Cache {
     // What pods are told.
 
     /// How long an address stays that was told at `at` with this TTL.
-    pub(crate) fn until(&self, at: Timestamp, ttl: Duration, is_denied: bool) -> Timestamp {
+    pub(crate) fn term(&self, at: Timestamp, ttl: Duration) -> Term {
         let LeaseLimits {
             min_ttl,
             max_ttl,
             deny_ttl,
             ..
         } = self.limits;
-        let until = at + ttl.max(min_ttl).min(max_ttl.max(min_ttl));
-        if is_denied {
-            until.max(at + deny_ttl)
-        } else {
-            until
+        Term {
+            until: at + ttl.max(min_ttl).min(max_ttl.max(min_ttl)),
+            deny_until: at + deny_ttl,
         }
     }
 
@@ -275,7 +306,7 @@ impl Cache {
             port: port_id,
             address,
             name,
-            until,
+            term,
             ..
         } = lesson;
         let limits = self.limits;
@@ -285,7 +316,7 @@ impl Cache {
         };
         let entries = port.entries.len();
         if let Some(entry) = port.entries.get_mut(&address) {
-            if entry.names.prolong(name, until) {
+            if entry.names.prolong(name, term) {
                 self.version += 1;
                 return learnt;
             }
@@ -313,8 +344,8 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learnt;
         };
-        learnt.count_soon = port.add(address, name, until, &limits);
-        self.due.insert((until, port_id, address));
+        learnt.count_soon = port.add(address, name, term, &limits);
+        self.due.insert((term.until, port_id, address));
         learnt.is_news = true;
         learnt
     }
@@ -365,7 +396,7 @@ impl Cache {
             .filter_map(|address| {
                 let entry = port.entries.get(address)?;
                 let priority = entry.installed.eviction_priority(limits.idle_grace, now)?;
-                Some((priority, entry.names.get(name), *address))
+                Some((priority, entry.names.until(name), *address))
             })
             .min()
             .map(|(.., address)| address);
@@ -447,24 +478,25 @@ impl Cache {
             return;
         };
         let mut extended = Vec::new();
-        for (name, until) in entry.names.iter().filter(|(_, until)| **until <= now) {
+        for (name, term) in entry.names.iter().filter(|(_, term)| term.until <= now) {
             let used_at = plan_of(name).and_then(|plan| entry.installed.used_at(&plan));
             let in_use = used_at.map(|used_at| used_at + idle_grace);
             if let Some(in_use) = in_use.filter(|in_use| *in_use > now) {
-                extended.push((name.clone(), in_use.max(*until)));
+                let until = in_use.max(term.until);
+                extended.push((name.clone(), Term { until, ..*term }));
             }
         }
-        for (name, until) in extended {
-            entry.names.insert(name, until);
+        for (name, term) in extended {
+            entry.names.insert(name, term);
         }
         if let Some(adopted) = &mut entry.adopted
-            && adopted.until <= now
+            && adopted.term.until <= now
         {
             let used_at = entry.installed.keys_used_at(adopted.flows.keys());
             let in_use = used_at.map(|used_at| used_at + idle_grace);
-            adopted.until = in_use
+            adopted.term.until = in_use
                 .filter(|in_use| *in_use > now)
-                .unwrap_or(adopted.until);
+                .unwrap_or(adopted.term.until);
         }
         self.end_expired(port, address, batch, now);
     }
@@ -477,9 +509,9 @@ impl Cache {
         let Some(entry) = port.entries.get_mut(&address) else {
             return;
         };
-        entry.adopted.take_if(|adopted| adopted.until <= now);
+        entry.adopted.take_if(|adopted| adopted.term.until <= now);
         let expired =
-            |(name, until): (&DomainName, &Timestamp)| (*until <= now).then(|| name.clone());
+            |(name, term): (&DomainName, &Term)| (term.until <= now).then(|| name.clone());
         let expired: Vec<DomainName> = entry.names.iter().filter_map(expired).collect();
         for name in &expired {
             port.forget_name(name, address);
@@ -553,7 +585,11 @@ impl Cache {
                     pod: port.row.iface_id_ver.clone(),
                     address: *address,
                     names: names
-                        .map(|(name, until)| (name.clone(), until.since(now)))
+                        .map(|(name, term)| SavedName {
+                            name: name.clone(),
+                            rest: term.until.since(now),
+                            deny_rest: term.deny_until.since(now),
+                        })
                         .collect(),
                 });
             }
@@ -583,12 +619,12 @@ impl PortCache {
         &mut self,
         address: IpAddr,
         name: &DomainName,
-        until: Timestamp,
+        term: Term,
         limits: &LeaseLimits,
     ) -> bool {
         let entry = self.entries.entry(address).or_default();
         let is_new = usize::from(entry.names.is_empty());
-        entry.names.insert(name.clone(), until);
+        entry.names.insert(name.clone(), term);
         self.uncounted += is_new;
         self.uncounted_next += is_new;
         let addresses = self.addresses_of.entry(name.clone()).or_default();
@@ -704,8 +740,8 @@ impl PortCache {
 impl Entry {
     /// The next moment at which something expires.
     fn due(&self) -> Option<Timestamp> {
-        let adopted = self.adopted.as_ref().map(|adopted| adopted.until);
-        self.names.values().copied().chain(adopted).min()
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.until);
+        self.names.ends().chain(adopted).min()
     }
 
     fn importance(&self, idle_grace: Duration, now: Timestamp) -> Option<Importance> {
@@ -719,11 +755,11 @@ impl Entry {
     }
 }
 
-/// Names, and until when each of them counts; in order, each once.
+/// Names, and how long each of them counts; in order, each once.
 ///
 /// Nearly always one, and never many.
 #[derive(Debug, Default)]
-pub(crate) struct Names(SmallVec<[(DomainName, Timestamp); 1]>);
+pub(crate) struct Names(SmallVec<[(DomainName, Term); 1]>);
 
 impl Names {
     fn place(&self, name: &DomainName) -> Result<usize, usize> {
@@ -731,24 +767,24 @@ impl Names {
     }
 
     /// Until when this name counts; `None` where it is not among them.
-    pub(crate) fn get(&self, name: &DomainName) -> Option<Timestamp> {
-        self.place(name).ok().map(|at| self.0[at].1)
+    pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
+        self.place(name).ok().map(|at| self.0[at].1.until)
     }
 
-    /// Lets a name count at least until then; says whether it is among them at all.
-    pub(crate) fn prolong(&mut self, name: &DomainName, until: Timestamp) -> bool {
+    /// Lets a name count at least for so long; says whether it is among them at all.
+    pub(crate) fn prolong(&mut self, name: &DomainName, term: Term) -> bool {
         let place = self.place(name);
         if let Ok(at) = place {
-            self.0[at].1 = until.max(self.0[at].1);
+            self.0[at].1.prolong(term);
         }
         place.is_ok()
     }
 
-    /// Says until when a name counts, whether it is known or not.
-    pub(crate) fn insert(&mut self, name: DomainName, until: Timestamp) {
+    /// Says how long a name counts, whether it is known or not.
+    pub(crate) fn insert(&mut self, name: DomainName, term: Term) {
         match self.place(&name) {
-            Ok(at) => self.0[at].1 = until,
-            Err(at) => self.0.insert(at, (name, until)),
+            Ok(at) => self.0[at].1 = term,
+            Err(at) => self.0.insert(at, (name, term)),
         }
     }
 
@@ -769,9 +805,18 @@ impl Names {
         self.0.is_empty()
     }
 
-    /// All of them, with their ends.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Timestamp)> {
-        self.0.iter().map(|(name, until)| (name, until))
+    /// All of them, and how long they count.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
+        self.0.iter().map(|(name, term)| (name, term))
+    }
+
+    /// A rule denies those for which `is_denied` says so: maybe a younger rule than the answer.
+    pub(crate) fn deny(&mut self, is_denied: impl Fn(&DomainName) -> bool) {
+        for (name, term) in &mut self.0 {
+            if is_denied(name) {
+                term.deny();
+            }
+        }
     }
 
     /// All of them.
@@ -780,8 +825,8 @@ impl Names {
     }
 
     /// Their ends.
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Timestamp> {
-        self.iter().map(|(_, until)| until)
+    pub(crate) fn ends(&self) -> impl Iterator<Item = Timestamp> {
+        self.iter().map(|(_, term)| term.until)
     }
 }
 

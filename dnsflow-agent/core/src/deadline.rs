@@ -25,6 +25,8 @@ pub enum Why {
     Pipeline,
     /// OVN's flows are looked up for actions to copy.
     Copy,
+    /// An EgressFirewall should have ACLs by now.
+    Takeover,
 }
 
 /// A point in time, and what is due then.

@@ -187,7 +187,7 @@ impl Engine {
                     self.filter.outdate();
                 }
                 let touched = Touched {
-                    namespaces: self.policy.apply_firewalls(update),
+                    namespaces: self.policy.apply_firewalls(update, now),
                     ports: BTreeSet::new(),
                 };
                 self.policy_touched(touched, batch, now);
@@ -276,9 +276,11 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.switch.forget_settled(now);
         self.end_turn(now);
-        let mut batch = self.switch.begin(now);
-        self.cache.expire(&mut batch, now);
-        self.commit(batch);
+        if self.sources.are_read() {
+            let mut batch = self.switch.begin(now);
+            self.cache.expire(&mut batch, now);
+            self.commit(batch);
+        }
         let planner = self.plans.planner();
         if self.switch.timeout(planner, now, &mut self.out) {
             // OVN may have come back with other tables.
@@ -295,8 +297,10 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] wants to be called, and why.
     pub fn next_deadline(&self) -> Option<Deadline> {
+        // A rule that was not read yet may deny what entries lead to, and then they count for longer.
+        let expiry = self.cache.deadline().filter(|_| self.sources.are_read());
         deadline::first([
-            self.cache.deadline(),
+            expiry,
             self.switch.deadline(self.can_judge()),
             self.filter.deadline(),
             self.hold.deadline(),

@@ -27,6 +27,15 @@ pub struct Firewall {
     /// Whether names without a wildcard also match their sub-domains, where the resource's
     /// annotation says so; `None` leaves it to the agent's option.
     pub subdomains: Option<bool>,
+    /// What ovn-kubernetes says in `status.messages`, where it could not apply the resource.
+    pub refusal: Option<String>,
+}
+
+impl Firewall {
+    /// Whether the other one says the same, whatever ovn-kubernetes says of the two.
+    pub fn is_like(&self, other: &Self) -> bool {
+        (&self.rules, self.subdomains) == (&other.rules, other.subdomains)
+    }
 }
 
 /// One entry of `spec.egress`.

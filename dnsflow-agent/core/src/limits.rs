@@ -44,6 +44,11 @@ pub const REFUSALS_TOLD_MAX: usize = 1024;
 pub const LIMITS_TOLD_MAX: usize = 64;
 /// Logical flows looked up in the switch for actions to copy.
 pub const COPY_SOURCES_MAX: usize = 256;
+/// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. So many
+/// edits come together only by a script; ovn-kubernetes takes over the last.
+pub const FORMER_FIREWALLS_MAX: usize = 8;
+/// ovn-kubernetes makes ACLs of an EgressFirewall within this time, or it is told that it has not.
+pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);
 /// Actions to copy are looked for again this often, while some are missing.
 pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 

@@ -202,6 +202,11 @@ impl DnsName {
     pub fn is_wildcard(&self) -> bool {
         self.wildcard
     }
+
+    /// What it means, whatever its case and whether or not it has a final dot.
+    pub fn meaning(&self) -> (&DomainName, bool) {
+        (&self.name, self.wildcard)
+    }
 }
 
 impl FromStr for DnsName {

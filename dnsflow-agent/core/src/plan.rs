@@ -12,6 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
+    firewall::RuleAction,
     flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Lifeline, Masked, Transport},
     limits::HARD_TIMEOUT,
     name::DomainName,
@@ -129,6 +130,15 @@ pub struct PortFacts<'a> {
 /// The patterns of a plan, in the order of [`FlowPattern::cmp_place`], no place twice.
 pub type Plan = Vec<Arc<FlowPattern>>;
 
+/// What today's rules say of flows of an earlier run.
+#[derive(Debug, Default)]
+pub struct Ruled {
+    /// Those that some rule would write.
+    pub plan: Plan,
+    /// Whether one of these rules denies.
+    pub denies: bool,
+}
+
 /// Rules of a port: the place of each set in [`PortFacts::sets`], and of the rule in
 /// [`RuleSet::rules`].
 pub type RulePlaces = SmallVec<[(usize, usize); 4]>;
@@ -211,20 +221,23 @@ impl Planner {
         facts: PortFacts<'_>,
         to: IpAddr,
         found: &BTreeMap<FlowKey, Cookie>,
-    ) -> Plan {
-        let mut plan = Plan::new();
+    ) -> Ruled {
+        let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
-            for rule in 0..set.rules().len() {
-                let patterns = self.patterns_of(facts, at, rule, to.is_ipv6());
+            for (place, rule) in set.rules().iter().enumerate() {
+                let patterns = self.patterns_of(facts, at, place, to.is_ipv6());
                 let stand = patterns.iter().filter(|pattern| {
                     let key = pattern.key(to);
                     key.and_then(|key| found.get(&key)) == Some(&pattern.body.cookie)
                 });
-                plan.extend(stand.cloned());
+                let before = ruled.plan.len();
+                ruled.plan.extend(stand.cloned());
+                let found = ruled.plan.len() > before;
+                ruled.denies |= found && rule.verdict == RuleAction::Deny;
             }
         }
-        in_order(&mut plan);
-        plan
+        in_order(&mut ruled.plan);
+        ruled
     }
 
     /// What the flows of all leases depend on.

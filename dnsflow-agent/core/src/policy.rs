@@ -1,7 +1,7 @@
 //! What the node's rules are and where they are enforced: everything that plans are made from, apart
 //! from what the pods were told.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use ipnet::IpNet;
 
@@ -11,7 +11,10 @@ use crate::{
     deadline::{self, Deadline, Why},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::{COPY_INTERVAL, COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX},
+    limits::{
+        COPY_INTERVAL, COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
+        TAKEOVER_MAX,
+    },
     name::DomainName,
     output::Output,
     ovn::{
@@ -24,11 +27,26 @@ use crate::{
     ports::PortId,
     profile::StaticProfile,
     report::{Report, Standing},
-    rules::{ACL_PRIORITY_OFFSET, NamespaceRules, Problem, RuleSet, pair},
+    rules::{
+        ACL_PRIORITY_OFFSET, NamespaceRules, NotTakenOver, Problem, RuleSet, is_enforced, pair,
+    },
 };
 
 /// The only name that OVN-Kubernetes allows an EgressFirewall to have.
 pub const FIREWALL_NAME: &str = "default";
+
+/// An EgressFirewall that OVN does not enforce yet.
+#[derive(Debug)]
+struct Unfollowed {
+    /// When it came.
+    since: Timestamp,
+    /// Whether it has been looked at since it is late.
+    late: bool,
+    /// Those before it, the latest last: OVN may still enforce one of them.
+    former: VecDeque<Firewall>,
+    /// Whether OVN enforces the first of them.
+    enforces_former: bool,
+}
 
 /// Rules, OVN's rows, and what was learnt from the switch.
 #[derive(Debug)]
@@ -37,6 +55,8 @@ pub(crate) struct Policy {
     profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
+    /// By namespace, the EgressFirewalls whose ACLs have not come.
+    unfollowed: BTreeMap<String, Unfollowed>,
     rules: BTreeMap<String, NamespaceRules>,
     /// Port groups' NB names, to the namespace whose rules hold for them.
     namespace_by_group: HashMap<String, String>,
@@ -61,6 +81,7 @@ impl Policy {
             profile,
             ovn: OvnView::default(),
             firewalls: BTreeMap::new(),
+            unfollowed: BTreeMap::new(),
             rules: BTreeMap::new(),
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
@@ -98,13 +119,18 @@ impl Policy {
     }
 
     /// Returns the namespaces whose EgressFirewall may be another.
-    pub(crate) fn apply_firewalls(&mut self, update: FirewallUpdate) -> BTreeSet<String> {
+    pub(crate) fn apply_firewalls(
+        &mut self,
+        update: FirewallUpdate,
+        now: Timestamp,
+    ) -> BTreeSet<String> {
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
         if update.reset {
             let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
             self.firewalls.retain(|id, _| {
                 let keep = kept.contains(id);
                 if !keep {
+                    self.unfollowed.remove(&id.namespace);
                     namespaces.insert(id.namespace.clone());
                 }
                 keep
@@ -112,12 +138,97 @@ impl Policy {
         }
         for (id, firewall) in update.firewalls {
             namespaces.insert(id.namespace.clone());
-            match firewall {
-                Some(firewall) => self.firewalls.insert(id, firewall),
-                None => self.firewalls.remove(&id),
+            let Some(firewall) = firewall else {
+                self.unfollowed.remove(&id.namespace);
+                self.firewalls.remove(&id);
+                continue;
             };
+            let namespace = id.namespace.clone();
+            match self.firewalls.insert(id, firewall.clone()) {
+                Some(before) if before.is_like(&firewall) => {}
+                before => self.expect_takeover(namespace, before, now),
+            }
         }
         namespaces
+    }
+
+    /// Another EgressFirewall has come, and OVN may not enforce it yet.
+    fn expect_takeover(&mut self, namespace: String, before: Option<Firewall>, now: Timestamp) {
+        if self.is_static() {
+            return;
+        }
+        let known = self.unfollowed.remove(&namespace);
+        let mut former = known.map(|known| known.former).unwrap_or_default();
+        former.extend(before);
+        if former.len() > FORMER_FIREWALLS_MAX {
+            // The first may be what OVN enforces: it goes last.
+            former.remove(1);
+        }
+        let unfollowed = Unfollowed {
+            since: now,
+            late: false,
+            former,
+            enforces_former: false,
+        };
+        self.unfollowed.insert(namespace, unfollowed);
+    }
+
+    /// Looks which of a namespace's EgressFirewalls OVN enforces, the latest first; returns it where it
+    /// is not the latest. Without one, what OVN enforces is told from the latest alone.
+    fn follow(&mut self, id: &FirewallId) -> Option<Firewall> {
+        let acls = || self.ovn.present_acls(&id.namespace);
+        let latest = self.firewalls.get(id)?;
+        let unfollowed = self.unfollowed.get_mut(&id.namespace)?;
+        if is_enforced(latest, acls()) {
+            self.unfollowed.remove(&id.namespace);
+            return None;
+        }
+        let former = &mut unfollowed.former;
+        let enforced = former.iter().rposition(|one| is_enforced(one, acls()));
+        unfollowed.enforces_former = enforced.is_some();
+        former.drain(..enforced?);
+        former.front().cloned()
+    }
+
+    /// How many former EgressFirewalls of a namespace are remembered.
+    #[cfg(test)]
+    pub(crate) fn former_count(&self, namespace: &str) -> usize {
+        let unfollowed = self.unfollowed.get(namespace);
+        unfollowed.map_or(0, |one| one.former.len())
+    }
+
+    /// The EgressFirewall of a namespace that OVN enforces, as far as that is known.
+    fn enforced(&self, namespace: &str) -> Option<&Firewall> {
+        let unfollowed = self.unfollowed.get(namespace);
+        let former = unfollowed.filter(|one| one.enforces_former);
+        former.and_then(|one| one.former.front()).or_else(|| {
+            self.firewalls.get(&FirewallId {
+                namespace: namespace.to_owned(),
+                name: FIREWALL_NAME.to_owned(),
+            })
+        })
+    }
+
+    /// When an EgressFirewall is late.
+    fn late_at(&self) -> Option<Timestamp> {
+        let waiting = self.unfollowed.values().filter(|one| !one.late);
+        waiting.map(|one| one.since + TAKEOVER_MAX).min()
+    }
+
+    /// Looks at the EgressFirewalls that have become late. Nothing but what is told of them changes.
+    fn look_at_late(&mut self, now: Timestamp) {
+        if self.late_at().is_none_or(|at| at > now) {
+            return;
+        }
+        let is_late = |one: &Unfollowed| !one.late && one.since + TAKEOVER_MAX <= now;
+        let late = self.unfollowed.iter_mut().filter(|(_, one)| is_late(one));
+        let late = late.map(|(namespace, one)| {
+            one.late = true;
+            namespace.clone()
+        });
+        for namespace in late.collect::<Vec<_>>() {
+            self.pair_namespace(&namespace);
+        }
     }
 
     /// Pairs the rules of these namespaces with OVN again; returns the port groups whose rules
@@ -144,21 +255,31 @@ impl Policy {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
         };
+        let older = self.follow(&id);
+        let pair = |firewall: &Firewall| {
+            let acls = self.ovn.acls(namespace);
+            pair(namespace, firewall, acls, self.subdomains, &self.copies)
+        };
         let mut new = match (self.firewalls.get(&id), &self.profile) {
-            (Some(firewall), None) => pair(
-                namespace,
-                firewall,
-                self.ovn.acls(namespace),
-                self.subdomains,
-                &self.copies,
-            ),
+            (Some(firewall), None) => {
+                let mut new = pair(firewall);
+                if let Some(older) = &older {
+                    new.sets = pair(older).sets;
+                    new.problems
+                        .retain(|_, problem| *problem != Problem::StaleAcl);
+                }
+                self.tell_if_late(namespace, firewall, older.is_some(), &mut new.problems);
+                new
+            }
             (Some(firewall), Some(profile)) => profile.rules(namespace, firewall, self.subdomains),
             (None, _) => NamespaceRules::default(),
         };
         if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
             // OVN makes nothing of its rules here, and nothing is waited for.
-            new.problems
-                .retain(|_, problem| problem.standing() != Standing::Waiting);
+            new.problems.retain(|_, problem| {
+                problem.standing() != Standing::Waiting
+                    && !matches!(problem, Problem::NotTakenOver(_))
+            });
         }
         let old = self.rules.remove(namespace).unwrap_or_default();
         let groups: BTreeSet<String> = old
@@ -184,6 +305,38 @@ impl Policy {
         groups
     }
 
+    /// Adds to what is wrong with an EgressFirewall that ovn-kubernetes has not taken it over, if it
+    /// had the time to: at the rule that is the likely cause.
+    fn tell_if_late(
+        &self,
+        namespace: &str,
+        firewall: &Firewall,
+        has_older: bool,
+        problems: &mut BTreeMap<u32, Problem>,
+    ) {
+        let waits = |problem: &Problem| matches!(problem, Problem::NoAcl(_));
+        let is_late = self.unfollowed.get(namespace).is_some_and(|one| one.late);
+        if !is_late || !(has_older || problems.values().any(waits)) {
+            return;
+        }
+        let wildcard = problems.iter().find_map(|(index, problem)| match problem {
+            Problem::NoAcl(name) if name.is_wildcard() => Some((*index, name.clone())),
+            _ => None,
+        });
+        let first = problems.iter().find(|(_, problem)| waits(problem));
+        let index = match (&wildcard, first) {
+            (Some((index, _)), _) => *index,
+            (None, Some((index, _))) => *index,
+            (None, None) => 0,
+        };
+        let problem = Problem::NotTakenOver(NotTakenOver {
+            has_older,
+            refusal: firewall.refusal.clone(),
+            wildcard: wildcard.map(|(_, name)| name),
+        });
+        problems.insert(index, problem);
+    }
+
     /// Tells what is wrong with EgressFirewalls, where that has changed.
     pub(crate) fn tell_problems(&mut self, out: &mut Output) {
         for namespace in std::mem::take(&mut self.changed_problems) {
@@ -194,8 +347,13 @@ impl Policy {
             if told == Some(&problems) || (told.is_none() && problems.is_empty()) {
                 continue;
             }
+            let told = told.into_iter().flat_map(BTreeMap::values);
+            let told: HashSet<&Problem> = told.collect();
+            let news = problems.iter();
+            let news = news.filter(|(_, problem)| !told.contains(problem));
             out.report(Report::Problems {
                 namespace: namespace.clone(),
+                news: news.map(|(index, _)| *index).collect(),
                 problems: problems
                     .iter()
                     .map(|(index, problem)| (*index, (problem.to_string(), problem.standing())))
@@ -240,11 +398,7 @@ impl Policy {
     /// the like; `None` where it denies in another way, or with more flows than are worth counting.
     /// Of `before`, those are kept that OVN may still deny with.
     pub(crate) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
-        let id = FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        };
-        let written = &self.firewalls.get(&id)?.rules;
+        let written = &self.enforced(namespace)?.rules;
         let denies = |rule: &&Rule| rule.action == RuleAction::Deny;
         let by_name = |rule: &Rule| matches!(rule.destination, Destination::Name(_));
         let rules = self.rules.get(namespace)?;
@@ -286,11 +440,7 @@ impl Policy {
         index: u32,
         connection: &BlockedConnection,
     ) -> bool {
-        let id = FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        };
-        let rules = self.firewalls.get(&id).map(|firewall| &firewall.rules[..]);
+        let rules = self.enforced(namespace).map(|firewall| &firewall.rules[..]);
         let before = usize::try_from(index).unwrap_or(usize::MAX);
         let decides = |rule: &&Rule| {
             let is_there = matches!(&rule.destination, Destination::Cidr(network) if network.contains(&connection.dst));
@@ -310,12 +460,16 @@ impl Policy {
         }
     }
 
-    /// The names that the EgressFirewall of a namespace mentions, without wildcards.
+    /// The names that the EgressFirewall of a namespace mentions, or one before it that OVN may still
+    /// enforce, without wildcards.
     pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
         let firewalls = self.firewalls.iter();
-        firewalls
-            .filter(|(id, _)| id.namespace == namespace)
-            .flat_map(|(_, firewall)| &firewall.rules)
+        let latest = firewalls.filter(|(id, _)| id.namespace == namespace);
+        let former = self.unfollowed.get(namespace).map(|one| &one.former);
+        latest
+            .map(|(_, firewall)| firewall)
+            .chain(former.into_iter().flatten())
+            .flat_map(|firewall| &firewall.rules)
             .filter_map(|rule| match &rule.destination {
                 Destination::Name(name) => Some(name.name().clone()),
                 _ => None,
@@ -456,6 +610,7 @@ impl Policy {
         deadline::first([
             deadline::at(self.locator.deadline(), Why::Pipeline),
             deadline::at(self.copy_at, Why::Copy),
+            deadline::at(self.late_at(), Why::Takeover),
         ])
     }
 
@@ -467,6 +622,7 @@ impl Policy {
         let stage = self.stage();
         let question = stage.and_then(|stage| self.locator.retry(stage, now));
         ask(question, out);
+        self.look_at_late(now);
     }
 
     /// Some logical flows of a stage were read.

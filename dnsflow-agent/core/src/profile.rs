@@ -227,6 +227,7 @@ mod tests {
                 rule("b.test", RuleAction::Deny),
             ],
             subdomains: None,
+            refusal: None,
         };
         let rules = profile.rules("ns1", &firewall, true);
         let places: Vec<_> = rules.sets["ns1"]

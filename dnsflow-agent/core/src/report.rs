@@ -114,6 +114,8 @@ pub enum Report {
         namespace: String,
         /// By rule index: what is wrong, and what it means for the rule.
         problems: BTreeMap<u32, (String, Standing)>,
+        /// Those of them that were not told before, also not of another index.
+        news: BTreeSet<u32>,
     },
     /// A pod was told more addresses than are kept: one that was open is closed, or a new one not
     /// opened.

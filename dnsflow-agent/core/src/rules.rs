@@ -20,7 +20,9 @@ use super::{
         acl::{self, AclMatch, AclMatchError, NameMatch},
         hash::{Family, address_set_hashes},
         rows::{Acl, LogicalFlow},
-        template::{Copies, Recipe, Template, TemplateError, acl_match, first_to_copy},
+        template::{
+            Copies, Recipe, Template, TemplateError, acl_match, any_marks_as_blocked, first_to_copy,
+        },
     },
     report::Standing,
 };
@@ -97,6 +99,8 @@ pub struct RuleSet {
     rules: Vec<ActiveRule>,
     /// Wire form of the rules' names, to indices into `rules`.
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
+    /// Whether some rule denies.
+    any_denies: bool,
 }
 
 impl RuleSet {
@@ -106,6 +110,7 @@ impl RuleSet {
             .entry(rule.name.name().wire().into())
             .or_default()
             .push(self.rules.len());
+        self.any_denies |= rule.verdict == RuleAction::Deny;
         self.rules.push(rule);
     }
 
@@ -117,6 +122,12 @@ impl RuleSet {
     /// The rules that are for `name`.
     pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         self.places_of(name).map(|place| &self.rules[place])
+    }
+
+    /// Whether some rule denies `name`.
+    pub fn denies(&self, name: &DomainName) -> bool {
+        let denies = |rule: &ActiveRule| rule.verdict == RuleAction::Deny;
+        self.any_denies && self.matching(name).any(denies)
     }
 
     /// Where in [`RuleSet::rules`] the rules are that are for `name`.
@@ -135,7 +146,7 @@ impl RuleSet {
 }
 
 /// What keeps a rule from working, or should be known about it.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Problem {
     /// The resource's rule cannot be used.
     Invalid(String),
@@ -151,8 +162,23 @@ pub enum Problem {
     Template(DnsName, TemplateError),
     /// ACL logging is on, but packets that our flows let pass are not logged.
     LogsLeftOut(DnsName),
+    /// Packets of established connections are dropped, but the connections not marked as blocked.
+    NotMarked(DnsName),
     /// The rule denies by name.
     DeniesByName(DnsName),
+    /// ovn-kubernetes has not made ACLs of the EgressFirewall for a while.
+    NotTakenOver(NotTakenOver),
+}
+
+/// What is known of an EgressFirewall that ovn-kubernetes does not take over.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct NotTakenOver {
+    /// Whether OVN enforces the one before it; else it enforces none.
+    pub has_older: bool,
+    /// What ovn-kubernetes says in its status.
+    pub refusal: Option<String>,
+    /// A name that it refuses without `--enable-dns-name-resolver`.
+    pub wildcard: Option<DnsName>,
 }
 
 impl Problem {
@@ -160,10 +186,12 @@ impl Problem {
     pub fn standing(&self) -> Standing {
         match self {
             Self::NoAcl(_) | Self::NoLogicalFlows(_) => Standing::Waiting,
-            Self::Invalid(_) | Self::StaleAcl | Self::AclMatch(_) | Self::Template(..) => {
+            Self::Invalid(_) | Self::AclMatch(_) | Self::Template(..) | Self::NotTakenOver(_) => {
                 Standing::NotInForce
             }
-            Self::LogsLeftOut(_) | Self::DeniesByName(_) => Standing::Caveat,
+            Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(_) => {
+                Standing::Caveat
+            }
         }
     }
 }
@@ -186,7 +214,7 @@ impl fmt::Display for Problem {
                 name.written()
             ),
             Self::StaleAcl => f.write_str(
-                "an ACL with this index is left in OVN although the EgressFirewall has no such rule; OVN still enforces it, dnsflow does not use it",
+                "OVN still enforces an ACL with this index, which ovn-kubernetes has left behind: the EgressFirewall has no such rule any more. Delete the EgressFirewall and create it again; a restart of ovnkube does not help",
             ),
             Self::AclMatch(error) => write!(f, "the match of OVN's ACL is not understood: {error}"),
             Self::Template(name, error) => write!(
@@ -194,9 +222,15 @@ impl fmt::Display for Problem {
                 "a logical flow of dnsName `{}` is not understood: {error}",
                 name.written()
             ),
+            Self::NotTakenOver(what) => what.fmt(f),
             Self::LogsLeftOut(name) => write!(
                 f,
                 "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
+                name.written()
+            ),
+            Self::NotMarked(name) => write!(
+                f,
+                "what pods send to addresses of dnsName `{}` is dropped, but connections that were established before are not marked as blocked, so that replies still pass, until OVN itself denies with the same actions on this node",
                 name.written()
             ),
             Self::DeniesByName(name) => write!(
@@ -204,6 +238,32 @@ impl fmt::Display for Problem {
                 "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
                 name.written()
             ),
+        }
+    }
+}
+
+impl fmt::Display for NotTakenOver {
+    /// The cure comes before the cause that is quoted: an Event's note is cut at its end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ovn-kubernetes has not taken over this EgressFirewall; OVN enforces ")?;
+        f.write_str(match self.has_older {
+            true => "the one before it",
+            false => "no rule of it",
+        })?;
+        match (&self.wildcard, &self.refusal) {
+            (Some(name), _) => write!(
+                f,
+                ". A wildcard needs --enable-dns-name-resolver: turn it on, or write names in place of dnsName `{}`",
+                name.written()
+            )?,
+            (None, Some(_)) => f.write_str(". Mend what its status names")?,
+            (None, None) => f.write_str(
+                ". The log of ovnkube-controller on this node says why; mend the EgressFirewall or that",
+            )?,
+        }
+        match &self.refusal {
+            Some(refusal) => write!(f, ". status.messages: {refusal}"),
+            None => Ok(()),
         }
     }
 }
@@ -231,11 +291,11 @@ pub fn pair<'a>(
     subdomains: bool,
     copies: &Copies,
 ) -> NamespaceRules {
-    let names = names_by_hash(firewall);
-    let actions = first_actions(firewall);
+    let named = NamedRules::of(firewall);
     let mut problems = problems_of_the_resource(firewall);
     let mut found: Vec<(String, ActiveRule)> = Vec::new();
-    let mut waiting: BTreeSet<&DnsName> = BTreeSet::new();
+    // What is compared are the names' meanings: two spellings of one are the same name.
+    let mut waiting: BTreeSet<(&DomainName, bool)> = BTreeSet::new();
     for (acl, flows) in acls {
         let index = acl.rule_index;
         let beyond = usize::try_from(index).is_ok_and(|index| index >= firewall.rules.len());
@@ -243,7 +303,10 @@ pub fn pair<'a>(
             problems.insert(index, Problem::StaleAcl);
         }
         match acl::parse(&acl.matches) {
-            Ok(AclMatch::Name(matches)) => waiting.extend(name_of(&matches, &names)),
+            Ok(AclMatch::Name(matches)) => {
+                let rule = named.rule_of(&matches, index);
+                waiting.extend(rule.map(|rule| rule.name.meaning()));
+            }
             Ok(AclMatch::Other) => {}
             Err(error) => {
                 problems.insert(index, Problem::AclMatch(error));
@@ -257,10 +320,7 @@ pub fn pair<'a>(
             let Some(Ok(AclMatch::Name(matches))) = acl_match(flow).map(acl::parse) else {
                 continue;
             };
-            let Some(name) = name_of(&matches, &names) else {
-                continue;
-            };
-            let Some(verdict) = verdict(firewall, &actions, index, name) else {
+            let Some(NamedRule { name, verdict, .. }) = named.rule_of(&matches, index) else {
                 continue;
             };
             let template = match Template::parse(flow) {
@@ -298,16 +358,18 @@ pub fn pair<'a>(
         .filter(|(_, rule)| !is_stale(&problems, rule))
         .map(|(_, rule)| rule.name.clone())
         .collect();
+    let in_place: BTreeSet<_> = in_place.iter().map(DnsName::meaning).collect();
     // A row beyond the rules serves only while its name has no other place: OVN is about to
     // follow a firewall that became shorter.
-    found.retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name));
-    let named: BTreeSet<&DnsName> = found.iter().map(|(_, rule)| &rule.name).collect();
+    found
+        .retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name.meaning()));
+    let served: BTreeSet<_> = found.iter().map(|(_, rule)| rule.name.meaning()).collect();
     for (index, rule) in (0..).zip(&firewall.rules) {
         if let Destination::Name(name) = &rule.destination
-            && !named.contains(name)
+            && !served.contains(&name.meaning())
         {
             problems.entry(index).or_insert_with(|| {
-                if waiting.contains(name) {
+                if waiting.contains(&name.meaning()) {
                     Problem::NoLogicalFlows(name.clone())
                 } else {
                     Problem::NoAcl(name.clone())
@@ -351,44 +413,20 @@ fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
     problems.get(&rule.index) == Some(&Problem::StaleAcl)
 }
 
-/// What the resource does with `name`: by the rule at `index`, if that is for the name, else by
-/// the first that is.
-fn verdict(
-    firewall: &Firewall,
-    first: &BTreeMap<&DnsName, RuleAction>,
-    index: u32,
-    name: &DnsName,
-) -> Option<RuleAction> {
-    let here = usize::try_from(index)
-        .ok()
-        .and_then(|index| firewall.rules.get(index))
-        .filter(|rule| matches!(&rule.destination, Destination::Name(here) if here == name))
-        .map(|rule| rule.action);
-    here.or_else(|| first.get(name).copied())
-}
-
-/// What the first rule for each name does.
-fn first_actions(firewall: &Firewall) -> BTreeMap<&DnsName, RuleAction> {
-    let mut actions = BTreeMap::new();
-    for rule in &firewall.rules {
-        if let Destination::Name(name) = &rule.destination {
-            actions.entry(name).or_insert(rule.action);
-        }
-    }
-    actions
-}
-
 /// What is missing of a template whose actions are to be copied.
 fn to_copy(template: &Template, name: &DnsName, copies: &Copies) -> Option<Problem> {
     match &template.recipe {
         Recipe::Copy { source, .. } if copies.contains_key(source) => None,
         Recipe::Copy {
-            without_logs: Some(_),
-            ..
+            source,
+            meanwhile: Some(_),
+        } if any_marks_as_blocked(&source.actions) => Some(Problem::NotMarked(name.clone())),
+        Recipe::Copy {
+            meanwhile: Some(_), ..
         } => Some(Problem::LogsLeftOut(name.clone())),
         Recipe::Copy {
             source,
-            without_logs: None,
+            meanwhile: None,
         } => {
             let action = first_to_copy(&source.actions).unwrap_or(&source.actions);
             let error = TemplateError::NoCopy(action.to_owned());
@@ -398,35 +436,117 @@ fn to_copy(template: &Template, name: &DnsName, copies: &Copies) -> Option<Probl
     }
 }
 
-fn names_by_hash(firewall: &Firewall) -> HashMap<(Family, u64), &DnsName> {
-    let mut names = HashMap::new();
-    for rule in &firewall.rules {
-        if let Destination::Name(name) = &rule.destination {
+/// A rule of the resource for a name.
+#[derive(Clone, Copy, Debug)]
+struct NamedRule<'a> {
+    index: u32,
+    name: &'a DnsName,
+    verdict: RuleAction,
+}
+
+/// The rules for names, by the hashes of the address sets that may stand for these; in their order.
+struct NamedRules<'a>(HashMap<(Family, u64), Vec<NamedRule<'a>>>);
+
+impl<'a> NamedRules<'a> {
+    fn of(firewall: &'a Firewall) -> Self {
+        let mut rules: HashMap<_, Vec<_>> = HashMap::new();
+        for (index, rule) in (0..).zip(&firewall.rules) {
+            let Destination::Name(name) = &rule.destination else {
+                continue;
+            };
+            let named = NamedRule {
+                index,
+                name,
+                verdict: rule.action,
+            };
             for family in [Family::V4, Family::V6] {
-                for hash in address_set_hashes(name, family) {
-                    names.insert((family, hash), name);
+                let [written, resolver] = address_set_hashes(name, family);
+                rules.entry((family, written)).or_default().push(named);
+                if resolver != written {
+                    rules.entry((family, resolver)).or_default().push(named);
                 }
             }
         }
+        Self(rules)
     }
-    names
+
+    /// The rule that the address sets of both families stand for: the one at `index` before
+    /// others, since two spellings of a name may have one address set; else the first.
+    fn rule_of(&self, matches: &NameMatch, index: u32) -> Option<NamedRule<'a>> {
+        let rules = |family, hash: Option<u64>| {
+            let rules = hash.map(|hash| self.0.get(&(family, hash)));
+            rules.map(|rules| rules.map(Vec::as_slice).unwrap_or_default())
+        };
+        let place = |rules: &[NamedRule<'a>], index| {
+            rules.binary_search_by_key(&index, |rule| rule.index).ok()
+        };
+        let (rules, both) = match (rules(Family::V4, matches.v4), rules(Family::V6, matches.v6)) {
+            (Some(rules), both) | (both @ None, Some(rules)) => (rules, both),
+            (None, None) => return None,
+        };
+        let is_for_both =
+            |rule: &&NamedRule<'a>| both.is_none_or(|others| place(others, rule.index).is_some());
+        let here = place(rules, index).map(|at| &rules[at]);
+        let found = here
+            .filter(is_for_both)
+            .or_else(|| rules.iter().find(is_for_both));
+        found.copied()
+    }
 }
 
-/// The firewall's name that both families' address sets stand for.
-fn name_of<'a>(
-    matches: &NameMatch,
-    names: &HashMap<(Family, u64), &'a DnsName>,
-) -> Option<&'a DnsName> {
-    let lookup = |family, hash: Option<u64>| hash.map(|hash| names.get(&(family, hash)).copied());
-    match (
-        lookup(Family::V4, matches.v4),
-        lookup(Family::V6, matches.v6),
-    ) {
-        (Some(v4), None) => v4,
-        (None, Some(v6)) => v6,
-        (Some(v4), Some(v6)) => v4.filter(|_| v4 == v6),
-        (None, None) => None,
+/// Ports as a set, without those of a protocol all of whose ports are among them.
+fn ports(list: &[Transport]) -> BTreeSet<Transport> {
+    let is_covered = |transport: &Transport| {
+        let all = Transport {
+            port: None,
+            ..*transport
+        };
+        transport.port.is_some() && list.contains(&all)
+    };
+    let ports = list.iter().filter(|transport| !is_covered(transport));
+    ports.copied().collect()
+}
+
+/// Whether the ACLs of a namespace are those that ovn-kubernetes makes of this firewall: each rule
+/// for a name has its own, and none with the index of a rule is for something else. What cannot be
+/// told of an ACL (a network, the addresses of nodes) counts as right, and so does an ACL beyond the
+/// rules.
+pub fn is_enforced<'a>(firewall: &Firewall, acls: impl Iterator<Item = &'a Acl>) -> bool {
+    let mut missing: BTreeSet<u32> = (0..)
+        .zip(&firewall.rules)
+        .filter(|(_, rule)| matches!(rule.destination, Destination::Name(_)))
+        .map(|(index, _)| index)
+        .collect();
+    for acl in acls {
+        let index = acl.rule_index;
+        let rule = usize::try_from(index).ok();
+        let Some(rule) = rule.and_then(|index| firewall.rules.get(index)) else {
+            continue;
+        };
+        // `allow`, `allow-related`, `allow-stateless`; what else there is does not let pass.
+        let allows = acl.action.starts_with("allow");
+        if matches!(rule.destination, Destination::Invalid(_)) {
+            continue;
+        }
+        let is_right = match (&rule.destination, acl::parse(&acl.matches)) {
+            (_, Err(_)) => true,
+            (Destination::Name(name), Ok(AclMatch::Name(matches))) => {
+                let is_for = |family, hash: Option<u64>| {
+                    hash.is_none_or(|hash| address_set_hashes(name, family).contains(&hash))
+                };
+                is_for(Family::V4, matches.v4)
+                    && is_for(Family::V6, matches.v6)
+                    && ports(&matches.transports) == ports(&rule.ports)
+            }
+            (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
+            _ => false,
+        };
+        if !is_right || allows != (rule.action == RuleAction::Allow) {
+            return false;
+        }
+        missing.remove(&index);
     }
+    missing.is_empty()
 }
 
 /// The rule without its templates.

@@ -16,6 +16,17 @@ pub struct SavedLease {
     pub pod: Option<String>,
     /// The address.
     pub address: IpAddr,
-    /// The names that lead to it, and for how much longer.
-    pub names: Vec<(DomainName, Duration)>,
+    /// The names that lead to it.
+    pub names: Vec<SavedName>,
+}
+
+/// A name, and for how much longer it counts.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SavedName {
+    /// The name.
+    pub name: DomainName,
+    /// The time that is left.
+    pub rest: Duration,
+    /// The time that is left at least where a rule denies the name.
+    pub deny_rest: Duration,
 }

@@ -1,7 +1,15 @@
 //! Reports of the core as log events: one report, one event, with fields to filter by.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+};
+
 use dnsflow_core::report::{Report, Standing};
 use tracing::{debug, info, warn};
+
+/// So many problems of one kind that come together get a line each; of more, one line tells.
+const LINES_MAX: usize = 8;
 
 /// Logs a report.
 pub(super) fn tell(report: Report) {
@@ -24,23 +32,24 @@ pub(super) fn tell(report: Report) {
             namespace,
             port,
             %name,
-            ?addresses,
-            ?rules,
+            addresses = list(&addresses),
+            rules = list(&rules),
             flows,
-            activation_us = activation.as_micros(),
+            // JSON has it as a number up to 64 bits.
+            activation_us = u64::try_from(activation.as_micros()).unwrap_or(u64::MAX),
             settling,
             "opened"
         ),
         Report::ClusterNetworks { networks, left_out } => {
-            let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+            let networks = list(&networks);
             if left_out == 0 {
                 info!(
-                    ?networks,
+                    networks,
                     "no address of the cluster's own networks is opened"
                 );
             } else {
                 warn!(
-                    ?networks,
+                    networks,
                     left_out,
                     "the cluster has more networks than are looked at: --cluster-networks names \
                      larger ones"
@@ -67,8 +76,8 @@ pub(super) fn tell(report: Report) {
             warn!("no DNS server is believed: --resolver names one, or --dns-service the cluster's")
         }
         Report::Trusting(resolvers) => {
-            let resolvers: Vec<String> = resolvers.iter().map(ToString::to_string).collect();
-            info!(?resolvers, "believing the answers of these DNS servers");
+            let resolvers = list(&resolvers);
+            info!(resolvers, "believing the answers of these DNS servers");
         }
         Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
         Report::Unblocked {
@@ -96,20 +105,40 @@ pub(super) fn tell(report: Report) {
         Report::Problems {
             namespace,
             problems,
+            ..
         } if problems.is_empty() => {
             info!(namespace, "every rule of the EgressFirewall is in force")
         }
         Report::Problems {
             namespace,
             problems,
+            news,
         } => {
-            for (rule, (problem, standing)) in problems {
-                match standing {
-                    Standing::Waiting => {
+            for Told {
+                rule,
+                problem,
+                standing,
+                like_it,
+            } in told(&problems, &news)
+            {
+                match (standing, like_it.is_empty()) {
+                    (Standing::Waiting, true) => {
                         info!(namespace, rule, problem, "a rule is not in force yet");
                     }
-                    Standing::NotInForce | Standing::Caveat => {
+                    (Standing::Waiting, false) => {
+                        info!(
+                            namespace,
+                            rule, problem, like_it, "rules are not in force yet"
+                        );
+                    }
+                    (Standing::NotInForce | Standing::Caveat, true) => {
                         warn!(namespace, rule, problem, "a rule of the EgressFirewall");
+                    }
+                    (Standing::NotInForce | Standing::Caveat, false) => {
+                        warn!(
+                            namespace,
+                            rule, problem, like_it, "rules of the EgressFirewall"
+                        );
                     }
                 }
             }
@@ -135,5 +164,76 @@ pub(super) fn tell(report: Report) {
         Report::NotAttached { interface, reason } => {
             debug!(interface, reason, "not attached yet, will try again");
         }
+    }
+}
+
+/// The parts on one line, which JSON has as a plain text: a field of an event cannot be a list.
+fn list(parts: impl IntoIterator<Item = impl Display>) -> String {
+    let parts = parts.into_iter().map(|part| part.to_string());
+    parts.collect::<Vec<_>>().join(",")
+}
+
+/// What one line says of problems.
+#[derive(Debug, Eq, PartialEq)]
+struct Told<'a> {
+    rule: u32,
+    problem: &'a str,
+    standing: Standing,
+    /// The other rules with a problem of this kind, where one line is for all of them.
+    like_it: String,
+}
+
+/// What is to be said of the problems that are news.
+fn told<'a>(
+    problems: &'a BTreeMap<u32, (String, Standing)>,
+    news: &BTreeSet<u32>,
+) -> Vec<Told<'a>> {
+    let kinds = [Standing::NotInForce, Standing::Caveat, Standing::Waiting];
+    let of_kind = |kind: Standing| {
+        let news = problems.iter().filter(|(rule, _)| news.contains(rule));
+        news.filter(move |(_, (_, standing))| *standing == kind)
+    };
+    let line = |(rule, (problem, standing)): (&u32, &'a (String, Standing)), like_it| Told {
+        rule: *rule,
+        problem,
+        standing: *standing,
+        like_it,
+    };
+    let mut lines = Vec::new();
+    for kind in kinds {
+        let mut of_kind = of_kind(kind);
+        if of_kind.clone().count() <= LINES_MAX {
+            lines.extend(of_kind.map(|one| line(one, String::new())));
+        } else if let Some(first) = of_kind.next() {
+            let others = list(of_kind.map(|(rule, _)| rule));
+            lines.push(line(first, others));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_problems_of_one_kind_get_one_line() {
+        let problem = |standing| ("bad".to_owned(), standing);
+        let mut problems: BTreeMap<_, _> = (0..200)
+            .map(|rule| (rule, problem(Standing::Waiting)))
+            .collect();
+        problems.insert(7, problem(Standing::NotInForce));
+        let all: BTreeSet<u32> = problems.keys().copied().collect();
+        let lines = told(&problems, &all);
+        let short: Vec<_> = lines
+            .iter()
+            .map(|line| (line.rule, line.standing))
+            .collect();
+        assert_eq!(short, [(7, Standing::NotInForce), (0, Standing::Waiting)]);
+        assert_eq!(lines[0].like_it, "");
+        assert!(lines[1].like_it.starts_with("1,2,3,4,5,6,8,"), "{lines:?}");
+        // What was told before is not told again.
+        assert_eq!(told(&problems, &[3, 4].into()).len(), 2);
+        assert_eq!(told(&problems, &BTreeSet::new()), []);
     }
 }

@@ -128,7 +128,30 @@ fn read(
             })
         })
         .collect();
-    Reading::Firewall(id, Firewall { rules, subdomains })
+    let refusal = refusal(&object["status"]["messages"]);
+    Reading::Firewall(
+        id,
+        Firewall {
+            rules,
+            subdomains,
+            refusal,
+        },
+    )
+}
+
+/// What ovn-kubernetes writes into `status.messages` for each zone that could not apply the resource,
+/// behind the zone's name and before the reason (`EgressFirewallErrorMsg` in
+/// go-controller/pkg/types/resource_status.go).
+const NOT_APPLIED: &str = "EgressFirewall Rules not correctly applied";
+
+/// Why the first zone that says so could not apply the resource.
+fn refusal(messages: &Value) -> Option<String> {
+    let messages = messages.as_array()?.iter().filter_map(Value::as_str);
+    let reason = messages.filter_map(|text| Some(text.split_once(NOT_APPLIED)?.1));
+    let reason = reason
+        .map(|text| text.trim_start_matches([':', ' ']))
+        .next()?;
+    Some(shorten(reason, 2 * MAX_QUOTED).escape_debug().to_string())
 }
 
 /// The annotation's value, where it has a usable one.

@@ -12,7 +12,7 @@
 pub mod ledger;
 
 use std::{
-    collections::{BTreeMap, hash_map::RandomState},
+    collections::{BTreeMap, BTreeSet, hash_map::RandomState},
     fs,
     hash::BuildHasher as _,
     sync::{
@@ -85,17 +85,10 @@ impl Notice {
             Report::Problems {
                 namespace,
                 problems,
+                ..
             } => Some(Self::Rules {
                 namespace: namespace.clone(),
-                problems: problems
-                    .iter()
-                    .filter_map(|(rule, (problem, standing))| match standing {
-                        // It is over before anybody could read of it.
-                        Standing::Waiting => None,
-                        Standing::NotInForce => Some((*rule, (problem.clone(), false))),
-                        Standing::Caveat => Some((*rule, (problem.clone(), true))),
-                    })
-                    .collect(),
+                problems: noted(problems),
             }),
             // The same words on every node, which the cure leads: a note is cut at its end.
             Report::LimitReached {
@@ -137,6 +130,24 @@ impl Notice {
             | Report::NotAttached { .. } => None,
         }
     }
+}
+
+/// What Events say of problems: each, or the first of its kind where there are more than
+/// [`ledger::BURST`].
+fn noted(problems: &BTreeMap<u32, (String, Standing)>) -> BTreeMap<u32, (String, bool)> {
+    let mut noted = BTreeMap::new();
+    // What waits is over before anybody could read of it.
+    for (kind, in_force) in [(Standing::NotInForce, false), (Standing::Caveat, true)] {
+        let mut of_kind = problems.iter().filter(|(_, (_, one))| *one == kind);
+        if of_kind.clone().count() <= ledger::BURST as usize {
+            let each = of_kind.map(|(rule, (problem, _))| (*rule, (problem.clone(), in_force)));
+            noted.extend(each);
+        } else if let Some((rule, (problem, _))) = of_kind.next() {
+            let note = format!("(and others, which the agent's log names): {problem}");
+            noted.insert(*rule, (note, in_force));
+        }
+    }
+    noted
 }
 
 /// What has become of notices, counted since the start.
@@ -213,7 +224,7 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
             "" => "unknown".into(),
             name => convert::shorten(name, 100),
         },
-        told: None,
+        told: BTreeSet::new(),
     };
     let mut ledger = Ledger::default();
     loop {
@@ -260,44 +271,53 @@ struct Poster {
     options: ClientOptions,
     client: Option<Client>,
     instance: String,
-    /// The trouble told last.
-    told: Option<String>,
+    /// The kinds of trouble told since an attempt last went well.
+    told: BTreeSet<u16>,
 }
 
 impl Poster {
     async fn post(&mut self, posting: &Posting) -> Outcome {
         let posted = match timeout(PATIENCE, self.try_post(posting)).await {
             Ok(posted) => posted,
-            Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+            Err(_) => {
+                let cause = format!("no answer within {} s", PATIENCE.as_secs());
+                Err((NO_ANSWER, cause))
+            }
         };
         match posted {
             Ok(outcome) => {
-                self.told = None;
+                self.told.clear();
                 outcome
             }
-            Err(cause) => {
+            Err((kind, cause)) => {
                 // The credentials may be what is wrong: read them again.
                 self.client = None;
-                if self.told.as_ref() != Some(&cause) {
+                if self.told.insert(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
-                    self.told = Some(cause);
                 }
                 Outcome::Failed
             }
         }
     }
 
-    async fn try_post(&mut self, posting: &Posting) -> Result<Outcome, String> {
+    /// Or why not, with the status code of the answer or [`NO_ANSWER`].
+    async fn try_post(&mut self, posting: &Posting) -> Result<Outcome, (u16, String)> {
+        let failed = |error: &kube::Error| (kind(error), chain(error));
         let client = match &self.client {
             Some(client) => client.clone(),
             None => {
-                let (client, _) = connect(&self.options).await?;
+                let connected = connect(&self.options).await;
+                let (client, _) = connected.map_err(|cause| (NO_ANSWER, cause))?;
                 self.client.insert(client).clone()
             }
         };
         let namespace = &posting.namespace;
         let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
-        let Some(firewall) = firewalls.get_opt(NAME).await.map_err(|e| chain(&e))? else {
+        let Some(firewall) = firewalls
+            .get_opt(NAME)
+            .await
+            .map_err(|error| failed(&error))?
+        else {
             // There is nothing left to say it of.
             return Ok(Outcome::Known);
         };
@@ -306,13 +326,27 @@ impl Poster {
         match events.create(&PostParams::default(), &event).await {
             Ok(_) => Ok(Outcome::Created),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Known),
-            Err(kube::Error::Api(status)) if status.code == 403 => Err(format!(
-                "the Kubernetes API does not let dnsflow create events in events.k8s.io, as in \
-                 deploy/base/rbac.yaml: {}",
-                convert::shorten(&status.message, NOTE_MAX)
-            )),
-            Err(error) => Err(chain(&error)),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let cause = format!(
+                    "the Kubernetes API does not let dnsflow create events in events.k8s.io, as \
+                     in deploy/base/rbac.yaml: {}",
+                    convert::shorten(&status.message, NOTE_MAX)
+                );
+                Err((status.code, cause))
+            }
+            Err(error) => Err(failed(&error)),
         }
+    }
+}
+
+/// The kind of trouble that is no answer of the API server.
+const NO_ANSWER: u16 = 0;
+
+/// What kind of trouble it is: other words do not make it another one.
+fn kind(error: &kube::Error) -> u16 {
+    match error {
+        kube::Error::Api(status) => status.code,
+        _ => NO_ANSWER,
     }
 }
 

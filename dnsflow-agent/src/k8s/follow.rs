@@ -1,7 +1,7 @@
 //! Lists and watches one kind of object, for as long as somebody listens.
 //!
 //! One task per [`Follower`]; it owns the connection and may be dropped at any time. What is made
-//! of the objects is the follower's business. Errors are logged once per cause and retried for
+//! of the objects is the follower's business. Errors are logged once per kind and retried for
 //! ever; what it must never do is to make an API server that is away look like an empty one.
 //!
 //! A plain list followed by a watch works with every API server. To have the list streamed
@@ -9,6 +9,7 @@
 //! [`watcher::Config`]; a server without it refuses the request.
 
 use std::{
+    collections::BTreeSet,
     fmt::Debug,
     time::{Duration, Instant},
 };
@@ -36,6 +37,10 @@ const CONFIG_RETRY: Duration = Duration::from_secs(5);
 /// The same trouble is told again when there was none for this long. Attempts are never further
 /// apart: at most 60 s of back-off with its jitter, and 30 s to connect.
 const TROUBLE_OVER: Duration = Duration::from_secs(120);
+
+/// An API server that says nothing at all for this long is told of: to give up takes the client 30 s
+/// (`DEFAULT_CONNECT_TIMEOUT` in kube-client's config).
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The objects that are watched, for people.
 #[derive(Clone, Debug)]
@@ -86,7 +91,7 @@ pub(super) async fn follow<F: Follower>(
                 }
             }
             Err(cause) => {
-                trouble.tell(&cause, Instant::now());
+                trouble.tell(Kind::Configuration, &cause, Instant::now());
                 tokio::select! {
                     () = tokio::time::sleep(CONFIG_RETRY) => {}
                     () = updates.closed() => return,
@@ -122,11 +127,32 @@ async fn session<F: Follower>(
         Box::pin(events.default_backoff())
     };
     let mut events = begin();
+    let mut silence = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
     loop {
+        let silent = async {
+            match &mut silence {
+                Some(silence) => silence.await,
+                None => std::future::pending().await,
+            }
+        };
         let event = tokio::select! {
             event = events.next() => event,
             () = updates.closed() => return End::Closed,
+            () = silent => {
+                silence = None;
+                let what = &subject.what;
+                let cause = format!(
+                    "the Kubernetes API at {url} (--kubeconfig FILE names another) has not \
+                     answered within {} s to a question for {what}",
+                    SILENCE_MAX.as_secs()
+                );
+                trouble.tell(Kind::NoAnswer, &cause, Instant::now());
+                continue;
+            }
         };
+        if !matches!(event, Some(Ok(Event::Init))) {
+            silence = None;
+        }
         match event {
             Some(Ok(event)) => {
                 // `Init` is said before anything was asked of the server.
@@ -142,7 +168,10 @@ async fn session<F: Follower>(
             Some(Err(error)) => {
                 let code = status(&error).map(|status| status.code);
                 match describe(&error, url, &subject) {
-                    Some(cause) => trouble.tell(&cause, Instant::now()),
+                    Some(cause) => {
+                        let kind = code.map_or(Kind::NoAnswer, Kind::Answer);
+                        trouble.tell(kind, &cause, Instant::now());
+                    }
                     None => tracing::debug!(url, "the watch is too old; listing anew"),
                 }
                 match (code, &error) {
@@ -162,32 +191,43 @@ async fn session<F: Follower>(
     }
 }
 
-/// What is wrong with the connection, told once.
+/// What kind of trouble it is: other words do not make it another one.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Kind {
+    /// The client's configuration cannot be used.
+    Configuration,
+    /// The API server does not answer.
+    NoAnswer,
+    /// It answers with this status code.
+    Answer(u16),
+}
+
+/// What is wrong with the connection, each kind told once.
 #[derive(Debug, Default)]
 struct Trouble {
-    told: Option<String>,
+    told: BTreeSet<Kind>,
     last: Option<Instant>,
 }
 
 impl Trouble {
-    fn tell(&mut self, cause: &str, now: Instant) {
-        if self.is_news(cause, now) {
+    fn tell(&mut self, kind: Kind, cause: &str, now: Instant) {
+        if self.is_news(kind, now) {
             tracing::warn!("{cause}; trying again, and what is known stays in force");
         }
     }
 
-    fn is_news(&mut self, cause: &str, now: Instant) -> bool {
-        let recent = self
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < TROUBLE_OVER);
-        let news = !(recent && self.told.as_deref() == Some(cause));
-        self.told = Some(cause.to_owned());
+    fn is_news(&mut self, kind: Kind, now: Instant) -> bool {
+        let is_recent = |last| now.saturating_duration_since(last) < TROUBLE_OVER;
+        if !self.last.is_some_and(is_recent) {
+            self.told.clear();
+        }
         self.last = Some(now);
-        news
+        self.told.insert(kind)
     }
 
     fn over(&mut self, url: &str) {
-        if self.told.take().is_some() {
+        if !self.told.is_empty() {
+            self.told.clear();
             tracing::info!(url, "the Kubernetes API answers again");
         }
     }

@@ -37,6 +37,9 @@ const OUTPUT_MAX: usize = 64 << 20;
 /// Bytes that one read takes at most: the longest message, roughly.
 const READ_MAX: usize = 1 << 16;
 
+/// So many reasons of one outage are told: a socket that goes and comes gives two, by turns.
+const REASONS_MAX: usize = 4;
+
 /// A connection to the bridge's management socket that comes back by itself.
 #[derive(Debug)]
 pub struct Connection {
@@ -47,8 +50,8 @@ pub struct Connection {
     monitored: BTreeSet<u8>,
     /// Of the sessions that ended.
     counters: Counters,
-    /// The reason that was told last, as long as the connection is down.
-    told: Option<String>,
+    /// The reasons that were told, as long as the connection is down.
+    told: BTreeSet<String>,
     buffer: Box<[u8]>,
 }
 
@@ -78,7 +81,7 @@ impl Connection {
             events: VecDeque::new(),
             monitored: BTreeSet::new(),
             counters: Counters::default(),
-            told: None,
+            told: BTreeSet::new(),
             buffer: vec![0; READ_MAX].into_boxed_slice(),
         }
     }
@@ -202,7 +205,7 @@ impl Connection {
         };
         let event = live.session.poll_event()?;
         if event == Event::Up {
-            self.told = None;
+            self.told.clear();
             // Before anyone hears of the connection, so that nothing is lost unseen.
             live.session.monitor_tables(self.monitored.clone());
             self.flush();
@@ -292,8 +295,7 @@ impl Connection {
             "OpenFlow connection to {} (--openflow-socket): {reason}",
             self.path.display()
         );
-        if self.told.as_ref() != Some(&reason) {
-            self.told = Some(reason.clone());
+        if self.told.len() < REASONS_MAX && self.told.insert(reason.clone()) {
             self.events.push_back(Event::Down { reason });
         }
     }

@@ -165,6 +165,7 @@ impl Node {
                 ports: Vec::new(),
             }],
             subdomains: None,
+            refusal: None,
         };
         let id = FirewallId {
             namespace: "ns1".into(),

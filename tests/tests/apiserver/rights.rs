@@ -74,6 +74,7 @@ fn report(cluster: &Cluster) -> (Reporter, JoinHandle<()>) {
     reporter.tell(&Report::Problems {
         namespace: "ns1".into(),
         problems: [(0, problem)].into(),
+        news: [0].into(),
     });
     (reporter, task)
 }

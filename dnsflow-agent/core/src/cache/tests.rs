@@ -5,37 +5,64 @@ fn name(text: &str) -> DomainName {
     text.parse().expect("a name")
 }
 
+fn term(until: u64) -> Term {
+    Term {
+        until: Timestamp::from_nanos(until),
+        deny_until: Timestamp::from_nanos(until + 100),
+    }
+}
+
 #[test]
 fn names_are_kept_once_and_in_order() {
-    let at = Timestamp::from_nanos;
     let mut names = Names::default();
     for (text, until) in [("b.test", 1), ("a.test", 2), ("c.test", 3), ("b.test", 4)] {
-        names.insert(name(text), at(until));
+        names.insert(name(text), term(until));
     }
     let kept: Vec<_> = names
         .iter()
-        .map(|(name, until)| (name.to_string(), *until))
+        .map(|(name, term)| (name.to_string(), *term))
         .collect();
     let wanted = [("a.test", 2), ("b.test", 4), ("c.test", 3)];
     assert_eq!(
         kept,
-        wanted.map(|(text, until)| (text.to_owned(), at(until)))
+        wanted.map(|(text, until)| (text.to_owned(), term(until)))
     );
     names.remove(&name("b.test"));
-    assert_eq!((names.len(), names.get(&name("b.test"))), (2, None));
+    assert_eq!((names.len(), names.until(&name("b.test"))), (2, None));
 }
 
 #[test]
 fn a_known_name_is_only_ever_prolonged() {
     let at = Timestamp::from_nanos;
     let mut names = Names::default();
-    names.insert(name("a.test"), at(5));
-    assert!(names.prolong(&name("a.test"), at(3)));
-    assert_eq!(names.get(&name("a.test")), Some(at(5)));
-    assert!(names.prolong(&name("a.test"), at(7)));
-    assert_eq!(names.get(&name("a.test")), Some(at(7)));
-    assert!(!names.prolong(&name("b.test"), at(9)));
-    assert_eq!(names.get(&name("b.test")), None);
+    names.insert(name("a.test"), term(5));
+    for (until, counts) in [(3, 5), (7, 7)] {
+        assert!(names.prolong(&name("a.test"), term(until)));
+        assert_eq!(names.until(&name("a.test")), Some(at(counts)));
+    }
+    assert!(!names.prolong(&name("b.test"), term(9)));
+    assert_eq!(names.until(&name("b.test")), None);
+}
+
+#[test]
+fn a_name_that_is_denied_counts_for_longer() {
+    let mut names = Names::default();
+    names.insert(name("a.test"), term(5));
+    names.insert(name("b.test"), term(5));
+    names.deny(|denied| *denied == name("a.test"));
+    let until = |names: &Names, text: &str| names.until(&name(text)).expect("it is known");
+    assert_eq!(until(&names, "a.test"), term(5).deny_until);
+    assert_eq!(until(&names, "b.test"), term(5).until);
+    // An address in use may count for longer than that.
+    names.insert(
+        name("a.test"),
+        Term {
+            until: term(1000).until,
+            ..term(5)
+        },
+    );
+    names.deny(|_| true);
+    assert_eq!(until(&names, "a.test"), term(1000).until);
 }
 
 const PORT: PortId = PortId(1);
@@ -72,7 +99,10 @@ impl Setup {
             port: PORT,
             address: [203, 0, 113, host].into(),
             name: &name(text),
-            until: at(until),
+            term: Term {
+                until: at(until),
+                deny_until: at(until),
+            },
             comparisons: 0,
         };
         let mut batch = self.switch.begin(at(0));
@@ -145,11 +175,19 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         port: "ns1_p2".into(),
         pod: Some(pod.into()),
         address: [203, 0, 113, host].into(),
-        names: vec![(name("a.test"), Duration::from_secs(5))],
+        names: vec![SavedName {
+            name: name("a.test"),
+            rest: Duration::from_secs(5),
+            deny_rest: Duration::from_secs(6),
+        }],
     };
     let mut cache = Cache::new(LeaseLimits::default());
     cache.restore(vec![saved("1", 1), saved("2", 2)]);
     let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
-    assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), at(12))]);
+    let term = Term {
+        until: at(12),
+        deny_until: at(13),
+    };
+    assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
     assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");
 }

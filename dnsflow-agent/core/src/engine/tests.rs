@@ -425,6 +425,7 @@ impl Node {
                 Some(Firewall {
                     rules: rules.to_vec(),
                     subdomains: None,
+                    refusal: None,
                 }),
             )],
         }));
@@ -807,8 +808,8 @@ fn a_rule_that_goes_takes_its_flows_with_it() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
     node.set_firewall(&[deny_all()]);
-    assert_eq!(node.destinations(), BTreeSet::new(), "before OVN follows");
-    node.set_ovn(&[deny_all()]);
+    assert_eq!(node.destinations().len(), 1, "as long as OVN enforces it");
+    node.set_nb(&[deny_all()]);
     assert_eq!(node.destinations(), BTreeSet::new());
 }
 
@@ -1140,6 +1141,56 @@ fn problems_are_told_once_and_withdrawn() {
 }
 
 #[test]
+fn what_was_told_is_no_news_at_another_index_either() {
+    let mut node = Node::with(&[deny("a.test"), deny("b.test")]);
+    let news = |node: &mut Node| {
+        let reports = std::mem::take(&mut node.reports);
+        let news = reports.into_iter().filter_map(|report| match report {
+            Report::Problems { news, problems, .. } => Some((news, problems.len())),
+            _ => None,
+        });
+        news.last()
+    };
+    assert_eq!(news(&mut node), Some(([0, 1].into(), 2)));
+    let edited = [deny("c.test"), deny("a.test"), deny("b.test")];
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    assert_eq!(news(&mut node), Some(([0].into(), 3)));
+    let fewer = [deny("c.test"), deny("b.test")];
+    node.set_firewall(&fewer);
+    node.set_ovn(&fewer);
+    assert_eq!(news(&mut node), Some((BTreeSet::new(), 2)));
+}
+
+#[test]
+fn that_no_dns_server_is_believed_is_told_once_the_cluster_was_asked() {
+    let mut node = Node::with(&[]);
+    let told = |node: &mut Node| {
+        let reports = std::mem::take(&mut node.reports);
+        let told = reports.into_iter().filter_map(|report| match report {
+            Report::Trusting(resolvers) => Some(resolvers.len()),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut node), [] as [usize; 0]);
+    for expected in [&[0][..], &[]] {
+        node.give(Input::Resolvers(BTreeSet::new()));
+        assert_eq!(told(&mut node), expected);
+    }
+    let one = Resolver {
+        address: Ipv4Addr::new(10, 96, 0, 10).into(),
+        port: 53,
+    };
+    for expected in [&[1][..], &[]] {
+        node.give(Input::Resolvers([one].into()));
+        assert_eq!(told(&mut node), expected);
+    }
+    node.give(Input::Resolvers(BTreeSet::new()));
+    assert_eq!(told(&mut node), [0]);
+}
+
+#[test]
 fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
     let mut node = Node::with(&[deny_all()]);
     let id = FirewallId {
@@ -1153,6 +1204,7 @@ fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
     let firewall = Firewall {
         rules: vec![allow("example.com"), invalid],
         subdomains: None,
+        refusal: None,
     };
     node.give(Input::Firewalls(FirewallUpdate {
         reset: false,
@@ -1164,6 +1216,7 @@ fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
             Report::Problems {
                 namespace,
                 problems,
+                ..
             } if namespace == "ns2" => Some(problems.into_keys().collect::<Vec<u32>>()),
             _ => None,
         });
@@ -1410,6 +1463,185 @@ fn a_denied_name_gets_flows_that_do_what_ovn_does() {
     assert_eq!(node.open().len(), 0);
 }
 
+/// The longest that a test waits for an entry that denies to go, behind its end.
+const SLACK: Duration = Duration::from_secs(100);
+
+/// What rule 0 denies stays denied until an hour after the pod was told, and no longer.
+fn assert_denied_for_an_hour(node: &mut Node, told_at: Timestamp) {
+    let denied = |node: &Node| node.open().iter().any(|(.., priority)| *priority == 11_000);
+    node.pass(Duration::from_secs(200));
+    assert!(denied(node), "behind the end of its TTL");
+    let deny_ttl = node.engine.cache.limits().deny_ttl;
+    node.pass((told_at + deny_ttl).since(node.now) - Duration::from_secs(1));
+    assert!(denied(node), "for an hour");
+    node.pass(SLACK);
+    assert_eq!(node.open(), [], "and no longer");
+}
+
+#[test]
+fn what_was_allowed_when_the_pod_was_told_stays_denied_once_it_is() {
+    for denying in [
+        vec![deny("example.com")],
+        vec![deny("www.example.com"), allow("example.com"), deny_all()],
+        vec![deny("*.example.com"), deny_all()],
+    ] {
+        let mut node = Node::with(&[allow("example.com"), deny_all()]);
+        let told_at = node.now;
+        node.answer("p1", "www.example.com", &[ADDRESS], 1);
+        node.pass(Duration::from_secs(30));
+        node.set_firewall(&denying);
+        node.set_ovn(&denying);
+        assert_denied_for_an_hour(&mut node, told_at);
+    }
+}
+
+#[test]
+fn what_no_rule_mentioned_when_the_pod_was_told_stays_denied_once_one_does() {
+    let mut node = Node::with(&[deny_all()]);
+    node.kernel.no_room = true;
+    let told_at = node.now;
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    node.pass(Duration::from_secs(30));
+    let rules = [deny("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    assert_denied_for_an_hour(&mut node, told_at);
+}
+
+#[test]
+fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
+    let mut before = Node::with(&[allow("example.com"), deny_all()]);
+    let told_at = before.now;
+    before.answer("p1", "example.com", &[ADDRESS], 1);
+    let mut snapshot = before.engine.snapshot(before.now);
+    // As it is read 80 s later, behind the end of its TTL.
+    let away = Duration::from_secs(80);
+    for saved in snapshot.iter_mut().flat_map(|lease| &mut lease.names) {
+        saved.rest = saved.rest.saturating_sub(away);
+        saved.deny_rest = saved.deny_rest.saturating_sub(away);
+    }
+    before.now = before.now + away;
+    let mut after = after_restart(&mut before, &snapshot, &[deny("example.com"), deny_all()]);
+    assert_denied_for_an_hour(&mut after, told_at);
+}
+
+#[test]
+fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
+    let rules = [deny("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "example.com", &[ADDRESS], 1);
+    let mut after = after_restart(&mut before, &[], &rules);
+    let found_at = after.now;
+    assert_denied_for_an_hour(&mut after, found_at);
+}
+
+/// What is wrong, as it was told last.
+fn problems_told(node: &Node) -> BTreeMap<u32, (String, Standing)> {
+    let told = node.reports.iter().rev().find_map(|report| match report {
+        Report::Problems { problems, .. } => Some(problems.clone()),
+        _ => None,
+    });
+    told.unwrap_or_default()
+}
+
+#[test]
+fn a_firewall_that_ovn_does_not_enforce_closes_and_opens_nothing() {
+    let old = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&old);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    // ovn-kubernetes refuses it.
+    let refused = [allow("other.test"), allow("*.test"), deny_all()];
+    node.set_firewall(&refused);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    // Answers are still taken from the kernel, and the old rules hold for them.
+    node.answer("p1", "www.example.com", &[OTHER], 600);
+    node.answer("p1", "other.test", &[[203, 0, 113, 3]], 600);
+    let open: BTreeSet<String> = ["203.0.113.1", "203.0.113.2"].map(Into::into).into();
+    assert_eq!(node.destinations(), open);
+    node.pass(Duration::from_secs(29));
+    let waits = problems_told(&node);
+    let standings: Vec<_> = waits.values().map(|(_, standing)| *standing).collect();
+    assert_eq!(standings, [Standing::Waiting; 2], "{waits:?}");
+    node.pass(Duration::from_secs(2));
+    let (problem, standing) = &problems_told(&node)[&1];
+    assert_eq!(*standing, Standing::NotInForce);
+    for part in [
+        "the one before it",
+        "`*.test`",
+        "--enable-dns-name-resolver",
+    ] {
+        assert!(problem.contains(part), "{problem}");
+    }
+    assert_eq!(node.destinations(), open);
+    // It is mended, and ovn-kubernetes follows.
+    let mended = [allow("other.test"), deny_all()];
+    node.set_firewall(&mended);
+    assert_eq!(node.destinations(), open);
+    node.set_ovn(&mended);
+    assert_eq!(node.destinations(), ["203.0.113.3".to_owned()].into());
+    assert_eq!(problems_told(&node), BTreeMap::new());
+    node.pass(Duration::from_secs(60));
+    assert_eq!(problems_told(&node), BTreeMap::new());
+}
+
+#[test]
+fn a_new_firewall_that_ovn_does_not_enforce_is_told_with_what_its_status_says() {
+    let mut node = Node::with(&[]);
+    let set = |node: &mut Node, firewall: Option<Firewall>| {
+        let id = FirewallId {
+            namespace: "ns1".into(),
+            name: "default".into(),
+        };
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![(id, firewall)],
+        }));
+    };
+    set(&mut node, None);
+    node.set_firewall(&[allow("example.com"), deny_all()]);
+    let refused = Firewall {
+        rules: vec![allow("example.com"), deny_all()],
+        subdomains: None,
+        refusal: Some("failed to frobnicate".into()),
+    };
+    set(&mut node, Some(refused));
+    node.pass(Duration::from_secs(31));
+    let (problem, standing) = &problems_told(&node)[&0];
+    assert_eq!(*standing, Standing::NotInForce);
+    for part in ["no rule of it", "failed to frobnicate"] {
+        assert!(problem.contains(part), "{problem}");
+    }
+}
+
+#[test]
+fn of_edits_in_quick_succession_the_one_that_ovn_enforces_counts() {
+    let rules = |name: &str| [allow(name), deny_all()];
+    let mut node = Node::with(&rules("a.test"));
+    node.answer("p1", "a.test", &[ADDRESS], 600);
+    for n in 0..20 {
+        node.set_firewall(&rules(&format!("n{n}.test")));
+    }
+    let refused = [allow("*.test"), deny_all()];
+    node.set_firewall(&refused);
+    node.answer("p1", "n19.test", &[OTHER], 600);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    // The last but one is taken over.
+    node.set_ovn(&rules("n19.test"));
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    let former = |node: &Node| node.engine.policy.former_count("ns1");
+    assert_eq!(former(&node), 1);
+    // One with the same ACLs as before needs none.
+    node.set_firewall(&rules("n19.test"));
+    assert_eq!((former(&node), problems_told(&node)), (0, BTreeMap::new()));
+    // Gone is gone.
+    node.set_firewall(&refused);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    assert_eq!((former(&node), node.destinations()), (0, BTreeSet::new()));
+}
+
 #[test]
 fn actions_that_only_ovn_can_make_are_copied() {
     let rules = [deny("bad.test"), deny_all()];
@@ -1477,6 +1709,7 @@ fn after_restart(before: &mut Node, snapshot: &[SavedLease], rules: &[Rule]) -> 
             Some(Firewall {
                 rules: rules.to_vec(),
                 subdomains: None,
+                refusal: None,
             }),
         )],
     }));

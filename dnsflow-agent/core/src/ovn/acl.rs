@@ -31,7 +31,7 @@ pub struct NameMatch {
 }
 
 /// Why a match cannot be read: what was expected, and where.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 #[error("expected {expected} at `{rest}`")]
 pub struct AclMatchError {
     expected: &'static str,

@@ -38,8 +38,9 @@ pub enum Recipe {
     Copy {
         /// The text, and where it stands.
         source: Source,
-        /// What serves as long as there is nothing to copy: the actions without their `log`s.
-        without_logs: Option<Vec<Step>>,
+        /// What serves as long as there is nothing to copy: the actions without their `log`s, and
+        /// without the `ct_commit` of a drop.
+        meanwhile: Option<Vec<Step>>,
     },
 }
 
@@ -81,7 +82,7 @@ pub enum Step {
 }
 
 /// Why a logical flow cannot serve as a template.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum TemplateError {
     /// There is no match of an ACL in parentheses.
     #[error("its match does not end with that of an ACL: `{0}`")]
@@ -160,13 +161,10 @@ impl Template {
     pub fn actions(&self, base: u8, copies: &Copies) -> Option<Vec<Action>> {
         let steps = match &self.recipe {
             Recipe::Build(steps) => steps,
-            Recipe::Copy {
-                source,
-                without_logs,
-            } => match copies.get(source) {
+            Recipe::Copy { source, meanwhile } => match copies.get(source) {
                 Some(bytes) if bytes.is_empty() => return Some(Vec::new()),
                 Some(bytes) => return Some(vec![Action::Copied(bytes.clone())]),
-                None => without_logs.as_ref()?,
+                None => meanwhile.as_ref()?,
             },
         };
         let next = self.table(base).saturating_add(1);
@@ -232,12 +230,12 @@ fn register_bits(field: &str, value: &str) -> Option<(u8, Masked)> {
 
 fn recipe(flow: &LogicalFlow) -> Recipe {
     let mut steps = Some(Vec::new());
-    let mut logs = false;
+    let mut left_out = false;
     for action in statements(&flow.actions) {
         let step = if action == "next" {
             Some(Step::Next)
-        } else if action.starts_with("log(") {
-            logs = true;
+        } else if action.starts_with("log(") || marks_as_blocked(action) {
+            left_out = true;
             continue;
         } else {
             action
@@ -251,12 +249,24 @@ fn recipe(flow: &LogicalFlow) -> Recipe {
         });
     }
     match steps {
-        Some(steps) if !logs => Recipe::Build(steps),
-        without_logs => Recipe::Copy {
+        Some(steps) if !left_out => Recipe::Build(steps),
+        meanwhile => Recipe::Copy {
             source: Source::of(flow),
-            without_logs,
+            meanwhile,
         },
     }
+}
+
+/// Whether an action marks the connection in conntrack as blocked, as ACLs that drop do to one that
+/// is established (`build_acl_log_related_flows` and `consider_acl` in OVN's northd/northd.c). What
+/// drops the packet stands behind it.
+pub fn marks_as_blocked(action: &str) -> bool {
+    action.starts_with("ct_commit") && action.contains("ct_mark.blocked = 1")
+}
+
+/// Whether some action of a text marks the connection as blocked.
+pub fn any_marks_as_blocked(actions: &str) -> bool {
+    statements(actions).any(marks_as_blocked)
 }
 
 /// The first action of a text that can only be copied.

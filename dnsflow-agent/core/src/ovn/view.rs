@@ -320,6 +320,13 @@ impl OvnView {
         self.acls.find(id).or_else(|| self.departed.get(&id))
     }
 
+    /// The ACLs of a namespace's EgressFirewall that are in the NB database.
+    pub fn present_acls<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Acl> {
+        self.acls_by_namespace
+            .ids(namespace)
+            .filter_map(|id| self.acls.find(id))
+    }
+
     /// The ACLs of a namespace's EgressFirewall, each with its logical flows.
     pub fn acls<'a>(
         &'a self,

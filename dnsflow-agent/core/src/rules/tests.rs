@@ -1,5 +1,5 @@
 use super::*;
-use crate::{firewall::Rule, ovn::rows::Pipeline};
+use crate::{firewall::Rule, flow::Protocol, ovn::rows::Pipeline};
 
 const PORT_GROUP: &str = "a9633447981174624809";
 
@@ -27,6 +27,7 @@ fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
         rules,
         subdomains: None,
+        refusal: None,
     }
 }
 
@@ -94,6 +95,109 @@ fn both_forms_of_the_address_set_are_known() {
         let paired = pair_with(&firewall, &[with_flows(acl(0, hash))]);
         assert_eq!(usable(&paired), [(0, "Example.com")]);
     }
+}
+
+fn deny(name: &str) -> Rule {
+    Rule {
+        action: RuleAction::Deny,
+        ..allow(name)
+    }
+}
+
+#[test]
+fn two_spellings_of_a_name_are_two_rules_whatever_address_sets_they_have() {
+    let rules = [
+        deny("Example.COM"),
+        allow("example.com"),
+        allow("example.com."),
+    ];
+    let firewall = firewall(rules.to_vec());
+    for resolver in [false, true] {
+        let acls: Vec<_> = (0..)
+            .zip(&rules)
+            .map(|(index, rule)| {
+                let Destination::Name(name) = &rule.destination else {
+                    panic!("{rule:?}");
+                };
+                let sets = address_set_hashes(name, Family::V4);
+                with_flows(acl(index, sets[usize::from(resolver)]))
+            })
+            .collect();
+        let paired = pair_with(&firewall, &acls);
+        let found: Vec<_> = paired.sets[PORT_GROUP]
+            .rules()
+            .iter()
+            .map(|rule| (rule.index, rule.name.written(), rule.verdict))
+            .collect();
+        let wanted = [
+            (0, "Example.COM", RuleAction::Deny),
+            (1, "example.com", RuleAction::Allow),
+            (2, "example.com.", RuleAction::Allow),
+        ];
+        assert_eq!(found, wanted, "resolver: {resolver}");
+        let caveat = Problem::DeniesByName(dns("Example.COM"));
+        assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
+    }
+}
+
+#[test]
+fn a_firewall_is_enforced_where_its_acls_say_so() {
+    let ports = |rule: Rule, ports: &[(Protocol, Option<u16>)]| Rule {
+        ports: ports
+            .iter()
+            .map(|&(protocol, port)| Transport { protocol, port })
+            .collect(),
+        ..rule
+    };
+    let old = [allow("example.com"), deny_all(), allow("other.test")];
+    let mut acls = vec![
+        acl(0, set_of("example.com")),
+        acl(1, 0),
+        acl(2, set_of("other.test")),
+    ];
+    acls[1].matches = format!("(ip4.dst == 0.0.0.0/0) && inport == @{PORT_GROUP}");
+    acls[1].action = "drop".into();
+    let check = |rules: &[Rule], acls: &[Acl], expected: bool| {
+        let enforced = is_enforced(&firewall(rules.to_vec()), acls.iter());
+        assert_eq!(enforced, expected, "{rules:#?} {acls:#?}");
+    };
+    check(&old, &acls, true);
+    // OVN has more: it was shortened, and left one behind.
+    check(&old[..2], &acls, true);
+    check(&[], &acls, true);
+    // It has less, another order, other verdicts, other ports.
+    check(&old, &acls[..2], false);
+    check(&[old[2].clone(), deny_all(), old[0].clone()], &acls, false);
+    check(
+        &[allow("example.com"), allow("x.test"), old[2].clone()],
+        &acls,
+        false,
+    );
+    check(
+        &[deny("example.com"), deny_all(), old[2].clone()],
+        &acls,
+        false,
+    );
+    let https = (Protocol::Tcp, Some(443));
+    let one_port = [ports(allow("example.com"), &[https])];
+    check(&one_port, &acls, false);
+    acls[0].matches += " && ((tcp && ( tcp.dst == 443 )))";
+    check(&one_port, &acls, true);
+    check(&[allow("example.com")], &acls, false);
+    // All ports of a protocol are all that OVN is told of.
+    acls[0].matches = acls[0]
+        .matches
+        .replace("(tcp && ( tcp.dst == 443 ))", "(tcp)");
+    let all = ports(allow("example.com"), &[https, (Protocol::Tcp, None)]);
+    check(&[all], &acls, true);
+    // What cannot be told counts as right.
+    let invalid = Rule {
+        destination: Destination::Invalid("no destination".into()),
+        ..deny_all()
+    };
+    check(&[invalid], &acls, true);
+    acls[0].matches = "frobnicate".into();
+    check(&old, &acls, true);
 }
 
 #[test]
@@ -241,6 +345,7 @@ fn names_match_by_scope() {
         let firewall = Firewall {
             rules: vec![allow(rule)],
             subdomains: Some(subdomains),
+            refusal: None,
         };
         let paired = pair_with(&firewall, &[with_flows(acl(0, set_of(rule)))]);
         let name: DomainName = name.parse().expect("a name");

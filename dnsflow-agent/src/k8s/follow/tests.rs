@@ -1,19 +1,24 @@
 use super::*;
 
 #[test]
-fn a_cause_is_told_once_until_it_changes_or_is_over() {
+fn a_kind_of_trouble_is_told_once_until_it_is_over() {
     let mut trouble = Trouble::default();
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    assert!(trouble.is_news("refused", at(0)));
-    assert!(!trouble.is_news("refused", at(90)));
-    assert!(!trouble.is_news("refused", at(180)));
-    assert!(trouble.is_news("timed out", at(181)));
-    assert!(trouble.is_news("refused", at(182)));
+    assert!(trouble.is_news(Kind::NoAnswer, at(0)));
+    // "connection refused", then "connection reset", then "refused" again.
+    for seconds in [10, 90, 180] {
+        assert!(!trouble.is_news(Kind::NoAnswer, at(seconds)));
+    }
+    assert!(trouble.is_news(Kind::Answer(503), at(181)));
+    for seconds in [182, 190] {
+        assert!(!trouble.is_news(Kind::NoAnswer, at(seconds)));
+        assert!(!trouble.is_news(Kind::Answer(503), at(seconds)));
+    }
     // A new outage after a time of silence.
-    assert!(trouble.is_news("refused", at(182) + TROUBLE_OVER));
+    assert!(trouble.is_news(Kind::NoAnswer, at(190) + TROUBLE_OVER));
     trouble.over("http://api");
-    assert!(trouble.is_news("refused", at(183) + TROUBLE_OVER));
+    assert!(trouble.is_news(Kind::NoAnswer, at(191) + TROUBLE_OVER));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use proptest::{
 };
 
 use super::*;
+use crate::limits::FORMER_FIREWALLS_MAX;
 
 const NAMES: [&str; 4] = ["a.test", "b.test", "c.test", "www.a.test"];
 const PODS: [(&str, u8); 3] = [("p1", 5), ("p2", 6), ("p3", 7)];
@@ -86,13 +87,24 @@ fn name_of_rule(rule: &Rule) -> Option<&str> {
 /// Source, destination, priority.
 type Flow = (String, String, u16);
 
+/// Until when an address counts: at least, and at most where nobody uses it.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    at_least: Timestamp,
+    at_most: Timestamp,
+    /// When the pod was last told.
+    told_at: Timestamp,
+}
+
 #[derive(Default)]
 struct Model {
     spec: Vec<Rule>,
+    /// What the resource said before, as long as OVN may enforce it.
+    former: Vec<Vec<Rule>>,
     nb: Vec<Rule>,
     sb: Vec<Rule>,
-    /// By pod, name and address: until when.
-    told: BTreeMap<(usize, usize, u8), Timestamp>,
+    /// By pod, name and address.
+    told: BTreeMap<(usize, usize, u8), Counts>,
     /// Answers that are kept in the kernel: pod, name and address, and when they came.
     kept: Vec<((usize, usize, u8), Timestamp)>,
     /// When the flows last saw a packet.
@@ -101,10 +113,10 @@ struct Model {
 
 impl Model {
     /// The flows that the names come to for which `counts` says so.
-    fn flows(&self, counts: impl Fn(Timestamp) -> bool) -> BTreeSet<Flow> {
+    fn flows(&self, counts: impl Fn(&Counts) -> bool) -> BTreeSet<Flow> {
         let mut flows = BTreeSet::new();
-        for (&(pod, name, host), &until) in &self.told {
-            if !counts(until) {
+        for (&(pod, name, host), told) in &self.told {
+            if !counts(told) {
                 continue;
             }
             for index in self.places(NAMES[name]) {
@@ -118,20 +130,57 @@ impl Model {
         flows
     }
 
-    /// Where OVN enforces rules that are for `asked` and still in the resource.
+    /// Whether ovn-kubernetes has made its rows of these rules, or of more.
+    fn is_in_nb(&self, rules: &[Rule]) -> bool {
+        let row_of = |index: usize, rule: &Rule| match self.nb.get(index) {
+            Some(row) => row == rule,
+            None => name_of_rule(rule).is_none(),
+        };
+        let mut rules = rules.iter().enumerate();
+        rules.all(|(index, rule)| row_of(index, rule))
+    }
+
+    /// What the resource said when ovn-kubernetes last followed it.
+    fn enforced(&self) -> &[Rule] {
+        if self.is_in_nb(&self.spec) {
+            return &self.spec;
+        }
+        let mut former = self.former.iter().rev();
+        former
+            .find(|rules| self.is_in_nb(rules))
+            .unwrap_or(&self.spec)
+    }
+
+    fn edit(&mut self, rules: Vec<Rule>) {
+        if self.spec != rules {
+            self.former.push(std::mem::replace(&mut self.spec, rules));
+            if self.former.len() > FORMER_FIREWALLS_MAX {
+                self.former.remove(1);
+            }
+        }
+        self.forget_former();
+    }
+
+    fn forget_former(&mut self) {
+        if self.is_in_nb(&self.spec) {
+            self.former.clear();
+        } else if let Some(at) = self.former.iter().rposition(|rules| self.is_in_nb(rules)) {
+            self.former.drain(..at);
+        }
+    }
+
+    /// Where OVN enforces rules that are for `asked` and in the resource that it has rows of.
     fn places(&self, asked: &str) -> Vec<u16> {
+        let enforced = self.enforced();
         let mut places = Vec::new();
         for (index, rule) in self.sb.iter().enumerate() {
             let Some(name) = name_of_rule(rule) else {
                 continue;
             };
             let is_for = asked == name || asked.ends_with(&format!(".{name}"));
-            let in_spec = self
-                .spec
-                .iter()
-                .any(|rule| name_of_rule(rule) == Some(name));
-            let beyond = index >= self.spec.len();
-            let in_place = self.sb.iter().take(self.spec.len());
+            let in_spec = enforced.iter().any(|rule| name_of_rule(rule) == Some(name));
+            let beyond = index >= enforced.len();
+            let in_place = self.sb.iter().take(enforced.len());
             let elsewhere = in_place.filter_map(name_of_rule).any(|other| other == name);
             if is_for && in_spec && !(beyond && elsewhere) {
                 places.push(index as u16);
@@ -144,6 +193,7 @@ impl Model {
     fn may_be_denied(&self) -> bool {
         let rules = self.spec.iter().chain(&self.sb);
         rules
+            .chain(self.former.iter().flatten())
             .into_iter()
             .any(|rule| rule.action == RuleAction::Deny && name_of_rule(rule).is_some())
     }
@@ -157,7 +207,9 @@ fn reached(event: &'static str) {
     REACHED.with_borrow_mut(|events| *events.entry(event).or_default() += 1);
 }
 
-const RARE: [&str; 9] = [
+const RARE: [&str; 11] = [
+    "what had been told came to be denied",
+    "the rules before an edit stayed in force",
     "answers were looked at again",
     "a rule moved with flows in place",
     "a place beyond the rules served",
@@ -209,16 +261,26 @@ fn run(steps: Vec<Step>) {
                     MIN_TTL
                 };
                 let until = node.now + Duration::from_secs(ttl.into()).max(least);
-                let known = model.told.entry((pod, name, host)).or_insert(until);
-                *known = until.max(*known);
+                let told = Counts {
+                    at_least: until,
+                    at_most: until,
+                    told_at: node.now,
+                };
+                let known = model.told.entry((pod, name, host)).or_insert(told);
+                *known = Counts {
+                    at_least: until.max(known.at_least),
+                    at_most: until.max(known.at_most),
+                    ..told
+                };
             }
             Step::Edit(edit) => {
-                model.spec = rules_of(&edit);
+                model.edit(rules_of(&edit));
                 node.set_firewall(&model.spec);
             }
             Step::Nb => {
                 model.nb = model.spec.clone();
                 node.set_nb(&model.nb);
+                model.forget_former();
             }
             Step::Sb => {
                 model.sb = model.nb.clone();
@@ -267,22 +329,37 @@ fn run(steps: Vec<Step>) {
             for (told, at) in std::mem::take(&mut model.kept) {
                 // It counts as an answer that comes now, but for its age.
                 if denied(&node, told.1)
-                    && let Some(until) = model.told.get_mut(&told)
+                    && let Some(counts) = model.told.get_mut(&told)
                 {
-                    *until = (at + node.engine.cache.limits().deny_ttl).max(*until);
+                    let until = at + node.engine.cache.limits().deny_ttl;
+                    counts.at_least = until.max(counts.at_least);
+                    counts.at_most = until.max(counts.at_most);
+                }
+            }
+        }
+        for ((_, name, _), counts) in &mut model.told {
+            if denied(&node, *name) {
+                let until = counts.told_at + node.engine.cache.limits().deny_ttl;
+                counts.at_most = until.max(counts.at_most);
+                // Else it may have been forgotten.
+                if counts.at_least > node.now {
+                    if counts.at_least < until {
+                        reached("what had been told came to be denied");
+                    }
+                    counts.at_least = until.max(counts.at_least);
                 }
             }
         }
         let open: BTreeSet<Flow> = node.open().into_iter().collect();
         let now = node.now;
-        let must = model.flows(|until| until > now);
+        let must = model.flows(|told| told.at_least > now);
         // Past its TTL, an address goes with the comparison after it was last used for the idle
         // grace; who looks in between may still see it.
         let slack = IDLE_GRACE + 2 * COMPARE_INTERVAL;
-        let in_use = |until: Timestamp| {
-            until + slack > now || model.used_at.is_some_and(|used| used + slack > now)
+        let in_use = |told: &Counts| {
+            told.at_most + slack > now || model.used_at.is_some_and(|used| used + slack > now)
         };
-        let may = model.flows(|until| in_use(until) || model.may_be_denied());
+        let may = model.flows(|told| in_use(told) || model.may_be_denied());
         assert!(
             must.is_subset(&open),
             "{step:?}: missing {:?}",
@@ -295,7 +372,7 @@ fn run(steps: Vec<Step>) {
         );
         model
             .told
-            .retain(|_, until| *until + Duration::from_secs(8000) > now);
+            .retain(|_, told| told.at_most + Duration::from_secs(8000) > now);
 
         if matches!(step, Step::Sb)
             && flows_before != open
@@ -304,10 +381,14 @@ fn run(steps: Vec<Step>) {
         {
             reached("a rule moved with flows in place");
         }
-        if model.sb.len() > model.spec.len()
+        if !model.former.is_empty() && !open.is_empty() && model.enforced() != model.spec {
+            reached("the rules before an edit stayed in force");
+        }
+        let enforced = model.enforced().len();
+        if model.sb.len() > enforced
             && open
                 .iter()
-                .any(|flow| usize::from(11_000 - flow.2) >= model.spec.len())
+                .any(|flow| usize::from(11_000 - flow.2) >= enforced)
         {
             reached("a place beyond the rules served");
         }

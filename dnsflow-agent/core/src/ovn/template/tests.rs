@@ -133,14 +133,34 @@ fn logs_are_copied_where_they_can_be_and_else_left_out() {
 }
 
 #[test]
+fn a_drop_drops_without_its_commit_where_that_cannot_be_copied_yet() {
+    let to_drop = Action::Resubmit { table: 52 };
+    for (actions, meanwhile) in [
+        // OVN 23.03, and 25.03 with 26.03.
+        ("ct_commit { ct_mark.blocked = 1; }; /* drop */", vec![]),
+        (
+            "reg8[17] = 1; ct_commit { ct_mark.blocked = 1; ct_label.obs_point_id = 0; }; next;",
+            vec![bit(8, 17), to_drop],
+        ),
+    ] {
+        let template = parse("reg0[10] == 1 && ", actions).expect("understood");
+        assert_eq!(template.actions(45, &Copies::new()), Some(meanwhile));
+        assert!(any_marks_as_blocked(actions));
+        let source = Source::of(&flow("", actions));
+        let copies = Copies::from([(source, vec![1; 8])]);
+        let copied = Some(vec![Action::Copied(vec![1; 8])]);
+        assert_eq!(template.actions(45, &copies), copied);
+    }
+}
+
+#[test]
 fn what_is_not_understood_is_copied_or_nothing() {
-    let actions =
-        "reg8[17] = 1; ct_commit { ct_mark.blocked = 1; ct_label.obs_point_id = 0; }; next;";
+    let actions = "reg8[17] = 1; ct_commit { ct_label.label = 7; }; next;";
     let template = parse("reg0[10] == 1 && ", actions).expect("understood");
     assert_eq!(template.actions(45, &Copies::new()), None);
     assert_eq!(
         first_to_copy(actions),
-        Some("ct_commit { ct_mark.blocked = 1; ct_label.obs_point_id = 0; }")
+        Some("ct_commit { ct_label.label = 7; }")
     );
     let source = Source::of(&flow("", actions));
     let copies = Copies::from([(source.clone(), vec![1; 8])]);
