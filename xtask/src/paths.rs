@@ -1,5 +1,4 @@
-//! Paths of this machine, which must not be in what is built: the same sources make the same bytes
-//! wherever they lie.
+//! Paths of this machine, which must not be in what is built.
 
 use std::{
     env,
