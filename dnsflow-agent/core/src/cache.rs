@@ -149,11 +149,6 @@ impl Cache {
         }
     }
 
-    /// How long entries last, and how many there may be.
-    pub(crate) fn limits(&self) -> &LeaseLimits {
-        &self.limits
-    }
-
     // Ports.
 
     /// A port is there. Returns what its pod was told in an earlier run: address, name, for how long.
@@ -597,6 +592,12 @@ impl Cache {
         // Ports that have not come back yet.
         snapshot.extend(self.saved.values().flatten().cloned());
         snapshot
+    }
+
+    /// How long entries last, and how many there may be.
+    #[cfg(test)]
+    pub(crate) fn limits(&self) -> &LeaseLimits {
+        &self.limits
     }
 
     /// Changes the limits of a cache in use.
