@@ -259,6 +259,28 @@ async fn a_server_that_is_busy_or_slow_is_given_its_time() {
 }
 
 #[tokio::test]
+async fn a_server_that_says_nothing_is_told_of_long_before_the_client_gives_up() {
+    let (mut server, mut watch) = start().await;
+    let request = server.list().await;
+    let told = async {
+        let mut log = String::new();
+        while !log.contains("has not answered within 5 s") {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            log += &watch.log.take();
+        }
+    };
+    // The client itself gives up after 30 s.
+    timeout(Duration::from_secs(20), told)
+        .await
+        .expect("it is told");
+    let one = [firewall("ns1", "5", "one.example")];
+    request.items("10", &one).await;
+    assert_eq!(watch.update().await, "reset ns1(one.example)");
+    let log = watch.log.take();
+    assert!(log.contains("answers again"), "{log}");
+}
+
+#[tokio::test]
 async fn trouble_is_told_once_per_cause_and_takes_nothing_away() {
     let (mut server, mut watch) = start().await;
     server.list().await.status(404).await;

@@ -382,3 +382,26 @@ fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
         ..Event::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_problems_of_one_kind_the_first_is_noted() {
+        let problem = |standing| ("bad".to_owned(), standing);
+        let mut problems: BTreeMap<_, _> = (3..=7)
+            .map(|rule| (rule, problem(Standing::Caveat)))
+            .collect();
+        problems.insert(0, problem(Standing::Waiting));
+        problems.insert(1, problem(Standing::NotInForce));
+        let rules = |problems: &BTreeMap<u32, (String, Standing)>| -> Vec<u32> {
+            noted(problems).into_keys().collect()
+        };
+        assert_eq!(rules(&problems), [1, 3, 4, 5, 6, 7]);
+        problems.insert(8, problem(Standing::Caveat));
+        assert_eq!(rules(&problems), [1, 3]);
+        let (note, in_force) = &noted(&problems)[&3];
+        assert!(note.contains("others") && *in_force, "{note}");
+    }
+}

@@ -367,3 +367,38 @@ fn what_the_typed_resource_writes_is_read_without_a_complaint() {
         typed
     );
 }
+
+#[test]
+fn what_ovn_kubernetes_could_not_apply_is_read_from_the_status() {
+    let refusal = |messages: Value| {
+        let object = serde_json::json!({
+            "metadata": {"namespace": "ns1", "name": "default"},
+            "spec": {"egress": []},
+            "status": {"status": "any", "messages": messages},
+        });
+        let Reading::Firewall(_, found) = firewall(&object).reading else {
+            panic!("a firewall");
+        };
+        found.refusal
+    };
+    let refused = "n2: EgressFirewall Rules not correctly applied: failed to get\nACLs";
+    assert_eq!(
+        refusal(serde_json::json!([
+            "n1: EgressFirewall Rules applied",
+            refused
+        ]))
+        .as_deref(),
+        Some("failed to get\\nACLs")
+    );
+    assert_eq!(
+        refusal(serde_json::json!(["n1: EgressFirewall Rules applied"])),
+        None
+    );
+    for strange in [
+        serde_json::json!(null),
+        serde_json::json!("text"),
+        serde_json::json!([7, null]),
+    ] {
+        assert_eq!(refusal(strange), None);
+    }
+}
