@@ -238,9 +238,7 @@ fn opened(fields: &Value) -> Option<(u32, f64)> {
     }
     let name = fields["name"].as_str()?;
     let first = name.split('.').next()?;
-    // tracing writes a number of 128 bits as a string.
-    let micros = fields["activation_us"].to_string();
-    let micros = micros.trim_matches('"').parse().ok()?;
+    let micros = fields["activation_us"].as_f64()?;
     Some((wire::digits(first.as_bytes())?, micros))
 }
 
