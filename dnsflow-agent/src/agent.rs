@@ -25,6 +25,7 @@ use dnsflow_core::{
     input::HeldFrame,
     report::Report,
     resolver::Resolver,
+    revalidation::Path,
     snapshot::SavedLease,
 };
 use tokio::{
@@ -53,7 +54,7 @@ use crate::{
     ovn_db::{OvnCommand, OvnDb},
     state,
     vswitch_db::{VswitchDb, Whose},
-    vswitchd::{self, Settle},
+    vswitchd::{self, Estimate},
 };
 use tell::tell;
 
@@ -66,6 +67,8 @@ const FOUND_MAX: usize = 4;
 const OVN_COMMANDS_MAX: usize = 64;
 /// Questions to the switch that wait. The engine has one dump and few others open at any time.
 const QUESTIONS_MAX: usize = 64;
+/// Questions to the datapath that wait. The engine has one open at a time.
+const LOOKS_MAX: usize = 1;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
 /// How often the snapshot is written, when there is something new.
@@ -120,6 +123,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
     let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
+    let (datapath, looks) = mpsc::channel(LOOKS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.hold();
@@ -174,17 +178,18 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     }
     let (reporter, notices) = k8s::events::channel();
     let health = Arc::<Health>::default();
-    let settle = Arc::<Settle>::default();
+    let estimate = Arc::<Estimate>::default();
     let outside = Outside {
         inputs: input_sender,
         found: found_sender,
         questions: questions_to_ask,
         conntrack_requests,
+        looks,
         ovn_commands,
         snapshots: snapshots_to_save,
         notices,
         health: Arc::clone(&health),
-        settle: hold.map(|_| Arc::clone(&settle)),
+        estimate: hold.map(|_| Arc::clone(&estimate)),
     };
     let edges = thread::Builder::new()
         .name("edges".into())
@@ -199,12 +204,13 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         releaser: Releaser::open(release_mark.get())?,
         heartbeat: hold.map(|_| heartbeat),
         beat_at: now(),
-        settle,
+        estimate,
         counters,
         attach,
         openflow: openflow::Connection::new(socket),
         questions,
         conntrack,
+        datapath,
         ovn,
         health,
         reporter,
@@ -249,12 +255,13 @@ struct Outside {
     found: mpsc::Sender<Input<'static>>,
     questions: mpsc::Receiver<Question>,
     conntrack_requests: mpsc::Receiver<conntrack::Request>,
+    looks: mpsc::Receiver<Vec<Path>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedLease>>,
     notices: Notices,
     health: Arc<Health>,
     /// Where answers are held.
-    settle: Option<Arc<Settle>>,
+    estimate: Option<Arc<Estimate>>,
 }
 
 /// The edges that may take their time. Each owns its connections and ends with this future.
@@ -268,11 +275,12 @@ async fn edges(
         found,
         questions,
         conntrack_requests,
+        looks,
         ovn_commands,
         snapshots,
         notices,
         health,
-        settle,
+        estimate,
     } = outside;
     let mut tasks = JoinSet::new();
     let mut edge = |name: &'static str,
@@ -282,10 +290,11 @@ async fn edges(
             name
         });
     };
-    if let Some(settle) = settle {
+    if let Some(estimate) = estimate {
         let socket = options.openflow_socket.clone();
-        let watch = async move { vswitchd::watch(&socket, &settle).await };
-        edge("ovs-vswitchd's revalidators", Box::pin(watch));
+        let inputs = inputs.clone();
+        let watch = async move { vswitchd::watch(&socket, &estimate, looks, inputs).await };
+        edge("ovs-vswitchd's datapath", Box::pin(watch));
     }
     if options.static_flow.is_none() {
         let remotes = options.ovs_db.clone();
@@ -387,7 +396,7 @@ struct Hot {
     /// Where answers are held.
     heartbeat: Option<Heartbeat>,
     beat_at: Timestamp,
-    settle: Arc<Settle>,
+    estimate: Arc<Estimate>,
     counters: Counters,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
@@ -395,6 +404,8 @@ struct Hot {
     openflow: openflow::Connection,
     questions: mpsc::Sender<Question>,
     conntrack: mpsc::Sender<conntrack::Request>,
+    /// Questions for the megaflows that drop.
+    datapath: mpsc::Sender<Vec<Path>>,
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
@@ -487,8 +498,8 @@ impl Hot {
             && self.beat_at <= now
         {
             self.beat_at = now + BEAT_INTERVAL;
-            let revalidation = self.settle.time();
-            self.engine.handle(Input::Revalidation(revalidation), now);
+            let estimate = self.estimate.time();
+            self.engine.handle(Input::Revalidation(estimate), now);
             if let Err(error) = heartbeat.beat(now) {
                 warn!(%error, "answers are not held");
             }
@@ -651,6 +662,11 @@ impl Hot {
             Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
             Command::RecallAnswers => self.recall(),
             Command::Release(frame) => self.release(&frame),
+            Command::FindDropping(paths) => {
+                if self.datapath.try_send(paths).is_err() {
+                    self.engine.handle(Input::Dropping(None), now());
+                }
+            }
             Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
             Command::FindBlocked => self.ask_conntrack(conntrack::Request::Find),
@@ -708,7 +724,8 @@ impl Hot {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
         let settling: Vec<_> = self.engine.settling_events().iter().collect();
-        debug!(?held, ?settling, "held");
+        let revalidation: Vec<_> = self.engine.revalidation_events().iter().collect();
+        debug!(?held, ?settling, ?revalidation, "held");
         match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters

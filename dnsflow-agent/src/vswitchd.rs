@@ -1,21 +1,22 @@
-//! The edge that asks ovs-vswitchd how long old megaflows can stand in the way of a new flow.
+//! The edge that asks ovs-vswitchd about its datapath: which megaflows drop, and how long its
+//! revalidators take.
 //!
 //! A flow that the switch has confirmed decides over the packets that no megaflow covers. A
-//! megaflow that drops, made for the address or for a neighbour of it, goes on dropping until
-//! vswitchd's revalidators have come by; nothing says when they have. What they say of their
-//! passes (`upcall/show`) is read once a second over vswitchd's control socket
-//! (ovs-appctl(8): JSON-RPC 1.0), and [`settle`] makes a time of it. Whether there can be such a
-//! megaflow at all is another question, which the engine answers (`denied.rs` of the core).
+//! megaflow that drops, made for the address or for a neighbour of the address, goes on dropping
+//! until a revalidator has looked at the megaflow again. The engine asks whether there is such a
+//! megaflow (`revalidation.rs` of the core); this edge dumps the megaflows of the path and answers.
+//! Once a second, and behind changes that somebody waits for, this edge also reads what vswitchd says
+//! of its revalidators (`upcall/show`), and makes an estimate of the reading, for when the datapath
+//! cannot be asked.
 //!
-//! `revalidator/wait` would be the other way, and is none: it is answered when a pass ends, even one
-//! that began before the change (2 of 15 times, with 10,000 megaflows and a change before), and
-//! after half a second where the pass that matters was over when vswitchd came to read it.
-//!
-//! It asks for this and for nothing else, and never makes anybody wait: whoever wants the time
-//! takes the latest. Where vswitchd does not answer, that is a default, and said once.
+//! Both go over vswitchd's control socket (ovs-appctl(8): JSON-RPC 1.0). The edge asks nothing
+//! else, and no thread of the agent waits for it: where vswitchd does not answer, the engine goes
+//! by the estimate, and the estimate is a default, which is said once.
+
+pub mod megaflows;
+mod passes;
 
 use std::{
-    collections::VecDeque,
     io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -27,21 +28,25 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
+    sync::mpsc,
     time::{sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
-use crate::ovsdb::framing::{Framer, FramingError};
+use dnsflow_core::{Input, Timestamp, revalidation};
+
+use crate::{
+    clock::now,
+    ovsdb::framing::{Framer, FramingError},
+};
+use passes::Passes;
 
 /// How often vswitchd is asked.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long an answer is waited for. vswitchd answers between two rounds of everything else.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest answer: a few lines for each datapath, one more for each revalidator.
-const ANSWER_MAX_BYTES: usize = 1 << 20;
-/// How many answers count. Between changes, vswitchd only collects statistics, in passes that are
-/// much shorter than those behind a change; of ten seconds, the longest says more than the last.
-const ANSWERS: usize = 10;
+/// The longest answer: some ten thousand megaflows.
+const ANSWER_MAX_BYTES: usize = 4 << 20;
 
 /// What vswitchd says of its revalidators: of several datapaths, the most of each.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
@@ -97,8 +102,13 @@ pub enum VswitchdError {
         reason: String,
     },
     /// The text is not as it was.
-    #[error("`{COMMAND}` says nothing of \"flows : (current N)\" and \"dump duration : Nms\"")]
-    Unreadable,
+    #[error("`{command}` does not say {expected}")]
+    Unreadable {
+        /// The command.
+        command: &'static str,
+        /// What its text should hold.
+        expected: &'static str,
+    },
 }
 
 impl Revalidation {
@@ -123,14 +133,6 @@ impl Revalidation {
             pass: Duration::from_millis(pass_ms?),
         })
     }
-
-    /// The more of each.
-    fn max(self, other: Self) -> Self {
-        Self {
-            flows: self.flows.max(other.flows),
-            pass: self.pass.max(other.pass),
-        }
-    }
 }
 
 /// The number between these two.
@@ -140,55 +142,18 @@ fn number(text: &str, before: &str, after: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// The shortest that vswitchd says, whatever it took.
-const PASS_MIN: Duration = Duration::from_millis(1);
-/// What such a pass takes without a megaflow: for threads to wake up.
-const PASS_BEGIN: Duration = Duration::from_micros(300);
-/// What a megaflow adds to a pass behind a change, where no such pass was seen: those between
-/// changes only collect statistics, which takes a fraction of the time.
-const PASS_PER_FLOW: Duration = Duration::from_micros(3);
-/// What holds where vswitchd says nothing: as with some thousand megaflows.
-pub const SETTLE_UNKNOWN: Duration = Duration::from_millis(30);
-
-/// How long a pass takes that a change brings about. Until it is over, a megaflow from before can
-/// still drop.
-///
-/// Measured with Open vSwitch 3.1 and 3.5, userspace datapath, one table, on two busy processors:
-/// packets sent every 0.1 ms to an address whose neighbours were dropped, 25 times each; "busy"
-/// has another change shortly before, so that the pass does not begin at once
-/// (`REVALIDATION_INTERVAL` in `core/limits.rs`).
-///
-/// | megaflows | pass, median (longest) | first packet that passes, median (latest) | busy |
-/// |---|---|---|---|
-/// | 25 | 1 ms (2) | 0.0 ms (0.3) | 1.3 ms (8.2) |
-/// | 125 | 1 ms (17) | 0.2 ms (14.6) | 0.5 ms (7.0) |
-/// | 1,025 | 2 ms (12) | 0.0 ms (8.6) | 1.0 ms (6.1) |
-/// | 10,025 | 35 ms (94) | 14.2 ms (83.2) | 19.1 ms (51.2) |
-///
-/// A pass that is under way when the change comes does not count, so that it can take two; it did
-/// not, beyond the longest of a few passes.
-pub fn settle(revalidation: Revalidation) -> Duration {
-    let flows = u32::try_from(revalidation.flows).unwrap_or(u32::MAX);
-    let estimated = PASS_BEGIN.saturating_add(PASS_PER_FLOW.saturating_mul(flows));
-    if revalidation.pass <= PASS_MIN {
-        estimated
-    } else {
-        revalidation.pass.max(estimated)
-    }
-}
-
-/// The time to settle, for whoever wants to know.
+/// How long a pass of the revalidators may take behind a change, for whoever wants to know.
 #[derive(Debug)]
-pub struct Settle(AtomicU64);
+pub struct Estimate(AtomicU64);
 
-impl Default for Settle {
+impl Default for Estimate {
     fn default() -> Self {
-        Self(AtomicU64::new(nanos(SETTLE_UNKNOWN)))
+        Self(AtomicU64::new(nanos(passes::UNKNOWN)))
     }
 }
 
-impl Settle {
-    /// How long after the barrier's reply an old megaflow can still drop.
+impl Estimate {
+    /// The latest.
     pub fn time(&self) -> Duration {
         let Self(nanos) = self;
         Duration::from_nanos(nanos.load(Relaxed))
@@ -204,56 +169,122 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The last answers.
-#[derive(Debug, Default)]
-struct Answers(VecDeque<Revalidation>);
-
-impl Answers {
-    /// Takes another; gives the most of all.
-    fn add(&mut self, answer: Revalidation) -> Revalidation {
-        let Self(answers) = self;
-        if answers.len() == ANSWERS {
-            answers.pop_front();
+/// Keeps `estimate` up to date and answers `looks`, each with one [`Input::Dropping`], for ever.
+/// vswitchd has its control socket in the directory of `openflow_socket`, whose name begins with
+/// that of the bridge.
+pub async fn watch(
+    openflow_socket: &Path,
+    estimate: &Estimate,
+    mut looks: mpsc::Receiver<Vec<revalidation::Path>>,
+    inputs: mpsc::Sender<Input<'static>>,
+) {
+    let directory = openflow_socket.parent().unwrap_or(Path::new("."));
+    let bridge = openflow_socket.file_stem().unwrap_or_default();
+    let mut watcher = Watcher {
+        vswitchd: Vswitchd::new(directory),
+        bridge: bridge.to_string_lossy().into_owned(),
+        datapath: None,
+        passes: Passes::default(),
+        told: None,
+    };
+    let mut read_at = now();
+    // A pass behind a change that somebody waits for is over by then.
+    let mut changed_by: Option<Timestamp> = None;
+    loop {
+        let wake_at = changed_by.map_or(read_at, |at| at.min(read_at));
+        tokio::select! {
+            biased;
+            look = looks.recv() => {
+                let Some(paths) = look else { return };
+                let dropping = watcher.look(&paths).await;
+                if inputs.send(Input::Dropping(dropping)).await.is_err() {
+                    return;
+                }
+                changed_by.get_or_insert(now() + estimate.time());
+            }
+            () = sleep(wake_at.since(now())) => {
+                let is_behind_change = changed_by.take_if(|at| *at <= now()).is_some();
+                watcher.read(estimate, is_behind_change).await;
+                read_at = now() + INTERVAL;
+            }
         }
-        answers.push_back(answer);
-        answers.iter().copied().fold(answer, Revalidation::max)
     }
 }
 
-/// Keeps `settle_time` up to date, for ever. vswitchd has its control socket in the directory of
-/// `openflow_socket`.
-pub async fn watch(openflow_socket: &Path, settle_time: &Settle) {
-    let directory = openflow_socket.parent().unwrap_or(Path::new("."));
-    let mut vswitchd = Vswitchd::new(directory);
-    let mut answers = Answers::default();
-    // The last failure that was told, until there is an answer.
-    let mut told = None;
-    loop {
-        match vswitchd.revalidation().await {
+/// What is known of a vswitchd.
+#[derive(Debug)]
+struct Watcher {
+    vswitchd: Vswitchd,
+    bridge: String,
+    /// The name of the bridge's datapath, once it was found: there can be others.
+    datapath: Option<String>,
+    passes: Passes,
+    /// The last failure that was told, until there is an answer.
+    told: Option<String>,
+}
+
+impl Watcher {
+    /// Reads how long the revalidators take.
+    async fn read(&mut self, estimate: &Estimate, is_behind_change: bool) {
+        match self.vswitchd.revalidation().await {
             Ok(answer) => {
-                let most = answers.add(answer);
-                let time = settle(most);
-                settle_time.set(time);
-                debug!(flows = most.flows, pass = ?most.pass, settle = ?time, "revalidation");
-                if told.take().is_some() {
-                    info!(settle = ?time, "ovs-vswitchd says how long it revalidates");
+                self.passes.note(answer, is_behind_change, now());
+                let time = self.passes.estimate();
+                estimate.set(time);
+                let Revalidation { flows, pass } = answer;
+                debug!(flows, ?pass, is_behind_change, estimate = ?time, "revalidation");
+                if self.told.take().is_some() {
+                    info!(estimate = ?time, "ovs-vswitchd says how long it revalidates");
                 }
             }
             Err(error) => {
-                answers = Answers::default();
-                settle_time.set(SETTLE_UNKNOWN);
+                self.passes = Passes::default();
+                self.datapath = None;
+                estimate.set(passes::UNKNOWN);
                 let error = with_causes(&error);
-                if told.as_ref() != Some(&error) {
+                if self.told.as_ref() != Some(&error) {
                     warn!(
                         error,
-                        settle = ?SETTLE_UNKNOWN,
+                        estimate = ?passes::UNKNOWN,
                         "ovs-vswitchd does not say how long it revalidates; a default holds"
                     );
-                    told = Some(error);
+                    self.told = Some(error);
                 }
             }
         }
-        sleep(INTERVAL).await;
+    }
+
+    /// The paths on which a megaflow drops; `None` where vswitchd does not say.
+    async fn look(&mut self, paths: &[revalidation::Path]) -> Option<Vec<revalidation::Path>> {
+        let found = self.dropping(paths).await;
+        if let Err(error) = &found {
+            debug!(error = with_causes(error), "the megaflows are not known");
+            self.datapath = None;
+        }
+        found.ok()
+    }
+
+    async fn dropping(
+        &mut self,
+        paths: &[revalidation::Path],
+    ) -> Result<Vec<revalidation::Path>, VswitchdError> {
+        let datapath = match &self.datapath {
+            Some(datapath) => datapath,
+            None => {
+                let found = self.vswitchd.datapath_of(&self.bridge).await?;
+                self.datapath.insert(found)
+            }
+        };
+        let mut dropping = Vec::new();
+        let is_v6 = |path: &revalidation::Path| path.addresses.dst().is_ipv6();
+        for paths in paths.chunk_by(|one, other| is_v6(one) == is_v6(other)) {
+            let Some(filter) = megaflows::filter(paths) else {
+                continue;
+            };
+            let text = self.vswitchd.megaflows(datapath, &filter).await?;
+            dropping.append(&mut megaflows::dropping(&text, paths));
+        }
+        Ok(dropping)
     }
 }
 
@@ -278,7 +309,13 @@ struct Connection {
     framer: Framer,
 }
 
-const COMMAND: &str = "upcall/show";
+/// `ovs-appctl upcall/show`: what vswitchd says of its revalidators.
+const SHOW_REVALIDATORS: &str = "upcall/show";
+/// `ovs-appctl dpif/show`: each datapath, and below it its bridges.
+const SHOW_DATAPATHS: &str = "dpif/show";
+/// `ovs-appctl dpctl/dump-flows --names DATAPATH filter=…`: megaflows, one on each line, with the names
+/// of ports in place of their numbers.
+const DUMP_MEGAFLOWS: &str = "dpctl/dump-flows";
 
 /// A reply; vswitchd has an error's text in `error`, or null.
 #[derive(Deserialize)]
@@ -307,33 +344,54 @@ impl Vswitchd {
         }
     }
 
-    /// Asks. The connection is kept for the next time.
+    /// How long its revalidators take.
     ///
     /// # Errors
     ///
-    /// Where there is no answer, or one that cannot be read; the next time, another connection is
-    /// made.
+    /// Where there is no answer, or one that cannot be read.
     pub async fn revalidation(&mut self) -> Result<Revalidation, VswitchdError> {
-        let answer = async {
-            let mut connection = match self.connection.take() {
-                Some(connection) => connection,
-                None => self.open().await?,
-            };
-            let text = connection.ask(&[COMMAND]).await?;
-            let found = Revalidation::parse(&text).ok_or(VswitchdError::Unreadable)?;
-            self.connection = Some(connection);
-            Ok(found)
-        };
-        timeout(PATIENCE, answer)
-            .await
-            .map_err(|_| VswitchdError::Silent)?
+        let text = self.ask(&[SHOW_REVALIDATORS]).await?;
+        Revalidation::parse(&text).ok_or(VswitchdError::Unreadable {
+            command: SHOW_REVALIDATORS,
+            expected: "\"flows : (current N)\" and \"dump duration : Nms\"",
+        })
+    }
+
+    /// The name of the datapath that a bridge is in (`netdev@ovs-netdev`).
+    ///
+    /// # Errors
+    ///
+    /// Where there is no answer, or none that names the bridge.
+    pub async fn datapath_of(&mut self, bridge: &str) -> Result<String, VswitchdError> {
+        let text = self.ask(&[SHOW_DATAPATHS]).await?;
+        datapath_of(&text, bridge).ok_or(VswitchdError::Unreadable {
+            command: SHOW_DATAPATHS,
+            expected: "a datapath with the bridge",
+        })
+    }
+
+    /// The megaflows of a datapath that pass a filter, one on each line.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no answer, or one that is too long.
+    pub async fn megaflows(
+        &mut self,
+        datapath: &str,
+        filter: &str,
+    ) -> Result<String, VswitchdError> {
+        let filter = format!("filter={filter}");
+        let command = [DUMP_MEGAFLOWS, "--names", datapath, &filter];
+        self.ask(&command).await
     }
 
     /// Gives a command with its arguments, and returns the text that it prints.
     ///
+    /// The connection is kept for the next time; after an error, the next time makes another.
+    ///
     /// # Errors
     ///
-    /// As [`Vswitchd::revalidation`].
+    /// Where there is no answer.
     pub async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
         let answer = async {
             // Of an ovs-vswitchd that has ended meanwhile, the connection says so only now.
@@ -356,6 +414,23 @@ impl Vswitchd {
     async fn open(&self) -> Result<Connection, VswitchdError> {
         Connection::open(&self.directory, self.answer_max_bytes).await
     }
+}
+
+/// Reads what `dpif/show` prints: a line for each datapath, `netdev@ovs-netdev: hit:1 missed:2`, then
+/// more deeply its bridges, `  br-int:`, and their ports (`dpif_show_backer` in Open vSwitch's
+/// ofproto/ofproto-dpif.c).
+fn datapath_of(text: &str, bridge: &str) -> Option<String> {
+    let mut datapath = None;
+    for line in text.lines() {
+        if line.starts_with(' ') {
+            if line.trim().strip_suffix(':') == Some(bridge) {
+                return datapath.map(str::to_owned);
+            }
+        } else {
+            datapath = line.split(": ").next();
+        }
+    }
+    None
 }
 
 impl Connection {
@@ -388,7 +463,7 @@ impl Connection {
     }
 
     async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
-        let (method, params) = command.split_first().unwrap_or((&COMMAND, &[]));
+        let (method, params) = command.split_first().unwrap_or((&"", &[]));
         let failed = |source| VswitchdError::Socket {
             path: self.path.clone(),
             source,

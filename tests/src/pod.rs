@@ -159,6 +159,13 @@ impl<'a> Pod<'a> {
         Ok(command)
     }
 
+    /// The lab's own program (`dnsflow-lab-helper`) in the pod, without its arguments.
+    pub fn helper(&self) -> Result<Command> {
+        let mut command = Command::new(self.lab.helper());
+        self.enter(&mut command)?;
+        Ok(command)
+    }
+
     /// Makes a command run in the pod.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
         let etc = self.lab.base().join("etc");
@@ -254,10 +261,9 @@ impl<'a> Pod<'a> {
             Transport::Edns => "resolve-edns",
             Transport::Tcp => "resolve-tcp",
         };
-        let mut command = Command::new(self.lab.helper());
+        let mut command = self.helper()?;
         command.args([how, &server.to_string(), kind]);
         command.args(names.iter().map(AsRef::as_ref));
-        self.enter(&mut command)?;
         let answer = run(&mut command)?;
         answer
             .lines()

@@ -148,9 +148,13 @@ impl Access<'_> {
                 Some(facts) => plan(planner, facts, *address, entry),
                 None => Plan::new(),
             };
+            let before = batch.len();
             let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
+            }
+            if batch.adds_since(before) {
+                batch.is_for(&port.row, *address);
             }
         }
     }
@@ -257,7 +261,11 @@ impl Access<'_> {
             let planner = &mut self.plans.planner;
             let plan = facts.map(|facts| plan(planner, facts, address, entry));
             let plan = plan.unwrap_or_default();
+            let before = batch.len();
             self.cache.enforce(port_id, address, plan, batch, now);
+            if batch.adds_since(before) {
+                batch.is_for(&port.row, address);
+            }
         }
         if batch.adds_since(before) {
             batch.end_gap();

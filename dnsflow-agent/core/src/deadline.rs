@@ -15,6 +15,8 @@ pub enum Why {
     PutBack,
     /// Deferred answers are replayed once more.
     Replay,
+    /// The switch's datapath is asked for megaflows that drop, or is no longer waited for.
+    Revalidation,
     /// A held answer goes back.
     Release,
     /// The flows that deny are counted.

@@ -35,6 +35,7 @@ use crate::{
     refused::{Refusals, Refused},
     report::Report,
     resolver::Resolver,
+    revalidation::RevalidationEvent,
     snapshot::SavedLease,
     sources::{Source, Sources},
     switch::{Batch, Opening, Switch},
@@ -126,7 +127,7 @@ impl Engine {
             policy: Policy::new(subdomains, profile),
             cache: Cache::new(leases),
             plans: Plans::default(),
-            switch: Switch::new(!hold_max.is_zero(), leases.idle_grace),
+            switch: Switch::new(hold_max, leases.idle_grace),
             hold: HoldQueue::new(HoldLimits {
                 longest: hold_max,
                 ..HoldLimits::default()
@@ -138,7 +139,6 @@ impl Engine {
 
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
-        self.switch.forget_settled(now);
         if let Input::Frame(frame) = input {
             self.frame(frame, now);
             self.finish(None, now);
@@ -218,13 +218,19 @@ impl Engine {
             Input::SwitchDown => {
                 self.sources.switch_lost();
                 self.policy.interrupted();
-                self.switch.disconnected();
+                let over = self.switch.disconnected();
+                self.hold.applied(over, now);
             }
             Input::Applied { batch, result } => {
-                let settle = self.switch.applied(batch, result, now, &mut self.out);
-                if let Some(settle) = settle {
-                    self.hold.applied(batch, settle, now);
+                let is_awaited = self.hold.awaits(batch);
+                let out = &mut self.out;
+                if self.switch.applied(batch, result, is_awaited, now, out) {
+                    self.hold.applied([batch], now);
                 }
+            }
+            Input::Dropping(dropping) => {
+                let over = self.switch.dropping_found(dropping.as_deref(), now);
+                self.hold.applied(over, now);
             }
             Input::Flows { flows, more } => {
                 let (mut access, switch, out) = self.access();
@@ -274,7 +280,6 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
-        self.switch.forget_settled(now);
         self.end_turn(now);
         if self.sources.are_read() {
             let mut batch = self.switch.begin(now);
@@ -350,6 +355,11 @@ impl Engine {
     /// Whether new flows had to settle, for each batch that answers opened.
     pub fn settling_events(&self) -> &Tally<Settling> {
         self.switch.settling_events()
+    }
+
+    /// What ended the waits for the switch's megaflows.
+    pub fn revalidation_events(&self) -> &Tally<RevalidationEvent> {
+        self.switch.revalidation_events()
     }
 
     /// Addresses that were not opened, by reason.
@@ -516,7 +526,9 @@ impl Engine {
 
     /// The end of every input: what all changes together ask for.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
+        self.hold.applied(self.switch.revalidated(now), now);
         self.hold.release_due(now, &mut self.out);
+        self.switch.find_dropping(now, &mut self.out);
         if self.switch.is_up() {
             self.policy.locate(&mut self.out);
         }
@@ -603,6 +615,7 @@ fn may_change_plans(input: &Input<'_>) -> bool {
             | Input::ForeignFlow { .. }
             | Input::ForeignFlowGone { .. }
             | Input::Revalidation(_)
+            | Input::Dropping(_)
             | Input::MegaflowsIdle(_)
             | Input::Blocked { .. }
             | Input::Unblocked { .. }

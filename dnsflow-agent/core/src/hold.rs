@@ -70,8 +70,8 @@ pub enum Wait {
     Nothing,
     /// A point in time: its flows are in the switch, but were not for long.
     Until(Timestamp),
-    /// A batch of changes, and the time for it to settle ([`HoldQueue::applied`]). Of several
-    /// batches, the last one: they take effect in their order.
+    /// A batch of changes ([`HoldQueue::applied`]). Of several batches, the last one: they take
+    /// effect in their order.
     Batch(BatchId),
 }
 
@@ -84,8 +84,6 @@ impl Wait {
         match (self, other) {
             (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
             (Self::Until(one), Self::Until(other)) => Self::Until(one.max(other)),
-            // A batch that is still to be answered has to settle for as long as one before it, or need
-            // not settle at all.
             (Self::FOR_NOTHING, Self::Batch(_)) | (Self::Batch(_), Self::FOR_NOTHING) => {
                 Self::FOR_NOTHING
             }
@@ -255,14 +253,22 @@ impl HoldQueue {
         Ok(())
     }
 
-    /// A batch is done: the frames that waited for it leave after `settle`. One that the switch
-    /// refused is done, too; there is nothing to settle then, nor where no packet was denied lately.
-    pub fn applied(&mut self, batch: BatchId, settle: Duration, now: Timestamp) {
-        while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
-            && of == batch
-        {
-            self.waiting.remove(&(of, number));
-            self.change(number, |held| held.ready = Some(now + settle));
+    /// Whether a frame waits for this batch.
+    pub fn awaits(&self, batch: BatchId) -> bool {
+        let mut waiting = self.waiting.range((batch, Number::MIN)..);
+        waiting.next().is_some_and(|(of, _)| *of == batch)
+    }
+
+    /// Batches are done: the frames that waited for them leave. A batch that the switch refused is
+    /// done, too.
+    pub fn applied(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
+        for batch in batches {
+            while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
+                && of == batch
+            {
+                self.waiting.remove(&(of, number));
+                self.change(number, |held| held.ready = Some(now));
+            }
         }
     }
 

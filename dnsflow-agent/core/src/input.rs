@@ -10,6 +10,7 @@ use super::{
     name::DomainName,
     ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
     resolver::Resolver,
+    revalidation::Path,
 };
 
 /// A frame that the TC program copied off a veth, Ethernet header first.
@@ -149,6 +150,9 @@ pub enum Input<'a> {
     Resolvers(BTreeSet<Resolver>),
     /// How long the switch takes to look at its megaflows after a change of flows.
     Revalidation(Duration),
+    /// The result of [`Command::FindDropping`]: the paths on which a megaflow drops; `None` where the
+    /// datapath could not be asked.
+    Dropping(Option<Vec<Path>>),
     /// How long after its last packet the switch keeps a megaflow at most.
     MegaflowsIdle(Duration),
     /// The flow monitor left something out: flows may have been lost unseen.
@@ -273,6 +277,9 @@ pub enum Command {
     /// Count the flows with these cookies in every table; answer with [`Input::Counted`]. From now
     /// on, tell when one of them is removed ([`Input::CountLost`]).
     CountFlows(Vec<u32>),
+    /// Look in the switch's datapath for megaflows that drop packets on these paths; answer with
+    /// [`Input::Dropping`].
+    FindDropping(Vec<Path>),
     /// Read back every dnsflow flow; answer with [`Input::Flows`].
     DumpFlows,
     /// Report lost flows of exactly these OpenFlow tables from now on.

@@ -31,6 +31,7 @@ pub mod recent;
 pub mod refused;
 pub mod report;
 pub mod resolver;
+pub mod revalidation;
 pub mod rules;
 pub mod snapshot;
 mod sources;

@@ -123,6 +123,16 @@ pub const FOREIGN_FLOWS_MAX: usize = 4096;
 /// flow brings one about.
 pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Between two looks at the datapath, at least. ovs-vswitchd takes such questions and flows on one
+/// thread.
+pub const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Paths that one look is for: each is compared with every megaflow that drops. A batch with more
+/// paths waits for the estimated time.
+pub const PATHS_PER_LOOK_MAX: usize = 64;
+/// Changes of one batch whose paths are looked at. Batches that put lost flows back have more, and
+/// no answer waits for them alone.
+pub const CHANGES_LOOKED_AT_MAX: usize = 512;
+
 /// Open vSwitch keeps a megaflow for this long after its last packet (`other_config:max-idle` in
 /// ovs-vswitchd.conf.db(5), 10 s) and until its revalidators come by (`max-revalidator`, 0.5 s),
 /// unless its database says something else.

@@ -34,6 +34,7 @@ use crate::{
     policy::Policy,
     ports::{PortId, Ports},
     report::Report,
+    revalidation::{Path, Revalidation, RevalidationEvent},
     tally::{Label as _, Tally},
 };
 use batch::Written;
@@ -68,8 +69,10 @@ struct Pending {
     sent_at: Timestamp,
     /// Whether the flows that deny were counted behind its changes.
     counted: bool,
-    /// When the switch may begin to look at its megaflows for it.
-    settles_from: Timestamp,
+    /// What its flows are for.
+    paths: BTreeSet<Path>,
+    /// When the batch before it was sent.
+    before: Timestamp,
 }
 
 /// The comparison of the switch with the cache.
@@ -122,8 +125,6 @@ pub(crate) struct Switch {
     openings: Option<(Batch, Vec<Opening>)>,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
-    /// Batches that the switch has confirmed, until when they settle.
-    settling: BTreeMap<BatchId, Timestamp>,
     /// Batches that were not answered before the connection was lost: the next comparison covers
     /// them.
     unanswered: BTreeSet<BatchId>,
@@ -131,9 +132,9 @@ pub(crate) struct Switch {
     sent_at: Timestamp,
     /// Flows of others with the keys that flows of ours could have: never overwritten.
     foreign: HashSet<FlowKey>,
-    /// How long the switch takes to look at its megaflows after a change: until then, one that drops
-    /// may stand in the way.
-    revalidation: Duration,
+    /// Confirmed batches that the switch's datapath may not follow yet: a megaflow that drops may
+    /// stand in the way.
+    revalidation: Revalidation,
     /// Whether there can be one.
     denials: Denials,
     /// When to look for connections that OVN has blocked in a gap of our flows.
@@ -141,9 +142,9 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// There is no connection yet. `settles` says whether anybody waits for megaflows, `idle_grace` for
-    /// how long an address stays open that is not used.
-    pub(crate) fn new(settles: bool, idle_grace: Duration) -> Self {
+    /// There is no connection yet. `hold_max` says for how long answers wait for megaflows at most,
+    /// `idle_grace` for how long an address stays open that is not used.
+    pub(crate) fn new(hold_max: Duration, idle_grace: Duration) -> Self {
         Self {
             up: false,
             compared: false,
@@ -156,12 +157,11 @@ impl Switch {
             openings: None,
             next_batch: 0,
             pending: BTreeMap::new(),
-            settling: BTreeMap::new(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: HashSet::new(),
-            revalidation: Duration::ZERO,
-            denials: Denials::new(settles, idle_grace),
+            revalidation: Revalidation::new(hold_max),
+            denials: Denials::new(!hold_max.is_zero(), idle_grace),
             looks: Looks::default(),
         }
     }
@@ -184,7 +184,7 @@ impl Switch {
     }
 
     /// What has to be waited for until the flows of an entry are installed.
-    pub(crate) fn wait_for(&self, installed: &Installed) -> Wait {
+    pub(crate) fn wait_for(&mut self, installed: &Installed) -> Wait {
         match installed.written {
             Written::Before => Wait::Nothing,
             Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
@@ -194,10 +194,8 @@ impl Switch {
             Written::In(batch) if self.unanswered.contains(&batch) => Wait::FOR_NOTHING,
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::Batch(batch),
-            Written::In(batch) => match self.settling.get(&batch) {
-                Some(until) => Wait::Until(*until),
-                None => Wait::Nothing,
-            },
+            Written::In(batch) if self.revalidation.awaits(batch) => Wait::Batch(batch),
+            Written::In(_) => Wait::Nothing,
         }
     }
 
@@ -214,6 +212,7 @@ impl Switch {
         if !self.up {
             return deadline::first([counts, looks]);
         }
+        let revalidation = deadline::at(self.revalidation.deadline(), Why::Revalidation);
         let compare_at = self
             .comparison
             .at
@@ -221,6 +220,7 @@ impl Switch {
         deadline::first([
             counts,
             looks,
+            revalidation,
             deadline::at(compare_at, Why::Comparison),
             deadline::at(self.renew_at, Why::Renewal),
             deadline::at(self.lost.at, Why::PutBack),
@@ -230,6 +230,11 @@ impl Switch {
     /// Whether new flows had to settle, for each batch of openings.
     pub(crate) fn settling_events(&self) -> &Tally<Settling> {
         self.denials.events()
+    }
+
+    /// What ended the waits for the switch's megaflows.
+    pub(crate) fn revalidation_events(&self) -> &Tally<RevalidationEvent> {
+        self.revalidation.events()
     }
 
     // Batches.
@@ -269,6 +274,7 @@ impl Switch {
             at: now,
             ends_gap: false,
             changes: Vec::new(),
+            paths: BTreeSet::new(),
         }
     }
 
@@ -320,6 +326,7 @@ impl Switch {
             mut changes,
             at,
             ends_gap,
+            paths,
             ..
         } = batch;
         if !self.foreign.is_empty() {
@@ -347,16 +354,17 @@ impl Switch {
             }
         }
         self.tie(&mut changes, planner);
-        let settles_from = self.sent_at + REVALIDATION_INTERVAL;
-        self.sent_at = at;
-        let count = self.denials.to_count(&openings, self.revalidation, at);
+        let before = std::mem::replace(&mut self.sent_at, at);
+        let estimate = self.revalidation.estimate();
+        let count = self.denials.to_count(&openings, estimate, at);
         self.pending.insert(
             id,
             Pending {
                 openings,
                 sent_at: at,
                 counted: false,
-                settles_from,
+                paths,
+                before,
             },
         );
         out.command(Command::Apply {
@@ -368,43 +376,49 @@ impl Switch {
         Some(id)
     }
 
-    /// The switch has answered a batch. Returns for how long its answers have to settle; `None` where
-    /// they wait for the comparison after the reconnect, which covers it.
+    /// The switch has answered a batch, for which frames wait or not (`is_awaited`). Returns whether
+    /// they need wait no longer. Else they wait for the datapath, or, where the connection is lost, for
+    /// the comparison after the reconnect.
     pub(crate) fn applied(
         &mut self,
         batch: BatchId,
         result: Result<(), BatchError>,
+        is_awaited: bool,
         now: Timestamp,
         out: &mut Output,
-    ) -> Option<Duration> {
-        let pending = self.pending.remove(&batch)?;
+    ) -> bool {
+        let Some(pending) = self.pending.remove(&batch) else {
+            return false;
+        };
         self.lost.batches.remove(&batch);
-        let settle = pending.settles_from.since(now) + self.revalidation;
-        self.looks.applied(batch, settle, now);
+        let pass_from = pending.before + REVALIDATION_INTERVAL;
+        let estimate = self.revalidation.estimate();
+        self.looks
+            .applied(batch, pass_from.since(now) + estimate, now);
         match result {
             Ok(()) => {
                 let Pending {
                     openings,
                     sent_at,
                     counted,
-                    ..
+                    paths,
+                    before,
                 } = pending;
-                let settling =
-                    self.denials
-                        .settling(&openings, counted, self.revalidation, sent_at);
+                let settling = self.denials.settling(&openings, counted, estimate, sent_at);
                 if !openings.is_empty() {
                     self.denials.count(settling);
                 }
                 for opening in openings {
                     out.report(opening.told(settling, now));
                 }
-                if settling == Settling::Quiet {
-                    return Some(Duration::ZERO);
+                let is_quiet = settling == Settling::Quiet;
+                if !is_quiet {
+                    self.revalidation
+                        .begin(batch, paths, before, is_awaited, now);
                 }
-                self.settling.insert(batch, now + settle);
-                Some(settle)
+                is_quiet
             }
-            Err(BatchError::ConnectionLost) => None,
+            Err(BatchError::ConnectionLost) => false,
             Err(error @ BatchError::Refused(_)) => {
                 if let BatchError::Refused(refused) = &error {
                     out.counters.flows_refused += refused.len() as u64;
@@ -412,23 +426,36 @@ impl Switch {
                 out.report(Report::FlowsRefused {
                     reason: error.to_string(),
                 });
-                Some(Duration::ZERO)
+                true
             }
         }
     }
 
-    /// Forgets batches that have settled.
-    pub(crate) fn forget_settled(&mut self, now: Timestamp) {
-        while let Some(first) = self.settling.first_entry()
-            && *first.get() <= now
-        {
-            first.remove();
-        }
+    /// The batches whose time for revalidation is over: frames need wait for them no longer.
+    pub(crate) fn revalidated(&mut self, now: Timestamp) -> Vec<BatchId> {
+        self.revalidation.expired(now)
     }
 
     /// How long the switch takes to look at its megaflows after a change of flows.
     pub(crate) fn revalidates_in(&mut self, time: Duration) {
-        self.revalidation = time;
+        self.revalidation.set_estimate(time);
+    }
+
+    /// Asks the datapath for megaflows that drop, where frames wait for that.
+    pub(crate) fn find_dropping(&mut self, now: Timestamp, out: &mut Output) {
+        if let Some(paths) = self.revalidation.look(now) {
+            out.command(Command::FindDropping(paths));
+        }
+    }
+
+    /// The paths on which a megaflow drops, or `None` where the datapath could not be asked. Returns
+    /// the batches that frames need wait for no longer.
+    pub(crate) fn dropping_found(
+        &mut self,
+        dropping: Option<&[Path]>,
+        now: Timestamp,
+    ) -> Vec<BatchId> {
+        self.revalidation.looked(dropping, now)
     }
 
     // The connection.
@@ -441,8 +468,9 @@ impl Switch {
         self.denials.connected(now);
     }
 
-    /// The connection is lost, with all answers that were waited for.
-    pub(crate) fn disconnected(&mut self) {
+    /// The connection is lost, with all answers that were waited for. Returns the batches that frames
+    /// need wait for no longer.
+    pub(crate) fn disconnected(&mut self) -> Vec<BatchId> {
         self.denials.disconnected();
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
@@ -459,9 +487,9 @@ impl Switch {
         self.monitored.clear();
         self.openings = None;
         self.pending.clear();
-        self.settling.clear();
         self.sent_at = Timestamp::default();
         self.foreign.clear();
+        self.revalidation.disconnected()
     }
 
     /// A dump that is under way will not be answered: one interval later, another.

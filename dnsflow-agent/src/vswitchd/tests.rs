@@ -1,5 +1,6 @@
 use std::{
     fs,
+    net::Ipv4Addr,
     sync::Arc,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -7,6 +8,7 @@ use std::{
 use tokio::{net::UnixListener, task::JoinHandle};
 
 use super::*;
+use dnsflow_core::{flow::Addresses, revalidation::Path};
 
 /// As Open vSwitch 3.1, 3.5 and 4.0 print it, with two datapaths.
 const TEXT: &str = "netdev@ovs-netdev:\n  \
@@ -52,17 +54,19 @@ fn what_says_nothing_is_not_read() {
 }
 
 #[test]
-fn more_to_revalidate_takes_longer_to_settle() {
-    let ms = Duration::from_millis;
-    assert_eq!(settle(of(0, 1)), PASS_BEGIN);
-    assert_eq!(settle(of(25, 17)), ms(17));
+fn the_datapath_of_a_bridge_is_found_among_others() {
+    let text = "netdev@ovs-netdev: hit:12 missed:3\n  br-ex:\n    br-ex 65534/1: (tap)\n\
+                system@ovs-system: hit:1 missed:2\n  br-int:\n    br-int: 65534/2: (internal)\n";
     assert_eq!(
-        settle(of(10_000, 4)),
-        PASS_BEGIN + ms(30),
-        "a pass between changes"
+        datapath_of(text, "br-ex").as_deref(),
+        Some("netdev@ovs-netdev")
     );
-    assert_eq!(settle(of(10_000, 94)), ms(94));
-    assert!(settle(of(u64::MAX, u64::MAX)) > ms(1000));
+    assert_eq!(
+        datapath_of(text, "br-int").as_deref(),
+        Some("system@ovs-system")
+    );
+    assert_eq!(datapath_of(text, "br-none"), None);
+    assert_eq!(datapath_of("", "br-int"), None);
 }
 
 /// A directory that goes with the test.
@@ -89,15 +93,16 @@ impl Directory {
             loop {
                 let (mut client, _) = listener.accept().await.expect("a client");
                 for answer in &answers {
-                    let mut request = [0; 100];
+                    let mut request = [0; 200];
                     let Ok(len @ 1..) = client.read(&mut request).await else {
                         break;
                     };
                     let request = &request[..len];
                     let request: serde_json::Value =
                         serde_json::from_slice(request).expect("a request");
-                    assert_eq!(request["method"], "upcall/show");
-                    assert_eq!(request["params"], serde_json::json!([]));
+                    if request["method"] == "upcall/show" {
+                        assert_eq!(request["params"], serde_json::json!([]));
+                    }
                     // In two pieces.
                     let (first, second) = answer.split_at(answer.len() / 2);
                     client.write_all(first.as_bytes()).await.expect("sent");
@@ -138,7 +143,6 @@ async fn a_vswitchd_that_started_again_is_found() {
     vswitchd.revalidation().await.expect("an answer");
     first.abort();
     let _second = directory.vswitchd(8, &[&reply(TEXT)]);
-    vswitchd.revalidation().await.expect_err("it hung up");
     vswitchd.revalidation().await.expect("an answer");
 }
 
@@ -178,29 +182,63 @@ async fn where_there_is_no_vswitchd_the_files_are_named() {
     assert!(said().await.contains("ovs-vswitchd.9.ctl: "));
 }
 
-#[test]
-fn the_most_of_the_last_answers_counts() {
-    let mut answers = Answers::default();
-    assert_eq!(answers.add(of(100, 41)), of(100, 41));
-    for _ in 1..ANSWERS {
-        assert_eq!(answers.add(of(200, 1)), of(200, 41));
+const DATAPATHS: &str = "netdev@ovs-netdev: hit:1 missed:2\n  br-int:\n    p1 1/2: (system)\n";
+
+fn path(to: u8) -> Path {
+    Path {
+        interface: "p1".into(),
+        addresses: Addresses::V4 {
+            src: Ipv4Addr::new(10, 244, 0, 5),
+            dst: Ipv4Addr::new(203, 0, 113, to),
+        },
     }
-    assert_eq!(answers.add(of(50, 2)), of(200, 2));
+}
+
+#[tokio::test]
+async fn a_look_tells_the_paths_on_which_a_megaflow_drops() {
+    let directory = Directory::new();
+    let megaflows = "recirc_id(0),in_port(p1),eth(),eth_type(0x0800),\
+        ipv4(src=10.244.0.5,dst=203.0.113.2,frag=no), packets:0, bytes:0, used:never, actions:drop\n";
+    let vswitchd = directory.vswitchd(7, &[&reply(DATAPATHS), &reply(megaflows), &reply("")]);
+    let (looks, looks_to_do) = mpsc::channel(1);
+    let (inputs, mut found) = mpsc::channel(1);
+    let socket = directory.0.join("br-int.mgmt");
+    let watching = tokio::spawn(async move {
+        watch(&socket, &Estimate::default(), looks_to_do, inputs).await;
+    });
+    let mut look = async || {
+        let asked = looks.send(vec![path(1), path(2)]).await;
+        asked.expect("somebody looks");
+        let input = timeout(Duration::from_secs(60), found.recv()).await;
+        let Some(Input::Dropping(dropping)) = input.expect("in time") else {
+            panic!("another input");
+        };
+        dropping
+    };
+    assert_eq!(look().await, Some(vec![path(2)]));
+    assert_eq!(look().await, Some(vec![]));
+    vswitchd.abort();
+    assert_eq!(look().await, None, "it is gone");
+    watching.abort();
 }
 
 #[tokio::test]
 async fn whoever_wants_it_gets_the_latest() {
     let directory = Directory::new();
-    let settle_time = Arc::new(Settle::default());
-    assert_eq!(settle_time.time(), SETTLE_UNKNOWN);
+    let estimate = Arc::new(Estimate::default());
+    assert_eq!(estimate.time(), passes::UNKNOWN);
     let _vswitchd = directory.vswitchd(7, &[&reply(TEXT)]);
-    let watched = Arc::clone(&settle_time);
+    let watched = Arc::clone(&estimate);
     let socket = directory.0.join("br-int.mgmt");
-    let watching = tokio::spawn(async move { watch(&socket, &watched).await });
+    let (_looks, looks_to_do) = mpsc::channel(1);
+    let (inputs, _found) = mpsc::channel(1);
+    let watching = tokio::spawn(async move { watch(&socket, &watched, looks_to_do, inputs).await });
     // After the answer, the vswitchd hangs up: then the default holds again.
-    for expected in [settle(of(10_025, 41)), SETTLE_UNKNOWN] {
+    let mut known = Passes::default();
+    known.note(of(10_025, 41), false, Timestamp::default());
+    for expected in [known.estimate(), passes::UNKNOWN] {
         let known = async {
-            while settle_time.time() != expected {
+            while estimate.time() != expected {
                 sleep(Duration::from_millis(1)).await;
             }
         };

@@ -3,7 +3,7 @@
 //! connection.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     process::ExitCode,
     time::{Duration, Instant},
@@ -18,6 +18,10 @@ use hickory_proto::{
 const ANSWER_BYTES_MAX: usize = 65535;
 /// Emulated machines stand still for more than a second.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// A connection without an answer for this long is denied.
+const DENIED_AFTER: Duration = Duration::from_millis(20);
+/// A SYN is repeated after one second, and then after two more (RFC 6298, section 2.1).
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
 /// than a link takes.
@@ -58,11 +62,16 @@ fn main() -> ExitCode {
         ["resolve-tcp", server, kind, ref names @ ..] => names
             .iter()
             .try_for_each(|name| resolve(kind, name, None, |query| over_tcp(server, query))),
+        ["first-packets", server, ref pairs @ ..] => pairs
+            .iter()
+            .enumerate()
+            .try_for_each(|(number, pair)| first_packet(server, pair, number % 4 == 3)),
         _ => {
             eprintln!(
                 "dnsflow-lab-helper web|echo ADDRESS:PORT... LAB | liar PORT LAB | \
                  probe PROTOCOL,ADDRESS:PORT,SOURCE-PORT,MILLISECONDS... | \
-                 resolve|resolve-edns|resolve-tcp SERVER:PORT A|AAAA NAME..."
+                 resolve|resolve-edns|resolve-tcp SERVER:PORT A|AAAA NAME... | \
+                 first-packets SERVER:PORT NAME=ADDRESS:PORT..."
             );
             return ExitCode::from(2);
         }
@@ -76,13 +85,50 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends one query for the name's addresses and prints those of the answer.
-fn resolve(
-    kind: &str,
-    name: &str,
-    edns: Option<Edns>,
-    exchange: impl Fn(&Message) -> Result<Message>,
-) -> Result<()> {
+/// Connects to an address that is denied, asks for the name that leads there, and connects again
+/// at once. Prints the name and how many SYNs the second connection had to repeat.
+fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
+    let (name, address) = pair.split_once('=').context("NAME=ADDRESS:PORT")?;
+    let address: SocketAddr = address.parse()?;
+    let denied = TcpStream::connect_timeout(&address, DENIED_AFTER);
+    let denied_as = denied.map_err(|error| error.kind()).err();
+    if denied_as != Some(ErrorKind::TimedOut) {
+        bail!("{address} is not denied: {denied_as:?}");
+    }
+    let before = syns_repeated()?;
+    let query = query("A", name, None)?;
+    let answer = if by_tcp {
+        over_tcp(server, &query)
+    } else {
+        over_udp(server, &query)
+    };
+    answer.with_context(|| name.to_owned())?;
+    match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+        Ok(_) => {}
+        // Somebody answers, which is all that is asked.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+        Err(error) => bail!("{name}, {address}: {error}"),
+    }
+    println!("{name} {}", syns_repeated()? - before);
+    Ok(())
+}
+
+/// How many SYNs were sent again in this network namespace, ever (`TCPSynRetrans`, Linux
+/// `net/ipv4/proc.c`).
+fn syns_repeated() -> Result<u64> {
+    let file = std::fs::read_to_string("/proc/net/netstat")?;
+    let mut lines = file.lines().filter(|line| line.starts_with("TcpExt:"));
+    let names = lines.next().context("the names")?.split(' ');
+    let values = lines.next().context("the values")?.split(' ');
+    let mut found = names
+        .zip(values)
+        .filter(|(name, _)| *name == "TCPSynRetrans");
+    let (_, count) = found.next().context("TCPSynRetrans")?;
+    Ok(count.parse()?)
+}
+
+/// A query for the name's addresses.
+fn query(kind: &str, name: &str, edns: Option<Edns>) -> Result<Message> {
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
     query.edns = edns;
@@ -90,7 +136,17 @@ fn resolve(
     // As it comes back in the answer.
     name.set_fqdn(true);
     query.add_query(Query::query(name, kind.parse()?));
-    let answer = exchange(&query)?;
+    Ok(query)
+}
+
+/// Sends one query for the name's addresses and prints those of the answer.
+fn resolve(
+    kind: &str,
+    name: &str,
+    edns: Option<Edns>,
+    exchange: impl Fn(&Message) -> Result<Message>,
+) -> Result<()> {
+    let answer = exchange(&query(kind, name, edns)?)?;
     if answer.metadata.truncation {
         bail!("the answer is truncated");
     }

@@ -89,7 +89,7 @@ impl Setup {
         assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
         Self {
             cache,
-            switch: Switch::new(false, Duration::ZERO),
+            switch: Switch::new(Duration::ZERO, Duration::ZERO),
             out: Output::default(),
         }
     }

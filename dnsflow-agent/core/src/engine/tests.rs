@@ -37,6 +37,7 @@ use crate::{
         },
     },
     report::Standing,
+    revalidation::Path,
     rules::ACL_PRIORITY_OFFSET,
 };
 
@@ -81,6 +82,8 @@ struct Node {
     kernel: Kernel,
     /// The connections that OVN has blocked.
     blocked: Vec<BlockedConnection>,
+    /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
+    dropping: Option<BTreeSet<IpAddr>>,
 }
 
 /// The name filter in the kernel, and what it kept back.
@@ -130,6 +133,7 @@ impl Node {
             ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
             blocked: Vec::new(),
+            dropping: None,
         }
     }
 
@@ -185,6 +189,13 @@ impl Node {
             assert!(turns < 10_000, "deadlines without end: {why:?}");
         }
         self.now = end;
+    }
+
+    /// The paths of these on which a megaflow drops.
+    fn dropping(&self, paths: &[Path]) -> Option<Vec<Path>> {
+        let destinations = self.dropping.as_ref()?;
+        let drops = |path: &&Path| destinations.contains(&path.addresses.dst());
+        Some(paths.iter().filter(drops).cloned().collect())
     }
 
     /// Carries out the commands, as the edges would.
@@ -278,6 +289,7 @@ impl Node {
                         }
                         None
                     }
+                    Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
                     Command::Release(_)
                     | Command::Apply { .. }
                     | Command::DumpFlows

@@ -74,7 +74,7 @@ use Wait::{Batch, Nothing, Until};
 const BATCH: Wait = Batch(BatchId(1));
 
 #[test]
-fn an_answer_leaves_when_its_batch_has_settled() {
+fn an_answer_leaves_when_its_batch_is_done() {
     let mut queue = queue();
     let frame = TakenFrame {
         gso_size: 1448,
@@ -82,9 +82,11 @@ fn an_answer_leaves_when_its_batch_has_settled() {
     };
     queue.holds(&frame, BATCH);
     assert_eq!((queue.len(), queue.bytes_held()), (1, 3));
-    queue.applied(BatchId(2), micros(0), at(20));
+    queue.applied([BatchId(2)], at(20));
     assert_eq!(queue.due(20), []);
-    queue.applied(BatchId(1), micros(5), at(20));
+    assert!(queue.awaits(BatchId(1)) && !queue.awaits(BatchId(2)));
+    queue.applied([BatchId(1)], at(25));
+    assert!(!queue.awaits(BatchId(1)));
     assert_eq!(queue.next_deadline(), Some(at(25)));
     assert_eq!(queue.due(24), []);
     let released: Vec<_> = queue.take_due(at(25)).collect();
@@ -107,18 +109,9 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(109), []);
     assert_eq!(queue.due(110), [(1, Overrun)]);
-    queue.applied(BatchId(1), micros(0), at(111));
+    queue.applied([BatchId(1)], at(111));
     assert_eq!(queue.due(1000), []);
     assert_eq!(queue.events()[Overrun], 1);
-}
-
-#[test]
-fn an_answer_that_would_settle_too_late_does_not() {
-    let mut queue = queue();
-    queue.holds(&udp(&[1], 0), BATCH);
-    queue.applied(BatchId(1), micros(50), at(80));
-    assert_eq!(queue.due(99), []);
-    assert_eq!(queue.due(100), [(1, Overrun)]);
 }
 
 #[test]
@@ -147,10 +140,9 @@ fn frames_of_a_connection_wait_for_those_before_them() {
         ..tcp(&[5], 3)
     };
     queue.holds(&other, Nothing);
-    queue.applied(BatchId(2), micros(0), at(4));
+    queue.applied([BatchId(2)], at(4));
     assert_eq!(queue.due(4), [(5, Free)]);
-    queue.applied(BatchId(1), micros(1), at(5));
-    assert_eq!(queue.due(5), []);
+    queue.applied([BatchId(1)], at(6));
     let all = [(1, Applied), (2, Free), (3, Applied), (4, Free)];
     assert_eq!(queue.due(6), all);
     assert!(!queue.has_frames_of(&connection(40_000)));
@@ -161,7 +153,7 @@ fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
     let mut queue = queue();
     queue.holds(&tcp(&[1], 0), BATCH);
     queue.holds(&tcp(&[2], 1), Batch(BatchId(2)));
-    queue.applied(BatchId(1), micros(0), at(2));
+    queue.applied([BatchId(1)], at(2));
     assert_eq!(queue.due(2), [(1, Applied)]);
     assert_eq!(queue.due(100), []);
     assert_eq!(queue.due(101), [(2, Overrun)]);
@@ -235,7 +227,6 @@ enum Step {
     },
     Applied {
         batch: Index,
-        settle: u64,
     },
     Pass(u64),
     PassToDeadline,
@@ -259,7 +250,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0u8..6, 0u64..30, wait, 9usize..20)
             .prop_map(|(whose, age, wait, len)| Step::Hold { whose, age, wait, len }),
-        2 => (any::<Index>(), 0u64..60).prop_map(|(batch, settle)| Step::Applied { batch, settle }),
+        2 => any::<Index>().prop_map(|batch| Step::Applied { batch }),
         1 => (0u64..60).prop_map(Step::Pass),
         2 => Just(Step::PassToDeadline),
     ]
@@ -384,12 +375,12 @@ fn run(steps: &[Step]) -> Result<Tally<HoldEvent>, TestCaseError> {
                     }
                 }
             }
-            Step::Applied { batch, settle } => {
+            Step::Applied { batch } => {
                 let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
-                queue.applied(batch, micros(settle), now);
+                queue.applied([batch], now);
                 for frame in &mut model.frames {
                     if frame.wait == Batch(batch) && frame.ready.is_none() {
-                        frame.ready = Some(now + micros(settle));
+                        frame.ready = Some(now);
                     }
                 }
             }

@@ -1,6 +1,15 @@
 //! Changes that go to the switch together.
 
-use crate::{Timestamp, flow::FlowChange, input::BatchId};
+use std::{collections::BTreeSet, net::IpAddr};
+
+use crate::{
+    Timestamp,
+    flow::{Addresses, FlowChange},
+    input::BatchId,
+    limits::PATHS_PER_LOOK_MAX,
+    ovn::rows::Interface,
+    revalidation::Path,
+};
 
 /// Changes that are being planned. [`Switch::begin`](super::Switch::begin) makes it, so that what is
 /// planned into it can note at once which batch that is, and whether it will be sent at all.
@@ -15,6 +24,8 @@ pub(crate) struct Batch {
     /// Whether it writes flows anew that were missing: OVN may have blocked connections meanwhile.
     pub(super) ends_gap: bool,
     pub(super) changes: Vec<FlowChange>,
+    /// What its flows are for; one more than is looked at where there are too many.
+    pub(super) paths: BTreeSet<Path>,
 }
 
 /// How flows came into the switch, or did not.
@@ -38,6 +49,7 @@ impl Batch {
     pub(super) fn take(&mut self) -> Self {
         Self {
             changes: std::mem::take(&mut self.changes),
+            paths: std::mem::take(&mut self.paths),
             ..*self
         }
     }
@@ -45,6 +57,20 @@ impl Batch {
     /// Notes that a flow that opens an address was missing, and is among the changes.
     pub(crate) fn end_gap(&mut self) {
         self.ends_gap = true;
+    }
+
+    /// Notes that changes are for packets from this interface to `address`.
+    pub(crate) fn is_for(&mut self, interface: &Interface, address: IpAddr) {
+        for own in &interface.addresses {
+            if self.paths.len() <= PATHS_PER_LOOK_MAX
+                && let Some(addresses) = Addresses::between(*own, address)
+            {
+                self.paths.insert(Path {
+                    interface: interface.name.as_str().into(),
+                    addresses,
+                });
+            }
+        }
     }
 
     /// Whether one of the changes from the one numbered `from` on adds a flow.

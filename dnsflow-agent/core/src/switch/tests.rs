@@ -6,6 +6,8 @@ use crate::{
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
 
+const HOLD_MAX: Duration = Duration::from_millis(100);
+
 /// A switch that is connected, and one thing that changes.
 struct Setup {
     switch: Switch,
@@ -15,7 +17,7 @@ struct Setup {
 
 impl Setup {
     fn connected() -> Self {
-        let mut switch = Switch::new(true, Duration::from_secs(60));
+        let mut switch = Switch::new(HOLD_MAX, Duration::from_secs(60));
         switch.connected(NOW);
         Self {
             switch,
@@ -69,10 +71,11 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
     assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(id));
-    setup.switch.applied(id, Ok(()), NOW, &mut setup.out);
-    let settled = NOW + pass;
-    assert_eq!(setup.switch.wait_for(&installed), Wait::Until(settled));
-    setup.switch.forget_settled(settled);
+    let is_over = setup.switch.applied(id, Ok(()), true, NOW, &mut setup.out);
+    assert!(!is_over, "packets may have been denied");
+    assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(id));
+    assert_eq!(setup.switch.revalidated(NOW), []);
+    assert_eq!(setup.switch.revalidated(NOW + pass), [id]);
     assert_eq!(setup.switch.wait_for(&installed), Wait::Nothing);
 }
 

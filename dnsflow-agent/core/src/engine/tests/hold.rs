@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::{hold::HoldEvent, input::HeldFrame, limits::REVALIDATION_INTERVAL};
+use crate::{
+    hold::HoldEvent, input::HeldFrame, limits::REVALIDATION_INTERVAL,
+    revalidation::RevalidationEvent,
+};
 
 const HOLD_MAX: Duration = Duration::from_millis(100);
 
@@ -162,6 +165,73 @@ fn flows_have_time_to_settle() {
     node.pass(pass);
     assert_eq!(node.released(), []);
     node.pass(REVALIDATION_INTERVAL - pass);
+    assert_eq!(node.released(), [bytes]);
+}
+
+/// Packets were denied just before, and a pass takes long.
+fn beside_denied_packets(dropping: &[[u8; 4]]) -> Node {
+    let mut node = Node::with(&rules());
+    node.give(Input::Revalidation(HOLD_MAX / 2));
+    node.pass(REVALIDATION_INTERVAL);
+    node.dropping = Some(
+        dropping
+            .iter()
+            .map(|address| IpAddr::from(*address))
+            .collect(),
+    );
+    node
+}
+
+#[test]
+fn where_no_megaflow_drops_nobody_waits_for_a_pass() {
+    let mut node = beside_denied_packets(&[OTHER]);
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), [bytes]);
+    let looks = node.log.iter().filter_map(|command| match command {
+        Command::FindDropping(paths) => Some(paths.len()),
+        _ => None,
+    });
+    assert_eq!(
+        looks.collect::<Vec<_>>(),
+        [1],
+        "new and established: one path"
+    );
+}
+
+#[test]
+fn an_answer_waits_until_the_megaflow_that_drops_is_gone() {
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    let first = node.held_answer("example.com", &[ADDRESS]);
+    node.pass(Duration::from_millis(3));
+    let second = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), []);
+    // Another address of the pod waits for its own megaflow only behind this one.
+    let third = node.held_answer("www.example.com", &[OTHER]);
+    node.pass(Duration::from_millis(3));
+    assert_eq!(node.released(), []);
+    node.dropping = Some(BTreeSet::new());
+    node.pass(Duration::from_millis(3));
+    assert_eq!(node.released(), [first, second, third]);
+    let mut events = node.engine.revalidation_events().iter();
+    assert!(events.any(|event| event == (RevalidationEvent::Clear, 2)));
+}
+
+#[test]
+fn a_megaflow_that_drops_for_good_costs_less_than_hold_max() {
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    node.pass(HOLD_MAX / 10 * 9 - Duration::from_millis(1));
+    assert_eq!(node.released(), []);
+    node.pass(Duration::from_millis(1));
+    assert_eq!(node.released(), [bytes]);
+}
+
+#[test]
+fn a_switch_that_goes_away_keeps_no_answer_that_it_has_confirmed() {
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    assert_eq!(node.released(), []);
+    node.give(Input::SwitchDown);
     assert_eq!(node.released(), [bytes]);
 }
 

@@ -1,0 +1,106 @@
+//! A pod connects at once to an address that it was just told, and that it was denied a moment before:
+//! the megaflow which drops its packets may still be in the datapath.
+
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::run};
+
+const POD: &str = "ns1_pod1";
+/// Addresses that the pod is told one after the other.
+const TOLD: u32 = 60;
+/// After so many of them, the pod rests.
+const REST_AFTER: usize = 20;
+/// Longer than Open vSwitch keeps a megaflow without packets, and than the agent keeps what it saw
+/// of revalidations (`vswitchd.rs`).
+const REST: Duration = Duration::from_secs(12);
+/// Addresses that the pod is denied all the time, so that there are many megaflows.
+const DENIED: u32 = 600;
+/// Between two datagrams to them.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The network for benchmarks (RFC 2544, appendix C.2.2).
+const BENCHMARKS: u32 = u32::from_be_bytes([198, 18, 0, 0]);
+
+/// Scattered, so that few have a megaflow in common.
+fn scattered(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(BENCHMARKS + number * 197)
+}
+
+fn name(number: u32) -> String {
+    format!("n{number}.example.com")
+}
+
+/// Every name leads to an address of its own, behind which somebody answers.
+fn stage(lab: &Lab) {
+    let records: Vec<String> = (0..TOLD)
+        .map(|number| format!("{}. 30 IN A {}", name(number), scattered(number)))
+        .collect();
+    let records: Vec<&str> = records.iter().map(String::as_str).collect();
+    lab.serve_dns(&records).expect("it listens");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let mut ip = lab.pod("inet").command("ip").expect("a command");
+    run(ip.args(["route", "add", "local", "198.18.0.0/15", "dev", "lo"])).expect("a route");
+}
+
+/// Sends datagrams to denied addresses until it is told to stop.
+fn visit_denied(lab: &Lab, stop: &AtomicBool) {
+    let socket = lab
+        .pod(POD)
+        .netns()
+        .run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?));
+    let socket = socket.expect("a socket");
+    for number in (TOLD..TOLD + DENIED).cycle() {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        socket
+            .send_to(&[0], (scattered(number), 9))
+            .expect("it is sent");
+        thread::sleep(PAUSE);
+    }
+}
+
+#[test]
+fn no_first_packet_is_lost_to_an_address_that_was_just_denied() {
+    let lab = lab!("first-packet", agent);
+    stage(&lab);
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let stop = AtomicBool::new(false);
+    let pairs: Vec<String> = (0..TOLD)
+        .map(|number| format!("{}={}:80", name(number), scattered(number)))
+        .collect();
+    let lost: Vec<String> = thread::scope(|scope| {
+        scope.spawn(|| visit_denied(&lab, &stop));
+        let lost = pairs.chunks(REST_AFTER).flat_map(|pairs| {
+            thread::sleep(REST);
+            lost_first_packets(&lab, pairs)
+        });
+        let lost = lost.collect();
+        stop.store(true, Ordering::Relaxed);
+        lost
+    });
+    assert!(
+        lost.is_empty(),
+        "{lost:?}\n{}",
+        agent.log().expect("its log")
+    );
+}
+
+/// The names whose addresses were reached by a repeated SYN only.
+fn lost_first_packets(lab: &Lab, pairs: &[String]) -> Vec<String> {
+    let pod = lab.pod(POD);
+    let mut command = pod.helper().expect("a command");
+    command.args(["first-packets", "10.96.0.10:53"]).args(pairs);
+    let reached = run(&mut command).expect("every address is reached");
+    let lines: Vec<&str> = reached.lines().collect();
+    assert_eq!(lines.len(), pairs.len(), "{reached}");
+    let lost = lines.iter().filter(|line| !line.ends_with(" 0"));
+    lost.map(|line| (*line).to_owned()).collect()
+}
