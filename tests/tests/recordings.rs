@@ -414,6 +414,7 @@ impl Node {
                         connections: Vec::new(),
                         more: false,
                     }),
+                    Command::FindDropping(_) => Some(Input::Dropping(None)),
                     Command::TrustResolvers(_)
                     | Command::Unblock(_)
                     | Command::FilterNames { .. }

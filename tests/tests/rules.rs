@@ -391,7 +391,7 @@ fn two_spellings(lab: &Lab) {
     )
     .expect("the rows are written");
     fetch(lab, "ns2_pod1", "http://203.0.113.1/", PATIENT).expect("ns2 has no firewall");
-    let mut agent = lab.start_agent(&SHORT).expect("the agent is ready");
+    let agent = lab.start_agent(&SHORT).expect("the agent is ready");
     lab.pod("ns1_pod1")
         .resolve("www.example.com")
         .expect("the name is known");
@@ -427,7 +427,7 @@ fn a_firewall_that_ovn_kubernetes_refuses_leaves_the_old_rules_in_force() {
         &[RuleSpec::allow_name("example.com"), deny("0.0.0.0/0")],
     )
     .expect("the rows are written");
-    let mut agent = lab.start_agent(&[]).expect("the agent is ready");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
     let fetched = fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT);
     fetched.expect("the rule allows it");
     // Without its resolver feature, ovn-kubernetes leaves the rows as they are.
@@ -462,7 +462,7 @@ fn a_deny_by_name_needs_no_other_deny() {
     let lab = lab!("rules-deny-alone", agent);
     lab.set_firewall("ns1", &[RuleSpec::deny_name("example.com")])
         .expect("the rows are written");
-    let mut agent = lab.start_agent(&[]).expect("the agent is ready");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
     lab.pod("ns1_pod1")
         .resolve("www.example.com")
         .expect("the name is known");
