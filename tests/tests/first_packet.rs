@@ -11,10 +11,11 @@ use std::{
 use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::run};
 
 const POD: &str = "ns1_pod1";
-/// Addresses that the pod is told one after the other.
+/// Addresses that the pod is told one after the other, unless the variable says another number.
 const TOLD: u32 = 60;
-/// After so many of them, the pod rests.
-const REST_AFTER: usize = 20;
+const TOLD_VARIABLE: &str = "DNSFLOW_FIRST_PACKETS";
+/// In so many parts; before each of them, the pod rests.
+const PARTS: usize = 3;
 /// Longer than Open vSwitch keeps a megaflow without packets, and than the agent keeps what it saw
 /// of revalidations (`vswitchd.rs`).
 const REST: Duration = Duration::from_secs(12);
@@ -23,12 +24,12 @@ const DENIED: u32 = 600;
 /// Between two datagrams to them.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The network for benchmarks (RFC 2544, appendix C.2.2).
+/// The network for benchmarks, a /15 (RFC 2544, appendix C.2.2).
 const BENCHMARKS: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 
-/// Scattered, so that few have a megaflow in common.
+/// Scattered, so that few have a megaflow in common; each once, as 197 is odd.
 fn scattered(number: u32) -> Ipv4Addr {
-    Ipv4Addr::from(BENCHMARKS + number * 197)
+    Ipv4Addr::from(BENCHMARKS + number * 197 % (1 << 17))
 }
 
 fn name(number: u32) -> String {
@@ -36,8 +37,8 @@ fn name(number: u32) -> String {
 }
 
 /// Every name leads to an address of its own, behind which somebody answers.
-fn stage(lab: &Lab) {
-    let records: Vec<String> = (0..TOLD)
+fn stage(lab: &Lab, told: u32) {
+    let records: Vec<String> = (0..told)
         .map(|number| format!("{}. 30 IN A {}", name(number), scattered(number)))
         .collect();
     let records: Vec<&str> = records.iter().map(String::as_str).collect();
@@ -49,14 +50,23 @@ fn stage(lab: &Lab) {
     run(ip.args(["route", "add", "local", "198.18.0.0/15", "dev", "lo"])).expect("a route");
 }
 
+/// Says to stop, also where the test fails: else its other thread would go on for ever.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Sends datagrams to denied addresses until it is told to stop.
-fn visit_denied(lab: &Lab, stop: &AtomicBool) {
+fn visit_denied(lab: &Lab, told: u32, stop: &AtomicBool) {
     let socket = lab
         .pod(POD)
         .netns()
         .run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?));
     let socket = socket.expect("a socket");
-    for number in (TOLD..TOLD + DENIED).cycle() {
+    for number in (told..told + DENIED).cycle() {
         if stop.load(Ordering::Relaxed) {
             return;
         }
@@ -70,21 +80,22 @@ fn visit_denied(lab: &Lab, stop: &AtomicBool) {
 #[test]
 fn no_first_packet_is_lost_to_an_address_that_was_just_denied() {
     let lab = lab!("first-packet", agent);
-    stage(&lab);
+    let told = std::env::var(TOLD_VARIABLE).map(|told| told.parse().expect("a number"));
+    let told = told.unwrap_or(TOLD);
+    stage(&lab, told);
     let agent = lab.start_agent(&[]).expect("the agent is ready");
     let stop = AtomicBool::new(false);
-    let pairs: Vec<String> = (0..TOLD)
+    let pairs: Vec<String> = (0..told)
         .map(|number| format!("{}={}:80", name(number), scattered(number)))
         .collect();
     let lost: Vec<String> = thread::scope(|scope| {
-        scope.spawn(|| visit_denied(&lab, &stop));
-        let lost = pairs.chunks(REST_AFTER).flat_map(|pairs| {
+        scope.spawn(|| visit_denied(&lab, told, &stop));
+        let _stop = Stop(&stop);
+        let lost = pairs.chunks(pairs.len().div_ceil(PARTS)).flat_map(|pairs| {
             thread::sleep(REST);
             lost_first_packets(&lab, pairs)
         });
-        let lost = lost.collect();
-        stop.store(true, Ordering::Relaxed);
-        lost
+        lost.collect()
     });
     assert!(
         lost.is_empty(),

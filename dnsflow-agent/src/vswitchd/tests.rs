@@ -227,13 +227,12 @@ async fn whoever_wants_it_gets_the_latest() {
     let directory = Directory::new();
     let estimate = Arc::new(Estimate::default());
     assert_eq!(estimate.time(), passes::UNKNOWN);
-    let _vswitchd = directory.vswitchd(7, &[&reply(TEXT)]);
+    let vswitchd = directory.vswitchd(7, &[&reply(TEXT)]);
     let watched = Arc::clone(&estimate);
     let socket = directory.0.join("br-int.mgmt");
     let (_looks, looks_to_do) = mpsc::channel(1);
     let (inputs, _found) = mpsc::channel(1);
     let watching = tokio::spawn(async move { watch(&socket, &watched, looks_to_do, inputs).await });
-    // After the answer, the vswitchd hangs up: then the default holds again.
     let mut known = Passes::default();
     known.note(of(10_025, 41), false, Timestamp::default());
     for expected in [known.estimate(), passes::UNKNOWN] {
@@ -244,6 +243,8 @@ async fn whoever_wants_it_gets_the_latest() {
         };
         let in_time = timeout(Duration::from_secs(60), known).await;
         in_time.expect("it is told");
+        // Without a vswitchd, the default holds again.
+        vswitchd.abort();
     }
     watching.abort();
 }
