@@ -3,7 +3,7 @@
 use dnsflow_agent::k8s::convert::{self, Reading};
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
 };
 use serde_json::Value;
@@ -44,7 +44,16 @@ pub(crate) async fn of_kind(kind: Kind) {
             Api::namespaced_with(cluster.admin.clone(), &namespace, &resource)
         };
         let typed = serde_json::from_value(object.clone()).expect("an object");
-        let created = api.create(&PostParams::default(), &typed).await;
-        created.unwrap_or_else(|error| panic!("{error}: {object}"));
+        let name = text(&object, "/metadata/name");
+        // The firewall of a namespace is edited in the course of the story.
+        let known = api.get_opt(&name).await.expect("it can be read");
+        let taken = match known {
+            None => api.create(&PostParams::default(), &typed).await,
+            Some(_) => {
+                let edit = Patch::Merge(&object);
+                api.patch(&name, &PatchParams::default(), &edit).await
+            }
+        };
+        taken.unwrap_or_else(|error| panic!("{error}: {object}"));
     }
 }
