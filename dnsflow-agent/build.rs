@@ -1,5 +1,5 @@
 //! Hands the BPF object to the agent, which embeds it. Never an old one: where the object is
-//! missing or was not built from today's sources, the build fails and says the cure.
+//! missing or was not built from today's sources, the build fails and says the remedy.
 
 #[path = "../xtask/src/ebpf_sources.rs"]
 mod ebpf_sources;
@@ -47,7 +47,7 @@ fn main() {
 }
 
 fn built_object() -> Result<PathBuf, String> {
-    const CURE: &str = "run `cargo xtask build-ebpf`";
+    const REMEDY: &str = "run `cargo xtask build-ebpf`";
     let agent = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("not started by cargo")?);
     let workspace = agent.parent().unwrap_or(Path::new("/"));
     let object = ebpf_sources::object(workspace);
@@ -56,12 +56,12 @@ fn built_object() -> Result<PathBuf, String> {
         println!("cargo::rerun-if-changed={}", path.display());
     }
     let found = fs::read_to_string(&stamp)
-        .map_err(|_| format!("there is no BPF object at {}: {CURE}", object.display()))?;
+        .map_err(|_| format!("there is no BPF object at {}: {REMEDY}", object.display()))?;
     let wanted = ebpf_sources::expected_stamp(workspace, &object)
-        .map_err(|error| format!("cannot check {}: {error}: {CURE}", object.display()))?;
+        .map_err(|error| format!("cannot check {}: {error}: {REMEDY}", object.display()))?;
     if found != wanted {
         return Err(format!(
-            "the BPF object {} was not built from the sources as they are now: {CURE}",
+            "the BPF object {} was not built from the sources as they are now: {REMEDY}",
             object.display()
         ));
     }

@@ -5,7 +5,7 @@
 //! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel; so
 //! does attaching, which blocks, on a third.
 
-mod tell;
+mod reports;
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ use dnsflow_core::{
     report::Report,
     resolver::Resolver,
     revalidation::Path,
-    snapshot::SavedLease,
+    snapshot::SavedEntry,
 };
 use tokio::{
     runtime,
@@ -39,8 +39,8 @@ use tracing::{debug, info, trace, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, Counters, Drained, Heartbeat,
-        KeptAnswers, NameFilter, Records, Releaser, Resolvers,
+        self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained,
+        Heartbeat, NameFilter, ProgramCounters, Records, Releaser, Resolvers,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -56,7 +56,7 @@ use crate::{
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
-use tell::tell;
+use reports::tell;
 
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
 /// nothing they send may be lost.
@@ -104,7 +104,7 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
-/// lifelines' hard timeout, so that a restart or an upgrade interrupts nobody.
+/// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody.
 pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let hot = runtime::Builder::new_current_thread()
         .enable_all()
@@ -136,7 +136,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let config = Config {
         subdomains: options.subdomains,
         scope: options.scope.into(),
-        leases: options.leases(),
+        cache_limits: options.cache_limits(),
         hold_max: hold.unwrap_or_default(),
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
@@ -150,7 +150,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         records,
         resolvers,
         names,
-        kept,
+        deferred,
         heartbeat,
         counters,
         ..
@@ -172,7 +172,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
     let mut engine = Engine::new(config);
     if let Some(dir) = &state_dir {
         match state::load(dir) {
-            Ok(leases) => engine.restore(leases),
+            Ok(entries) => engine.load_snapshot(entries),
             Err(error) => warn!(%error, "the snapshot is not used"),
         }
     }
@@ -200,7 +200,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         records,
         resolvers,
         names,
-        kept,
+        deferred,
         releaser: Releaser::open(release_mark.get())?,
         heartbeat: hold.map(|_| heartbeat),
         beat_at: now(),
@@ -257,7 +257,7 @@ struct Outside {
     conntrack_requests: mpsc::Receiver<conntrack::Request>,
     looks: mpsc::Receiver<Vec<Path>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
-    snapshots: mpsc::Receiver<Vec<SavedLease>>,
+    snapshots: mpsc::Receiver<Vec<SavedEntry>>,
     notices: Notices,
     health: Arc<Health>,
     /// Where answers are held.
@@ -377,9 +377,9 @@ async fn watch_resolvers(
 }
 
 /// Writes the newest snapshot, as long as there are any.
-async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedLease>>) {
-    while let Some(leases) = snapshots.recv().await {
-        if let Err(error) = state::save(&dir, &leases) {
+async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedEntry>>) {
+    while let Some(entries) = snapshots.recv().await {
+        if let Err(error) = state::save(&dir, &entries) {
             warn!(%error, "the snapshot is not written");
         }
     }
@@ -391,13 +391,13 @@ struct Hot {
     records: Records,
     resolvers: Resolvers,
     names: NameFilter,
-    kept: KeptAnswers,
+    deferred: DeferredAnswers,
     releaser: Releaser,
     /// Where answers are held.
     heartbeat: Option<Heartbeat>,
     beat_at: Timestamp,
     estimate: Arc<Estimate>,
-    counters: Counters,
+    counters: ProgramCounters,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
     attach: mpsc::UnboundedSender<AttachCommand>,
@@ -410,8 +410,8 @@ struct Hot {
     health: Arc<Health>,
     reporter: Reporter,
     /// Where snapshots go, if anywhere.
-    snapshots: Option<mpsc::Sender<Vec<SavedLease>>>,
-    /// [`Engine::leases_version`] of the last one.
+    snapshots: Option<mpsc::Sender<Vec<SavedEntry>>>,
+    /// [`Engine::cache_version`] of the last one.
     saved_version: u64,
     snapshot_at: Timestamp,
     counters_at: Timestamp,
@@ -452,11 +452,11 @@ impl Hot {
                 Some(input) = found.recv() => self.engine.handle(input, now()),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
-                    info!("SIGTERM: stopping; the flows stay until the hard timeout of their lifelines");
+                    info!("SIGTERM: stopping; the flows stay until the hard timeout of their sentinel flows");
                     break;
                 }
                 _ = interrupt.recv() => {
-                    info!("SIGINT: stopping; the flows stay until the hard timeout of their lifelines");
+                    info!("SIGINT: stopping; the flows stay until the hard timeout of their sentinel flows");
                     break;
                 }
             }
@@ -520,7 +520,7 @@ impl Hot {
 
     /// Hands the snapshot over to be written, if it has changed and the last one is written.
     fn offer_snapshot(&mut self, now: Timestamp) {
-        let version = self.engine.leases_version();
+        let version = self.engine.cache_version();
         if let Some(snapshots) = &self.snapshots
             && version != self.saved_version
             && let Ok(place) = snapshots.try_reserve()
@@ -555,9 +555,11 @@ impl Hot {
     }
 
     /// Has the engine look at the answers that no rule mentioned.
-    fn recall(&mut self) {
-        let Self { engine, kept, .. } = self;
-        let drained = kept.drain(|frame| engine.handle(Input::Frame(frame), now()));
+    fn replay(&mut self) {
+        let Self {
+            engine, deferred, ..
+        } = self;
+        let drained = deferred.drain(|frame| engine.handle(Input::Frame(frame), now()));
         if let Err(error) = drained {
             warn!(%error, "answers that came before their rules are not looked at");
         }
@@ -654,13 +656,15 @@ impl Hot {
                     .map(|Resolver { address, port }| (address, port))
                     .collect();
                 for error in self.resolvers.set(&resolvers) {
-                    warn!(%error, "a DNS server is not believed");
+                    warn!(%error, "a DNS server is not trusted");
                 }
             }
-            Command::FilterNames { scope, names } => self.names.set_names(scope, &names),
-            Command::ForgetNames { scope } => self.names.remove_scope(scope),
-            Command::FilterInterface { ifindex, scope } => self.names.set_scope(ifindex, scope),
-            Command::RecallAnswers => self.recall(),
+            Command::FilterNames { name_set, names } => self.names.set_names(name_set, &names),
+            Command::ForgetNames { name_set } => self.names.remove_name_set(name_set),
+            Command::FilterInterface { ifindex, name_set } => {
+                self.names.set_name_set(ifindex, name_set)
+            }
+            Command::ReplayAnswers => self.replay(),
             Command::Release(frame) => self.release(&frame),
             Command::FindDropping(paths) => {
                 if self.datapath.try_send(paths).is_err() {
@@ -723,9 +727,9 @@ impl Hot {
     fn tell_counters(&self) {
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
-        let settling: Vec<_> = self.engine.settling_events().iter().collect();
+        let revalidation_wait: Vec<_> = self.engine.revalidation_waits().iter().collect();
         let revalidation: Vec<_> = self.engine.revalidation_events().iter().collect();
-        debug!(?held, ?settling, ?revalidation, "held");
+        debug!(?held, ?revalidation_wait, ?revalidation, "held");
         match self.counters.read() {
             Ok(counters) => {
                 let seen: Vec<_> = counters

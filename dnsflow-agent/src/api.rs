@@ -109,7 +109,7 @@ impl Health {
         } else if !self.synced.load(Relaxed) {
             Some("not every source was read yet")
         } else if !self.trusting.load(Relaxed) {
-            Some("no DNS server is believed; see --dns-service")
+            Some("no DNS server is trusted; see --dns-service")
         } else {
             None
         }

@@ -1,5 +1,5 @@
 //! `dnsflow check`: says whether an agent with these options could work on this node, one line
-//! per question, with the cure where the answer is no.
+//! per question, with the remedy where the answer is no.
 //!
 //! `gather` asks the kernel, the switch, OVN and Kubernetes, by the agent's own edges; [`judge`]
 //! is pure and turns the [`facts`] into findings. It never changes anything: what has to be tried
@@ -27,7 +27,7 @@ pub struct Finding {
     pub text: String,
     /// What to do, where something is to be done.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cure: Option<String>,
+    pub remedy: Option<String>,
 }
 
 /// How good an answer is.
@@ -48,23 +48,23 @@ impl Finding {
             check,
             status: Status::Ok,
             text: text.into(),
-            cure: None,
+            remedy: None,
         }
     }
 
-    fn warning(check: &'static str, text: impl Into<String>, cure: impl Into<String>) -> Self {
+    fn warning(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             check,
             status: Status::Warning,
             text: text.into(),
-            cure: Some(cure.into()),
+            remedy: Some(remedy.into()),
         }
     }
 
-    fn failed(check: &'static str, text: impl Into<String>, cure: impl Into<String>) -> Self {
+    fn failed(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
             status: Status::Failed,
-            ..Self::warning(check, text, cure)
+            ..Self::warning(check, text, remedy)
         }
     }
 }
@@ -77,8 +77,8 @@ impl fmt::Display for Finding {
             Status::Failed => "failed",
         };
         write!(f, "{status:<7}  {:<12}  {}", self.check, self.text)?;
-        match &self.cure {
-            Some(cure) => write!(f, "; {cure}"),
+        match &self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
             None => Ok(()),
         }
     }

@@ -98,15 +98,15 @@ pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>)
             )),
         }
         reports.tell(&object, reasons);
-        let told_of_change = tokio::select! {
+        let changed = tokio::select! {
             _ = changes.recv() => true,
             () = tokio::time::sleep(RESCAN) => false,
             () = inputs.closed() => return,
         };
-        if told_of_change {
+        if changed {
             let latest = Instant::now() + QUIET_MAX;
-            let settle = || latest.min(Instant::now() + QUIET);
-            while let Ok(Some(())) = tokio::time::timeout_at(settle(), changes.recv()).await {}
+            let quiet_until = || latest.min(Instant::now() + QUIET);
+            while let Ok(Some(())) = tokio::time::timeout_at(quiet_until(), changes.recv()).await {}
         }
     }
 }

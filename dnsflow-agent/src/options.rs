@@ -10,7 +10,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
     engine::Scope,
-    limits::LeaseLimits,
+    limits::CacheLimits,
     profile::StaticProfile,
     refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,
@@ -195,16 +195,16 @@ pub struct AgentOptions {
     #[arg(
         long,
         value_name = "COUNT",
-        env = "DNSFLOW_MAX_LEASES_PER_POD",
+        env = "DNSFLOW_MAX_ADDRESSES_PER_POD",
         default_value_t = 4096
     )]
-    pub max_leases_per_pod: u32,
+    pub max_addresses_per_pod: u32,
 
     /// Keep here what a restarted agent should know: the names behind the open addresses
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// Believe the answers of this DNS server, as pods know it; may be given more than once
+    /// Trust the answers of this DNS server, as pods know it; may be given more than once
     #[arg(
         long,
         value_name = "IP[:PORT]",
@@ -268,17 +268,17 @@ pub struct AgentOptions {
 }
 
 impl AgentOptions {
-    /// How long leases last, and how many there may be.
-    pub fn leases(&self) -> LeaseLimits {
+    /// How long cache entries last, and how many there may be.
+    pub fn cache_limits(&self) -> CacheLimits {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX).max(1);
-        LeaseLimits {
+        CacheLimits {
             min_ttl: seconds(self.min_ttl),
             max_ttl: seconds(self.max_ttl),
             idle_grace: seconds(self.idle_grace),
-            addresses_per_port_max: count(self.max_leases_per_pod),
+            addresses_per_port_max: count(self.max_addresses_per_pod),
             addresses_per_name_max: count(self.max_addresses_per_name),
-            ..LeaseLimits::default()
+            ..CacheLimits::default()
         }
     }
 }

@@ -20,7 +20,7 @@ use dnsflow_core::{
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::ovsdb::{
-    Clause, Condition, Connection, Counters, Event, Remotes, convert::Converter,
+    Clause, Condition, Connection, Event, OvsdbCounters, Remotes, convert::Converter,
     session::ServerError,
 };
 
@@ -83,12 +83,12 @@ impl OvnDb {
     }
 
     /// The counters of the northbound connection.
-    pub fn nb_counters(&self) -> Arc<Counters> {
+    pub fn nb_counters(&self) -> Arc<OvsdbCounters> {
         self.nb.counters()
     }
 
     /// The counters of the southbound connection.
-    pub fn sb_counters(&self) -> Arc<Counters> {
+    pub fn sb_counters(&self) -> Arc<OvsdbCounters> {
         self.sb.counters()
     }
 

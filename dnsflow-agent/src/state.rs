@@ -14,15 +14,15 @@ use std::{
 
 use dnsflow_core::{
     name::DomainName,
-    snapshot::{SavedLease, SavedName},
+    snapshot::{SavedEntry, SavedName},
 };
 use serde::{Deserialize, Serialize};
 
 /// The form of the file. Another one is not read.
 const VERSION: u32 = 2;
 /// The file's name.
-const FILE: &str = "leases.json";
-/// A larger file is none of ours: 100,000 leases take about 15 MB.
+const FILE: &str = "cache.json";
+/// A larger file is none of ours: 100,000 entries take about 15 MB.
 const SIZE_MAX: u64 = 256 << 20;
 
 #[derive(Deserialize, Serialize)]
@@ -30,11 +30,11 @@ struct Stored {
     version: u32,
     /// Seconds of the wall clock since 1970: the agent's own clock may begin anew.
     saved_at_s: u64,
-    leases: Vec<StoredLease>,
+    entries: Vec<StoredEntry>,
 }
 
 #[derive(Deserialize, Serialize)]
-struct StoredLease {
+struct StoredEntry {
     port: String,
     pod: Option<String>,
     address: IpAddr,
@@ -84,11 +84,11 @@ fn wall_clock_s() -> u64 {
 }
 
 /// Writes the snapshot into `dir`, which is made if need be.
-pub fn save(dir: &Path, leases: &[SavedLease]) -> Result<(), StateError> {
+pub fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
     let stored = Stored {
         version: VERSION,
         saved_at_s: wall_clock_s(),
-        leases: leases.iter().map(stored_lease).collect(),
+        entries: entries.iter().map(stored_entry).collect(),
     };
     fs::create_dir_all(dir).map_err(io_error("make", dir))?;
     let path = dir.join(FILE);
@@ -104,7 +104,7 @@ pub fn save(dir: &Path, leases: &[SavedLease]) -> Result<(), StateError> {
 }
 
 /// Reads the snapshot in `dir`; nothing where there is none.
-pub fn load(dir: &Path) -> Result<Vec<SavedLease>, StateError> {
+pub fn load(dir: &Path) -> Result<Vec<SavedEntry>, StateError> {
     let path = dir.join(FILE);
     match fs::metadata(&path) {
         Ok(metadata) if metadata.len() > SIZE_MAX => {
@@ -123,13 +123,13 @@ pub fn load(dir: &Path) -> Result<Vec<SavedLease>, StateError> {
         return Err(set_aside(&path, reason)?);
     }
     let age_s = wall_clock_s().saturating_sub(stored.saved_at_s);
-    let leases: Result<Vec<_>, _> = stored
-        .leases
+    let entries: Result<Vec<_>, _> = stored
+        .entries
         .into_iter()
-        .map(|lease| saved_lease(lease, age_s))
+        .map(|entry| saved_entry(entry, age_s))
         .collect();
-    match leases {
-        Ok(leases) => Ok(leases),
+    match entries {
+        Ok(entries) => Ok(entries),
         Err(reason) => Err(set_aside(&path, reason)?),
     }
 }
@@ -154,12 +154,12 @@ fn set_aside(path: &Path, reason: String) -> Result<StateError, StateError> {
     })
 }
 
-fn stored_lease(lease: &SavedLease) -> StoredLease {
-    let names = lease.names.iter();
-    StoredLease {
-        port: lease.port.clone(),
-        pod: lease.pod.clone(),
-        address: lease.address,
+fn stored_entry(entry: &SavedEntry) -> StoredEntry {
+    let names = entry.names.iter();
+    StoredEntry {
+        port: entry.port.clone(),
+        pod: entry.pod.clone(),
+        address: entry.address,
         names: names
             .map(|saved| {
                 let SavedName {
@@ -173,7 +173,7 @@ fn stored_lease(lease: &SavedLease) -> StoredLease {
     }
 }
 
-fn saved_lease(lease: StoredLease, age_s: u64) -> Result<SavedLease, String> {
+fn saved_entry(entry: StoredEntry, age_s: u64) -> Result<SavedEntry, String> {
     let rest = |rest_s: u64| Duration::from_secs(rest_s.saturating_sub(age_s));
     let name = |(text, rest_s, deny_rest_s): StoredName| {
         let name = DomainName::from_presentation(&text);
@@ -183,11 +183,11 @@ fn saved_lease(lease: StoredLease, age_s: u64) -> Result<SavedLease, String> {
             deny_rest: rest(deny_rest_s),
         })
     };
-    Ok(SavedLease {
-        port: lease.port,
-        pod: lease.pod,
-        address: lease.address,
-        names: lease
+    Ok(SavedEntry {
+        port: entry.port,
+        pod: entry.pod,
+        address: entry.address,
+        names: entry
             .names
             .into_iter()
             .map(name)
@@ -215,14 +215,14 @@ mod tests {
         }
     }
 
-    fn leases() -> Vec<SavedLease> {
+    fn entries() -> Vec<SavedEntry> {
         let odd = DomainName::from_labels([&b"a.b"[..], b"\xff"]).expect("labels");
         let saved = |name: DomainName| SavedName {
             name,
             rest: Duration::from_secs(3000),
             deny_rest: Duration::from_secs(3500),
         };
-        vec![SavedLease {
+        vec![SavedEntry {
             port: "ns1_p1".into(),
             pod: Some("uid".into()),
             address: "203.0.113.1".parse().expect("an address"),
@@ -237,7 +237,7 @@ mod tests {
     fn what_is_saved_comes_back() {
         let dir = Dir::new("back");
         assert_eq!(load(&dir.0).expect("nothing"), []);
-        save(&dir.0, &leases()).expect("saved");
+        save(&dir.0, &entries()).expect("saved");
         let mut back = load(&dir.0).expect("loaded");
         for name in &mut back[0].names {
             // A second may have passed.
@@ -246,7 +246,7 @@ mod tests {
                 *rest = Duration::from_secs(saved_s);
             }
         }
-        assert_eq!(back, leases());
+        assert_eq!(back, entries());
         remove(&dir.0).expect("removed");
         assert_eq!(load(&dir.0).expect("nothing"), []);
     }
@@ -258,11 +258,11 @@ mod tests {
         for (content, reason) in [
             ("{\"version\":2", "EOF"),
             (
-                "{\"version\":1,\"saved_at_s\":1,\"leases\":[]}",
+                "{\"version\":1,\"saved_at_s\":1,\"entries\":[]}",
                 "version 1",
             ),
             (
-                "{\"version\":2,\"saved_at_s\":1,\"leases\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1,1]]}]}",
+                "{\"version\":2,\"saved_at_s\":1,\"entries\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1,1]]}]}",
                 "`a..b`: the name has an empty label",
             ),
         ] {
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn time_passes_between_runs() {
         let dir = Dir::new("age");
-        save(&dir.0, &leases()).expect("saved");
+        save(&dir.0, &entries()).expect("saved");
         let path = dir.0.join(FILE);
         let text = fs::read_to_string(&path).expect("read");
         let now = wall_clock_s();

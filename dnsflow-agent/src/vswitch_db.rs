@@ -14,7 +14,7 @@ use dnsflow_core::{
 use tokio::sync::mpsc;
 
 use crate::ovsdb::{
-    Column, Connection, Counters, Database, Event, Remotes, Row, Table,
+    Column, Connection, Database, Event, OvsdbCounters, Remotes, Row, Table,
     convert::{Conversion, Converter},
     session::Conditions,
     value::CellError,
@@ -82,7 +82,7 @@ impl VswitchDb {
     }
 
     /// The connection's counters.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<OvsdbCounters> {
         self.connection.counters()
     }
 

@@ -185,7 +185,7 @@ pub async fn watch(
         bridge: bridge.to_string_lossy().into_owned(),
         datapath: None,
         passes: Passes::default(),
-        told: None,
+        logged: None,
     };
     let mut read_at = now();
     // A pass behind a change that somebody waits for is over by then.
@@ -220,7 +220,7 @@ struct Watcher {
     datapath: Option<String>,
     passes: Passes,
     /// The last failure that was told, until there is an answer.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 impl Watcher {
@@ -233,7 +233,7 @@ impl Watcher {
                 estimate.set(time);
                 let Revalidation { flows, pass } = answer;
                 debug!(flows, ?pass, is_behind_change, estimate = ?time, "revalidation");
-                if self.told.take().is_some() {
+                if self.logged.take().is_some() {
                     info!(estimate = ?time, "ovs-vswitchd says how long it revalidates");
                 }
             }
@@ -242,13 +242,13 @@ impl Watcher {
                 self.datapath = None;
                 estimate.set(passes::UNKNOWN);
                 let error = with_causes(&error);
-                if self.told.as_ref() != Some(&error) {
+                if self.logged.as_ref() != Some(&error) {
                     warn!(
                         error,
                         estimate = ?passes::UNKNOWN,
                         "ovs-vswitchd does not say how long it revalidates; a default holds"
                     );
-                    self.told = Some(error);
+                    self.logged = Some(error);
                 }
             }
         }

@@ -10,7 +10,7 @@ use dnsflow_agent::k8s::{
 };
 use dnsflow_core::report::{
     Report,
-    Standing::{self, Caveat, NotInForce, Waiting},
+    Severity::{self, Caveat, NotInForce, Waiting},
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};
@@ -30,12 +30,12 @@ fn start(server: &Server) -> (Reporter, Kubeconfig, JoinHandle<()>) {
     (reporter, kubeconfig, task)
 }
 
-fn problems(problems: &[(u32, &str, Standing)]) -> Report {
+fn problems(problems: &[(u32, &str, Severity)]) -> Report {
     Report::Problems {
         namespace: "ns1".into(),
         problems: problems
             .iter()
-            .map(|&(rule, text, standing)| (rule, (text.to_owned(), standing)))
+            .map(|&(rule, text, severity)| (rule, (text.to_owned(), severity)))
             .collect::<BTreeMap<_, _>>(),
         news: problems.iter().map(|(rule, ..)| *rule).collect(),
     }
@@ -160,7 +160,7 @@ async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
     let of_pod = created(&mut server).await;
     assert_eq!(of_pod["reason"], "LimitReached");
     let note = of_pod["note"].as_str().expect("a note");
-    assert!(note.contains("--max-leases-per-pod: ns1_pod2"), "{note}");
+    assert!(note.contains("--max-addresses-per-pod: ns1_pod2"), "{note}");
 }
 
 #[tokio::test]

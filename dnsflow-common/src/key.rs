@@ -26,11 +26,11 @@ pub const PENDING_AGE_MAX_NS: u64 = 10_000_000_000;
 pub const FRAGMENTS_MAX: u32 = 1024;
 /// How long later fragments are waited for. They leave the server back to back.
 pub const FRAGMENT_AGE_MAX_NS: u64 = 1_000_000_000;
-/// How many interfaces have a scope of names.
-pub const SCOPES_MAX: u32 = 4096;
-/// Set in a scope that has no names.
-pub const SCOPE_EMPTY: u32 = 1 << 31;
-/// How many names there are over all scopes.
+/// How many interfaces have a name set.
+pub const NAME_SETS_MAX: u32 = 4096;
+/// Set in a name set that has no names.
+pub const NAME_SET_EMPTY: u32 = 1 << 31;
+/// How many names there are over all name sets.
 pub const NAMES_MAX: u32 = 131_072;
 
 /// An IP address: IPv4 ones in the first four octets, zeros behind them.
@@ -240,7 +240,7 @@ impl FragmentKey {
     }
 }
 
-/// A name that the rules of a scope mention.
+/// A name that the rules of a name set mention.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]
@@ -248,18 +248,18 @@ impl FragmentKey {
 pub struct NameKey {
     /// The name's hash.
     pub hash: u64,
-    /// The scope.
-    pub scope: u32,
+    /// The name set.
+    pub name_set: u32,
     reserved: u32,
 }
 
 impl NameKey {
-    /// The name of this hash in a scope.
+    /// The name of this hash in a name set.
     #[inline(always)]
-    pub const fn new(scope: u32, hash: NameHash) -> Self {
+    pub const fn new(name_set: u32, hash: NameHash) -> Self {
         Self {
             hash: hash.0,
-            scope,
+            name_set,
             reserved: 0,
         }
     }

@@ -44,23 +44,23 @@ pub const KIND_ANSWER: u16 = 1;
 /// all there.
 pub const KIND_HELD: u16 = 2;
 
-/// How many answers that no rule mentions are kept, for a rule that comes later; the oldest go.
-pub const KEPT_MAX: u32 = 1024;
-/// The longest frame of such an answer; longer ones are not kept. A power of two, as
+/// How many answers that no rule mentions are deferred, for a rule that comes later; the oldest go.
+pub const DEFERRED_MAX: u32 = 1024;
+/// The longest frame of such an answer; longer ones are not deferred. A power of two, as
 /// [`MAX_CAPTURE`].
-pub const KEPT_FRAME_MAX: usize = 2048;
+pub const DEFERRED_FRAME_MAX: usize = 2048;
 
-/// An answer that is kept. What stands behind the captured bytes means nothing.
+/// A deferred answer. What stands behind the captured bytes means nothing.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
-pub struct Kept {
+pub struct Deferred {
     /// As of a record.
     pub header: RecordHeader,
     /// The frame, and more.
-    pub frame: [u8; KEPT_FRAME_MAX],
+    pub frame: [u8; DEFERRED_FRAME_MAX],
 }
 
-impl Kept {
+impl Deferred {
     /// What a record of the same answer would be; `None` where the lengths are impossible.
     pub fn record(&self) -> Option<Record<'_>> {
         let captured_len = usize::try_from(self.header.captured_len).ok()?;

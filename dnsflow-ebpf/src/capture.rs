@@ -1,4 +1,4 @@
-//! Copying a frame out of the packet buffer: into the ring buffer, or to where answers are kept for
+//! Copying a frame out of the packet buffer: into the ring buffer, or to where answers are deferred for
 //! a rule that may come.
 
 use aya_ebpf::{
@@ -10,12 +10,12 @@ use aya_ebpf::{
 use aya_log_ebpf::warn;
 use dnsflow_common::{
     Reason, bound,
-    record::{KEPT_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader},
+    record::{DEFERRED_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader},
     walk::Reader as _,
 };
 
 use crate::{
-    maps::{self, KEPT, RECORDS, Scratch},
+    maps::{self, DEFERRED, RECORDS, Scratch},
     skb::Frame,
 };
 
@@ -56,13 +56,13 @@ pub fn capture(frame: &Frame<'_>, hold: bool) -> Reason {
 #[inline(always)]
 pub fn keep(frame: &Frame<'_>) {
     let len = frame.len();
-    if len <= KEPT_FRAME_MAX as u32
-        && let Some(scratch) = copy::<{ KEPT_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
+    if len <= DEFERRED_FRAME_MAX as u32
+        && let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
     {
-        // SAFETY: a record begins as what is kept, and is longer.
+        // SAFETY: a record begins as a deferred answer, and is longer.
         unsafe {
             bpf_map_push_elem(
-                (&raw const KEPT).cast_mut().cast(),
+                (&raw const DEFERRED).cast_mut().cast(),
                 scratch.cast(),
                 OLDEST_GOES,
             );

@@ -5,7 +5,7 @@ use dnsflow_common::{
     question::{NameHash, Names},
 };
 
-use crate::{found::put_down_scope, maps};
+use crate::{found::put_down_name_set, maps};
 
 /// No name: for questions that are only hashed.
 pub struct Nothing;
@@ -24,8 +24,8 @@ impl Names for Nothing {
 
 /// The names that the rules for an interface mention.
 pub struct Mentioned {
-    scope: u32,
-    /// Whether the interface has no scope, and so no filter.
+    name_set: u32,
+    /// Whether the interface has no name set, and so no filter.
     all: bool,
 }
 
@@ -33,10 +33,10 @@ impl Mentioned {
     #[inline(always)]
     pub fn by_rules_for(ifindex: u32) -> Self {
         // SAFETY: the value is a number that is only ever replaced.
-        let scope = unsafe { maps::SCOPES.get(&ifindex) };
+        let name_set = unsafe { maps::NAME_SETS.get(&ifindex) };
         Self {
-            scope: put_down_scope(scope.copied().unwrap_or(0)),
-            all: scope.is_none(),
+            name_set: put_down_name_set(name_set.copied().unwrap_or(0)),
+            all: name_set.is_none(),
         }
     }
 }
@@ -50,7 +50,7 @@ impl Names for Mentioned {
     #[inline(always)]
     fn mentions(&self, hash: NameHash) -> bool {
         maps::NAMES
-            .get_ptr(NameKey::new(self.scope, hash))
+            .get_ptr(NameKey::new(self.name_set, hash))
             .is_some()
     }
 }

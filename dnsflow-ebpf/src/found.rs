@@ -43,8 +43,8 @@ pub struct Found {
     pub fragment_id: u32,
     first: u32,
     syn: u32,
-    /// The scope of names.
-    scope: u32,
+    /// The name set.
+    name_set: u32,
 }
 
 impl Found {
@@ -102,7 +102,7 @@ impl Found {
             fragment_id: 0,
             first: 0,
             syn: 0,
-            scope: 0,
+            name_set: 0,
         }
     }
 
@@ -152,15 +152,15 @@ impl Found {
     }
 }
 
-/// A scope of names, put down and read back as well.
+/// A name set, put down and read back as well.
 #[inline(always)]
-pub fn put_down_scope(scope: u32) -> u32 {
+pub fn put_down_name_set(name_set: u32) -> u32 {
     match maps::FOUND.get_ptr_mut(0) {
         // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
         Some(place) => unsafe {
-            ptr::write_volatile(&raw mut (*place).scope, scope);
-            ptr::read_volatile(&raw const (*place).scope)
+            ptr::write_volatile(&raw mut (*place).name_set, name_set);
+            ptr::read_volatile(&raw const (*place).name_set)
         },
-        None => scope,
+        None => name_set,
     }
 }

@@ -1,7 +1,7 @@
 //! Which answers are taken off the wire until the agent puts them back.
 
 use aya_ebpf::helpers::generated::bpf_redirect;
-use dnsflow_common::{key::SCOPE_EMPTY, record::MAX_CAPTURE, walk::Reader as _};
+use dnsflow_common::{key::NAME_SET_EMPTY, record::MAX_CAPTURE, walk::Reader as _};
 
 use crate::{
     found::{Found, Kind},
@@ -29,10 +29,10 @@ pub fn holds(frame: &Frame<'_>, found: &Found) -> bool {
         Kind::Segment => !found.is_syn(),
         Kind::Later => false,
     };
-    // An interface without a scope has no filter: all names, mentioned or not, come to here.
+    // An interface without a name set has no filter: all names, mentioned or not, come to here.
     // SAFETY: the value is a number that is only ever replaced.
-    let has_names = match unsafe { maps::SCOPES.get(&frame.ifindex()) } {
-        Some(scope) => *scope & SCOPE_EMPTY == 0,
+    let has_names = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
+        Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
         None => false,
     };
     fits && kind && has_names && now_ns() < *until_ns

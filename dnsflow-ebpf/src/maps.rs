@@ -10,11 +10,11 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        FRAGMENTS_MAX, FragmentKey, NAMES_MAX, NameKey, PENDING_MAX, Pending, PendingKey,
-        RESOLVERS_MAX, ResolverKey, SCOPES_MAX,
+        FRAGMENTS_MAX, FragmentKey, NAME_SETS_MAX, NAMES_MAX, NameKey, PENDING_MAX, Pending,
+        PendingKey, RESOLVERS_MAX, ResolverKey,
     },
     question::Buffer,
-    record::{KEPT_MAX, Kept, MAX_CAPTURE, RecordHeader},
+    record::{DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
     walk::{PORTS_MAX, Ports, ServerPorts},
 };
 
@@ -33,7 +33,7 @@ pub static RECORDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 
 /// Answers that no rule mentions, the newest ones: a rule may come.
 #[map]
-pub static KEPT: Queue<Kept> = Queue::with_max_entries(KEPT_MAX, 0);
+pub static DEFERRED: Queue<Deferred> = Queue::with_max_entries(DEFERRED_MAX, 0);
 
 /// Until when answers may be held, in nanoseconds of `CLOCK_MONOTONIC`: the agent moves it on as
 /// long as it is well.
@@ -80,20 +80,20 @@ pub static PENDING: LruHashMap<PendingKey, Pending> = LruHashMap::with_max_entri
 /// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. An LRU map: the
 /// entries of interfaces that are gone make room.
 #[map]
-pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(SCOPES_MAX, 0);
+pub static UNASKED_UNTIL: LruHashMap<u32, u64> = LruHashMap::with_max_entries(NAME_SETS_MAX, 0);
 
 /// When the first fragment of a datagram was captured, in nanoseconds of `CLOCK_MONOTONIC`.
 #[map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entries(FRAGMENTS_MAX, 0);
 
-/// The scope of names of an interface, with [`SCOPE_EMPTY`] where it has none. An interface that is
+/// The name set of an interface, with [`NAME_SET_EMPTY`] where it has none. An interface that is
 /// not here has no filter.
 ///
-/// [`SCOPE_EMPTY`]: dnsflow_common::key::SCOPE_EMPTY
+/// [`NAME_SET_EMPTY`]: dnsflow_common::key::NAME_SET_EMPTY
 #[map]
-pub static SCOPES: HashMap<u32, u32> = HashMap::with_max_entries(SCOPES_MAX, 0);
+pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
-/// The names of all scopes.
+/// The names of all name sets.
 #[map]
 pub static NAMES: HashMap<NameKey, u8> = HashMap::with_max_entries(NAMES_MAX, 0);
 

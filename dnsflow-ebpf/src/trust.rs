@@ -1,4 +1,4 @@
-//! Which answers are believed: those of trusted resolvers, to what the pod asked.
+//! Which answers are trusted: those of trusted resolvers, to what the pod asked.
 
 use aya_ebpf::{
     EbpfContext as _,

@@ -18,7 +18,7 @@ use crate::{lab::Lab, process::wait_until, relay::Relay, topology::DNS_SERVICE};
 /// seconds to verify the programs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half. Those of lifelines,
+/// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half. Those of sentinel flows,
 /// which open nothing, end with a one.
 const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000001";
 

@@ -328,7 +328,7 @@ impl Question {
         Ok(message)
     }
 
-    /// What is to be believed, with whatever stands beside it.
+    /// What is to be trusted, with whatever stands beside it.
     fn truth(&self) -> Result<Message> {
         let mut answers = vec![self.a(self.address)];
         match self.behaviour {

@@ -1,4 +1,4 @@
-//! Which answers are seen, and which are believed, with a DNS server that lies.
+//! Which answers are seen, and which are trusted, with a DNS server that lies.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},

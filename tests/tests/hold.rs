@@ -204,18 +204,18 @@ fn the_first_denied_packet_is_counted_before_any_revalidation() {
     assert!(flows.lines().any(is_it), "{flows}");
 }
 
-/// What the agent has said of the time to settle when it opened a name.
-fn settling(agent: &Agent, name: &str) -> Option<String> {
+/// What the agent has said of the wait for revalidation when it opened a name.
+fn revalidation_wait(agent: &Agent, name: &str) -> Option<String> {
     let events = agent.events().expect("its log");
     let opened = events.iter().map(|event| &event["fields"]);
     let mut opened = opened.filter(|fields| fields["message"] == "opened");
     let of_name = opened.find(|fields| fields["name"] == name)?;
-    of_name["settling"].as_str().map(str::to_owned)
+    of_name["revalidation_wait"].as_str().map(str::to_owned)
 }
 
 #[test]
-fn answers_settle_only_where_packets_were_denied_lately() {
-    let lab = lab!("hold-settle", agent);
+fn answers_wait_for_revalidation_only_where_packets_were_denied_lately() {
+    let lab = lab!("hold-denied", agent);
     let records: Vec<String> = (0..200)
         .map(|n| format!("s{n}.example.com. 30 IN A {}", web(1 + n % 8)))
         .chain((0..200).map(|n| format!("f{n}.example.com. 30 IN A 198.51.100.{n}")))
@@ -229,7 +229,7 @@ fn answers_settle_only_where_packets_were_denied_lately() {
         assert_eq!(told.len(), 1, "{name}");
         let mut said = None;
         wait_until("the event", PATIENT, || {
-            said = settling(&agent, &name);
+            said = revalidation_wait(&agent, &name);
             Ok(said.is_some())
         })
         .expect("it is opened");
@@ -252,13 +252,16 @@ fn answers_settle_only_where_packets_were_denied_lately() {
     assert!(fetched.expect("curl runs").result.is_ok());
     assert_eq!(syns_sent_again(&lab), before);
     assert_eq!(
-        settling(&agent, "s0.example.com").as_deref(),
+        revalidation_wait(&agent, "s0.example.com").as_deref(),
         Some("denied_lately")
     );
     quiet();
     let url = "http://s2.example.com/";
     let fetched = lab.pod("ns1_pod1").fetch(url, PATIENT);
     assert!(fetched.expect("curl runs").result.is_ok());
-    assert_eq!(settling(&agent, "s2.example.com").as_deref(), Some("quiet"));
+    assert_eq!(
+        revalidation_wait(&agent, "s2.example.com").as_deref(),
+        Some("quiet")
+    );
     assert_eq!(syns_sent_again(&lab), before);
 }

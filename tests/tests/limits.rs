@@ -80,7 +80,7 @@ fn caps_hold_and_spare_what_is_in_use() {
         .start_agent(&[
             "--max-addresses-per-name",
             &PER_NAME.to_string(),
-            "--max-leases-per-pod",
+            "--max-addresses-per-pod",
             &PER_POD.to_string(),
         ])
         .expect("the agent is ready");

@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use dnsflow_agent::openflow::{Connection, Event, LostReason};
 use dnsflow_core::{
     flow::{
-        Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline, Masked,
-        Match, Protocol, Transport,
+        Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked, Match,
+        Protocol, Sentinel, Transport,
     },
     input::{BatchError, BatchId, CookieCount},
 };
@@ -409,7 +409,7 @@ async fn flows_are_in_the_switch_after_the_result_and_read_back_as_written() -> 
 }
 
 #[tokio::test]
-async fn a_dump_in_parts_shows_every_flow_once() -> Result<()> {
+async fn a_dump_in_shards_shows_every_flow_once() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
@@ -419,7 +419,7 @@ async fn a_dump_in_parts_shows_every_flow_once() -> Result<()> {
     let all: Vec<FlowKey> = keys.iter().cloned().collect();
     client.apply(false, adds(&all)).await??;
     switch.ofctl("add-flow", &["table=46,ip,actions=drop"])?;
-    for round in ["at once", "in parts"] {
+    for round in ["at once", "in shards"] {
         let flows = client.dump().await?;
         let found: BTreeSet<FlowKey> = flows.iter().map(|flow| flow.key.clone()).collect();
         assert_eq!(flows.len(), keys.len(), "{round}");
@@ -584,7 +584,7 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
 }
 
 #[tokio::test]
-async fn flows_go_with_their_lifeline() -> Result<()> {
+async fn flows_go_with_their_sentinel() -> Result<()> {
     let Some(switch) = Switch::start()? else {
         return Ok(());
     };
@@ -594,24 +594,24 @@ async fn flows_go_with_their_lifeline() -> Result<()> {
         hard_timeout_s: 0,
         ..body(tag)
     };
-    let lifeline = Lifeline {
+    let sentinel = Sentinel {
         table: 46,
         cookie: Cookie::new(2),
     };
     let line = FlowBody {
         hard_timeout_s: 1,
-        actions: lifeline.actions(),
+        actions: sentinel.actions(),
         ..body(3)
     };
     let add = |key: FlowKey, body| FlowChange::Add(key, body);
     let stay = [(key(46, v4(1)), 4), (key(51, v4(1)), 2)];
     let go = [(key(46, v4(2)), 2), (key(46, v4(3)), 2)];
-    let mut changes = vec![add(lifeline.key(), line.clone())];
+    let mut changes = vec![add(sentinel.key(), line.clone())];
     for (key, tag) in stay.iter().chain(&go) {
         changes.push(add(key.clone(), endless(*tag)));
     }
     // Written once more: nothing may go because the first of the two does.
-    changes.push(add(lifeline.key(), line));
+    changes.push(add(sentinel.key(), line));
     client.apply(true, changes).await??;
     assert_eq!(client.dump().await?.len(), 5);
     let mut gone = BTreeSet::new();
@@ -623,7 +623,7 @@ async fn flows_go_with_their_lifeline() -> Result<()> {
         gone.insert(lost.await?);
     }
     let mut expected: BTreeSet<_> = go.map(|(key, _)| key).into();
-    expected.insert(lifeline.key());
+    expected.insert(sentinel.key());
     assert_eq!(gone, expected);
     let left: BTreeSet<_> = client
         .dump()
@@ -1028,7 +1028,7 @@ async fn measure() -> Result<()> {
     Ok(())
 }
 
-/// How long one flow takes while another connection dumps 200,000: at once, and in parts.
+/// How long one flow takes while another connection dumps 200,000: at once, and in shards.
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn measure_dumps() -> Result<()> {
@@ -1036,7 +1036,7 @@ async fn measure_dumps() -> Result<()> {
         return Ok(());
     };
     let mut client = Client::connect(&switch).await?;
-    // As the agent writes them: the lifeline has the timeout.
+    // As the agent writes them: the sentinel flow has the timeout.
     let body = FlowBody {
         hard_timeout_s: 0,
         ..body(1)
@@ -1045,7 +1045,7 @@ async fn measure_dumps() -> Result<()> {
     const FLOWS: u32 = 200_000;
     client.apply(true, (0..FLOWS).map(flow).collect()).await??;
     let mut dumper = Client::connect(&switch).await?;
-    for round in ["at once", "in parts", "in parts"] {
+    for round in ["at once", "in shards", "in shards"] {
         let done = AtomicBool::new(false);
         let dump = async {
             let start = Instant::now();

@@ -348,7 +348,7 @@ impl<'a> Hunt<'a> {
         let was_late = self.follow(everywhere.to_vec()) > 0;
         self.seen.slowest_edit = self.seen.slowest_edit.max(start.elapsed());
         for (pod, all) in everywhere.iter().filter(|_| was_late) {
-            self.must_hold("settled", pod, all);
+            self.must_hold("after the wait", pod, all);
         }
         for pod in PODS {
             let name = *self.random.pick(&NAMES);

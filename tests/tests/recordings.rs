@@ -23,7 +23,7 @@ use dnsflow_core::{
             Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, NbUpdate, Pipeline,
             PortBinding, PortGroup, RowId, SbUpdate,
         },
-        template::{Copies, Recipe, Source, Template, acl_match},
+        template::{AclTemplate, ActionTemplate, ActionText, CachedActions, acl_match},
     },
 };
 use dnsflow_tests::{
@@ -214,7 +214,8 @@ fn every_logical_flow_becomes_what_ovn_controller_made_of_it() {
                 of_acl.contains("$a"),
                 "{at}"
             );
-            let template = Template::parse(&flow).unwrap_or_else(|error| panic!("{at}: {error}"));
+            let template =
+                AclTemplate::parse(&flow).unwrap_or_else(|error| panic!("{at}: {error}"));
             assert_eq!(flow.pipeline, Pipeline::Egress, "{at}");
             for (table, matches, text) in openflow {
                 let base = table - flow.table_id;
@@ -225,19 +226,19 @@ fn every_logical_flow_becomes_what_ovn_controller_made_of_it() {
                     "{at}"
                 );
                 assert_eq!(template.registers, tests(&matches), "{at}: {matches}");
-                let nothing_known = template.actions(base, &Copies::new());
+                let nothing_known = template.actions(base, &CachedActions::new());
                 let mut made = split_actions(&text);
-                match (&template.recipe, built(&made)) {
-                    (Recipe::Build(_), Some(expected)) => {
+                match (&template.actions, built(&made)) {
+                    (ActionTemplate::Build(_), Some(expected)) => {
                         assert_eq!(nothing_known, Some(expected), "{at}: {text}");
                         as_built += 1;
                     }
-                    (Recipe::Copy { source, meanwhile }, None) => {
-                        assert_eq!(*source, Source::of(&flow), "{at}");
+                    (ActionTemplate::Copy { source, meanwhile }, None) => {
+                        assert_eq!(*source, ActionText::of(&flow), "{at}");
                         let bytes = vec![1; 16];
-                        let copies = Copies::from([(source.clone(), bytes.clone())]);
+                        let cached_actions = CachedActions::from([(source.clone(), bytes.clone())]);
                         let copy = Some(vec![Action::Copied(bytes)]);
-                        assert_eq!(template.actions(base, &copies), copy, "{at}");
+                        assert_eq!(template.actions(base, &cached_actions), copy, "{at}");
                         // Without a log, and without marking a connection as blocked, there may
                         // be something left that can be built.
                         let marks = |action: &str| {
@@ -250,7 +251,7 @@ fn every_logical_flow_becomes_what_ovn_controller_made_of_it() {
                         assert_eq!(nothing_known, expected, "{at}: {text}");
                         copied += 1;
                     }
-                    (recipe, expected) => panic!("{at}: {recipe:?} for {text}: {expected:?}"),
+                    (actions, expected) => panic!("{at}: {actions:?} for {text}: {expected:?}"),
                 }
             }
         }
@@ -420,7 +421,7 @@ impl Node {
                     | Command::FilterNames { .. }
                     | Command::FilterInterface { .. }
                     | Command::ForgetNames { .. }
-                    | Command::RecallAnswers
+                    | Command::ReplayAnswers
                     | Command::Release(_)
                     | Command::CountFlows(_)
                     | Command::Detach { .. }

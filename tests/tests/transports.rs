@@ -144,7 +144,7 @@ fn large_answers_and_chains_lead_to_connections() {
 }
 
 #[test]
-fn a_dns_server_with_an_ipv6_address_is_believed() {
+fn a_dns_server_with_an_ipv6_address_is_trusted() {
     let cluster = Cluster {
         dual_stack: true,
         ..Cluster::default()

@@ -12,12 +12,12 @@ use std::{
 use crate::{
     Timestamp,
     blocked::BlockedConnection,
-    cache::{Adopted, Cache, Entry, Lesson, Term},
+    cache::{Adopted, Cache, Entry, Resolution, Term},
     firewall::RuleAction,
     flow::{FlowKey, InstalledFlow},
     name::DomainName,
     output::Output,
-    plan::{Plan, Planner, PortFacts, RulePlaces, Spot, in_order, places_of},
+    plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
     policy::Policy,
     ports::{PortId, Ports},
     rules::RuleSet,
@@ -29,14 +29,14 @@ use crate::{
 pub(crate) struct Plans {
     planner: Planner,
     /// The ports by where their packets are found, once somebody has asked.
-    spots: Option<HashMap<Spot, PortId>>,
+    by_match: Option<HashMap<PortMatch, PortId>>,
 }
 
 impl Plans {
     /// Rules, ports or the pipeline may be others than before.
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
-        self.spots = None;
+        self.by_match = None;
     }
 
     /// Makes the flows of plans.
@@ -46,13 +46,13 @@ impl Plans {
 
     /// The port that a flow is for.
     fn port_of(&mut self, key: &FlowKey, ports: &Ports, policy: &Policy) -> Option<PortId> {
-        let spots = self.spots.get_or_insert_with(|| {
+        let by_match = self.by_match.get_or_insert_with(|| {
             let ports = ports.iter();
             ports
-                .filter_map(|(id, port)| Some((policy.spot(&port.row)?, id)))
+                .filter_map(|(id, port)| Some((policy.port_match(&port.row)?, id)))
                 .collect()
         });
-        spots.get(&Spot::of(key)?).copied()
+        by_match.get(&PortMatch::of(key)?).copied()
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Access<'a> {
 
 /// What a pod was told by one answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told<'a> {
+pub(crate) struct PortAnswer<'a> {
     /// The port that is told.
     pub(crate) port: PortId,
     /// The name that rules are matched against.
@@ -93,22 +93,22 @@ impl Access<'_> {
     // Answers.
 
     /// One port is told something. Rules are matched once for all addresses.
-    pub(crate) fn tell(
+    pub(crate) fn apply_answer(
         &mut self,
-        told: Told<'_>,
+        answer: PortAnswer<'_>,
         switch: &mut Switch,
         batch: &mut Batch,
         outcome: &mut Outcome,
         now: Timestamp,
         out: &mut Output,
     ) {
-        let port_id = told.port;
+        let port_id = answer.port;
         let Some(port) = self.ports.get(port_id) else {
             return;
         };
         let sets = self.policy.sets(&port.row);
-        let places: RulePlaces = places_of(&sets, told.name).collect();
-        for (set, rule) in &places {
+        let matched: MatchedRules = matched_rules(&sets, answer.name).collect();
+        for (set, rule) in &matched {
             let rule = &sets[*set].rules()[*rule];
             outcome.denies |= rule.verdict == RuleAction::Deny;
             outcome.rules.insert(rule.index);
@@ -116,22 +116,22 @@ impl Access<'_> {
         let facts = self.policy.facts(port_id, &port.row, &sets);
         // The flows of this name alone, by family: nearly every address has but one name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
-        for (address, ttl) in told.addresses {
-            let mut term = self.cache.term(told.at, *ttl);
+        for (address, ttl) in answer.addresses {
+            let mut term = self.cache.term(answer.at, *ttl);
             if outcome.denies {
                 term.deny();
             }
             if term.until <= now {
                 continue;
             }
-            let lesson = Lesson {
+            let resolution = Resolution {
                 port: port_id,
                 address: *address,
-                name: told.name,
+                name: answer.name,
                 term,
                 comparisons: switch.comparisons(),
             };
-            let is_news = self.learn(lesson, switch, batch, now, out);
+            let is_news = self.learn(resolution, switch, batch, now, out);
             let Some(entry) = self.cache.entry_mut(port_id, *address) else {
                 continue;
             };
@@ -139,11 +139,11 @@ impl Access<'_> {
                 continue;
             }
             let planner = &mut self.plans.planner;
-            let is_alone = entry.names.len() == 1 && entry.names.until(told.name).is_some();
+            let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
             let plan = match facts {
                 Some(facts) if is_alone && entry.adopted.is_none() => of_name
                     [usize::from(address.is_ipv6())]
-                .get_or_insert_with(|| planner.at_places(facts, *address, &places))
+                .get_or_insert_with(|| planner.for_rules(facts, *address, &matched))
                 .clone(),
                 Some(facts) => plan(planner, facts, *address, entry),
                 None => Plan::new(),
@@ -162,25 +162,25 @@ impl Access<'_> {
     /// Notes that a name leads to an address; returns whether that is news.
     pub(crate) fn learn(
         &mut self,
-        lesson: Lesson<'_>,
+        resolution: Resolution<'_>,
         switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
     ) -> bool {
         let whose = || {
-            let row = &self.ports.get(lesson.port)?.row;
+            let row = &self.ports.get(resolution.port)?.row;
             let namespace = self.policy.namespace_of(row)?;
             Some((namespace.to_owned(), row.iface_id.clone()))
         };
-        let learnt = self.cache.learn(lesson, &whose, batch, now, out);
-        if let Some(address) = learnt.replan {
-            self.replan_entry(lesson.port, address, batch, now);
+        let learned = self.cache.learn(resolution, &whose, batch, now, out);
+        if let Some(address) = learned.replan {
+            self.replan_entry(resolution.port, address, batch, now);
         }
-        if learnt.count_soon && switch.count_soon(now) {
-            self.cache.count_begins();
+        if learned.read_counters_soon && switch.read_counters_soon(now) {
+            self.cache.counter_reading_begins();
         }
-        learnt.is_news
+        learned.is_news
     }
 
     /// A port is there: it knows what its pod was told in an earlier run, and what its namespace shares.
@@ -232,14 +232,14 @@ impl Access<'_> {
         out: &mut Output,
     ) {
         for (address, name, term) in known {
-            let lesson = Lesson {
+            let resolution = Resolution {
                 port,
                 address,
                 name: &name,
                 term,
                 comparisons: switch.comparisons(),
             };
-            self.learn(lesson, switch, batch, now, out);
+            self.learn(resolution, switch, batch, now, out);
         }
     }
 
@@ -346,14 +346,14 @@ impl Access<'_> {
     // What the switch has.
 
     /// Port and address that a flow is for.
-    pub(crate) fn place_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
+    pub(crate) fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
         let port = self.plans.port_of(key, self.ports, self.policy)?;
         Some((port, key.matches.addresses.dst()))
     }
 
     /// The entry that a flow would be of.
     pub(crate) fn entry_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr, &mut Entry)> {
-        let (port, address) = self.place_of(key)?;
+        let (port, address) = self.entry_key(key)?;
         Some((port, address, self.cache.entry_mut(port, address)?))
     }
 
@@ -368,8 +368,8 @@ impl Access<'_> {
     }
 
     /// The use of all addresses is known that there were when the count began.
-    pub(crate) fn count_ends(&mut self) {
-        self.cache.count_ends();
+    pub(crate) fn counter_reading_ends(&mut self) {
+        self.cache.counter_reading_ends();
     }
 
     /// Takes over flows of an earlier run that the rules of today would still write; what is taken over
@@ -384,7 +384,7 @@ impl Access<'_> {
         let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
         let term = self.cache.term(now, Duration::ZERO);
         for (key, installed) in found.iter() {
-            let Some((port, address)) = self.place_of(key) else {
+            let Some((port, address)) = self.entry_key(key) else {
                 continue;
             };
             let Some(entry) = self.cache.entry_or_new(port, address) else {

@@ -13,16 +13,16 @@ use smallvec::SmallVec;
 
 use crate::{
     Command, Timestamp,
+    counter_vec::{CounterVec, Label as _},
     dns::{Answer, DnsError},
     fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},
     input::Frame,
-    limits::REFUSALS_TOLD_MAX,
+    limits::REFUSALS_REPORTED_MAX,
     name::DomainName,
     output::Output,
     refused::{NETWORKS_MAX, Refusals, Refused},
     report::Report,
     resolver::Resolver,
-    tally::{Label as _, Tally},
     tcp::{ConnectionKey, Segment, TcpEvent, TcpReassembly},
 };
 
@@ -36,13 +36,13 @@ pub(crate) struct Answers {
     /// The DNS servers that were last said to be trusted.
     trusted: Option<BTreeSet<Resolver>>,
     /// Whether these were told.
-    trust_told: bool,
+    trust_reported: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
     refusals: Refusals,
-    refused: Tally<Refused>,
+    refused: CounterVec<Refused>,
     /// Refusals that were told, so that each is told once in a while only.
-    refused_told: BTreeSet<(DomainName, IpAddr)>,
+    refused_reported: BTreeSet<(DomainName, IpAddr)>,
 }
 
 /// What a frame brought.
@@ -68,12 +68,12 @@ impl Answers {
             dns_ports,
             resolvers,
             trusted: None,
-            trust_told: false,
+            trust_reported: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
             refusals,
-            refused: Tally::default(),
-            refused_told: BTreeSet::new(),
+            refused: CounterVec::default(),
+            refused_reported: BTreeSet::new(),
         };
         answers.trust_all(None, out);
         answers
@@ -91,11 +91,11 @@ impl Answers {
         if self.trusted.as_ref() != Some(&all) {
             out.command(Command::TrustResolvers(all.clone()));
             self.trusted = Some(all.clone());
-            self.trust_told = false;
+            self.trust_reported = false;
         }
         // That there is none is known once the cluster was asked.
-        if !self.trust_told && (cluster.is_some() || !all.is_empty()) {
-            self.trust_told = true;
+        if !self.trust_reported && (cluster.is_some() || !all.is_empty()) {
+            self.trust_reported = true;
             out.report(Report::Trusting(all));
         }
     }
@@ -188,10 +188,10 @@ impl Answers {
             Ok(()) => true,
             Err(reason) => {
                 self.refused.count(reason);
-                if self.refused_told.len() >= REFUSALS_TOLD_MAX {
-                    self.refused_told.clear();
+                if self.refused_reported.len() >= REFUSALS_REPORTED_MAX {
+                    self.refused_reported.clear();
                 }
-                if self.refused_told.insert((name.clone(), *address)) {
+                if self.refused_reported.insert((name.clone(), *address)) {
                     out.report(Report::AddressRefused {
                         port: port.to_owned(),
                         name: name.clone(),
@@ -205,17 +205,17 @@ impl Answers {
     }
 
     /// What became of TCP segments.
-    pub(crate) fn tcp_events(&self) -> &Tally<TcpEvent> {
+    pub(crate) fn tcp_events(&self) -> &CounterVec<TcpEvent> {
         self.tcp.events()
     }
 
     /// What became of IP fragments.
-    pub(crate) fn fragment_events(&self) -> &Tally<FragmentEvent> {
+    pub(crate) fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.fragments.events()
     }
 
     /// Addresses that were not opened, by reason.
-    pub(crate) fn refused(&self) -> &Tally<Refused> {
+    pub(crate) fn refused(&self) -> &CounterVec<Refused> {
         &self.refused
     }
 }

@@ -95,10 +95,10 @@ impl Looks {
         }
     }
 
-    /// The switch has confirmed or refused a batch; its megaflows agree `settle` later, as a rule.
-    pub fn applied(&mut self, batch: BatchId, settle: Duration, now: Timestamp) {
+    /// The switch has confirmed or refused a batch; its megaflows agree `revalidation` later, as a rule.
+    pub fn applied(&mut self, batch: BatchId, revalidation: Duration, now: Timestamp) {
         if self.batches.remove(&batch) {
-            self.gap_ended(now + settle);
+            self.gap_ended(now + revalidation);
         }
     }
 

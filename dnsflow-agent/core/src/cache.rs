@@ -12,27 +12,27 @@ use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
     flow::{Cookie, FlowKey},
-    limits::{LIMITS_TOLD_MAX, LeaseLimits, NAMES_PER_ADDRESS_MAX},
+    limits::{CacheLimits, LIMITS_REPORTED_MAX, NAMES_PER_ADDRESS_MAX},
     name::DomainName,
     output::Output,
     plan::Plan,
     ports::{PortId, Ports},
     report::Report,
-    snapshot::{SavedLease, SavedName},
+    snapshot::{SavedEntry, SavedName},
     switch::{Batch, Enforced, Installed},
 };
 
 /// What every pod was told.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    limits: LeaseLimits,
+    limits: CacheLimits,
     ports: BTreeMap<PortId, PortCache>,
     /// When to look at an entry again. Items may be out of date; looking tells.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     /// Entries that are due, and whose use the switch has to tell of first.
     undecided: BTreeSet<(PortId, IpAddr)>,
     /// What an earlier run knew, by logical port, until the port is there.
-    saved: HashMap<String, Vec<SavedLease>>,
+    saved: HashMap<String, Vec<SavedEntry>>,
     /// Counts changes of what a snapshot would hold.
     version: u64,
 }
@@ -44,7 +44,7 @@ struct PortCache {
     /// The addresses of each name: those whose entry holds it.
     addresses_of: HashMap<DomainName, Addresses>,
     /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
-    limits_told: BTreeSet<Option<DomainName>>,
+    limits_reported: BTreeSet<Option<DomainName>>,
     /// The entries that mattered least when all were last looked at, and how much; the least last.
     candidates: Vec<(Importance, IpAddr)>,
     /// Addresses that came since the beginning of the last count that has ended: an upper bound for
@@ -107,9 +107,9 @@ impl Term {
     }
 }
 
-/// An address to be learnt.
+/// An address to be learned.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lesson<'a> {
+pub(crate) struct Resolution<'a> {
     /// The port that was told.
     pub(crate) port: PortId,
     /// The address.
@@ -122,15 +122,15 @@ pub(crate) struct Lesson<'a> {
     pub(crate) comparisons: u32,
 }
 
-/// What came of a [`Lesson`].
+/// What came of a [`Resolution`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Learnt {
+pub(crate) struct Learned {
     /// Whether it is news that the name leads to the address.
     pub(crate) is_news: bool,
     /// An address that has lost a name to make room: what remains of it is to be planned again.
     pub(crate) replan: Option<IpAddr>,
     /// Whether it should soon be known which addresses are in use.
-    pub(crate) count_soon: bool,
+    pub(crate) read_counters_soon: bool,
 }
 
 /// Whose limit is reached: namespace and logical port, where the rules of a namespace hold for it.
@@ -138,7 +138,7 @@ pub(crate) type Whose<'a> = &'a dyn Fn() -> Option<(String, String)>;
 
 impl Cache {
     /// Nobody was told anything.
-    pub(crate) fn new(limits: LeaseLimits) -> Self {
+    pub(crate) fn new(limits: CacheLimits) -> Self {
         Self {
             limits,
             ports: BTreeMap::new(),
@@ -276,7 +276,7 @@ impl Cache {
 
     /// How long an address stays that was told at `at` with this TTL.
     pub(crate) fn term(&self, at: Timestamp, ttl: Duration) -> Term {
-        let LeaseLimits {
+        let CacheLimits {
             min_ttl,
             max_ttl,
             deny_ttl,
@@ -291,74 +291,74 @@ impl Cache {
     /// Notes that a name leads to an address.
     pub(crate) fn learn(
         &mut self,
-        lesson: Lesson<'_>,
+        resolution: Resolution<'_>,
         whose: Whose<'_>,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
-    ) -> Learnt {
-        let Lesson {
+    ) -> Learned {
+        let Resolution {
             port: port_id,
             address,
             name,
             term,
             ..
-        } = lesson;
+        } = resolution;
         let limits = self.limits;
-        let mut learnt = Learnt::default();
+        let mut learned = Learned::default();
         let Some(port) = self.ports.get_mut(&port_id) else {
-            return learnt;
+            return learned;
         };
         let entries = port.entries.len();
         if let Some(entry) = port.entries.get_mut(&address) {
             if entry.names.prolong(name, term) {
                 self.version += 1;
-                return learnt;
+                return learned;
             }
             if entry.names.len() >= NAMES_PER_ADDRESS_MAX {
                 out.counters.names_dropped += 1;
-                return learnt;
+                return learned;
             }
         } else if entries >= limits.addresses_per_port_max
-            && !self.evict(lesson, whose, batch, now, out)
+            && !self.evict(resolution, whose, batch, now, out)
         {
             out.counters.addresses_refused += 1;
-            learnt.count_soon = true;
-            return learnt;
+            learned.read_counters_soon = true;
+            return learned;
         }
         let of_name = |port: &PortCache| port.addresses_of.get(name).map_or(0, Addresses::len);
         let full = |port: &PortCache| of_name(port) >= limits.addresses_per_name_max;
         if self.ports.get(&port_id).is_some_and(full) {
-            learnt.replan = self.evict_of_name(lesson, whose, batch, now, out);
-            if learnt.replan.is_none() {
+            learned.replan = self.evict_of_name(resolution, whose, batch, now, out);
+            if learned.replan.is_none() {
                 out.counters.addresses_refused += 1;
-                learnt.count_soon = true;
-                return learnt;
+                learned.read_counters_soon = true;
+                return learned;
             }
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
-            return learnt;
+            return learned;
         };
-        learnt.count_soon = port.add(address, name, term, &limits);
+        learned.read_counters_soon = port.add(address, name, term, &limits);
         self.due.insert((term.until, port_id, address));
-        learnt.is_news = true;
-        learnt
+        learned.is_news = true;
+        learned
     }
 
     /// Forgets the address of a port that matters least; `false` where all may be in use.
     fn evict(
         &mut self,
-        lesson: Lesson<'_>,
+        resolution: Resolution<'_>,
         whose: Whose<'_>,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
     ) -> bool {
         let limits = self.limits;
-        let Some(port) = self.ports.get_mut(&lesson.port) else {
+        let Some(port) = self.ports.get_mut(&resolution.port) else {
             return false;
         };
-        let candidate = port.candidate(limits.idle_grace, lesson.comparisons, now);
+        let candidate = port.candidate(limits.idle_grace, resolution.comparisons, now);
         let Some(address) = candidate else {
             port.limit_reached(None, limits.addresses_per_port_max, whose, out);
             return false;
@@ -377,13 +377,13 @@ impl Cache {
     /// Takes a name from the one of its addresses that matters least; returns that address.
     fn evict_of_name(
         &mut self,
-        lesson: Lesson<'_>,
+        resolution: Resolution<'_>,
         whose: Whose<'_>,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
     ) -> Option<IpAddr> {
-        let Lesson { port: id, name, .. } = lesson;
+        let Resolution { port: id, name, .. } = resolution;
         let limits = self.limits;
         let port = self.ports.get_mut(&id)?;
         let addresses = port.addresses_of.get(name).into_iter().flatten();
@@ -410,14 +410,14 @@ impl Cache {
     }
 
     /// From now on, addresses are counted whose use the next count will not tell.
-    pub(crate) fn count_begins(&mut self) {
+    pub(crate) fn counter_reading_begins(&mut self) {
         for port in self.ports.values_mut() {
             port.uncounted_next = 0;
         }
     }
 
     /// The use of all addresses is known that there were when the count began.
-    pub(crate) fn count_ends(&mut self) {
+    pub(crate) fn counter_reading_ends(&mut self) {
         for port in self.ports.values_mut() {
             port.uncounted = port.uncounted_next;
         }
@@ -555,10 +555,10 @@ impl Cache {
     // What outlives the agent.
 
     /// Takes over what an earlier run has left.
-    pub(crate) fn restore(&mut self, saved: Vec<SavedLease>) {
-        for lease in saved {
-            let of_port = self.saved.entry(lease.port.clone()).or_default();
-            of_port.push(lease);
+    pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
+        for entry in saved {
+            let of_port = self.saved.entry(entry.port.clone()).or_default();
+            of_port.push(entry);
         }
     }
 
@@ -568,14 +568,14 @@ impl Cache {
     }
 
     /// The names behind every open address.
-    pub(crate) fn snapshot(&self, ports: &Ports, now: Timestamp) -> Vec<SavedLease> {
+    pub(crate) fn snapshot(&self, ports: &Ports, now: Timestamp) -> Vec<SavedEntry> {
         let mut snapshot = Vec::new();
         for (id, cache) in &self.ports {
             let Some(port) = ports.get(*id) else { continue };
             let open = cache.entries.iter();
             for (address, entry) in open.filter(|(_, entry)| !entry.installed.is_empty()) {
                 let names = entry.names.iter();
-                snapshot.push(SavedLease {
+                snapshot.push(SavedEntry {
                     port: port.row.iface_id.clone(),
                     pod: port.row.iface_id_ver.clone(),
                     address: *address,
@@ -596,13 +596,13 @@ impl Cache {
 
     /// How long entries last, and how many there may be.
     #[cfg(test)]
-    pub(crate) fn limits(&self) -> &LeaseLimits {
+    pub(crate) fn limits(&self) -> &CacheLimits {
         &self.limits
     }
 
     /// Changes the limits of a cache in use.
     #[cfg(test)]
-    pub(crate) fn limits_mut(&mut self) -> &mut LeaseLimits {
+    pub(crate) fn limits_mut(&mut self) -> &mut CacheLimits {
         &mut self.limits
     }
 
@@ -621,7 +621,7 @@ impl PortCache {
         address: IpAddr,
         name: &DomainName,
         term: Term,
-        limits: &LeaseLimits,
+        limits: &CacheLimits,
     ) -> bool {
         let entry = self.entries.entry(address).or_default();
         let is_new = usize::from(entry.names.is_empty());
@@ -631,13 +631,13 @@ impl PortCache {
         let addresses = self.addresses_of.entry(name.clone()).or_default();
         addresses.push(address);
         let of_name = addresses.len();
-        if !self.limits_told.is_empty() {
+        if !self.limits_reported.is_empty() {
             // Far below a limit, reaching it is news again.
             if of_name <= limits.addresses_per_name_max / 2 {
-                self.limits_told.remove(&Some(name.clone()));
+                self.limits_reported.remove(&Some(name.clone()));
             }
             if self.entries.len() <= limits.addresses_per_port_max / 2 {
-                self.limits_told.remove(&None);
+                self.limits_reported.remove(&None);
             }
         }
         of_name > limits.addresses_per_name_max / 2
@@ -655,10 +655,10 @@ impl PortCache {
         let Some((namespace, port)) = whose() else {
             return;
         };
-        if self.limits_told.len() >= LIMITS_TOLD_MAX {
-            self.limits_told.clear();
+        if self.limits_reported.len() >= LIMITS_REPORTED_MAX {
+            self.limits_reported.clear();
         }
-        if self.limits_told.insert(name.cloned()) {
+        if self.limits_reported.insert(name.cloned()) {
             out.report(Report::LimitReached {
                 namespace,
                 port,

@@ -12,7 +12,7 @@ pub enum Why {
     /// The hard timeout of the sentinel flows is restarted.
     Renewal,
     /// Lost flows are put back.
-    PutBack,
+    Restore,
     /// Deferred answers are replayed once more.
     Replay,
     /// The switch's datapath is asked for megaflows that drop, or is no longer waited for.

@@ -16,11 +16,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Timestamp, input::CookieCount, tally::labels};
+use super::{Timestamp, counter_vec::labels, input::CookieCount};
 
 labels! {
     /// Why the answers that wait for new flows have to wait for the switch's megaflows too, or not.
-    Settling {
+    RevalidationWait {
         /// They do not: no packet was denied lately.
         Quiet = "quiet",
         /// Packets were denied lately, or nobody has looked for long enough.

@@ -15,18 +15,19 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Outcome, Plans, Told},
+    access::{Access, Outcome, Plans, PortAnswer},
     answers::{Answers, Read},
     cache::Cache,
+    counter_vec::CounterVec,
     counters::Counters,
     deadline::{self, Deadline},
-    denied::Settling,
+    denied::RevalidationWait,
     dns::Answer,
     filter::Filter,
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
     input::Frame,
-    limits::LeaseLimits,
+    limits::CacheLimits,
     output::Output,
     ovn::view::Touched,
     policy::Policy,
@@ -36,10 +37,9 @@ use crate::{
     report::Report,
     resolver::Resolver,
     revalidation::RevalidationEvent,
-    snapshot::SavedLease,
+    snapshot::SavedEntry,
     sources::{Source, Sources},
     switch::{Batch, Opening, Switch},
-    tally::Tally,
     tcp::TcpEvent,
 };
 
@@ -62,8 +62,8 @@ pub struct Config {
     pub subdomains: bool,
     /// Who may use an address that a pod was told.
     pub scope: Scope,
-    /// How long leases last, and how many there may be.
-    pub leases: LeaseLimits,
+    /// How long cache entries last, and how many there may be.
+    pub cache_limits: CacheLimits,
     /// How long an answer that was taken off the wire is held at most.
     pub hold_max: Duration,
     /// The ports that DNS servers answer from.
@@ -72,7 +72,7 @@ pub struct Config {
     pub profile: Option<StaticProfile>,
     /// The addresses that are never opened.
     pub refusals: Refusals,
-    /// DNS servers to believe beside those of the cluster.
+    /// DNS servers to trust beside those of the cluster.
     pub resolvers: BTreeSet<Resolver>,
 }
 
@@ -81,7 +81,7 @@ impl Default for Config {
         Self {
             subdomains: true,
             scope: Scope::Pod,
-            leases: LeaseLimits::default(),
+            cache_limits: CacheLimits::default(),
             hold_max: HoldLimits::default().longest,
             dns_ports: DnsPorts::DNS,
             profile: None,
@@ -112,7 +112,7 @@ impl Engine {
         let Config {
             subdomains,
             scope,
-            leases,
+            cache_limits,
             hold_max,
             dns_ports,
             profile,
@@ -125,9 +125,9 @@ impl Engine {
             ports: Ports::new(scope),
             answers: Answers::new(dns_ports, resolvers, refusals, &mut out),
             policy: Policy::new(subdomains, profile),
-            cache: Cache::new(leases),
+            cache: Cache::new(cache_limits),
             plans: Plans::default(),
-            switch: Switch::new(hold_max, leases.idle_grace),
+            switch: Switch::new(hold_max, cache_limits.idle_grace),
             hold: HoldQueue::new(HoldLimits {
                 longest: hold_max,
                 ..HoldLimits::default()
@@ -338,49 +338,49 @@ impl Engine {
     }
 
     /// What became of TCP segments.
-    pub fn tcp_events(&self) -> &Tally<TcpEvent> {
+    pub fn tcp_events(&self) -> &CounterVec<TcpEvent> {
         self.answers.tcp_events()
     }
 
     /// What became of IP fragments.
-    pub fn fragment_events(&self) -> &Tally<FragmentEvent> {
+    pub fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.answers.fragment_events()
     }
 
     /// What became of frames that were taken off the wire and had to wait.
-    pub fn hold_events(&self) -> &Tally<HoldEvent> {
+    pub fn hold_events(&self) -> &CounterVec<HoldEvent> {
         self.hold.events()
     }
 
-    /// Whether new flows had to settle, for each batch that answers opened.
-    pub fn settling_events(&self) -> &Tally<Settling> {
-        self.switch.settling_events()
+    /// Whether new flows had to wait for revalidation, for each batch that answers opened.
+    pub fn revalidation_waits(&self) -> &CounterVec<RevalidationWait> {
+        self.switch.revalidation_waits()
     }
 
     /// What ended the waits for the switch's megaflows.
-    pub fn revalidation_events(&self) -> &Tally<RevalidationEvent> {
+    pub fn revalidation_events(&self) -> &CounterVec<RevalidationEvent> {
         self.switch.revalidation_events()
     }
 
     /// Addresses that were not opened, by reason.
-    pub fn refused(&self) -> &Tally<Refused> {
+    pub fn refused(&self) -> &CounterVec<Refused> {
         self.answers.refused()
     }
 
     // What outlives the agent.
 
     /// Takes over what an earlier run has left, before anything else is handed in.
-    pub fn restore(&mut self, saved: Vec<SavedLease>) {
-        self.cache.restore(saved);
+    pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
+        self.cache.load_snapshot(saved);
     }
 
     /// Grows whenever [`Engine::snapshot`] has something new to say.
-    pub fn leases_version(&self) -> u64 {
+    pub fn cache_version(&self) -> u64 {
         self.cache.version()
     }
 
     /// The names behind every open address.
-    pub fn snapshot(&self, now: Timestamp) -> Vec<SavedLease> {
+    pub fn snapshot(&self, now: Timestamp) -> Vec<SavedEntry> {
         self.cache.snapshot(&self.ports, now)
     }
 
@@ -434,19 +434,19 @@ impl Engine {
         } = &mut answer;
         self.answers
             .refuse(name, addresses, &port.row.iface_id, &mut self.out);
-        let audience = self.ports.audience(told, &self.policy);
+        let recipients = self.ports.recipients(told, &self.policy);
         let mut batch = self.switch.begin_openings(now);
         let changes_before = batch.len();
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
-        for port in &audience {
-            let told = Told {
+        for port in &recipients {
+            let answer = PortAnswer {
                 port: *port,
                 name: &answer.name,
                 addresses: &answer.addresses,
                 at: captured_at,
             };
-            access.tell(told, switch, &mut batch, &mut outcome, now, out);
+            access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);
         }
         let Outcome { rules, opened, .. } = outcome;
         let matched = !rules.is_empty();
@@ -474,7 +474,7 @@ impl Engine {
             return Wait::Nothing;
         }
         let mut wait = Wait::Nothing;
-        for port in audience {
+        for port in recipients {
             for (address, _) in &answer.addresses {
                 if let Some(entry) = self.cache.entry(port, *address) {
                     wait = wait.longer(self.switch.wait_for(&entry.installed));
@@ -537,7 +537,7 @@ impl Engine {
             self.commit(changes);
         }
         let (mut access, switch, out) = self.access();
-        switch.put_back_lost(&mut access, now, out);
+        switch.restore_lost(&mut access, now, out);
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
         }

@@ -12,29 +12,29 @@ use std::{
 use crate::{
     Command, Timestamp,
     deadline::{self, Deadline, Why},
-    input::ScopeId,
+    input::NameSetId,
     name::DomainName,
     output::Output,
 };
 
-/// After how long the kept answers are asked for once more: an answer may have been judged by the
-/// names of before and kept just after.
-const RECALL_AGAIN: Duration = Duration::from_millis(10);
+/// After how long the deferred answers are asked for once more: an answer may have been judged by the
+/// names of before and deferred just after.
+const REPLAY_AGAIN: Duration = Duration::from_millis(10);
 
 /// The filter as it was last commanded.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
     /// Something that the filter is made of may have changed.
     is_outdated: bool,
-    interfaces: BTreeMap<u32, ScopeId>,
-    scopes: BTreeMap<String, Scope>,
-    next_scope: u32,
-    recall_at: Option<Timestamp>,
+    interfaces: BTreeMap<u32, NameSetId>,
+    name_sets: BTreeMap<String, NameSet>,
+    next_name_set: u32,
+    replay_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
-struct Scope {
-    id: ScopeId,
+struct NameSet {
+    id: NameSetId,
     names: BTreeSet<DomainName>,
 }
 
@@ -51,13 +51,13 @@ impl Filter {
 
     /// When [`Filter::timeout`] wants to be called.
     pub(crate) fn deadline(&self) -> Option<Deadline> {
-        deadline::at(self.recall_at, Why::Replay)
+        deadline::at(self.replay_at, Why::Replay)
     }
 
     /// Asks once more for the answers that no rule mentioned, when that is due.
     pub(crate) fn timeout(&mut self, now: Timestamp, out: &mut Output) {
-        if self.recall_at.take_if(|at| *at <= now).is_some() {
-            out.command(Command::RecallAnswers);
+        if self.replay_at.take_if(|at| *at <= now).is_some() {
+            out.command(Command::ReplayAnswers);
         }
     }
 
@@ -72,65 +72,70 @@ impl Filter {
     ) {
         self.is_outdated = false;
         let namespaces: BTreeSet<&str> = wanted.values().copied().collect();
-        let mut recall = false;
+        let mut replay = false;
         for namespace in &namespaces {
-            recall |= self.name(namespace, names_in(namespace), out);
+            replay |= self.name(namespace, names_in(namespace), out);
         }
         self.interfaces.retain(|ifindex, _| {
             let keep = wanted.contains_key(ifindex);
             if !keep {
                 out.command(Command::FilterInterface {
                     ifindex: *ifindex,
-                    scope: None,
+                    name_set: None,
                 });
             }
             keep
         });
         for (ifindex, namespace) in wanted {
-            let scope = self.scopes.get(*namespace).map(|scope| scope.id);
-            if let Some(scope) = scope
-                && self.interfaces.insert(*ifindex, scope) != Some(scope)
+            let name_set = self.name_sets.get(*namespace).map(|name_set| name_set.id);
+            if let Some(name_set) = name_set
+                && self.interfaces.insert(*ifindex, name_set) != Some(name_set)
             {
                 out.command(Command::FilterInterface {
                     ifindex: *ifindex,
-                    scope: Some(scope),
+                    name_set: Some(name_set),
                 });
             }
         }
-        self.scopes.retain(|namespace, scope| {
+        self.name_sets.retain(|namespace, name_set| {
             let keep = namespaces.contains(namespace.as_str());
             if !keep {
-                out.command(Command::ForgetNames { scope: scope.id });
+                out.command(Command::ForgetNames {
+                    name_set: name_set.id,
+                });
             }
             keep
         });
-        if recall {
-            out.command(Command::RecallAnswers);
-            self.recall_at = Some(now + RECALL_AGAIN);
+        if replay {
+            out.command(Command::ReplayAnswers);
+            self.replay_at = Some(now + REPLAY_AGAIN);
         }
     }
 
     /// Makes these the names of a namespace; returns whether some of them are new.
     fn name(&mut self, namespace: &str, names: BTreeSet<DomainName>, out: &mut Output) -> bool {
-        let (id, more) = match self.scopes.get_mut(namespace) {
-            Some(scope) if scope.names == names => return false,
-            Some(scope) => {
-                let more = !names.is_subset(&scope.names);
-                scope.names.clone_from(&names);
-                (scope.id, more)
+        let (id, more) = match self.name_sets.get_mut(namespace) {
+            Some(name_set) if name_set.names == names => return false,
+            Some(name_set) => {
+                let more = !names.is_subset(&name_set.names);
+                name_set.names.clone_from(&names);
+                (name_set.id, more)
             }
             None => {
-                self.next_scope += 1;
-                let id = ScopeId(self.next_scope);
-                let scope = Scope {
+                self.next_name_set += 1;
+                let id = NameSetId(self.next_name_set);
+                let name_set = NameSet {
                     id,
                     names: names.clone(),
                 };
-                self.scopes.insert(namespace.to_owned(), scope);
+                self.name_sets.insert(namespace.to_owned(), name_set);
                 (id, !names.is_empty())
             }
         };
-        out.command(Command::FilterNames { scope: id, names });
+        out.command(Command::FilterNames {
+            name_set: id,
+            names,
+        });
         more
     }
 }

@@ -43,8 +43,8 @@ impl Cookie {
         }
     }
 
-    /// Whether it is that of a [`Lifeline`]: the last bit says so.
-    pub const fn is_of_lifeline(self) -> bool {
+    /// Whether it is that of a [`Sentinel`]: the last bit says so.
+    pub const fn is_of_sentinel(self) -> bool {
         self.0 & 1 == 1
     }
 
@@ -191,8 +191,8 @@ pub enum Action {
     /// The bytes of an action list copied from one of OVN's own flows, header and padding
     /// included, as they stood in the flow dump.
     Copied(Vec<u8>),
-    /// `learn(…, delete_learned)` with nothing to learn: what makes a flow a [`Lifeline`].
-    DeleteLearned(Lifeline),
+    /// `learn(…, delete_learned)` with nothing to learn: what makes a flow a [`Sentinel`].
+    DeleteLearned(Sentinel),
 }
 
 /// On the life of this flow depends that of all flows with one cookie in one table.
@@ -204,14 +204,14 @@ pub enum Action {
 /// removes the flows of this table that have the cookie, whoever wrote them
 /// (`learned_cookies_flush` in its ofproto/ofproto.c).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Lifeline {
+pub struct Sentinel {
     /// The table.
     pub table: u8,
     /// The cookie of the flows that depend on it.
     pub cookie: Cookie,
 }
 
-impl Lifeline {
+impl Sentinel {
     /// The flow's identity. No datapath of OVN's has this `metadata`, and nobody that address.
     pub fn key(self) -> FlowKey {
         FlowKey {
@@ -235,14 +235,14 @@ impl Lifeline {
         Arc::new([Action::DeleteLearned(self)])
     }
 
-    /// The lifeline that this is the identity of.
+    /// The sentinel flow that this is the identity of.
     pub fn of(key: &FlowKey) -> Option<Self> {
         let cookie = Cookie::from_switch(key.matches.metadata?)?;
-        let lifeline = Self {
+        let sentinel = Self {
             table: key.table,
             cookie,
         };
-        (*key == lifeline.key()).then_some(lifeline)
+        (*key == sentinel.key()).then_some(sentinel)
     }
 }
 
@@ -263,7 +263,7 @@ pub struct FlowBody {
     /// The owner's mark and the tag of the action list.
     pub cookie: Cookie,
     /// The switch removes the flow after this many seconds without renewal; 0 means never: it goes with
-    /// its [`Lifeline`].
+    /// its [`Sentinel`].
     pub hard_timeout_s: u16,
     /// What happens to the packet; empty means drop.
     pub actions: Arc<[Action]>,
@@ -272,7 +272,7 @@ pub struct FlowBody {
 /// A flow but for the address that it opens: what a rule comes to for a port, whichever addresses
 /// the pod is told. A node has few of them, and many flows.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct FlowPattern {
+pub struct FlowTemplate {
     /// The OpenFlow table.
     pub table: u8,
     /// The OpenFlow priority.
@@ -291,7 +291,7 @@ pub struct FlowPattern {
     pub body: FlowBody,
 }
 
-impl FlowPattern {
+impl FlowTemplate {
     /// The flow's identity with this destination; `None` where it is not of the pod's address
     /// family.
     pub fn key(&self, dst: IpAddr) -> Option<FlowKey> {
@@ -308,23 +308,23 @@ impl FlowPattern {
         })
     }
 
-    /// What adds the flow to this destination, or replaces it; `None` as with [`FlowPattern::key`].
+    /// What adds the flow to this destination, or replaces it; `None` as with [`FlowTemplate::key`].
     pub fn addition(&self, dst: IpAddr) -> Option<FlowChange> {
         Some(FlowChange::Add(self.key(dst)?, self.body.clone()))
     }
 
-    /// What removes the flow to this destination; `None` as with [`FlowPattern::key`].
+    /// What removes the flow to this destination; `None` as with [`FlowTemplate::key`].
     pub fn deletion(&self, dst: IpAddr) -> Option<FlowChange> {
         Some(FlowChange::Delete(self.key(dst)?, self.body.cookie))
     }
 
     /// Compares what identifies the flows to one destination.
-    pub fn cmp_place(&self, other: &Self) -> Ordering {
-        self.place().cmp(&other.place())
+    pub fn cmp_key(&self, other: &Self) -> Ordering {
+        self.partial_key().cmp(&other.partial_key())
     }
 
-    /// Whether this is the identity of a flow of this pattern, destination aside.
-    pub fn is_place_of(&self, key: &FlowKey) -> bool {
+    /// Whether this is the identity of a flow of this template, destination aside.
+    pub fn has_key(&self, key: &FlowKey) -> bool {
         let Match {
             metadata,
             registers,
@@ -332,7 +332,7 @@ impl FlowPattern {
             addresses,
             transport,
         } = &key.matches;
-        self.place()
+        self.partial_key()
             == (
                 key.table,
                 key.priority,
@@ -344,7 +344,7 @@ impl FlowPattern {
             )
     }
 
-    fn place(&self) -> Place<'_> {
+    fn partial_key(&self) -> PartialKey<'_> {
         (
             self.table,
             self.priority,
@@ -358,7 +358,7 @@ impl FlowPattern {
 }
 
 /// All fields of a [`FlowKey`] but the destination.
-type Place<'a> = (
+type PartialKey<'a> = (
     u8,
     u16,
     Option<u64>,

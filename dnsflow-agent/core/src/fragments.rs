@@ -15,12 +15,12 @@ use std::{
 
 use super::{
     Timestamp,
+    counter_vec::{CounterVec, labels},
     limits::{
         FRAGMENT_BYTES_MAX, FRAGMENT_WAIT_MAX, FRAGMENTED_MAX, FRAGMENTED_PER_INTERFACE_MAX,
         FRAGMENTS_PER_DATAGRAM_MAX,
     },
     recent::{Limits, OfInterface, Recent},
-    tally::{Tally, labels},
 };
 
 /// IP protocol 17 (RFC 768).
@@ -116,7 +116,7 @@ pub struct FragmentReassembly {
     datagrams: Recent<DatagramKey, Unfinished>,
     /// How many bytes they hold together.
     held: usize,
-    events: Tally<FragmentEvent>,
+    events: CounterVec<FragmentEvent>,
 }
 
 impl Default for FragmentReassembly {
@@ -127,7 +127,7 @@ impl Default for FragmentReassembly {
                 per_interface: FRAGMENTED_PER_INTERFACE_MAX,
             }),
             held: 0,
-            events: Tally::default(),
+            events: CounterVec::default(),
         }
     }
 }
@@ -205,7 +205,7 @@ impl FragmentReassembly {
     }
 
     /// What happened so far.
-    pub fn events(&self) -> &Tally<FragmentEvent> {
+    pub fn events(&self) -> &CounterVec<FragmentEvent> {
         &self.events
     }
 

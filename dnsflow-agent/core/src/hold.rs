@@ -15,11 +15,11 @@ use std::{
 
 use super::{
     Command, Timestamp,
+    counter_vec::{CounterVec, labels},
     deadline::{self, Deadline, Why},
     input::{BatchId, Frame, HeldFrame},
     limits::{HELD_BYTES_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX, HOLD_LONGEST},
     output::Output,
-    tally::{Tally, labels},
     tcp::ConnectionKey,
 };
 
@@ -174,7 +174,7 @@ pub struct HoldQueue {
     due: BTreeSet<(Timestamp, Number)>,
     waiting: BTreeSet<(BatchId, Number)>,
     connections: HashMap<ConnectionKey, VecDeque<Number>>,
-    events: Tally<HoldEvent>,
+    events: CounterVec<HoldEvent>,
 }
 
 impl HoldQueue {
@@ -358,7 +358,7 @@ impl HoldQueue {
     }
 
     /// What happened so far.
-    pub fn events(&self) -> &Tally<HoldEvent> {
+    pub fn events(&self) -> &CounterVec<HoldEvent> {
         &self.events
     }
 

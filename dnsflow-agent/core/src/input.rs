@@ -44,7 +44,7 @@ pub struct HeldFrame {
 
 /// A set of names that interfaces share: one for each namespace.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct ScopeId(pub u32);
+pub struct NameSetId(pub u32);
 
 /// Which [`Command::Apply`] a result belongs to.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -235,31 +235,31 @@ pub enum Command {
         /// The `Interface` row.
         interface: RowId,
     },
-    /// Believe the answers of these DNS servers, and of no others.
+    /// Trust the answers of these DNS servers, and of no others.
     TrustResolvers(BTreeSet<Resolver>),
-    /// Make these the names of a scope: answers for them and for all names below them leave the
-    /// kernel at the interfaces of the scope.
+    /// Set the names of a name set: answers for them and for all names below them leave the
+    /// kernel at the interfaces of the name set.
     FilterNames {
-        /// The scope.
-        scope: ScopeId,
+        /// The name set.
+        name_set: NameSetId,
         /// The names that its rules mention, without wildcards.
         names: BTreeSet<DomainName>,
     },
-    /// No interface has this scope any more.
+    /// No interface has this name set any more.
     ForgetNames {
-        /// The scope.
-        scope: ScopeId,
+        /// The name set.
+        name_set: NameSetId,
     },
-    /// Put an interface under a scope; without one, all answers leave the kernel.
+    /// Put an interface under a name set; without one, all answers leave the kernel.
     FilterInterface {
         /// The interface index of the veth's host side.
         ifindex: u32,
-        /// The scope.
-        scope: Option<ScopeId>,
+        /// The name set.
+        name_set: Option<NameSetId>,
     },
-    /// Hand in the frames that were kept because no rule mentioned their names, as
+    /// Hand in the frames that were deferred because no rule mentioned their names, as
     /// [`Input::Frame`].
-    RecallAnswers,
+    ReplayAnswers,
     /// Put a frame back onto its veth that was taken off.
     Release(HeldFrame),
     /// Change flows, then answer with [`Input::Applied`].

@@ -7,6 +7,7 @@ mod access;
 mod answers;
 pub mod blocked;
 mod cache;
+pub mod counter_vec;
 pub mod counters;
 pub mod deadline;
 pub mod denied;
@@ -36,7 +37,6 @@ pub mod rules;
 pub mod snapshot;
 mod sources;
 mod switch;
-pub mod tally;
 pub mod tcp;
 pub mod time;
 

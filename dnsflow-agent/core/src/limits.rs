@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// How long leases last, and how many there may be.
+/// How long cache entries last, and how many there may be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct LeaseLimits {
+pub struct CacheLimits {
     /// An address stays for at least this long after an answer, however short its TTL: clients
     /// use an address for longer than they may.
     pub min_ttl: Duration,
@@ -23,7 +23,7 @@ pub struct LeaseLimits {
     pub addresses_per_name_max: usize,
 }
 
-impl Default for LeaseLimits {
+impl Default for CacheLimits {
     fn default() -> Self {
         Self {
             min_ttl: Duration::from_secs(60),
@@ -39,11 +39,11 @@ impl Default for LeaseLimits {
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Refused addresses that are remembered as told; with more, each is told again.
-pub const REFUSALS_TOLD_MAX: usize = 1024;
+pub const REFUSALS_REPORTED_MAX: usize = 1024;
 /// Limits of one pod that are remembered as told; with more, each is told again.
-pub const LIMITS_TOLD_MAX: usize = 64;
+pub const LIMITS_REPORTED_MAX: usize = 64;
 /// Logical flows looked up in the switch for actions to copy.
-pub const COPY_SOURCES_MAX: usize = 256;
+pub const ACTION_TEXTS_MAX: usize = 256;
 /// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. So many
 /// edits come together only by a script; ovn-kubernetes takes over the last.
 pub const FORMER_FIREWALLS_MAX: usize = 8;
@@ -52,9 +52,9 @@ pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);
 /// Actions to copy are looked for again this often, while some are missing.
 pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The switch removes our flows when the agent has not renewed their lifelines for this long.
+/// The switch removes our flows when the agent has not renewed their sentinel flows for this long.
 pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
-/// The agent renews the lifelines this often.
+/// The agent renews the sentinel flows this often.
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
 /// After a flow has vanished, others of the same wipe are waited for this long.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 
-/// Flows of ours in the switch that no lease has, looked at in one comparison. There are many only
+/// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
 /// once, after a restart without a snapshot; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
 /// Lost flows are put back in batches of about so many …
@@ -150,5 +150,5 @@ pub const COUNTED_PER_NAMESPACE_MAX: usize = 16;
 /// Cookies that are counted for answers that come together.
 pub const COUNTED_PER_BATCH_MAX: usize = 64;
 /// Cookies that are counted every ten seconds, of all namespaces. Of those for which there is no
-/// room, every new flow has to settle.
+/// room, every new flow has to wait for revalidation.
 pub const COUNTED_COOKIES_MAX: usize = 512;

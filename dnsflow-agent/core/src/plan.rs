@@ -13,12 +13,12 @@ use smallvec::SmallVec;
 
 use super::{
     firewall::RuleAction,
-    flow::{Action, Cookie, FlowBody, FlowKey, FlowPattern, Lifeline, Masked, Transport},
+    flow::{Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Sentinel, Transport},
     limits::HARD_TIMEOUT,
     name::DomainName,
     ovn::{
-        template::{Copies, Template},
-        view::Place,
+        template::{AclTemplate, CachedActions},
+        view::TunnelKeys,
     },
     ports::PortId,
     rules::{ActiveRule, RuleSet},
@@ -30,20 +30,20 @@ const REG_INPORT: u8 = 14;
 
 /// Where in the switch the packets of a port are found.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Spot {
+pub enum PortMatch {
     /// In OVN's pipeline.
-    Ovn(Place),
+    Ovn(TunnelKeys),
     /// At an OpenFlow port.
     InPort(u32),
 }
 
-impl Spot {
-    /// The spot that a flow is for.
+impl PortMatch {
+    /// What a flow matches its port by.
     pub fn of(key: &FlowKey) -> Option<Self> {
         if let Some(port) = key.matches.in_port {
             return Some(Self::InPort(port));
         }
-        Some(Self::Ovn(Place {
+        Some(Self::Ovn(TunnelKeys {
             datapath: u32::try_from(key.matches.metadata?).ok()?,
             port: key.matches.registers.get(&REG_INPORT)?.value(),
         }))
@@ -66,8 +66,8 @@ impl Cookies {
         if let Some(cookie) = self.by_actions.get(actions) {
             return *cookie;
         }
-        let is_lifeline = matches!(actions, [Action::DeleteLearned(_)]);
-        let mut tag = tag(actions) & EVEN | u32::from(is_lifeline);
+        let is_sentinel = matches!(actions, [Action::DeleteLearned(_)]);
+        let mut tag = tag(actions) & EVEN | u32::from(is_sentinel);
         while !self.taken.insert(Cookie::new(tag)) {
             tag = tag.wrapping_add(2);
         }
@@ -77,7 +77,7 @@ impl Cookies {
     }
 }
 
-/// Tags are even, but for those of lifelines: the last bit of a cookie is not compared when a flow is
+/// Tags are even, but for those of sentinel flows: the last bit of a cookie is not compared when a flow is
 /// deleted.
 const EVEN: u32 = !1;
 
@@ -101,7 +101,7 @@ fn tag(actions: &[Action]) -> u32 {
                 add(&[3]);
                 add(bytes);
             }
-            Action::DeleteLearned(Lifeline { table, cookie }) => {
+            Action::DeleteLearned(Sentinel { table, cookie }) => {
                 add(&[4, *table]);
                 add(&cookie.bits().to_be_bytes());
             }
@@ -116,7 +116,7 @@ pub struct PortFacts<'a> {
     /// The port.
     pub port: PortId,
     /// Where its packets are found.
-    pub spot: Spot,
+    pub port_match: PortMatch,
     /// Its own addresses.
     pub addresses: &'a [IpAddr],
     /// The rules of the port groups that hold it.
@@ -124,11 +124,11 @@ pub struct PortFacts<'a> {
     /// The OpenFlow table at which the egress pipeline begins.
     pub base: u8,
     /// What can be copied from OVN's own flows.
-    pub copies: &'a Copies,
+    pub cached_actions: &'a CachedActions,
 }
 
-/// The patterns of a plan, in the order of [`FlowPattern::cmp_place`], no place twice.
-pub type Plan = Vec<Arc<FlowPattern>>;
+/// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no place twice.
+pub type Plan = Vec<Arc<FlowTemplate>>;
 
 /// What today's rules say of flows of an earlier run.
 #[derive(Debug, Default)]
@@ -141,35 +141,35 @@ pub struct Ruled {
 
 /// Rules of a port: the place of each set in [`PortFacts::sets`], and of the rule in
 /// [`RuleSet::rules`].
-pub type RulePlaces = SmallVec<[(usize, usize); 4]>;
+pub type MatchedRules = SmallVec<[(usize, usize); 4]>;
 
 /// The rules that are for a name.
-pub fn places_of<'a>(
+pub fn matched_rules<'a>(
     sets: &'a [&'a RuleSet],
     name: &'a DomainName,
 ) -> impl Iterator<Item = (usize, usize)> + 'a {
     let sets = sets.iter().enumerate();
-    sets.flat_map(move |(at, set)| set.places_of(name).map(move |rule| (at, rule)))
+    sets.flat_map(move |(at, set)| set.matching_indices(name).map(move |rule| (at, rule)))
 }
 
 /// Makes plans.
 ///
 /// What a rule comes to for a port is the same for every address. It is made once, and shared by
-/// all leases: a plan is then little more than finding the rules.
+/// all cache entries: a plan is then little more than finding the rules.
 #[derive(Debug, Default)]
 pub struct Planner {
     cookies: Cookies,
-    /// Every pattern that is in use, and some that are not any more.
-    patterns: HashSet<Arc<FlowPattern>>,
-    /// With so many patterns, those that are not in use go.
-    patterns_max: usize,
+    /// Every template that is in use, and some that are not any more.
+    templates: HashSet<Arc<FlowTemplate>>,
+    /// With so many templates, those that are not in use go.
+    templates_max: usize,
     /// What rules come to, as long as all that it was made from stands.
-    made: HashMap<RulePlace, Arc<[Arc<FlowPattern>]>>,
+    made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
 }
 
 /// A rule of a port, for one address family.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct RulePlace {
+struct TemplateKey {
     port: PortId,
     /// In [`PortFacts::sets`].
     set: usize,
@@ -178,8 +178,8 @@ struct RulePlace {
     v6: bool,
 }
 
-/// Below this, patterns are not worth going through.
-const PATTERNS_MIN: usize = 1024;
+/// Below this, templates are not worth going through.
+const TEMPLATES_MIN: usize = 1024;
 
 impl Planner {
     /// Rules, ports or the pipeline may be others than before.
@@ -195,20 +195,22 @@ impl Planner {
         names: impl IntoIterator<Item = &'n DomainName>,
     ) -> Plan {
         let names = names.into_iter();
-        let places: RulePlaces = names.flat_map(|name| places_of(facts.sets, name)).collect();
-        self.at_places(facts, to, &places)
+        let matched: MatchedRules = names
+            .flat_map(|name| matched_rules(facts.sets, name))
+            .collect();
+        self.for_rules(facts, to, &matched)
     }
 
     /// The flows that open `to` for the port, because of the rules at these places.
-    pub fn at_places(
+    pub fn for_rules(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
-        places: &[(usize, usize)],
+        matched: &[(usize, usize)],
     ) -> Plan {
         let mut plan = Plan::new();
-        for (set, rule) in places {
-            plan.extend_from_slice(self.patterns_of(facts, *set, *rule, to.is_ipv6()));
+        for (set, rule) in matched {
+            plan.extend_from_slice(self.templates_of(facts, *set, *rule, to.is_ipv6()));
         }
         in_order(&mut plan);
         plan
@@ -225,10 +227,10 @@ impl Planner {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
-                let patterns = self.patterns_of(facts, at, place, to.is_ipv6());
-                let stand = patterns.iter().filter(|pattern| {
-                    let key = pattern.key(to);
-                    key.and_then(|key| found.get(&key)) == Some(&pattern.body.cookie)
+                let templates = self.templates_of(facts, at, place, to.is_ipv6());
+                let stand = templates.iter().filter(|template| {
+                    let key = template.key(to);
+                    key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
                 });
                 let before = ruled.plan.len();
                 ruled.plan.extend(stand.cloned());
@@ -240,21 +242,21 @@ impl Planner {
         ruled
     }
 
-    /// What the flows of all leases depend on.
-    pub fn lifelines(&self) -> BTreeSet<Lifeline> {
-        self.patterns
+    /// What the flows of all cache entries depend on.
+    pub fn sentinels(&self) -> BTreeSet<Sentinel> {
+        self.templates
             .iter()
-            .filter(|pattern| is_in_use(pattern))
-            .map(|pattern| Lifeline {
-                table: pattern.table,
-                cookie: pattern.body.cookie,
+            .filter(|template| is_in_use(template))
+            .map(|template| Sentinel {
+                table: template.table,
+                cookie: template.body.cookie,
             })
             .collect()
     }
 
-    /// The flow that is a lifeline.
-    pub fn lifeline_body(&mut self, lifeline: Lifeline) -> FlowBody {
-        let actions = lifeline.actions();
+    /// The flow that is a sentinel flow.
+    pub fn sentinel_body(&mut self, sentinel: Sentinel) -> FlowBody {
+        let actions = sentinel.actions();
         FlowBody {
             cookie: self.cookies.cookie(&actions),
             hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
@@ -263,14 +265,14 @@ impl Planner {
     }
 
     /// What a rule comes to for the port.
-    fn patterns_of(
+    fn templates_of(
         &mut self,
         facts: PortFacts<'_>,
         set: usize,
         rule: usize,
         v6: bool,
-    ) -> &[Arc<FlowPattern>] {
-        let place = RulePlace {
+    ) -> &[Arc<FlowTemplate>] {
+        let key = TemplateKey {
             port: facts.port,
             set,
             rule,
@@ -278,55 +280,55 @@ impl Planner {
         };
         let Self {
             cookies,
-            patterns,
-            patterns_max,
+            templates,
+            templates_max,
             made,
         } = self;
-        made.entry(place).or_insert_with(|| {
+        made.entry(key).or_insert_with(|| {
             let rule = &facts.sets[set].rules()[rule];
-            let new = make_patterns(facts, rule, v6, cookies);
-            let shared = new.map(|pattern| match patterns.get(&pattern) {
+            let new = make_templates(facts, rule, v6, cookies);
+            let shared = new.map(|template| match templates.get(&template) {
                 Some(known) => Arc::clone(known),
                 None => {
-                    let pattern = Arc::new(pattern);
-                    patterns.insert(Arc::clone(&pattern));
-                    pattern
+                    let template = Arc::new(template);
+                    templates.insert(Arc::clone(&template));
+                    template
                 }
             });
             let shared = shared.collect();
-            if patterns.len() > (*patterns_max).max(PATTERNS_MIN) {
-                patterns.retain(is_in_use);
-                *patterns_max = 2 * patterns.len();
+            if templates.len() > (*templates_max).max(TEMPLATES_MIN) {
+                templates.retain(is_in_use);
+                *templates_max = 2 * templates.len();
             }
             shared
         })
     }
 }
 
-/// Whether a lease may have it: the set of all is one owner, what a rule comes to may be another.
-fn is_in_use(pattern: &Arc<FlowPattern>) -> bool {
-    Arc::strong_count(pattern) > 1
+/// Whether a cache entry may have it: the set of all is one owner, what a rule comes to may be another.
+fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
+    Arc::strong_count(template) > 1
 }
 
-/// Makes a plan of patterns: of those for the same place, the first counts.
-pub fn in_order(patterns: &mut Plan) {
-    if patterns.len() > 1 {
-        patterns.sort_by(|one, other| one.cmp_place(other));
-        patterns.dedup_by(|later, first| later.cmp_place(first).is_eq());
+/// Makes a plan of templates: of those for the same place, the first counts.
+pub fn in_order(templates: &mut Plan) {
+    if templates.len() > 1 {
+        templates.sort_by(|one, other| one.cmp_key(other));
+        templates.dedup_by(|later, first| later.cmp_key(first).is_eq());
     }
 }
 
-fn make_patterns(
+fn make_templates(
     facts: PortFacts<'_>,
     rule: &ActiveRule,
     v6: bool,
     cookies: &mut Cookies,
-) -> impl Iterator<Item = FlowPattern> {
+) -> impl Iterator<Item = FlowTemplate> {
     let is_for_family = if v6 { rule.v6 } else { rule.v4 };
     let templates = rule.templates.iter().filter(move |_| is_for_family);
     templates
-        .filter_map(move |template| Some((template, body(template, facts, cookies)?)))
-        .flat_map(move |(template, body)| {
+        .filter_map(move |acl_template| Some((acl_template, body(acl_template, facts, cookies)?)))
+        .flat_map(move |(acl_template, body)| {
             let sources = facts
                 .addresses
                 .iter()
@@ -335,30 +337,31 @@ fn make_patterns(
                 let any = rule.transports.is_empty().then_some(None);
                 let transports = rule.transports.iter().copied().map(Some).chain(any);
                 let body = body.clone();
-                transports
-                    .map(move |transport| pattern(facts, template, *src, transport, body.clone()))
+                transports.map(move |transport| {
+                    flow_template(facts, acl_template, *src, transport, body.clone())
+                })
             })
         })
 }
 
-fn pattern(
+fn flow_template(
     facts: PortFacts<'_>,
-    template: &Template,
+    acl_template: &AclTemplate,
     src: IpAddr,
     transport: Option<Transport>,
     body: FlowBody,
-) -> FlowPattern {
-    let mut registers = template.registers.clone();
-    let (metadata, in_port) = match facts.spot {
-        Spot::Ovn(place) => {
-            registers.insert(REG_INPORT, Masked::new(place.port, u32::MAX));
-            (Some(u64::from(place.datapath)), None)
+) -> FlowTemplate {
+    let mut registers = acl_template.registers.clone();
+    let (metadata, in_port) = match facts.port_match {
+        PortMatch::Ovn(keys) => {
+            registers.insert(REG_INPORT, Masked::new(keys.port, u32::MAX));
+            (Some(u64::from(keys.datapath)), None)
         }
-        Spot::InPort(number) => (None, Some(number)),
+        PortMatch::InPort(number) => (None, Some(number)),
     };
-    FlowPattern {
-        table: template.table(facts.base),
-        priority: template.priority,
+    FlowTemplate {
+        table: acl_template.table(facts.base),
+        priority: acl_template.priority,
         metadata,
         registers: Arc::new(registers),
         in_port,
@@ -368,11 +371,15 @@ fn pattern(
     }
 }
 
-fn body(template: &Template, facts: PortFacts<'_>, cookies: &mut Cookies) -> Option<FlowBody> {
-    let actions = template.actions(facts.base, facts.copies)?;
+fn body(
+    acl_template: &AclTemplate,
+    facts: PortFacts<'_>,
+    cookies: &mut Cookies,
+) -> Option<FlowBody> {
+    let actions = acl_template.actions(facts.base, facts.cached_actions)?;
     Some(FlowBody {
         cookie: cookies.cookie(&actions),
-        // It has a lifeline.
+        // It has a sentinel flow.
         hard_timeout_s: 0,
         actions: actions.into(),
     })

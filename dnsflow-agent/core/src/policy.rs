@@ -12,21 +12,21 @@ use crate::{
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::{
-        COPY_INTERVAL, COPY_SOURCES_MAX, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
+        ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
         TAKEOVER_MAX,
     },
     name::DomainName,
     output::Output,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
-        template::{Copies, Recipe, Source},
-        view::{OvnView, Place, Touched},
+        template::{ActionTemplate, ActionText, CachedActions},
+        view::{OvnView, Touched, TunnelKeys},
     },
     pipeline::{Locator, Question},
-    plan::{PortFacts, Spot},
+    plan::{PortFacts, PortMatch},
     ports::PortId,
     profile::StaticProfile,
-    report::{Report, Standing},
+    report::{Report, Severity},
     rules::{
         ACL_PRIORITY_OFFSET, NamespaceRules, NotTakenOver, Problem, RuleSet, is_enforced, pair,
     },
@@ -48,7 +48,7 @@ struct Unfollowed {
     enforces_former: bool,
 }
 
-/// Rules, OVN's rows, and what was learnt from the switch.
+/// Rules, OVN's rows, and what was learned from the switch.
 #[derive(Debug)]
 pub(crate) struct Policy {
     subdomains: bool,
@@ -62,8 +62,8 @@ pub(crate) struct Policy {
     namespace_by_group: HashMap<String, String>,
     /// Namespaces whose problems have changed since they were last asked for.
     changed_problems: BTreeSet<String>,
-    /// What is wrong with each namespace's rules, as it was told.
-    told: BTreeMap<String, BTreeMap<u32, Problem>>,
+    /// What is wrong with each namespace's rules, as it was reported.
+    reported: BTreeMap<String, BTreeMap<u32, Problem>>,
     /// The priorities of the logical flows that were last asked for.
     watched: Option<BTreeSet<u16>>,
     /// Rules may be enforced in other tables than when last asked.
@@ -71,7 +71,7 @@ pub(crate) struct Policy {
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
     locator: Locator,
-    copies: Copies,
+    cached_actions: CachedActions,
 }
 
 impl Policy {
@@ -85,12 +85,12 @@ impl Policy {
             rules: BTreeMap::new(),
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             watched: None,
             tables_changed: false,
             copy_at: None,
             locator: Locator::new(Pipeline::Egress),
-            copies: Copies::new(),
+            cached_actions: CachedActions::new(),
         }
     }
 
@@ -258,7 +258,13 @@ impl Policy {
         let older = self.follow(&id);
         let pair = |firewall: &Firewall| {
             let acls = self.ovn.acls(namespace);
-            pair(namespace, firewall, acls, self.subdomains, &self.copies)
+            pair(
+                namespace,
+                firewall,
+                acls,
+                self.subdomains,
+                &self.cached_actions,
+            )
         };
         let mut new = match (self.firewalls.get(&id), &self.profile) {
             (Some(firewall), None) => {
@@ -277,7 +283,7 @@ impl Policy {
         if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
             // OVN makes nothing of its rules here, and nothing is waited for.
             new.problems.retain(|_, problem| {
-                problem.standing() != Standing::Waiting
+                problem.severity() != Severity::Waiting
                     && !matches!(problem, Problem::NotTakenOver(_))
             });
         }
@@ -343,26 +349,26 @@ impl Policy {
             let rules = self.rules.get(&namespace);
             let problems = rules.map(|rules| rules.problems.clone());
             let problems = problems.unwrap_or_default();
-            let told = self.told.get(&namespace);
-            if told == Some(&problems) || (told.is_none() && problems.is_empty()) {
+            let reported = self.reported.get(&namespace);
+            if reported == Some(&problems) || (reported.is_none() && problems.is_empty()) {
                 continue;
             }
-            let told = told.into_iter().flat_map(BTreeMap::values);
-            let told: HashSet<&Problem> = told.collect();
+            let reported = reported.into_iter().flat_map(BTreeMap::values);
+            let reported: HashSet<&Problem> = reported.collect();
             let news = problems.iter();
-            let news = news.filter(|(_, problem)| !told.contains(problem));
+            let news = news.filter(|(_, problem)| !reported.contains(problem));
             out.report(Report::Problems {
                 namespace: namespace.clone(),
                 news: news.map(|(index, _)| *index).collect(),
                 problems: problems
                     .iter()
-                    .map(|(index, problem)| (*index, (problem.to_string(), problem.standing())))
+                    .map(|(index, problem)| (*index, (problem.to_string(), problem.severity())))
                     .collect(),
             });
             if problems.is_empty() {
-                self.told.remove(&namespace);
+                self.reported.remove(&namespace);
             } else {
-                self.told.insert(namespace, problems);
+                self.reported.insert(namespace, problems);
             }
         }
     }
@@ -489,16 +495,16 @@ impl Policy {
     }
 
     /// Where the packets of the port of an interface are found.
-    pub(crate) fn spot(&self, row: &Interface) -> Option<Spot> {
+    pub(crate) fn port_match(&self, row: &Interface) -> Option<PortMatch> {
         match &self.profile {
-            None => self.place(row).map(Spot::Ovn),
-            Some(_) => row.ofport.map(Spot::InPort),
+            None => self.tunnel_keys(row).map(PortMatch::Ovn),
+            Some(_) => row.ofport.map(PortMatch::InPort),
         }
     }
 
     /// The same, in OVN's terms.
-    pub(crate) fn place(&self, row: &Interface) -> Option<Place> {
-        self.ovn.place_of(&row.iface_id)
+    pub(crate) fn tunnel_keys(&self, row: &Interface) -> Option<TunnelKeys> {
+        self.ovn.tunnel_keys(&row.iface_id)
     }
 
     /// What plans for the port of an interface are made from; `None` while that is not known.
@@ -510,11 +516,11 @@ impl Policy {
     ) -> Option<PortFacts<'a>> {
         Some(PortFacts {
             port,
-            spot: self.spot(row)?,
+            port_match: self.port_match(row)?,
             addresses: &row.addresses,
             sets,
             base: self.base()?,
-            copies: &self.copies,
+            cached_actions: &self.cached_actions,
         })
     }
 
@@ -617,7 +623,7 @@ impl Policy {
     /// Asks the switch, where there is one, what is to be asked again.
     pub(crate) fn timeout(&mut self, switch_is_up: bool, now: Timestamp, out: &mut Output) {
         if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {
-            self.look_for_copies(now, out);
+            self.look_for_actions(now, out);
         }
         let stage = self.stage();
         let question = stage.and_then(|stage| self.locator.retry(stage, now));
@@ -653,49 +659,49 @@ impl Policy {
     pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
         let tables = found.iter().map(|flow| (flow.cookie, flow.table));
         let moved = self.locator.found(tables, now);
-        let mut learnt = false;
+        let mut learned = false;
         let wanted = self.sources();
         for (id, flow) in self.ovn.logical_flows() {
-            let source = Source::of(flow);
+            let source = ActionText::of(flow);
             if !wanted.contains(&source) {
                 continue;
             }
             let made = found.iter().find(|made| made.cookie == id.prefix());
             if let Some(made) = made
-                && self.copies.get(&source) != Some(&made.actions)
+                && self.cached_actions.get(&source) != Some(&made.actions)
             {
-                self.copies.insert(source, made.actions.clone());
-                learnt = true;
+                self.cached_actions.insert(source, made.actions.clone());
+                learned = true;
             }
         }
-        if learnt {
+        if learned {
             // What can be copied is no problem any more.
             let namespaces: Vec<String> = self.rules.keys().cloned().collect();
             for namespace in namespaces {
                 self.pair_namespace(&namespace);
             }
         }
-        self.tables_changed |= learnt || moved;
-        learnt || moved
+        self.tables_changed |= learned || moved;
+        learned || moved
     }
 
     /// The actions that rules would copy.
-    fn sources(&self) -> BTreeSet<Source> {
+    fn sources(&self) -> BTreeSet<ActionText> {
         self.rules
             .values()
             .flat_map(|rules| rules.sets.values())
             .flat_map(|set| set.rules())
             .flat_map(|rule| &rule.templates)
-            .filter_map(|template| match &template.recipe {
-                Recipe::Copy { source, .. } => Some(source.clone()),
-                Recipe::Build(_) => None,
+            .filter_map(|template| match &template.actions {
+                ActionTemplate::Copy { source, .. } => Some(source.clone()),
+                ActionTemplate::Build(_) => None,
             })
             .collect()
     }
 
     /// Looks for OVN's own flows that have the actions which rules would copy. Those known are
     /// looked up again too: a restarted ovn-controller numbers its meters anew.
-    fn look_for_copies(&mut self, now: Timestamp, out: &mut Output) {
+    fn look_for_actions(&mut self, now: Timestamp, out: &mut Output) {
         let wanted = self.sources();
         if wanted.is_empty() {
             return;
@@ -703,14 +709,17 @@ impl Policy {
         let cookies: Vec<u32> = self
             .ovn
             .logical_flows()
-            .filter(|(_, flow)| wanted.contains(&Source::of(flow)))
+            .filter(|(_, flow)| wanted.contains(&ActionText::of(flow)))
             .map(|(id, _)| id.prefix())
-            .take(COPY_SOURCES_MAX)
+            .take(ACTION_TEXTS_MAX)
             .collect();
         if !cookies.is_empty() {
             out.command(Command::FindCookies(cookies));
         }
-        if !wanted.iter().all(|source| self.copies.contains_key(source)) {
+        if !wanted
+            .iter()
+            .all(|source| self.cached_actions.contains_key(source))
+        {
             self.copy_at = Some(now + COPY_INTERVAL);
         }
     }

@@ -278,20 +278,20 @@ impl Ports {
     ///
     /// First every port of its pod: a pod on a user-defined network asks on one port and connects on
     /// another. With [`Scope::Namespace`], those of its namespace, too.
-    pub(crate) fn audience(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
+    pub(crate) fn recipients(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
         let sandbox = self.get(port).and_then(|port| port.row.sandbox.as_ref());
         let of_pod = sandbox.and_then(|sandbox| self.by_sandbox.get(sandbox));
-        let mut audience = match of_pod {
+        let mut recipients = match of_pod {
             Some(ports) => ports.iter().copied().collect(),
             None => vec![port],
         };
         let others = self.sharing_with(port, policy);
         if !others.is_empty() {
-            audience.extend(others);
-            audience.sort_unstable();
-            audience.dedup();
+            recipients.extend(others);
+            recipients.sort_unstable();
+            recipients.dedup();
         }
-        audience
+        recipients
     }
 
     /// With [`Scope::Namespace`], the ports here that the rules of the port's namespace hold for.

@@ -12,9 +12,9 @@ use super::{
     flow::Masked,
     ovn::{
         rows::{Interface, Pipeline},
-        template::{Recipe, Step, Template},
+        template::{AclTemplate, ActionTemplate, Step},
     },
-    rules::{ActiveRule, NameScope, NamespaceRules, Problem, caveats},
+    rules::{ActiveRule, NamePattern, NamespaceRules, Problem, caveats},
 };
 
 /// Where the rules go.
@@ -140,12 +140,12 @@ impl StaticProfile {
                 }
                 Destination::Cidr(_) | Destination::Nodes => continue,
             };
-            let template = Template {
+            let template = AclTemplate {
                 pipeline: Pipeline::Egress,
                 table_id: self.table,
                 priority: self.priority.saturating_sub(index),
                 registers: self.registers.clone(),
-                recipe: Recipe::Build(match rule.action {
+                actions: ActionTemplate::Build(match rule.action {
                     RuleAction::Allow => self.steps.clone(),
                     RuleAction::Deny => Vec::new(),
                 }),
@@ -155,7 +155,7 @@ impl StaticProfile {
                 namespace: namespace.to_owned(),
                 index: index.into(),
                 name: name.clone(),
-                scope: NameScope::of(name, firewall, subdomains),
+                pattern: NamePattern::of(name, firewall, subdomains),
                 v4: true,
                 v6: true,
                 transports: rule.ports.clone(),
@@ -233,13 +233,13 @@ mod tests {
         let places: Vec<_> = rules.sets["ns1"]
             .rules()
             .iter()
-            .map(|rule| (rule.templates[0].priority, &rule.templates[0].recipe))
+            .map(|rule| (rule.templates[0].priority, &rule.templates[0].actions))
             .collect();
         assert_eq!(
             places,
             [
-                (10_000, &Recipe::Build(vec![Step::Goto(40)])),
-                (9_999, &Recipe::Build(vec![]))
+                (10_000, &ActionTemplate::Build(vec![Step::Goto(40)])),
+                (9_999, &ActionTemplate::Build(vec![]))
             ]
         );
     }

@@ -12,7 +12,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::tally::labels;
+use super::counter_vec::labels;
 
 labels! {
     /// Why an address is never opened.

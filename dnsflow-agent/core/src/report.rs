@@ -12,7 +12,7 @@ use super::{name::DomainName, resolver::Resolver};
 
 /// What a problem means for its rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Standing {
+pub enum Severity {
     /// The usual short wait for OVN.
     Waiting,
     /// It is not in force, or not as written.
@@ -51,7 +51,7 @@ pub enum Report {
         activation: Duration,
         /// Whether the answers that waited for it had to wait for the switch's megaflows too: the label
         /// of the counter.
-        settling: &'static str,
+        revalidation_wait: &'static str,
     },
     /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
     ClusterNetworks {
@@ -61,7 +61,7 @@ pub enum Report {
         left_out: usize,
     },
     /// Someone else has a flow in the place of one of ours, which is left out as long as that is so.
-    PlaceTaken {
+    ForeignFlow {
         /// The OpenFlow table.
         table: u8,
         /// The priority.
@@ -80,7 +80,7 @@ pub enum Report {
         /// Why not: the label of the counter.
         reason: &'static str,
     },
-    /// These DNS servers are believed from now on.
+    /// These DNS servers are trusted from now on.
     Trusting(BTreeSet<Resolver>),
     /// Flows of ours that had vanished were put back.
     Restored {
@@ -113,7 +113,7 @@ pub enum Report {
         /// Its namespace.
         namespace: String,
         /// By rule index: what is wrong, and what it means for the rule.
-        problems: BTreeMap<u32, (String, Standing)>,
+        problems: BTreeMap<u32, (String, Severity)>,
         /// Those of them that were not told before, also not of another index.
         news: BTreeSet<u32>,
     },

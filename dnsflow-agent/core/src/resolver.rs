@@ -1,4 +1,4 @@
-//! A DNS server that is believed.
+//! A DNS server that is trusted.
 
 use std::{
     fmt,

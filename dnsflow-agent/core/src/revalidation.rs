@@ -19,10 +19,10 @@ use std::{
 
 use super::{
     Timestamp,
+    counter_vec::{CounterVec, labels},
     flow::Addresses,
     input::BatchId,
     limits::{LOOK_PAUSE, PATHS_PER_LOOK_MAX, REVALIDATION_INTERVAL},
-    tally::{Tally, labels},
 };
 
 labels! {
@@ -57,7 +57,7 @@ pub struct Revalidation {
     look: Option<Look>,
     /// The next look begins not earlier than this.
     look_from: Timestamp,
-    events: Tally<RevalidationEvent>,
+    events: CounterVec<RevalidationEvent>,
 }
 
 #[derive(Debug)]
@@ -232,7 +232,7 @@ impl Revalidation {
     }
 
     /// What ended the waits that frames had to wait for.
-    pub fn events(&self) -> &Tally<RevalidationEvent> {
+    pub fn events(&self) -> &CounterVec<RevalidationEvent> {
         &self.events
     }
 }

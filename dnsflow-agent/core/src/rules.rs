@@ -21,15 +21,16 @@ use super::{
         hash::{Family, address_set_hashes},
         rows::{Acl, LogicalFlow},
         template::{
-            Copies, Recipe, Template, TemplateError, acl_match, any_marks_as_blocked, first_to_copy,
+            AclTemplate, AclTemplateError, ActionTemplate, CachedActions, acl_match,
+            any_marks_as_blocked, first_to_copy,
         },
     },
-    report::Standing,
+    report::Severity,
 };
 
 /// Which names below a rule's name the rule is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum NameScope {
+pub enum NamePattern {
     /// The name itself.
     Exact,
     /// The name and everything below it.
@@ -38,7 +39,7 @@ pub enum NameScope {
     OneLabel,
 }
 
-impl NameScope {
+impl NamePattern {
     /// What the firewall says of this name; `subdomains` applies where it says nothing.
     pub fn of(name: &DnsName, firewall: &Firewall, subdomains: bool) -> Self {
         if name.is_wildcard() {
@@ -70,7 +71,7 @@ pub struct ActiveRule {
     /// The rule's name.
     pub name: DnsName,
     /// Which names it is for.
-    pub scope: NameScope,
+    pub pattern: NamePattern,
     /// Whether OVN enforces it for IPv4.
     pub v4: bool,
     /// Whether OVN enforces it for IPv6.
@@ -80,7 +81,7 @@ pub struct ActiveRule {
     /// Whether it lets traffic pass or not.
     pub verdict: RuleAction,
     /// The logical flows that enforce it.
-    pub templates: Vec<Template>,
+    pub templates: Vec<AclTemplate>,
 }
 
 impl ActiveRule {
@@ -121,7 +122,7 @@ impl RuleSet {
 
     /// The rules that are for `name`.
     pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
-        self.places_of(name).map(|place| &self.rules[place])
+        self.matching_indices(name).map(|place| &self.rules[place])
     }
 
     /// Whether some rule denies `name`.
@@ -131,7 +132,7 @@ impl RuleSet {
     }
 
     /// Where in [`RuleSet::rules`] the rules are that are for `name`.
-    pub fn places_of(&self, name: &DomainName) -> impl Iterator<Item = usize> {
+    pub fn matching_indices(&self, name: &DomainName) -> impl Iterator<Item = usize> {
         name.suffixes()
             .enumerate()
             .flat_map(move |(extra, suffix)| {
@@ -140,7 +141,7 @@ impl RuleSet {
                     .into_iter()
                     .flatten()
                     .copied()
-                    .filter(move |&place| self.rules[place].scope.covers(extra))
+                    .filter(move |&place| self.rules[place].pattern.covers(extra))
             })
     }
 }
@@ -159,7 +160,7 @@ pub enum Problem {
     /// The ACL's match is not one that ovn-kubernetes writes.
     AclMatch(AclMatchError),
     /// A logical flow cannot serve as a template.
-    Template(DnsName, TemplateError),
+    Template(DnsName, AclTemplateError),
     /// ACL logging is on, but packets that our flows let pass are not logged.
     LogsLeftOut(DnsName),
     /// Packets of established connections are dropped, but the connections not marked as blocked.
@@ -183,14 +184,14 @@ pub struct NotTakenOver {
 
 impl Problem {
     /// What it means for the rule.
-    pub fn standing(&self) -> Standing {
+    pub fn severity(&self) -> Severity {
         match self {
-            Self::NoAcl(_) | Self::NoLogicalFlows(_) => Standing::Waiting,
+            Self::NoAcl(_) | Self::NoLogicalFlows(_) => Severity::Waiting,
             Self::Invalid(_) | Self::AclMatch(_) | Self::Template(..) | Self::NotTakenOver(_) => {
-                Standing::NotInForce
+                Severity::NotInForce
             }
             Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(_) => {
-                Standing::Caveat
+                Severity::Caveat
             }
         }
     }
@@ -243,7 +244,7 @@ impl fmt::Display for Problem {
 }
 
 impl fmt::Display for NotTakenOver {
-    /// The cure comes before the cause that is quoted: an Event's note is cut at its end.
+    /// The remedy comes before the cause that is quoted: an Event's note is cut at its end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ovn-kubernetes has not taken over this EgressFirewall; OVN enforces ")?;
         f.write_str(match self.has_older {
@@ -289,7 +290,7 @@ pub fn pair<'a>(
     firewall: &Firewall,
     acls: impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)>,
     subdomains: bool,
-    copies: &Copies,
+    cached_actions: &CachedActions,
 ) -> NamespaceRules {
     let named = NamedRules::of(firewall);
     let mut problems = problems_of_the_resource(firewall);
@@ -323,7 +324,7 @@ pub fn pair<'a>(
             let Some(NamedRule { name, verdict, .. }) = named.rule_of(&matches, index) else {
                 continue;
             };
-            let template = match Template::parse(flow) {
+            let template = match AclTemplate::parse(flow) {
                 Ok(template) => template,
                 Err(error) => {
                     problems.insert(index, Problem::Template(name.clone(), error));
@@ -331,7 +332,7 @@ pub fn pair<'a>(
                     break;
                 }
             };
-            if let Some(problem) = to_copy(&template, name, copies) {
+            if let Some(problem) = to_copy(&template, name, cached_actions) {
                 problems.entry(index).or_insert(problem);
             }
             let rule = active_rule(
@@ -414,25 +415,29 @@ fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
 }
 
 /// What is missing of a template whose actions are to be copied.
-fn to_copy(template: &Template, name: &DnsName, copies: &Copies) -> Option<Problem> {
-    match &template.recipe {
-        Recipe::Copy { source, .. } if copies.contains_key(source) => None,
-        Recipe::Copy {
+fn to_copy(
+    template: &AclTemplate,
+    name: &DnsName,
+    cached_actions: &CachedActions,
+) -> Option<Problem> {
+    match &template.actions {
+        ActionTemplate::Copy { source, .. } if cached_actions.contains_key(source) => None,
+        ActionTemplate::Copy {
             source,
             meanwhile: Some(_),
         } if any_marks_as_blocked(&source.actions) => Some(Problem::NotMarked(name.clone())),
-        Recipe::Copy {
+        ActionTemplate::Copy {
             meanwhile: Some(_), ..
         } => Some(Problem::LogsLeftOut(name.clone())),
-        Recipe::Copy {
+        ActionTemplate::Copy {
             source,
             meanwhile: None,
         } => {
             let action = first_to_copy(&source.actions).unwrap_or(&source.actions);
-            let error = TemplateError::NoCopy(action.to_owned());
+            let error = AclTemplateError::NoCopy(action.to_owned());
             Some(Problem::Template(name.clone(), error))
         }
-        Recipe::Build(_) => None,
+        ActionTemplate::Build(_) => None,
     }
 }
 
@@ -563,7 +568,7 @@ fn active_rule(
         namespace: namespace.to_owned(),
         index,
         name: name.clone(),
-        scope: NameScope::of(name, firewall, subdomains),
+        pattern: NamePattern::of(name, firewall, subdomains),
         v4: matches.v4.is_some(),
         v6: matches.v6.is_some(),
         transports: matches.transports.clone(),

@@ -9,7 +9,7 @@ use super::name::DomainName;
 
 /// The names of one open address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct SavedLease {
+pub struct SavedEntry {
     /// The logical port (`iface-id`).
     pub port: String,
     /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.

@@ -19,9 +19,10 @@ use crate::{
     access::Access,
     blocked::{BlockedConnection, Looks},
     cache::Entry,
+    counter_vec::{CounterVec, Label as _},
     deadline::{self, Deadline, Why},
-    denied::Settling,
-    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Lifeline},
+    denied::RevalidationWait,
+    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
     input::{BatchError, BatchId, CookieCount},
     limits::{
@@ -35,7 +36,6 @@ use crate::{
     ports::{PortId, Ports},
     report::Report,
     revalidation::{Path, Revalidation, RevalidationEvent},
-    tally::{Label as _, Tally},
 };
 use batch::Written;
 use denials::Denials;
@@ -87,11 +87,11 @@ struct Comparison {
     /// What the dump has shown so far that no entry has.
     unknown: Vec<InstalledFlow>,
     /// The sentinel flows that the dump has shown, with their cookies.
-    sentinels: BTreeMap<Lifeline, Cookie>,
+    sentinels: BTreeMap<Sentinel, Cookie>,
     /// When the next one begins.
     at: Option<Timestamp>,
     /// One that begins from then on tells of all flows that there were when this was set.
-    count_at: Option<Timestamp>,
+    read_counters_at: Option<Timestamp>,
 }
 
 /// Flows that have vanished.
@@ -104,7 +104,7 @@ struct Lost {
     /// The batches under way that put flows back.
     batches: BTreeSet<BatchId>,
     /// How many flows were put back since the last time that none was lost.
-    put_back: usize,
+    restored: usize,
 }
 
 /// The engine's side of the OpenFlow connection.
@@ -119,7 +119,7 @@ pub(crate) struct Switch {
     lost: Lost,
     renew_at: Option<Timestamp>,
     /// The sentinel flows that are in the switch, for all that is known.
-    sentinels: BTreeSet<Lifeline>,
+    sentinels: BTreeSet<Sentinel>,
     monitored: BTreeSet<u8>,
     /// What answers of this turn open.
     openings: Option<(Batch, Vec<Opening>)>,
@@ -223,17 +223,17 @@ impl Switch {
             revalidation,
             deadline::at(compare_at, Why::Comparison),
             deadline::at(self.renew_at, Why::Renewal),
-            deadline::at(self.lost.at, Why::PutBack),
+            deadline::at(self.lost.at, Why::Restore),
         ])
     }
 
-    /// Whether new flows had to settle, for each batch of openings.
-    pub(crate) fn settling_events(&self) -> &Tally<Settling> {
+    /// Whether new flows had to wait for revalidation, for each batch of openings.
+    pub(crate) fn revalidation_waits(&self) -> &CounterVec<RevalidationWait> {
         self.denials.events()
     }
 
     /// What ended the waits for the switch's megaflows.
-    pub(crate) fn revalidation_events(&self) -> &Tally<RevalidationEvent> {
+    pub(crate) fn revalidation_events(&self) -> &CounterVec<RevalidationEvent> {
         self.revalidation.events()
     }
 
@@ -347,7 +347,7 @@ impl Switch {
                 FlowChange::Add(_, FlowBody { cookie, .. })
                 | FlowChange::Delete(_, cookie)
                 | FlowChange::Renew(FlowBody { cookie, .. })
-                    if cookie.is_of_lifeline() => {}
+                    if cookie.is_of_sentinel() => {}
                 FlowChange::Add(..) => out.counters.flows_added += 1,
                 FlowChange::Delete(..) => out.counters.flows_removed += 1,
                 FlowChange::Renew(_) => {}
@@ -404,14 +404,16 @@ impl Switch {
                     paths,
                     before,
                 } = pending;
-                let settling = self.denials.settling(&openings, counted, estimate, sent_at);
+                let revalidation_wait = self
+                    .denials
+                    .revalidation_wait(&openings, counted, estimate, sent_at);
                 if !openings.is_empty() {
-                    self.denials.count(settling);
+                    self.denials.count(revalidation_wait);
                 }
                 for opening in openings {
-                    out.report(opening.told(settling, now));
+                    out.report(opening.report(revalidation_wait, now));
                 }
-                let is_quiet = settling == Settling::Quiet;
+                let is_quiet = revalidation_wait == RevalidationWait::Quiet;
                 if !is_quiet {
                     self.revalidation
                         .begin(batch, paths, before, is_awaited, now);
@@ -519,7 +521,7 @@ impl Switch {
     fn renew(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
         let mut batch = self.begin(now);
         let sentinels = self.sentinels.iter();
-        batch.extend(sentinels.map(|sentinel| FlowChange::Renew(planner.lifeline_body(*sentinel))));
+        batch.extend(sentinels.map(|sentinel| FlowChange::Renew(planner.sentinel_body(*sentinel))));
         self.commit(batch, false, planner, out);
     }
 
@@ -530,7 +532,7 @@ impl Switch {
             if let FlowChange::Add(key, body) = change
                 && body.hard_timeout_s == 0
             {
-                let sentinel = Lifeline {
+                let sentinel = Sentinel {
                     table: key.table,
                     cookie: body.cookie,
                 };
@@ -540,8 +542,8 @@ impl Switch {
             }
         }
         if !missing.is_empty() {
-            let add = |sentinel: Lifeline| {
-                FlowChange::Add(sentinel.key(), planner.lifeline_body(sentinel))
+            let add = |sentinel: Sentinel| {
+                FlowChange::Add(sentinel.key(), planner.sentinel_body(sentinel))
             };
             changes.splice(..0, missing.into_iter().map(add));
         }
@@ -551,7 +553,7 @@ impl Switch {
     /// is missing, and removes what nothing depends on any more.
     fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
         let found = std::mem::take(&mut self.comparison.sentinels);
-        let needed = planner.lifelines();
+        let needed = planner.sentinels();
         for (sentinel, cookie) in &found {
             if !needed.contains(sentinel) {
                 self.sentinels.remove(sentinel);
@@ -559,7 +561,7 @@ impl Switch {
             }
         }
         for sentinel in needed {
-            let body = planner.lifeline_body(sentinel);
+            let body = planner.sentinel_body(sentinel);
             self.sentinels.insert(sentinel);
             if found.get(&sentinel) != Some(&body.cookie) {
                 batch.extend([FlowChange::Add(sentinel.key(), body)]);
@@ -577,7 +579,7 @@ impl Switch {
         access: &mut Access<'_>,
         now: Timestamp,
     ) {
-        if let Some(sentinel) = Lifeline::of(key) {
+        if let Some(sentinel) = Sentinel::of(key) {
             // All that depends on it is lost too, and brings it back.
             self.sentinels.remove(&sentinel);
             return;
@@ -609,7 +611,7 @@ impl Switch {
         let entry = access.entry_of(&key);
         let is_ours = entry.is_some_and(|(.., entry)| entry.installed.contains(&key));
         if self.foreign.insert(key) && is_ours {
-            out.report(Report::PlaceTaken {
+            out.report(Report::ForeignFlow {
                 table,
                 priority,
                 cookie,
@@ -625,7 +627,7 @@ impl Switch {
     }
 
     /// Puts back what was lost, some at a time: what answers open goes in between.
-    pub(crate) fn put_back_lost(
+    pub(crate) fn restore_lost(
         &mut self,
         access: &mut Access<'_>,
         now: Timestamp,
@@ -640,19 +642,19 @@ impl Switch {
             while batch.len() < RESTORE_MAX
                 && let Some((port, address)) = self.lost.entries.pop_front()
             {
-                put_back(access, port, address, &mut batch, now, out);
+                restore(access, port, address, &mut batch, now, out);
             }
             if batch.is_empty() {
                 break;
             }
-            self.lost.put_back += batch.len();
+            self.lost.restored += batch.len();
             // One step, and one pass of the revalidators; else it would be one every few changes.
             let batch = self.commit(batch, true, access.planner(), out);
             self.lost.batches.extend(batch);
         }
         if self.lost.entries.is_empty() {
             self.lost.entries = VecDeque::new();
-            let flows = std::mem::take(&mut self.lost.put_back);
+            let flows = std::mem::take(&mut self.lost.restored);
             out.reports
                 .extend((flows > 0).then_some(Report::Restored { flows }));
         }
@@ -668,13 +670,17 @@ impl Switch {
 
     /// Compares once the counters of every flow that there is now will tell. Returns whether a count
     /// begins; else one has begun already.
-    pub(crate) fn count_soon(&mut self, now: Timestamp) -> bool {
-        let Comparison { at, count_at, .. } = &mut self.comparison;
-        if count_at.is_some() {
+    pub(crate) fn read_counters_soon(&mut self, now: Timestamp) -> bool {
+        let Comparison {
+            at,
+            read_counters_at,
+            ..
+        } = &mut self.comparison;
+        if read_counters_at.is_some() {
             return false;
         }
         let count = now + COUNTERS_DELAY_MAX;
-        *count_at = Some(count);
+        *read_counters_at = Some(count);
         *at = at.map(|planned| planned.min(count));
         true
     }
@@ -705,7 +711,7 @@ impl Switch {
         };
         let number = self.comparison.number;
         for flow in found {
-            if let Some(sentinel) = Lifeline::of(&flow.key) {
+            if let Some(sentinel) = Sentinel::of(&flow.key) {
                 self.comparison.sentinels.insert(sentinel, flow.cookie);
                 continue;
             }
@@ -755,16 +761,16 @@ impl Switch {
         self.compare_sentinels(access.planner(), &mut batch);
         if self
             .comparison
-            .count_at
+            .read_counters_at
             .take_if(|at| *at <= since)
             .is_some()
         {
-            access.count_ends();
+            access.counter_reading_ends();
         }
         // In one step with what takes the place of the flows that go.
         for (key, installed) in unknown {
-            if let Some((port, address)) = access.place_of(&key) {
-                put_back(access, port, address, &mut batch, now, out);
+            if let Some((port, address)) = access.entry_key(&key) {
+                restore(access, port, address, &mut batch, now, out);
             }
             batch.extend([FlowChange::Delete(key, installed.cookie)]);
         }
@@ -891,7 +897,7 @@ impl Switch {
 
 impl Opening {
     /// What is told of it once it is in force.
-    fn told(self, settling: Settling, now: Timestamp) -> Report {
+    fn report(self, revalidation_wait: RevalidationWait, now: Timestamp) -> Report {
         Report::Opened {
             namespace: self.namespace.unwrap_or_default(),
             port: self.port,
@@ -900,13 +906,13 @@ impl Opening {
             rules: self.rules,
             flows: self.changes,
             activation: now.since(self.captured_at),
-            settling: settling.as_str(),
+            revalidation_wait: revalidation_wait.as_str(),
         }
     }
 }
 
 /// Writes the lost flows of one entry.
-fn put_back(
+fn restore(
     access: &mut Access<'_>,
     port: PortId,
     address: IpAddr,
@@ -915,7 +921,7 @@ fn put_back(
     out: &mut Output,
 ) {
     if let Some(entry) = access.entry(port, address) {
-        let written = entry.installed.put_back(address, batch, now);
+        let written = entry.installed.restore(address, batch, now);
         out.counters.flows_restored += written as u64;
     }
 }

@@ -13,12 +13,12 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::{
     Timestamp,
+    counter_vec::{CounterVec, labels},
     limits::{
         DNS_MESSAGE_MIN, TCP_AHEAD_BYTES_MAX, TCP_AHEAD_PIECES_MAX, TCP_BYTES_MAX,
         TCP_CONNECTIONS_MAX, TCP_CONNECTIONS_PER_INTERFACE_MAX, TCP_IDLE_MAX,
     },
     recent::{Limits, OfInterface, Recent},
-    tally::{Tally, labels},
 };
 
 /// No more data from the sender (RFC 9293, section 3.1).
@@ -113,7 +113,7 @@ pub struct TcpReassembly {
     connections: Recent<ConnectionKey, Connection>,
     /// How many bytes they hold together.
     held: usize,
-    events: Tally<TcpEvent>,
+    events: CounterVec<TcpEvent>,
 }
 
 impl Default for TcpReassembly {
@@ -124,7 +124,7 @@ impl Default for TcpReassembly {
                 per_interface: TCP_CONNECTIONS_PER_INTERFACE_MAX,
             }),
             held: 0,
-            events: Tally::default(),
+            events: CounterVec::default(),
         }
     }
 }
@@ -189,7 +189,7 @@ impl TcpReassembly {
     }
 
     /// What happened so far.
-    pub fn events(&self) -> &Tally<TcpEvent> {
+    pub fn events(&self) -> &CounterVec<TcpEvent> {
         &self.events
     }
 
@@ -231,7 +231,7 @@ impl TcpReassembly {
 /// Where complete messages go.
 struct Messages<'a> {
     complete: Vec<Vec<u8>>,
-    events: &'a mut Tally<TcpEvent>,
+    events: &'a mut CounterVec<TcpEvent>,
 }
 
 impl Messages<'_> {

@@ -34,7 +34,7 @@ async fn ready_means_connected_synced_and_moving() {
             }
             1 => {
                 health.synced();
-                expected.push("no DNS server is believed; see --dns-service");
+                expected.push("no DNS server is trusted; see --dns-service");
             }
             _ => health.trusting(true),
         }

@@ -278,7 +278,7 @@ impl<A: Attach> Attachments<A> {
                     ifindex,
                     _link: link,
                 }),
-            settled => Ok(settled),
+            other => Ok(other),
         };
         match done {
             Ok(state) => {

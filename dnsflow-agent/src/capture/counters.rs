@@ -14,19 +14,19 @@ use dnsflow_common::Reason;
 use super::{CaptureError, Records};
 
 /// The programs' counters and the edge's own. They only grow while the programs are loaded.
-pub struct Counters {
+pub struct ProgramCounters {
     to_pods: PerCpuArray<MapData, u64>,
     from_pods: PerCpuArray<MapData, u64>,
     invalid_records: Arc<AtomicU64>,
 }
 
-impl fmt::Debug for Counters {
+impl fmt::Debug for ProgramCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counters").finish_non_exhaustive()
+        f.debug_struct("ProgramCounters").finish_non_exhaustive()
     }
 }
 
-impl Counters {
+impl ProgramCounters {
     pub(super) fn new(
         to_pods: Map,
         from_pods: Map,

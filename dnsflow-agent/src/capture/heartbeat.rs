@@ -9,7 +9,7 @@ use super::CaptureError;
 
 /// How often the agent says that it is well.
 pub const BEAT_INTERVAL: Duration = Duration::from_millis(200);
-/// For how long the program believes it: a stuck agent holds nothing after a second.
+/// For how long the program trusts it: a stuck agent holds nothing after a second.
 const BEAT_LASTS: Duration = Duration::from_millis(800);
 
 /// The map `HOLD_UNTIL`.

@@ -5,14 +5,14 @@
 //! one either; an answer that the program took off the wire goes back as it was.
 //!
 //! [`load`] gives parts that are driven apart: [`Records`], [`Resolvers`] and [`NameFilter`] by the
-//! hot thread, [`Attacher`] by one of its own, [`Counters`] and [`ProgramLog`] from wherever it
+//! hot thread, [`Attacher`] by one of its own, [`ProgramCounters`] and [`ProgramLog`] from wherever it
 //! suits.
 
 mod attacher;
 mod attachments;
 mod counters;
+mod deferred;
 mod heartbeat;
-mod kept;
 mod links;
 mod names;
 mod program;
@@ -33,11 +33,11 @@ use tokio::runtime::Handle;
 pub use self::{
     attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
-    counters::Counters,
+    counters::ProgramCounters,
+    deferred::DeferredAnswers,
     heartbeat::{BEAT_INTERVAL, Heartbeat},
-    kept::KeptAnswers,
     links::{LinkEvent, LinkEvents},
-    names::{FilterState, KernelTables, NameFilter, PutScope, Tables},
+    names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
@@ -155,11 +155,11 @@ pub struct Capture {
     /// Which names matter: all so far.
     pub names: NameFilter,
     /// Answers for names that did not.
-    pub kept: KeptAnswers,
+    pub deferred: DeferredAnswers,
     /// Lets answers be held; none is so far.
     pub heartbeat: Heartbeat,
     /// How many packets met which end.
-    pub counters: Counters,
+    pub counters: ProgramCounters,
     /// What the program has to say.
     pub log: ProgramLog,
 }
@@ -169,21 +169,21 @@ pub struct Capture {
 pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureError> {
     let mut program = Program::load(options)?;
     let records = Records::new(program.take_map("RECORDS")?)?;
-    let counters = Counters::new(
+    let counters = ProgramCounters::new(
         program.take_map("COUNTERS")?,
         program.take_map("QUERY_COUNTERS")?,
         &records,
     )?;
     let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
-    let tables = KernelTables::new(program.take_map("SCOPES")?, program.take_map("NAMES")?)?;
-    let kept = KeptAnswers::new(program.take_map("KEPT")?)?;
+    let tables = KernelTables::new(program.take_map("NAME_SETS")?, program.take_map("NAMES")?)?;
+    let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
     let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
         resolvers,
         names: NameFilter::new(tables),
-        kept,
+        deferred,
         heartbeat,
         counters,
         log,

@@ -1,9 +1,9 @@
 //! The names whose answers leave the kernel.
 //!
-//! A pod's interface belongs to a scope: what its namespace's rules mention. The program passes
+//! A pod's interface belongs to a name set: what its namespace's rules mention. The program passes
 //! answers for these names and everything below them, and for all names where an interface has no
-//! scope. Never fewer: whenever something does not fit or fails, the interfaces of the scope have
-//! no scope in the kernel.
+//! name set. Never fewer: whenever something does not fit or fails, the interfaces of the name set have
+//! no name set in the kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,50 +12,50 @@ use std::{
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use dnsflow_common::{
-    key::{NAMES_MAX, NameKey, SCOPE_EMPTY},
+    key::{NAME_SET_EMPTY, NAMES_MAX, NameKey},
     question::NameHash,
 };
-use dnsflow_core::{input::ScopeId, name::DomainName};
+use dnsflow_core::{input::NameSetId, name::DomainName};
 use tracing::warn;
 
 use super::CaptureError;
 
 /// The two maps that make up the filter.
 pub trait Tables {
-    /// Puts an interface under a scope, and says whether that has any names.
+    /// Puts an interface under a name set, and says whether that has any names.
     ///
     /// # Errors
     ///
     /// Where there is no room, or the kernel refuses.
-    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()>;
+    fn put_interface(&mut self, ifindex: u32, put: PutNameSet) -> io::Result<()>;
 
-    /// Takes an interface out of its scope; none is no error.
+    /// Takes an interface out of its name set; none is no error.
     ///
     /// # Errors
     ///
     /// Where the kernel refuses.
     fn take_interface(&mut self, ifindex: u32) -> io::Result<()>;
 
-    /// Puts a name into a scope.
+    /// Puts a name into a name set.
     ///
     /// # Errors
     ///
     /// Where there is no room, or the kernel refuses.
-    fn put_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()>;
+    fn put_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()>;
 
-    /// Takes a name out of a scope; none is no error.
+    /// Takes a name out of a name set; none is no error.
     ///
     /// # Errors
     ///
     /// Where the kernel refuses.
-    fn take_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()>;
+    fn take_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()>;
 }
 
-/// A scope as the kernel has it for an interface.
+/// A name set as the kernel has it for an interface.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PutScope {
-    /// The scope.
-    pub scope: ScopeId,
+pub struct PutNameSet {
+    /// The name set.
+    pub name_set: NameSetId,
     /// Whether it has no names: nothing is ever held there.
     pub empty: bool,
 }
@@ -63,7 +63,7 @@ pub struct PutScope {
 /// How the filter is doing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct FilterState {
-    /// Interfaces whose scope has no filter, because something did not fit or failed.
+    /// Interfaces whose name set has no filter, because something did not fit or failed.
     pub unfiltered_interfaces: usize,
     /// Changes that the kernel refused, ever.
     pub failures: u64,
@@ -73,15 +73,15 @@ pub struct FilterState {
 #[derive(Debug)]
 pub struct NameFilter<T = KernelTables> {
     tables: T,
-    scopes: BTreeMap<ScopeId, Scope>,
+    name_sets: BTreeMap<NameSetId, NameSet>,
     interfaces: BTreeMap<u32, Interface>,
-    /// Names in the kernel, over all scopes.
+    /// Names in the kernel, over all name sets.
     names: usize,
     failures: u64,
 }
 
 #[derive(Debug, Default)]
-struct Scope {
+struct NameSet {
     /// The names in the kernel.
     names: BTreeSet<NameHash>,
     /// Whether these are all.
@@ -90,9 +90,9 @@ struct Scope {
 
 #[derive(Clone, Copy, Debug)]
 struct Interface {
-    scope: ScopeId,
-    /// The scope in the kernel.
-    put: Option<PutScope>,
+    name_set: NameSetId,
+    /// The name set in the kernel.
+    put: Option<PutNameSet>,
 }
 
 impl<T: Tables> NameFilter<T> {
@@ -100,21 +100,21 @@ impl<T: Tables> NameFilter<T> {
     pub fn new(tables: T) -> Self {
         Self {
             tables,
-            scopes: BTreeMap::new(),
+            name_sets: BTreeMap::new(),
             interfaces: BTreeMap::new(),
             names: 0,
             failures: 0,
         }
     }
 
-    /// Puts an interface under a scope. Until the scope's names are set, and for as long as they
-    /// do not fit, nothing is filtered there; neither where the scope is `None`.
-    pub fn set_scope(&mut self, ifindex: u32, scope: Option<ScopeId>) {
-        match scope {
-            Some(scope) => {
+    /// Puts an interface under a name set. Until the name set's names are set, and for as long as they
+    /// do not fit, nothing is filtered there; neither where the name set is `None`.
+    pub fn set_name_set(&mut self, ifindex: u32, name_set: Option<NameSetId>) {
+        match name_set {
+            Some(name_set) => {
                 let put = self.interfaces.get(&ifindex).and_then(|it| it.put);
-                self.interfaces.insert(ifindex, Interface { scope, put });
-                self.settle(ifindex);
+                self.interfaces.insert(ifindex, Interface { name_set, put });
+                self.apply(ifindex);
             }
             None => {
                 if self.open(ifindex) {
@@ -124,40 +124,40 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Makes these the names of a scope: those of its rules, whether or not with sub-domains or a
+    /// Makes these the names of a name set: those of its rules, whether or not with sub-domains or a
     /// wildcard in front. Only what has changed is written.
     pub fn set_names<'a>(
         &mut self,
-        scope: ScopeId,
+        name_set: NameSetId,
         names: impl IntoIterator<Item = &'a DomainName>,
     ) {
         let wanted: BTreeSet<_> = names
             .into_iter()
             .map(|name| NameHash::of(name.wire()))
             .collect();
-        self.scopes.entry(scope).or_default();
+        self.name_sets.entry(name_set).or_default();
         // The new names first: at no time is an interface without those that stay.
-        if self.put_names(scope, &wanted).is_err() {
-            self.set_complete(scope, false);
+        if self.put_names(name_set, &wanted).is_err() {
+            self.set_complete(name_set, false);
         }
-        let old = self.scopes.get(&scope).map(|entry| {
+        let old = self.name_sets.get(&name_set).map(|entry| {
             let old = entry.names.difference(&wanted);
             old.copied().collect::<Vec<_>>()
         });
-        self.take_names(scope, old.unwrap_or_default());
+        self.take_names(name_set, old.unwrap_or_default());
         // Where there was no room, there may be some now.
-        let put = self.put_names(scope, &wanted);
+        let put = self.put_names(name_set, &wanted);
         if let Err(error) = &put {
-            warn!(scope = scope.0, %error, "answers for a namespace are not filtered");
+            warn!(name_set = name_set.0, %error, "answers for a namespace are not filtered");
             self.failures += 1;
         }
-        self.set_complete(scope, put.is_ok());
+        self.set_complete(name_set, put.is_ok());
         self.retry();
     }
 
     /// Writes what is not there yet.
-    fn put_names(&mut self, scope: ScopeId, wanted: &BTreeSet<NameHash>) -> io::Result<()> {
-        let entry = self.scopes.entry(scope).or_default();
+    fn put_names(&mut self, name_set: NameSetId, wanted: &BTreeSet<NameHash>) -> io::Result<()> {
+        let entry = self.name_sets.entry(name_set).or_default();
         for &name in wanted {
             if entry.names.contains(&name) {
                 continue;
@@ -165,35 +165,35 @@ impl<T: Tables> NameFilter<T> {
             if self.names >= NAMES_MAX as usize {
                 return Err(io::Error::other("there are too many names"));
             }
-            self.tables.put_name(scope, name)?;
+            self.tables.put_name(name_set, name)?;
             entry.names.insert(name);
             self.names += 1;
         }
         Ok(())
     }
 
-    fn set_complete(&mut self, scope: ScopeId, complete: bool) {
-        if let Some(entry) = self.scopes.get_mut(&scope) {
+    fn set_complete(&mut self, name_set: NameSetId, complete: bool) {
+        if let Some(entry) = self.name_sets.get_mut(&name_set) {
             entry.complete = complete;
-            self.settle_all(scope);
+            self.apply_all(name_set);
         }
     }
 
-    /// Forgets a scope and its names: nothing is filtered at its interfaces any more.
-    pub fn remove_scope(&mut self, scope: ScopeId) {
-        let Some(entry) = self.scopes.get_mut(&scope) else {
+    /// Forgets a name set and its names: nothing is filtered at its interfaces any more.
+    pub fn remove_name_set(&mut self, name_set: NameSetId) {
+        let Some(entry) = self.name_sets.get_mut(&name_set) else {
             return;
         };
         entry.complete = false;
         let names = entry.names.iter().copied().collect();
-        self.settle_all(scope);
-        self.take_names(scope, names);
+        self.apply_all(name_set);
+        self.take_names(name_set, names);
         if self
-            .scopes
-            .get(&scope)
+            .name_sets
+            .get(&name_set)
             .is_some_and(|it| it.names.is_empty())
         {
-            self.scopes.remove(&scope);
+            self.name_sets.remove(&name_set);
         }
     }
 
@@ -202,25 +202,25 @@ impl<T: Tables> NameFilter<T> {
         let unfiltered = self
             .interfaces
             .values()
-            .filter(|it| it.put.is_none_or(|put| put.scope != it.scope));
+            .filter(|it| it.put.is_none_or(|put| put.name_set != it.name_set));
         FilterState {
             unfiltered_interfaces: unfiltered.count(),
             failures: self.failures,
         }
     }
 
-    fn take_names(&mut self, scope: ScopeId, names: Vec<NameHash>) {
-        let Some(entry) = self.scopes.get_mut(&scope) else {
+    fn take_names(&mut self, name_set: NameSetId, names: Vec<NameHash>) {
+        let Some(entry) = self.name_sets.get_mut(&name_set) else {
             return;
         };
         for name in names {
-            match self.tables.take_name(scope, name) {
+            match self.tables.take_name(name_set, name) {
                 Ok(()) => {
                     entry.names.remove(&name);
                     self.names -= 1;
                 }
                 Err(error) => {
-                    warn!(scope = scope.0, %error, "a name stays in the filter");
+                    warn!(name_set = name_set.0, %error, "a name stays in the filter");
                     self.failures += 1;
                 }
             }
@@ -236,35 +236,35 @@ impl<T: Tables> NameFilter<T> {
             .map(|(ifindex, _)| *ifindex)
             .collect();
         for ifindex in waiting {
-            self.settle(ifindex);
+            self.apply(ifindex);
         }
     }
 
-    fn settle_all(&mut self, scope: ScopeId) {
+    fn apply_all(&mut self, name_set: NameSetId) {
         let concerned: Vec<_> = self
             .interfaces
             .iter()
-            .filter(|(_, it)| it.scope == scope)
+            .filter(|(_, it)| it.name_set == name_set)
             .map(|(ifindex, _)| *ifindex)
             .collect();
         for ifindex in concerned {
-            self.settle(ifindex);
+            self.apply(ifindex);
         }
     }
 
-    /// Gives the kernel the interface's scope if its names are all there, else none.
-    fn settle(&mut self, ifindex: u32) {
+    /// Gives the kernel the interface's name set if its names are all there, else none.
+    fn apply(&mut self, ifindex: u32) {
         let Some(interface) = self.interfaces.get_mut(&ifindex) else {
             return;
         };
-        let scope = interface.scope;
-        let wanted = self.scopes.get(&scope).filter(|it| it.complete);
+        let name_set = interface.name_set;
+        let wanted = self.name_sets.get(&name_set).filter(|it| it.complete);
         let Some(names) = wanted.map(|it| &it.names) else {
             self.open(ifindex);
             return;
         };
         let empty = names.is_empty();
-        let put = PutScope { scope, empty };
+        let put = PutNameSet { name_set, empty };
         if interface.put != Some(put) {
             match self.tables.put_interface(ifindex, put) {
                 Ok(()) => interface.put = Some(put),
@@ -277,7 +277,7 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Takes the interface's scope from the kernel; returns whether it is gone.
+    /// Takes the interface's name set from the kernel; returns whether it is gone.
     fn open(&mut self, ifindex: u32) -> bool {
         let Some(interface) = self.interfaces.get_mut(&ifindex) else {
             return true;
@@ -301,7 +301,7 @@ impl<T: Tables> NameFilter<T> {
 
 /// The maps of the loaded programs.
 pub struct KernelTables {
-    scopes: HashMap<MapData, u32, u32>,
+    name_sets: HashMap<MapData, u32, u32>,
     names: HashMap<MapData, Key, u8>,
 }
 
@@ -314,11 +314,11 @@ impl fmt::Debug for KernelTables {
 }
 
 impl KernelTables {
-    pub(super) fn new(scopes: Map, names: Map) -> Result<Self, CaptureError> {
-        let scopes =
-            HashMap::try_from(scopes).map_err(|_| CaptureError::Object { what: "SCOPES" })?;
+    pub(super) fn new(name_sets: Map, names: Map) -> Result<Self, CaptureError> {
+        let name_sets =
+            HashMap::try_from(name_sets).map_err(|_| CaptureError::Object { what: "NAME_SETS" })?;
         let names = HashMap::try_from(names).map_err(|_| CaptureError::Object { what: "NAMES" })?;
-        Ok(Self { scopes, names })
+        Ok(Self { name_sets, names })
     }
 }
 
@@ -329,31 +329,31 @@ fn gone(result: Result<(), MapError>) -> io::Result<()> {
     }
 }
 
-fn key(scope: ScopeId, name: NameHash) -> Key {
-    zerocopy::transmute!(NameKey::new(scope.0, name))
+fn key(name_set: NameSetId, name: NameHash) -> Key {
+    zerocopy::transmute!(NameKey::new(name_set.0, name))
 }
 
 impl Tables for KernelTables {
-    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()> {
-        let PutScope { scope, empty } = put;
-        let empty = if empty { SCOPE_EMPTY } else { 0 };
-        self.scopes
-            .insert(ifindex, scope.0 | empty, 0)
+    fn put_interface(&mut self, ifindex: u32, put: PutNameSet) -> io::Result<()> {
+        let PutNameSet { name_set, empty } = put;
+        let empty = if empty { NAME_SET_EMPTY } else { 0 };
+        self.name_sets
+            .insert(ifindex, name_set.0 | empty, 0)
             .map_err(io::Error::other)
     }
 
     fn take_interface(&mut self, ifindex: u32) -> io::Result<()> {
-        gone(self.scopes.remove(&ifindex))
+        gone(self.name_sets.remove(&ifindex))
     }
 
-    fn put_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()> {
+    fn put_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()> {
         self.names
-            .insert(key(scope, name), 1, 0)
+            .insert(key(name_set, name), 1, 0)
             .map_err(io::Error::other)
     }
 
-    fn take_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()> {
-        gone(self.names.remove(&key(scope, name)))
+    fn take_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()> {
+        gone(self.names.remove(&key(name_set, name)))
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         max_ttl: _,
         idle_grace: _,
         max_addresses_per_name: _,
-        max_leases_per_pod: _,
+        max_addresses_per_pod: _,
         state_dir: _,
         resolver: _,
         dns_port: _,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dnsflow_core::ovn::{
     acl::{self, AclMatch},
     rows::{Acl, LogicalFlow, RowId},
-    template::{Template, TemplateError, first_to_copy},
+    template::{AclTemplate, AclTemplateError, first_to_copy},
 };
 
 use super::{
@@ -152,18 +152,18 @@ fn interfaces(vswitch: &Vswitch) -> Finding {
         all.len(),
         list(&strange)
     );
-    let cure = "only what passes a veth's TC hook is seen: give those pods a veth, or leave names \
+    let remedy = "only what passes a veth's TC hook is seen: give those pods a veth, or leave names \
                 out of their egress firewalls";
     if strange.len() == all.len() {
         let hidden = all.iter().all(|interface| interface.link.is_none());
-        let cure = if hidden {
+        let remedy = if hidden {
             "run in the network namespace of the node (hostNetwork)"
         } else {
-            cure
+            remedy
         };
-        return Finding::failed(CHECK, text, cure);
+        return Finding::failed(CHECK, text, remedy);
     }
-    Finding::warning(CHECK, text, cure)
+    Finding::warning(CHECK, text, remedy)
 }
 
 /// What keeps the program from seeing the pod's packets there.
@@ -267,7 +267,8 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
         match flows.map(template).collect::<Result<Vec<_>, _>>() {
             Ok(templates) => {
                 understood += 1;
-                let based = |template: &Template| southbound.bases.contains_key(&template.pipeline);
+                let based =
+                    |template: &AclTemplate| southbound.bases.contains_key(&template.pipeline);
                 placeless |= !templates.iter().all(based);
             }
             Err(error) => {
@@ -278,12 +279,12 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
     if !reasons.is_empty() {
         let reasons: Vec<String> = reasons.into_iter().collect();
         let text = format!("not understood: {}", list(&reasons));
-        let cure =
+        let remedy =
             "report this OVN's `ovn-sbctl lflow-list` to the project: those rules are refused";
         return if understood == 0 {
-            Finding::failed(CHECK, text, cure)
+            Finding::failed(CHECK, text, remedy)
         } else {
-            Finding::warning(CHECK, text, cure)
+            Finding::warning(CHECK, text, remedy)
         };
     }
     if understood == 0 {
@@ -402,7 +403,7 @@ fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
     }
     let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let text = format!("not allowed: {}", list(&names));
-    let cure = "grant them as deploy/base/rbac.yaml does, or change --dns-service";
+    let remedy = "grant them as deploy/base/rbac.yaml does, or change --dns-service";
     // One of several DNS Services is enough.
     let resolvers = |right: &Permission| right.purpose == Purpose::Resolvers;
     let blind = permissions
@@ -415,9 +416,9 @@ fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
         Purpose::Events => false,
     };
     if missing.iter().copied().any(|right| needed(&right)) {
-        Finding::failed(CHECK, text, cure)
+        Finding::failed(CHECK, text, remedy)
     } else {
-        Finding::warning(CHECK, text, cure)
+        Finding::warning(CHECK, text, remedy)
     }
 }
 
@@ -438,8 +439,8 @@ fn list(names: &[String]) -> String {
 /// Reads a logical flow as the agent does. Actions that the agent copies from OVN's own flows are
 /// an error here unless they are known to be among those: whether there will be a flow to copy
 /// from is not known beforehand.
-fn template(flow: &LogicalFlow) -> Result<Template, TemplateError> {
-    let template = Template::parse(flow)?;
+fn template(flow: &LogicalFlow) -> Result<AclTemplate, AclTemplateError> {
+    let template = AclTemplate::parse(flow)?;
     let unknown = first_to_copy(&flow.actions).filter(|action| {
         !["log(", "ct_commit "]
             .iter()
@@ -447,7 +448,7 @@ fn template(flow: &LogicalFlow) -> Result<Template, TemplateError> {
     });
     match unknown {
         None => Ok(template),
-        Some(action) => Err(TemplateError::NoCopy(action.to_owned())),
+        Some(action) => Err(AclTemplateError::NoCopy(action.to_owned())),
     }
 }
 

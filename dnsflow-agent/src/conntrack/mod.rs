@@ -137,7 +137,7 @@ pub struct Conntrack {
     bridge: Option<Bridge>,
     vswitchd: Vswitchd,
     /// The last failure that was told, until something succeeds.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 impl Conntrack {
@@ -156,7 +156,7 @@ impl Conntrack {
             vswitchd: Vswitchd::new(openflow_socket.parent().unwrap_or(Path::new(".")))
                 .with_answer_max(DUMP_MAX_BYTES),
             openflow_socket,
-            told: None,
+            logged: None,
         }
     }
 
@@ -178,13 +178,13 @@ impl Conntrack {
                 None => return,
                 Some(Request::Find) => {
                     let found = self.find().await;
-                    let found = self.told_unless_ok(found).unwrap_or_default();
+                    let found = self.log_unless_ok(found).unwrap_or_default();
                     send(found, &inputs).await
                 }
                 Some(Request::Unblock(connections)) => {
                     let count = connections.len();
                     let result = self.unblock(connections).await;
-                    let result = self.told_unless_ok(result);
+                    let result = self.log_unless_ok(result);
                     let Outcome { unblocked, failed } = result.unwrap_or(Outcome {
                         unblocked: 0,
                         failed: count,
@@ -210,21 +210,21 @@ impl Conntrack {
     }
 
     /// Logs a failure, once until something else happens.
-    fn told_unless_ok<T>(&mut self, result: Result<T, ConntrackError>) -> Option<T> {
+    fn log_unless_ok<T>(&mut self, result: Result<T, ConntrackError>) -> Option<T> {
         match result {
             Ok(value) => {
-                self.told = None;
+                self.logged = None;
                 Some(value)
             }
             Err(error) => {
                 let error = with_causes(&error);
-                if self.told.as_ref() != Some(&error) {
+                if self.logged.as_ref() != Some(&error) {
                     warn!(
                         error,
                         "connections that OVN blocked while a flow was missing stay blocked until \
                          their pod sends a packet"
                     );
-                    self.told = Some(error);
+                    self.logged = Some(error);
                 }
                 None
             }

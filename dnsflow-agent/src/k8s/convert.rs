@@ -3,7 +3,7 @@
 //! Nothing that a single rule says may make the other rules unreadable, and no rule may lose its
 //! place: ovn-kubernetes numbers the ACLs by it. What cannot be used becomes
 //! [`Destination::Invalid`] with a reason that names the object, the rule (counted from 0, as in
-//! the ACL's `rule-index`) and the cure.
+//! the ACL's `rule-index`) and the remedy.
 
 use std::{fmt, net::IpAddr};
 
@@ -35,7 +35,7 @@ pub const MAX_REASONS: usize = 16;
 /// At most this many characters of a text of the resource stand in a reason.
 const MAX_QUOTED: usize = 80;
 
-/// The cure for a rule's destination.
+/// The remedy for a rule's destination.
 const ONE_DESTINATION: &str = "write exactly one of cidrSelector, dnsName and nodeSelector";
 
 /// What an object turned out to be.
@@ -288,12 +288,12 @@ fn network(value: &Value) -> Result<Destination, String> {
     if let Ok(network) = text.parse::<IpNet>() {
         return Ok(Destination::Cidr(network));
     }
-    let cure = match text.parse::<IpAddr>() {
+    let remedy = match text.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address).to_string(),
         Err(_) => "a network such as 192.0.2.0/24".to_owned(),
     };
     Err(format!(
-        "cidrSelector {} is no network; write {cure}",
+        "cidrSelector {} is no network; write {remedy}",
         Quoted(value)
     ))
 }
@@ -319,7 +319,7 @@ fn dns_name(value: &Value) -> Result<Destination, String> {
     }
 }
 
-/// What is wrong with a name, and the cure.
+/// What is wrong with a name, and the remedy.
 fn name_reason(text: &str, error: &NameError) -> String {
     const EXAMPLE: &str = "write a name such as example.com or *.example.com";
     match error {

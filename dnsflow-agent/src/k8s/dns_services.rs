@@ -154,7 +154,7 @@ pub async fn watch_dns_services(
                 service,
                 known: BTreeMap::new(),
                 list: None,
-                told: None,
+                sent: None,
             };
             follow(&options, watch, sender).await;
         });
@@ -198,7 +198,7 @@ struct Watch {
     known: BTreeMap<String, BTreeSet<Resolver>>,
     list: Option<BTreeMap<String, BTreeSet<Resolver>>>,
     /// What was told last.
-    told: Option<BTreeSet<Resolver>>,
+    sent: Option<BTreeSet<Resolver>>,
 }
 
 impl Follower for Watch {
@@ -251,10 +251,10 @@ impl Follower for Watch {
             }
         }
         let all: BTreeSet<Resolver> = self.known.values().flatten().copied().collect();
-        if self.told.as_ref() == Some(&all) {
+        if self.sent.as_ref() == Some(&all) {
             return None;
         }
-        self.told = Some(all.clone());
+        self.sent = Some(all.clone());
         Some((self.number, all))
     }
 }

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::report::{Report, Standing};
+use dnsflow_core::report::{Report, Severity};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -90,7 +90,7 @@ impl Notice {
                 namespace: namespace.clone(),
                 problems: noted(problems),
             }),
-            // The same words on every node, which the cure leads: a note is cut at its end.
+            // The same words on every node, which the remedy leads: a note is cut at its end.
             Report::LimitReached {
                 namespace,
                 name: Some(name),
@@ -114,14 +114,14 @@ impl Notice {
                 name: port.clone(),
                 note: format!(
                     "a pod was told more than {max} addresses, and not all are open; allow a \
-                     cidrSelector, or raise --max-leases-per-pod: {port}"
+                     cidrSelector, or raise --max-addresses-per-pod: {port}"
                 ),
             }),
             Report::Ready { .. }
             | Report::Opened { .. }
             | Report::AddressRefused { .. }
             | Report::ClusterNetworks { .. }
-            | Report::PlaceTaken { .. }
+            | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }
             | Report::Resynced { .. }
@@ -134,10 +134,10 @@ impl Notice {
 
 /// What Events say of problems: each, or the first of its kind where there are more than
 /// [`ledger::BURST`].
-fn noted(problems: &BTreeMap<u32, (String, Standing)>) -> BTreeMap<u32, (String, bool)> {
+fn noted(problems: &BTreeMap<u32, (String, Severity)>) -> BTreeMap<u32, (String, bool)> {
     let mut noted = BTreeMap::new();
     // What waits is over before anybody could read of it.
-    for (kind, in_force) in [(Standing::NotInForce, false), (Standing::Caveat, true)] {
+    for (kind, in_force) in [(Severity::NotInForce, false), (Severity::Caveat, true)] {
         let mut of_kind = problems.iter().filter(|(_, (_, one))| *one == kind);
         if of_kind.clone().count() <= ledger::BURST as usize {
             let each = of_kind.map(|(rule, (problem, _))| (*rule, (problem.clone(), in_force)));
@@ -152,7 +152,7 @@ fn noted(problems: &BTreeMap<u32, (String, Standing)>) -> BTreeMap<u32, (String,
 
 /// What has become of notices, counted since the start.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct EventCounters {
     /// Events that were created.
     pub created: AtomicU64,
     /// Events that another node had created.
@@ -167,20 +167,20 @@ pub struct Counters {
 #[derive(Clone, Debug)]
 pub struct Reporter {
     notices: mpsc::Sender<Notice>,
-    counters: Arc<Counters>,
+    counters: Arc<EventCounters>,
 }
 
 /// The reports taken, for [`post`].
 #[derive(Debug)]
 pub struct Notices {
     notices: mpsc::Receiver<Notice>,
-    counters: Arc<Counters>,
+    counters: Arc<EventCounters>,
 }
 
 /// The two ends.
 pub fn channel() -> (Reporter, Notices) {
     let (sender, notices) = mpsc::channel(NOTICES_MAX);
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<EventCounters>::default();
     let reporter = Reporter {
         notices: sender,
         counters: Arc::clone(&counters),
@@ -208,7 +208,7 @@ impl Reporter {
     }
 
     /// The counters.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &EventCounters {
         &self.counters
     }
 }
@@ -224,7 +224,7 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
             "" => "unknown".into(),
             name => convert::shorten(name, 100),
         },
-        told: BTreeSet::new(),
+        logged: BTreeSet::new(),
     };
     let mut ledger = Ledger::default();
     loop {
@@ -272,7 +272,7 @@ struct Poster {
     client: Option<Client>,
     instance: String,
     /// The kinds of trouble told since an attempt last went well.
-    told: BTreeSet<u16>,
+    logged: BTreeSet<u16>,
 }
 
 impl Poster {
@@ -286,13 +286,13 @@ impl Poster {
         };
         match posted {
             Ok(outcome) => {
-                self.told.clear();
+                self.logged.clear();
                 outcome
             }
             Err((kind, cause)) => {
                 // The credentials may be what is wrong: read them again.
                 self.client = None;
-                if self.told.insert(kind) {
+                if self.logged.insert(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
                 }
                 Outcome::Failed
@@ -389,17 +389,17 @@ mod tests {
 
     #[test]
     fn of_many_problems_of_one_kind_the_first_is_noted() {
-        let problem = |standing| ("bad".to_owned(), standing);
+        let problem = |severity| ("bad".to_owned(), severity);
         let mut problems: BTreeMap<_, _> = (3..=7)
-            .map(|rule| (rule, problem(Standing::Caveat)))
+            .map(|rule| (rule, problem(Severity::Caveat)))
             .collect();
-        problems.insert(0, problem(Standing::Waiting));
-        problems.insert(1, problem(Standing::NotInForce));
-        let rules = |problems: &BTreeMap<u32, (String, Standing)>| -> Vec<u32> {
+        problems.insert(0, problem(Severity::Waiting));
+        problems.insert(1, problem(Severity::NotInForce));
+        let rules = |problems: &BTreeMap<u32, (String, Severity)>| -> Vec<u32> {
             noted(problems).into_keys().collect()
         };
         assert_eq!(rules(&problems), [1, 3, 4, 5, 6, 7]);
-        problems.insert(8, problem(Standing::Caveat));
+        problems.insert(8, problem(Severity::Caveat));
         assert_eq!(rules(&problems), [1, 3]);
         let (note, in_force) = &noted(&problems)[&3];
         assert!(note.contains("others") && *in_force, "{note}");

@@ -47,7 +47,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Subject {
     /// What they are: `EgressFirewalls`.
     pub(super) what: String,
-    /// What it means that the API server knows no such resource, and the cure.
+    /// What it means that the API server knows no such resource, and the remedy.
     pub(super) missing: String,
     /// What the ServiceAccount needs.
     pub(super) permission: String,
@@ -205,7 +205,7 @@ enum Kind {
 /// What is wrong with the connection, each kind told once.
 #[derive(Debug, Default)]
 struct Trouble {
-    told: BTreeSet<Kind>,
+    logged: BTreeSet<Kind>,
     last: Option<Instant>,
 }
 
@@ -219,15 +219,15 @@ impl Trouble {
     fn is_news(&mut self, kind: Kind, now: Instant) -> bool {
         let is_recent = |last| now.saturating_duration_since(last) < TROUBLE_OVER;
         if !self.last.is_some_and(is_recent) {
-            self.told.clear();
+            self.logged.clear();
         }
         self.last = Some(now);
-        self.told.insert(kind)
+        self.logged.insert(kind)
     }
 
     fn over(&mut self, url: &str) {
-        if !self.told.is_empty() {
-            self.told.clear();
+        if !self.logged.is_empty() {
+            self.logged.clear();
             tracing::info!(url, "the Kubernetes API answers again");
         }
     }
@@ -244,7 +244,7 @@ fn status(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-/// The cause and the cure; `None` for what belongs to normal work.
+/// The cause and the remedy; `None` for what belongs to normal work.
 fn describe(error: &watcher::Error, url: &str, subject: &Subject) -> Option<String> {
     let Subject {
         what,

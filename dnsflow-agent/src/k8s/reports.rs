@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// The reasons told so far, by object.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
-    told: BTreeMap<String, Vec<String>>,
+    logged: BTreeMap<String, Vec<String>>,
 }
 
 impl Reports {
@@ -21,28 +21,28 @@ impl Reports {
 
     /// Forgets objects that are gone.
     pub(crate) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.told.retain(|object, _| keep(object));
+        self.logged.retain(|object, _| keep(object));
     }
 
     /// Forgets one object.
     pub(crate) fn forget(&mut self, object: &str) {
-        self.told.remove(object);
+        self.logged.remove(object);
     }
 
     fn news(&mut self, object: &str, reasons: Vec<String>) -> Vec<String> {
         if reasons.is_empty() {
-            if self.told.remove(object).is_some() {
+            if self.logged.remove(object).is_some() {
                 tracing::info!(object, "EgressFirewalls: in order again");
             }
             return Vec::new();
         }
-        let told = self.told.entry(object.to_owned()).or_default();
+        let logged = self.logged.entry(object.to_owned()).or_default();
         let news = reasons
             .iter()
-            .filter(|reason| !told.contains(reason))
+            .filter(|reason| !logged.contains(reason))
             .cloned()
             .collect();
-        *told = reasons;
+        *logged = reasons;
         news
     }
 }

@@ -271,19 +271,19 @@ fn json_reason(document: usize, error: &serde_json::Error) -> String {
 
 fn yaml_reason(text: &str, error: &serde_saphyr::Error) -> String {
     let message = error.to_string().replace('\n', " ");
-    let cure = match error {
+    let remedy = match error {
         // `dnsName: *.example.com`
         serde_saphyr::Error::UnknownAnchor { .. } => "; a text that begins with `*` must be quoted",
         _ => "",
     };
     let Some(at) = error.location() else {
-        return convert::shorten(&message, MAX_MESSAGE) + cure;
+        return convert::shorten(&message, MAX_MESSAGE) + remedy;
     };
     let (line, column) = (at.line(), at.column());
     let place = format!(" at line {line}, column {column}");
     let message = message.strip_suffix(&place).unwrap_or(&message);
     format!(
-        "document {}, line {line}, column {column}: {}{cure}",
+        "document {}, line {line}, column {column}: {}{remedy}",
         document_at(text, line),
         convert::shorten(message, MAX_MESSAGE)
     )

@@ -24,7 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Counters, Event, IDLE_MAX, Session};
+use super::{Event, IDLE_MAX, OpenFlowCounters, Session};
 use crate::clock::now;
 
 /// The wait before the first new attempt to connect; it doubles with each one that fails.
@@ -49,9 +49,9 @@ pub struct Connection {
     events: VecDeque<Event>,
     monitored: BTreeSet<u8>,
     /// Of the sessions that ended.
-    counters: Counters,
+    counters: OpenFlowCounters,
     /// The reasons that were told, as long as the connection is down.
-    told: BTreeSet<String>,
+    logged: BTreeSet<String>,
     buffer: Box<[u8]>,
 }
 
@@ -80,8 +80,8 @@ impl Connection {
             backoff: BACKOFF_MIN,
             events: VecDeque::new(),
             monitored: BTreeSet::new(),
-            counters: Counters::default(),
-            told: BTreeSet::new(),
+            counters: OpenFlowCounters::default(),
+            logged: BTreeSet::new(),
             buffer: vec![0; READ_MAX].into_boxed_slice(),
         }
     }
@@ -189,7 +189,7 @@ impl Connection {
     }
 
     /// What has been left aside since the beginning.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> OpenFlowCounters {
         match &self.link {
             Link::Up(live) => sum(self.counters, live.session.counters()),
             Link::Down { .. } => self.counters,
@@ -205,7 +205,7 @@ impl Connection {
         };
         let event = live.session.poll_event()?;
         if event == Event::Up {
-            self.told.clear();
+            self.logged.clear();
             // Before anyone hears of the connection, so that nothing is lost unseen.
             live.session.monitor_tables(self.monitored.clone());
             self.flush();
@@ -295,14 +295,14 @@ impl Connection {
             "OpenFlow connection to {} (--openflow-socket): {reason}",
             self.path.display()
         );
-        if self.told.len() < REASONS_MAX && self.told.insert(reason.clone()) {
+        if self.logged.len() < REASONS_MAX && self.logged.insert(reason.clone()) {
             self.events.push_back(Event::Down { reason });
         }
     }
 }
 
-fn sum(one: Counters, other: Counters) -> Counters {
-    Counters {
+fn sum(one: OpenFlowCounters, other: OpenFlowCounters) -> OpenFlowCounters {
+    OpenFlowCounters {
         unexpected_messages: one.unexpected_messages + other.unexpected_messages,
         unreadable_flows: one.unreadable_flows + other.unreadable_flows,
         disconnects: one.disconnects + other.disconnects,

@@ -15,7 +15,7 @@
 //! a deadline come out. [`Connection`] is the thin driver around it: a socket, reconnection with
 //! back-off, and a session per connection.
 //!
-//! What vanishes is learnt from a flow monitor (`OFPMP_FLOW_MONITOR`) and not from
+//! What vanishes is learned from a flow monitor (`OFPMP_FLOW_MONITOR`) and not from
 //! `OFPT_FLOW_REMOVED`: the monitor also shows a flow that replaces ours, it leaves out what we
 //! do ourselves, and it needs no flag on the flow, which would send `OFPT_FLOW_REMOVED` to every
 //! other controller.
@@ -25,9 +25,9 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod oxm;
-mod parts;
 pub mod questions;
 mod session;
+mod shards;
 pub mod unblock;
 mod wire;
 
@@ -173,7 +173,7 @@ pub enum ProtocolError {
 
 /// What a client has left aside, in total.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Counters {
+pub struct OpenFlowCounters {
     /// Messages that nobody asked for, such as packet-ins.
     pub unexpected_messages: u64,
     /// Flows of ours, in dumps and updates, whose match holds a field that we never write.

@@ -11,11 +11,11 @@ use std::{
 };
 
 use bytes::{BufMut, BytesMut};
-use dnsflow_core::flow::{Action, Addresses, Lifeline, Masked, Match, Protocol, Transport};
+use dnsflow_core::flow::{Action, Addresses, Masked, Match, Protocol, Sentinel, Transport};
 
 use super::{
     ProtocolError,
-    parts::{Family, Part},
+    shards::{Family, Shard},
     wire::{MESSAGE_MAX, Reader},
 };
 
@@ -133,9 +133,9 @@ pub(super) fn put_match(output: &mut BytesMut, matches: Option<&Match>) {
 }
 
 /// Appends a match for these flows of ours.
-pub(super) fn put_part(output: &mut BytesMut, part: Part) {
+pub(super) fn put_shard(output: &mut BytesMut, shard: Shard) {
     put_oxm(output, |output| {
-        let Part::Destinations { family, bits, mask } = part else {
+        let Shard::Destinations { family, bits, mask } = shard else {
             return;
         };
         output.put_u32(ETH_TYPE);
@@ -384,7 +384,7 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
                 return Err(EncodeError::PartialAction(bytes.len()));
             }
             Action::Copied(bytes) => output.put_slice(bytes),
-            Action::DeleteLearned(lifeline) => put_learn(&mut output, *lifeline),
+            Action::DeleteLearned(sentinel) => put_learn(&mut output, *sentinel),
         }
         if output.len() > ACTIONS_MAX {
             return Err(EncodeError::TooLong(output.len()));
@@ -410,7 +410,7 @@ fn put_set_register(output: &mut Vec<u8>, register: u8, bits: Masked) {
 }
 
 /// `struct nx_action_learn` without anything to learn (`lib/ofp-actions.c` of Open vSwitch).
-fn put_learn(output: &mut Vec<u8>, Lifeline { table, cookie }: Lifeline) {
+fn put_learn(output: &mut Vec<u8>, Sentinel { table, cookie }: Sentinel) {
     output.put_u16(OFPAT_EXPERIMENTER);
     output.put_u16(32);
     output.put_u32(NX_VENDOR_ID);

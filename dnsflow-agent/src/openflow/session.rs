@@ -31,9 +31,10 @@ use dnsflow_core::{
 };
 
 use super::{
-    BATCHES_MAX, CHANGES_MAX, Counters, Event, IDLE_MAX, LostReason, ProtocolError, REQUESTS_MAX,
+    BATCHES_MAX, CHANGES_MAX, Event, IDLE_MAX, LostReason, OpenFlowCounters, ProtocolError,
+    REQUESTS_MAX,
     error::SwitchError,
-    parts::{PART_PAUSE, Part, Shown, parts},
+    shards::{SHARD_PAUSE, Shard, Shown, shards},
     wire::{self, BundleControl, FlowDesc, FlowUpdate, Message, MultipartReply},
 };
 
@@ -69,7 +70,7 @@ pub struct Session {
     paused: bool,
     heard: Timestamp,
     probed: Option<Timestamp>,
-    counters: Counters,
+    counters: OpenFlowCounters,
 }
 
 /// What can be asked of a session.
@@ -177,7 +178,7 @@ impl Request {
 #[derive(Debug)]
 struct Dump {
     /// Those that are still to be asked for, …
-    parts: vec::IntoIter<Part>,
+    shards: vec::IntoIter<Shard>,
     /// … the next one then.
     next_at: Option<Timestamp>,
     shown: Shown,
@@ -222,7 +223,7 @@ impl Session {
             paused: false,
             heard: now,
             probed: None,
-            counters: Counters::default(),
+            counters: OpenFlowCounters::default(),
         };
         let xid = session.allocate_xids(1);
         wire::put_hello(&mut session.output, xid);
@@ -370,7 +371,7 @@ impl Session {
     }
 
     /// What this session has left aside; it knows nothing of disconnects.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> OpenFlowCounters {
         self.counters
     }
 
@@ -468,21 +469,21 @@ impl Session {
             return;
         }
         self.dump = Some(Dump {
-            parts: parts(self.shown).into_iter(),
+            shards: shards(self.shown).into_iter(),
             next_at: None,
             shown: Shown::default(),
         });
         self.run_part();
     }
 
-    /// Asks for the next part of the dump, if there is one.
+    /// Asks for the next shard of the dump, if there is one.
     fn run_part(&mut self) {
-        let part = self.dump.as_mut().and_then(|dump| dump.parts.next());
-        let request = part.and_then(|part| Some((part, self.request(Request::Dump)?)));
+        let shard = self.dump.as_mut().and_then(|dump| dump.shards.next());
+        let request = shard.and_then(|shard| Some((shard, self.request(Request::Dump)?)));
         match request {
-            Some((part, xid)) => {
+            Some((shard, xid)) => {
                 let (cookie, mask) = (Cookie::OURS, Cookie::OURS_MASK);
-                wire::put_flow_desc_request(&mut self.output, xid, cookie, mask, part);
+                wire::put_flow_desc_request(&mut self.output, xid, cookie, mask, shard);
             }
             None => self.dump_done(),
         }
@@ -507,7 +508,7 @@ impl Session {
         for cookie in cookies {
             if let Some(xid) = self.request(Request::Find(number)) {
                 let cookie = cookie.into();
-                wire::put_flow_desc_request(&mut self.output, xid, cookie, u64::MAX, Part::All);
+                wire::put_flow_desc_request(&mut self.output, xid, cookie, u64::MAX, Shard::All);
             }
         }
     }
@@ -739,14 +740,14 @@ impl Session {
                     return Ok(());
                 };
                 dump.shown.count(&flows);
-                let is_last = !reply.more && dump.parts.as_slice().is_empty();
+                let is_last = !reply.more && dump.shards.as_slice().is_empty();
                 self.events.push_back(Event::Flows {
                     flows,
                     more: !is_last,
                 });
                 if !reply.more {
                     self.requests.remove(&xid);
-                    dump.next_at = Some(self.heard + PART_PAUSE);
+                    dump.next_at = Some(self.heard + SHARD_PAUSE);
                 }
                 if is_last {
                     self.shown = dump.shown;

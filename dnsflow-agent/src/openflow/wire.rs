@@ -11,7 +11,7 @@ use dnsflow_core::flow::{Action, Cookie, FlowChange, Match};
 use super::{
     LostReason, ProtocolError,
     oxm::{self, EncodeError, OFPIT_APPLY_ACTIONS},
-    parts::Part,
+    shards::Shard,
 };
 
 /// `ofp_header.version` of OpenFlow 1.5 (section 7.1.1).
@@ -394,9 +394,9 @@ pub(super) fn put_flow_desc_request(
     xid: u32,
     cookie: u64,
     cookie_mask: u64,
-    part: Part,
+    shard: Shard,
 ) {
-    put_flows_request(output, xid, OFPMP_FLOW_DESC, (cookie, cookie_mask), part);
+    put_flows_request(output, xid, OFPMP_FLOW_DESC, (cookie, cookie_mask), shard);
 }
 
 /// `OFPMP_AGGREGATE_STATS` for every table (section 7.3.5): what the flows with this very cookie
@@ -404,7 +404,7 @@ pub(super) fn put_flow_desc_request(
 /// its `ofproto/ofproto.c`).
 pub(super) fn put_aggregate_request(output: &mut BytesMut, xid: u32, cookie: u64) {
     let cookie = (cookie, u64::MAX);
-    put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, Part::All);
+    put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, Shard::All);
 }
 
 /// `struct ofp_flow_stats_request` and `struct ofp_aggregate_stats_request`, which are alike.
@@ -413,7 +413,7 @@ fn put_flows_request(
     xid: u32,
     kind: u16,
     (cookie, cookie_mask): (u64, u64),
-    part: Part,
+    shard: Shard,
 ) {
     put_multipart_request(output, xid, kind, |body| {
         body.put_u8(OFPTT_ALL);
@@ -423,7 +423,7 @@ fn put_flows_request(
         body.put_bytes(0, 4);
         body.put_u64(cookie);
         body.put_u64(cookie_mask);
-        oxm::put_part(body, part);
+        oxm::put_shard(body, shard);
     });
 }
 

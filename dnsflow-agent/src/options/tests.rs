@@ -49,7 +49,7 @@ fn without_arguments_the_defaults_hold() {
             max_ttl: 3600,
             idle_grace: 60,
             max_addresses_per_name: 256,
-            max_leases_per_pod: 4096,
+            max_addresses_per_pod: 4096,
             state_dir: None,
             resolver: Vec::new(),
             dns_port: vec![53],
@@ -80,7 +80,7 @@ fn every_option_is_taken() {
         "--max-ttl=2",
         "--idle-grace=3",
         "--max-addresses-per-name=4",
-        "--max-leases-per-pod=5",
+        "--max-addresses-per-pod=5",
         "--state-dir=/s",
         "--resolver=10.96.0.10",
         "--resolver=[fd00::a]:5353,10.0.0.1:54",
@@ -113,7 +113,7 @@ fn every_option_is_taken() {
             max_ttl: 2,
             idle_grace: 3,
             max_addresses_per_name: 4,
-            max_leases_per_pod: 5,
+            max_addresses_per_pod: 5,
             state_dir: Some("/s".into()),
             resolver: ["10.96.0.10:53", "[fd00::a]:5353", "10.0.0.1:54"]
                 .map(|text| text.parse().expect("a resolver"))
@@ -137,8 +137,8 @@ fn every_option_is_taken() {
 
 #[test]
 fn the_defaults_are_those_of_the_core() {
-    let leases = parse(&[]).map(|options| options.leases());
-    assert_eq!(leases, Ok(LeaseLimits::default()));
+    let cache_limits = parse(&[]).map(|options| options.cache_limits());
+    assert_eq!(cache_limits, Ok(CacheLimits::default()));
 }
 
 #[test]
@@ -153,14 +153,14 @@ fn impossible_options_are_refused_with_the_cure() {
     assert!(error.contains("NAMESPACE/LABEL=VALUE"), "{error}");
     assert!(parse(&["--subdomains=maybe"]).is_err());
     assert!(parse(&["--dns-port=0"]).is_err());
-    for (bad, cure) in [
+    for (bad, remedy) in [
         ("--resolver=dns", "use IP, IP:PORT or [IPv6]:PORT"),
         ("--cluster-networks=pods", "use an address or a CIDR"),
         ("--deny-answers=all", "or `private`"),
         ("--allow-answers=private", "use an address or a CIDR"),
     ] {
         let error = parse(&[bad]).expect_err(bad);
-        assert!(error.contains(cure), "{error}");
+        assert!(error.contains(remedy), "{error}");
     }
     assert!(parse(&["--log-format=xml"]).is_err());
 }

@@ -45,7 +45,7 @@ const CAUSES_MAX: usize = 16;
 
 /// What happened to a connection, counted since the start.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct OvsdbCounters {
     /// Connections that reached a complete replica.
     pub synced: AtomicU64,
     /// Attempts that did not, and connections lost.
@@ -82,9 +82,9 @@ pub struct Connection {
     candidate: usize,
     refusals: Vec<String>,
     backoff: Backoff,
-    told: BTreeSet<String>,
+    logged: BTreeSet<String>,
     state: State,
-    counters: Arc<Counters>,
+    counters: Arc<OvsdbCounters>,
 }
 
 #[derive(Debug)]
@@ -110,14 +110,14 @@ impl Connection {
             candidate: 0,
             refusals: Vec::new(),
             backoff: Backoff::default(),
-            told: BTreeSet::new(),
+            logged: BTreeSet::new(),
             state: State::Waiting { until: now() },
             counters: Arc::default(),
         }
     }
 
     /// The counters, which stay readable while the connection works.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<OvsdbCounters> {
         Arc::clone(&self.counters)
     }
 
@@ -190,7 +190,7 @@ impl Connection {
 
     fn all_failed(&mut self) {
         let causes = std::mem::take(&mut self.refusals).join("; ");
-        if !self.told.contains(&causes) && self.told.len() < CAUSES_MAX {
+        if !self.logged.contains(&causes) && self.logged.len() < CAUSES_MAX {
             tracing::warn!(
                 database = self.database.name,
                 option = self.option,
@@ -198,7 +198,7 @@ impl Connection {
                 "cannot reach the database, retrying; {} names another address",
                 self.option,
             );
-            self.told.insert(causes);
+            self.logged.insert(causes);
         }
         self.retry();
     }
@@ -211,7 +211,7 @@ impl Connection {
             link.synced_at = Some(now());
             tracing::info!(database = self.database.name, %remote, "connected");
         }
-        self.told.clear();
+        self.logged.clear();
         self.refusals.clear();
     }
 
@@ -328,7 +328,7 @@ impl Link {
     }
 
     /// Cancel safe: every await is, and everything received lies in the framer.
-    async fn next(&mut self, counters: &Counters) -> Result<Event, LinkError> {
+    async fn next(&mut self, counters: &OvsdbCounters) -> Result<Event, LinkError> {
         loop {
             while let Some(message) = self.framer.next_message()? {
                 counters.messages.fetch_add(1, Relaxed);

@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use dnsflow_core::ovn::rows::{Changes, RowId};
 
 use super::{
-    connection::Counters,
+    connection::OvsdbCounters,
     replica::{Replica, RowChange},
     value::{CellError, Row},
 };
@@ -23,13 +23,13 @@ pub type Conversion<T> = Result<Option<T>, CellError>;
 #[derive(Debug)]
 pub struct Converter {
     database: &'static str,
-    counters: Arc<Counters>,
+    counters: Arc<OvsdbCounters>,
     warned: u32,
 }
 
 impl Converter {
     /// A converter of rows of this database.
-    pub fn new(database: &'static str, counters: Arc<Counters>) -> Self {
+    pub fn new(database: &'static str, counters: Arc<OvsdbCounters>) -> Self {
         Self {
             database,
             counters,

@@ -18,7 +18,7 @@ pub mod schema;
 pub mod session;
 pub mod value;
 
-pub use connection::{Connection, Counters};
+pub use connection::{Connection, OvsdbCounters};
 pub use remote::{Remote, Remotes};
 pub use replica::{Replica, RowChange};
 pub use schema::{Clause, Column, Condition, Database, Function, Kind, Table};

@@ -130,7 +130,7 @@ fn addresses_that_are_none_leave_the_row_out() {
         json!({"Interface": {RowId::new(1).to_string(): {"initial": {"external_ids":
             ["map", [["iface-id", "p"], ["ip_addresses", addresses]]]}}}})
     };
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<OvsdbCounters>::default();
     let mut converter = Converter::new(DATABASE.name, counters.clone());
     replica.apply(rows("10.0.0.1/24,nonsense")).unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, of_anybody), []);

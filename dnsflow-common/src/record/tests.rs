@@ -68,12 +68,12 @@ fn a_record_that_contradicts_itself_is_refused() {
 #[test]
 fn an_answer_that_is_kept_ends_where_it_was_captured() {
     let (header, _) = RecordHeader::read_from_prefix(&record(|_| (), b"frame")).expect("a header");
-    let mut kept = Kept {
+    let mut deferred = Deferred {
         header,
-        frame: [0xee; KEPT_FRAME_MAX],
+        frame: [0xee; DEFERRED_FRAME_MAX],
     };
-    kept.frame[..5].copy_from_slice(b"frame");
-    assert_eq!(kept.record().expect("a good one").frame, b"frame");
-    kept.header.captured_len = KEPT_FRAME_MAX as u32 + 1;
-    assert_eq!(kept.record(), None);
+    deferred.frame[..5].copy_from_slice(b"frame");
+    assert_eq!(deferred.record().expect("a good one").frame, b"frame");
+    deferred.header.captured_len = DEFERRED_FRAME_MAX as u32 + 1;
+    assert_eq!(deferred.record(), None);
 }

@@ -17,10 +17,10 @@ use dnsflow_core::{
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     flow::FlowChange,
     input::Frame,
-    limits::LeaseLimits,
+    limits::CacheLimits,
     name::DomainName,
     ovn::rows::{Interface, InterfaceUpdate, RowId},
-    rules::{ActiveRule, NameScope, RuleSet},
+    rules::{ActiveRule, NamePattern, RuleSet},
 };
 
 use crate::bench::{
@@ -42,7 +42,7 @@ pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
             namespace: "ns1".into(),
             index,
             name: format!("r{index}.example.org").parse()?,
-            scope: NameScope::Subdomains,
+            pattern: NamePattern::Subdomains,
             v4: true,
             v6: true,
             transports: Vec::new(),
@@ -81,17 +81,17 @@ const INTERFACE: RowId = RowId::new(7);
 const IFINDEX: u32 = 7;
 const PORT: &str = "ns1_pod1";
 
-/// The row `resync_ms_100k`: 100,000 leases of one port, whose flows are all planned anew, because the
+/// The row `resync_ms_100k`: 100,000 cache entries of one port, whose flows are all planned anew, because the
 /// port has moved while the switch was away, and then compared with an empty switch. Timed from the
 /// moved port to the last of the batches that put 100,000 flows back.
 pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
-    let leases = stage.scale(100_000, 2000);
-    let mut node = Node::new(usize::try_from(leases)?)?;
-    for number in 0..leases {
+    let entries = stage.scale(100_000, 2000);
+    let mut node = Node::new(usize::try_from(entries)?)?;
+    for number in 0..entries {
         node.answer(number)?;
     }
     ensure!(
-        node.engine.flow_count() == usize::try_from(leases)?,
+        node.engine.flow_count() == usize::try_from(entries)?,
         "not every answer has a flow"
     );
     let mut millis = Vec::new();
@@ -106,8 +106,8 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
         let changes = node.obey();
         millis.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(
-            changes == usize::try_from(leases)?,
-            "{changes} changes for {leases} flows"
+            changes == usize::try_from(entries)?,
+            "{changes} changes for {entries} flows"
         );
     }
     let latency = Distribution::of(millis).context("rounds")?.latency();
@@ -122,10 +122,10 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
     ))
 }
 
-fn is_of_lease(change: &FlowChange) -> bool {
+fn is_of_entry(change: &FlowChange) -> bool {
     match change {
-        FlowChange::Add(_, body) => !body.cookie.is_of_lifeline(),
-        FlowChange::Delete(_, cookie) => !cookie.is_of_lifeline(),
+        FlowChange::Add(_, body) => !body.cookie.is_of_sentinel(),
+        FlowChange::Delete(_, cookie) => !cookie.is_of_sentinel(),
         FlowChange::Renew(_) => false,
     }
 }
@@ -143,13 +143,13 @@ struct Node {
 }
 
 impl Node {
-    fn new(leases: usize) -> Result<Self> {
+    fn new(entries: usize) -> Result<Self> {
         let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
         let config = Config {
             profile: Some(profile.parse()?),
-            leases: LeaseLimits {
-                addresses_per_port_max: leases,
-                ..LeaseLimits::default()
+            cache_limits: CacheLimits {
+                addresses_per_port_max: entries,
+                ..CacheLimits::default()
             },
             ..Config::default()
         };
@@ -190,7 +190,7 @@ impl Node {
         self.engine.handle(input, self.now);
     }
 
-    /// Everything that is asked for works; returns how many changes there were of leases' flows.
+    /// Everything that is asked for works; returns how many changes there were of cache entries' flows.
     fn obey(&mut self) -> usize {
         let mut changed = 0;
         loop {
@@ -201,7 +201,7 @@ impl Node {
             }
             for command in commands {
                 if let Command::Apply { batch, changes, .. } = command {
-                    changed += changes.iter().filter(|change| is_of_lease(change)).count();
+                    changed += changes.iter().filter(|change| is_of_entry(change)).count();
                     self.give(Input::Applied {
                         batch,
                         result: Ok(()),

@@ -44,7 +44,7 @@ const AHEAD: u32 = 16;
 const NEIGHBOUR_PAUSE: Duration = Duration::from_millis(1);
 
 /// The pod connects to more addresses within a minute than it may by default.
-const ROOM: &str = "--max-leases-per-pod=16384";
+const ROOM: &str = "--max-addresses-per-pod=16384";
 
 /// How the address is opened.
 #[derive(Clone, Copy, Debug)]

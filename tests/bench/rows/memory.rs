@@ -1,4 +1,4 @@
-//! What the agent needs with 100,000 leases, and how long 100,000 flows take to come back.
+//! What the agent needs with 100,000 cache entries, and how long 100,000 flows take to come back.
 //!
 //! One pod asks for 100,000 names, each with an address of its own, with the limit per pod raised. When
 //! there are 100,000 flows, all of them are deleted behind the agent's back, as ovn-controller does when
@@ -43,11 +43,11 @@ fn wait_for(stage: &Stage<'_>, flows: usize) -> Result<Duration> {
 
 /// The row `rss_mib_100k`, and the second half of `resync_ms_100k`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
-    let leases = stage.scale(100_000, 1000);
+    let entries = stage.scale(100_000, 1000);
     let flows = stage.scale(100_000, 1000);
     let wipes = stage.scale(5, 1);
-    // A lease stays while this takes.
-    let arguments = ["--max-leases-per-pod=131072", "--min-ttl=3600"];
+    // A cache entry stays while this takes.
+    let arguments = ["--max-addresses-per-pod=131072", "--min-ttl=3600"];
     let agent = stage.agent(Mode::Hold, &arguments)?;
     let mut asker = Asker::new(stage.lab, RULED)?;
     let asked = stage.fresh(0).start - 1;
@@ -70,7 +70,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         stage.delete_flows()?;
         back.push(wait_for(stage, all)?.as_secs_f64() * 1e3);
     }
-    fill(leases)?;
+    fill(entries)?;
     let resident = resident_mib(agent.pid())?;
     ensure!(agent.terminate()?.success(), "the agent has failed");
 
@@ -79,11 +79,11 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     Ok(Measured::default()
         .field("rss_mib_100k", rounded(resident))?
         .field("details.rss_mib_empty", rounded(before))?
-        .field("details.leases", leases)?
-        .field("details.flows", each * usize::try_from(leases)?)?
+        .field("details.entries", entries)?
+        .field("details.flows", each * usize::try_from(entries)?)?
         .field("resync_switch_ms_100k", latency)?
         .line(
-            "agent's memory with 100,000 leases",
+            "agent's memory with 100,000 cache entries",
             format!("{resident:.1} MiB ({before:.1} MiB without)"),
             "≤ 64 MiB",
             resident <= 64.0,

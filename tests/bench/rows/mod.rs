@@ -72,7 +72,7 @@ pub(crate) const ALL: &[Row] = &[
     },
     Row {
         name: "memory",
-        told: "the agent's memory with 100,000 leases, and a wipe of 100,000 flows",
+        told: "the agent's memory with 100,000 cache entries, and a wipe of 100,000 flows",
         measure: memory::measure,
     },
     Row {

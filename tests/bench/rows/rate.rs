@@ -1,7 +1,7 @@
 //! How many answers per second can each open an address.
 //!
 //! Pods ask in turns at a fixed rate, whether answers come or not; every name is fresh, so that each
-//! answer opens an address and, once a pod has as many leases as it may, closes an old one. A rate is
+//! answer opens an address and, once a pod has as many cache entries as it may, closes an old one. A rate is
 //! sustained if the agent has opened every answer that the program captured, nothing was lost in the
 //! ring buffer or refused by the switch, at least 99 % of the questions were answered, and 99 % of the
 //! flows were there within [`LATE`]. Rates are tried in rising steps of a few seconds; the highest

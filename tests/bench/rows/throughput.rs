@@ -33,7 +33,7 @@ const PIECE: usize = 128 << 10;
 /// A write that takes longer is an error.
 const LIMIT: Duration = Duration::from_secs(10);
 /// What the start or the end of the agent makes the switch do is over after this.
-const SETTLE: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Direction {
@@ -102,13 +102,13 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     };
     let mut used = Vec::new();
     for _ in 0..rounds {
-        thread::sleep(SETTLE);
+        thread::sleep(WARM_UP);
         round(&mut without)?;
         hook(stage, "add")?;
         round(&mut hooked)?;
         hook(stage, "delete")?;
         let agent = stage.agent(Mode::Hold, &[])?;
-        thread::sleep(SETTLE);
+        thread::sleep(WARM_UP);
         let (before, start) = (cpu(agent.pid())?, Instant::now());
         round(&mut with)?;
         let share = (cpu(agent.pid())? - before).div_duration_f64(start.elapsed());

@@ -10,7 +10,7 @@ fuzz_target!(|message: &[u8]| {
     let Ok(answer) = Answer::decode(message) else {
         return;
     };
-    // What is believed has a question that ends in the name that rules are matched against.
+    // What is trusted has a question that ends in the name that rules are matched against.
     assert!(answer.question.name.wire().ends_with(answer.name.wire()));
     assert_eq!(answer.id.to_be_bytes(), message[..2]);
     assert!(answer.addresses.len() <= ADDRESSES_MAX);

@@ -9,7 +9,7 @@ use dnsflow_agent::k8s::{
     watch_dns_services,
 };
 use dnsflow_core::{
-    report::{Report, Standing},
+    report::{Report, Severity},
     resolver::Resolver,
 };
 use dnsflow_tests::{agent, support::not_run};
@@ -70,7 +70,7 @@ fn report(cluster: &Cluster) -> (Reporter, JoinHandle<()>) {
     let (reporter, notices) = channel();
     let options = cluster.agent_options();
     let task = tokio::spawn(post(options, notices, Duration::ZERO));
-    let problem = ("bad".to_owned(), Standing::NotInForce);
+    let problem = ("bad".to_owned(), Severity::NotInForce);
     reporter.tell(&Report::Problems {
         namespace: "ns1".into(),
         problems: [(0, problem)].into(),

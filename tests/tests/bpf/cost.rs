@@ -131,11 +131,11 @@ fn what_a_packet_costs() {
     program
         .capture
         .names
-        .set_scope(1, Some(dnsflow_core::input::ScopeId(1)));
+        .set_name_set(1, Some(dnsflow_core::input::NameSetId(1)));
     program
         .capture
         .names
-        .set_names(dnsflow_core::input::ScopeId(1), &rules);
+        .set_names(dnsflow_core::input::NameSetId(1), &rules);
 
     let empty = Empty::load().expect("an empty program");
     let bytes = answer.build();

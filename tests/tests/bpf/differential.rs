@@ -104,11 +104,11 @@ fn kernel_and_host_agree() {
     program
         .capture
         .names
-        .set_scope(1, Some(dnsflow_core::input::ScopeId(1)));
+        .set_name_set(1, Some(dnsflow_core::input::NameSetId(1)));
     program
         .capture
         .names
-        .set_names(dnsflow_core::input::ScopeId(1), &rules);
+        .set_names(dnsflow_core::input::NameSetId(1), &rules);
     let mut model = Model {
         resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
         names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),

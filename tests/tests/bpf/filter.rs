@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use dnsflow_agent::capture::Options;
-use dnsflow_common::{Reason, record::KEPT_MAX};
-use dnsflow_core::{input::ScopeId, name::DomainName};
+use dnsflow_common::{Reason, record::DEFERRED_MAX};
+use dnsflow_core::{input::NameSetId, name::DomainName};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
@@ -12,7 +12,7 @@ use crate::{Loaded, load, test_run::query_of};
 
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
-const SCOPE: ScopeId = ScopeId(7);
+const NAME_SET: NameSetId = NameSetId(7);
 
 fn names(names: &[&str]) -> Vec<DomainName> {
     names
@@ -42,7 +42,7 @@ fn names_that_no_rule_mentions_stay_in_the_kernel() {
         "no filter"
     );
     let filter = &mut program.capture.names;
-    filter.set_scope(IFINDEX, Some(SCOPE));
+    filter.set_name_set(IFINDEX, Some(NAME_SET));
     assert_eq!(
         program.asked_for("example.org"),
         Reason::Captured,
@@ -50,8 +50,8 @@ fn names_that_no_rule_mentions_stay_in_the_kernel() {
     );
 
     let filter = &mut program.capture.names;
-    filter.set_names(ScopeId(8), &names(&["example.org"]));
-    filter.set_names(SCOPE, &names(&["example.com", "sub.example.net"]));
+    filter.set_names(NameSetId(8), &names(&["example.org"]));
+    filter.set_names(NAME_SET, &names(&["example.com", "sub.example.net"]));
     for name in [
         "example.com",
         "a.B.EXAMPLE.com",
@@ -71,14 +71,14 @@ fn names_that_no_rule_mentions_stay_in_the_kernel() {
     }
 
     let filter = &mut program.capture.names;
-    filter.set_names(SCOPE, &names(&["example.org"]));
+    filter.set_names(NAME_SET, &names(&["example.org"]));
     assert_eq!(program.asked_for("example.org"), Reason::Captured);
     assert_eq!(program.asked_for("example.com"), Reason::NoRule);
 
-    program.capture.names.set_names(SCOPE, &[]);
+    program.capture.names.set_names(NAME_SET, &[]);
     assert_eq!(program.asked_for("example.org"), Reason::NoRule);
 
-    program.capture.names.set_scope(IFINDEX, None);
+    program.capture.names.set_name_set(IFINDEX, None);
     assert_eq!(program.asked_for("example.org"), Reason::Captured);
     assert_eq!(program.capture.names.state().failures, 0);
 }
@@ -88,11 +88,11 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
     let Some(mut program) = load(&Options::default()) else {
         return;
     };
-    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
-    program.capture.names.set_names(SCOPE, &[]);
+    program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
+    program.capture.names.set_names(NAME_SET, &[]);
     let kept = |program: &mut Loaded| {
         let mut kept: Vec<Vec<u8>> = Vec::new();
-        let drained = program.capture.kept.drain(|frame| {
+        let drained = program.capture.deferred.drain(|frame| {
             assert_eq!((frame.ifindex, frame.held), (IFINDEX, false));
             kept.push(frame.bytes.to_vec());
         });
@@ -121,7 +121,7 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
     assert_eq!(kept(&mut program), Vec::<Vec<u8>>::new(), "once");
 
     // The oldest go.
-    let frames: Vec<_> = (0..KEPT_MAX + 10)
+    let frames: Vec<_> = (0..DEFERRED_MAX + 10)
         .map(|host| send(&mut program, &answer(&format!("h{host}.example.com"), 0)))
         .collect();
     assert!(kept(&mut program) == frames[10..]);
@@ -133,13 +133,13 @@ fn a_filtered_answer_uses_its_query_up() {
     let Some(mut program) = load(&Options::default()) else {
         return;
     };
-    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
-    program.capture.names.set_names(SCOPE, &[]);
+    program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
+    program.capture.names.set_names(NAME_SET, &[]);
     assert_eq!(program.asked_for("example.com"), Reason::NoRule);
     program
         .capture
         .names
-        .set_names(SCOPE, &names(&["example.com"]));
+        .set_names(NAME_SET, &names(&["example.com"]));
     let answer = Answer::new("example.com", &[Ipv4Addr::new(192, 0, 2, 1)]);
     let answer = Frame::to_pod(answer.build()).build();
     assert_eq!(program.run_once(&answer).0, Reason::NotAsked);
@@ -156,7 +156,7 @@ fn no_answer_that_a_rule_could_match_is_kept_back() {
     let asked = prop::collection::vec(label, 1..20);
     let mut runner = TestRunner::deterministic();
     let (mut passed, mut kept) = (0, 0);
-    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
     for _ in 0..1000 {
         let (rules, asked) = (&rules, &asked)
             .new_tree(&mut runner)
@@ -165,7 +165,7 @@ fn no_answer_that_a_rule_could_match_is_kept_back() {
         let rules: Vec<_> = rules.iter().map(|rule| rule.join(".")).collect();
         let rules: Vec<_> = rules.iter().map(String::as_str).collect();
         let rules = names(&rules);
-        program.capture.names.set_names(SCOPE, &rules);
+        program.capture.names.set_names(NAME_SET, &rules);
         let name: DomainName = asked.join(".").parse().expect("a name");
         let matches = name
             .suffixes()
@@ -199,12 +199,12 @@ fn names_that_do_not_fit_filter_nothing() {
     let many: Vec<DomainName> = (0..131_073)
         .map(|at| format!("n{at}.example").parse().expect("a name"))
         .collect();
-    filter.set_scope(IFINDEX, Some(SCOPE));
-    filter.set_names(SCOPE, &many);
+    filter.set_name_set(IFINDEX, Some(NAME_SET));
+    filter.set_names(NAME_SET, &many);
     assert_eq!(filter.state().unfiltered_interfaces, 1);
     assert_eq!(program.asked_for("example.org"), Reason::Captured);
     let filter = &mut program.capture.names;
-    filter.set_names(SCOPE, &many[1..]);
+    filter.set_names(NAME_SET, &many[1..]);
     assert_eq!(filter.state().unfiltered_interfaces, 0);
     assert_eq!(program.asked_for("example.org"), Reason::NoRule);
     assert_eq!(program.asked_for("www.n131072.example"), Reason::Captured);

@@ -10,7 +10,7 @@ use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
-use dnsflow_core::{Timestamp, input::ScopeId};
+use dnsflow_core::{Timestamp, input::NameSetId};
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
-const SCOPE: ScopeId = ScopeId(7);
+const NAME_SET: NameSetId = NameSetId(7);
 
 fn answer(name: &str) -> Frame {
     Frame::to_pod(Answer::new(name, &[Ipv4Addr::new(192, 0, 2, 1)]).build())
@@ -63,8 +63,8 @@ impl Loaded {
 fn holding() -> Option<Loaded> {
     let mut program = load(&Options::default())?;
     let names = ["example.com".parse().expect("a name")];
-    program.capture.names.set_names(SCOPE, &names);
-    program.capture.names.set_scope(IFINDEX, Some(SCOPE));
+    program.capture.names.set_names(NAME_SET, &names);
+    program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
     program.beat(now());
     Some(program)
 }
@@ -94,7 +94,7 @@ fn segments_are_held_but_for_the_first_of_a_connection() {
     ] {
         assert_eq!(program.run_once(&segment(flags).build()).0, reason);
     }
-    program.capture.names.set_names(SCOPE, &[]);
+    program.capture.names.set_names(NAME_SET, &[]);
     let (reason, _) = program.run_once(&segment(TCP_ACK).build());
     assert_eq!(reason, Reason::Captured, "no rule mentions any name");
 }
@@ -125,7 +125,7 @@ fn an_interface_without_a_filter_holds_nothing() {
     let Some(mut program) = holding() else {
         return;
     };
-    program.capture.names.set_scope(IFINDEX, None);
+    program.capture.names.set_name_set(IFINDEX, None);
     assert_eq!(program.asked(&answer("example.com")), Reason::Captured);
     let (reason, _) = program.run_once(&segment(TCP_ACK).build());
     assert_eq!(reason, Reason::Captured);
@@ -167,11 +167,11 @@ fn there_and_back(attach: Option<AttachKind>) {
         add_veth("host", "pod", 1500);
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         let names = ["example.com".parse().expect("a name")];
-        program.capture.names.set_names(SCOPE, &names);
+        program.capture.names.set_names(NAME_SET, &names);
         program
             .capture
             .names
-            .set_scope(ifindex("host"), Some(SCOPE));
+            .set_name_set(ifindex("host"), Some(NAME_SET));
         program.attached("host");
         program.beat(now());
         let answer = answer("www.example.com");

@@ -332,7 +332,7 @@ fn a_full_ring_buffer_is_counted_and_packets_pass() {
     let Some(mut program) = load(&options) else {
         return;
     };
-    // Each of them is believed, unlike an answer that comes again.
+    // Each of them is trusted, unlike an answer that comes again.
     let frame = tcp(TCP_ACK, vec![7; 1400]).build();
     let runs = 1000;
     let (verdict, _) = program.run(EGRESS, &frame, runs).expect("runs");

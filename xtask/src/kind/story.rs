@@ -36,7 +36,7 @@ const NAMESPACES: [&str; 2] = ["dnsflow-story", "dnsflow-stranger"];
 const EDITS: &[&str] = &["before.yaml", "after.yaml", "before.yaml", "after.yaml"];
 const SITE: &str = "site.dnsflow-story.svc.cluster.local";
 
-/// What a pod has learnt with a wildcard, and nothing before.
+/// What a pod has learned with a wildcard, and nothing before.
 const WITH_WILDCARD: Scene = Scene {
     actor: Actor::Neighbour,
     goal: Goal::Subdomain,

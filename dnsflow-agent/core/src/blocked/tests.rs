@@ -1,6 +1,6 @@
 use super::*;
 
-const SETTLE: Duration = Duration::from_millis(3);
+const REVALIDATION: Duration = Duration::from_millis(3);
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::from_nanos(ms * 1_000_000)
@@ -11,7 +11,7 @@ fn after_a_gap() -> Looks {
     let mut looks = Looks::default();
     looks.written_anew();
     looks.sent(Some(BatchId(7)), false);
-    looks.applied(BatchId(7), SETTLE, at(0));
+    looks.applied(BatchId(7), REVALIDATION, at(0));
     looks
 }
 
@@ -29,7 +29,7 @@ fn times(looks: &mut Looks, found: impl Fn(usize) -> usize) -> Vec<Timestamp> {
 
 #[test]
 fn a_gap_is_looked_at_twice() {
-    let first = at(0) + SETTLE + FIRST_LOOK_DELAY;
+    let first = at(0) + REVALIDATION + FIRST_LOOK_DELAY;
     let times = times(&mut after_a_gap(), |_| 0);
     assert_eq!(times, [first, first + LOOK_INTERVAL]);
 }
@@ -48,13 +48,13 @@ fn looks_go_on_while_they_find_something_but_not_for_ever() {
 fn only_batches_that_write_flows_anew_count() {
     let mut looks = Looks::default();
     looks.sent(Some(BatchId(1)), false);
-    looks.applied(BatchId(1), SETTLE, at(0));
+    looks.applied(BatchId(1), REVALIDATION, at(0));
     assert_eq!(looks.deadline(), None);
     // What was not sent is written by the comparison, which says so then.
     looks.written_anew();
     looks.sent(None, false);
     looks.sent(Some(BatchId(2)), false);
-    looks.applied(BatchId(2), SETTLE, at(0));
+    looks.applied(BatchId(2), REVALIDATION, at(0));
     assert_eq!(looks.deadline(), None);
 }
 
@@ -64,9 +64,9 @@ fn changes_that_wait_behind_others_count() {
     looks.written_anew();
     looks.sent(Some(BatchId(1)), true);
     looks.sent(Some(BatchId(2)), false);
-    looks.applied(BatchId(1), SETTLE, at(0));
+    looks.applied(BatchId(1), REVALIDATION, at(0));
     let first = times(&mut looks, |_| 0);
-    looks.applied(BatchId(2), SETTLE, at(9000));
+    looks.applied(BatchId(2), REVALIDATION, at(9000));
     assert_eq!(first.len(), times(&mut looks, |_| 0).len());
 }
 
@@ -77,7 +77,7 @@ fn many_batches_share_their_looks() {
     for ms in 0..3000_u64 {
         looks.written_anew();
         looks.sent(Some(BatchId(ms)), false);
-        looks.applied(BatchId(ms), SETTLE, at(ms));
+        looks.applied(BatchId(ms), REVALIDATION, at(ms));
         if looks.begin(at(ms)) {
             begun.push(at(ms));
             looks.found(0, false, at(ms));
@@ -110,6 +110,6 @@ fn a_lost_connection_is_waited_for() {
     looks.written_anew();
     looks.sent(Some(BatchId(7)), false);
     looks.disconnected();
-    looks.applied(BatchId(7), SETTLE, at(0));
+    looks.applied(BatchId(7), REVALIDATION, at(0));
     assert_eq!(looks.deadline(), None);
 }

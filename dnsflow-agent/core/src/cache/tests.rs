@@ -80,10 +80,10 @@ struct Setup {
 
 impl Setup {
     fn new(of_port: usize, of_name: usize) -> Self {
-        let limits = LeaseLimits {
+        let limits = CacheLimits {
             addresses_per_port_max: of_port,
             addresses_per_name_max: of_name,
-            ..LeaseLimits::default()
+            ..CacheLimits::default()
         };
         let mut cache = Cache::new(limits);
         assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
@@ -94,8 +94,8 @@ impl Setup {
         }
     }
 
-    fn learn(&mut self, text: &str, host: u8, until: u64) -> Learnt {
-        let lesson = Lesson {
+    fn learn(&mut self, text: &str, host: u8, until: u64) -> Learned {
+        let resolution = Resolution {
             port: PORT,
             address: [203, 0, 113, host].into(),
             name: &name(text),
@@ -107,11 +107,11 @@ impl Setup {
         };
         let mut batch = self.switch.begin(at(0));
         let whose = || Some(("ns1".to_owned(), "ns1_p1".to_owned()));
-        let learnt = self
+        let learned = self
             .cache
-            .learn(lesson, &whose, &mut batch, at(0), &mut self.out);
+            .learn(resolution, &whose, &mut batch, at(0), &mut self.out);
         assert!(batch.is_empty(), "nothing is open");
-        learnt
+        learned
     }
 
     fn expire(&mut self, seconds: u64) {
@@ -162,16 +162,16 @@ fn a_name_at_its_limit_gives_up_an_address_of_its_own() {
     let mut setup = Setup::new(9, 1);
     setup.learn("a.test", 1, 60);
     setup.learn("b.test", 1, 60);
-    let learnt = setup.learn("a.test", 2, 60);
+    let learned = setup.learn("a.test", 2, 60);
     let first: IpAddr = [203, 0, 113, 1].into();
-    assert_eq!((learnt.is_news, learnt.replan), (true, Some(first)));
+    assert_eq!((learned.is_news, learned.replan), (true, Some(first)));
     let left = setup.cache.entry(PORT, first).expect("it has another name");
     assert_eq!(left.names.len(), 1);
 }
 
 #[test]
 fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
-    let saved = |pod: &str, host: u8| SavedLease {
+    let saved = |pod: &str, host: u8| SavedEntry {
         port: "ns1_p2".into(),
         pod: Some(pod.into()),
         address: [203, 0, 113, host].into(),
@@ -181,8 +181,8 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
             deny_rest: Duration::from_secs(6),
         }],
     };
-    let mut cache = Cache::new(LeaseLimits::default());
-    cache.restore(vec![saved("1", 1), saved("2", 2)]);
+    let mut cache = Cache::new(CacheLimits::default());
+    cache.load_snapshot(vec![saved("1", 1), saved("2", 2)]);
     let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
     let term = Term {
         until: at(12),

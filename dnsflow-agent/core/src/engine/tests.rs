@@ -3,9 +3,9 @@
 mod blocked;
 mod denied;
 mod hold;
-mod lifelines;
 mod model;
 mod restore;
+mod sentinels;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,8 +25,10 @@ use crate::{
     blocked::BlockedConnection,
     dns::Answer,
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Lifeline, Protocol, Transport},
-    input::{BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, ScopeId},
+    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Protocol, Sentinel, Transport},
+    input::{
+        BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, NameSetId,
+    },
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
     ovn::{
@@ -36,7 +38,7 @@ use crate::{
             Pipeline, PortBinding, PortGroup, RowId, SbUpdate,
         },
     },
-    report::Standing,
+    report::Severity,
     revalidation::Path,
     rules::ACL_PRIORITY_OFFSET,
 };
@@ -66,8 +68,8 @@ struct Node {
     now: Timestamp,
     /// The switch's tables: what of ours is in there, and how many packets it has seen.
     switch: BTreeMap<FlowKey, (Cookie, u64)>,
-    /// The lifelines in it, apart, with their cookies.
-    lifelines: BTreeMap<Lifeline, Cookie>,
+    /// The sentinel flows in it, apart, with their cookies.
+    sentinels: BTreeMap<Sentinel, Cookie>,
     /// Everything that was asked for, oldest first.
     log: Vec<Command>,
     reports: Vec<Report>,
@@ -86,19 +88,19 @@ struct Node {
     dropping: Option<BTreeSet<IpAddr>>,
 }
 
-/// The name filter in the kernel, and what it kept back.
+/// The name filter in the kernel, and what it deferred.
 #[derive(Default)]
 struct Kernel {
-    scopes: BTreeMap<u32, ScopeId>,
-    names: BTreeMap<ScopeId, BTreeSet<DomainName>>,
-    kept: Vec<(u32, Timestamp, Vec<u8>)>,
+    name_sets: BTreeMap<u32, NameSetId>,
+    names: BTreeMap<NameSetId, BTreeSet<DomainName>>,
+    deferred: Vec<(u32, Timestamp, Vec<u8>)>,
     no_room: bool,
 }
 
 impl Kernel {
     /// Whether an answer at an interface leaves the kernel.
     fn passes(&self, ifindex: u32, bytes: &[u8]) -> bool {
-        let Some(names) = self.scopes.get(&ifindex).map(|scope| &self.names[scope]) else {
+        let Some(names) = self.name_sets.get(&ifindex).map(|id| &self.names[id]) else {
             return true;
         };
         if self.no_room {
@@ -123,7 +125,7 @@ impl Node {
             engine: Engine::new(Config::default()),
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
-            lifelines: BTreeMap::new(),
+            sentinels: BTreeMap::new(),
             log: vec![],
             reports: vec![],
             switch_answers: true,
@@ -253,21 +255,21 @@ impl Node {
                     }
                     Command::CountFlows(cookies) => Some(self.counted(None, &cookies)),
                     Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
-                    Command::FilterNames { scope, names } => {
-                        self.kernel.names.insert(scope, names);
+                    Command::FilterNames { name_set, names } => {
+                        self.kernel.names.insert(name_set, names);
                         None
                     }
-                    Command::FilterInterface { ifindex, scope } => {
-                        self.kernel.scopes.remove(&ifindex);
+                    Command::FilterInterface { ifindex, name_set } => {
+                        self.kernel.name_sets.remove(&ifindex);
                         self.kernel
-                            .scopes
-                            .extend(scope.map(|scope| (ifindex, scope)));
+                            .name_sets
+                            .extend(name_set.map(|id| (ifindex, id)));
                         None
                     }
-                    Command::ForgetNames { scope } => {
-                        let in_use = self.kernel.scopes.values().any(|used| *used == scope);
+                    Command::ForgetNames { name_set } => {
+                        let in_use = self.kernel.name_sets.values().any(|used| *used == name_set);
                         assert!(!in_use, "an interface without its names");
-                        self.kernel.names.remove(&scope);
+                        self.kernel.names.remove(&name_set);
                         None
                     }
                     Command::FindBlocked => Some(Input::Blocked {
@@ -282,8 +284,10 @@ impl Node {
                             failed: 0,
                         })
                     }
-                    Command::RecallAnswers => {
-                        for (ifindex, captured_at, bytes) in std::mem::take(&mut self.kernel.kept) {
+                    Command::ReplayAnswers => {
+                        for (ifindex, captured_at, bytes) in
+                            std::mem::take(&mut self.kernel.deferred)
+                        {
                             let frame = frame(ifindex, captured_at, &bytes);
                             self.engine.handle(Input::Frame(frame), self.now);
                         }
@@ -328,18 +332,18 @@ impl Node {
 
     fn change_switch(&mut self, change: FlowChange) {
         match change {
-            FlowChange::Add(key, body) if let Some(lifeline) = Lifeline::of(&key) => {
-                assert!(body.cookie.is_of_lifeline() && body.hard_timeout_s > 0);
-                self.lifelines.insert(lifeline, body.cookie);
+            FlowChange::Add(key, body) if let Some(sentinel) = Sentinel::of(&key) => {
+                assert!(body.cookie.is_of_sentinel() && body.hard_timeout_s > 0);
+                self.sentinels.insert(sentinel, body.cookie);
             }
-            FlowChange::Delete(key, _) if let Some(lifeline) = Lifeline::of(&key) => {
-                self.lifelines.remove(&lifeline);
+            FlowChange::Delete(key, _) if let Some(sentinel) = Sentinel::of(&key) => {
+                self.sentinels.remove(&sentinel);
                 self.switch
-                    .retain(|key, (cookie, _)| lifeline_of(key, *cookie) != lifeline);
+                    .retain(|key, (cookie, _)| sentinel_of(key, *cookie) != sentinel);
             }
             FlowChange::Add(key, body) => {
-                let lifeline = lifeline_of(&key, body.cookie);
-                assert!(self.lifelines.contains_key(&lifeline), "it never goes");
+                let sentinel = sentinel_of(&key, body.cookie);
+                assert!(self.sentinels.contains_key(&sentinel), "it never goes");
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {
@@ -363,10 +367,10 @@ impl Node {
             hard_timeout_s: 0,
         };
         let flows = self.switch.iter();
-        let lifelines = self.lifelines.iter();
+        let sentinels = self.sentinels.iter();
         flows
             .map(|(key, (cookie, packets))| installed(key.clone(), *cookie, *packets))
-            .chain(lifelines.map(|(lifeline, cookie)| installed(lifeline.key(), *cookie, 0)))
+            .chain(sentinels.map(|(sentinel, cookie)| installed(sentinel.key(), *cookie, 0)))
             .collect()
     }
 
@@ -473,7 +477,7 @@ impl Node {
     }
 
     /// The limits that were told to have been reached since the last look.
-    fn limits_told(&mut self) -> Vec<String> {
+    fn limits_reported(&mut self) -> Vec<String> {
         let reports = std::mem::take(&mut self.reports);
         let limits = reports.into_iter().filter_map(|report| match report {
             Report::LimitReached {
@@ -499,7 +503,9 @@ impl Node {
         let captured_at = self.now;
         self.now = self.now + Duration::from_micros(50);
         if !self.kernel.passes(ifindex, bytes) {
-            self.kernel.kept.push((ifindex, captured_at, bytes.into()));
+            self.kernel
+                .deferred
+                .push((ifindex, captured_at, bytes.into()));
             return;
         }
         self.give(Input::Frame(frame(ifindex, captured_at, bytes)));
@@ -533,7 +539,7 @@ impl Node {
                     mut changes,
                     ..
                 } => {
-                    changes.retain(|change| !is_for_lifeline(change));
+                    changes.retain(|change| !is_for_sentinel(change));
                     (!changes.is_empty()).then_some((atomic, changes))
                 }
                 _ => None,
@@ -562,17 +568,17 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
 }
 
 /// What a flow depends on.
-fn lifeline_of(key: &FlowKey, cookie: Cookie) -> Lifeline {
-    Lifeline {
+fn sentinel_of(key: &FlowKey, cookie: Cookie) -> Sentinel {
+    Sentinel {
         table: key.table,
         cookie,
     }
 }
 
-fn is_for_lifeline(change: &FlowChange) -> bool {
+fn is_for_sentinel(change: &FlowChange) -> bool {
     match change {
-        FlowChange::Add(key, _) | FlowChange::Delete(key, _) => Lifeline::of(key).is_some(),
-        FlowChange::Renew(body) => body.cookie.is_of_lifeline(),
+        FlowChange::Add(key, _) | FlowChange::Delete(key, _) => Sentinel::of(key).is_some(),
+        FlowChange::Renew(body) => body.cookie.is_of_sentinel(),
     }
 }
 
@@ -672,7 +678,7 @@ fn udp_frame(payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// [`LeaseLimits`] as they are by default.
+/// [`CacheLimits`] as they are by default.
 const MIN_TTL: Duration = Duration::from_secs(60);
 const IDLE_GRACE: Duration = Duration::from_secs(60);
 
@@ -745,7 +751,7 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
         node.answer("p1", name, &[ADDRESS], 300);
     }
     assert_eq!(node.batches(), []);
-    assert_eq!(node.kernel.kept.len(), 3, "no wake-up");
+    assert_eq!(node.kernel.deferred.len(), 3, "no wake-up");
     // Where there is no room for the filter, the engine sees them.
     node.kernel.no_room = true;
     node.answer("p1", "notexample.com", &[ADDRESS], 300);
@@ -987,7 +993,7 @@ fn a_switch_that_was_away_is_brought_up_to_date() {
 }
 
 #[test]
-fn a_wipe_is_put_back_in_one_bundle() {
+fn a_wipe_is_restored_in_one_bundle() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS, OTHER], 300);
     node.log.clear();
@@ -1019,7 +1025,7 @@ fn a_flow_of_ours_that_nobody_wants_is_removed_by_the_comparison() {
 }
 
 #[test]
-fn a_flow_that_vanished_unseen_is_put_back_by_the_comparison() {
+fn a_flow_that_vanished_unseen_is_restored_by_the_comparison() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
     node.switch.clear();
@@ -1041,7 +1047,7 @@ fn an_address_out_of_use_goes_after_its_ttl() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 1);
     node.pass(MIN_TTL - Duration::from_secs(1));
-    assert_eq!(node.switch.len(), 1, "the shortest lease");
+    assert_eq!(node.switch.len(), 1, "the shortest cache entry");
     node.pass(COMPARE_INTERVAL + IDLE_GRACE);
     assert_eq!(node.switch.len(), 0);
     assert_eq!(node.engine.flow_count(), 0);
@@ -1067,7 +1073,7 @@ fn an_address_in_use_stays() {
 }
 
 #[test]
-fn a_new_answer_prolongs_the_lease() {
+fn a_new_answer_prolongs_the_entry() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     for _ in 0..10 {
         node.answer("p1", "example.com", &[ADDRESS], 60);
@@ -1102,7 +1108,7 @@ fn flows_of_an_earlier_run_are_taken_over_without_a_snapshot() {
         removed: 1,
         adopted: 1
     }));
-    // Asked for again, it is an ordinary lease; else it ends when out of use.
+    // Asked for again, it is an ordinary cache entry; else it ends when out of use.
     after.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
     assert_eq!(after.switch.len(), 0);
 }
@@ -1141,7 +1147,7 @@ fn problems_are_told_once_and_withdrawn() {
         problems[0][&0],
         (
             "waiting for OVN's ACL for dnsName `example.com`".to_owned(),
-            Standing::Waiting
+            Severity::Waiting
         )
     );
     node.set_ovn(&[allow("example.com"), deny_all()]);
@@ -1175,7 +1181,7 @@ fn what_was_told_is_no_news_at_another_index_either() {
 }
 
 #[test]
-fn that_no_dns_server_is_believed_is_told_once_the_cluster_was_asked() {
+fn that_no_dns_server_is_trusted_is_told_once_the_cluster_was_asked() {
     let mut node = Node::with(&[]);
     let told = |node: &mut Node| {
         let reports = std::mem::take(&mut node.reports);
@@ -1428,15 +1434,15 @@ fn a_name_keeps_only_so_many_addresses() {
     let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
     assert_eq!(node.destinations(), kept.map(str::to_owned).into());
     assert_eq!(node.engine.counters().addresses_evicted, 2);
-    assert_eq!(node.limits_told(), ["ns1: example.com of ns1_p1, 2"]);
+    assert_eq!(node.limits_reported(), ["ns1: example.com of ns1_p1, 2"]);
     // As long as it is near the limit that is no news; after it was far below, it is.
     node.answer("p1", "example.com", &[[203, 0, 113, 10]], 240);
-    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
     node.pass(Duration::from_secs(300));
     for host in 5..=7 {
         node.answer("p1", "example.com", &[[203, 0, 113, host]], 600);
     }
-    assert_eq!(node.limits_told(), ["ns1: example.com of ns1_p1, 2"]);
+    assert_eq!(node.limits_reported(), ["ns1: example.com of ns1_p1, 2"]);
 }
 
 #[test]
@@ -1447,13 +1453,13 @@ fn a_limit_is_told_only_where_it_costs_access() {
     for host in 1..=4 {
         node.answer("p1", "other.test", &[[198, 51, 100, host]], 60);
     }
-    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.answer("p1", "www.example.com", &[OTHER], 60);
-    assert_eq!(node.limits_told(), [] as [&str; 0]);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
     node.answer("p1", "ftp.example.com", &[[203, 0, 113, 3]], 60);
     node.answer("p1", "nfs.example.com", &[[203, 0, 113, 4]], 60);
-    assert_eq!(node.limits_told(), ["ns1: ns1_p1, 2"]);
+    assert_eq!(node.limits_reported(), ["ns1: ns1_p1, 2"]);
 }
 
 fn deny(name: &str) -> Rule {
@@ -1468,7 +1474,7 @@ fn a_denied_name_gets_flows_that_do_what_ovn_does() {
     let mut node = Node::with(&[deny("bad.test")]);
     node.answer("p1", "www.bad.test", &[ADDRESS], 1);
     assert_eq!(node.open()[0].2, 11_000);
-    // Expiry would open: the lease is held for longer than one that allows.
+    // Expiry would open: the cache entry is held for longer than one that allows.
     node.pass(Duration::from_secs(3000));
     assert_eq!(node.open().len(), 1);
     node.pass(Duration::from_secs(1000));
@@ -1528,7 +1534,7 @@ fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
     let mut snapshot = before.engine.snapshot(before.now);
     // As it is read 80 s later, behind the end of its TTL.
     let away = Duration::from_secs(80);
-    for saved in snapshot.iter_mut().flat_map(|lease| &mut lease.names) {
+    for saved in snapshot.iter_mut().flat_map(|entry| &mut entry.names) {
         saved.rest = saved.rest.saturating_sub(away);
         saved.deny_rest = saved.deny_rest.saturating_sub(away);
     }
@@ -1548,7 +1554,7 @@ fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
 }
 
 /// What is wrong, as it was told last.
-fn problems_told(node: &Node) -> BTreeMap<u32, (String, Standing)> {
+fn problems_told(node: &Node) -> BTreeMap<u32, (String, Severity)> {
     let told = node.reports.iter().rev().find_map(|report| match report {
         Report::Problems { problems, .. } => Some(problems.clone()),
         _ => None,
@@ -1572,11 +1578,11 @@ fn a_firewall_that_ovn_does_not_enforce_closes_and_opens_nothing() {
     assert_eq!(node.destinations(), open);
     node.pass(Duration::from_secs(29));
     let waits = problems_told(&node);
-    let standings: Vec<_> = waits.values().map(|(_, standing)| *standing).collect();
-    assert_eq!(standings, [Standing::Waiting; 2], "{waits:?}");
+    let severities: Vec<_> = waits.values().map(|(_, severity)| *severity).collect();
+    assert_eq!(severities, [Severity::Waiting; 2], "{waits:?}");
     node.pass(Duration::from_secs(2));
-    let (problem, standing) = &problems_told(&node)[&1];
-    assert_eq!(*standing, Standing::NotInForce);
+    let (problem, severity) = &problems_told(&node)[&1];
+    assert_eq!(*severity, Severity::NotInForce);
     for part in [
         "the one before it",
         "`*.test`",
@@ -1618,8 +1624,8 @@ fn a_new_firewall_that_ovn_does_not_enforce_is_told_with_what_its_status_says() 
     };
     set(&mut node, Some(refused));
     node.pass(Duration::from_secs(31));
-    let (problem, standing) = &problems_told(&node)[&0];
-    assert_eq!(*standing, Standing::NotInForce);
+    let (problem, severity) = &problems_told(&node)[&0];
+    assert_eq!(*severity, Severity::NotInForce);
     for part in ["no rule of it", "failed to frobnicate"] {
         assert!(problem.contains(part), "{problem}");
     }
@@ -1705,10 +1711,10 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
-fn after_restart(before: &mut Node, snapshot: &[SavedLease], rules: &[Rule]) -> Node {
+fn after_restart(before: &mut Node, snapshot: &[SavedEntry], rules: &[Rule]) -> Node {
     let mut node = Node::bare();
     node.now = before.now;
-    node.engine.restore(snapshot.to_vec());
+    node.engine.load_snapshot(snapshot.to_vec());
     node.switch = std::mem::take(&mut before.switch);
     node.give(Input::SwitchUp);
     node.give(Input::Firewalls(FirewallUpdate {
@@ -1806,7 +1812,7 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
     assert_eq!(saved.len(), 1);
     saved[0].pod = Some("another".into());
     let mut node = Node::bare();
-    node.engine.restore(saved);
+    node.engine.load_snapshot(saved);
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
@@ -1852,7 +1858,7 @@ fn a_flow_of_someone_else_is_left_alone() {
     assert!(
         node.reports
             .iter()
-            .any(|report| matches!(report, Report::PlaceTaken { cookie: 0x77, .. }))
+            .any(|report| matches!(report, Report::ForeignFlow { cookie: 0x77, .. }))
     );
     node.log.clear();
     node.pass(COMPARE_INTERVAL * 2);

@@ -26,19 +26,19 @@ fn update(
 #[test]
 fn names_come_before_the_interface_and_go_after_it() {
     let mut filter = Filter::default();
-    let scope = ScopeId(1);
+    let name_set = NameSetId(1);
     assert_eq!(
         update(&mut filter, &[(7, "ns1")], &[("ns1", &["a.test"])]),
         [
             Command::FilterNames {
-                scope,
+                name_set,
                 names: names(&["a.test"])
             },
             Command::FilterInterface {
                 ifindex: 7,
-                scope: Some(scope)
+                name_set: Some(name_set)
             },
-            Command::RecallAnswers,
+            Command::ReplayAnswers,
         ]
     );
     assert_eq!(
@@ -46,9 +46,9 @@ fn names_come_before_the_interface_and_go_after_it() {
         [
             Command::FilterInterface {
                 ifindex: 7,
-                scope: None
+                name_set: None
             },
-            Command::ForgetNames { scope },
+            Command::ForgetNames { name_set },
         ]
     );
 }
@@ -62,14 +62,14 @@ fn only_a_new_name_replays_what_was_kept_and_once_more_later() {
         &[("ns1", &["a.test", "b.test"])],
     );
     let mut out = Output::default();
-    filter.timeout(Timestamp::default() + RECALL_AGAIN, &mut out);
-    assert_eq!(out.commands, [Command::RecallAnswers]);
+    filter.timeout(Timestamp::default() + REPLAY_AGAIN, &mut out);
+    assert_eq!(out.commands, [Command::ReplayAnswers]);
     assert_eq!(filter.deadline(), None);
     let fewer = update(&mut filter, &[(7, "ns1")], &[("ns1", &["b.test"])]);
-    assert!(!fewer.contains(&Command::RecallAnswers));
+    assert!(!fewer.contains(&Command::ReplayAnswers));
     let other = update(&mut filter, &[(7, "ns1")], &[("ns1", &["c.test"])]);
-    assert!(other.contains(&Command::RecallAnswers));
-    let at = Timestamp::default() + RECALL_AGAIN;
+    assert!(other.contains(&Command::ReplayAnswers));
+    let at = Timestamp::default() + REPLAY_AGAIN;
     assert_eq!(filter.deadline(), Some((at, Why::Replay)));
 }
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::*;
-use crate::tally::Label;
+use crate::counter_vec::Label;
 
 fn at(seconds: u64) -> Timestamp {
     Timestamp::from_nanos(seconds * 1_000_000_000)
@@ -211,7 +211,7 @@ fn impossible_fragments_are_refused() {
 }
 
 #[test]
-fn the_udp_length_is_believed_within_the_datagram() {
+fn the_udp_length_is_trusted_within_the_datagram() {
     let feed = |bytes: &[u8]| {
         let mut reassembly = FragmentReassembly::default();
         reassembly.feed(&part(key(1, 7), bytes, 0, 16), at(1));

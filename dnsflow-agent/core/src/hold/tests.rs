@@ -8,7 +8,7 @@ use proptest::{
 };
 
 use super::*;
-use crate::tally::Label;
+use crate::counter_vec::Label;
 
 const LIMITS: HoldLimits = HoldLimits {
     longest: Duration::from_micros(100),
@@ -316,7 +316,7 @@ impl Model {
 }
 
 /// Runs the queue beside the model; gives what happened.
-fn run(steps: &[Step]) -> Result<Tally<HoldEvent>, TestCaseError> {
+fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
     let mut queue = queue();
     let mut model = Model::default();
     let mut now = at(1000);
@@ -419,7 +419,7 @@ fn run(steps: &[Step]) -> Result<Tally<HoldEvent>, TestCaseError> {
 
 #[test]
 fn it_does_what_the_plain_model_does() {
-    let happened = RefCell::new(Tally::<HoldEvent>::default());
+    let happened = RefCell::new(CounterVec::<HoldEvent>::default());
     let mut runner = TestRunner::new(Config {
         failure_persistence: None,
         ..Config::default()

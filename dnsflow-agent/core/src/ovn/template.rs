@@ -14,7 +14,7 @@ use crate::flow::{Action, Masked};
 
 /// One logical flow of an ACL, ready to be filled in with a pod's port and addresses.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Template {
+pub struct AclTemplate {
     /// Where in the datapath's pipeline: the half …
     pub pipeline: Pipeline,
     /// … and the table within it.
@@ -24,12 +24,12 @@ pub struct Template {
     /// Register tests in front of the ACL's match.
     pub registers: BTreeMap<u8, Masked>,
     /// What happens to the packet.
-    pub recipe: Recipe,
+    pub actions: ActionTemplate,
 }
 
-/// How the actions of a [`Template`] come about.
+/// How the actions of an [`AclTemplate`] come about.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Recipe {
+pub enum ActionTemplate {
     /// From what is understood.
     Build(Vec<Step>),
     /// By a copy of what ovn-controller made of the same text in the same stage: `log` needs a
@@ -37,7 +37,7 @@ pub enum Recipe {
     /// from release to release.
     Copy {
         /// The text, and where it stands.
-        source: Source,
+        source: ActionText,
         /// What serves as long as there is nothing to copy: the actions without their `log`s, and
         /// without the `ct_commit` of a drop.
         meanwhile: Option<Vec<Step>>,
@@ -47,7 +47,7 @@ pub enum Recipe {
 /// A text of logical actions in a stage. ovn-controller makes the same OpenFlow actions of it
 /// wherever it stands in that stage.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Source {
+pub struct ActionText {
     /// The pipeline.
     pub pipeline: Pipeline,
     /// The table within it, which `next` counts from.
@@ -56,7 +56,7 @@ pub struct Source {
     pub actions: String,
 }
 
-impl Source {
+impl ActionText {
     /// Where the actions of a logical flow stand.
     pub fn of(flow: &LogicalFlow) -> Self {
         Self {
@@ -68,9 +68,9 @@ impl Source {
 }
 
 /// OpenFlow actions that ovn-controller made, by what it made them of.
-pub type Copies = BTreeMap<Source, Vec<u8>>;
+pub type CachedActions = BTreeMap<ActionText, Vec<u8>>;
 
-/// An action of a [`Template`].
+/// An action of an [`AclTemplate`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
     /// Load bits of a register.
@@ -83,7 +83,7 @@ pub enum Step {
 
 /// Why a logical flow cannot serve as a template.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
-pub enum TemplateError {
+pub enum AclTemplateError {
     /// There is no match of an ACL in parentheses.
     #[error("its match does not end with that of an ACL: `{0}`")]
     NoAclMatch(String),
@@ -127,11 +127,11 @@ pub fn acl_match(flow: &LogicalFlow) -> Option<&str> {
     split(&flow.matches).map(|(_, acl)| acl)
 }
 
-impl Template {
+impl AclTemplate {
     /// Reads the logical flow of an ACL.
-    pub fn parse(flow: &LogicalFlow) -> Result<Self, TemplateError> {
-        let (prefix, _) =
-            split(&flow.matches).ok_or_else(|| TemplateError::NoAclMatch(flow.matches.clone()))?;
+    pub fn parse(flow: &LogicalFlow) -> Result<Self, AclTemplateError> {
+        let (prefix, _) = split(&flow.matches)
+            .ok_or_else(|| AclTemplateError::NoAclMatch(flow.matches.clone()))?;
         let mut registers = BTreeMap::new();
         for test in prefix.split("&&").map(str::trim).filter(|t| !t.is_empty()) {
             let understood = test
@@ -139,7 +139,7 @@ impl Template {
                 .and_then(|(field, value)| register_bits(field, value))
                 .and_then(|(register, bits)| merge(&mut registers, register, bits));
             if understood.is_none() {
-                return Err(TemplateError::Test(test.to_owned()));
+                return Err(AclTemplateError::Test(test.to_owned()));
             }
         }
         Ok(Self {
@@ -147,7 +147,7 @@ impl Template {
             table_id: flow.table_id,
             priority: flow.priority,
             registers,
-            recipe: recipe(flow),
+            actions: action_template(flow),
         })
     }
 
@@ -158,10 +158,10 @@ impl Template {
 
     /// The OpenFlow actions, when the pipeline begins at table `base`; `None` while there is
     /// nothing to copy them from.
-    pub fn actions(&self, base: u8, copies: &Copies) -> Option<Vec<Action>> {
-        let steps = match &self.recipe {
-            Recipe::Build(steps) => steps,
-            Recipe::Copy { source, meanwhile } => match copies.get(source) {
+    pub fn actions(&self, base: u8, cached_actions: &CachedActions) -> Option<Vec<Action>> {
+        let steps = match &self.actions {
+            ActionTemplate::Build(steps) => steps,
+            ActionTemplate::Copy { source, meanwhile } => match cached_actions.get(source) {
                 Some(bytes) if bytes.is_empty() => return Some(Vec::new()),
                 Some(bytes) => return Some(vec![Action::Copied(bytes.clone())]),
                 None => meanwhile.as_ref()?,
@@ -228,7 +228,7 @@ fn register_bits(field: &str, value: &str) -> Option<(u8, Masked)> {
     Some((register, Masked::new(value << low, ones << low)))
 }
 
-fn recipe(flow: &LogicalFlow) -> Recipe {
+fn action_template(flow: &LogicalFlow) -> ActionTemplate {
     let mut steps = Some(Vec::new());
     let mut left_out = false;
     for action in statements(&flow.actions) {
@@ -249,9 +249,9 @@ fn recipe(flow: &LogicalFlow) -> Recipe {
         });
     }
     match steps {
-        Some(steps) if !left_out => Recipe::Build(steps),
-        meanwhile => Recipe::Copy {
-            source: Source::of(flow),
+        Some(steps) if !left_out => ActionTemplate::Build(steps),
+        meanwhile => ActionTemplate::Copy {
+            source: ActionText::of(flow),
             meanwhile,
         },
     }

@@ -113,7 +113,7 @@ impl<Key: Eq + std::hash::Hash> Index<Key> {
 
 /// Where packets of a logical port are found in the pipeline.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Place {
+pub struct TunnelKeys {
     /// The datapath's tunnel key, in `metadata`.
     pub datapath: u32,
     /// The port's tunnel key, in reg14.
@@ -376,12 +376,12 @@ impl OvnView {
     }
 
     /// Where the packets of a logical port are found.
-    pub fn place_of(&self, logical_port: &str) -> Option<Place> {
+    pub fn tunnel_keys(&self, logical_port: &str) -> Option<TunnelKeys> {
         let binding = self
             .bindings_by_port
             .ids(logical_port)
             .find_map(|id| self.bindings.find(id))?;
-        Some(Place {
+        Some(TunnelKeys {
             datapath: self.datapaths.find(binding.datapath)?.tunnel_key,
             port: binding.tunnel_key,
         })
@@ -429,22 +429,22 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_a_place_once_binding_and_datapath_are_known() {
+    fn a_port_has_tunnel_keys_once_binding_and_datapath_are_known() {
         let mut view = OvnView::default();
         let touched = view.apply_sb(SbUpdate {
             port_bindings: vec![(id(1), Some(binding("ns1_p1", 9, 4)))],
             ..SbUpdate::default()
         });
         assert_eq!(touched.ports, ["ns1_p1".to_owned()].into());
-        assert_eq!(view.place_of("ns1_p1"), None);
+        assert_eq!(view.tunnel_keys("ns1_p1"), None);
         let touched = view.apply_sb(SbUpdate {
             datapaths: vec![(id(9), Some(Datapath { tunnel_key: 3 }))],
             ..SbUpdate::default()
         });
         assert_eq!(touched.ports, ["ns1_p1".to_owned()].into());
         assert_eq!(
-            view.place_of("ns1_p1"),
-            Some(Place {
+            view.tunnel_keys("ns1_p1"),
+            Some(TunnelKeys {
                 datapath: 3,
                 port: 4
             })

@@ -75,19 +75,19 @@ fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
         let id = RowId::new(number as u128);
         change(&mut ports, vec![(id, Some(row(name, pod)))]);
     }
-    let audience = |ports: &Ports, port| ports.audience(PortId(port), &policy());
-    assert_eq!(audience(&ports, 0), [PortId(0), PortId(1)]);
-    assert_eq!(audience(&ports, 2), [PortId(2)]);
+    let recipients = |ports: &Ports, port| ports.recipients(PortId(port), &policy());
+    assert_eq!(recipients(&ports, 0), [PortId(0), PortId(1)]);
+    assert_eq!(recipients(&ports, 2), [PortId(2)]);
     // The CNI may write the sandbox later, or another one.
     let moved = Interface {
         sandbox: Some("sandbox-2".into()),
         ..row("b", "1")
     };
     assert_eq!(change(&mut ports, vec![(RowId::new(1), Some(moved))]), []);
-    assert_eq!(audience(&ports, 0), [PortId(0)]);
-    assert_eq!(audience(&ports, 2), [PortId(1), PortId(2)]);
+    assert_eq!(recipients(&ports, 0), [PortId(0)]);
+    assert_eq!(recipients(&ports, 2), [PortId(1), PortId(2)]);
     change(&mut ports, vec![(RowId::new(2), None)]);
-    assert_eq!(audience(&ports, 1), [PortId(1)]);
+    assert_eq!(recipients(&ports, 1), [PortId(1)]);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn an_interface_without_sandbox_hears_for_itself() {
         };
         change(&mut ports, vec![(RowId::new(number), Some(row))]);
     }
-    assert_eq!(ports.audience(PortId(0), &policy()), [PortId(0)]);
+    assert_eq!(ports.recipients(PortId(0), &policy()), [PortId(0)]);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn pair_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> Namespace
     let acls = acls
         .iter()
         .map(|(acl, flows)| (acl, flows.iter().collect()));
-    pair("ns1", firewall, acls, true, &Copies::new())
+    pair("ns1", firewall, acls, true, &CachedActions::new())
 }
 
 fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
@@ -298,7 +298,7 @@ fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
     );
     assert_eq!(usable(&paired), [(0, "example.com"), (1, "other.test")]);
     let templates = |index: usize| &paired.sets[PORT_GROUP].rules()[index].templates;
-    assert_eq!(templates(0)[0].actions(42, &Copies::new()), None);
+    assert_eq!(templates(0)[0].actions(42, &CachedActions::new()), None);
     assert_eq!(
         paired.problems[&0].to_string(),
         "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
@@ -332,7 +332,7 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
     let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("bad.test")))]);
     assert_eq!(usable(&paired), [(0, "bad.test")]);
     let caveat = Problem::DeniesByName(dns("bad.test"));
-    assert_eq!(caveat.standing(), Standing::Caveat);
+    assert_eq!(caveat.severity(), Severity::Caveat);
     assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
     // What keeps the rule from working is said first.
     let waiting = pair_with(&firewall, &[]);
@@ -340,7 +340,7 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
 }
 
 #[test]
-fn names_match_by_scope() {
+fn names_match_by_pattern() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {
             rules: vec![allow(rule)],

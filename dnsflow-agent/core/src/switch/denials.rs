@@ -1,8 +1,8 @@
 //! Which namespaces deny with which flows of OVN's, what those have counted, and whether answers
-//! that wait for new flows can therefore go back without the time to settle.
+//! that wait for new flows can therefore go back without waiting for revalidation.
 //!
 //! Only the flows of the EgressFirewall's ACLs matter. What another stage drops never came to the
-//! place of our flows, and a flow of ours that drops says itself that it must settle.
+//! place of our flows, and a flow of ours that drops says itself that answers must wait for revalidation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,8 @@ use std::{
 use super::Opening;
 use crate::{
     Command, Timestamp,
-    denied::{DenyCounters, Settling},
+    counter_vec::CounterVec,
+    denied::{DenyCounters, RevalidationWait},
     input::CookieCount,
     limits::{
         COUNT_DELAY, COUNT_INTERVAL, COUNTED_COOKIES_MAX, COUNTED_PER_BATCH_MAX, MEGAFLOW_IDLE,
@@ -21,7 +22,6 @@ use crate::{
     output::Output,
     policy::Policy,
     ports::Ports,
-    tally::Tally,
 };
 
 /// What is known of packets that are denied.
@@ -32,11 +32,11 @@ pub(crate) struct Denials {
     count_at: Option<Timestamp>,
     /// How long after its last packet a megaflow can be there.
     megaflow_idle: Duration,
-    /// Whether anybody waits for megaflows to settle.
-    settles: bool,
+    /// Whether anybody waits for revalidation.
+    waits: bool,
     /// How long an address stays open that is not used.
     idle_grace: Duration,
-    events: Tally<Settling>,
+    events: CounterVec<RevalidationWait>,
 }
 
 /// A namespace with rules for names and a port here.
@@ -54,22 +54,22 @@ struct Namespace {
 #[derive(Debug, Eq, PartialEq)]
 enum Outlook {
     /// They have to wait.
-    Settle(Settling),
+    Wait(RevalidationWait),
     /// They need not, if these cookies have counted nothing more when it is done.
     Count(BTreeSet<u32>),
 }
 
 impl Denials {
     /// Nothing is known yet.
-    pub(crate) fn new(settles: bool, idle_grace: Duration) -> Self {
+    pub(crate) fn new(waits: bool, idle_grace: Duration) -> Self {
         Self {
             namespaces: BTreeMap::new(),
             counters: DenyCounters::default(),
             count_at: None,
             megaflow_idle: MEGAFLOW_IDLE,
-            settles,
+            waits,
             idle_grace,
-            events: Tally::default(),
+            events: CounterVec::default(),
         }
     }
 
@@ -79,18 +79,18 @@ impl Denials {
     }
 
     /// What became of batches of openings.
-    pub(crate) fn events(&self) -> &Tally<Settling> {
+    pub(crate) fn events(&self) -> &CounterVec<RevalidationWait> {
         &self.events
     }
 
-    pub(crate) fn count(&mut self, settling: Settling) {
-        self.events.count(settling);
+    pub(crate) fn count(&mut self, revalidation_wait: RevalidationWait) {
+        self.events.count(revalidation_wait);
     }
 
     /// Begins to count, now that there is a connection to the switch.
     pub(crate) fn connected(&mut self, now: Timestamp) {
         self.disconnected();
-        self.count_at = self.settles.then_some(now + COUNT_DELAY);
+        self.count_at = self.waits.then_some(now + COUNT_DELAY);
     }
 
     /// The connection to the switch is lost.
@@ -187,24 +187,24 @@ impl Denials {
         now: Timestamp,
     ) -> Vec<u32> {
         match self.outlook(openings, revalidation, now) {
-            Outlook::Settle(_) => Vec::new(),
+            Outlook::Wait(_) => Vec::new(),
             Outlook::Count(cookies) => cookies.into_iter().collect(),
         }
     }
 
     /// Whether the answers that wait for a batch have to wait for megaflows. The flows that deny were
     /// counted, if so, after `sent_at`.
-    pub(crate) fn settling(
+    pub(crate) fn revalidation_wait(
         &self,
         openings: &[Opening],
         counted: bool,
         revalidation: Duration,
         sent_at: Timestamp,
-    ) -> Settling {
+    ) -> RevalidationWait {
         match self.outlook(openings, revalidation, sent_at) {
-            Outlook::Settle(why) => why,
-            Outlook::Count(cookies) if counted || cookies.is_empty() => Settling::Quiet,
-            Outlook::Count(_) => Settling::Uncounted,
+            Outlook::Wait(why) => why,
+            Outlook::Count(cookies) if counted || cookies.is_empty() => RevalidationWait::Quiet,
+            Outlook::Count(_) => RevalidationWait::Uncounted,
         }
     }
 
@@ -212,8 +212,8 @@ impl Denials {
     fn outlook(&self, openings: &[Opening], revalidation: Duration, now: Timestamp) -> Outlook {
         let idle_max = self.megaflow_idle + MEGAFLOW_IDLE_MARGIN + revalidation * 2;
         // What is closed can be opened again only when no megaflow of before is there.
-        if openings.is_empty() || !self.settles || self.idle_grace < idle_max {
-            return Outlook::Settle(Settling::Unknown);
+        if openings.is_empty() || !self.waits || self.idle_grace < idle_max {
+            return Outlook::Wait(RevalidationWait::Unknown);
         }
         let mut all = BTreeSet::new();
         let mut lately = false;
@@ -225,17 +225,17 @@ impl Denials {
                 continue;
             };
             let Some(cookies) = &known.cookies else {
-                return Outlook::Settle(Settling::Unknown);
+                return Outlook::Wait(RevalidationWait::Unknown);
             };
             let since = self.counters.quiet_since(cookies);
             lately |= since.is_none_or(|since| now.since(since.max(known.since)) < idle_max);
             all.extend(cookies);
             if all.len() > COUNTED_PER_BATCH_MAX {
-                return Outlook::Settle(Settling::Unknown);
+                return Outlook::Wait(RevalidationWait::Unknown);
             }
         }
         if lately {
-            Outlook::Settle(Settling::Lately)
+            Outlook::Wait(RevalidationWait::Lately)
         } else {
             Outlook::Count(all)
         }

@@ -14,7 +14,7 @@ use std::{
 use super::batch::{Batch, Written};
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey, FlowPattern, InstalledFlow, Transport},
+    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Transport},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
 };
@@ -22,7 +22,7 @@ use crate::{
 /// The flows to one address of one port.
 #[derive(Debug, Default)]
 pub(crate) struct Installed {
-    /// In the order of [`FlowPattern::cmp_place`].
+    /// In the order of [`FlowTemplate::cmp_key`].
     flows: Box<[Flow]>,
     /// The batch that wrote one of them last.
     pub(super) written: Written,
@@ -32,7 +32,7 @@ pub(crate) struct Installed {
 #[derive(Debug)]
 struct Flow {
     /// All of it but the destination.
-    pattern: Arc<FlowPattern>,
+    template: Arc<FlowTemplate>,
     /// When it was last written; long ago (zero) while the switch is away.
     written_at: Timestamp,
     /// Packets that it had matched when last asked.
@@ -88,19 +88,19 @@ impl Installed {
         let mut added = 0;
         let mut flows = Vec::with_capacity(wanted.len());
         let mut old = std::mem::take(&mut self.flows).into_iter().peekable();
-        for pattern in wanted {
-            while let Some(gone) = old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_lt()) {
-                batch.extend(gone.pattern.deletion(address));
+        for template in wanted {
+            while let Some(gone) = old.next_if(|flow| flow.template.cmp_key(&template).is_lt()) {
+                batch.extend(gone.template.deletion(address));
             }
-            let flow = match old.next_if(|flow| flow.pattern.cmp_place(&pattern).is_eq()) {
-                Some(flow) if flow.pattern == pattern && !flow.lost => flow,
+            let flow = match old.next_if(|flow| flow.template.cmp_key(&template).is_eq()) {
+                Some(flow) if flow.template == template && !flow.lost => flow,
                 Some(flow) => {
                     if flow.lost {
                         batch.end_gap();
                     }
-                    batch.extend(pattern.addition(address));
+                    batch.extend(template.addition(address));
                     Flow {
-                        pattern,
+                        template,
                         written_at: batch.written_at(),
                         counted: false,
                         lost: false,
@@ -109,13 +109,13 @@ impl Installed {
                 }
                 None => {
                     added += 1;
-                    let known = || adopted?.get(&pattern.key(address)?);
+                    let known = || adopted?.get(&template.key(address)?);
                     // An adopted flow is in the switch already, with this very body.
-                    if known() != Some(&pattern.body.cookie) {
-                        batch.extend(pattern.addition(address));
+                    if known() != Some(&template.body.cookie) {
+                        batch.extend(template.addition(address));
                     }
                     Flow {
-                        pattern,
+                        template,
                         written_at: batch.written_at(),
                         packets: 0,
                         used_at: now,
@@ -128,7 +128,7 @@ impl Installed {
             flows.push(flow);
         }
         self.flows = flows.into_boxed_slice();
-        batch.extend(old.filter_map(|gone| gone.pattern.deletion(address)));
+        batch.extend(old.filter_map(|gone| gone.template.deletion(address)));
         if batch.len() > changes_before {
             self.written = batch.written();
         }
@@ -140,8 +140,8 @@ impl Installed {
 
     /// Closes the address.
     pub(crate) fn close(&self, address: IpAddr, batch: &mut Batch) {
-        let patterns = self.flows.iter().map(|flow| &flow.pattern);
-        batch.extend(patterns.filter_map(|pattern| pattern.deletion(address)));
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        batch.extend(templates.filter_map(|template| template.deletion(address)));
     }
 
     // Whether it is in use.
@@ -167,8 +167,8 @@ impl Installed {
     pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
         let flows = &self.flows;
         plan.iter()
-            .filter_map(|pattern| {
-                let at = flows.binary_search_by(|flow| flow.pattern.cmp_place(pattern));
+            .filter_map(|template| {
+                let at = flows.binary_search_by(|flow| flow.template.cmp_key(template));
                 at.ok().map(|at| flows[at].used_at)
             })
             .max()
@@ -187,7 +187,7 @@ impl Installed {
     /// Whether the flow with this key, which is for the entry's address, has this cookie.
     pub(crate) fn has(&self, key: &FlowKey, cookie: Cookie) -> bool {
         let flow = self.with(key);
-        flow.is_some_and(|flow| flow.pattern.body.cookie == cookie)
+        flow.is_some_and(|flow| flow.template.body.cookie == cookie)
     }
 
     /// Whether there should be a flow with this key.
@@ -214,7 +214,7 @@ impl Installed {
         let Some(flow) = self.with_mut(&found.key) else {
             return false;
         };
-        if flow.pattern.body.cookie != found.cookie {
+        if flow.template.body.cookie != found.cookie {
             return false;
         }
         flow.seen_in = comparison;
@@ -240,7 +240,7 @@ impl Installed {
             // Written after the dump began: it may not be in there.
             let is_new = flow.written_at >= since;
             if flow.seen_in != comparison && !is_new && !flow.lost {
-                let key = flow.pattern.key(address);
+                let key = flow.template.key(address);
                 flow.lost = key.is_some_and(|key| !foreign.contains(&key));
                 lost += usize::from(flow.lost);
             }
@@ -251,7 +251,7 @@ impl Installed {
     /// The flow with this key and cookie has vanished; `false` where there should be none.
     pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
         let flow = self.with_mut(key);
-        let flow = flow.filter(|flow| flow.pattern.body.cookie == cookie);
+        let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
         let is_ours = flow.is_some();
         if let Some(flow) = flow {
             flow.lost = true;
@@ -260,13 +260,13 @@ impl Installed {
     }
 
     /// Writes the flows that are lost; returns how many they are.
-    pub(super) fn put_back(&mut self, address: IpAddr, batch: &mut Batch, now: Timestamp) -> usize {
+    pub(super) fn restore(&mut self, address: IpAddr, batch: &mut Batch, now: Timestamp) -> usize {
         let before = batch.len();
         for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
             flow.lost = false;
             flow.written_at = now;
             flow.counted = false;
-            batch.extend(flow.pattern.addition(address));
+            batch.extend(flow.template.addition(address));
         }
         let written = batch.len() - before;
         if written > 0 {
@@ -280,27 +280,27 @@ impl Installed {
     /// it is in the switch: the first rule that matches has the highest priority.
     pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
         let matches = |flow: &&Flow| {
-            let transport = flow.pattern.transport;
-            flow.pattern.src == src && transport.is_none_or(&is_for)
+            let transport = flow.template.transport;
+            flow.template.src == src && transport.is_none_or(&is_for)
         };
         let flows = self.flows.iter().filter(matches);
-        let deciding = flows.max_by_key(|flow| flow.pattern.priority)?;
-        (!deciding.lost).then_some(deciding.pattern.priority)
+        let deciding = flows.max_by_key(|flow| flow.template.priority)?;
+        (!deciding.lost).then_some(deciding.template.priority)
     }
 
     fn with(&self, key: &FlowKey) -> Option<&Flow> {
         let mut flows = self.flows.iter();
-        flows.find(|flow| flow.pattern.is_place_of(key))
+        flows.find(|flow| flow.template.has_key(key))
     }
 
     fn with_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
         let mut flows = self.flows.iter_mut();
-        flows.find(|flow| flow.pattern.is_place_of(key))
+        flows.find(|flow| flow.template.has_key(key))
     }
 
     /// What the flows are made from.
     #[cfg(test)]
-    pub(crate) fn patterns(&self) -> impl Iterator<Item = &Arc<FlowPattern>> {
-        self.flows.iter().map(|flow| &flow.pattern)
+    pub(crate) fn templates(&self) -> impl Iterator<Item = &Arc<FlowTemplate>> {
+        self.flows.iter().map(|flow| &flow.template)
     }
 }

@@ -46,7 +46,7 @@ impl Setup {
 /// The removal of a flow: it needs no sentinel flow.
 fn change() -> FlowChange {
     let cookie = Cookie::new(2);
-    let sentinel = Lifeline { table: 44, cookie };
+    let sentinel = Sentinel { table: 44, cookie };
     FlowChange::Delete(sentinel.key(), cookie)
 }
 
@@ -155,7 +155,7 @@ fn a_flow_brings_its_sentinel_flow_along_once() {
         actions: std::sync::Arc::new([]),
     };
     // Any key will do.
-    let key = Lifeline { table: 44, cookie }.key();
+    let key = Sentinel { table: 44, cookie }.key();
     for changes in [2, 1] {
         let mut batch = setup.switch.begin(NOW);
         batch.extend([FlowChange::Add(key.clone(), body.clone())]);

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use super::*;
-use crate::tally::Label;
+use crate::counter_vec::Label;
 
 fn at(seconds: u64) -> Timestamp {
     Timestamp::from_nanos(seconds * 1_000_000_000)

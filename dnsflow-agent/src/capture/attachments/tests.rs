@@ -4,7 +4,7 @@ use super::*;
 
 /// Interfaces by name, and which of them the program sits on.
 #[derive(Debug, Default)]
-struct World {
+struct KernelState {
     interfaces: BTreeMap<String, u32>,
     attached: Vec<u32>,
     complete: Vec<u32>,
@@ -12,7 +12,7 @@ struct World {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Kernel(Rc<RefCell<World>>);
+struct Kernel(Rc<RefCell<KernelState>>);
 
 #[derive(Debug)]
 struct Link(Kernel, u32);
@@ -33,28 +33,28 @@ impl Attach for Kernel {
     }
 
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Link, AttachError> {
-        let mut world = self.0.borrow_mut();
-        world.tries += 1;
-        if world.interfaces.get(name) != Some(&ifindex) {
+        let mut state = self.0.borrow_mut();
+        state.tries += 1;
+        if state.interfaces.get(name) != Some(&ifindex) {
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),
             });
         }
-        assert!(!world.attached.contains(&ifindex), "EEXIST");
-        world.attached.push(ifindex);
-        drop(world);
+        assert!(!state.attached.contains(&ifindex), "EEXIST");
+        state.attached.push(ifindex);
+        drop(state);
         Ok(Link(self.clone(), ifindex))
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut Link) -> Result<(), AttachError> {
         assert_eq!(link.1, ifindex);
-        let mut world = self.0.borrow_mut();
-        if world.interfaces.get(name) != Some(&ifindex) {
+        let mut state = self.0.borrow_mut();
+        if state.interfaces.get(name) != Some(&ifindex) {
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),
             });
         }
-        world.complete.push(ifindex);
+        state.complete.push(ifindex);
         Ok(())
     }
 }

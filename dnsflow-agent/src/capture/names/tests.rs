@@ -5,17 +5,17 @@ use super::*;
 /// Tables with room for so much, that count what is written.
 #[derive(Debug, Default)]
 struct Plain {
-    interfaces: BTreeMap<u32, ScopeId>,
+    interfaces: BTreeMap<u32, NameSetId>,
     empty: BTreeSet<u32>,
-    names: BTreeSet<(ScopeId, NameHash)>,
+    names: BTreeSet<(NameSetId, NameHash)>,
     room: usize,
     writes: usize,
 }
 
 impl Tables for Plain {
-    fn put_interface(&mut self, ifindex: u32, put: PutScope) -> io::Result<()> {
+    fn put_interface(&mut self, ifindex: u32, put: PutNameSet) -> io::Result<()> {
         self.writes += 1;
-        self.interfaces.insert(ifindex, put.scope);
+        self.interfaces.insert(ifindex, put.name_set);
         match put.empty {
             true => self.empty.insert(ifindex),
             false => self.empty.remove(&ifindex),
@@ -29,24 +29,24 @@ impl Tables for Plain {
         Ok(())
     }
 
-    fn put_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()> {
+    fn put_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()> {
         self.writes += 1;
         if self.names.len() >= self.room {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        self.names.insert((scope, name));
+        self.names.insert((name_set, name));
         Ok(())
     }
 
-    fn take_name(&mut self, scope: ScopeId, name: NameHash) -> io::Result<()> {
+    fn take_name(&mut self, name_set: NameSetId, name: NameHash) -> io::Result<()> {
         self.writes += 1;
-        self.names.remove(&(scope, name));
+        self.names.remove(&(name_set, name));
         Ok(())
     }
 }
 
-const ONE: ScopeId = ScopeId(1);
-const TWO: ScopeId = ScopeId(2);
+const ONE: NameSetId = NameSetId(1);
+const TWO: NameSetId = NameSetId(2);
 
 fn filter(room: usize) -> NameFilter<Plain> {
     NameFilter::new(Plain {
@@ -63,8 +63,8 @@ fn names(names: &[&str]) -> Vec<DomainName> {
 }
 
 impl NameFilter<Plain> {
-    /// The scope that the kernel has of an interface.
-    fn kernel(&self, ifindex: u32) -> Option<ScopeId> {
+    /// The name set that the kernel has of an interface.
+    fn kernel(&self, ifindex: u32) -> Option<NameSetId> {
         self.tables.interfaces.get(&ifindex).copied()
     }
 
@@ -76,14 +76,14 @@ impl NameFilter<Plain> {
 #[test]
 fn an_interface_is_filtered_once_the_names_are_there() {
     let mut filter = filter(9);
-    filter.set_scope(5, Some(ONE));
+    filter.set_name_set(5, Some(ONE));
     assert_eq!(filter.kernel(5), None);
     assert_eq!(filter.state().unfiltered_interfaces, 1);
     filter.set_names(ONE, &names(&["a.example"]));
     assert_eq!(filter.kernel(5), Some(ONE));
     // The other way round too.
     filter.set_names(TWO, &[]);
-    filter.set_scope(6, Some(TWO));
+    filter.set_name_set(6, Some(TWO));
     assert_eq!(filter.kernel(6), Some(TWO));
     assert_eq!(filter.state(), FilterState::default());
 }
@@ -91,11 +91,11 @@ fn an_interface_is_filtered_once_the_names_are_there() {
 #[test]
 fn only_what_changes_is_written() {
     let mut filter = filter(9);
-    filter.set_scope(5, Some(ONE));
+    filter.set_name_set(5, Some(ONE));
     filter.set_names(ONE, &names(&["a.example", "b.example"]));
     assert_eq!(filter.writes(), 3);
     filter.set_names(ONE, &names(&["b.example", "A.EXAMPLE", "a.example"]));
-    filter.set_scope(5, Some(ONE));
+    filter.set_name_set(5, Some(ONE));
     assert_eq!(filter.writes(), 0);
     filter.set_names(ONE, &names(&["b.example", "c.example"]));
     assert_eq!(filter.writes(), 2);
@@ -103,10 +103,10 @@ fn only_what_changes_is_written() {
 }
 
 #[test]
-fn names_that_do_not_fit_open_the_scope_and_no_other() {
+fn names_that_do_not_fit_open_the_name_set_and_no_other() {
     let mut filter = filter(2);
-    filter.set_scope(5, Some(ONE));
-    filter.set_scope(6, Some(TWO));
+    filter.set_name_set(5, Some(ONE));
+    filter.set_name_set(6, Some(TWO));
     filter.set_names(TWO, &names(&["a.example"]));
     filter.set_names(ONE, &names(&["b.example"]));
     filter.set_names(ONE, &names(&["b.example", "c.example"]));
@@ -119,41 +119,41 @@ fn names_that_do_not_fit_open_the_scope_and_no_other() {
         }
     );
     // There is room again.
-    filter.remove_scope(TWO);
+    filter.remove_name_set(TWO);
     assert_eq!(filter.kernel(6), None);
     filter.set_names(ONE, &names(&["b.example", "c.example"]));
     assert_eq!(filter.kernel(5), Some(ONE));
 }
 
 #[test]
-fn an_interface_may_change_its_scope_and_go() {
+fn an_interface_may_change_its_name_set_and_go() {
     let mut filter = filter(9);
     filter.set_names(ONE, &names(&["a.example"]));
-    filter.set_scope(5, Some(ONE));
-    // The next scope has no names yet: rather none than the wrong one.
-    filter.set_scope(5, Some(TWO));
+    filter.set_name_set(5, Some(ONE));
+    // The next name set has no names yet: rather none than the wrong one.
+    filter.set_name_set(5, Some(TWO));
     assert_eq!(filter.kernel(5), None);
     filter.set_names(TWO, &[]);
     assert_eq!(filter.kernel(5), Some(TWO));
-    filter.set_scope(5, None);
+    filter.set_name_set(5, None);
     assert_eq!(filter.kernel(5), None);
     assert_eq!(filter.state(), FilterState::default());
 }
 
 #[test]
-fn a_scope_that_goes_takes_its_names_along() {
+fn a_name_set_that_goes_takes_its_names_along() {
     let mut filter = filter(9);
-    filter.set_scope(5, Some(ONE));
+    filter.set_name_set(5, Some(ONE));
     filter.set_names(ONE, &names(&["a.example"]));
-    filter.remove_scope(ONE);
+    filter.remove_name_set(ONE);
     assert_eq!(filter.kernel(5), None);
     assert!(filter.tables.names.is_empty());
 }
 
 #[test]
-fn a_scope_says_whether_it_has_names() {
+fn a_name_set_says_whether_it_has_names() {
     let mut filter = filter(10);
-    filter.set_scope(7, Some(ONE));
+    filter.set_name_set(7, Some(ONE));
     filter.set_names(ONE, []);
     assert!(filter.tables.empty.contains(&7));
     filter.set_names(ONE, &names(&["example.com"]));

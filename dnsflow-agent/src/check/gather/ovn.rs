@@ -6,7 +6,7 @@ use dnsflow_core::{
     Input,
     ovn::{
         rows::{Acl, LogicalFlow, Pipeline, RowId},
-        template::Template,
+        template::AclTemplate,
     },
     pipeline::{Locator, Question},
     rules::ACL_PRIORITY_OFFSET,
@@ -160,7 +160,7 @@ impl Questions {
         let stages: BTreeSet<(Pipeline, u8)> = southbound
             .flows
             .iter()
-            .filter_map(|flow| Template::parse(flow).ok())
+            .filter_map(|flow| AclTemplate::parse(flow).ok())
             .map(|template| (template.pipeline, template.table_id))
             .collect();
         for (pipeline, table_id) in stages {

@@ -130,7 +130,7 @@ fn deny(facts: &mut Facts, which: impl Fn(&Permission) -> bool) {
 fn a_sound_node_has_nothing_to_cure() {
     assert_eq!(changed(|_| ()), []);
     let findings = judge(&sound());
-    assert!(findings.iter().all(|finding| finding.cure.is_none()));
+    assert!(findings.iter().all(|finding| finding.remedy.is_none()));
     let names: BTreeSet<&str> = findings.iter().map(|finding| finding.check).collect();
     assert_eq!(names.len(), findings.len(), "one line each");
 }

@@ -34,7 +34,7 @@ fn causes_name_the_url_and_the_cure() {
     };
     let cause = |code| describe(&error(code), "http://api:1", &subject);
     assert_eq!(cause(410), None);
-    for (code, cure) in [
+    for (code, remedy) in [
         (404, "has no Things: install them."),
         (403, "needs list of things"),
         (401, "--kubeconfig FILE"),
@@ -42,7 +42,7 @@ fn causes_name_the_url_and_the_cure() {
     ] {
         let text = cause(code).expect("a cause");
         assert!(
-            text.contains("http://api:1") && text.contains(cure),
+            text.contains("http://api:1") && text.contains(remedy),
             "{text}"
         );
     }

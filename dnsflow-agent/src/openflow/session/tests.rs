@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::openflow::{
     fixtures::{self, From},
-    parts,
+    shards,
 };
 
 const HELLO: &[u8] = &[6, 0, 0, 8, 0, 0, 0, 1];
@@ -348,10 +348,10 @@ fn a_dump_asked_for_during_a_dump_is_made_after_it() {
 }
 
 #[test]
-fn where_many_flows_were_shown_the_next_dump_comes_in_parts() {
+fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
     let mut session = up();
     session.shown = Shown {
-        v4: parts::PART_FLOWS,
+        v4: shards::SHARD_FLOWS,
         v6: 1,
     };
     session.dump();
@@ -363,7 +363,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_parts() {
         let flows = Vec::new();
         assert_eq!(events(&mut session), [Event::Flows { flows, more }]);
         assert_eq!(sent(&mut session), [], "the switch has other things to do");
-        session.handle_timeout(START + PART_PAUSE).unwrap();
+        session.handle_timeout(START + SHARD_PAUSE).unwrap();
     }
     session.dump();
     assert_eq!(sent(&mut session), [(request, 4)]);
@@ -375,7 +375,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_parts() {
 #[test]
 fn a_dump_of_which_a_part_is_refused_is_over() {
     let mut session = up();
-    session.shown.v4 = 4 * parts::PART_FLOWS;
+    session.shown.v4 = 4 * shards::SHARD_FLOWS;
     session.dump();
     let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
     session.receive(&error, START).unwrap();
@@ -402,7 +402,7 @@ fn a_question_that_is_refused_says_so() {
 }
 
 #[test]
-fn during_a_gap_the_monitor_is_not_believed() {
+fn during_a_gap_the_monitor_is_not_trusted() {
     let removed = fixtures::sent_by(From::Switch, fixtures::MONITOR)
         .into_iter()
         .find(|message| {

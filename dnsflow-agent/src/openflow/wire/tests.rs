@@ -47,7 +47,7 @@ fn a_deletion_is_the_strict_one_of_ovs_ofctl_but_for_the_last_bit_of_the_cookie_
 fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
     for recording in [fixtures::DUMP_3_1, fixtures::DUMP_3_5] {
         let mut request = BytesMut::new();
-        put_flow_desc_request(&mut request, 6, Cookie::OURS, Cookie::OURS_MASK, Part::All);
+        put_flow_desc_request(&mut request, 6, Cookie::OURS, Cookie::OURS_MASK, Shard::All);
         assert_eq!(
             fixtures::sent_by(From::Client, recording),
             [request.to_vec()]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ovsdb::{
-    Counters,
+    OvsdbCounters,
     fixtures::{self, DUAL_RESOLVER_NB, UDN_NB, V4_NB},
 };
 
@@ -18,7 +18,7 @@ fn ours(_: &str, row: &Value) -> bool {
 
 fn acls(text: &str) -> Vec<(RowId, Acl)> {
     let replica = fixtures::replica(&DATABASE, text, ours);
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<OvsdbCounters>::default();
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),
@@ -88,7 +88,7 @@ fn rows_with_unusable_cells_are_left_out_and_counted_and_the_others_stay() {
         id(7): row(json!([["k8s.ovn.org/name", "ns"], ["rule-index", "1"]])),
     }});
     replica.apply(rows).unwrap();
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<OvsdbCounters>::default();
     let update = whole(
         &replica,
         &mut Converter::new(DATABASE.name, counters.clone()),

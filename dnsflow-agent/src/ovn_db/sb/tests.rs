@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ovsdb::{
-    Counters,
+    OvsdbCounters,
     fixtures::{self, SOUTHBOUND, Transcript, UDN_SB, V4_SB},
     session::{Event, Session},
 };
 
-fn converter() -> (Converter, Arc<Counters>) {
-    let counters = Arc::<Counters>::default();
+fn converter() -> (Converter, Arc<OvsdbCounters>) {
+    let counters = Arc::<OvsdbCounters>::default();
     (Converter::new(DATABASE.name, counters.clone()), counters)
 }
 

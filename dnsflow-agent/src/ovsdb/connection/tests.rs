@@ -48,7 +48,7 @@ async fn every_address_is_tried_and_each_cause_is_told_once() {
         connection.attempt().await;
     }
     assert_eq!(connection.counters().failures.load(Relaxed), 6);
-    let told: Vec<&String> = connection.told.iter().collect();
+    let told: Vec<&String> = connection.logged.iter().collect();
     assert_eq!(
         told,
         [
@@ -65,7 +65,7 @@ async fn the_number_of_causes_told_is_limited() {
         connection.refusals.push(cause.to_string());
         connection.all_failed();
     }
-    assert_eq!(connection.told.len(), CAUSES_MAX);
+    assert_eq!(connection.logged.len(), CAUSES_MAX);
 }
 
 /// A server that answers the monitor request, or does not, and closes after a while.
@@ -108,9 +108,9 @@ const EMPTY: &str = r#"{"id":0,"result":{},"error":null}"#;
 async fn a_lost_connection_is_made_again() {
     let server = FakeServer::start("lost", EMPTY, Duration::from_secs(1));
     let mut connection = server.connection();
-    connection.told.insert("an earlier cause".into());
+    connection.logged.insert("an earlier cause".into());
     assert_eq!(connection.next().await, Event::Synced);
-    assert!(connection.told.is_empty(), "told again after a success");
+    assert!(connection.logged.is_empty(), "told again after a success");
     assert!(connection.replica().is_some());
     let backoff = connection.backoff.next;
     assert_eq!(connection.next().await, Event::Synced);
@@ -144,7 +144,7 @@ async fn a_silent_server_is_given_up() {
     let mut connection = server.connection();
     let nothing = timeout(Duration::from_secs(12), connection.next()).await;
     assert!(nothing.is_err());
-    let told: Vec<&String> = connection.told.iter().collect();
+    let told: Vec<&String> = connection.logged.iter().collect();
     assert!(
         matches!(&told[..], [cause] if cause.ends_with("database D: no answer for 10 s")),
         "{told:?}"

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn every_row_left_out_is_counted_and_some_are_named() {
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<OvsdbCounters>::default();
     let mut converter = Converter::new("D", Arc::clone(&counters));
     let rows = 2 * WARNINGS_MAX;
     for row in 0..rows {

@@ -44,7 +44,9 @@ impl Node {
         self.pass(PASS + REVALIDATION_INTERVAL);
         assert_eq!(self.released().len(), usize::from(!at_once), "once");
         let told = self.reports.iter().find_map(|report| match report {
-            Report::Opened { settling, .. } => Some(*settling),
+            Report::Opened {
+                revalidation_wait, ..
+            } => Some(*revalidation_wait),
             _ => None,
         });
         (at_once, told.expect("it was opened"))
@@ -75,7 +77,7 @@ fn where_nothing_was_denied_lately_answers_go_back_at_the_barriers_reply() {
     let mut node = Node::quiet(&rules());
     assert_eq!(node.opens(1), QUIET_TOLD);
     assert_eq!(node.opens(2), QUIET_TOLD, "and the next one");
-    let quiet = node.engine.settling_events()[crate::denied::Settling::Quiet];
+    let quiet = node.engine.revalidation_waits()[crate::denied::RevalidationWait::Quiet];
     assert_eq!(quiet, 2);
 }
 
@@ -243,7 +245,7 @@ fn a_switch_that_does_not_count_makes_answers_wait() {
     assert_eq!(node.released(), []);
     node.pass(PASS + REVALIDATION_INTERVAL);
     assert_eq!(node.released().len(), 1);
-    let uncounted = node.engine.settling_events()[crate::denied::Settling::Uncounted];
+    let uncounted = node.engine.revalidation_waits()[crate::denied::RevalidationWait::Uncounted];
     assert_eq!(uncounted, 1);
 }
 
@@ -262,7 +264,7 @@ fn megaflows_that_are_kept_for_longer_count_for_longer() {
 }
 
 #[test]
-fn an_answer_waits_as_well_while_the_flows_of_another_one_settle() {
+fn an_answer_waits_as_well_while_the_flows_of_another_one_wait_for_revalidation() {
     let mut node = Node::with(&rules());
     node.give(Input::Revalidation(PASS));
     node.pass(REVALIDATION_INTERVAL);
@@ -276,7 +278,7 @@ fn an_answer_waits_as_well_while_the_flows_of_another_one_settle() {
 }
 
 #[test]
-fn flows_that_settle_and_flows_that_are_not_there_yet_are_both_waited_for() {
+fn flows_that_wait_for_revalidation_and_flows_that_are_not_there_yet_are_both_waited_for() {
     let mut node = Node::with(&rules());
     node.give(Input::Revalidation(PASS));
     let first = node.held_answer("example.com", &[ADDRESS]);

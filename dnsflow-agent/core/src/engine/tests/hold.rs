@@ -150,7 +150,7 @@ fn a_refused_batch_lets_its_answers_go() {
 }
 
 #[test]
-fn flows_have_time_to_settle() {
+fn answers_wait_for_revalidation() {
     let mut node = Node::with(&rules());
     let pass = Duration::from_micros(700);
     node.give(Input::Revalidation(pass));

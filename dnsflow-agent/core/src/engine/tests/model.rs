@@ -105,8 +105,8 @@ struct Model {
     sb: Vec<Rule>,
     /// By pod, name and address.
     told: BTreeMap<(usize, usize, u8), Counts>,
-    /// Answers that are kept in the kernel: pod, name and address, and when they came.
-    kept: Vec<((usize, usize, u8), Timestamp)>,
+    /// Answers that are deferred in the kernel: pod, name and address, and when they came.
+    deferred: Vec<((usize, usize, u8), Timestamp)>,
     /// When the flows last saw a packet.
     used_at: Option<Timestamp>,
 }
@@ -189,7 +189,7 @@ impl Model {
         places
     }
 
-    /// Whether any rule that is for `asked` denies: such leases last longer.
+    /// Whether any rule that is for `asked` denies: such cache entries last longer.
     fn may_be_denied(&self) -> bool {
         let rules = self.spec.iter().chain(&self.sb);
         rules
@@ -250,10 +250,10 @@ fn run(steps: Vec<Step>) {
                 if model.places(NAMES[name]).is_empty() {
                     reached("an answer came before its rule");
                 }
-                let kept = node.kernel.kept.len();
+                let kept = node.kernel.deferred.len();
                 node.answer(PODS[pod].0, NAMES[name], &[[203, 0, 113, host]], ttl);
-                if node.kernel.kept.len() > kept {
-                    model.kept.push(((pod, name, host), node.now));
+                if node.kernel.deferred.len() > kept {
+                    model.deferred.push(((pod, name, host), node.now));
                 }
                 let least = if denied(&node, name) {
                     node.engine.cache.limits().deny_ttl
@@ -324,9 +324,9 @@ fn run(steps: Vec<Step>) {
             }
             Step::Again => unreachable!("replaced above"),
         }
-        if node.kernel.kept.is_empty() && !model.kept.is_empty() {
+        if node.kernel.deferred.is_empty() && !model.deferred.is_empty() {
             reached("answers were looked at again");
-            for (told, at) in std::mem::take(&mut model.kept) {
+            for (told, at) in std::mem::take(&mut model.deferred) {
                 // It counts as an answer that comes now, but for its age.
                 if denied(&node, told.1)
                     && let Some(counts) = model.told.get_mut(&told)

@@ -27,7 +27,7 @@ fn sizes(node: &mut Node) -> Vec<usize> {
 }
 
 #[test]
-fn lost_flows_are_put_back_some_at_a_time() {
+fn lost_flows_are_restored_some_at_a_time() {
     let addresses = 3 * RESTORE_MAX;
     let mut node = wiped(addresses);
     node.switch_answers = false;
@@ -45,7 +45,7 @@ fn lost_flows_are_put_back_some_at_a_time() {
 }
 
 #[test]
-fn what_is_opened_does_not_wait_behind_what_is_put_back() {
+fn what_is_opened_does_not_wait_behind_what_is_restored() {
     let mut node = wiped(3 * RESTORE_MAX);
     node.switch_answers = false;
     node.pass(RESTORE_DELAY);
@@ -69,7 +69,7 @@ fn an_answer_waits_for_a_flow_that_is_lost() {
 }
 
 #[test]
-fn what_the_next_comparison_does_not_find_is_put_back() {
+fn what_the_next_comparison_does_not_find_is_restored() {
     let mut node = wiped(2);
     // Whoever wiped it also cut the connection, and nothing was put back before.
     node.give(Input::SwitchDown);
@@ -93,15 +93,15 @@ fn flows_with_something_in_common_share_it() {
     };
     let mut node = node;
     let port = node.engine.ports.named("ns1_p1");
-    let mut patterns: Vec<_> = node
+    let mut templates: Vec<_> = node
         .engine
         .cache
         .entries_mut()
         .filter(|(of, ..)| Some(*of) == port)
-        .flat_map(|(.., entry)| entry.installed.patterns())
+        .flat_map(|(.., entry)| entry.installed.templates())
         .map(std::sync::Arc::as_ptr)
         .collect();
-    assert_eq!(patterns.len(), 9);
-    patterns.dedup();
-    assert_eq!(patterns.len(), 1);
+    assert_eq!(templates.len(), 9);
+    templates.dedup();
+    assert_eq!(templates.len(), 1);
 }

@@ -13,8 +13,8 @@ fn flow(prefix: &str, actions: &str) -> LogicalFlow {
     }
 }
 
-fn parse(prefix: &str, actions: &str) -> Result<Template, TemplateError> {
-    Template::parse(&flow(prefix, actions))
+fn parse(prefix: &str, actions: &str) -> Result<AclTemplate, AclTemplateError> {
+    AclTemplate::parse(&flow(prefix, actions))
 }
 
 fn bit(register: u8, at: u32) -> Action {
@@ -34,7 +34,7 @@ fn each_ovn_release_is_understood() {
             .collect();
         assert_eq!(template.registers, registers, "{prefix}");
         assert_eq!(
-            template.actions(45, &Copies::new()).as_deref(),
+            template.actions(45, &CachedActions::new()).as_deref(),
             Some(expected),
             "{actions}"
         );
@@ -94,7 +94,11 @@ fn the_match_of_the_acl_is_found() {
         let mut flow = flow("", "next;");
         flow.matches = matches.to_owned();
         assert_eq!(acl_match(&flow), found, "{matches}");
-        assert_eq!(Template::parse(&flow).is_ok(), found.is_some(), "{matches}");
+        assert_eq!(
+            AclTemplate::parse(&flow).is_ok(),
+            found.is_some(),
+            "{matches}"
+        );
     };
     let ports = format!("{ACL} && ((udp && ( udp.dst == 53 )) || (tcp))");
     for acl in [ACL, &ports] {
@@ -117,15 +121,15 @@ fn logs_are_copied_where_they_can_be_and_else_left_out() {
         format!("reg8[16] = 1; {LOG}; next;"),
     ] {
         let template = parse("", &actions).expect("understood");
-        let without = template.actions(45, &Copies::new());
+        let without = template.actions(45, &CachedActions::new());
         assert_eq!(
             without,
             Some(vec![bit(8, 16), Action::Resubmit { table: 52 }])
         );
-        let source = Source::of(&flow("", &actions));
-        let copies = Copies::from([(source, vec![1; 8])]);
+        let source = ActionText::of(&flow("", &actions));
+        let cached_actions = CachedActions::from([(source, vec![1; 8])]);
         assert_eq!(
-            template.actions(45, &copies),
+            template.actions(45, &cached_actions),
             Some(vec![Action::Copied(vec![1; 8])])
         );
         assert_eq!(first_to_copy(&actions), Some(LOG));
@@ -144,12 +148,12 @@ fn a_drop_drops_without_its_commit_where_that_cannot_be_copied_yet() {
         ),
     ] {
         let template = parse("reg0[10] == 1 && ", actions).expect("understood");
-        assert_eq!(template.actions(45, &Copies::new()), Some(meanwhile));
+        assert_eq!(template.actions(45, &CachedActions::new()), Some(meanwhile));
         assert!(any_marks_as_blocked(actions));
-        let source = Source::of(&flow("", actions));
-        let copies = Copies::from([(source, vec![1; 8])]);
+        let source = ActionText::of(&flow("", actions));
+        let cached_actions = CachedActions::from([(source, vec![1; 8])]);
         let copied = Some(vec![Action::Copied(vec![1; 8])]);
-        assert_eq!(template.actions(45, &copies), copied);
+        assert_eq!(template.actions(45, &cached_actions), copied);
     }
 }
 
@@ -157,30 +161,34 @@ fn a_drop_drops_without_its_commit_where_that_cannot_be_copied_yet() {
 fn what_is_not_understood_is_copied_or_nothing() {
     let actions = "reg8[17] = 1; ct_commit { ct_label.label = 7; }; next;";
     let template = parse("reg0[10] == 1 && ", actions).expect("understood");
-    assert_eq!(template.actions(45, &Copies::new()), None);
+    assert_eq!(template.actions(45, &CachedActions::new()), None);
     assert_eq!(
         first_to_copy(actions),
         Some("ct_commit { ct_label.label = 7; }")
     );
-    let source = Source::of(&flow("", actions));
-    let copies = Copies::from([(source.clone(), vec![1; 8])]);
+    let source = ActionText::of(&flow("", actions));
+    let cached_actions = CachedActions::from([(source.clone(), vec![1; 8])]);
     assert_eq!(
-        template.actions(45, &copies),
+        template.actions(45, &cached_actions),
         Some(vec![Action::Copied(vec![1; 8])])
     );
     // Elsewhere, `next` leads elsewhere.
-    let elsewhere = Source {
+    let elsewhere = ActionText {
         table_id: 7,
         ..source
     };
-    let copies = Copies::from([(elsewhere, vec![1; 8])]);
-    assert_eq!(template.actions(45, &copies), None);
+    let cached_actions = CachedActions::from([(elsewhere, vec![1; 8])]);
+    assert_eq!(template.actions(45, &cached_actions), None);
     for actions in [
         "next(pipeline=ingress, table=3);",
         "reg8[16] = 1; sample(); next;",
     ] {
         let template = parse("", actions).expect("understood");
-        assert_eq!(template.actions(45, &Copies::new()), None, "{actions}");
+        assert_eq!(
+            template.actions(45, &CachedActions::new()),
+            None,
+            "{actions}"
+        );
     }
 }
 
@@ -190,7 +198,7 @@ fn tests_of_one_register_are_joined_or_refused() {
     assert_eq!(template.registers[&0], Masked::new(0x80, 0x280));
     assert_eq!(
         parse("reg0[7] == 1 && reg0[7] == 0 && ", "next;"),
-        Err(TemplateError::Test("reg0[7] == 0".into()))
+        Err(AclTemplateError::Test("reg0[7] == 0".into()))
     );
 }
 
@@ -199,7 +207,7 @@ fn tests_that_are_not_understood_are_refused_by_name() {
     let test = |prefix: &str, named: &str| {
         assert_eq!(
             parse(prefix, "next;"),
-            Err(TemplateError::Test(named.into()))
+            Err(AclTemplateError::Test(named.into()))
         );
     };
     test("ct.est && ", "ct.est");
@@ -210,8 +218,8 @@ fn tests_that_are_not_understood_are_refused_by_name() {
     let mut bare = flow("", "next;");
     bare.matches = "reg0[8] == 1".into();
     assert_eq!(
-        Template::parse(&bare),
-        Err(TemplateError::NoAclMatch("reg0[8] == 1".into()))
+        AclTemplate::parse(&bare),
+        Err(AclTemplateError::NoAclMatch("reg0[8] == 1".into()))
     );
 }
 
@@ -227,5 +235,5 @@ fn the_acls_match_is_found_behind_the_tests() {
 #[test]
 fn a_drop_has_no_steps() {
     let template = parse("reg0[9] == 1 && ", "/* drop */").expect("understood");
-    assert_eq!(template.recipe, Recipe::Build(vec![]));
+    assert_eq!(template.actions, ActionTemplate::Build(vec![]));
 }

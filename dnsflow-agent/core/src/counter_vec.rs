@@ -1,4 +1,4 @@
-//! Counters by reason: each reason is at once a counter, the label of a metric and a test's name.
+//! A counter with a label: each reason is at once a counter, the label of a metric and a test's name.
 
 use std::{marker::PhantomData, ops::Index};
 
@@ -28,7 +28,7 @@ macro_rules! labels {
             $($(#[doc = $doc])+ $variant,)+
         }
 
-        impl $crate::tally::Label for $name {
+        impl $crate::counter_vec::Label for $name {
             const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             fn as_str(self) -> &'static str {
@@ -48,12 +48,12 @@ pub(crate) use labels;
 
 /// How often each reason has occurred.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Tally<L> {
+pub struct CounterVec<L> {
     counts: Vec<u64>,
     reasons: PhantomData<L>,
 }
 
-impl<L: Label> Tally<L> {
+impl<L: Label> CounterVec<L> {
     /// Counts one more.
     pub fn count(&mut self, reason: L) {
         self.counts[reason.index()] += 1;
@@ -65,7 +65,7 @@ impl<L: Label> Tally<L> {
     }
 }
 
-impl<L: Label> Default for Tally<L> {
+impl<L: Label> Default for CounterVec<L> {
     fn default() -> Self {
         Self {
             counts: vec![0; L::ALL.len()],
@@ -74,7 +74,7 @@ impl<L: Label> Default for Tally<L> {
     }
 }
 
-impl<L: Label> Index<L> for Tally<L> {
+impl<L: Label> Index<L> for CounterVec<L> {
     type Output = u64;
 
     fn index(&self, reason: L) -> &u64 {

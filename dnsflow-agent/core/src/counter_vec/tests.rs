@@ -29,12 +29,12 @@ fn labels_are_distinct_metric_labels_in_the_order_of_their_counters() {
 
 #[test]
 fn each_reason_is_counted_on_its_own() {
-    let mut tally = Tally::default();
-    tally.count(Refused::Loopback);
-    tally.count(Refused::Loopback);
-    tally.count(Refused::Private);
-    assert_eq!(tally[Refused::Loopback], 2);
-    assert_eq!(tally[Refused::Private], 1);
-    assert_eq!(tally.iter().map(|(_, count)| count).sum::<u64>(), 3);
-    assert_eq!(tally.iter().count(), Refused::ALL.len());
+    let mut counters = CounterVec::default();
+    counters.count(Refused::Loopback);
+    counters.count(Refused::Loopback);
+    counters.count(Refused::Private);
+    assert_eq!(counters[Refused::Loopback], 2);
+    assert_eq!(counters[Refused::Private], 1);
+    assert_eq!(counters.iter().map(|(_, count)| count).sum::<u64>(), 3);
+    assert_eq!(counters.iter().count(), Refused::ALL.len());
 }

@@ -17,7 +17,7 @@ use dnsflow_tests::{
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
-/// The flows' counters are read every ten seconds, and leases end by them.
+/// The flows' counters are read every ten seconds, and cache entries end by them.
 const EXPIRY: Duration = Duration::from_secs(60);
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
@@ -35,7 +35,7 @@ fn leads_to(flows: &[String], address: &str) -> bool {
 
 #[test]
 fn record_change_keeps_the_old_address_in_use() {
-    let lab = lab!("leases-record", agent);
+    let lab = lab!("entries-record", agent);
     firewall(&lab);
     lab.serve_dns(&[
         "www.example.com. 1 IN A 203.0.113.2",
@@ -55,7 +55,7 @@ fn record_change_keeps_the_old_address_in_use() {
     let fetched = fetched.expect("curl runs").result;
     assert_eq!(fetched.as_deref(), Ok("203.0.113.3 greets 172.18.0.2"));
 
-    // Another lease, as old, but not in use, comes and goes meanwhile.
+    // Another cache entry, as old, but not in use, comes and goes meanwhile.
     lab.serve_dns(&["idle.example.com. 1 IN A 203.0.113.4"])
         .expect("the server starts");
     pod.resolve("idle.example.com").expect("the name is known");
@@ -89,7 +89,7 @@ fn record_change_keeps_the_old_address_in_use() {
 
 #[test]
 fn agent_restart_keeps_connections() {
-    let lab = lab!("leases-restart", agent);
+    let lab = lab!("entries-restart", agent);
     firewall(&lab);
     let state = lab.base().join("state").display().to_string();
     let start = || -> Agent {
@@ -144,7 +144,7 @@ const NAMES: usize = 90;
 
 #[test]
 fn ovn_controller_restart_loses_nothing() {
-    let lab = lab!("leases-wipe", agent);
+    let lab = lab!("entries-wipe", agent);
     firewall(&lab);
     // 198.18.0.0/15 is for benchmarks (RFC 2544).
     let mut zone = Vec::new();

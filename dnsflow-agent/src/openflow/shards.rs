@@ -1,4 +1,4 @@
-//! How a dump is cut into parts.
+//! How a dump is cut into shards.
 //!
 //! ovs-vswitchd answers a question for flows in one go, on the thread that also takes flows
 //! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): whatever comes on another
@@ -11,13 +11,13 @@ use std::time::Duration;
 use dnsflow_core::flow::{Addresses, InstalledFlow};
 
 /// About so many flows are asked for at a time: fewer would not wait much shorter, because each
-/// question also goes through those of the other parts.
-pub(super) const PART_FLOWS: usize = 4096;
-/// Between two parts: while ovs-vswitchd answers one, which takes it about 20 ms, it takes no more than
+/// question also goes through those of the other shards.
+pub(super) const SHARD_FLOWS: usize = 4096;
+/// Between two shards: while ovs-vswitchd answers one, which takes it about 20 ms, it takes no more than
 /// 50 messages from any other connection (`ofconn_run` in Open vSwitch's `ofproto/connmgr.c`).
-pub(super) const PART_PAUSE: Duration = Duration::from_millis(50);
-/// A dump has at most so many parts for each address family.
-const PARTS_MAX: usize = 1 << 10;
+pub(super) const SHARD_PAUSE: Duration = Duration::from_millis(50);
+/// A dump has at most so many shards for each address family.
+const SHARDS_MAX: usize = 1 << 10;
 
 /// An address family.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,7 +28,7 @@ pub(super) enum Family {
 
 /// Which flows a question is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Part {
+pub(super) enum Shard {
     All,
     /// Those of one family whose destination, as a number, has these last bits.
     Destinations {
@@ -56,24 +56,24 @@ impl Shown {
     }
 }
 
-/// The parts of the next dump, by what the last one has shown: each flow is in exactly one.
-pub(super) fn parts(shown: Shown) -> Vec<Part> {
+/// The shards of the next dump, by what the last one has shown: each flow is in exactly one.
+pub(super) fn shards(shown: Shown) -> Vec<Shard> {
     let Shown { v4, v6 } = shown;
-    if v4 + v6 <= PART_FLOWS {
-        return vec![Part::All];
+    if v4 + v6 <= SHARD_FLOWS {
+        return vec![Shard::All];
     }
     let families = [(Family::V4, v4), (Family::V6, v6)];
-    let parts = families.into_iter().flat_map(|(family, flows)| {
-        let parts = flows.div_ceil(PART_FLOWS).next_power_of_two();
+    let shards = families.into_iter().flat_map(|(family, flows)| {
+        let shards = flows.div_ceil(SHARD_FLOWS).next_power_of_two();
         // A power of two that 16 bits hold.
-        let parts = parts.min(PARTS_MAX) as u16;
-        (0..parts).map(move |bits| Part::Destinations {
+        let shards = shards.min(SHARDS_MAX) as u16;
+        (0..shards).map(move |bits| Shard::Destinations {
             family,
             bits,
-            mask: parts - 1,
+            mask: shards - 1,
         })
     });
-    parts.collect()
+    shards.collect()
 }
 
 #[cfg(test)]
@@ -82,27 +82,27 @@ mod tests {
 
     #[test]
     fn few_flows_are_asked_for_at_once() {
-        assert_eq!(parts(Shown::default()), [Part::All]);
+        assert_eq!(shards(Shown::default()), [Shard::All]);
         let shown = Shown {
-            v4: PART_FLOWS - 1,
+            v4: SHARD_FLOWS - 1,
             v6: 1,
         };
-        assert_eq!(parts(shown), [Part::All]);
+        assert_eq!(shards(shown), [Shard::All]);
     }
 
     #[test]
     fn each_destination_is_in_one_part() {
-        for (v4, v6) in [(PART_FLOWS, 1), (5 * PART_FLOWS, 0), (0, usize::MAX)] {
-            let parts = parts(Shown { v4, v6 });
+        for (v4, v6) in [(SHARD_FLOWS, 1), (5 * SHARD_FLOWS, 0), (0, usize::MAX)] {
+            let shards = shards(Shown { v4, v6 });
             for wanted in [Family::V4, Family::V6] {
                 for destination in [0, 1, 0x7fff, 0xaaaa, u16::MAX] {
-                    let holds = |part: &&Part| match **part {
-                        Part::All => true,
-                        Part::Destinations { family, bits, mask } => {
+                    let holds = |shard: &&Shard| match **shard {
+                        Shard::All => true,
+                        Shard::Destinations { family, bits, mask } => {
                             family == wanted && destination & mask == bits
                         }
                     };
-                    assert_eq!(parts.iter().filter(holds).count(), 1);
+                    assert_eq!(shards.iter().filter(holds).count(), 1);
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::{
     fmt::Display,
 };
 
-use dnsflow_core::report::{Report, Standing};
+use dnsflow_core::report::{Report, Severity};
 use tracing::{debug, info, warn};
 
 /// So many problems of one kind that come together get a line each; of more, one line tells.
@@ -27,7 +27,7 @@ pub(super) fn tell(report: Report) {
             rules,
             flows,
             activation,
-            settling,
+            revalidation_wait,
         } => info!(
             namespace,
             port,
@@ -37,7 +37,7 @@ pub(super) fn tell(report: Report) {
             flows,
             // JSON has it as a number up to 64 bits.
             activation_us = u64::try_from(activation.as_micros()).unwrap_or(u64::MAX),
-            settling,
+            revalidation_wait,
             "opened"
         ),
         Report::ClusterNetworks { networks, left_out } => {
@@ -56,7 +56,7 @@ pub(super) fn tell(report: Report) {
                 );
             }
         }
-        Report::PlaceTaken {
+        Report::ForeignFlow {
             table,
             priority,
             cookie,
@@ -73,7 +73,7 @@ pub(super) fn tell(report: Report) {
             reason,
         } => info!(port, %name, %address, reason, "an address in an answer is not opened"),
         Report::Trusting(resolvers) if resolvers.is_empty() => {
-            warn!("no DNS server is believed: --resolver names one, or --dns-service the cluster's")
+            warn!("no DNS server is trusted: --resolver names one, or --dns-service the cluster's")
         }
         Report::Trusting(resolvers) => {
             let resolvers = list(&resolvers);
@@ -114,27 +114,27 @@ pub(super) fn tell(report: Report) {
             problems,
             news,
         } => {
-            for Told {
+            for ProblemLine {
                 rule,
                 problem,
-                standing,
+                severity,
                 like_it,
-            } in told(&problems, &news)
+            } in problem_lines(&problems, &news)
             {
-                match (standing, like_it.is_empty()) {
-                    (Standing::Waiting, true) => {
+                match (severity, like_it.is_empty()) {
+                    (Severity::Waiting, true) => {
                         info!(namespace, rule, problem, "a rule is not in force yet");
                     }
-                    (Standing::Waiting, false) => {
+                    (Severity::Waiting, false) => {
                         info!(
                             namespace,
                             rule, problem, like_it, "rules are not in force yet"
                         );
                     }
-                    (Standing::NotInForce | Standing::Caveat, true) => {
+                    (Severity::NotInForce | Severity::Caveat, true) => {
                         warn!(namespace, rule, problem, "a rule of the EgressFirewall");
                     }
-                    (Standing::NotInForce | Standing::Caveat, false) => {
+                    (Severity::NotInForce | Severity::Caveat, false) => {
                         warn!(
                             namespace,
                             rule, problem, like_it, "rules of the EgressFirewall"
@@ -159,7 +159,7 @@ pub(super) fn tell(report: Report) {
             max,
         } => warn!(
             namespace,
-            port, max, "not every address that a pod was told is open: --max-leases-per-pod"
+            port, max, "not every address that a pod was told is open: --max-addresses-per-pod"
         ),
         Report::NotAttached { interface, reason } => {
             debug!(interface, reason, "not attached yet, will try again");
@@ -175,28 +175,28 @@ fn list(parts: impl IntoIterator<Item = impl Display>) -> String {
 
 /// What one line says of problems.
 #[derive(Debug, Eq, PartialEq)]
-struct Told<'a> {
+struct ProblemLine<'a> {
     rule: u32,
     problem: &'a str,
-    standing: Standing,
+    severity: Severity,
     /// The other rules with a problem of this kind, where one line is for all of them.
     like_it: String,
 }
 
 /// What is to be said of the problems that are news.
-fn told<'a>(
-    problems: &'a BTreeMap<u32, (String, Standing)>,
+fn problem_lines<'a>(
+    problems: &'a BTreeMap<u32, (String, Severity)>,
     news: &BTreeSet<u32>,
-) -> Vec<Told<'a>> {
-    let kinds = [Standing::NotInForce, Standing::Caveat, Standing::Waiting];
-    let of_kind = |kind: Standing| {
+) -> Vec<ProblemLine<'a>> {
+    let kinds = [Severity::NotInForce, Severity::Caveat, Severity::Waiting];
+    let of_kind = |kind: Severity| {
         let news = problems.iter().filter(|(rule, _)| news.contains(rule));
-        news.filter(move |(_, (_, standing))| *standing == kind)
+        news.filter(move |(_, (_, severity))| *severity == kind)
     };
-    let line = |(rule, (problem, standing)): (&u32, &'a (String, Standing)), like_it| Told {
+    let line = |(rule, (problem, severity)): (&u32, &'a (String, Severity)), like_it| ProblemLine {
         rule: *rule,
         problem,
-        standing: *standing,
+        severity: *severity,
         like_it,
     };
     let mut lines = Vec::new();
@@ -218,22 +218,22 @@ mod tests {
 
     #[test]
     fn many_problems_of_one_kind_get_one_line() {
-        let problem = |standing| ("bad".to_owned(), standing);
+        let problem = |severity| ("bad".to_owned(), severity);
         let mut problems: BTreeMap<_, _> = (0..200)
-            .map(|rule| (rule, problem(Standing::Waiting)))
+            .map(|rule| (rule, problem(Severity::Waiting)))
             .collect();
-        problems.insert(7, problem(Standing::NotInForce));
+        problems.insert(7, problem(Severity::NotInForce));
         let all: BTreeSet<u32> = problems.keys().copied().collect();
-        let lines = told(&problems, &all);
+        let lines = problem_lines(&problems, &all);
         let short: Vec<_> = lines
             .iter()
-            .map(|line| (line.rule, line.standing))
+            .map(|line| (line.rule, line.severity))
             .collect();
-        assert_eq!(short, [(7, Standing::NotInForce), (0, Standing::Waiting)]);
+        assert_eq!(short, [(7, Severity::NotInForce), (0, Severity::Waiting)]);
         assert_eq!(lines[0].like_it, "");
         assert!(lines[1].like_it.starts_with("1,2,3,4,5,6,8,"), "{lines:?}");
         // What was told before is not told again.
-        assert_eq!(told(&problems, &[3, 4].into()).len(), 2);
-        assert_eq!(told(&problems, &BTreeSet::new()), []);
+        assert_eq!(problem_lines(&problems, &[3, 4].into()).len(), 2);
+        assert_eq!(problem_lines(&problems, &BTreeSet::new()), []);
     }
 }
