@@ -48,6 +48,7 @@ use crate::{
         self,
         events::{Notices, Reporter},
     },
+    logging::LostLines,
     manifests,
     openflow::{self, Event, questions::Question},
     options::{AgentOptions, OptionsError},
@@ -104,8 +105,9 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
-/// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody.
-pub fn run(options: AgentOptions) -> Result<(), AgentError> {
+/// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody. Logs now and then how
+/// many lines the log has lost.
+pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentError> {
     let hot = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -219,6 +221,7 @@ pub fn run(options: AgentOptions) -> Result<(), AgentError> {
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
         counters_at: now() + COUNTERS_INTERVAL,
+        lost_lines,
     };
     let result = hot.block_on(node.run(&mut inputs, &mut found));
     if let Some(dir) = &state_dir
@@ -415,6 +418,7 @@ struct Hot {
     saved_version: u64,
     snapshot_at: Timestamp,
     counters_at: Timestamp,
+    lost_lines: LostLines,
     alarm: Alarm,
 }
 
@@ -725,6 +729,7 @@ impl Hot {
     }
 
     fn tell_counters(&self) {
+        self.lost_lines.report();
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
         let revalidation_wait: Vec<_> = self.engine.revalidation_waits().iter().collect();

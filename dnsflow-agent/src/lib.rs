@@ -12,6 +12,7 @@ pub mod cleanup;
 pub mod clock;
 pub mod conntrack;
 pub mod k8s;
+pub mod logging;
 pub mod manifests;
 mod netlink;
 pub mod openflow;

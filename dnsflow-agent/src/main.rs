@@ -9,17 +9,29 @@ use dnsflow_agent::{
     check::{self, Status},
     cleanup,
     k8s::egress_firewall::DEFINITION,
-    options::{Cli, Command, LogFormat},
+    logging::Log,
+    options::{Cli, Command},
     wait,
 };
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Agent(options) => {
-            start_log(options.log_format);
-            agent::run(*options).context("the agent stops")?;
-            Ok(ExitCode::SUCCESS)
+            let log = Log::start(options.log_format);
+            let lost = log.lost_lines();
+            let result = agent::run(*options, lost.clone());
+            let code = match result {
+                Ok(()) => ExitCode::SUCCESS,
+                // Not returned: standard error may be what nobody reads.
+                Err(error) => {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::error!(error, "the agent stops");
+                    ExitCode::FAILURE
+                }
+            };
+            lost.report();
+            drop(log);
+            Ok(code)
         }
         Command::Check(options) => {
             let worst = check::run(*options, &mut std::io::stdout()).context("cannot check")?;
@@ -42,19 +54,5 @@ fn main() -> anyhow::Result<ExitCode> {
             println!("{removed} flows removed");
             Ok(ExitCode::SUCCESS)
         }
-    }
-}
-
-/// Logs to standard error what `RUST_LOG` asks for; by default, what people should know.
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(format!("info,{}", dnsflow_agent::k8s::QUIET_TARGETS)));
-    let registry = tracing_subscriber::registry().with(filter);
-    let writer = std::io::stderr;
-    match format {
-        LogFormat::Text => registry.with(fmt::layer().with_writer(writer)).init(),
-        LogFormat::Json => registry
-            .with(fmt::layer().json().with_writer(writer))
-            .init(),
     }
 }

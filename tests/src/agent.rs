@@ -73,7 +73,9 @@ impl Lab {
             .arg("--openflow-socket")
             .arg(openflow)
             .args(["--resolver", &DNS_SERVICE.to_string()])
-            .args(["--log-format", "json"]);
+            .args(["--log-format", "json"])
+            // What people are told by default, and each address that is opened.
+            .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug");
         if self.has_ovn() {
             command
                 .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
@@ -184,13 +186,22 @@ impl Lab {
     }
 
     /// Starts what [`Lab::agent_command`] gave and the caller has changed, without waiting.
-    pub fn spawn_agent_command(&self, mut command: Command) -> Result<Agent> {
-        let log = self.base().join("log/dnsflow.log");
-        let output = File::create(&log)?;
+    pub fn spawn_agent_command(&self, command: Command) -> Result<Agent> {
+        let output = File::create(self.agent_log())?;
+        self.spawn_agent_logging_to(command, output.into())
+    }
+
+    fn agent_log(&self) -> PathBuf {
+        self.base().join("log/dnsflow.log")
+    }
+
+    /// As [`Lab::spawn_agent_command`], with another standard error than the file of the log.
+    pub fn spawn_agent_logging_to(&self, mut command: Command, stderr: Stdio) -> Result<Agent> {
+        let log = self.agent_log();
         command
             .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output);
+            .stdout(Stdio::null())
+            .stderr(stderr);
         // SAFETY: one system call; no allocation, no lock.
         unsafe {
             command.pre_exec(|| {

@@ -2,6 +2,7 @@
 //! or the switch meanwhile.
 
 use std::{
+    io::{self, PipeReader, PipeWriter, Write as _},
     net::{Ipv4Addr, UdpSocket},
     thread,
     time::{Duration, Instant},
@@ -9,8 +10,14 @@ use std::{
 
 use dnsflow_agent::capture::UNASKED_GRACE;
 use dnsflow_tests::{
-    agent::Agent, firewall::RuleSpec, lab, lab::Lab, process::wait_until, relay::Relay,
+    agent::{self, Agent},
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    process::wait_until,
+    relay::Relay,
 };
+use rustix::fs::{OFlags, fcntl_setfl};
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Long enough for something to happen meanwhile.
@@ -140,6 +147,38 @@ fn a_stuck_agent_holds_nothing_after_a_second() {
     for last in 1..=3 {
         assert!(resolves(&lab, last), "h{last}");
     }
+}
+
+/// A pipe that takes no byte more until somebody reads.
+fn full_pipe() -> io::Result<(PipeReader, PipeWriter)> {
+    let (reader, mut writer) = io::pipe()?;
+    fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+    while writer.write(b"x").is_ok() {}
+    fcntl_setfl(&writer, OFlags::empty())?;
+    Ok((reader, writer))
+}
+
+#[test]
+fn an_agent_whose_log_nobody_reads_goes_on_answering() {
+    let lab = lab!("hold-log", agent);
+    firewall(&lab);
+    let (_nobody_reads, stderr) = full_pipe().expect("a pipe");
+    let binary = agent::binary().expect("the agent");
+    let mut command = lab.agent_command(&binary).expect("its command line");
+    command.env("RUST_LOG", "debug");
+    let agent = lab
+        .spawn_agent_logging_to(command, stderr.into())
+        .expect("it starts");
+    for last in 1..=8 {
+        let url = format!("http://h{last}.example.com/");
+        wait_until("the address to open", Duration::from_secs(30), || {
+            let fetched = lab.pod("ns1_pod1").fetch(&url, PATIENT)?;
+            Ok(fetched.result.is_ok())
+        })
+        .expect("the log is not waited for");
+    }
+    let status = agent.terminate().expect("it ends");
+    assert!(status.success(), "{status}");
 }
 
 /// Sends a datagram to an address that no rule allows.

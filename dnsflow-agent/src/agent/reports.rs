@@ -28,7 +28,7 @@ pub(super) fn tell(report: Report) {
             flows,
             activation,
             revalidation_wait,
-        } => info!(
+        } => debug!(
             namespace,
             port,
             %name,
