@@ -410,7 +410,7 @@ impl Engine {
             let Some(told) = told else { continue };
             let needs = self.answer(told, answer, frame.captured_at, now);
             if carries {
-                wait = wait.longer(needs);
+                wait = wait.max(needs);
             }
         }
         if frame.held {
@@ -477,7 +477,7 @@ impl Engine {
         for port in recipients {
             for (address, _) in &answer.addresses {
                 if let Some(entry) = self.cache.entry(port, *address) {
-                    wait = wait.longer(self.switch.wait_for(&entry.installed));
+                    wait = wait.max(self.switch.wait_for(&entry.installed));
                 }
             }
         }

@@ -63,36 +63,15 @@ pub struct TakenFrame<'a> {
     pub connection: Option<ConnectionKey>,
 }
 
-/// What a frame waits for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// What a frame waits for, the shortest wait first: of several waits, the greatest one counts.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Wait {
-    /// Nothing: it leaves at once, behind the frames of its connection.
+    /// Nothing: the frame leaves at once, behind the frames of its connection.
     Nothing,
-    /// A point in time: its flows are in the switch, but were not for long.
-    Until(Timestamp),
-    /// A batch of changes ([`HoldQueue::applied`]). Of several batches, the last one: they take
-    /// effect in their order.
+    /// A batch of changes ([`HoldQueue::applied`]). Batches take effect in their order.
     Batch(BatchId),
-}
-
-impl Wait {
-    /// Waits for what no batch will bring: until the frame may be held no longer.
-    pub const FOR_NOTHING: Self = Self::Until(Timestamp::from_nanos(u64::MAX));
-
-    /// What takes longer. Batches take effect in their order.
-    pub fn longer(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
-            (Self::Until(one), Self::Until(other)) => Self::Until(one.max(other)),
-            (Self::FOR_NOTHING, Self::Batch(_)) | (Self::Batch(_), Self::FOR_NOTHING) => {
-                Self::FOR_NOTHING
-            }
-            (Self::Until(_), batch @ Self::Batch(_)) | (batch @ Self::Batch(_), Self::Until(_)) => {
-                batch
-            }
-            (Self::Batch(one), Self::Batch(other)) => Self::Batch(one.max(other)),
-        }
-    }
+    /// The end of [`HoldLimits::longest`]: no batch is known that brings the flows.
+    Longest,
 }
 
 /// There is no room for another frame.
@@ -219,7 +198,7 @@ impl HoldQueue {
         let deadline = frame.captured_at + self.limits.longest;
         let ready = match wait {
             Wait::Nothing => Some(frame.captured_at),
-            Wait::Until(at) => Some(at),
+            Wait::Longest => None,
             Wait::Batch(batch) => {
                 self.waiting.insert((batch, number));
                 None

@@ -188,10 +188,10 @@ impl Switch {
         match installed.written {
             Written::Before => Wait::Nothing,
             Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
-                Wait::FOR_NOTHING
+                Wait::Longest
             }
             Written::Unsent { .. } => Wait::Nothing,
-            Written::In(batch) if self.unanswered.contains(&batch) => Wait::FOR_NOTHING,
+            Written::In(batch) if self.unanswered.contains(&batch) => Wait::Longest,
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::Batch(batch),
             Written::In(batch) if self.revalidation.awaits(batch) => Wait::Batch(batch),

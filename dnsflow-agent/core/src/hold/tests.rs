@@ -69,7 +69,7 @@ impl HoldQueue {
 }
 
 use HoldEvent::{Applied, Free, Overrun};
-use Wait::{Batch, Nothing, Until};
+use Wait::{Batch, Longest, Nothing};
 
 const BATCH: Wait = Batch(BatchId(1));
 
@@ -115,14 +115,19 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
 }
 
 #[test]
-fn an_answer_that_waits_for_nothing_or_for_a_time() {
+fn an_answer_that_waits_for_nothing_or_for_as_long_as_is_allowed() {
     let mut queue = queue();
     queue.holds(&udp(&[1], 5), Nothing);
-    queue.holds(&udp(&[2], 5), Until(at(7)));
-    queue.holds(&udp(&[3], 5), Until(at(500)));
-    assert_eq!(queue.due(5), [(1, Free)]);
-    assert_eq!(queue.due(7), [(2, Applied)]);
-    assert_eq!(queue.due(105), [(3, Overrun)]);
+    queue.holds(&udp(&[2], 5), Longest);
+    assert_eq!(queue.due(104), [(1, Free)]);
+    assert_eq!(queue.due(105), [(2, Overrun)]);
+}
+
+#[test]
+fn of_several_waits_the_longest_counts() {
+    let batch = |number| Batch(BatchId(number));
+    let ascending = [Nothing, batch(1), batch(2), Longest];
+    assert!(ascending.is_sorted_by(|shorter, longer| shorter < longer));
 }
 
 #[test]
@@ -210,7 +215,7 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
 fn all_leave_in_the_end() {
     let mut queue = queue();
     queue.holds(&tcp(&[1], 0), BATCH);
-    queue.holds(&tcp(&[2], 0), Until(at(99)));
+    queue.holds(&tcp(&[2], 0), Longest);
     queue.holds(&udp(&[3], 0), Batch(BatchId(7)));
     assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
 }
@@ -235,7 +240,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum StepWait {
     Nothing,
-    Until(u64),
+    Longest,
     NextBatch,
     Again,
 }
@@ -243,7 +248,7 @@ enum StepWait {
 fn step() -> impl Strategy<Value = Step> {
     let wait = prop_oneof![
         Just(StepWait::Nothing),
-        (0u64..150).prop_map(StepWait::Until),
+        Just(StepWait::Longest),
         Just(StepWait::NextBatch),
         Just(StepWait::Again),
     ];
@@ -334,7 +339,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                 let connection = (whose < 3).then(|| connection(whose.into()));
                 let wait = match wait {
                     StepWait::Nothing => Nothing,
-                    StepWait::Until(after) => Until(now + micros(after)),
+                    StepWait::Longest => Longest,
                     StepWait::NextBatch => {
                         next_batch += 1;
                         Batch(BatchId(next_batch))
@@ -363,8 +368,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                         wait,
                         ready: match wait {
                             Nothing => Some(captured_at),
-                            Until(at) => Some(at),
-                            Batch(_) => None,
+                            Batch(_) | Longest => None,
                         },
                     });
                 } else {

@@ -126,7 +126,7 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
             .commit(batch, true, &mut setup.planner, &mut setup.out),
         None
     );
-    assert_eq!(setup.switch.wait_for(&unsent), Wait::FOR_NOTHING);
+    assert_eq!(setup.switch.wait_for(&unsent), Wait::Longest);
     let mut batch = setup.switch.begin_openings(NOW);
     batch.extend([change()]);
     let opened = planned_in(&batch);
@@ -137,7 +137,7 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
     assert_eq!(setup.sent().len(), 1);
     // The connection is lost before the answer.
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(&opened), Wait::FOR_NOTHING);
+    assert_eq!(setup.switch.wait_for(&opened), Wait::Longest);
     setup.switch.comparison.ended += 1;
     setup.switch.unanswered.clear();
     for installed in [unsent, opened] {
