@@ -151,7 +151,7 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
     let ofport = row.optional_integer("ofport")?;
     let ifindex = row.optional_integer("ifindex")?;
     let interface = Interface {
-        name: row.text("name")?.to_owned(),
+        name: row.text("name")?.into(),
         iface_id: iface_id.to_owned(),
         iface_id_ver: text("iface-id-ver"),
         addresses: addresses(ids.value("ip_addresses").unwrap_or_default())?,
@@ -163,10 +163,6 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
             .and_then(unsigned),
         ifindex: ifindex.filter(|index| *index != 0).and_then(unsigned),
         policing_kbps: unsigned(row.integer("ingress_policing_rate")?).unwrap_or_default(),
-        external_ids: ids
-            .iter()
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .collect(),
     };
     Ok(Some(interface).filter(|interface| whose == Whose::Anybody || interface.is_of_pod()))
 }

@@ -394,12 +394,15 @@ impl Vswitchd {
     /// Where there is no answer.
     pub async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
         let answer = async {
-            // Of an ovs-vswitchd that has ended meanwhile, the connection says so only now.
-            if let Some(mut connection) = self.connection.take()
-                && let Ok(text) = connection.ask(command).await
-            {
-                self.connection = Some(connection);
-                return Ok(text);
+            if let Some(mut connection) = self.connection.take() {
+                match connection.ask(command).await {
+                    // The ovs-vswitchd of this connection may have ended meanwhile.
+                    Err(VswitchdError::Socket { .. }) => {}
+                    answer => {
+                        self.connection = answer.is_ok().then_some(connection);
+                        return answer;
+                    }
+                }
             }
             let mut connection = self.open().await?;
             let text = connection.ask(command).await?;

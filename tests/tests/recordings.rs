@@ -334,7 +334,6 @@ impl Node {
             port_groups: vec![(
                 RowId::new(3),
                 Some(PortGroup {
-                    datapath_key: 3,
                     name: GROUP.into(),
                     ports: ["ns1_p1".to_owned()].into(),
                 }),
@@ -347,7 +346,6 @@ impl Node {
                 ifindex: 7,
                 captured_at: node.now,
                 bytes: &bytes,
-                wire_len: bytes.len(),
                 held: false,
                 gso_size: 0,
             }));
@@ -405,7 +403,6 @@ impl Node {
                             key: key.clone(),
                             cookie: *cookie,
                             packets: 0,
-                            hard_timeout_s: 0,
                         });
                         let flows = flows.collect();
                         Some(Input::Flows { flows, more: false })
@@ -555,7 +552,6 @@ fn interface_row() -> Interface {
         ofport: None,
         ifindex: None,
         policing_kbps: 0,
-        external_ids: BTreeMap::new(),
     }
 }
 
@@ -688,7 +684,7 @@ fn update(row: &mut Row, columns: &Value) {
         match column.as_str() {
             "match" => row.acl.matches = text(),
             "action" => row.acl.action = text(),
-            "direction" => row.acl.direction = text(),
+            "direction" => {}
             "priority" => {
                 row.acl.priority =
                     u16::try_from(value.as_u64().expect("a number")).expect("16 bits");
@@ -714,7 +710,6 @@ fn empty_row() -> Row {
         acl: Acl {
             namespace: String::new(),
             rule_index: 0,
-            direction: String::new(),
             priority: 0,
             matches: String::new(),
             action: String::new(),

@@ -359,15 +359,12 @@ impl Cache {
             return false;
         };
         let candidate = port.candidate(limits.idle_grace, resolution.comparisons, now);
+        port.limit_reached(None, candidate, &limits, whose, out);
         let Some(address) = candidate else {
-            port.limit_reached(None, limits.addresses_per_port_max, whose, out);
             return false;
         };
         if let Some(entry) = port.take(address) {
             out.counters.addresses_evicted += 1;
-            if !entry.installed.is_empty() {
-                port.limit_reached(None, limits.addresses_per_port_max, whose, out);
-            }
             self.version += 1;
             entry.installed.close(address, batch);
         }
@@ -387,7 +384,7 @@ impl Cache {
         let limits = self.limits;
         let port = self.ports.get_mut(&id)?;
         let addresses = port.addresses_of.get(name).into_iter().flatten();
-        let least = addresses
+        let candidate = addresses
             .filter_map(|address| {
                 let entry = port.entries.get(address)?;
                 let priority = entry.installed.eviction_priority(limits.idle_grace, now)?;
@@ -395,14 +392,8 @@ impl Cache {
             })
             .min()
             .map(|(.., address)| address);
-        let is_open = |address: &IpAddr| {
-            let entry = port.entries.get(address);
-            entry.is_some_and(|entry| !entry.installed.is_empty())
-        };
-        if least.as_ref().is_none_or(is_open) {
-            port.limit_reached(Some(name), limits.addresses_per_name_max, whose, out);
-        }
-        let address = least?;
+        port.limit_reached(Some(name), candidate, &limits, whose, out);
+        let address = candidate?;
         port.forget_name(name, address);
         out.counters.addresses_evicted += 1;
         self.end_expired(id, address, batch, now);
@@ -644,14 +635,21 @@ impl PortCache {
             || self.uncounted > limits.addresses_per_port_max / 2
     }
 
-    /// Tells that not all is open that the rules allow: once, until it was far below the limit.
+    /// The limit of a name, or (`None`) of the port is reached. Reports that where it costs the pod
+    /// access, because the candidate for eviction is open or because there is no candidate: once, until
+    /// the number was far below the limit.
     fn limit_reached(
         &mut self,
         name: Option<&DomainName>,
-        max: usize,
+        candidate: Option<IpAddr>,
+        limits: &CacheLimits,
         whose: Whose<'_>,
         out: &mut Output,
     ) {
+        let entry = candidate.and_then(|address| self.entries.get(&address));
+        if entry.is_some_and(|entry| entry.installed.is_empty()) {
+            return;
+        }
         let Some((namespace, port)) = whose() else {
             return;
         };
@@ -663,7 +661,10 @@ impl PortCache {
                 namespace,
                 port,
                 name: name.cloned(),
-                max,
+                max: match name {
+                    Some(_) => limits.addresses_per_name_max,
+                    None => limits.addresses_per_port_max,
+                },
             });
         }
     }

@@ -16,8 +16,7 @@
 //!
 //! The target of a service's record is not matched against rules, as little as that of a CNAME:
 //! its hints count for the name that was asked for. But a client goes on to ask for the target's
-//! own addresses (RFC 9460, section 3), in a question of its own that names only the target;
-//! [`Answer::targets`] says which ones.
+//! own addresses (RFC 9460, section 3), in a question of its own that names only the target.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -39,8 +38,6 @@ pub const ANSWER_RECORDS_MAX: u16 = 1024;
 /// How many addresses an answer may lead to; one with more is refused. A record with hints holds
 /// thousands of them.
 pub const ADDRESSES_MAX: usize = 1024;
-/// How many services an answer may name; one with more is refused.
-pub const TARGETS_MAX: usize = 64;
 
 /// What the addresses were asked by.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -103,9 +100,6 @@ pub struct Answer {
     pub name: DomainName,
     /// The addresses that it leads to, each once, with the shortest TTL on the way to it.
     pub addresses: Vec<(IpAddr, Duration)>,
-    /// Other names whose addresses the client is told to look up next, each once, with the
-    /// shortest TTL on the way to it. Only services have any.
-    pub targets: Vec<(DomainName, Duration)>,
 }
 
 /// Why a message is no usable answer.
@@ -135,9 +129,6 @@ pub enum DnsError {
     /// More addresses than are looked at.
     #[error("more than {ADDRESSES_MAX} addresses")]
     TooManyAddresses,
-    /// More services than are looked at.
-    #[error("more than {TARGETS_MAX} services")]
-    TooManyTargets,
     /// The chain of CNAMEs is a loop, or too long.
     #[error("the chain of CNAMEs has no end within {CNAME_CHAIN_MAX} steps")]
     CnameChain,
@@ -202,8 +193,7 @@ impl Answer {
                 kind,
             },
             name,
-            addresses: found.addresses,
-            targets: found.targets,
+            addresses: found.0,
         })
     }
 }
@@ -243,10 +233,7 @@ fn end_of_chain<'a>(
 
 /// What the records at the end of the chain come to.
 #[derive(Debug, Default)]
-struct Found {
-    addresses: Vec<(IpAddr, Duration)>,
-    targets: Vec<(DomainName, Duration)>,
-}
+struct Found(Vec<(IpAddr, Duration)>);
 
 impl Found {
     fn hosts(
@@ -286,23 +273,13 @@ impl Found {
                 Some((service, chain_ttl.min(ttl(record))))
             })
             .collect();
-        // Beside an alias, the other records are ignored (RFC 9460, section 2.4.1).
-        let aliased = services.iter().any(|(service, _)| is_alias(service));
+        // Beside an alias, the other records are ignored (RFC 9460, section 2.4.1); its own
+        // parameters are as well (section 2.4.2).
+        if services.iter().any(|(service, _)| is_alias(service)) {
+            return Ok(());
+        }
         for (service, ttl) in services {
-            if is_alias(service) != aliased {
-                continue;
-            }
-            // "." is the owner itself in ServiceMode (section 2.5.2), and in AliasMode says that
-            // there is no service (section 2.5.1).
-            if !service.target_name.is_root() {
-                self.target(domain_name(&service.target_name)?, ttl)?;
-            } else if !aliased {
-                self.target(domain_name(owner)?, ttl)?;
-            }
-            // The parameters of an alias are ignored (section 2.4.2).
-            if !aliased {
-                self.hints(service, ttl)?;
-            }
+            self.hints(service, ttl)?;
         }
         Ok(())
     }
@@ -327,35 +304,20 @@ impl Found {
         Ok(())
     }
 
+    /// Adds an address, or keeps the shorter TTL of one that is there.
     fn address(&mut self, address: IpAddr, ttl: u32) -> Result<(), DnsError> {
-        if add(&mut self.addresses, address, ttl, ADDRESSES_MAX) {
-            Ok(())
-        } else {
-            Err(DnsError::TooManyAddresses)
+        let Self(addresses) = self;
+        let ttl = Duration::from_secs(ttl.into());
+        if let Some((_, known)) = addresses.iter_mut().find(|(known, _)| *known == address) {
+            *known = ttl.min(*known);
+            return Ok(());
         }
-    }
-
-    fn target(&mut self, name: DomainName, ttl: u32) -> Result<(), DnsError> {
-        if add(&mut self.targets, name, ttl, TARGETS_MAX) {
-            Ok(())
-        } else {
-            Err(DnsError::TooManyTargets)
+        if addresses.len() >= ADDRESSES_MAX {
+            return Err(DnsError::TooManyAddresses);
         }
+        addresses.push((address, ttl));
+        Ok(())
     }
-}
-
-/// Adds what is not there yet, and keeps the shorter TTL of what is; `false` when it is full.
-fn add<T: PartialEq>(all: &mut Vec<(T, Duration)>, new: T, ttl: u32, max: usize) -> bool {
-    let ttl = Duration::from_secs(ttl.into());
-    if let Some((_, known)) = all.iter_mut().find(|(known, _)| *known == new) {
-        *known = ttl.min(*known);
-        return true;
-    }
-    if all.len() >= max {
-        return false;
-    }
-    all.push((new, ttl));
-    true
 }
 
 /// SvcPriority 0 is AliasMode (RFC 9460, section 2.4.1).

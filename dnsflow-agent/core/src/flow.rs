@@ -388,6 +388,4 @@ pub struct InstalledFlow {
     pub cookie: Cookie,
     /// Packets that it has matched.
     pub packets: u64,
-    /// Its hard timeout in seconds; 0 means none.
-    pub hard_timeout_s: u16,
 }

@@ -22,8 +22,6 @@ pub struct Frame<'a> {
     pub captured_at: Timestamp,
     /// The bytes captured.
     pub bytes: &'a [u8],
-    /// The frame's length on the wire; more than `bytes` holds where it was cut.
-    pub wire_len: usize,
     /// Whether it was taken off the wire, and waits to be put back ([`Command::Release`]).
     pub held: bool,
     /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for

@@ -107,7 +107,7 @@ impl Ports {
             if old.as_ref().is_none_or(replaced) {
                 out.command(Command::Attach {
                     interface: id,
-                    name: row.name.clone(),
+                    name: row.name.to_string(),
                     policed,
                 });
             }
@@ -235,7 +235,7 @@ impl Ports {
         if let Some(row) = self.interfaces.find(interface) {
             self.tried.insert(interface);
             out.report(Report::NotAttached {
-                interface: row.name.clone(),
+                interface: row.name.to_string(),
                 reason,
             });
         }

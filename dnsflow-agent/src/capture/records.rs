@@ -99,7 +99,6 @@ pub(super) fn frame(record: Record<'_>) -> Option<Frame<'_>> {
         ifindex: header.ifindex,
         captured_at: Timestamp::from_nanos(header.captured_at_ns),
         bytes: frame,
-        wire_len: usize::try_from(header.frame_len).ok()?,
         held: header.kind == KIND_HELD,
         gso_size: u16::try_from(header.gso_size).ok()?,
     })

@@ -521,7 +521,6 @@ fn entries<'a, T>(
 pub(super) struct FlowDesc<'a> {
     pub(super) table: u8,
     pub(super) priority: u16,
-    pub(super) hard_timeout_s: u16,
     pub(super) cookie: u64,
     /// `None` when it is no match of ours: some field that [`Match`] cannot hold.
     pub(super) matches: Option<Match>,
@@ -536,13 +535,10 @@ impl<'a> FlowDesc<'a> {
         let table = entry.u8()?;
         entry.u8()?;
         let priority = entry.u16()?;
-        entry.u16()?; // idle_timeout
-        let hard_timeout_s = entry.u16()?;
-        entry.take(4)?; // flags, importance
+        entry.take(8)?; // timeouts, flags, importance
         Ok(Self {
             table,
             priority,
-            hard_timeout_s,
             cookie: entry.u64()?,
             matches: oxm::read_match(entry)?,
             packets: Stats::parse(entry)?.packets,

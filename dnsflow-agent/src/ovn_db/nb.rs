@@ -22,7 +22,6 @@ const TABLES: &[Table] = &[
     Table {
         name: ACL,
         columns: &[
-            Column::scalar("direction"),
             Column::scalar("priority"),
             Column::scalar("match"),
             Column::scalar("action"),
@@ -82,7 +81,6 @@ pub fn acl(row: &Row) -> Conversion<Acl> {
                 format!("rule-index: `{index}` is no number"),
             )
         })?,
-        direction: row.text("direction")?.to_owned(),
         priority: row.integer("priority")?,
         matches: row.text("match")?.to_owned(),
         action: row.text("action")?.to_owned(),

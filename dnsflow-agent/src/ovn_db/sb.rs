@@ -138,14 +138,13 @@ pub fn port_binding(row: &Row) -> Conversion<PortBinding> {
 /// northbound database>` (`get_sb_port_group_name` in `lib/ovn-util.h`).
 pub fn port_group(row: &Row) -> Conversion<PortGroup> {
     let name = row.text("name")?;
-    let parts = name
+    let nb_name = name
         .split_once('_')
-        .and_then(|(key, name)| Some((key.parse().ok()?, name)));
-    let (datapath_key, nb_name) = parts.ok_or_else(|| {
-        CellError::new("name", format!("`{name}` does not begin with a tunnel key"))
-    })?;
+        .and_then(|(key, nb_name)| key.parse::<u32>().is_ok().then_some(nb_name))
+        .ok_or_else(|| {
+            CellError::new("name", format!("`{name}` does not begin with a tunnel key"))
+        })?;
     Ok(Some(PortGroup {
-        datapath_key,
         name: nb_name.to_owned(),
         ports: row.texts("ports")?.into_iter().map(str::to_owned).collect(),
     }))

@@ -146,11 +146,24 @@ async fn a_vswitchd_that_started_again_is_found() {
     vswitchd.revalidation().await.expect("an answer");
 }
 
+/// A reply that refuses.
+const REFUSED: &str = r#"{"id":0,"error":"\"upcall/show\" is not a valid command\n"}"#;
+
+#[tokio::test]
+async fn what_is_refused_is_not_asked_again() {
+    let directory = Directory::new();
+    let _vswitchd = directory.vswitchd(7, &[&reply(TEXT), REFUSED]);
+    let mut vswitchd = Vswitchd::new(&directory.0);
+    vswitchd.revalidation().await.expect("an answer");
+    let refused = vswitchd.revalidation().await;
+    assert!(matches!(refused, Err(VswitchdError::Refused { .. })));
+    vswitchd.revalidation().await.expect("an answer");
+}
+
 #[tokio::test]
 async fn what_is_no_answer_is_named() {
-    let refused = r#"{"id":0,"error":"\"upcall/show\" is not a valid command\n"}"#;
     for (answer, expected) in [
-        (refused.to_owned(), "Refused"),
+        (REFUSED.to_owned(), "Refused"),
         ("[]".to_owned(), "Framing"),
         (r#"{"result": 7}"#.to_owned(), "Json"),
         (reply("flows: many"), "Unreadable"),

@@ -4,7 +4,6 @@
 //! program has to be optimized for the figures to mean anything; `machine.optimized` says so.
 
 use std::{
-    collections::BTreeMap,
     hint::black_box,
     net::Ipv4Addr,
     time::{Duration, Instant},
@@ -222,7 +221,6 @@ impl Node {
             ifindex: IFINDEX,
             captured_at: self.now,
             bytes: &bytes,
-            wire_len: bytes.len(),
             held: false,
             gso_size: 0,
         }));
@@ -242,7 +240,6 @@ fn interface(ofport: u32) -> Input<'static> {
         ofport: Some(ofport),
         ifindex: None,
         policing_kbps: 0,
-        external_ids: BTreeMap::new(),
     };
     Input::Interfaces(InterfaceUpdate {
         reset: true,

@@ -41,7 +41,6 @@ struct Captured {
     ifindex: u32,
     captured_at_ns: u64,
     bytes: Vec<u8>,
-    wire_len: usize,
     held: bool,
 }
 
@@ -179,7 +178,6 @@ impl Loaded {
                         ifindex: frame.ifindex,
                         captured_at_ns: frame.captured_at.as_nanos(),
                         bytes: frame.bytes.to_vec(),
-                        wire_len: frame.wire_len,
                         held: frame.held,
                     });
                 });

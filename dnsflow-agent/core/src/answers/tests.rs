@@ -40,7 +40,6 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         ifindex: 7,
         captured_at: NOW,
         bytes: b"noise",
-        wire_len: 5,
         held: true,
         gso_size: 0,
     };

@@ -179,17 +179,8 @@ fn https_message(question: &str, answers: Vec<Record>) -> Message {
     message
 }
 
-fn targets_of(message: &Message) -> Vec<(String, u64)> {
-    let answer = decode(message).expect("a usable answer");
-    answer
-        .targets
-        .iter()
-        .map(|(name, ttl)| (name.to_string(), ttl.as_secs()))
-        .collect()
-}
-
 #[test]
-fn a_services_hints_and_targets_are_read() {
+fn a_services_hints_are_read() {
     let mut second = service(2, ".", &[[192, 0, 2, 2], [192, 0, 2, 1]]);
     second.svc_params.push((
         SvcParamKey::Ipv6Hint,
@@ -218,17 +209,10 @@ fn a_services_hints_and_targets_are_read() {
             ("2001:db8::1".to_owned(), 60)
         ]
     );
-    assert_eq!(
-        targets_of(&answer),
-        [
-            ("cdn.test".to_owned(), 200),
-            ("edge.example.com".to_owned(), 60)
-        ]
-    );
 }
 
 #[test]
-fn an_alias_of_a_service_has_a_target_and_no_hints() {
+fn an_alias_of_a_service_has_no_hints() {
     let answer = https_message(
         "example.com.",
         vec![
@@ -241,13 +225,6 @@ fn an_alias_of_a_service_has_a_target_and_no_hints() {
         ],
     );
     assert_eq!(addresses_of(&answer), []);
-    assert_eq!(targets_of(&answer), [("svc.test".to_owned(), 60)]);
-    // There is no such service.
-    let none = https_message(
-        "example.com.",
-        vec![https("example.com.", 60, service(0, ".", &[]))],
-    );
-    assert_eq!(targets_of(&none), []);
 }
 
 #[test]
@@ -290,7 +267,7 @@ fn rules_are_asked_about_the_host_of_a_service() {
 }
 
 #[test]
-fn addresses_and_services_are_bounded() {
+fn addresses_are_bounded() {
     let hints = |count: u16| -> Vec<[u8; 4]> {
         (0..count)
             .map(|n| n.to_be_bytes())
@@ -305,12 +282,6 @@ fn addresses_and_services_are_bounded() {
     };
     assert_eq!(addresses_of(&with_hints(1024)).len(), ADDRESSES_MAX);
     assert_eq!(decode(&with_hints(1025)), Err(DnsError::TooManyAddresses));
-    let with_targets = |count| {
-        let record = |n| https("a.test.", 60, service(1, &format!("t{n}.test."), &[]));
-        https_message("a.test.", (0..count).map(record).collect())
-    };
-    assert_eq!(targets_of(&with_targets(64)).len(), TARGETS_MAX);
-    assert_eq!(decode(&with_targets(65)), Err(DnsError::TooManyTargets));
 }
 
 #[test]

@@ -48,7 +48,6 @@ fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
         ifindex,
         captured_at,
         bytes,
-        wire_len: bytes.len(),
         held: false,
         gso_size: 0,
     }
@@ -364,7 +363,6 @@ impl Node {
             key,
             cookie,
             packets,
-            hard_timeout_s: 0,
         };
         let flows = self.switch.iter();
         let sentinels = self.sentinels.iter();
@@ -424,7 +422,6 @@ impl Node {
 
     fn group(&self) -> PortGroup {
         PortGroup {
-            datapath_key: 3,
             name: GROUP.into(),
             ports: self.pods.keys().cloned().collect(),
         }
@@ -554,7 +551,7 @@ fn ifindex_of(row: RowId) -> u32 {
 
 fn interface(port: &str, host: u8, uid: &str) -> Interface {
     Interface {
-        name: format!("veth-{port}"),
+        name: format!("veth-{port}").into(),
         iface_id: port.into(),
         iface_id_ver: Some(uid.into()),
         addresses: vec![Ipv4Addr::new(10, 244, 0, host).into()],
@@ -563,7 +560,6 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
         ofport: None,
         ifindex: None,
         policing_kbps: 0,
-        external_ids: BTreeMap::new(),
     }
 }
 
@@ -611,7 +607,6 @@ fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
     Some(Acl {
         namespace: "ns1".into(),
         rule_index: index,
-        direction: "to-lport".into(),
         priority: 10_000 - index as u16,
         matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{}", ports_of(rule)),
         action: match rule.action {

@@ -2,11 +2,7 @@
 //!
 //! Sources: `ovn-nb.ovsschema`, `ovn-sb.ovsschema` and `vswitch.ovsschema`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -75,8 +71,6 @@ pub struct Acl {
     pub namespace: String,
     /// `external_ids:rule-index`: the rule's place in `spec.egress`.
     pub rule_index: u32,
-    /// `direction`: `to-lport` or `from-lport`.
-    pub direction: String,
     /// `priority`.
     pub priority: u16,
     /// `match`, verbatim.
@@ -115,9 +109,7 @@ pub struct PortBinding {
 /// A row of the SB `Port_Group` table: `<datapath tunnel key>_<NB name>`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortGroup {
-    /// `name`, split at its first underscore: the datapath's tunnel key …
-    pub datapath_key: u32,
-    /// … and the port group's name in the NB database.
+    /// The port group's name in the NB database: `name` behind its first underscore.
     pub name: String,
     /// `ports`: logical port names.
     pub ports: BTreeSet<String>,
@@ -179,7 +171,7 @@ pub struct SbUpdate {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Interface {
     /// `name`: the host side of the veth.
-    pub name: String,
+    pub name: Arc<str>,
     /// `external_ids:iface-id`: the logical port.
     pub iface_id: String,
     /// `external_ids:iface-id-ver`: the pod's UID.
@@ -196,8 +188,6 @@ pub struct Interface {
     pub ifindex: Option<u32>,
     /// `ingress_policing_rate`, in kbit/s; zero where there is no limit.
     pub policing_kbps: u32,
-    /// Every external id, for what has no field of its own.
-    pub external_ids: BTreeMap<String, String>,
 }
 
 impl Interface {

@@ -455,7 +455,6 @@ mod tests {
     fn group_membership_follows_the_rows() {
         let mut view = OvnView::default();
         let group = |ports: &[&str]| PortGroup {
-            datapath_key: 3,
             name: "a7".into(),
             ports: ports.iter().map(|&port| port.into()).collect(),
         };

@@ -5,7 +5,7 @@ const OTHER_ROW: RowId = RowId::new(2);
 
 fn row(name: &str, pod: &str) -> Interface {
     Interface {
-        name: format!("veth-{name}"),
+        name: format!("veth-{name}").into(),
         iface_id: name.into(),
         iface_id_ver: Some(pod.into()),
         addresses: Vec::new(),
@@ -14,7 +14,6 @@ fn row(name: &str, pod: &str) -> Interface {
         ofport: None,
         ifindex: None,
         policing_kbps: 0,
-        external_ids: BTreeMap::new(),
     }
 }
 

@@ -35,7 +35,6 @@ fn acl(index: u32, set: u64) -> Acl {
     Acl {
         namespace: "ns1".into(),
         rule_index: index,
-        direction: "to-lport".into(),
         priority: 10000 - index as u16,
         matches: format!("(ip4.dst == $a{set}) && inport == @{PORT_GROUP}"),
         action: "allow".into(),

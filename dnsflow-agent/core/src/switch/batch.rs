@@ -1,6 +1,6 @@
 //! Changes that go to the switch together.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
     Timestamp,
@@ -66,7 +66,7 @@ impl Batch {
                 && let Some(addresses) = Addresses::between(*own, address)
             {
                 self.paths.insert(Path {
-                    interface: interface.name.as_str().into(),
+                    interface: Arc::clone(&interface.name),
                     addresses,
                 });
             }

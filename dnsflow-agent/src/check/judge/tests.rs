@@ -29,7 +29,6 @@ fn sound() -> Facts {
     let acl = Acl {
         namespace: "ns1".into(),
         rule_index: 0,
-        direction: "to-lport".into(),
         priority: 10_000,
         matches: matches.into(),
         action: "allow".into(),

@@ -66,7 +66,6 @@ fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
         let expected = |((key, body), actions): ((FlowKey, FlowBody), _)| FlowDesc {
             table: key.table,
             priority: key.priority,
-            hard_timeout_s: body.hard_timeout_s,
             cookie: body.cookie.bits(),
             matches: Some(key.matches),
             packets: 0,

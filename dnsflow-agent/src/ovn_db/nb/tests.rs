@@ -47,7 +47,6 @@ fn the_rules_that_ovn_kubernetes_writes() {
         Acl {
             namespace: "ns1".into(),
             rule_index: 0,
-            direction: "to-lport".into(),
             priority: 10000,
             matches: "(ip4.dst == $a18346816605274050565) && inport == @a9633447981174624809"
                 .into(),

@@ -55,7 +55,6 @@ fn installed(key: FlowKey) -> InstalledFlow {
         key,
         cookie: Cookie::new(1),
         packets: 0,
-        hard_timeout_s: 300,
     }
 }
 
