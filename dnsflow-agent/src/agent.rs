@@ -155,11 +155,12 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         deferred,
         heartbeat,
         counters,
-        ..
+        log,
     } = {
         let _runtime = hot.enter();
         capture::load(&capture_options, attaching.handle())?
     };
+    hot.spawn(log.run());
     let alarm = {
         let _runtime = hot.enter();
         Alarm::new().map_err(failed("make a timer"))?
