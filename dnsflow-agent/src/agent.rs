@@ -53,6 +53,7 @@ use crate::{
     openflow::{self, Event, questions::Question},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
+    rights::{self, WHILE_RUNNING, keep_only},
     state,
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
@@ -161,6 +162,15 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         capture::load(&capture_options, attaching.handle())?
     };
     hot.spawn(log.run());
+    let releaser = Releaser::open(release_mark.get())?;
+    // Before any other thread starts, but that of the log, which has none.
+    let kept = rights::bpf_while_running(|| counters.read().is_ok())
+        .and_then(|bpf| keep_only(WHILE_RUNNING | bpf))
+        .map_err(failed("give up capabilities"))?;
+    info!(
+        capabilities = rights::names(kept),
+        "keeping these capabilities and no others"
+    );
     let alarm = {
         let _runtime = hot.enter();
         Alarm::new().map_err(failed("make a timer"))?
@@ -204,7 +214,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         resolvers,
         names,
         deferred,
-        releaser: Releaser::open(release_mark.get())?,
+        releaser,
         heartbeat: hold.map(|_| heartbeat),
         beat_at: now(),
         estimate,

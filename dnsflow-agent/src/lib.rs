@@ -19,6 +19,7 @@ pub mod openflow;
 pub mod options;
 pub mod ovn_db;
 pub mod ovsdb;
+pub mod rights;
 pub mod state;
 pub mod vswitch_db;
 pub mod vswitchd;

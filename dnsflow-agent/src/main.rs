@@ -11,13 +11,17 @@ use dnsflow_agent::{
     k8s::egress_firewall::DEFINITION,
     logging::Log,
     options::{Cli, Command},
+    rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
         Command::Agent(options) => {
-            let log = Log::start(options.log_format);
+            // No other thread is there yet.
+            keep_only(TO_START | WHILE_RUNNING).context("cannot give up capabilities")?;
+            let log = without_any(|| Log::start(options.log_format))
+                .context("cannot start the log's thread")?;
             let lost = log.lost_lines();
             let result = agent::run(*options, lost.clone());
             let code = match result {

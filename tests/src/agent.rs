@@ -257,6 +257,11 @@ impl Agent {
         Pid::from_child(&self.child)
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Waits for the event `ready`: programs attached, databases read, switch connected.
     pub fn wait_ready(mut self) -> Result<Self> {
         self.wait_event("ready")?;

@@ -12,6 +12,7 @@ use clap::Parser as _;
 use dnsflow_agent::{
     k8s::{egress_firewall::EgressFirewall, permissions},
     options::{AgentOptions, Cli, Command},
+    rights::{TO_START, WHILE_RUNNING, names},
 };
 use dnsflow_tests::support::{not_run, this_test};
 use k8s_openapi::api::{
@@ -19,9 +20,10 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 use manifests::{
-    ERRANDS, Grant, OVERLAYS, Objects, command_line, directory, documents, kind_story, resources,
-    typed,
+    ERRANDS, Grant, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents, kind_story,
+    resources, typed,
 };
+use rustix::thread::CapabilitySet;
 
 /// The base, and each overlay where kustomize is there to build it.
 fn variants() -> Result<Vec<(&'static str, Objects)>> {
@@ -320,8 +322,12 @@ fn the_daemon_set_fits_together() -> Result<()> {
             .security_context
             .as_ref()
             .context("a security context")?;
-        assert_eq!(security.privileged, Some(true), "{name}");
         assert_eq!(security.se_linux_options, None, "{name}");
+        assert_eq!(security.read_only_root_filesystem, Some(true), "{name}");
+        // A privileged container has every capability, and no seccomp profile is applied to it.
+        let is_privileged = security.privileged == Some(true);
+        assert_eq!(is_privileged, name != RESTRICTED, "{name}");
+        assert_ne!(is_privileged, security.capabilities.is_some(), "{name}");
         // The directories keep their paths, which the options' defaults name.
         let host_path = |volume: &Volume| {
             let path = volume.host_path.as_ref()?.path.clone();
@@ -343,6 +349,31 @@ fn the_daemon_set_fits_together() -> Result<()> {
             expected.insert("/var/run/ovn-ic");
         }
         assert_eq!(paths, expected, "{name}");
+    }
+    Ok(())
+}
+
+/// A program that has bound the agent's capabilities, and no more, must not find a way to more.
+#[test]
+fn without_privileges_there_is_no_way_to_others() -> Result<()> {
+    for (name, objects) in built([RESTRICTED].into_iter())? {
+        let container = objects.container()?;
+        let security = container.security_context.as_ref().context("a context")?;
+        assert_eq!(security.allow_privilege_escalation, Some(false), "{name}");
+        assert_eq!(security.run_as_user, Some(0), "{name}");
+        let profile = security
+            .seccomp_profile
+            .as_ref()
+            .map(|profile| &*profile.type_);
+        assert_eq!(profile, Some("RuntimeDefault"), "{name}");
+        let capabilities = security.capabilities.as_ref().context("capabilities")?;
+        assert_eq!(capabilities.drop.as_deref(), Some(&["ALL".to_owned()][..]));
+        let added = capabilities.add.iter().flatten();
+        let added: BTreeSet<String> = added.map(|name| format!("CAP_{name}")).collect();
+        // On the kernels that the overlay is for, memory for maps is not limited by rlimits.
+        let needed = (TO_START - CapabilitySet::SYS_RESOURCE) | WHILE_RUNNING;
+        let needed = names(needed);
+        assert_eq!(added, needed.split(',').map(str::to_owned).collect());
     }
     Ok(())
 }

@@ -40,7 +40,16 @@ pub struct Kernel {
     /// Whether it loads the program, its ring buffer included.
     pub load: Result<(), String>,
     /// How it attached the program to an interface; `None` where the program was not loaded.
-    pub attach: Option<Result<AttachKind, String>>,
+    pub attach: Option<Result<AttachKind, NotAttached>>,
+}
+
+/// Why a program that was loaded is on no interface.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum NotAttached {
+    /// This process may not make a network namespace to try it in.
+    NotTried,
+    /// The trial failed.
+    Failed(String),
 }
 
 /// The node's switch.

@@ -10,7 +10,7 @@ use dnsflow_core::ovn::{
 
 use super::{
     Finding,
-    facts::{Cluster, Facts, Kernel, PodInterface, Source, Southbound, Vswitch},
+    facts::{Cluster, Facts, Kernel, NotAttached, PodInterface, Source, Southbound, Vswitch},
 };
 use crate::{
     capture::AttachKind,
@@ -92,7 +92,8 @@ fn program(kernel: &Kernel) -> Finding {
                 "Linux {} does not load the TC program: {reason}",
                 kernel.release
             ),
-            "run as root on Linux 5.8 or newer, in a privileged container",
+            "run as root on Linux 5.8 or newer, in a privileged container or with the capabilities \
+             of deploy/components/restricted",
         ),
     }
 }
@@ -104,7 +105,13 @@ fn attachment(kernel: &Kernel) -> Option<Finding> {
             "attach",
             "interfaces take the program by clsact, since this kernel has no TCX (Linux 6.6)",
         ),
-        Err(reason) => Finding::failed(
+        Err(NotAttached::NotTried) => Finding::warning(
+            "attach",
+            "whether interfaces take the program was not tried: this takes a network namespace and \
+             CAP_SYS_ADMIN",
+            "run the check in a privileged container, or look into the agent's log",
+        ),
+        Err(NotAttached::Failed(reason)) => Finding::failed(
             "attach",
             format!("no interface takes the program: {reason}"),
             "use Linux 6.6, or a kernel with CONFIG_NET_CLS_ACT, CONFIG_NET_CLS_BPF and \

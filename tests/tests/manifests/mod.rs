@@ -23,7 +23,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// What runs the agent, built on the base.
-pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift"];
+pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift", RESTRICTED];
+/// What runs the agent without `privileged`.
+pub(crate) const RESTRICTED: &str = "overlays/restricted";
 /// What runs something else on every node, with the command that it runs.
 pub(crate) const ERRANDS: &[(&str, &str)] = &[
     ("overlays/preflight", "check"),

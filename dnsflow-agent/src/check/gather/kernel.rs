@@ -2,12 +2,15 @@
 
 use std::{fs, io, path::Path, thread};
 
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::{
+    io::Errno,
+    thread::{UnshareFlags, unshare_unsafe},
+};
 use tokio::runtime;
 
 use crate::{
     capture::{self, Attach, AttachKind},
-    check::facts::Kernel,
+    check::facts::{Kernel, NotAttached},
 };
 
 /// Where the kernel describes its types (Linux `Documentation/bpf/btf.rst`).
@@ -17,7 +20,7 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
 /// What the program says of a kernel that cannot be asked.
-type Trial = (Result<(), String>, Option<Result<AttachKind, String>>);
+type Trial = (Result<(), String>, Option<Result<AttachKind, NotAttached>>);
 
 pub(super) fn ask() -> Kernel {
     // The thread takes the network namespace with it when it ends.
@@ -53,12 +56,16 @@ fn trial() -> Trial {
     };
     // SAFETY: a new network namespace leaves memory and file descriptors as they are, and only
     // this thread is in it.
-    if let Err(error) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
-        let reason = format!(
-            "it cannot be tried without a network namespace of its own: {}",
-            io::Error::from(error)
-        );
-        return (Ok(()), Some(Err(reason)));
+    match unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
+        Ok(()) => {}
+        Err(Errno::PERM) => return (Ok(()), Some(Err(NotAttached::NotTried))),
+        Err(error) => {
+            let reason = format!(
+                "it cannot be tried without a network namespace of its own: {}",
+                io::Error::from(error)
+            );
+            return (Ok(()), Some(Err(NotAttached::Failed(reason))));
+        }
     }
     let program = capture.attacher.attachments.program_mut();
     let attached = program
@@ -73,7 +80,11 @@ fn trial() -> Trial {
     let kind = program.kind();
     (
         Ok(()),
-        Some(attached.and_then(|_| kind.ok_or_else(|| "it is not known how".into()))),
+        Some(
+            attached
+                .and_then(|_| kind.ok_or_else(|| "it is not known how".into()))
+                .map_err(NotAttached::Failed),
+        ),
     )
 }
 

@@ -147,7 +147,9 @@ fn a_kernel_that_refuses_is_a_failure() {
         Failed,
         &["6.12.1", "no BPF ring buffer", "privileged"],
     );
-    let no_attach = |facts: &mut Facts| facts.kernel.attach = Some(Err("no clsact".into()));
+    let no_attach = |facts: &mut Facts| {
+        facts.kernel.attach = Some(Err(NotAttached::Failed("no clsact".into())));
+    };
     one(
         no_attach,
         "attach",
