@@ -1,0 +1,177 @@
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+};
+
+use super::*;
+
+/// A directory of its own, removed at the end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let name = format!("dnsflow-state-{name}-{}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).expect("the directory is there");
+    }
+}
+
+fn entries() -> Vec<SavedEntry> {
+    let odd = DomainName::from_labels([&b"a.b"[..], b"\xff"]).expect("labels");
+    let saved = |name: DomainName| SavedName {
+        name,
+        rest: Duration::from_secs(3000),
+        deny_rest: Duration::from_secs(3500),
+    };
+    vec![SavedEntry {
+        port: "ns1_p1".into(),
+        pod: Some("uid".into()),
+        address: "203.0.113.1".parse().expect("an address"),
+        names: vec![
+            saved("www.example.com".parse().expect("a name")),
+            saved(odd),
+        ],
+    }]
+}
+
+#[test]
+fn what_is_saved_comes_back() {
+    let dir = Dir::new("back");
+    assert_eq!(load(&dir.0).expect("nothing"), []);
+    save(&dir.0, &entries()).expect("saved");
+    let mut back = load(&dir.0).expect("loaded");
+    for name in &mut back[0].names {
+        // A second may have passed.
+        for (rest, saved_s) in [(&mut name.rest, 3000), (&mut name.deny_rest, 3500)] {
+            assert!(*rest >= Duration::from_secs(saved_s - 2), "{rest:?}");
+            *rest = Duration::from_secs(saved_s);
+        }
+    }
+    assert_eq!(back, entries());
+    remove(&dir.0).expect("removed");
+    assert_eq!(load(&dir.0).expect("nothing"), []);
+}
+
+#[test]
+fn what_cannot_be_used_is_set_aside_with_the_reason() {
+    let dir = Dir::new("aside");
+    fs::create_dir_all(&dir.0).expect("made");
+    for (content, reason) in [
+        ("{\"version\":2", "EOF"),
+        (
+            "{\"version\":1,\"saved_at_s\":1,\"entries\":[]}",
+            "version 1",
+        ),
+        (
+            "{\"version\":2,\"saved_at_s\":1,\"entries\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1,1]]}]}",
+            "`a..b`: the name has an empty label",
+        ),
+    ] {
+        fs::write(dir.0.join(FILE), content).expect("written");
+        let error = load(&dir.0).expect_err("unusable").to_string();
+        assert!(error.contains(reason), "{error}");
+        assert!(!dir.0.join(FILE).exists());
+        assert_eq!(load(&dir.0).expect("nothing"), []);
+    }
+}
+
+#[test]
+fn time_passes_between_runs() {
+    let dir = Dir::new("age");
+    save(&dir.0, &entries()).expect("saved");
+    let path = dir.0.join(FILE);
+    let text = fs::read_to_string(&path).expect("read");
+    let now = wall_clock_s();
+    let older = text.replace(
+        &format!("\"saved_at_s\":{now}"),
+        &format!("\"saved_at_s\":{}", now - 1000),
+    );
+    fs::write(&path, older).expect("written");
+    let name = load(&dir.0).expect("loaded")[0].names[0].clone();
+    assert!(name.rest <= Duration::from_secs(2000), "{name:?}");
+    assert!(name.deny_rest <= Duration::from_secs(2500), "{name:?}");
+}
+
+fn mode(path: &Path) -> u32 {
+    let metadata = fs::symlink_metadata(path).expect("it is there");
+    metadata.mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+}
+
+#[test]
+fn directory_and_file_are_closed_to_other_users() {
+    let dir = Dir::new("closed");
+    save(&dir.0, &entries()).expect("saved");
+    assert_eq!(mode(&dir.0), 0o700);
+    assert_eq!(mode(&dir.0.join(FILE)), 0o600);
+    // As the kubelet makes it, with what a crash leaves behind.
+    set_mode(&dir.0, 0o755);
+    fs::write(dir.0.join("cache.json.new"), "half").expect("written");
+    save(&dir.0, &entries()).expect("saved");
+    assert_eq!(mode(&dir.0), 0o700);
+    let found = fs::read_dir(&dir.0).expect("it can be read").count();
+    assert_eq!(found, 1, "nothing but the snapshot is left");
+}
+
+#[test]
+fn no_symbolic_link_is_followed() {
+    let dir = Dir::new("links");
+    let victim = Dir::new("victim");
+    save(&victim.0, &entries()).expect("saved");
+    fs::create_dir_all(&dir.0).expect("made");
+    let file = victim.0.join(FILE);
+    let content = fs::read_to_string(&file).expect("read");
+    symlink(&file, dir.0.join(FILE)).expect("linked");
+    symlink(&file, dir.0.join("cache.json.new")).expect("linked");
+    let error = load(&dir.0).expect_err("a link").to_string();
+    assert!(error.contains("symbolic links"), "{error}");
+    save(&dir.0, &[]).expect("saved");
+    assert_eq!(load(&dir.0).expect("a file now"), []);
+    assert_eq!(fs::read_to_string(&file).expect("read"), content);
+    // Nor is the directory one, with or without a slash at the end.
+    let link = dir.0.join("link");
+    symlink(&victim.0, &link).expect("linked");
+    for path in [link.clone(), link.join("")] {
+        assert!(load(&path).is_err(), "{}", path.display());
+        assert!(save(&path, &[]).is_err(), "{}", path.display());
+    }
+}
+
+#[test]
+fn what_others_may_have_written_is_not_believed() {
+    let dir = Dir::new("others");
+    save(&dir.0, &entries()).expect("saved");
+    set_mode(&dir.0.join(FILE), 0o622);
+    let error = load(&dir.0).expect_err("anybody's").to_string();
+    assert!(error.contains("other users"), "{error}");
+    save(&dir.0, &entries()).expect("it is replaced");
+    load(&dir.0).expect("it is ours");
+    // A directory that is not the agent's alone stays as it is.
+    fs::write(dir.0.join("other"), "").expect("written");
+    set_mode(&dir.0, 0o755);
+    load(&dir.0).expect("nobody else can write there");
+    assert_eq!(mode(&dir.0), 0o755);
+    set_mode(&dir.0, 0o1777);
+    let error = save(&dir.0, &[]).expect_err("anybody's").to_string();
+    assert!(error.contains("other users"), "{error}");
+    assert_eq!(mode(&dir.0), 0o1777);
+}
+
+#[test]
+fn what_is_no_file_is_not_waited_for() {
+    let dir = Dir::new("fifo");
+    fs::create_dir_all(&dir.0).expect("made");
+    let fifo = rustix::fs::Mode::from_raw_mode(0o600);
+    let made = rustix::fs::mkfifoat(rustix::fs::CWD, dir.0.join(FILE), fifo);
+    made.expect("made");
+    let error = load(&dir.0).expect_err("a pipe").to_string();
+    assert!(error.contains("no regular file"), "{error}");
+}
