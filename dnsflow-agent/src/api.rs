@@ -2,8 +2,13 @@
 //!
 //! It must never make the agent wait, and never end it: the hot thread writes a few atomic
 //! numbers, and an address that is taken is tried again.
+//!
+//! Every process of the node can connect to a loopback address, and may connect as often as it likes. It
+//! learns whether the agent is ready and nothing else, and keeps nobody else from the answer: for a new
+//! connection the oldest goes.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     net::SocketAddr,
     sync::{
@@ -24,17 +29,18 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    net::TcpListener,
-    sync::Semaphore,
+    net::{TcpListener, TcpStream},
+    task::{AbortHandle, yield_now},
     time::{sleep, timeout},
 };
 
 use crate::clock::now;
 
-/// At most this many connections at once; further ones are closed.
-const CONNECTIONS_MAX: usize = 16;
+/// At most this many connections at once. So many must come after a connection, before its request does,
+/// for it to be closed.
+const CONNECTIONS_MAX: usize = 64;
 /// A connection serves one request and lasts no longer than this.
-const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
+const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 /// The wait before an address that cannot be listened on is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// The hot thread wakes up at least once a minute, for its counters; after three times as long
@@ -119,6 +125,12 @@ impl Health {
 /// Answers at this address for ever.
 pub async fn serve(address: SocketAddr, health: Arc<Health>) {
     let mut told = false;
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "--listen is no loopback address: others than this node's processes may ask as well"
+        );
+    }
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
@@ -140,33 +152,42 @@ pub async fn serve(address: SocketAddr, health: Arc<Health>) {
 
 /// Serves until the listener fails.
 async fn accept(listener: TcpListener, health: &Arc<Health>) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections");
-                return;
+                break;
             }
         };
-        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-            continue;
-        };
-        let health = Arc::clone(health);
-        tokio::spawn(async move {
-            let answer = service_fn(|request: Request<Incoming>| {
-                let response = respond(request.method(), request.uri().path(), &health, now());
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), answer);
-            // A client that breaks off, or is too slow, is its own loss.
-            let _ended = timeout(CONNECTION_LIMIT, connection).await;
-            drop(slot);
-        });
+        connections.retain(|connection: &AbortHandle| !connection.is_finished());
+        if connections.len() == CONNECTIONS_MAX
+            && let Some(oldest) = connections.pop_front()
+        {
+            oldest.abort();
+        }
+        let connection = tokio::spawn(serve_connection(stream, Arc::clone(health)));
+        connections.push_back(connection.abort_handle());
+        // A request that is there already is answered before others can push its connection out.
+        yield_now().await;
     }
+    for connection in connections {
+        connection.abort();
+    }
+}
+
+/// Answers one request. A client that breaks off, or is too slow, is its own loss.
+async fn serve_connection(stream: TcpStream, health: Arc<Health>) {
+    let answer = service_fn(|request: Request<Incoming>| {
+        let response = respond(request.method(), request.uri().path(), &health, now());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), answer);
+    let _ended = timeout(CONNECTION_LIMIT, connection).await;
 }
 
 fn respond(method: &Method, path: &str, health: &Health, now: Timestamp) -> Response<Full<Bytes>> {

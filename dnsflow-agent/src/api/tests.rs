@@ -1,8 +1,6 @@
 use http_body_util::BodyExt as _;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
 
@@ -88,5 +86,48 @@ async fn it_answers_over_a_socket_and_survives_garbage() {
             .expect("an end of the connection");
         assert!(response.starts_with(expected), "{response}");
     }
+    task.abort();
+}
+
+/// What a probe of the kubelet reads.
+async fn probe(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let request = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(request).await.expect("it is read");
+    let mut response = String::new();
+    let read = stream.read_to_string(&mut response).await;
+    read.map_or_else(|error| error.to_string(), |_| response)
+}
+
+#[tokio::test]
+async fn a_thousand_silent_connections_keep_no_probe_from_its_answer() {
+    let files = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: files.maximum,
+        ..files
+    };
+    setrlimit(Resource::Nofile, most).expect("up to the maximum");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let health = Arc::new(Health::default());
+    health.turn(now());
+    let task = tokio::spawn(async move { accept(listener, &health).await });
+    let mut silent = Vec::new();
+    for number in 0..1000 {
+        silent.push(TcpStream::connect(address).await.expect("a connection"));
+        if number % 50 == 0 {
+            let response = probe(address).await;
+            assert!(response.starts_with("HTTP/1.1 200"), "{number}: {response}");
+        }
+    }
+    let response = probe(address).await;
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    // All but the last ones were closed.
+    let mut closed = 0;
+    for stream in &mut silent[..1000 - CONNECTIONS_MAX] {
+        let end = stream.read(&mut [0]).await;
+        closed += usize::from(end.is_ok_and(|len| len == 0));
+    }
+    assert_eq!(closed, 1000 - CONNECTIONS_MAX);
     task.abort();
 }
