@@ -141,7 +141,7 @@ pub struct AgentOptions {
         long,
         value_name = "MILLISECONDS",
         env = "DNSFLOW_HOLD_MAX",
-        default_value_t = 100,
+        default_value_t = 500,
         value_parser = clap::value_parser!(u32).range(1..=1000)
     )]
     pub hold_max: u32,

@@ -103,11 +103,12 @@ pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
 /// How long a datagram is waited for: as long as Linux does (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// An answer is held for at most this long, by default: a resolver waits for seconds before it asks
-/// again, a person does not notice.
-pub const HOLD_LONGEST: Duration = Duration::from_millis(100);
+/// An answer is held for at most this long, by default. Open vSwitch needs up to two passes over its
+/// megaflows until the pod's first packet gets through, and a pass takes 50 ms and more on a busy
+/// node. A resolver waits for seconds before it asks again.
+pub const HOLD_LONGEST: Duration = Duration::from_millis(500);
 /// Frames that are held at the same time on the node: 10,000 answers a second for as long as they
-/// may be held are 1,000.
+/// may be held are 5,000.
 pub const HELD_MAX: usize = 8192;
 /// How many of them one pod's interface can have.
 pub const HELD_PER_INTERFACE_MAX: usize = 2048;
@@ -126,6 +127,9 @@ pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);
 /// Between two looks at the datapath, at least. ovs-vswitchd takes such questions and flows on one
 /// thread.
 pub const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// A pause is at least this part of the time that the newest batch has waited: a long wait gets few
+/// looks, and is longer than need be by this part at most.
+pub const LOOK_PAUSE_PART: u32 = 8;
 /// Paths that one look is for: each is compared with every megaflow that drops. A batch with more
 /// paths waits for the estimated time.
 pub const PATHS_PER_LOOK_MAX: usize = 64;

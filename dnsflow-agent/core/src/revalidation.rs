@@ -22,7 +22,7 @@ use super::{
     counter_vec::{CounterVec, labels},
     flow::Addresses,
     input::BatchId,
-    limits::{LOOK_PAUSE, PATHS_PER_LOOK_MAX, REVALIDATION_INTERVAL},
+    limits::{LOOK_PAUSE, LOOK_PAUSE_PART, PATHS_PER_LOOK_MAX, REVALIDATION_INTERVAL},
 };
 
 labels! {
@@ -64,6 +64,8 @@ pub struct Revalidation {
 struct Waiting {
     /// What its changes are for. Empty where there are too many to look at.
     paths: BTreeSet<Path>,
+    /// When the switch confirmed the batch.
+    since: Timestamp,
     /// When the estimated time is over.
     estimated: Timestamp,
     /// When the wait ends whatever the datapath says.
@@ -112,6 +114,7 @@ impl Revalidation {
         let is_looked_at = paths.len() <= PATHS_PER_LOOK_MAX;
         let waiting = Waiting {
             paths: if is_looked_at { paths } else { BTreeSet::new() },
+            since: now,
             estimated: begins + self.estimate,
             longest: begins + self.estimate_max,
             is_awaited,
@@ -160,7 +163,8 @@ impl Revalidation {
             return Vec::new();
         };
         // ovs-vswitchd answers on the thread that takes flows: half of its time stays free.
-        self.look_from = now + now.since(began_at).max(LOOK_PAUSE);
+        let took = now.since(began_at);
+        self.look_from = now + took.max(LOOK_PAUSE).max(self.waited(now) / LOOK_PAUSE_PART);
         let Some(dropping) = dropping else {
             for batch in batches {
                 if let Some(waiting) = self.waiting.get_mut(&batch) {
@@ -216,6 +220,16 @@ impl Revalidation {
         {
             self.events.count(event);
         }
+    }
+
+    /// How long the newest batch has waited that is looked at.
+    fn waited(&self, now: Timestamp) -> Duration {
+        let waiting = self
+            .waiting
+            .values()
+            .filter(|waiting| waiting.is_looked_at());
+        let newest = waiting.map(|waiting| waiting.since).max();
+        newest.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// When the next look is due, where there is something to look for and no look is under way.

@@ -43,7 +43,7 @@ fn without_arguments_the_defaults_hold() {
             static_flow: None,
             subdomains: true,
             mode: Mode::Hold,
-            hold_max: 100,
+            hold_max: 500,
             scope: ScopeOption::Pod,
             min_ttl: 60,
             max_ttl: 3600,

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use dnsflow_core::revalidation::Path;
 
-/// Of `paths`, those on which one of these megaflows drops.
+/// Of `paths`, those on which one of these megaflows drops packets that conntrack takes as valid.
 pub fn dropping(text: &str, paths: &[Path]) -> Vec<Path> {
     let drops: Vec<Megaflow> = text
         .lines()
@@ -78,7 +78,7 @@ impl<'a> Megaflow<'a> {
             interface: port.split_once(')')?.0,
             addresses: rest.split_once(')')?.0,
             is_v6,
-            drops: !forwards(actions),
+            drops: !forwards(actions) && !key.contains(INVALID),
         })
     }
 
@@ -151,6 +151,10 @@ fn forwards(actions: &str) -> bool {
         Some((name, _)) => ON_ITS_WAY.contains(&name),
     })
 }
+
+/// In a megaflow's key: the megaflow is for packets that belong to no connection, such as the last ones
+/// of a connection that was closed. OVN drops these wherever they go (`ct_state` in ovs-fields(7)).
+const INVALID: &str = "+inv";
 
 /// Actions without arguments that send the packet nowhere.
 const STAYING: [&str; 5] = ["drop", "ct", "ct_clear", "pop_vlan", "pop_eth"];

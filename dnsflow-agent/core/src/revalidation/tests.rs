@@ -48,6 +48,23 @@ fn a_batch_is_over_once_nothing_drops_on_its_paths() {
 }
 
 #[test]
+fn the_longer_a_batch_waits_the_rarer_are_the_looks() {
+    let mut revalidation = waiting();
+    begin(&mut revalidation, 1, &[path(5, 1)], 0);
+    revalidation.look(at(0)).expect("a look");
+    revalidation.looked(Some(&[path(5, 1)]), at(1));
+    assert_eq!(revalidation.deadline(), Some(at(2)));
+    revalidation.look(at(63)).expect("a look");
+    revalidation.looked(Some(&[path(5, 1)]), at(64));
+    assert_eq!(revalidation.deadline(), Some(at(72)), "an eighth of 64 ms");
+    // A newer batch does not wait for the older one's pause.
+    revalidation.look(at(72)).expect("a look");
+    begin(&mut revalidation, 2, &[path(6, 1)], 72);
+    revalidation.looked(Some(&[path(5, 1)]), at(73));
+    assert_eq!(revalidation.deadline(), Some(at(74)));
+}
+
+#[test]
 fn what_drops_for_good_ends_the_wait_before_frames_have_to_go() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1)], 0);

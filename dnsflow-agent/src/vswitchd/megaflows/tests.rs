@@ -45,6 +45,17 @@ fn a_recorded_dump_is_read() {
     assert_eq!(dropping("", &paths), []);
 }
 
+/// As Open vSwitch 4.0 prints the key of a packet behind the end of its connection.
+#[test]
+fn what_drops_only_invalid_packets_does_not_drop_on_a_path() {
+    let line = |state: &str| {
+        format!("in_port(p1),ct_state({state}+trk),eth_type(0x0800),ipv4(frag=no), actions:drop")
+    };
+    let path = [to("p1", [203, 0, 113, 1])];
+    assert_eq!(dropping(&line("-new-est-rel-rpl+inv"), &path), []);
+    assert_eq!(dropping(&line("+new-est-rel-rpl-inv"), &path), path);
+}
+
 #[test]
 fn masks_of_both_families_are_read() {
     let v6 = |addresses: &str| {

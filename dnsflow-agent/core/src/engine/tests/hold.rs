@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    hold::HoldEvent, input::HeldFrame, limits::REVALIDATION_INTERVAL,
+    hold::HoldEvent,
+    input::HeldFrame,
+    limits::{HOLD_LONGEST, REVALIDATION_INTERVAL},
     revalidation::RevalidationEvent,
 };
 
-const HOLD_MAX: Duration = Duration::from_millis(100);
+const HOLD_MAX: Duration = HOLD_LONGEST;
 
 /// The rules of all these stories.
 fn rules() -> [Rule; 2] {
