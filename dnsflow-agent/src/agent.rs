@@ -140,6 +140,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         subdomains: options.subdomains,
         scope: options.scope.into(),
         cache_limits: options.cache_limits(),
+        flow_changes_per_second: options.max_flow_changes,
         hold_max: hold.unwrap_or_default(),
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
@@ -574,7 +575,7 @@ impl Hot {
         let Self {
             engine, deferred, ..
         } = self;
-        let drained = deferred.drain(|frame| engine.handle(Input::Frame(frame), now()));
+        let drained = deferred.replay(|frame| engine.replay(frame, now()));
         if let Err(error) = drained {
             warn!(%error, "answers that came before their rules are not looked at");
         }

@@ -200,6 +200,16 @@ pub struct AgentOptions {
     )]
     pub max_addresses_per_pod: u32,
 
+    /// Flows that the answers to one pod may change each second; 32 s' worth of it at once
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_FLOW_CHANGES",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_flow_changes: u32,
+
     /// Keep here what a restarted agent should know: the names behind the open addresses
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,

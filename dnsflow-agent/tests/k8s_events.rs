@@ -9,7 +9,7 @@ use dnsflow_agent::k8s::{
     events::{Reporter, channel, post},
 };
 use dnsflow_core::report::{
-    Report,
+    Limit, Report,
     Severity::{self, Caveat, NotInForce, Waiting},
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
@@ -142,25 +142,33 @@ async fn another_nodes_event_is_enough_and_a_refusal_is_tried_again() {
 async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);
-    let reached = |port: &str, name: Option<&str>| Report::LimitReached {
+    let reached = |port: &str, limit: Limit| Report::LimitReached {
         namespace: "ns1".into(),
         port: port.into(),
-        name: name.map(|name| name.parse().expect("a name")),
+        limit,
         max: 256,
     };
-    reporter.tell(&reached("ns1_pod1", Some("a.example")));
+    let of_name = || Limit::AddressesOfName("a.example".parse().expect("a name"));
+    reporter.tell(&reached("ns1_pod1", of_name()));
     let event = created(&mut server).await;
     assert_eq!(event["reason"], "LimitReached");
     let note = event["note"].as_str().expect("a note");
     assert!(note.contains("256") && note.contains("--max-addresses-per-name"));
-    reporter.tell(&reached("ns1_pod2", Some("a.example")));
+    reporter.tell(&reached("ns1_pod2", of_name()));
     let again = created(&mut server).await;
     assert_eq!(again["metadata"]["name"], event["metadata"]["name"]);
-    reporter.tell(&reached("ns1_pod2", None));
+    reporter.tell(&reached("ns1_pod2", Limit::AddressesOfPod));
     let of_pod = created(&mut server).await;
     assert_eq!(of_pod["reason"], "LimitReached");
     let note = of_pod["note"].as_str().expect("a note");
     assert!(note.contains("--max-addresses-per-pod: ns1_pod2"), "{note}");
+    reporter.tell(&reached("ns1_pod2", Limit::FlowChanges));
+    let of_changes = created(&mut server).await;
+    let note = of_changes["note"].as_str().expect("a note");
+    assert!(
+        note.ends_with("--max-flow-changes (256): ns1_pod2"),
+        "{note}"
+    );
 }
 
 #[tokio::test]

@@ -12,14 +12,16 @@ use std::{
 use crate::{
     Timestamp,
     blocked::BlockedConnection,
+    budget::FlowBudget,
     cache::{Adopted, Cache, Entry, Resolution, Term},
     firewall::RuleAction,
     flow::{FlowKey, InstalledFlow},
     name::DomainName,
     output::Output,
     plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
-    policy::Policy,
+    policy::{Mention, Policy},
     ports::{PortId, Ports},
+    report::{Limit, Report},
     rules::RuleSet,
     switch::{Batch, Switch},
 };
@@ -63,6 +65,7 @@ pub(crate) struct Access<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) cache: &'a mut Cache,
     pub(crate) plans: &'a mut Plans,
+    pub(crate) budget: &'a mut FlowBudget,
 }
 
 /// What a pod was told by one answer.
@@ -70,6 +73,8 @@ pub(crate) struct Access<'a> {
 pub(crate) struct PortAnswer<'a> {
     /// The port that is told.
     pub(crate) port: PortId,
+    /// The port whose pod has asked, and to whose account the changes go.
+    pub(crate) asker: PortId,
     /// The name that rules are matched against.
     pub(crate) name: &'a DomainName,
     /// The addresses, and for how long each may be kept.
@@ -85,8 +90,8 @@ pub(crate) struct Outcome {
     pub(crate) rules: BTreeSet<u32>,
     /// Addresses that were not open before.
     pub(crate) opened: BTreeSet<IpAddr>,
-    /// Whether one of the rules denies.
-    denies: bool,
+    /// How many addresses were not opened because the pod is over its budget.
+    pub(crate) over_budget: usize,
 }
 
 impl Access<'_> {
@@ -108,9 +113,10 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let matched: MatchedRules = matched_rules(&sets, answer.name).collect();
+        let mut is_denied = false;
         for (set, rule) in &matched {
             let rule = &sets[*set].rules()[*rule];
-            outcome.denies |= rule.verdict == RuleAction::Deny;
+            is_denied |= rule.verdict == RuleAction::Deny;
             outcome.rules.insert(rule.index);
         }
         let facts = self.policy.facts(port_id, &port.row, &sets);
@@ -118,12 +124,23 @@ impl Access<'_> {
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in answer.addresses {
             let mut term = self.cache.term(answer.at, *ttl);
-            if outcome.denies {
+            if is_denied {
                 term.deny();
             }
             if term.until <= now {
                 continue;
             }
+            // What a rule denies is closed in any case. Such entries stay for an hour, so that the cache's
+            // limits bound their flows.
+            let is_free = matched.is_empty() || is_denied;
+            if !is_free
+                && !self.budget.has_left(answer.asker, now)
+                && !self.cache.knows(port_id, *address, answer.name)
+            {
+                outcome.over_budget += 1;
+                continue;
+            }
+            let before = batch.len();
             let resolution = Resolution {
                 port: port_id,
                 address: *address,
@@ -138,6 +155,7 @@ impl Access<'_> {
             if !is_news && !entry.installed.is_lost() {
                 continue;
             }
+            let learned = batch.len();
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
             let plan = match facts {
@@ -148,13 +166,70 @@ impl Access<'_> {
                 Some(facts) => plan(planner, facts, *address, entry),
                 None => Plan::new(),
             };
-            let before = batch.len();
             let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
             }
-            if batch.adds_since(before) {
+            if batch.adds_since(learned) {
                 batch.is_for(&port.row, *address);
+            }
+            self.budget.spend(answer.asker, batch.len() - before, now);
+        }
+    }
+
+    /// Counts and reports the addresses of an answer that were not opened because its pod is over
+    /// budget.
+    pub(crate) fn over_budget(
+        &mut self,
+        asker: PortId,
+        count: usize,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if count == 0 {
+            return;
+        }
+        out.counters.addresses_over_budget += count as u64;
+        if self.budget.is_to_be_reported(asker, now)
+            && let Some((namespace, port)) = self.whose(asker)
+        {
+            out.report(Report::LimitReached {
+                namespace,
+                port,
+                limit: Limit::FlowChanges,
+                max: usize::try_from(self.budget.per_second()).unwrap_or(usize::MAX),
+            });
+        }
+    }
+
+    /// Reports that an answer had more addresses of a name than are looked at.
+    pub(crate) fn too_many_of_name(
+        &mut self,
+        port: PortId,
+        name: &DomainName,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let (ports, policy) = (self.ports, self.policy);
+        let whose = |port| whose(ports, policy, port);
+        self.cache.too_many_of_name(port, name, &whose, now, out);
+    }
+
+    /// Namespace and logical port of a port, where the rules of a namespace hold for it.
+    fn whose(&self, port: PortId) -> Option<(String, String)> {
+        whose(self.ports, self.policy, port)
+    }
+
+    /// Forgets the names that ports were told before it was known which of them a rule mentions, where
+    /// that is known now.
+    pub(crate) fn judge(&mut self) {
+        for id in self.cache.unjudged().clone() {
+            let Some(port) = self.ports.get(id) else {
+                continue;
+            };
+            let mention = |name: &DomainName| self.policy.mention(&port.row, name);
+            if self.policy.knows_names_for(&port.row) {
+                self.cache.judge(id, |name| mention(name) == Mention::Some);
             }
         }
     }
@@ -168,11 +243,8 @@ impl Access<'_> {
         now: Timestamp,
         out: &mut Output,
     ) -> bool {
-        let whose = || {
-            let row = &self.ports.get(resolution.port)?.row;
-            let namespace = self.policy.namespace_of(row)?;
-            Some((namespace.to_owned(), row.iface_id.clone()))
-        };
+        let (ports, policy) = (self.ports, self.policy);
+        let whose = |port| whose(ports, policy, port);
         let learned = self.cache.learn(resolution, &whose, batch, now, out);
         if let Some(address) = learned.replan {
             self.replan_entry(resolution.port, address, batch, now);
@@ -412,6 +484,13 @@ impl Access<'_> {
         }
         adopted
     }
+}
+
+/// Namespace and logical port of a port, where the rules of a namespace hold for it.
+fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {
+    let row = &ports.get(port)?.row;
+    let namespace = policy.namespace_of(row)?;
+    Some((namespace.to_owned(), row.iface_id.clone()))
 }
 
 /// Names that some rule denies count for longer.

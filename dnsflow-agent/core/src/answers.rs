@@ -1,26 +1,18 @@
 //! From a captured frame to the answers that count: which servers are trusted, DNS messages put
-//! together from TCP segments and IP fragments, and the addresses that are never opened.
+//! together from TCP segments and IP fragments.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use dnsflow_common::walk::{self, Packet, Ports as DnsPorts};
-use ipnet::IpNet;
 use smallvec::SmallVec;
 
 use crate::{
     Command, Timestamp,
-    counter_vec::{CounterVec, Label as _},
+    counter_vec::CounterVec,
     dns::{Answer, DnsError},
     fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},
     input::Frame,
-    limits::REFUSALS_REPORTED_MAX,
-    name::DomainName,
     output::Output,
-    refused::{NETWORKS_MAX, Refusals, Refused},
     report::Report,
     resolver::Resolver,
     tcp::{ConnectionKey, Segment, TcpEvent, TcpReassembly},
@@ -39,10 +31,6 @@ pub(crate) struct Answers {
     trust_reported: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
-    refusals: Refusals,
-    refused: CounterVec<Refused>,
-    /// Refusals that were told, so that each is told once in a while only.
-    refused_reported: BTreeSet<(DomainName, IpAddr)>,
 }
 
 /// What a frame brought.
@@ -61,7 +49,6 @@ impl Answers {
     pub(crate) fn new(
         dns_ports: DnsPorts,
         resolvers: BTreeSet<Resolver>,
-        refusals: Refusals,
         out: &mut Output,
     ) -> Self {
         let mut answers = Self {
@@ -71,9 +58,6 @@ impl Answers {
             trust_reported: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
-            refusals,
-            refused: CounterVec::default(),
-            refused_reported: BTreeSet::new(),
         };
         answers.trust_all(None, out);
         answers
@@ -97,18 +81,6 @@ impl Answers {
         if !self.trust_reported && (cluster.is_some() || !all.is_empty()) {
             self.trust_reported = true;
             out.report(Report::Trusting(all));
-        }
-    }
-
-    /// Opens no address of these networks, which OVN knows to be the cluster's own.
-    pub(crate) fn learn_networks(&mut self, mut networks: Vec<IpNet>, out: &mut Output) {
-        let left_out = networks.len().saturating_sub(NETWORKS_MAX);
-        // The largest first.
-        networks.sort_by_key(IpNet::prefix_len);
-        networks.truncate(NETWORKS_MAX);
-        networks.sort_unstable();
-        if let Ok(true) = self.refusals.learn(&networks) {
-            out.report(Report::ClusterNetworks { networks, left_out });
         }
     }
 
@@ -175,35 +147,6 @@ impl Answers {
         trusted.is_some_and(|trusted| trusted.contains(&resolver))
     }
 
-    /// Takes the addresses out of an answer that are never opened; each is counted, and told if it
-    /// is news. `port` is the logical port of the pod that asked.
-    pub(crate) fn refuse(
-        &mut self,
-        name: &DomainName,
-        addresses: &mut Vec<(IpAddr, Duration)>,
-        port: &str,
-        out: &mut Output,
-    ) {
-        addresses.retain(|(address, _)| match self.refusals.check(*address) {
-            Ok(()) => true,
-            Err(reason) => {
-                self.refused.count(reason);
-                if self.refused_reported.len() >= REFUSALS_REPORTED_MAX {
-                    self.refused_reported.clear();
-                }
-                if self.refused_reported.insert((name.clone(), *address)) {
-                    out.report(Report::AddressRefused {
-                        port: port.to_owned(),
-                        name: name.clone(),
-                        address: *address,
-                        reason: reason.as_str(),
-                    });
-                }
-                false
-            }
-        });
-    }
-
     /// What became of TCP segments.
     pub(crate) fn tcp_events(&self) -> &CounterVec<TcpEvent> {
         self.tcp.events()
@@ -212,11 +155,6 @@ impl Answers {
     /// What became of IP fragments.
     pub(crate) fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.fragments.events()
-    }
-
-    /// Addresses that were not opened, by reason.
-    pub(crate) fn refused(&self) -> &CounterVec<Refused> {
-        &self.refused
     }
 }
 

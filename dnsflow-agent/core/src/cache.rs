@@ -12,12 +12,13 @@ use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
     flow::{Cookie, FlowKey},
-    limits::{CacheLimits, LIMITS_REPORTED_MAX, NAMES_PER_ADDRESS_MAX},
+    limits::{CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, NAMES_PER_ADDRESS_MAX},
     name::DomainName,
     output::Output,
     plan::Plan,
     ports::{PortId, Ports},
-    report::Report,
+    report::{Limit, Report},
+    shares::Shares,
     snapshot::{SavedEntry, SavedName},
     switch::{Batch, Enforced, Installed},
 };
@@ -27,10 +28,15 @@ use crate::{
 pub(crate) struct Cache {
     limits: CacheLimits,
     ports: BTreeMap<PortId, PortCache>,
-    /// When to look at an entry again. Items may be out of date; looking tells.
+    /// How many names the addresses of each port have.
+    names: Shares<PortId>,
+    /// When to look at an entry again: at most one item for each, [`Entry::looked_at`]. It may be
+    /// earlier than anything that expires.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     /// Entries that are due, and whose use the switch has to tell of first.
     undecided: BTreeSet<(PortId, IpAddr)>,
+    /// Ports that were told names of which it is not known whether a rule mentions them.
+    unjudged: BTreeSet<PortId>,
     /// What an earlier run knew, by logical port, until the port is there.
     saved: HashMap<String, Vec<SavedEntry>>,
     /// Counts changes of what a snapshot would hold.
@@ -43,10 +49,14 @@ struct PortCache {
     entries: HashMap<IpAddr, Entry>,
     /// The addresses of each name: those whose entry holds it.
     addresses_of: HashMap<DomainName, Addresses>,
-    /// Limits that were told to have been reached: of a name, or (`None`) of the whole port.
-    limits_reported: BTreeSet<Option<DomainName>>,
+    /// How many names all addresses have together.
+    names: usize,
+    /// Limits that were reported to have been reached.
+    limits_reported: BTreeSet<Limit>,
     /// The entries that mattered least when all were last looked at, and how much; the least last.
     candidates: Vec<(Importance, IpAddr)>,
+    /// The addresses of one name that may go for others of the same answer, the least important last.
+    of_name: Option<NameCandidates>,
     /// Addresses that came since the beginning of the last count that has ended: an upper bound for
     /// those whose use is unknown.
     uncounted: usize,
@@ -54,6 +64,17 @@ struct PortCache {
     uncounted_next: usize,
     /// After so many comparisons all entries were in use, for all that was known.
     all_in_use_after: Option<u32>,
+    /// Whether all of them were denied then.
+    all_are_denied: bool,
+}
+
+/// What may go for the addresses that one answer has for a name.
+#[derive(Debug)]
+struct NameCandidates {
+    name: DomainName,
+    /// When the answer was looked at.
+    at: Timestamp,
+    addresses: Vec<IpAddr>,
 }
 
 /// The addresses of a name: mostly one.
@@ -61,6 +82,9 @@ type Addresses = SmallVec<[IpAddr; 1]>;
 
 /// How little an entry matters, least first: [`Installed::eviction_priority`], then when it is due.
 type Importance = (u8, Option<Timestamp>);
+
+/// Behind all that [`Installed::eviction_priority`] gives.
+const IN_USE: u8 = 2;
 
 /// So many entries are forgotten for each time that all are looked at.
 const CANDIDATES_PART: usize = 16;
@@ -74,6 +98,8 @@ pub(crate) struct Entry {
     pub(crate) adopted: Option<Box<Adopted>>,
     /// What names and rules come to.
     pub(crate) installed: Installed,
+    /// When the entry is looked at again, if it is.
+    looked_at: Option<Timestamp>,
 }
 
 /// Flows found in the switch at the start, whose names nobody remembers.
@@ -93,17 +119,21 @@ pub(crate) struct Term {
     /// Until when it counts at least, once a rule denies it: after its end, the address would be
     /// open again.
     pub(crate) deny_until: Timestamp,
+    /// Whether a rule denies it: then it is kept until its time, whatever else has to go.
+    pub(crate) is_denied: bool,
 }
 
 impl Term {
     /// A rule denies the name.
     pub(crate) fn deny(&mut self) {
         self.until = self.until.max(self.deny_until);
+        self.is_denied = true;
     }
 
     fn prolong(&mut self, other: Self) {
         self.until = self.until.max(other.until);
         self.deny_until = self.deny_until.max(other.deny_until);
+        self.is_denied |= other.is_denied;
     }
 }
 
@@ -133,8 +163,17 @@ pub(crate) struct Learned {
     pub(crate) read_counters_soon: bool,
 }
 
+/// Whether there is room for what a pod was told.
+#[derive(Debug)]
+enum Room {
+    /// There is; perhaps an address has lost a name for it, and what remains is to be planned again.
+    Made { replan: Option<IpAddr> },
+    /// There is none because of this limit: what is within may be in use, or denied.
+    None(Limit),
+}
+
 /// Whose limit is reached: namespace and logical port, where the rules of a namespace hold for it.
-pub(crate) type Whose<'a> = &'a dyn Fn() -> Option<(String, String)>;
+pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
     /// Nobody was told anything.
@@ -142,8 +181,10 @@ impl Cache {
         Self {
             limits,
             ports: BTreeMap::new(),
+            names: Shares::default(),
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
             saved: HashMap::new(),
             version: 0,
         }
@@ -175,6 +216,7 @@ impl Cache {
                     let term = Term {
                         until: now + rest,
                         deny_until: now + deny_rest,
+                        is_denied: false,
                     };
                     (saved.address, name, term)
                 })
@@ -186,8 +228,11 @@ impl Cache {
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         let gone = self.ports.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
+            self.end_looks(port, address, &entry);
             entry.installed.close(address, batch);
         }
+        self.names.set(port, 0);
+        self.unjudged.remove(&port);
     }
 
     /// Every port that there is was opened: no other is coming back.
@@ -272,7 +317,96 @@ impl Cache {
         enforced
     }
 
+    /// It is not known yet whether the rules mention all names that this port was told.
+    pub(crate) fn judge_later(&mut self, port: PortId) {
+        if self.ports.contains_key(&port) {
+            self.unjudged.insert(port);
+        }
+    }
+
+    /// The ports of which that was said.
+    pub(crate) fn unjudged(&self) -> &BTreeSet<PortId> {
+        &self.unjudged
+    }
+
+    /// Forgets the names of such a port that no rule mentions. No flow is there because of them.
+    pub(crate) fn judge(&mut self, id: PortId, is_mentioned: impl Fn(&DomainName) -> bool) {
+        self.unjudged.remove(&id);
+        for address in self.addresses(id) {
+            let Some(port) = self.ports.get_mut(&id) else {
+                return;
+            };
+            let names = port.entries.get(&address).map(|entry| &entry.names);
+            let names = names.into_iter().flat_map(Names::keys);
+            let over: Vec<_> = names.filter(|name| !is_mentioned(name)).cloned().collect();
+            for name in &over {
+                port.forget_name(name, address);
+            }
+            let entry = port.entries.get(&address);
+            if entry.is_some_and(Entry::is_over) {
+                self.take(id, address);
+            }
+            self.count_names(id);
+        }
+    }
+
+    /// Takes the whole entry of an address, with all that is kept about it elsewhere.
+    fn take(&mut self, id: PortId, address: IpAddr) -> Option<Entry> {
+        let entry = self.ports.get_mut(&id)?.take(address)?;
+        self.end_looks(id, address, &entry);
+        self.count_names(id);
+        self.version += 1;
+        Some(entry)
+    }
+
+    /// An entry is gone: nobody looks at it again.
+    fn end_looks(&mut self, port: PortId, address: IpAddr, entry: &Entry) {
+        if let Some(at) = entry.looked_at {
+            self.due.remove(&(at, port, address));
+        }
+        self.undecided.remove(&(port, address));
+    }
+
+    /// Looks at an entry when something of it expires, and not later.
+    fn look_in_time(&mut self, port: PortId, address: IpAddr) {
+        let ports = &mut self.ports;
+        let entry = ports
+            .get_mut(&port)
+            .and_then(|p| p.entries.get_mut(&address));
+        let Some((entry, due)) = entry.and_then(|entry| entry.due().map(|due| (entry, due))) else {
+            return;
+        };
+        if entry.looked_at.is_some_and(|at| at <= due) {
+            return;
+        }
+        if let Some(late) = entry.looked_at.replace(due) {
+            self.due.remove(&(late, port, address));
+        }
+        self.due.insert((due, port, address));
+    }
+
+    /// Takes over how many names the addresses of a port have.
+    fn count_names(&mut self, id: PortId) {
+        let count = self.ports.get(&id).map_or(0, |port| port.names);
+        self.names.set(id, count);
+    }
+
     // What pods are told.
+
+    /// How many addresses of one answer are looked at. Nobody wants as many as may be kept for one name;
+    /// all of those that a rule denies have to be closed.
+    pub(crate) fn addresses_per_answer_max(&self, is_denied: bool) -> usize {
+        match is_denied {
+            false => self.limits.addresses_per_name_max,
+            true => self.limits.addresses_per_port_max,
+        }
+    }
+
+    /// Whether it is known to the port that this name leads to the address.
+    pub(crate) fn knows(&self, port: PortId, address: IpAddr, name: &DomainName) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| entry.names.until(name).is_some())
+    }
 
     /// How long an address stays that was told at `at` with this TTL.
     pub(crate) fn term(&self, at: Timestamp, ttl: Duration) -> Term {
@@ -285,6 +419,7 @@ impl Cache {
         Term {
             until: at + ttl.max(min_ttl).min(max_ttl.max(min_ttl)),
             deny_until: at + deny_ttl,
+            is_denied: false,
         }
     }
 
@@ -304,50 +439,137 @@ impl Cache {
             term,
             ..
         } = resolution;
-        let limits = self.limits;
         let mut learned = Learned::default();
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
         };
-        let entries = port.entries.len();
-        if let Some(entry) = port.entries.get_mut(&address) {
-            if entry.names.prolong(name, term) {
-                self.version += 1;
-                return learned;
-            }
-            if entry.names.len() >= NAMES_PER_ADDRESS_MAX {
-                out.counters.names_dropped += 1;
-                return learned;
-            }
-        } else if entries >= limits.addresses_per_port_max
-            && !self.evict(resolution, whose, batch, now, out)
+        if let Some(entry) = port.entries.get_mut(&address)
+            && entry.names.prolong(name, term)
         {
-            out.counters.addresses_refused += 1;
-            learned.read_counters_soon = true;
+            self.version += 1;
             return learned;
         }
-        let of_name = |port: &PortCache| port.addresses_of.get(name).map_or(0, Addresses::len);
-        let full = |port: &PortCache| of_name(port) >= limits.addresses_per_name_max;
-        if self.ports.get(&port_id).is_some_and(full) {
-            learned.replan = self.evict_of_name(resolution, whose, batch, now, out);
-            if learned.replan.is_none() {
-                out.counters.addresses_refused += 1;
-                learned.read_counters_soon = true;
+        let made = self.make_room(resolution, whose, batch, now, out);
+        match made {
+            Room::Made { replan } => learned.replan = replan,
+            Room::None(limit) => {
+                let max = self.limits.of(&limit);
+                let by_use = !matches!(limit, Limit::NamesOfAddress(_) | Limit::DeniedAddresses);
+                learned.read_counters_soon = by_use;
+                match limit {
+                    Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
+                    _ => out.counters.addresses_refused += 1,
+                }
+                if let Some(port) = self.ports.get_mut(&port_id) {
+                    port.limit_reached(port_id, limit, max, whose, now, out);
+                }
                 return learned;
             }
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
         };
-        learned.read_counters_soon = port.add(address, name, term, &limits);
-        self.due.insert((term.until, port_id, address));
+        learned.read_counters_soon = port.add(address, name, term, &self.limits);
+        self.count_names(port_id);
+        self.look_in_time(port_id, address);
         learned.is_news = true;
         learned
     }
 
-    /// Forgets the address of a port that matters least; `false` where all may be in use.
+    /// Makes room for one more name of an address, and for the address if it is new.
+    fn make_room(
+        &mut self,
+        resolution: Resolution<'_>,
+        whose: Whose<'_>,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Room {
+        let Resolution {
+            port: id,
+            address,
+            name,
+            term,
+            ..
+        } = resolution;
+        let limits = self.limits;
+        let Some(port) = self.ports.get_mut(&id) else {
+            return Room::Made { replan: None };
+        };
+        let names_of = port.entries.get(&address).map(|entry| entry.names.len());
+        if names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX) {
+            // Of a name that a rule denies, others that none denies take the place.
+            let least = port.entries.get(&address).and_then(|e| e.names.least());
+            match least.filter(|_| term.is_denied) {
+                Some(least) => {
+                    port.forget_name(&least, address);
+                    out.counters.names_dropped += 1;
+                }
+                None => return Room::None(Limit::NamesOfAddress(address)),
+            }
+        }
+        let is_full = names_of.is_none() && port.entries.len() >= limits.addresses_per_port_max;
+        let has_all_names = port.names >= limits.names_per_port_max();
+        if is_full
+            && !self.evict(
+                id,
+                Limit::AddressesOfPod,
+                resolution,
+                whose,
+                batch,
+                now,
+                out,
+            )
+        {
+            return Room::None(self.limit_of_pod(id));
+        }
+        if has_all_names && !is_full {
+            let limit = Limit::NamesOfPod;
+            if !self.evict(id, limit.clone(), resolution, whose, batch, now, out) {
+                return Room::None(limit);
+            }
+        }
+        if self.names.total() >= CACHED_NAMES_MAX {
+            // The port that has most gives way; of those that have as much, this one.
+            let most = self.names.most().unwrap_or(id);
+            let is_one_of_most = self.names.of(id) >= self.names.of(most);
+            let most = if is_one_of_most { id } else { most };
+            if !self.evict(most, Limit::NamesOfNode, resolution, whose, batch, now, out) {
+                return Room::None(Limit::NamesOfNode);
+            }
+        }
+        let of_name = self
+            .ports
+            .get(&id)
+            .and_then(|port| port.addresses_of.get(name));
+        let of_name = of_name.map_or(0, Addresses::len);
+        if of_name < limits.addresses_per_name_max || term.is_denied {
+            return Room::Made { replan: None };
+        }
+        match self.evict_of_name(resolution, whose, batch, now, out) {
+            None => Room::None(Limit::AddressesOfName(name.clone())),
+            replan => Room::Made { replan },
+        }
+    }
+
+    /// Why there is no room among the addresses of a port: others are in use, or all are denied.
+    fn limit_of_pod(&self, id: PortId) -> Limit {
+        match self.ports.get(&id).is_some_and(|port| port.all_are_denied) {
+            true => Limit::DeniedAddresses,
+            false => Limit::AddressesOfPod,
+        }
+    }
+
+    /// Forgets the address of a port that matters least, because of a limit; `false` where all may be in
+    /// use or are denied.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what every step here needs, and the limit"
+    )]
     fn evict(
         &mut self,
+        id: PortId,
+        limit: Limit,
         resolution: Resolution<'_>,
         whose: Whose<'_>,
         batch: &mut Batch,
@@ -355,23 +577,30 @@ impl Cache {
         out: &mut Output,
     ) -> bool {
         let limits = self.limits;
-        let Some(port) = self.ports.get_mut(&resolution.port) else {
+        let Some(port) = self.ports.get_mut(&id) else {
             return false;
         };
-        let candidate = port.candidate(limits.idle_grace, resolution.comparisons, now);
-        port.limit_reached(None, candidate, &limits, whose, out);
+        let is_forced = resolution.term.is_denied;
+        let comparisons = resolution.comparisons;
+        let candidate = port.candidate(limits.idle_grace, comparisons, is_forced, now);
         let Some(address) = candidate else {
             return false;
         };
-        if let Some(entry) = port.take(address) {
+        let entry = port.entries.get(&address);
+        let is_open = entry.is_some_and(|entry| !entry.installed.is_empty());
+        if is_open {
+            let max = limits.of(&limit);
+            port.limit_reached(id, limit, max, whose, now, out);
+        }
+        if let Some(entry) = self.take(id, address) {
             out.counters.addresses_evicted += 1;
-            self.version += 1;
             entry.installed.close(address, batch);
         }
         true
     }
 
-    /// Takes a name from the one of its addresses that matters least; returns that address.
+    /// Takes a name from the one of its addresses that matters least; returns that address. All of them
+    /// are looked at once for each answer.
     fn evict_of_name(
         &mut self,
         resolution: Resolution<'_>,
@@ -383,21 +612,33 @@ impl Cache {
         let Resolution { port: id, name, .. } = resolution;
         let limits = self.limits;
         let port = self.ports.get_mut(&id)?;
-        let addresses = port.addresses_of.get(name).into_iter().flatten();
-        let candidate = addresses
-            .filter_map(|address| {
-                let entry = port.entries.get(address)?;
-                let priority = entry.installed.eviction_priority(limits.idle_grace, now)?;
-                Some((priority, entry.names.until(name), *address))
-            })
-            .min()
-            .map(|(.., address)| address);
-        port.limit_reached(Some(name), candidate, &limits, whose, out);
-        let address = candidate?;
+        let address = port.candidate_of_name(name, limits.idle_grace, now)?;
+        let entry = port.entries.get(&address);
+        if entry.is_some_and(|entry| !entry.installed.is_empty()) {
+            let limit = Limit::AddressesOfName(name.clone());
+            port.limit_reached(id, limit, limits.addresses_per_name_max, whose, now, out);
+        }
         port.forget_name(name, address);
+        self.count_names(id);
         out.counters.addresses_evicted += 1;
         self.end_expired(id, address, batch, now);
         Some(address)
+    }
+
+    /// Reports that an answer had more addresses of a name than are looked at.
+    pub(crate) fn too_many_of_name(
+        &mut self,
+        id: PortId,
+        name: &DomainName,
+        whose: Whose<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if let Some(port) = self.ports.get_mut(&id) {
+            let limit = Limit::AddressesOfName(name.clone());
+            let max = self.limits.addresses_per_name_max;
+            port.limit_reached(id, limit, max, whose, now, out);
+        }
     }
 
     /// From now on, addresses are counted whose use the next count will not tell.
@@ -429,13 +670,12 @@ impl Cache {
                 break;
             }
             self.due.pop_first();
-            let Some(entry) = self.entry(port, address) else {
+            let Some(entry) = self.entry_mut(port, address) else {
                 continue;
             };
+            entry.looked_at = None;
             match entry.due() {
-                Some(due) if due > now => {
-                    self.due.insert((due, port, address));
-                }
+                Some(due) if due > now => self.look_in_time(port, address),
                 _ if entry.installed.is_empty() => self.end_expired(port, address, batch, now),
                 _ => {
                     self.undecided.insert((port, address));
@@ -502,16 +742,12 @@ impl Cache {
         for name in &expired {
             port.forget_name(name, address);
         }
-        let Some(entry) = port.entries.get(&address) else {
-            return;
-        };
-        if entry.is_over() {
-            if let Some(entry) = port.take(address) {
-                self.version += 1;
-                entry.installed.close(address, batch);
-            }
-        } else if let Some(due) = entry.due() {
-            self.due.insert((due, port_id, address));
+        let is_over = port.entries.get(&address).is_some_and(Entry::is_over);
+        self.count_names(port_id);
+        if !is_over {
+            self.look_in_time(port_id, address);
+        } else if let Some(entry) = self.take(port_id, address) {
+            entry.installed.close(address, batch);
         }
     }
 
@@ -530,15 +766,10 @@ impl Cache {
             .retain(|key, cookie| installed.has(key, *cookie));
         let kept = adopted.flows.keys().cloned().collect();
         entry.adopted = Some(adopted).filter(|adopted| !adopted.flows.is_empty());
-        match entry.due() {
-            Some(due) => {
-                self.due.insert((due, port_id, address));
-            }
-            None => {
-                if let Some(port) = self.ports.get_mut(&port_id) {
-                    port.take(address);
-                }
-            }
+        if entry.is_over() {
+            self.take(port_id, address);
+        } else {
+            self.look_in_time(port_id, address);
         }
         kept
     }
@@ -602,6 +833,63 @@ impl Cache {
     pub(crate) fn is_idle(&self) -> bool {
         self.due.is_empty()
     }
+
+    /// How many items the collections have: ports, names, entries that are due, and others.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [usize; 5] {
+        [
+            self.ports.len(),
+            self.names.total(),
+            self.due.len(),
+            self.undecided.len(),
+            self.unjudged.len(),
+        ]
+    }
+
+    /// How many names all addresses have.
+    #[cfg(test)]
+    pub(crate) fn names_in_all(&self) -> usize {
+        self.names.total()
+    }
+
+    /// Checks that each collection is within its limit, and that all agree.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        let limits = &self.limits;
+        let mut looked_at = BTreeSet::new();
+        for (id, port) in &self.ports {
+            let pairs: usize = port.entries.values().map(|entry| entry.names.len()).sum();
+            let by_name: usize = port.addresses_of.values().map(Addresses::len).sum();
+            assert_eq!((pairs, by_name), (port.names, port.names), "{id:?}");
+            assert_eq!(self.names.of(*id), port.names, "{id:?}");
+            assert!(
+                port.entries.len() <= limits.addresses_per_port_max,
+                "{id:?}"
+            );
+            assert!(port.names <= limits.names_per_port_max(), "{id:?}");
+            assert!(port.limits_reported.len() <= LIMITS_REPORTED_MAX, "{id:?}");
+            assert!(
+                port.candidates.len() <= limits.addresses_per_port_max,
+                "{id:?}"
+            );
+            for (address, entry) in &port.entries {
+                assert!(
+                    entry.names.len() <= NAMES_PER_ADDRESS_MAX,
+                    "{id:?} {address}"
+                );
+                looked_at.extend(entry.looked_at.map(|at| (at, *id, *address)));
+                assert!(
+                    entry.looked_at.is_some() || self.undecided.contains(&(*id, *address)),
+                    "{id:?} {address} stays for ever"
+                );
+            }
+        }
+        assert_eq!(looked_at, self.due, "one item for each entry");
+        assert!(self.names.total() <= CACHED_NAMES_MAX);
+        let is_there = |(id, address): &(PortId, IpAddr)| self.entry(*id, *address).is_some();
+        assert!(self.undecided.iter().all(is_there));
+        assert!(self.unjudged.iter().all(|id| self.ports.contains_key(id)));
+    }
 }
 
 impl PortCache {
@@ -617,6 +905,7 @@ impl PortCache {
         let entry = self.entries.entry(address).or_default();
         let is_new = usize::from(entry.names.is_empty());
         entry.names.insert(name.clone(), term);
+        self.names += 1;
         self.uncounted += is_new;
         self.uncounted_next += is_new;
         let addresses = self.addresses_of.entry(name.clone()).or_default();
@@ -625,48 +914,77 @@ impl PortCache {
         if !self.limits_reported.is_empty() {
             // Far below a limit, reaching it is news again.
             if of_name <= limits.addresses_per_name_max / 2 {
-                self.limits_reported.remove(&Some(name.clone()));
+                let limit = Limit::AddressesOfName(name.clone());
+                self.limits_reported.remove(&limit);
             }
             if self.entries.len() <= limits.addresses_per_port_max / 2 {
-                self.limits_reported.remove(&None);
+                let is_of_name = |limit: &Limit| matches!(limit, Limit::AddressesOfName(_));
+                self.limits_reported.retain(is_of_name);
             }
         }
         of_name > limits.addresses_per_name_max / 2
             || self.uncounted > limits.addresses_per_port_max / 2
     }
 
-    /// The limit of a name, or (`None`) of the port is reached. Reports that where it costs the pod
-    /// access, because the candidate for eviction is open or because there is no candidate: once, until
-    /// the number was far below the limit.
+    /// Reports that not all is open that the rules allow, or not all closed that they deny: once, until
+    /// it was far below the limit.
     fn limit_reached(
         &mut self,
-        name: Option<&DomainName>,
-        candidate: Option<IpAddr>,
-        limits: &CacheLimits,
+        id: PortId,
+        limit: Limit,
+        max: usize,
         whose: Whose<'_>,
+        now: Timestamp,
         out: &mut Output,
     ) {
-        let entry = candidate.and_then(|address| self.entries.get(&address));
-        if entry.is_some_and(|entry| entry.installed.is_empty()) {
+        if self.limits_reported.contains(&limit) {
             return;
         }
-        let Some((namespace, port)) = whose() else {
+        let Some((namespace, port)) = whose(id) else {
             return;
         };
         if self.limits_reported.len() >= LIMITS_REPORTED_MAX {
             self.limits_reported.clear();
         }
-        if self.limits_reported.insert(name.cloned()) {
-            out.report(Report::LimitReached {
-                namespace,
-                port,
-                name: name.cloned(),
-                max: match name {
-                    Some(_) => limits.addresses_per_name_max,
-                    None => limits.addresses_per_port_max,
-                },
+        self.limits_reported.insert(limit.clone());
+        let report = Report::LimitReached {
+            namespace,
+            port,
+            limit,
+            max,
+        };
+        out.report_of_pod(id, report, now);
+    }
+
+    /// The address of a name that matters least; `None` where all are in use. All are looked at once for
+    /// each answer.
+    fn candidate_of_name(
+        &mut self,
+        name: &DomainName,
+        idle_grace: Duration,
+        now: Timestamp,
+    ) -> Option<IpAddr> {
+        let is_of_this = |of: &NameCandidates| of.name == *name && of.at == now;
+        if !self.of_name.as_ref().is_some_and(is_of_this) {
+            let addresses = self.addresses_of.get(name).into_iter().flatten();
+            let least = addresses.filter_map(|address| {
+                let entry = self.entries.get(address)?;
+                let (priority, _) = entry.importance(idle_grace, false, now)?;
+                Some((priority, entry.names.until(name), *address))
+            });
+            let mut least: Vec<_> = least.collect();
+            least.sort_unstable();
+            self.of_name = Some(NameCandidates {
+                name: name.clone(),
+                at: now,
+                addresses: least
+                    .into_iter()
+                    .rev()
+                    .map(|(.., address)| address)
+                    .collect(),
             });
         }
+        self.of_name.as_mut()?.addresses.pop()
     }
 
     /// The address whose entry matters least; `None` where all are in use.
@@ -674,37 +992,46 @@ impl PortCache {
     /// To look at all entries for each one that is to be forgotten would take longer than everything
     /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
     /// still matters as little. Where there is none, the next look comes after the next comparison with
-    /// the switch: `comparisons` is how many there were.
+    /// the switch: `comparisons` is how many there were. For what a rule denies (`is_forced`), an address
+    /// in use has to go where there is no other.
     fn candidate(
         &mut self,
         idle_grace: Duration,
         comparisons: u32,
+        is_forced: bool,
         now: Timestamp,
     ) -> Option<IpAddr> {
         for look in [false, true] {
             if look {
-                if self.all_in_use_after == Some(comparisons) {
+                if self.all_in_use_after == Some(comparisons) && !is_forced {
                     return None;
                 }
-                self.candidates = self.least(idle_grace, now);
+                self.candidates = self.least(idle_grace, is_forced, now);
             }
             while let Some((importance, address)) = self.candidates.pop() {
                 let entry = self.entries.get(&address);
-                if entry.and_then(|entry| entry.importance(idle_grace, now)) == Some(importance) {
+                let current = entry.and_then(|e| e.importance(idle_grace, is_forced, now));
+                if current == Some(importance) {
                     return Some(address);
                 }
             }
         }
         self.all_in_use_after = Some(comparisons);
+        self.all_are_denied = self.entries.values().all(Entry::is_denied);
         None
     }
 
     /// The entries that matter least, the least last.
-    fn least(&self, idle_grace: Duration, now: Timestamp) -> Vec<(Importance, IpAddr)> {
+    fn least(
+        &self,
+        idle_grace: Duration,
+        is_forced: bool,
+        now: Timestamp,
+    ) -> Vec<(Importance, IpAddr)> {
         let count = self.entries.len().div_ceil(CANDIDATES_PART);
         let mut least = BinaryHeap::with_capacity(count + 1);
         for (address, entry) in &self.entries {
-            if let Some(importance) = entry.importance(idle_grace, now) {
+            if let Some(importance) = entry.importance(idle_grace, is_forced, now) {
                 least.push((importance, *address));
                 if least.len() > count {
                     least.pop();
@@ -716,10 +1043,12 @@ impl PortCache {
         least
     }
 
-    /// Takes a name from an address.
+    /// Takes a name from an address. [`Cache::count_names`] is to follow.
     fn forget_name(&mut self, name: &DomainName, address: IpAddr) {
-        if let Some(entry) = self.entries.get_mut(&address) {
-            entry.names.remove(name);
+        if let Some(entry) = self.entries.get_mut(&address)
+            && entry.names.remove(name)
+        {
+            self.names -= 1;
         }
         if let Some(addresses) = self.addresses_of.get_mut(name) {
             addresses.retain(|other| *other != address);
@@ -746,8 +1075,26 @@ impl Entry {
         self.names.ends().chain(adopted).min()
     }
 
-    fn importance(&self, idle_grace: Duration, now: Timestamp) -> Option<Importance> {
-        let priority = self.installed.eviction_priority(idle_grace, now)?;
+    /// Whether a rule denies a name that leads to the address, or flows of an earlier run do.
+    fn is_denied(&self) -> bool {
+        let adopted = self.adopted.as_ref();
+        self.names.iter().any(|(_, term)| term.is_denied)
+            || adopted.is_some_and(|adopted| adopted.term.is_denied)
+    }
+
+    /// How little it matters; `None` for what has to stay: in use, or denied. What is in use gives way to
+    /// what a rule denies (`is_forced`).
+    fn importance(
+        &self,
+        idle_grace: Duration,
+        is_forced: bool,
+        now: Timestamp,
+    ) -> Option<Importance> {
+        if self.is_denied() {
+            return None;
+        }
+        let priority = self.installed.eviction_priority(idle_grace, now);
+        let priority = priority.or(is_forced.then_some(IN_USE))?;
         Some((priority, self.due()))
     }
 
@@ -790,11 +1137,20 @@ impl Names {
         }
     }
 
-    /// Takes a name out.
-    pub(crate) fn remove(&mut self, name: &DomainName) {
-        if let Ok(at) = self.place(name) {
+    /// Takes a name out; says whether it was among them.
+    pub(crate) fn remove(&mut self, name: &DomainName) -> bool {
+        let place = self.place(name);
+        if let Ok(at) = place {
             self.0.remove(at);
         }
+        place.is_ok()
+    }
+
+    /// The name that expires first of those that no rule denies.
+    fn least(&self) -> Option<DomainName> {
+        let names = self.iter().filter(|(_, term)| !term.is_denied);
+        let least = names.min_by_key(|(_, term)| term.until);
+        least.map(|(name, _)| name.clone())
     }
 
     /// How many there are.
@@ -815,7 +1171,8 @@ impl Names {
     /// A rule denies those for which `is_denied` says so: maybe a younger rule than the answer.
     pub(crate) fn deny(&mut self, is_denied: impl Fn(&DomainName) -> bool) {
         for (name, term) in &mut self.0 {
-            if is_denied(name) {
+            term.is_denied = is_denied(name);
+            if term.is_denied {
                 term.deny();
             }
         }

@@ -15,6 +15,8 @@ pub struct Counters {
     pub answers_unusable: u64,
     /// Answers that no rule of the pod's namespace matches.
     pub answers_unmatched: u64,
+    /// Those of them whose name no rule of the pod's namespace mentions: nothing of them is remembered.
+    pub answers_unmentioned: u64,
     /// Answers whose addresses were all open already.
     pub answers_known: u64,
     /// Answers that opened an address.
@@ -23,8 +25,12 @@ pub struct Counters {
     pub addresses_evicted: u64,
     /// Addresses not remembered because everything within the limit is in use.
     pub addresses_refused: u64,
-    /// Names not remembered because of the limit per address.
+    /// Names not remembered, or forgotten for others, because of the limit per address.
     pub names_dropped: u64,
+    /// Addresses not opened because the answers to a pod change too many flows.
+    pub addresses_over_budget: u64,
+    /// Reports left out because the answers to a pod lead to too many.
+    pub reports_left_out: u64,
     /// Flows written.
     pub flows_added: u64,
     /// Flows removed.

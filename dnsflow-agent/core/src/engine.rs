@@ -17,6 +17,7 @@ use crate::{
     Command, Input, Timestamp,
     access::{Access, Outcome, Plans, PortAnswer},
     answers::{Answers, Read},
+    budget::FlowBudget,
     cache::Cache,
     counter_vec::CounterVec,
     counters::Counters,
@@ -27,13 +28,13 @@ use crate::{
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
     input::Frame,
-    limits::CacheLimits,
+    limits::{CacheLimits, FLOW_CHANGES_PER_SECOND},
     output::Output,
     ovn::view::Touched,
-    policy::Policy,
+    policy::{Mention, Policy},
     ports::{PortChange, PortId, Ports},
     profile::StaticProfile,
-    refused::{Refusals, Refused},
+    refused::{Refusals, Refused, RefusedAddresses},
     report::Report,
     resolver::Resolver,
     revalidation::RevalidationEvent,
@@ -64,6 +65,8 @@ pub struct Config {
     pub scope: Scope,
     /// How long cache entries last, and how many there may be.
     pub cache_limits: CacheLimits,
+    /// How many flows the answers to one pod may change each second.
+    pub flow_changes_per_second: u32,
     /// How long an answer that was taken off the wire is held at most.
     pub hold_max: Duration,
     /// The ports that DNS servers answer from.
@@ -82,6 +85,7 @@ impl Default for Config {
             subdomains: true,
             scope: Scope::Pod,
             cache_limits: CacheLimits::default(),
+            flow_changes_per_second: FLOW_CHANGES_PER_SECOND,
             hold_max: HoldLimits::default().longest,
             dns_ports: DnsPorts::DNS,
             profile: None,
@@ -97,9 +101,11 @@ pub struct Engine {
     sources: Sources,
     ports: Ports,
     answers: Answers,
+    refused: RefusedAddresses,
     policy: Policy,
     cache: Cache,
     plans: Plans,
+    budget: FlowBudget,
     switch: Switch,
     hold: HoldQueue,
     filter: Filter,
@@ -113,6 +119,7 @@ impl Engine {
             subdomains,
             scope,
             cache_limits,
+            flow_changes_per_second,
             hold_max,
             dns_ports,
             profile,
@@ -123,10 +130,12 @@ impl Engine {
         Self {
             sources: Sources::new(profile.is_some()),
             ports: Ports::new(scope),
-            answers: Answers::new(dns_ports, resolvers, refusals, &mut out),
+            answers: Answers::new(dns_ports, resolvers, &mut out),
+            refused: RefusedAddresses::new(refusals),
             policy: Policy::new(subdomains, profile),
             cache: Cache::new(cache_limits),
             plans: Plans::default(),
+            budget: FlowBudget::new(flow_changes_per_second),
             switch: Switch::new(hold_max, cache_limits.idle_grace),
             hold: HoldQueue::new(HoldLimits {
                 longest: hold_max,
@@ -171,7 +180,7 @@ impl Engine {
                 self.sources.read(Source::Nb, update.reset);
                 let touched = self.policy.apply_nb(update);
                 if let Some(networks) = self.policy.take_changed_networks() {
-                    self.answers.learn_networks(networks, &mut self.out);
+                    self.refused.learn_networks(networks, &mut self.out);
                 }
                 self.policy.watch_logical_flows(&mut self.out);
                 self.policy_touched(touched, batch, now);
@@ -278,6 +287,14 @@ impl Engine {
         }
     }
 
+    /// Takes in a frame that the kernel had deferred ([`Command::ReplayAnswers`]). Returns whether no rule
+    /// mentions its name: it is to be deferred again, for a rule that may come.
+    pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        let before = self.out.counters.answers_unmentioned;
+        self.handle(Input::Frame(frame), now);
+        self.out.counters.answers_unmentioned > before
+    }
+
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.end_turn(now);
@@ -364,7 +381,7 @@ impl Engine {
 
     /// Addresses that were not opened, by reason.
     pub fn refused(&self) -> &CounterVec<Refused> {
-        self.answers.refused()
+        self.refused.counts()
     }
 
     // What outlives the agent.
@@ -429,24 +446,42 @@ impl Engine {
         let Some(port) = self.ports.get(told) else {
             return Wait::Nothing;
         };
+        // Nothing is remembered, reported or paid for what no rule mentions.
+        let mention = self.policy.mention(&port.row, &answer.name);
+        if mention == Mention::None {
+            self.out.counters.answers_unmatched += 1;
+            self.out.counters.answers_unmentioned += 1;
+            return Wait::Nothing;
+        }
+        let whose = port.row.iface_id.clone();
+        let left_out = self.cut(told, &mut answer);
         let Answer {
             name, addresses, ..
         } = &mut answer;
-        self.answers
-            .refuse(name, addresses, &port.row.iface_id, &mut self.out);
+        self.refused
+            .take_out(told, &whose, name, addresses, now, &mut self.out);
         let recipients = self.ports.recipients(told, &self.policy);
         let mut batch = self.switch.begin_openings(now);
         let changes_before = batch.len();
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
         for port in &recipients {
+            if mention == Mention::Unknown {
+                access.cache.judge_later(*port);
+            }
             let answer = PortAnswer {
                 port: *port,
+                asker: told,
                 name: &answer.name,
                 addresses: &answer.addresses,
                 at: captured_at,
             };
             access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);
+        }
+        access.over_budget(told, outcome.over_budget, now, out);
+        if left_out > 0 {
+            out.counters.addresses_refused += left_out as u64;
+            access.too_many_of_name(told, &answer.name, now, out);
         }
         let Outcome { rules, opened, .. } = outcome;
         let matched = !rules.is_empty();
@@ -484,6 +519,19 @@ impl Engine {
         wait
     }
 
+    /// Leaves of an answer as many addresses as are looked at; returns how many others there were.
+    fn cut(&self, told: PortId, answer: &mut Answer) -> usize {
+        let Some(port) = self.ports.get(told) else {
+            return 0;
+        };
+        let sets = self.policy.sets(&port.row);
+        let is_denied = sets.iter().any(|set| set.denies(&answer.name));
+        let most = self.cache.addresses_per_answer_max(is_denied);
+        let left_out = answer.addresses.len().saturating_sub(most);
+        answer.addresses.truncate(most);
+        left_out
+    }
+
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch, now: Timestamp) {
         let (mut access, switch, out) = self.access();
         match change {
@@ -494,6 +542,9 @@ impl Engine {
             PortChange::Moved(port) => access.replan(port, batch, now),
             PortChange::Closed { port, ifindex } => {
                 access.cache.close(port, batch);
+                access.budget.forget(port);
+                out.forget(port);
+                self.refused.forget(port);
                 self.filter.outdate();
                 if let Some(ifindex) = ifindex {
                     self.answers.forget_interface(ifindex);
@@ -533,6 +584,9 @@ impl Engine {
             self.policy.locate(&mut self.out);
         }
         self.update_filter(now);
+        if !self.cache.unjudged().is_empty() {
+            self.access().0.judge();
+        }
         if let Some(changes) = changes {
             self.commit(changes);
         }
@@ -588,6 +642,7 @@ impl Engine {
             policy,
             cache,
             plans,
+            budget,
             switch,
             out,
             ..
@@ -597,6 +652,7 @@ impl Engine {
             policy,
             cache,
             plans,
+            budget,
         };
         (access, switch, out)
     }

@@ -255,8 +255,9 @@ pub enum Command {
         /// The name set.
         name_set: Option<NameSetId>,
     },
-    /// Hand in the frames that were deferred because no rule mentioned their names, as
-    /// [`Input::Frame`].
+    /// Hand in the frames that were deferred because no rule mentioned their names
+    /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again that it returns `true`
+    /// for.
     ReplayAnswers,
     /// Put a frame back onto its veth that was taken off.
     Release(HeldFrame),

@@ -6,6 +6,7 @@
 mod access;
 mod answers;
 pub mod blocked;
+mod budget;
 mod cache;
 pub mod counter_vec;
 pub mod counters;
@@ -34,6 +35,7 @@ pub mod report;
 pub mod resolver;
 pub mod revalidation;
 pub mod rules;
+mod shares;
 pub mod snapshot;
 mod sources;
 mod switch;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::report::Limit;
+
 /// How long cache entries last, and how many there may be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CacheLimits {
@@ -19,8 +21,29 @@ pub struct CacheLimits {
     /// soonest, give or take a sixteenth of all; never one that is in use, or that nobody has had
     /// the time to use. Where there is no other, the new address is refused.
     pub addresses_per_port_max: usize,
-    /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise.
+    /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise. So
+    /// many addresses of one answer are looked at. It does not hold for names that a rule denies.
     pub addresses_per_name_max: usize,
+}
+
+impl CacheLimits {
+    /// Names that all addresses of one port have together: two for each address. Most have one; those of
+    /// shared hosts and content networks have more.
+    pub fn names_per_port_max(&self) -> usize {
+        self.addresses_per_port_max.saturating_mul(2)
+    }
+
+    /// The number behind a limit of cache entries.
+    pub(crate) fn of(&self, limit: &Limit) -> usize {
+        match limit {
+            Limit::AddressesOfName(_) => self.addresses_per_name_max,
+            Limit::AddressesOfPod | Limit::DeniedAddresses => self.addresses_per_port_max,
+            Limit::NamesOfAddress(_) => NAMES_PER_ADDRESS_MAX,
+            Limit::NamesOfPod => self.names_per_port_max(),
+            Limit::NamesOfNode => CACHED_NAMES_MAX,
+            Limit::FlowChanges => 0,
+        }
+    }
 }
 
 impl Default for CacheLimits {
@@ -38,10 +61,31 @@ impl Default for CacheLimits {
 
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
-/// Refused addresses that are remembered as told; with more, each is told again.
-pub const REFUSALS_REPORTED_MAX: usize = 1024;
+/// Names remembered on the node, for each address that each port was told. Beyond, the port that has
+/// most forgets one. A name with its entry takes 400 to 700 bytes, of which the name has 255 at most.
+pub const CACHED_NAMES_MAX: usize = 1 << 18;
+/// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
+pub const REFUSALS_REPORTED_MAX: usize = 64;
 /// Limits of one pod that are remembered as told; with more, each is told again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
+/// What answers to one pod lead to is reported this often …
+pub const POD_REPORT_INTERVAL: Duration = Duration::from_secs(4);
+/// … and at once as often as this time allows: sixteen times. The rest is counted.
+pub const POD_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
+
+/// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
+/// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.
+pub const FLOW_CHANGES_PER_SECOND: u32 = 256;
+/// What a pod has not used of that for so long, it may use at once: by default 8,192 changes. A browser
+/// that is opened with all its tabs asks for some hundred names, with up to eight addresses each.
+pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
+/// The same for all pods of the node together. Beyond, only pods that have at least half of their own
+/// left go on.
+pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
+/// The same for all pods of the node together: 65,536 changes.
+pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// That a pod's answers change too many flows is reported this often.
+pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Logical flows looked up in the switch for actions to copy.
 pub const ACTION_TEXTS_MAX: usize = 256;
 /// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. So many

@@ -1,6 +1,15 @@
 //! What the owners of the engine's state give out during a turn, in order.
 
-use crate::{Command, counters::Counters, report::Report};
+use std::collections::HashMap;
+
+use crate::{
+    Command, Timestamp,
+    budget::{Account, Rate},
+    counters::Counters,
+    limits::{POD_REPORT_BURST_TIME, POD_REPORT_INTERVAL},
+    ports::PortId,
+    report::Report,
+};
 
 /// Commands, reports and counters of all owners.
 #[derive(Debug, Default)]
@@ -11,6 +20,8 @@ pub(crate) struct Output {
     pub(crate) reports: Vec<Report>,
     /// What happened so far.
     pub(crate) counters: Counters,
+    /// What was reported of each pod's answers.
+    pods: HashMap<PortId, Account>,
 }
 
 impl Output {
@@ -34,5 +45,29 @@ impl Output {
     /// Gives out a report.
     pub(crate) fn report(&mut self, report: Report) {
         self.reports.push(report);
+    }
+
+    /// Gives out a report that the answers to a pod lead to. A pod that leads to more of them than its
+    /// budget has costs the others no line of the log: the rest is counted.
+    pub(crate) fn report_of_pod(&mut self, port: PortId, report: Report, now: Timestamp) {
+        const RATE: Rate = Rate::every(POD_REPORT_INTERVAL, POD_REPORT_BURST_TIME);
+        let account = self.pods.entry(port).or_default();
+        if account.has_left(RATE, now) {
+            account.spend(1, RATE, now);
+            self.report(report);
+        } else {
+            self.counters.reports_left_out += 1;
+        }
+    }
+
+    /// A port is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.pods.remove(&port);
+    }
+
+    /// How many ports have an account.
+    #[cfg(test)]
+    pub(crate) fn accounts(&self) -> usize {
+        self.pods.len()
     }
 }

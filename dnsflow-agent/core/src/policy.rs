@@ -35,6 +35,17 @@ use crate::{
 /// The only name that OVN-Kubernetes allows an EgressFirewall to have.
 pub const FIREWALL_NAME: &str = "default";
 
+/// Whether a rule mentions a name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Mention {
+    /// Some rule does.
+    Some,
+    /// None does.
+    None,
+    /// EgressFirewalls were not read yet, or OVN does not know the port.
+    Unknown,
+}
+
 /// An EgressFirewall that OVN does not enforce yet.
 #[derive(Debug)]
 struct Unfollowed {
@@ -55,6 +66,11 @@ pub(crate) struct Policy {
     profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
+    /// Whether EgressFirewalls were read.
+    firewalls_read: bool,
+    /// By namespace, the names that its EgressFirewall mentions, or one before it that OVN may still
+    /// enforce, without wildcards.
+    names: BTreeMap<String, BTreeSet<DomainName>>,
     /// By namespace, the EgressFirewalls whose ACLs have not come.
     unfollowed: BTreeMap<String, Unfollowed>,
     rules: BTreeMap<String, NamespaceRules>,
@@ -81,6 +97,8 @@ impl Policy {
             profile,
             ovn: OvnView::default(),
             firewalls: BTreeMap::new(),
+            firewalls_read: false,
+            names: BTreeMap::new(),
             unfollowed: BTreeMap::new(),
             rules: BTreeMap::new(),
             namespace_by_group: HashMap::new(),
@@ -125,6 +143,7 @@ impl Policy {
         now: Timestamp,
     ) -> BTreeSet<String> {
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        self.firewalls_read |= update.reset;
         if update.reset {
             let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
             self.firewalls.retain(|id, _| {
@@ -256,6 +275,7 @@ impl Policy {
             name: FIREWALL_NAME.to_owned(),
         };
         let older = self.follow(&id);
+        self.collect_names(namespace);
         let pair = |firewall: &Firewall| {
             let acls = self.ovn.acls(namespace);
             pair(
@@ -466,21 +486,54 @@ impl Policy {
         }
     }
 
-    /// The names that the EgressFirewall of a namespace mentions, or one before it that OVN may still
-    /// enforce, without wildcards.
-    pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
-        let firewalls = self.firewalls.iter();
-        let latest = firewalls.filter(|(id, _)| id.namespace == namespace);
+    /// Takes over the names that the EgressFirewalls of a namespace mention.
+    fn collect_names(&mut self, namespace: &str) {
+        let id = FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
+        };
         let former = self.unfollowed.get(namespace).map(|one| &one.former);
-        latest
-            .map(|(_, firewall)| firewall)
+        let firewalls = self.firewalls.get(&id).into_iter();
+        let names = firewalls
             .chain(former.into_iter().flatten())
             .flat_map(|firewall| &firewall.rules)
             .filter_map(|rule| match &rule.destination {
                 Destination::Name(name) => Some(name.name().clone()),
                 _ => None,
-            })
-            .collect()
+            });
+        let names: BTreeSet<DomainName> = names.collect();
+        if names.is_empty() {
+            self.names.remove(namespace);
+        } else {
+            self.names.insert(id.namespace, names);
+        }
+    }
+
+    /// The names that the EgressFirewall of a namespace mentions, or one before it that OVN may still
+    /// enforce, without wildcards.
+    pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
+        self.names.get(namespace).cloned().unwrap_or_default()
+    }
+
+    /// Whether a rule of the namespace of an interface's pod mentions this name or one above it: the
+    /// rules as they are written, whether or not OVN enforces them yet.
+    pub(crate) fn mention(&self, row: &Interface, name: &DomainName) -> Mention {
+        if !self.knows_names_for(row) {
+            return Mention::Unknown;
+        }
+        let names = self
+            .filtered_as(row)
+            .and_then(|namespace| self.names.get(namespace));
+        match names.is_some_and(|names| name.suffixes().any(|suffix| names.contains(suffix))) {
+            true => Mention::Some,
+            false => Mention::None,
+        }
+    }
+
+    /// Whether it is known which names the rules for an interface's pod mention.
+    pub(crate) fn knows_names_for(&self, row: &Interface) -> bool {
+        let has_namespace = self.is_static() || self.ovn.is_bound(&row.iface_id);
+        self.firewalls_read && has_namespace
     }
 
     /// The namespace whose names matter at an interface.

@@ -6,13 +6,23 @@
 //! plain, IPv4-mapped, behind a NAT64 or a 6to4 relay.
 
 use std::{
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
+    time::Duration,
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::counter_vec::labels;
+use super::{
+    Timestamp,
+    counter_vec::{CounterVec, Label as _, labels},
+    limits::REFUSALS_REPORTED_MAX,
+    name::DomainName,
+    output::Output,
+    ports::PortId,
+    report::Report,
+};
 
 labels! {
     /// Why an address is never opened.
@@ -222,6 +232,104 @@ impl Refusals {
             return Err(Refused::Private);
         }
         Ok(())
+    }
+}
+
+/// The owner of what is never opened: takes it out of answers, counts it and reports it.
+#[derive(Debug)]
+pub(crate) struct RefusedAddresses {
+    refusals: Refusals,
+    counts: CounterVec<Refused>,
+    /// By port, what was reported, so that each is reported once in a while only.
+    reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
+}
+
+impl RefusedAddresses {
+    /// Nothing was refused yet.
+    pub(crate) fn new(refusals: Refusals) -> Self {
+        Self {
+            refusals,
+            counts: CounterVec::default(),
+            reported: HashMap::new(),
+        }
+    }
+
+    /// Opens no address of these networks, which OVN knows to be the cluster's own.
+    pub(crate) fn learn_networks(&mut self, mut networks: Vec<IpNet>, out: &mut Output) {
+        let left_out = networks.len().saturating_sub(NETWORKS_MAX);
+        // The largest first.
+        networks.sort_by_key(IpNet::prefix_len);
+        networks.truncate(NETWORKS_MAX);
+        networks.sort_unstable();
+        if let Ok(true) = self.refusals.learn(&networks) {
+            out.report(Report::ClusterNetworks { networks, left_out });
+        }
+    }
+
+    /// Takes the addresses out of an answer to `port` that are never opened. Each is counted, and
+    /// reported if that is news and the pod has not led to too many reports.
+    pub(crate) fn take_out(
+        &mut self,
+        id: PortId,
+        port: &str,
+        name: &DomainName,
+        addresses: &mut Vec<(IpAddr, Duration)>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        addresses.retain(|(address, _)| match self.refusals.check(*address) {
+            Ok(()) => true,
+            Err(reason) => {
+                self.refuse(id, port, Some(name), *address, reason, now, out);
+                false
+            }
+        });
+    }
+
+    /// Counts and reports an address that is not opened.
+    #[expect(clippy::too_many_arguments, reason = "they are the report")]
+    fn refuse(
+        &mut self,
+        id: PortId,
+        port: &str,
+        name: Option<&DomainName>,
+        address: IpAddr,
+        reason: Refused,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        self.counts.count(reason);
+        let Some(name) = name else { return };
+        let reported = self.reported.entry(id).or_default();
+        if reported.len() >= REFUSALS_REPORTED_MAX {
+            reported.clear();
+        }
+        if reported.insert((name.clone(), address)) {
+            let report = Report::AddressRefused {
+                port: port.to_owned(),
+                name: name.clone(),
+                address,
+                reason: reason.as_str(),
+            };
+            out.report_of_pod(id, report, now);
+        }
+    }
+
+    /// A port is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.reported.remove(&port);
+    }
+
+    /// Addresses that were not opened, by reason.
+    pub(crate) fn counts(&self) -> &CounterVec<Refused> {
+        &self.counts
+    }
+
+    /// How many ports there is a memory for, and how much there is at most for one.
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> (usize, usize) {
+        let most = self.reported.values().map(BTreeSet::len).max();
+        (self.reported.len(), most.unwrap_or_default())
     }
 }
 

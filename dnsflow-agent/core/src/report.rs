@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
     time::Duration,
 };
@@ -19,6 +20,60 @@ pub enum Severity {
     NotInForce,
     /// It is in force, but does less than people may think.
     Caveat,
+}
+
+/// A limit that what a pod was told has reached.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Limit {
+    /// Addresses of this name.
+    AddressesOfName(DomainName),
+    /// Addresses of the pod.
+    AddressesOfPod,
+    /// The same, and a rule denies all that there are: none of them makes room.
+    DeniedAddresses,
+    /// Names of this address.
+    NamesOfAddress(IpAddr),
+    /// Names of all addresses of the pod.
+    NamesOfPod,
+    /// Names of all addresses of all pods on the node.
+    NamesOfNode,
+    /// Flows that answers to the pod change in a second.
+    FlowChanges,
+}
+
+impl fmt::Display for Limit {
+    /// What the pod has lost by it, and the remedy; how many are allowed stands beside it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AddressesOfName(_) => {
+                "not every address of a name is open: --max-addresses-per-name"
+            }
+            Self::AddressesOfPod => {
+                "not every address that a pod was told is open: --max-addresses-per-pod"
+            }
+            Self::DeniedAddresses => {
+                "rules deny all addresses that are kept for a pod, and a new one is neither opened nor \
+                 closed: deny by cidrSelector, or raise --max-addresses-per-pod"
+            }
+            Self::NamesOfAddress(_) => {
+                "an address has more names than are kept, and a new one counts for nothing: allow or \
+                 deny it by cidrSelector"
+            }
+            Self::NamesOfPod => {
+                "a pod was told more names than are kept, and not every address is open: \
+                 --max-addresses-per-pod, of which there are twice as many names"
+            }
+            Self::NamesOfNode => {
+                "the pods of this node were told more names than are kept, and not every address of \
+                 the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
+                 cidrSelector"
+            }
+            Self::FlowChanges => {
+                "a pod is told so many new addresses that some are not opened now: allow a \
+                 cidrSelector, or raise --max-flow-changes"
+            }
+        })
+    }
 }
 
 /// Something worth telling.
@@ -117,15 +172,15 @@ pub enum Report {
         /// Those of them that were not told before, also not of another index.
         news: BTreeSet<u32>,
     },
-    /// A pod was told more addresses than are kept: one that was open is closed, or a new one not
-    /// opened.
+    /// A pod was told more than a limit allows: an address that was open is closed, or a new one not
+    /// opened, or one that a rule denies not closed.
     LimitReached {
         /// The namespace whose rules hold for the pod.
         namespace: String,
         /// The logical port of the pod.
         port: String,
-        /// The name, where it is the limit of one name; else it is that of the pod.
-        name: Option<DomainName>,
+        /// Which limit.
+        limit: Limit,
         /// The limit.
         max: usize,
     },

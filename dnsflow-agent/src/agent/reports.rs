@@ -5,7 +5,7 @@ use std::{
     fmt::Display,
 };
 
-use dnsflow_core::report::{Report, Severity};
+use dnsflow_core::report::{Limit, Report, Severity};
 use tracing::{debug, info, warn};
 
 /// So many problems of one kind that come together get a line each; of more, one line tells.
@@ -146,21 +146,27 @@ pub(super) fn tell(report: Report) {
         Report::LimitReached {
             namespace,
             port,
-            name: Some(name),
+            limit: Limit::AddressesOfName(name),
             max,
-        } => warn!(
-            namespace, port, %name, max,
-            "not every address of a name is open: --max-addresses-per-name"
-        ),
+        } => {
+            let limit = Limit::AddressesOfName(name.clone());
+            warn!(namespace, port, %name, max, "{limit}");
+        }
         Report::LimitReached {
             namespace,
             port,
-            name: None,
+            limit: Limit::NamesOfAddress(address),
             max,
-        } => warn!(
+        } => {
+            let limit = Limit::NamesOfAddress(address);
+            warn!(namespace, port, %address, max, "{limit}");
+        }
+        Report::LimitReached {
             namespace,
-            port, max, "not every address that a pod was told is open: --max-addresses-per-pod"
-        ),
+            port,
+            limit,
+            max,
+        } => warn!(namespace, port, max, "{limit}"),
         Report::NotAttached { interface, reason } => {
             debug!(interface, reason, "not attached yet, will try again");
         }

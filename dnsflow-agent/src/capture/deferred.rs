@@ -15,6 +15,10 @@ use super::{CaptureError, records};
 #[repr(transparent)]
 struct Deferred(record::Deferred);
 
+/// Of a queue without room, the oldest element goes (`BPF_EXIST` in linux/bpf.h; `queue_stack_map_push_elem`
+/// in Linux' kernel/bpf/queue_stack_maps.c).
+const BPF_EXIST: u64 = 2;
+
 // SAFETY: integers without padding, and any bytes are some.
 unsafe impl Pod for Deferred {}
 
@@ -33,23 +37,29 @@ impl DeferredAnswers {
         Ok(Self(queue))
     }
 
-    /// Takes them out, oldest first; what is deferred meanwhile may stay.
+    /// Takes them out, oldest first, and defers those again for which `each` returns `true`; what is
+    /// deferred meanwhile may stay.
     ///
     /// # Errors
     ///
     /// Where the kernel refuses. Those that were handed over are no longer deferred.
-    pub fn drain(&mut self, mut each: impl FnMut(Frame<'_>)) -> Result<(), MapError> {
+    pub fn replay(&mut self, mut each: impl FnMut(Frame<'_>) -> bool) -> Result<(), MapError> {
+        let mut again = Vec::new();
         for _ in 0..DEFERRED_MAX {
             match self.0.pop(0) {
-                Ok(Deferred(deferred)) => {
-                    if let Some(frame) = deferred.record().and_then(records::frame) {
-                        each(frame);
+                Ok(deferred) => {
+                    if let Some(frame) = deferred.0.record().and_then(records::frame)
+                        && each(frame)
+                    {
+                        again.push(deferred);
                     }
                 }
-                Err(MapError::ElementNotFound) => return Ok(()),
+                Err(MapError::ElementNotFound) => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        // Where there is no room, the oldest one goes, as when the program defers one.
+        let push = |deferred| self.0.push(deferred, BPF_EXIST);
+        again.into_iter().try_for_each(push)
     }
 }

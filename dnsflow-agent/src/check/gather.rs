@@ -46,6 +46,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         idle_grace: _,
         max_addresses_per_name: _,
         max_addresses_per_pod: _,
+        max_flow_changes: _,
         state_dir: _,
         resolver: _,
         dns_port: _,

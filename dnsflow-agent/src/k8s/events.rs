@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::report::{Report, Severity};
+use dnsflow_core::report::{Limit, Report, Severity};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -93,7 +93,7 @@ impl Notice {
             // The same words on every node, which the remedy leads: a note is cut at its end.
             Report::LimitReached {
                 namespace,
-                name: Some(name),
+                limit: Limit::AddressesOfName(name),
                 max,
                 ..
             } => Some(Self::Limit {
@@ -107,7 +107,7 @@ impl Notice {
             Report::LimitReached {
                 namespace,
                 port,
-                name: None,
+                limit: Limit::AddressesOfPod,
                 max,
             } => Some(Self::Limit {
                 namespace: namespace.clone(),
@@ -116,6 +116,16 @@ impl Notice {
                     "a pod was told more than {max} addresses, and not all are open; allow a \
                      cidrSelector, or raise --max-addresses-per-pod: {port}"
                 ),
+            }),
+            Report::LimitReached {
+                namespace,
+                port,
+                limit,
+                max,
+            } => Some(Self::Limit {
+                namespace: namespace.clone(),
+                name: format!("{port}: {limit}"),
+                note: format!("{limit} ({max}): {port}"),
             }),
             Report::Ready { .. }
             | Report::Opened { .. }

@@ -1,4 +1,5 @@
 use clap::CommandFactory;
+use dnsflow_core::limits::FLOW_CHANGES_PER_SECOND;
 
 use super::*;
 
@@ -50,6 +51,7 @@ fn without_arguments_the_defaults_hold() {
             idle_grace: 60,
             max_addresses_per_name: 256,
             max_addresses_per_pod: 4096,
+            max_flow_changes: 256,
             state_dir: None,
             resolver: Vec::new(),
             dns_port: vec![53],
@@ -81,6 +83,7 @@ fn every_option_is_taken() {
         "--idle-grace=3",
         "--max-addresses-per-name=4",
         "--max-addresses-per-pod=5",
+        "--max-flow-changes=6",
         "--state-dir=/s",
         "--resolver=10.96.0.10",
         "--resolver=[fd00::a]:5353,10.0.0.1:54",
@@ -114,6 +117,7 @@ fn every_option_is_taken() {
             idle_grace: 3,
             max_addresses_per_name: 4,
             max_addresses_per_pod: 5,
+            max_flow_changes: 6,
             state_dir: Some("/s".into()),
             resolver: ["10.96.0.10:53", "[fd00::a]:5353", "10.0.0.1:54"]
                 .map(|text| text.parse().expect("a resolver"))
@@ -139,6 +143,9 @@ fn every_option_is_taken() {
 fn the_defaults_are_those_of_the_core() {
     let cache_limits = parse(&[]).map(|options| options.cache_limits());
     assert_eq!(cache_limits, Ok(CacheLimits::default()));
+    let changes = parse(&[]).map(|options| options.max_flow_changes);
+    assert_eq!(changes, Ok(FLOW_CHANGES_PER_SECOND));
+    assert!(parse(&["--max-flow-changes=0"]).is_err());
 }
 
 #[test]

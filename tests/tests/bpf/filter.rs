@@ -92,11 +92,12 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
     program.capture.names.set_names(NAME_SET, &[]);
     let kept = |program: &mut Loaded| {
         let mut kept: Vec<Vec<u8>> = Vec::new();
-        let drained = program.capture.deferred.drain(|frame| {
+        let replayed = program.capture.deferred.replay(|frame| {
             assert_eq!((frame.ifindex, frame.held), (IFINDEX, false));
             kept.push(frame.bytes.to_vec());
+            false
         });
-        drained.expect("the kernel has a queue");
+        replayed.expect("the kernel has a queue");
         kept
     };
     let answer = |name: &str, filler: usize| {
@@ -119,6 +120,17 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
     .map(|(name, filler)| send(&mut program, &answer(name, filler)));
     assert_eq!(kept(&mut program), frames[..2]);
     assert_eq!(kept(&mut program), Vec::<Vec<u8>>::new(), "once");
+
+    // Until a rule mentions their names, they are deferred again, in the same order.
+    let frames = ["b.test", "c.test"].map(|name| send(&mut program, &answer(name, 0)));
+    let mut seen = 0;
+    let again = program.capture.deferred.replay(|_| {
+        seen += 1;
+        true
+    });
+    again.expect("the kernel has a queue");
+    assert_eq!(seen, 2);
+    assert_eq!(kept(&mut program), frames);
 
     // The oldest go.
     let frames: Vec<_> = (0..DEFERRED_MAX + 10)

@@ -5,8 +5,7 @@ const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
 fn answers(resolvers: &[&str]) -> (Answers, Output) {
     let mut out = Output::default();
     let resolvers = resolvers.iter().map(|text| text.parse().expect("one"));
-    let refusals = Refusals::new(&[], &[], &[]).expect("few networks");
-    let answers = Answers::new(DnsPorts::DNS, resolvers.collect(), refusals, &mut out);
+    let answers = Answers::new(DnsPorts::DNS, resolvers.collect(), &mut out);
     (answers, out)
 }
 
@@ -46,36 +45,4 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
     let read = answers.read(frame, true, NOW, &mut out);
     assert!(read.answers.is_empty() && !read.carries && read.connection.is_none());
     assert_eq!((out.counters.frames, out.counters.frames_not_dns), (1, 1));
-}
-
-#[test]
-fn a_refused_address_is_taken_out_counted_each_time_and_told_once() {
-    let (mut answers, mut out) = answers(&[]);
-    out.reports.clear();
-    let name: DomainName = "a.test".parse().expect("a name");
-    let ttl = Duration::from_secs(60);
-    for _ in 0..2 {
-        let mut addresses = vec![
-            ("127.0.0.1".parse().expect("one"), ttl),
-            ("203.0.113.1".parse().expect("one"), ttl),
-        ];
-        answers.refuse(&name, &mut addresses, "ns1_p1", &mut out);
-        assert_eq!(addresses.len(), 1);
-    }
-    assert_eq!(answers.refused()[Refused::Loopback], 2);
-    assert_eq!(out.reports.len(), 1);
-}
-
-#[test]
-fn the_clusters_networks_are_refused_once_they_are_known() {
-    let (mut answers, mut out) = answers(&[]);
-    let name: DomainName = "a.test".parse().expect("a name");
-    let network: IpNet = "203.0.113.0/24".parse().expect("a network");
-    let mut addresses = vec![("203.0.113.1".parse().expect("one"), Duration::ZERO)];
-    answers.refuse(&name, &mut addresses, "ns1_p1", &mut out);
-    assert_eq!(addresses.len(), 1);
-    answers.learn_networks(vec![network], &mut out);
-    answers.refuse(&name, &mut addresses, "ns1_p1", &mut out);
-    assert_eq!(addresses, []);
-    assert_eq!(answers.refused()[Refused::Cluster], 1);
 }

@@ -9,6 +9,7 @@ fn term(until: u64) -> Term {
     Term {
         until: Timestamp::from_nanos(until),
         deny_until: Timestamp::from_nanos(until + 100),
+        is_denied: false,
     }
 }
 
@@ -102,11 +103,12 @@ impl Setup {
             term: Term {
                 until: at(until),
                 deny_until: at(until),
+                is_denied: false,
             },
             comparisons: 0,
         };
         let mut batch = self.switch.begin(at(0));
-        let whose = || Some(("ns1".to_owned(), "ns1_p1".to_owned()));
+        let whose = |_| Some(("ns1".to_owned(), "ns1_p1".to_owned()));
         let learned = self
             .cache
             .learn(resolution, &whose, &mut batch, at(0), &mut self.out);
@@ -187,6 +189,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
     let term = Term {
         until: at(12),
         deny_until: at(13),
+        is_denied: false,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
     assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");

@@ -387,6 +387,11 @@ impl OvnView {
         })
     }
 
+    /// Whether the logical port is in the SB database.
+    pub fn is_bound(&self, logical_port: &str) -> bool {
+        self.bindings_by_port.ids(logical_port).next().is_some()
+    }
+
     /// The namespace of the pod that a logical port belongs to.
     pub fn namespace_of(&self, logical_port: &str) -> Option<&str> {
         self.bindings_by_port

@@ -241,3 +241,60 @@ proptest! {
         }
     }
 }
+
+const PORT: PortId = PortId(1);
+const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
+
+fn take_out(refused: &mut RefusedAddresses, text: &str, now: Timestamp, out: &mut Output) -> bool {
+    let name: DomainName = "a.test".parse().expect("a name");
+    let ttl = Duration::from_secs(60);
+    let mut addresses = vec![(address(text), ttl), (address("192.0.2.1"), ttl)];
+    refused.take_out(PORT, "ns1_p1", &name, &mut addresses, now, out);
+    assert!(addresses.contains(&(address("192.0.2.1"), ttl)));
+    addresses.len() == 1
+}
+
+#[test]
+fn a_refused_address_is_taken_out_counted_each_time_and_reported_once() {
+    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut out = Output::default();
+    for _ in 0..2 {
+        assert!(take_out(&mut refused, "127.0.0.1", NOW, &mut out));
+        assert!(!take_out(&mut refused, "203.0.113.1", NOW, &mut out));
+    }
+    assert_eq!(refused.counts()[Refused::Loopback], 2);
+    assert_eq!(out.reports.len(), 1);
+}
+
+#[test]
+fn the_clusters_networks_are_refused_once_they_are_known() {
+    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut out = Output::default();
+    assert!(!take_out(&mut refused, "203.0.113.1", NOW, &mut out));
+    refused.learn_networks(networks(&["203.0.113.0/24"]), &mut out);
+    assert!(take_out(&mut refused, "203.0.113.1", NOW, &mut out));
+    assert_eq!(refused.counts()[Refused::Cluster], 1);
+}
+
+#[test]
+fn a_pod_that_is_told_many_refused_addresses_gets_a_few_reports_each_minute() {
+    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut out = Output::default();
+    for number in 0..60_000_u32 {
+        let loopback = Ipv4Addr::from(0x7f00_0001 + number).to_string();
+        let now = NOW + Duration::from_millis(u64::from(number));
+        assert!(take_out(&mut refused, &loopback, now, &mut out));
+    }
+    assert_eq!(refused.counts()[Refused::Loopback], 60_000);
+    assert!(
+        (16..=32).contains(&out.reports.len()),
+        "{}",
+        out.reports.len()
+    );
+    let left_out = out.counters.reports_left_out;
+    assert_eq!(left_out, 60_000 - out.reports.len() as u64);
+    assert_eq!(refused.remembered().0, 1);
+    assert!(refused.remembered().1 <= REFUSALS_REPORTED_MAX);
+    refused.forget(PORT);
+    assert_eq!(refused.remembered().0, 0);
+}

@@ -7,8 +7,10 @@ use dnsflow_core::Timestamp;
 
 use super::Notice;
 
-/// At most this many things are remembered.
+/// At most this many things are remembered. Beyond, the namespace with most of them gives one up.
 pub const ENTRIES_MAX: usize = 1024;
+/// At most this many of one namespace are remembered.
+pub const ENTRIES_PER_NAMESPACE_MAX: usize = 64;
 /// What lasts is said again after this long: an API server forgets Events after an hour
 /// (kube-apiserver, `--event-ttl`).
 pub const REPEAT: Duration = Duration::from_secs(3600);
@@ -73,6 +75,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct Ledger {
     entries: BTreeMap<(String, About), Entry>,
+    /// When an Event was last created in each of their namespaces.
+    posted: BTreeMap<String, Timestamp>,
     /// How many Events may be created at once, and since when one more is on its way.
     tokens: u32,
     refill_from: Timestamp,
@@ -85,6 +89,7 @@ impl Default for Ledger {
     fn default() -> Self {
         Self {
             entries: BTreeMap::new(),
+            posted: BTreeMap::new(),
             tokens: BURST,
             refill_from: Timestamp::default(),
             not_before: Timestamp::default(),
@@ -139,14 +144,47 @@ impl Ledger {
 
     fn add(&mut self, key: (String, About), new: Entry) -> u64 {
         let known = self.entries.get(&key);
-        let known = known.map(|entry| entry.note == new.note);
-        match known {
-            Some(true) => 0,
-            None if self.entries.len() >= ENTRIES_MAX => 1,
-            Some(false) | None => {
-                self.entries.insert(key, new);
-                0
+        if known.is_some_and(|entry| entry.note == new.note) {
+            return 0;
+        }
+        let mut left_out = 0;
+        if known.is_none() {
+            let of_this = self.count_of(&key.0);
+            if of_this >= ENTRIES_PER_NAMESPACE_MAX {
+                return 1;
             }
+            if self.entries.len() >= ENTRIES_MAX {
+                match self.namespace_with_most() {
+                    Some(most) if self.count_of(&most) > of_this => self.give_up_last(&most),
+                    _ => return 1,
+                }
+                left_out = 1;
+            }
+        }
+        self.entries.insert(key, new);
+        left_out
+    }
+
+    fn count_of(&self, namespace: &str) -> usize {
+        let namespaces = self.entries.keys().map(|(namespace, _)| namespace);
+        namespaces.filter(|one| *one == namespace).count()
+    }
+
+    fn namespace_with_most(&self) -> Option<String> {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (namespace, _) in self.entries.keys() {
+            *counts.entry(namespace).or_default() += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        most.map(|(namespace, _)| namespace.to_owned())
+    }
+
+    /// Gives up what of a namespace is due last.
+    fn give_up_last(&mut self, namespace: &str) {
+        let of_this = self.entries.iter().filter(|((one, _), _)| one == namespace);
+        let last = of_this.max_by_key(|(_, entry)| entry.due);
+        if let Some(key) = last.map(|(key, _)| key.clone()) {
+            self.entries.remove(&key);
         }
     }
 
@@ -165,7 +203,11 @@ impl Ledger {
         if self.next_due()? > now {
             return None;
         }
-        let ((namespace, about), entry) = self.entries.iter().min_by_key(|(_, entry)| entry.due)?;
+        // Namespaces take turns: what many rules or pods of one have to say is not before the others.
+        let due = self.entries.iter().filter(|(_, entry)| entry.due <= now);
+        let turn = |namespace: &str| self.posted.get(namespace).copied().unwrap_or_default();
+        let next = due.min_by_key(|((namespace, _), entry)| (turn(namespace), entry.due));
+        let ((namespace, about), entry) = next?;
         let posting = Posting {
             namespace: namespace.clone(),
             about: about.clone(),
@@ -194,6 +236,7 @@ impl Ledger {
             }
             Outcome::Created | Outcome::Known => {
                 self.retry = RETRY_MIN;
+                self.posted.insert(posting.namespace.clone(), now);
                 match &posting.about {
                     // A limit is told again when it is met again.
                     About::Name(_) => drop(self.entries.remove(&key)),
@@ -203,6 +246,9 @@ impl Ledger {
                         }
                     }
                 }
+                let entries = &self.entries;
+                let has_entries = |namespace: &str| entries.keys().any(|(one, _)| one == namespace);
+                self.posted.retain(|namespace, _| has_entries(namespace));
             }
         }
     }

@@ -253,7 +253,8 @@ fn run(steps: Vec<Step>) {
                 let kept = node.kernel.deferred.len();
                 node.answer(PODS[pod].0, NAMES[name], &[[203, 0, 113, host]], ttl);
                 if node.kernel.deferred.len() > kept {
-                    model.deferred.push(((pod, name, host), node.now));
+                    let (_, captured_at, _) = node.kernel.deferred[kept];
+                    model.deferred.push(((pod, name, host), captured_at));
                 }
                 let least = if denied(&node, name) {
                     node.engine.cache.limits().deny_ttl
@@ -324,9 +325,17 @@ fn run(steps: Vec<Step>) {
             }
             Step::Again => unreachable!("replaced above"),
         }
-        if node.kernel.deferred.is_empty() && !model.deferred.is_empty() {
+        let is_deferred = |at: &Timestamp| {
+            let mut deferred = node.kernel.deferred.iter();
+            deferred.any(|(_, captured_at, _)| captured_at == at)
+        };
+        let deferred = std::mem::take(&mut model.deferred);
+        let (kept, replayed): (Vec<_>, Vec<_>) =
+            deferred.into_iter().partition(|(_, at)| is_deferred(at));
+        model.deferred = kept;
+        if !replayed.is_empty() {
             reached("answers were looked at again");
-            for (told, at) in std::mem::take(&mut model.deferred) {
+            for (told, at) in replayed {
                 // It counts as an answer that comes now, but for its age.
                 if denied(&node, told.1)
                     && let Some(counts) = model.told.get_mut(&told)

@@ -120,17 +120,49 @@ fn a_limit_is_told_each_time_it_is_met_but_not_twice_while_it_waits() {
 fn what_does_not_fit_is_counted() {
     let mut ledger = Ledger::default();
     let rule = |rule: usize| (u32::try_from(rule).expect("small"), "bad");
-    let problems: Vec<_> = (0..ENTRIES_MAX).map(rule).collect();
-    assert_eq!(ledger.take(rules("ns1", &problems), at(0), NONE), 0);
+    let problems: Vec<_> = (0..ENTRIES_PER_NAMESPACE_MAX + 2).map(rule).collect();
+    assert_eq!(ledger.take(rules("ns0", &problems), at(0), NONE), 2);
+    assert_eq!(ledger.take(rules("ns0", &problems[1..]), at(0), NONE), 1);
+}
+
+#[test]
+fn no_namespace_fills_the_ledger_of_all() {
+    let mut ledger = Ledger::default();
+    let limit = |namespace: String, number: usize| Notice::Limit {
+        namespace,
+        name: format!("n{number}.example"),
+        note: format!("too many {number}"),
+    };
+    for namespace in 0..ENTRIES_MAX / ENTRIES_PER_NAMESPACE_MAX {
+        for number in 0..2 * ENTRIES_PER_NAMESPACE_MAX {
+            ledger.take(limit(format!("noisy{namespace}"), number), at(0), NONE);
+        }
+    }
+    assert_eq!(ledger.entries.len(), ENTRIES_MAX);
     assert_eq!(
-        ledger.take(rules("ns2", &[(0, "a"), (1, "b")]), at(0), NONE),
+        ledger.take(rules("quiet", &[(0, "bad"), (1, "bad")]), at(1), NONE),
         2
     );
-    assert_eq!(ledger.take(rules("ns1", &problems[1..]), at(0), NONE), 0);
-    assert_eq!(
-        ledger.take(rules("ns2", &[(0, "a"), (1, "b")]), at(0), NONE),
-        1
-    );
+    assert_eq!(ledger.entries.len(), ENTRIES_MAX, "others gave way");
+    let said = said(&mut ledger, at(3600));
+    assert_eq!(said.len(), 5);
+    // A namespace that has said nothing yet is before those that have.
+    let mut namespaces: Vec<_> = said
+        .iter()
+        .filter_map(|one| one.split(':').next())
+        .collect();
+    namespaces.dedup();
+    assert_eq!(namespaces.len(), 5, "{namespaces:?}");
+    for hour in 2..20 {
+        let now = at(hour * 3600);
+        while let Some(posting) = ledger.poll(now) {
+            ledger.done(&posting, Outcome::Created, now);
+            if posting.namespace == "quiet" {
+                return;
+            }
+        }
+    }
+    panic!("it never says anything");
 }
 
 #[test]

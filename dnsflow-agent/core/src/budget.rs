@@ -1,0 +1,140 @@
+//! What one pod's answers may change in the switch: so much each second, so much at once.
+//!
+//! Whoever answers for a name decides how many addresses a pod is told. Each one that a rule allows is
+//! written into the switch, which follows the flows of all pods on one thread. So a pod has a budget
+//! of its own; the node's budget stands behind those of the pods, and what runs out of it is lost to the
+//! pods that have used more than half of their own. Why an answer over budget is not opened later
+//! instead: `docs/decisions/budgets.md`.
+
+use std::{collections::HashMap, time::Duration};
+
+use crate::{
+    Timestamp,
+    limits::{
+        FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, NODE_FLOW_BURST_TIME, NODE_FLOW_CHANGES_PER_SECOND,
+    },
+    ports::PortId,
+};
+
+/// What may be spent: evenly over time, or saved up and spent at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    /// The time that gives back one.
+    each: Duration,
+    /// The time that gives back all that can be saved up.
+    burst: Duration,
+}
+
+impl Rate {
+    /// So many each second, and as many at once as `burst` gives back.
+    pub(crate) fn per_second(count: u32, burst: Duration) -> Self {
+        Self::every(Duration::from_secs(1) / count.max(1), burst)
+    }
+
+    /// One in each such time, and as many at once as `burst` gives back.
+    pub(crate) const fn every(each: Duration, burst: Duration) -> Self {
+        Self { each, burst }
+    }
+}
+
+/// What was spent of a [`Rate`]: the time at which all of it is given back (the generic cell rate
+/// algorithm of ITU-T I.371, annex A, in its form as a virtual schedule).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Account(Timestamp);
+
+impl Account {
+    /// Whether there is something left.
+    pub(crate) fn has_left(self, rate: Rate, now: Timestamp) -> bool {
+        self.0.since(now) < rate.burst
+    }
+
+    /// Whether at least half of what can be saved up is left.
+    fn has_half_left(self, rate: Rate, now: Timestamp) -> bool {
+        self.0.since(now) <= rate.burst / 2
+    }
+
+    /// Spends so many. More than was left is a debt, which is at most what can be saved up.
+    pub(crate) fn spend(&mut self, count: usize, rate: Rate, now: Timestamp) {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let time = rate.each.saturating_mul(count);
+        let most = now + rate.burst.saturating_mul(2);
+        self.0 = (self.0.max(now) + time).min(most);
+    }
+}
+
+/// What the answers to each port have changed in the switch.
+#[derive(Debug)]
+pub(crate) struct FlowBudget {
+    of_port: Rate,
+    of_node: Rate,
+    ports: HashMap<PortId, PortBudget>,
+    node: Account,
+    per_second: u32,
+}
+
+#[derive(Debug, Default)]
+struct PortBudget {
+    spent: Account,
+    /// When it was last reported to be over.
+    reported_at: Option<Timestamp>,
+}
+
+impl FlowBudget {
+    /// Nothing was spent. A pod may change `per_second` flows each second.
+    pub(crate) fn new(per_second: u32) -> Self {
+        Self {
+            of_port: Rate::per_second(per_second, FLOW_BURST_TIME),
+            of_node: Rate::per_second(NODE_FLOW_CHANGES_PER_SECOND, NODE_FLOW_BURST_TIME),
+            ports: HashMap::new(),
+            node: Account::default(),
+            per_second,
+        }
+    }
+
+    /// How many flows an answer to one port may change each second.
+    pub(crate) fn per_second(&self) -> u32 {
+        self.per_second
+    }
+
+    /// Whether answers to this port may change a flow now.
+    pub(crate) fn has_left(&self, port: PortId, now: Timestamp) -> bool {
+        let spent = self.ports.get(&port).map(|port| port.spent);
+        let spent = spent.unwrap_or_default();
+        spent.has_left(self.of_port, now)
+            && (self.node.has_left(self.of_node, now) || spent.has_half_left(self.of_port, now))
+    }
+
+    /// An answer to this port has changed so many flows.
+    pub(crate) fn spend(&mut self, port: PortId, changes: usize, now: Timestamp) {
+        if changes > 0 {
+            let port = self.ports.entry(port).or_default();
+            port.spent.spend(changes, self.of_port, now);
+            self.node.spend(changes, self.of_node, now);
+        }
+    }
+
+    /// Whether it is to be reported now that an answer to this port was over budget.
+    pub(crate) fn is_to_be_reported(&mut self, port: PortId, now: Timestamp) -> bool {
+        let port = self.ports.entry(port).or_default();
+        let is_late = |at: Timestamp| now.since(at) >= LIMIT_REPORT_INTERVAL;
+        let report = port.reported_at.is_none_or(is_late);
+        if report {
+            port.reported_at = Some(now);
+        }
+        report
+    }
+
+    /// A port is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.ports.remove(&port);
+    }
+
+    /// How many ports have an account.
+    #[cfg(test)]
+    pub(crate) fn accounts(&self) -> usize {
+        self.ports.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;
