@@ -44,13 +44,26 @@ fn capabilities() -> Result<BTreeSet<String>> {
     added.collect::<Option<_>>().context("names")
 }
 
-/// The command line of the agent, or of another subcommand with the same options, with these capabilities and no way to others, as a container runtime
-/// starts the process of root's container.
+/// Makes the root filesystem read-only but for the directory that is named first, and runs what follows.
+const READ_ONLY: &str = r#"
+set -e
+mount --bind "$1" "$1"
+mount -o remount,bind,ro /
+if touch "$1/../writable" 2>/dev/null; then exit 1; fi
+shift
+exec "$@"
+"#;
+
+/// The command line of the agent, or of another subcommand with the same options. It has these
+/// capabilities, no way to others, and a read-only root filesystem, as the process of a container.
 fn restricted(lab: &Lab, capabilities: &BTreeSet<String>, subcommand: &str) -> Result<Command> {
     let bounding = capabilities.iter().map(|name| format!(",+{name}"));
     let agent = lab.agent_command(&agent::binary()?)?;
-    let mut command = Command::new("setpriv");
+    let mut command = Command::new("unshare");
     command
+        .args(["--mount", "--", "sh", "-c", READ_ONLY, "sh"])
+        .arg(lab.base().join("state"))
+        .arg("setpriv")
         .arg(format!(
             "--bounding-set=-all{}",
             bounding.collect::<String>()
@@ -73,6 +86,7 @@ fn prepare(lab: &Lab) -> Result<()> {
     lab.serve_dns(&records.each_ref().map(String::as_str))?;
     let deny = RuleSpec::deny("0.0.0.0/0")?;
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])?;
+    fs::create_dir(lab.base().join("state"))?;
     let run = lab.socket("");
     chown(&run, Some(OTHER_USER), Some(OTHER_USER))?;
     fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
@@ -155,6 +169,7 @@ fn the_main_job_is_done_with_the_capabilities_of_the_restricted_overlay() {
     assert_eq!(threads.iter().filter(|thread| thread[0] == 0).count(), 1);
     let before = lab.dnsflow_flows().expect("a dump");
     assert!(agent.terminate().expect("it ends").success());
+    assert!(state.join("cache.json").is_file());
 
     let agent = start();
     let after = lab.dnsflow_flows().expect("a dump");
