@@ -28,9 +28,9 @@ pub mod nb;
 pub mod sb;
 
 /// The option that names the northbound database, for messages.
-pub const NB_OPTION: &str = "--ovn-nb";
+const NB_OPTION: &str = "--ovn-nb";
 /// The option that names the southbound database, for messages.
-pub const SB_OPTION: &str = "--ovn-sb";
+const SB_OPTION: &str = "--ovn-sb";
 
 /// Where the northbound database listens: OpenShift, upstream ovn-kubernetes with
 /// interconnect, Debian's packages.

@@ -170,7 +170,7 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
 /// How long after its last packet a megaflow can be there, as an `Open_vSwitch` row has it
 /// (`other_config:max-idle` and `max-revalidator`, in milliseconds, ovs-vswitchd.conf.db(5)). One
 /// that is shorter than usual does not count.
-pub fn megaflows_idle(row: &Row) -> Conversion<Duration> {
+fn megaflows_idle(row: &Row) -> Conversion<Duration> {
     let config = row.pairs("other_config")?;
     let time = |key: &str, default: u64| {
         let configured = config.value(key).and_then(|text| text.parse().ok());

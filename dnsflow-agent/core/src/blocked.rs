@@ -25,7 +25,7 @@ use super::{
 /// Between the switch's confirmation and the first look. Half a second is how long Open vSwitch
 /// takes at most until it looks at its megaflows without a reason (`max-revalidator` in
 /// ovs-vswitchd.conf.db(5)); with a change of flows as the reason it mostly takes milliseconds.
-pub const FIRST_LOOK_DELAY: Duration = Duration::from_millis(50);
+const FIRST_LOOK_DELAY: Duration = Duration::from_millis(50);
 /// Between two looks: longer than that half second. Each look reads the whole conntrack table.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// So many looks belong to one gap, …

@@ -32,9 +32,9 @@ use hickory_proto::{
 use super::name::{DomainName, NameError};
 
 /// How many CNAMEs are followed from the question's name.
-pub const CNAME_CHAIN_MAX: usize = 16;
+const CNAME_CHAIN_MAX: usize = 16;
 /// How many records of the Answer section are looked at; a message with more is refused.
-pub const ANSWER_RECORDS_MAX: u16 = 1024;
+const ANSWER_RECORDS_MAX: u16 = 1024;
 /// How many addresses an answer may lead to; one with more is refused. A record with hints holds
 /// thousands of them.
 pub const ADDRESSES_MAX: usize = 1024;
@@ -74,7 +74,7 @@ impl QuestionType {
     }
 
     /// Whether the question is for a service.
-    pub const fn is_service(self) -> bool {
+    const fn is_service(self) -> bool {
         matches!(self, Self::Svcb | Self::Https)
     }
 }

@@ -177,9 +177,6 @@ pub const LOOK_PAUSE_PART: u32 = 8;
 /// Paths that one look is for: each is compared with every megaflow that drops. A batch with more
 /// paths waits for the estimated time.
 pub const PATHS_PER_LOOK_MAX: usize = 64;
-/// Changes of one batch whose paths are looked at. Batches that put lost flows back have more, and
-/// no answer waits for them alone.
-pub const CHANGES_LOOKED_AT_MAX: usize = 512;
 
 /// Open vSwitch keeps a megaflow for this long after its last packet (`other_config:max-idle` in
 /// ovs-vswitchd.conf.db(5), 10 s) and until its revalidators come by (`max-revalidator`, 0.5 s),

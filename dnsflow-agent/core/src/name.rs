@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, fmt, hash::Hash, str::FromStr, sync::Arc};
 
 /// The longest name in wire format, root label included (RFC 1035, section 3.1).
-pub const MAX_NAME_LEN: usize = 255;
+const MAX_NAME_LEN: usize = 255;
 /// The longest label (RFC 1035, section 3.1).
 pub const MAX_LABEL_LEN: usize = 63;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// The port that DNS servers listen on (RFC 1035, section 4.2).
-pub const DNS_PORT: u16 = 53;
+const DNS_PORT: u16 = 53;
 
 /// Address and port of a DNS server, as pods know it: from where, as they see it, answers come.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -27,10 +27,10 @@ use super::egress_firewall::{NAME, SUBDOMAINS_ANNOTATION};
 pub const MAX_RULES: usize = 10_000 - 2_000 + 1;
 
 /// At most this many `ports` of one rule are read.
-pub const MAX_PORTS: usize = 1_024;
+const MAX_PORTS: usize = 1_024;
 
 /// At most this many reasons are told per object.
-pub const MAX_REASONS: usize = 16;
+const MAX_REASONS: usize = 16;
 
 /// At most this many characters of a text of the resource stand in a reason.
 const MAX_QUOTED: usize = 80;

@@ -36,7 +36,7 @@ pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest delay before another attempt.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Room made before each read.
 const READ_BYTES: usize = 64 << 10;

@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 /// The longest message accepted, in bytes. A southbound database with 100,000 ports answers
 /// the first request with about 25 MB.
-pub const MESSAGE_MAX_BYTES: usize = 64 << 20;
+const MESSAGE_MAX_BYTES: usize = 64 << 20;
 
 /// After a longer message, its room is given back: the first answer of a large database is longer
 /// by far than anything that follows it.

@@ -3,7 +3,7 @@
 use std::{fmt, net::Ipv6Addr, path::PathBuf, str::FromStr};
 
 /// The port of a `tcp:` remote that names none (RFC 7047, section 7).
-pub const DEFAULT_PORT: u16 = 6640;
+const DEFAULT_PORT: u16 = 6640;
 /// The most addresses in one option.
 pub const REMOTES_MAX: usize = 16;
 

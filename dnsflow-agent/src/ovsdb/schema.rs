@@ -36,13 +36,6 @@ pub struct Table {
     pub deferred: bool,
 }
 
-impl Table {
-    /// The place of a column in [`Table::columns`].
-    pub fn column_index(&self, name: &str) -> Option<usize> {
-        self.columns.iter().position(|column| column.name == name)
-    }
-}
-
 /// A column, and how a change of it is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Column {

@@ -31,7 +31,7 @@ use super::{
 
 /// After this long without a word, the server is asked for a sign of life; after as long again
 /// the connection counts as dead. ovsdb-server's own default for its side.
-pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The name of our one monitor on a connection.
 const MONITOR: &str = "dnsflow";

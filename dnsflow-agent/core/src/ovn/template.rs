@@ -229,38 +229,40 @@ fn register_bits(field: &str, value: &str) -> Option<(u8, Masked)> {
 }
 
 fn action_template(flow: &LogicalFlow) -> ActionTemplate {
-    let mut steps = Some(Vec::new());
-    let mut left_out = false;
+    let mut steps = Vec::new();
+    let (mut is_whole, mut is_understood) = (true, true);
     for action in statements(&flow.actions) {
-        let step = if action == "next" {
-            Some(Step::Next)
-        } else if action.starts_with("log(") || marks_as_blocked(action) {
-            left_out = true;
-            continue;
-        } else {
-            action
-                .split_once('=')
-                .and_then(|(field, value)| register_bits(field, value))
-                .map(|(register, bits)| Step::Load(register, bits))
-        };
-        steps = steps.zip(step).map(|(mut steps, step)| {
-            steps.push(step);
-            steps
-        });
+        match step(action) {
+            Some(step) => steps.push(step),
+            None => {
+                is_whole = false;
+                is_understood &= action.starts_with("log(") || marks_as_blocked(action);
+            }
+        }
     }
-    match steps {
-        Some(steps) if !left_out => ActionTemplate::Build(steps),
-        meanwhile => ActionTemplate::Copy {
-            source: ActionText::of(flow),
-            meanwhile,
-        },
+    if is_whole {
+        return ActionTemplate::Build(steps);
     }
+    ActionTemplate::Copy {
+        source: ActionText::of(flow),
+        meanwhile: is_understood.then_some(steps),
+    }
+}
+
+/// The step that an action is, where it can be built.
+fn step(action: &str) -> Option<Step> {
+    if action == "next" {
+        return Some(Step::Next);
+    }
+    let (field, value) = action.split_once('=')?;
+    let (register, bits) = register_bits(field, value)?;
+    Some(Step::Load(register, bits))
 }
 
 /// Whether an action marks the connection in conntrack as blocked, as ACLs that drop do to one that
 /// is established (`build_acl_log_related_flows` and `consider_acl` in OVN's northd/northd.c). What
 /// drops the packet stands behind it.
-pub fn marks_as_blocked(action: &str) -> bool {
+fn marks_as_blocked(action: &str) -> bool {
     action.starts_with("ct_commit") && action.contains("ct_mark.blocked = 1")
 }
 
@@ -271,13 +273,7 @@ pub fn any_marks_as_blocked(actions: &str) -> bool {
 
 /// The first action of a text that can only be copied.
 pub fn first_to_copy(actions: &str) -> Option<&str> {
-    statements(actions).find(|action| {
-        *action != "next"
-            && action
-                .split_once('=')
-                .and_then(|(field, value)| register_bits(field, value))
-                .is_none()
-    })
+    statements(actions).find(|action| step(action).is_none())
 }
 
 /// Splits at semicolons outside quotes, parentheses and braces; drops comments and blanks.
