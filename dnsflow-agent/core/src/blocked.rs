@@ -1,4 +1,4 @@
-//! Connections that OVN has blocked while a flow of ours was missing: when to look for them.
+//! When to look for connections that OVN has blocked while a flow of ours was missing.
 //!
 //! A packet of an established connection that meets a Deny of OVN's makes OVN mark the connection:
 //! bit 0 of the mark in the pod's conntrack zone (`ct_mark.blocked`, `OVN_CT_BLOCKED_BIT` in OVN's
@@ -7,12 +7,12 @@
 //! ct_mark.blocked == 1`), and only an allowed packet of the pod takes the mark off. A pod that
 //! only receives sends no such packet, so the connection hangs after our flows are back.
 //!
-//! The engine therefore looks for marked connections each time that flows which open an address
-//! were written anew, once the switch has confirmed them. It never looks because of an address
-//! that is new: an answer costs nothing here.
+//! The engine therefore looks for marked connections each time that it has restored flows which
+//! open an address, once the switch has confirmed them. A new address never brings about a look, so
+//! an answer costs nothing here.
 //!
-//! A look comes twice at least: a megaflow from the gap can mark connections until Open vSwitch's
-//! revalidators have replaced it, and nothing says when they have.
+//! There are at least two looks. A megaflow from the gap can mark connections until Open vSwitch's
+//! revalidators have replaced it, and nothing says when they have done so.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -22,15 +22,15 @@ use super::{
     input::BatchId,
 };
 
-/// Between the switch's confirmation and the first look. Half a second is how long Open vSwitch
-/// takes at most until it looks at its megaflows without a reason (`max-revalidator` in
-/// ovs-vswitchd.conf.db(5)); with a change of flows as the reason it mostly takes milliseconds.
+/// Time between the switch's confirmation and the first look. After a change of flows, the
+/// revalidators mostly take milliseconds; without a change they come by every half a second
+/// (`max-revalidator` in ovs-vswitchd.conf.db(5)).
 const FIRST_LOOK_DELAY: Duration = Duration::from_millis(50);
-/// Between two looks: longer than that half second. Each look reads the whole conntrack table.
+/// Time between two looks: longer than that half second. Each look reads the whole conntrack table.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// So many looks belong to one gap, …
+/// Looks for one gap, at least.
 pub const LOOKS: u8 = 2;
-/// … and so many at most, as long as each of them finds a connection to unblock.
+/// Looks for one gap, at most: further looks follow while each one finds a connection to unblock.
 pub const LOOKS_MAX: u8 = 8;
 
 /// A tracked connection that OVN has marked as blocked.
@@ -38,17 +38,17 @@ pub const LOOKS_MAX: u8 = 8;
 pub struct BlockedConnection {
     /// The logical port of the pod, whose conntrack zone holds the connection.
     pub port: String,
-    /// That zone.
+    /// The conntrack zone.
     pub zone: u16,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// Who began the connection: the pod's address …
+    /// The address that began the connection: the pod's.
     pub src: IpAddr,
-    /// … and port.
+    /// The port that began the connection.
     pub src_port: u16,
-    /// Whom to: an address …
+    /// The destination address.
     pub dst: IpAddr,
-    /// … and port.
+    /// The destination port.
     pub dst_port: u16,
 }
 
@@ -64,13 +64,13 @@ impl BlockedConnection {
 /// When to look for blocked connections.
 #[derive(Debug, Default)]
 pub struct Looks {
-    /// Whether changes that are not sent yet write flows anew.
+    /// Whether changes that are not sent yet restore flows.
     unsent: bool,
-    /// Batches that do, and that the switch has not confirmed.
+    /// Batches that restore flows, and that the switch has not confirmed.
     batches: BTreeSet<BatchId>,
     /// The next look.
     at: Option<Timestamp>,
-    /// When the last one began.
+    /// When the last look began.
     last: Option<Timestamp>,
     /// How many looks have begun since flows were last confirmed.
     looks: u8,
@@ -81,13 +81,13 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// A flow that opens an address was missing, and is among the changes to be sent next.
+    /// Notes that the changes to be sent next restore a flow that opens an address.
     pub fn written_anew(&mut self) {
         self.unsent = true;
     }
 
-    /// Changes were sent in a batch, or (`None`) dropped because a comparison will write them;
-    /// `others_wait` says that not all changes were among them.
+    /// Changes were sent in a batch, or (`None`) dropped because a comparison will write them.
+    /// `others_wait`: other changes are still to be sent.
     pub fn sent(&mut self, batch: Option<BatchId>, others_wait: bool) {
         if self.unsent {
             self.batches.extend(batch);
@@ -95,20 +95,21 @@ impl Looks {
         }
     }
 
-    /// The switch has confirmed or refused a batch; its megaflows agree `revalidation` later, as a rule.
+    /// The switch has confirmed or refused a batch. Its megaflows usually follow after
+    /// `revalidation`.
     pub fn applied(&mut self, batch: BatchId, revalidation: Duration, now: Timestamp) {
         if self.batches.remove(&batch) {
             self.gap_ended(now + revalidation);
         }
     }
 
-    /// The flows are back, in the megaflows as well from `at` on.
+    /// The flows are back; the megaflows follow at `at`.
     pub fn gap_ended(&mut self, at: Timestamp) {
         self.looks = 0;
         self.plan(at + FIRST_LOOK_DELAY);
     }
 
-    /// The connection to the switch is lost: the comparison after it writes what is missing.
+    /// The connection to the switch is lost. The next comparison writes what is missing.
     pub fn disconnected(&mut self) {
         self.unsent = false;
         self.batches.clear();
@@ -132,7 +133,7 @@ impl Looks {
         is_due
     }
 
-    /// The look under way has found `count` connections to unblock; it has `more` to tell, or ends.
+    /// The look under way has found `count` connections to unblock. It ends unless `more` follows.
     pub fn found(&mut self, count: usize, more: bool, now: Timestamp) {
         self.found |= count > 0;
         if more {
@@ -144,7 +145,7 @@ impl Looks {
         }
     }
 
-    /// Looks at this time, but not before an interval has passed since the last look.
+    /// Plans a look at this time, at least one interval after the last look.
     fn plan(&mut self, at: Timestamp) {
         let at = self.last.map_or(at, |last| at.max(last + LOOK_INTERVAL));
         self.at = Some(self.at.map_or(at, |planned| planned.min(at)));

@@ -11,21 +11,21 @@ pub enum Why {
     Comparison,
     /// The hard timeout of the sentinel flows is restarted.
     Renewal,
-    /// Lost flows are put back.
+    /// Lost flows are restored.
     Restore,
     /// Deferred answers are replayed once more.
     Replay,
-    /// The switch's datapath is asked for megaflows that drop, or is no longer waited for.
+    /// The datapath is asked for megaflows that drop, or the wait for revalidation ends.
     Revalidation,
-    /// A held answer goes back.
+    /// A held answer is released.
     Release,
     /// The flows that deny are counted.
     Count,
-    /// Connections are looked for that OVN has blocked in a gap of our flows.
+    /// The agent looks for connections that OVN has blocked in a gap of our flows.
     Blocked,
-    /// The pipeline's first table is looked for.
+    /// The agent looks for the pipeline's first table.
     Pipeline,
-    /// OVN's flows are looked up for actions to copy.
+    /// The agent looks in OVN's flows for actions to copy.
     Copy,
     /// An EgressFirewall should have ACLs by now.
     Takeover,
@@ -34,7 +34,7 @@ pub enum Why {
 /// A point in time, and what is due then.
 pub type Deadline = (Timestamp, Why);
 
-/// The deadline of something that may be due at some time.
+/// A deadline, if there is a time.
 pub(crate) fn at(time: Option<Timestamp>, why: Why) -> Option<Deadline> {
     Some((time?, why))
 }

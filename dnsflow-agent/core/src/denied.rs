@@ -1,38 +1,38 @@
-//! Whether packets were denied lately, by what the flows that deny have counted.
+//! Whether packets were denied lately, judged by the packet counters of the flows that deny.
 //!
-//! A flow that the switch has confirmed decides over what no megaflow covers. A megaflow that drops,
-//! made for the address or for a neighbour of it, would still stand in the way; but it is there only
-//! if packets of the pod were denied lately. Open vSwitch credits the packet that makes a megaflow to
-//! the flows that decided over it before the megaflow is there (`upcall_xlate` in its
-//! ofproto/ofproto-dpif-upcall.c), and the packets that the megaflow drops later when its revalidators
-//! come by, every half a second. A megaflow that drops nothing goes after ten seconds. So, where
-//! the flows that deny say after the change what they have said for longer than both together, no such
-//! megaflow can be there.
+//! A flow that the switch has confirmed decides over packets that no megaflow covers. A megaflow
+//! that drops, made for the address or for a neighbour of the address, can still drop the packet.
+//! Such a megaflow exists only if packets of the pod were denied lately. Open vSwitch credits the
+//! packet that makes a megaflow to the flows that decided over the packet, before the megaflow is
+//! there (`upcall_xlate` in its ofproto/ofproto-dpif-upcall.c). Its revalidators credit the packets
+//! that the megaflow drops later, every half a second. A megaflow that drops nothing goes after ten
+//! seconds. If the counters, read after the change, have stood still for longer than both times
+//! together, no such megaflow can exist.
 //!
-//! It must never take a gap for quiet: counters of which one was lost are not known.
+//! A gap in the readings is never taken for quiet: if a reading was lost, the counter is unknown.
 //!
-//! What is left is the packet that is being decided over in the very moment in which the new flow is
-//! written, the first one in all that time that is denied: some microseconds.
+//! One case is left: the first packet in all that time is denied in the same microseconds in which
+//! the new flow is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Timestamp, counter_vec::labels, input::CookieCount};
 
 labels! {
-    /// Why the answers that wait for new flows have to wait for the switch's megaflows too, or not.
+    /// Whether the answers that wait for new flows also have to wait for revalidation, and why.
     RevalidationWait {
-        /// They do not: no packet was denied lately.
+        /// No wait: no packet was denied lately.
         Quiet = "quiet",
-        /// Packets were denied lately, or nobody has looked for long enough.
+        /// Wait: packets were denied lately, or the counters were not read for long enough.
         Lately = "denied_lately",
-        /// It cannot be known: what denies is not counted.
+        /// Wait: the flows that deny are not counted.
         Unknown = "unknown",
-        /// The switch did not say.
+        /// Wait: the switch did not answer the count.
         Uncounted = "uncounted",
     }
 }
 
-/// What flows that deny have counted, and since when they have counted no more.
+/// The packet counters of the flows that deny, and since when each has stood still.
 #[derive(Debug, Default)]
 pub struct DenyCounters(BTreeMap<u32, Seen>);
 
@@ -40,12 +40,12 @@ pub struct DenyCounters(BTreeMap<u32, Seen>);
 struct Seen {
     flows: u32,
     packets: u64,
-    /// When they were first seen to be so.
+    /// When these values were first read.
     since: Timestamp,
 }
 
 impl DenyCounters {
-    /// Takes in what the flows with one cookie said some time before `now`.
+    /// Records the counters of the flows with one cookie, read some time before `now`.
     pub fn note(&mut self, count: CookieCount, now: Timestamp) {
         let Self(counters) = self;
         let CookieCount {
@@ -54,8 +54,8 @@ impl DenyCounters {
             packets,
         } = count;
         let since = match counters.get(&cookie) {
-            // Another pod has flows of its own, which begin with zero; with fewer flows, it is not
-            // known what those had counted that went.
+            // More flows with the same packets are no news: the flows of a new pod begin with zero.
+            // If there are fewer flows, the last packets of the flows that went are unknown.
             Some(seen) if seen.packets == packets && seen.flows <= flows => seen.since,
             _ => now,
         };
@@ -67,26 +67,26 @@ impl DenyCounters {
         counters.insert(cookie, seen);
     }
 
-    /// One of the flows with this cookie has gone, with what it had counted.
+    /// Forgets a cookie: one of its flows has gone, and its counter with it.
     pub fn forget(&mut self, cookie: u32) {
         let Self(counters) = self;
         counters.remove(&cookie);
     }
 
-    /// Nothing is known any more.
+    /// Forgets all counters.
     pub fn clear(&mut self) {
         let Self(counters) = self;
         counters.clear();
     }
 
-    /// Keeps only what is known of these cookies.
+    /// Keeps only the counters of these cookies.
     pub fn retain(&mut self, cookies: &BTreeSet<u32>) {
         let Self(counters) = self;
         counters.retain(|cookie, _| cookies.contains(cookie));
     }
 
-    /// Since when none of these has counted a packet: since ever, where there are none. `None` where
-    /// one is not known.
+    /// Since when the counters of all these cookies have stood still; zero if there are no cookies.
+    /// `None` if one counter is unknown.
     pub fn quiet_since(&self, cookies: &BTreeSet<u32>) -> Option<Timestamp> {
         let Self(counters) = self;
         cookies

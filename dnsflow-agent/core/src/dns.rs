@@ -1,22 +1,23 @@
 //! Reads a DNS answer: which addresses the question's name leads to, and for how long.
 //!
-//! hickory-proto decodes; this module decides what counts. Only the Answer section does
-//! (RFC 1035, section 4.1.3), and in it only what the question's name reaches over CNAMEs and
-//! what is of the question's type.
+//! hickory-proto decodes the message; this module decides which records count. Only the Answer
+//! section counts (RFC 1035, section 4.1.3). In that section, a record counts if the question's
+//! name reaches it over CNAMEs and if it is of the question's type.
 //!
 //! # Which name the rules are asked about
 //!
-//! For addresses, the name of the question. A client that looks for a service puts the port and
-//! the scheme in front of the host's name (`_8443._https.example.com`; RFC 9460, sections 2.3 and
-//! 9.1), and connects because somebody wrote `example.com`. So for SVCB and HTTPS it is the
-//! question's name without the leading labels that begin with an underscore: no host's name has
-//! such labels (RFC 8552, section 1.1), and a firewall's `dnsName` cannot hold them. Without
-//! this, neither an exact rule nor `*.example.com` would ever cover a service on another port.
-//! Whoever owns the host's name owns the names below it, so nobody else gains a say.
+//! For addresses: the name of the question. For SVCB and HTTPS: the question's name without the
+//! leading labels that begin with an underscore. A client that looks for a service puts the port
+//! and the scheme in front of the host's name (`_8443._https.example.com`; RFC 9460, sections 2.3
+//! and 9.1), but its user wrote `example.com`. No host name has such labels (RFC 8552, section
+//! 1.1), and a firewall's `dnsName` cannot hold them. With the labels, neither an exact rule nor
+//! `*.example.com` would ever cover a service on another port. The owner of the host's name also
+//! owns the names below it, so nobody else can give answers for the host.
 //!
-//! The target of a service's record is not matched against rules, as little as that of a CNAME:
-//! its hints count for the name that was asked for. But a client goes on to ask for the target's
-//! own addresses (RFC 9460, section 3), in a question of its own that names only the target.
+//! The target of a service's record is not matched against rules, and neither is the target of a
+//! CNAME: the record's hints count for the name that was asked for. A client also asks for the
+//! target's own addresses (RFC 9460, section 3). That is another question, which names only the
+//! target.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -31,15 +32,15 @@ use hickory_proto::{
 
 use super::name::{DomainName, NameError};
 
-/// How many CNAMEs are followed from the question's name.
+/// At most this many CNAMEs are followed from the question's name.
 const CNAME_CHAIN_MAX: usize = 16;
-/// How many records of the Answer section are looked at; a message with more is refused.
+/// At most this many records of the Answer section are read; a message with more is refused.
 const ANSWER_RECORDS_MAX: u16 = 1024;
-/// How many addresses an answer may lead to; one with more is refused. A record with hints holds
-/// thousands of them.
+/// At most this many addresses count; an answer with more is refused. One record with hints can
+/// hold thousands.
 pub const ADDRESSES_MAX: usize = 1024;
 
-/// What the addresses were asked by.
+/// The type of a question that asks for addresses or services.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum QuestionType {
     /// IPv4 addresses (RFC 1035, section 3.4.1).
@@ -93,19 +94,20 @@ pub struct Question {
 pub struct Answer {
     /// The message's id.
     pub id: u16,
-    /// The question that it repeats.
+    /// The question, which the answer repeats.
     pub question: Question,
-    /// The host's name, which rules are matched against: that of the question, for a service
-    /// without its leading underscored labels.
+    /// The host's name, which rules are matched against: the question's name, for a service without
+    /// its leading labels with an underscore.
     pub name: DomainName,
-    /// The addresses that it leads to, each once, with the shortest TTL on the way to it.
+    /// The addresses that the name leads to, each once, with the shortest TTL on the way to the
+    /// address.
     pub addresses: Vec<(IpAddr, Duration)>,
 }
 
 /// Why a message is no usable answer.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum DnsError {
-    /// It cannot be decoded.
+    /// The message cannot be decoded.
     #[error("malformed DNS message: {0}")]
     Malformed(String),
     /// QR is 0 or OPCODE is not QUERY.
@@ -123,10 +125,10 @@ pub enum DnsError {
     /// The question is not of class IN, or not for addresses or services.
     #[error("the question is not for addresses or services of class IN")]
     OtherQuestion,
-    /// More records than are looked at.
+    /// More records than [`ANSWER_RECORDS_MAX`].
     #[error("{0} records in the Answer section")]
     TooManyRecords(u16),
-    /// More addresses than are looked at.
+    /// More addresses than [`ADDRESSES_MAX`].
     #[error("more than {ADDRESSES_MAX} addresses")]
     TooManyAddresses,
     /// The chain of CNAMEs is a loop, or too long.
@@ -204,12 +206,12 @@ fn host_name(question: &Name, kind: QuestionType) -> Result<DomainName, DnsError
         return Ok(domain_name(question)?);
     }
     let labels = question.iter().skip_while(|label| label.starts_with(b"_"));
-    // A name of such labels alone is no host's.
+    // A name that has only such labels is not the name of a host.
     DomainName::from_labels(labels).map_err(|_| DnsError::OtherQuestion)
 }
 
-/// Follows the CNAMEs from `question`, whatever the order of the records, to the name that has
-/// none, with the shortest TTL on the way.
+/// Follows the CNAMEs from `question` to the name that has none, and returns the shortest TTL on
+/// the way. The records may have any order.
 fn end_of_chain<'a>(
     question: &'a Name,
     records: &'a [Record],
@@ -231,7 +233,7 @@ fn end_of_chain<'a>(
     Err(DnsError::CnameChain)
 }
 
-/// What the records at the end of the chain come to.
+/// The addresses in the records at the end of the chain.
 #[derive(Debug, Default)]
 struct Found(Vec<(IpAddr, Duration)>);
 
@@ -273,8 +275,8 @@ impl Found {
                 Some((service, chain_ttl.min(ttl(record))))
             })
             .collect();
-        // Beside an alias, the other records are ignored (RFC 9460, section 2.4.1); its own
-        // parameters are as well (section 2.4.2).
+        // If one record is an alias, the other records are ignored (RFC 9460, section 2.4.1), and
+        // so are the parameters of the alias (section 2.4.2).
         if services.iter().any(|(service, _)| is_alias(service)) {
             return Ok(());
         }

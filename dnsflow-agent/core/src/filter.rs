@@ -1,8 +1,8 @@
-//! Which answers have to leave the kernel: for each interface of a pod, the names that the rules
-//! of its namespace mention.
+//! The name filter of the kernel: for each interface of a pod, the names that the rules of its
+//! namespace mention. Answers for other names stay in the kernel.
 //!
-//! The names are those of the EgressFirewall as it is written, whether or not OVN enforces it yet.
-//! An interface whose namespace is not known has no filter.
+//! The names come from the EgressFirewall as it is written, also before OVN enforces it. An
+//! interface whose namespace is not known has no filter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,14 +17,14 @@ use crate::{
     output::Output,
 };
 
-/// After how long the deferred answers are asked for once more: an answer may have been judged by the
-/// names of before and deferred just after.
+/// The deferred answers are replayed once more after this time: the kernel may have judged an
+/// answer by the old names and deferred it after the first replay.
 const REPLAY_AGAIN: Duration = Duration::from_millis(10);
 
-/// The filter as it was last commanded.
+/// The filter as the last commands set it.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
-    /// Something that the filter is made of may have changed.
+    /// Whether interfaces, namespaces or EgressFirewalls may have changed since.
     is_outdated: bool,
     interfaces: BTreeMap<u32, NameSetId>,
     name_sets: BTreeMap<String, NameSet>,
@@ -39,7 +39,7 @@ struct NameSet {
 }
 
 impl Filter {
-    /// Interfaces, their namespaces or EgressFirewalls may be others.
+    /// Notes that interfaces, their namespaces or EgressFirewalls may have changed.
     pub(crate) fn outdate(&mut self) {
         self.is_outdated = true;
     }
@@ -54,15 +54,15 @@ impl Filter {
         deadline::at(self.replay_at, Why::Replay)
     }
 
-    /// Asks once more for the answers that no rule mentioned, when that is due.
+    /// Replays the deferred answers once more, if that is due.
     pub(crate) fn timeout(&mut self, now: Timestamp, out: &mut Output) {
         if self.replay_at.take_if(|at| *at <= now).is_some() {
             out.command(Command::ReplayAnswers);
         }
     }
 
-    /// Brings the filter in line. `wanted` has the namespace of each interface that is to be
-    /// filtered, `names_in` the names that the rules of a namespace mention.
+    /// Gives out the commands that make the filter as wanted. `wanted` has the namespace of each
+    /// interface with a filter; `names_in` returns the names that the rules of a namespace mention.
     pub(crate) fn update(
         &mut self,
         wanted: &BTreeMap<u32, &str>,
@@ -112,7 +112,7 @@ impl Filter {
         }
     }
 
-    /// Makes these the names of a namespace; returns whether some of them are new.
+    /// Sets the names of a namespace; returns whether some of them are new.
     fn name(&mut self, namespace: &str, names: BTreeSet<DomainName>, out: &mut Output) -> bool {
         let (id, more) = match self.name_sets.get_mut(namespace) {
             Some(name_set) if name_set.names == names => return false,

@@ -1,7 +1,7 @@
 //! OpenFlow flows as dnsflow writes them: only the fields and actions that its rules need.
 //!
-//! The byte encoding lives in the `openflow` edge; this module is about identity. OVS keys a flow
-//! by table, priority and match, and so does [`FlowKey`].
+//! The `openflow` edge encodes flows to bytes; this module is about their identity. OVS identifies
+//! a flow by table, priority and match, and so does [`FlowKey`].
 
 use std::{
     cmp::Ordering,
@@ -13,8 +13,8 @@ use std::{
 
 /// Marks a flow as dnsflow's: the upper half of every [`Cookie`] ("DNSF" in ASCII).
 ///
-/// OVN uses the first 32 bits of a UUID as cookie, so that its upper half is always zero
-/// (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`).
+/// OVN uses the first 32 bits of a UUID as cookie. The upper half of OVN's cookies is therefore
+/// always zero (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`).
 pub const COOKIE_MAGIC: u32 = 0x444e_5346;
 
 /// The cookie of a dnsflow flow: [`COOKIE_MAGIC`] above, a tag of the flow's action list below.
@@ -43,7 +43,7 @@ impl Cookie {
         }
     }
 
-    /// Whether it is that of a [`Sentinel`]: the last bit says so.
+    /// Whether this is the cookie of a [`Sentinel`]: its last bit is set.
     pub const fn is_of_sentinel(self) -> bool {
         self.0 & 1 == 1
     }
@@ -111,7 +111,7 @@ pub enum Addresses {
 }
 
 impl Addresses {
-    /// From `src` to `dst`; `None` where they are not of one family.
+    /// From `src` to `dst`; `None` if they are not of one family.
     pub fn between(src: IpAddr, dst: IpAddr) -> Option<Self> {
         match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src, dst }),
@@ -195,14 +195,14 @@ pub enum Action {
     DeleteLearned(Sentinel),
 }
 
-/// On the life of this flow depends that of all flows with one cookie in one table.
+/// A sentinel flow: when it goes, all flows with one cookie in one table go, too.
 ///
-/// The flows that open addresses must not outlive the agent for long, but a hard timeout of their own
-/// would cost ovs-vswitchd a look at each of them after every pass of its revalidators (`run` in its
-/// ofproto/ofproto-dpif.c). So one flow has it that no packet ever meets, with an action of ovs-actions(7): when
-/// the last flow is gone that has `learn` with `delete_learned` for a cookie and a table, Open vSwitch
-/// removes the flows of this table that have the cookie, whoever wrote them
-/// (`learned_cookies_flush` in its ofproto/ofproto.c).
+/// The flows that open addresses must not outlive the agent for long. If each of them had a hard
+/// timeout, ovs-vswitchd would look at each of them after every pass of its revalidators (`run` in
+/// its ofproto/ofproto-dpif.c). Only the sentinel flow has a hard timeout, and no packet meets this
+/// flow. Its action is `learn` with `delete_learned` (ovs-actions(7)) for a cookie and a table.
+/// When the last flow with this action is gone, Open vSwitch removes the flows of the table that
+/// have the cookie, no matter who wrote them (`learned_cookies_flush` in its ofproto/ofproto.c).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Sentinel {
     /// The table.
@@ -212,7 +212,7 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// The flow's identity. No datapath of OVN's has this `metadata`, and nobody that address.
+    /// The flow's identity. No datapath of OVN's has this `metadata`, and no host has this address.
     pub fn key(self) -> FlowKey {
         FlowKey {
             table: self.table,
@@ -230,12 +230,12 @@ impl Sentinel {
         }
     }
 
-    /// What the flow does.
+    /// The actions of the flow.
     pub fn actions(self) -> Arc<[Action]> {
         Arc::new([Action::DeleteLearned(self)])
     }
 
-    /// The sentinel flow that this is the identity of.
+    /// The sentinel flow that has this key, if the key is one of a sentinel flow.
     pub fn of(key: &FlowKey) -> Option<Self> {
         let cookie = Cookie::from_switch(key.matches.metadata?)?;
         let sentinel = Self {
@@ -246,7 +246,7 @@ impl Sentinel {
     }
 }
 
-/// What identifies a flow in a bridge: OVS replaces a flow that has the same key.
+/// The identity of a flow in a bridge: OVS replaces a flow that has the same key.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FlowKey {
     /// The OpenFlow table.
@@ -257,20 +257,20 @@ pub struct FlowKey {
     pub matches: Match,
 }
 
-/// What a flow does once it matches.
+/// Cookie, timeout and actions of a flow.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowBody {
-    /// The owner's mark and the tag of the action list.
+    /// The cookie, made from the action list.
     pub cookie: Cookie,
-    /// The switch removes the flow after this many seconds without renewal; 0 means never: it goes with
-    /// its [`Sentinel`].
+    /// The switch removes the flow after this many seconds without renewal. 0 means never: the flow
+    /// goes with its [`Sentinel`].
     pub hard_timeout_s: u16,
-    /// What happens to the packet; empty means drop.
+    /// The actions; none means drop.
     pub actions: Arc<[Action]>,
 }
 
-/// A flow but for the address that it opens: what a rule comes to for a port, whichever addresses
-/// the pod is told. A node has few of them, and many flows.
+/// A flow without its destination: what a rule becomes for a port, for every address that the pod
+/// is told. A node has few templates, and many flows.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct FlowTemplate {
     /// The OpenFlow table.
@@ -287,13 +287,13 @@ pub struct FlowTemplate {
     pub src: IpAddr,
     /// As in [`Match`].
     pub transport: Option<Transport>,
-    /// What the flow does.
+    /// The actions of the flow.
     pub body: FlowBody,
 }
 
 impl FlowTemplate {
-    /// The flow's identity with this destination; `None` where it is not of the pod's address
-    /// family.
+    /// The flow's identity with this destination; `None` if the destination is not of the pod's
+    /// address family.
     pub fn key(&self, dst: IpAddr) -> Option<FlowKey> {
         Some(FlowKey {
             table: self.table,
@@ -308,22 +308,23 @@ impl FlowTemplate {
         })
     }
 
-    /// What adds the flow to this destination, or replaces it; `None` as with [`FlowTemplate::key`].
+    /// The change that adds or replaces the flow to this destination; `None` as with
+    /// [`FlowTemplate::key`].
     pub fn addition(&self, dst: IpAddr) -> Option<FlowChange> {
         Some(FlowChange::Add(self.key(dst)?, self.body.clone()))
     }
 
-    /// What removes the flow to this destination; `None` as with [`FlowTemplate::key`].
+    /// The change that removes the flow to this destination; `None` as with [`FlowTemplate::key`].
     pub fn deletion(&self, dst: IpAddr) -> Option<FlowChange> {
         Some(FlowChange::Delete(self.key(dst)?, self.body.cookie))
     }
 
-    /// Compares what identifies the flows to one destination.
+    /// Compares the keys of two templates' flows to one destination.
     pub fn cmp_key(&self, other: &Self) -> Ordering {
         self.partial_key().cmp(&other.partial_key())
     }
 
-    /// Whether this is the identity of a flow of this template, destination aside.
+    /// Whether a flow of this template has this key, whatever the destination.
     pub fn has_key(&self, key: &FlowKey) -> bool {
         let Match {
             metadata,
@@ -357,7 +358,7 @@ impl FlowTemplate {
     }
 }
 
-/// All fields of a [`FlowKey`] but the destination.
+/// All fields of a [`FlowKey`] without the destination.
 type PartialKey<'a> = (
     u8,
     u16,

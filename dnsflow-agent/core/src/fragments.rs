@@ -1,12 +1,12 @@
-//! UDP datagrams that come as IP fragments, put together again (RFC 791, section 3.2; RFC 8200,
-//! section 4.5).
+//! Reassembles UDP datagrams from IP fragments (RFC 791, section 3.2; RFC 8200, section 4.5).
 //!
-//! A datagram is handed out whole or not at all: of one whose fragments overlap, every fragment
-//! is refused, including those that are still to come (RFC 5722, section 4; taken for IPv4, too,
-//! because hosts differ in what they make of it). A later fragment is never taken for a header.
+//! A datagram is handed out whole or not at all. If fragments of a datagram overlap, all its
+//! fragments are refused, also those that are still to come (RFC 5722, section 4). The same holds
+//! for IPv4, because hosts read overlapping fragments in different ways. Only a first fragment is
+//! read as a header.
 //!
-//! Which senders are worth the memory is the caller's decision: each fragment has the addresses,
-//! only the first one has the ports.
+//! The caller decides for which senders memory is used. Each fragment has the addresses; only the
+//! first one has the ports.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,8 @@ use super::{
 const PROTOCOL_UDP: u8 = 17;
 /// The UDP header (RFC 768).
 const UDP_LEN: usize = 8;
-/// Fragments, the last one aside, are multiples of this many bytes (RFC 791, section 3.1).
+/// The length of every fragment but the last is a multiple of this many bytes (RFC 791, section
+/// 3.1).
 const FRAGMENT_UNIT: u32 = 8;
 /// The longest payload of an IP packet.
 const PAYLOAD_MAX: u32 = u16::MAX as u32;
@@ -37,9 +38,9 @@ const PAYLOAD_MAX: u32 = u16::MAX as u32;
 pub struct DatagramKey {
     /// The interface index of the veth's host side.
     pub ifindex: u32,
-    /// Where the datagram comes from.
+    /// The source.
     pub source: IpAddr,
-    /// Where it goes.
+    /// The destination.
     pub destination: IpAddr,
     /// The identification: 16 bits in IPv4, 32 in IPv6; in host byte order.
     pub id: u32,
@@ -54,26 +55,26 @@ impl OfInterface for DatagramKey {
 /// A fragment.
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment<'a> {
-    /// Its datagram.
+    /// The datagram that the fragment belongs to.
     pub key: DatagramKey,
     /// IPv4: the protocol; IPv6: the Next Header of the Fragment header.
     pub protocol: u8,
-    /// Where its payload lies in the datagram's, in bytes (the header's value times 8).
+    /// The offset of the payload in the datagram's payload, in bytes (the header's value times 8).
     pub offset: u32,
     /// Whether more fragments follow.
     pub more: bool,
-    /// What follows the IP header, in IPv6 the Fragment header, as far as it was captured.
+    /// The captured bytes behind the IP header, in IPv6 behind the Fragment header.
     pub payload: &'a [u8],
-    /// The payload's length in the packet; at least that of `payload`.
+    /// The payload's length in the packet; at least the length of `payload`.
     pub payload_len: usize,
 }
 
-/// A datagram put together.
+/// A complete datagram.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Datagram {
-    /// Where it comes from.
+    /// The source.
     pub source: SocketAddr,
-    /// Where it goes.
+    /// The destination.
     pub destination: SocketAddr,
     /// The UDP payload.
     pub payload: Vec<u8>,
@@ -86,26 +87,26 @@ labels! {
         Kept = "kept",
         /// A datagram was complete.
         Complete = "complete",
-        /// A fragment came again; it was ignored.
+        /// A fragment came again and was ignored.
         Duplicate = "duplicate",
         /// A fragment of a datagram that was refused before.
         Refused = "refused",
-        /// The datagram is refused: its fragments overlap, or go on behind its end.
+        /// The datagram is refused: its fragments overlap, or a fragment lies behind the end.
         Overlap = "overlap",
-        /// The datagram is refused: a fragment is empty, or not a multiple of 8 bytes, or reaches
-        /// beyond 64 KiB.
+        /// The datagram is refused: a fragment is empty, is not a multiple of 8 bytes long, or
+        /// reaches beyond 64 KiB.
         Invalid = "invalid",
         /// The datagram is refused: a fragment was not captured whole.
         Cut = "cut",
         /// The datagram is refused: it comes in too many fragments.
         TooMany = "too_many",
-        /// It is not UDP.
+        /// The datagram is not UDP.
         NotUdp = "not_udp",
-        /// Complete, but the UDP header's length is impossible.
+        /// The datagram is complete, but the length in its UDP header is impossible.
         InvalidUdp = "invalid_udp",
-        /// Forgotten: there were too many datagrams, or they held too many bytes.
+        /// The datagram was forgotten: there were too many datagrams, or too many bytes.
         Evicted = "evicted",
-        /// Forgotten: a fragment did not come in time.
+        /// The datagram was forgotten: a fragment did not come in time.
         Incomplete = "incomplete",
     }
 }
@@ -114,7 +115,7 @@ labels! {
 #[derive(Debug)]
 pub struct FragmentReassembly {
     datagrams: Recent<DatagramKey, Unfinished>,
-    /// How many bytes they hold together.
+    /// The bytes of all of them.
     held: usize,
     events: CounterVec<FragmentEvent>,
 }
@@ -133,12 +134,12 @@ impl Default for FragmentReassembly {
 }
 
 impl FragmentReassembly {
-    /// Takes a fragment; returns its datagram when that is complete now.
+    /// Takes a fragment. Returns its datagram if the fragment has completed the datagram.
     pub fn feed(&mut self, fragment: &Fragment<'_>, now: Timestamp) -> Option<Datagram> {
         self.expire(now);
         let is_udp = fragment.protocol == PROTOCOL_UDP;
-        // In IPv4, the protocol tells datagrams apart (RFC 791, section 3.2). In IPv6, only that
-        // of the first fragment counts (RFC 8200, section 4.5).
+        // In IPv4, the protocol is part of a datagram's identity (RFC 791, section 3.2). In IPv6,
+        // only the protocol in the first fragment counts (RFC 8200, section 4.5).
         if !is_udp && fragment.key.source.is_ipv4() {
             self.events.count(FragmentEvent::NotUdp);
             return None;
@@ -199,12 +200,12 @@ impl FragmentReassembly {
         self.datagrams.is_empty()
     }
 
-    /// How many bytes wait for more.
+    /// The bytes of unfinished datagrams.
     pub fn bytes_held(&self) -> usize {
         self.held
     }
 
-    /// What happened so far.
+    /// Counts of what happened.
     pub fn events(&self) -> &CounterVec<FragmentEvent> {
         &self.events
     }
@@ -232,10 +233,10 @@ impl FragmentReassembly {
     }
 }
 
-/// What is there of a datagram.
+/// The fragments of one datagram that have come.
 #[derive(Debug, Default)]
 struct Unfinished {
-    /// By their place; they do not overlap.
+    /// By offset; they do not overlap.
     fragments: BTreeMap<u32, Box<[u8]>>,
     held: usize,
     /// The datagram's length, once its last fragment is there.
@@ -282,7 +283,7 @@ impl Unfinished {
         Ok(FragmentEvent::Kept)
     }
 
-    /// Keeps the place of the datagram, so that what is still to come of it is refused as well.
+    /// Keeps the entry of the datagram, so that its later fragments are refused as well.
     fn refuse(&mut self) {
         *self = Self {
             refused: true,
@@ -318,7 +319,7 @@ fn check(fragment: &Fragment<'_>) -> Result<(), FragmentEvent> {
     Ok(())
 }
 
-/// Reads a UDP header (RFC 768) and what it says is its payload.
+/// Reads a UDP header (RFC 768) and returns the ports with the payload of the length in the header.
 fn udp(key: &DatagramKey, bytes: &[u8]) -> Option<Datagram> {
     let (header, _) = bytes.split_first_chunk::<UDP_LEN>()?;
     let [s0, s1, d0, d1, l0, l1, _, _] = *header;

@@ -1,12 +1,14 @@
-//! The answers that were taken off the wire until the switch lets the pod use what they say.
+//! Holds answers that were taken off the wire, until the switch lets the pod reach the addresses in
+//! them.
 //!
-//! Every frame leaves exactly once: as soon as what it waits for has happened, and at the latest
-//! [`HoldLimits::longest`] after it was captured. Frames of one TCP connection leave in the order
-//! in which they came, so that a frame can wait for those before it; it never makes them wait.
-//! Nothing is ever dropped: where there is no room, a frame is not taken in the first place.
+//! Every frame leaves exactly once: as soon as its wait is over, and at the latest
+//! [`HoldLimits::longest`] after its capture. Frames of one TCP connection leave in the order in
+//! which they came. A frame can therefore wait for earlier frames, but never makes earlier frames
+//! wait. No frame is dropped: if there is no room, the queue does not take the frame, and the
+//! caller releases it.
 //!
-//! Only the first frame of each connection is looked at; the cost of a frame is that of a few
-//! look-ups in balanced trees, however many there are.
+//! Only the first frame of each connection is examined. A frame costs a few look-ups in balanced
+//! trees, however many frames there are.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -28,11 +30,12 @@ use super::{
 pub struct HoldLimits {
     /// A frame is held for at most this long, counted from its capture.
     pub longest: Duration,
-    /// How many frames are held.
+    /// At most this many frames.
     pub frames: usize,
-    /// How many of them are for one interface: a pod cannot take all room from the others.
+    /// At most this many frames for one interface, so that one pod cannot take the room of the
+    /// others.
     pub per_interface: usize,
-    /// How many bytes the frames have together.
+    /// At most this many bytes, of all frames together.
     pub bytes: usize,
 }
 
@@ -56,8 +59,8 @@ pub struct TakenFrame<'a> {
     pub captured_at: Timestamp,
     /// All of its bytes, Ethernet header first.
     pub bytes: &'a [u8],
-    /// How many bytes of data each segment gets that devices are to make of it; zero where they
-    /// are not.
+    /// The bytes of data in each segment that a device cuts the frame into (`gso_size`); zero if
+    /// the frame is not to be cut.
     pub gso_size: u16,
     /// Its TCP connection; `None` for UDP, whose datagrams need no order.
     pub connection: Option<ConnectionKey>,
@@ -74,38 +77,39 @@ pub enum Wait {
     Longest,
 }
 
-/// There is no room for another frame.
+/// The queue has no room for another frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("no room for another frame to be held")]
 pub struct Full;
 
-/// A frame to be put back now.
+/// A frame to be released now.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Released {
     /// The interface index of the veth's host side.
     pub ifindex: u32,
     /// When the kernel saw the packet.
     pub captured_at: Timestamp,
-    /// Its bytes, as they were taken.
+    /// The bytes as they were taken.
     pub bytes: Box<[u8]>,
-    /// As it was taken.
+    /// As in [`TakenFrame`].
     pub gso_size: u16,
-    /// Why now.
+    /// The reason.
     pub why: HoldEvent,
 }
 
 labels! {
     /// What became of a frame.
     HoldEvent {
-        /// It was held.
+        /// The frame was held.
         Held = "held",
-        /// Put back: it waited for nothing but the frames before it.
+        /// Released: the frame waited only for the frames before it.
         Free = "free",
-        /// Put back: what it waited for has happened.
+        /// Released: the wait is over.
         Applied = "applied",
-        /// Put back: it was held for as long as is allowed, or stood before such a frame.
+        /// Released: this frame, or a later one of its connection, was held for as long as is
+        /// allowed.
         Overrun = "overrun",
-        /// Not held: too many were.
+        /// Not held: there was no room.
         Full = "full",
     }
 }
@@ -116,14 +120,15 @@ struct Held {
     frame: Released,
     wait: Wait,
     connection: Option<ConnectionKey>,
-    /// When what it waits for has happened, if that is known.
+    /// When the wait ended, or will end, if that is known.
     ready: Option<Timestamp>,
-    /// When it leaves in any case: not after a later frame of its connection has to.
+    /// When the frame leaves in any case: never later than a later frame of its connection has to
+    /// leave.
     deadline: Timestamp,
 }
 
 impl Held {
-    /// When it leaves, if no frame stands before it.
+    /// When the frame leaves, if no frame stands before it.
     fn due(&self) -> Timestamp {
         self.ready
             .map_or(self.deadline, |ready| ready.min(self.deadline))
@@ -138,7 +143,7 @@ impl Held {
     }
 }
 
-/// The place of a frame in the order in which they came.
+/// The number of a frame, in the order in which the frames came.
 type Number = u64;
 
 /// The frames that are held.
@@ -149,7 +154,8 @@ pub struct HoldQueue {
     next: Number,
     bytes: usize,
     of_interface: HashMap<u32, usize>,
-    /// The frames without others before them, by the time at which they leave.
+    /// The first frame of each connection and the frames without one, by the time at which they
+    /// leave.
     due: BTreeSet<(Timestamp, Number)>,
     waiting: BTreeSet<(BatchId, Number)>,
     connections: HashMap<ConnectionKey, VecDeque<Number>>,
@@ -174,8 +180,8 @@ impl HoldQueue {
     ///
     /// # Errors
     ///
-    /// Where there is no room. The frame has then to be put back by the caller, behind what
-    /// [`HoldQueue::take_due`] gives: all frames of its connection are due.
+    /// If there is no room. All frames of its connection are then due: the caller takes them with
+    /// [`HoldQueue::take_due`], releases them, and then releases this frame.
     pub fn hold(&mut self, frame: &TakenFrame<'_>, wait: Wait, now: Timestamp) -> Result<(), Full> {
         let of_interface = self.of_interface.entry(frame.ifindex).or_default();
         if self.frames.len() >= self.limits.frames
@@ -238,8 +244,8 @@ impl HoldQueue {
         waiting.next().is_some_and(|(of, _)| *of == batch)
     }
 
-    /// Batches are done: the frames that waited for them leave. A batch that the switch refused is
-    /// done, too.
+    /// Ends the wait of the frames that wait for these batches. A batch that the switch refused is
+    /// over as well.
     pub fn applied(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
         for batch in batches {
             while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
@@ -251,7 +257,7 @@ impl HoldQueue {
         }
     }
 
-    /// Puts a frame back, or holds it until that may be done.
+    /// Releases a frame, or holds it until it may be released.
     pub(crate) fn take(
         &mut self,
         frame: Frame<'_>,
@@ -280,7 +286,7 @@ impl HoldQueue {
         }));
     }
 
-    /// Puts back the frames that need wait no longer. With a time that never comes, all of them.
+    /// Releases the frames that are due. A time that never comes releases all frames.
     pub(crate) fn release_due(&mut self, now: Timestamp, out: &mut Output) {
         let due = self.take_due(now).map(|released| {
             let Released {
@@ -303,13 +309,13 @@ impl HoldQueue {
         deadline::at(self.next_deadline(), Why::Release)
     }
 
-    /// When [`HoldQueue::take_due`] has something to give, or had before.
+    /// When the next frame is due; possibly in the past.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The frames to be put back at `now`, in this order. With a time that never comes, all of
-    /// them.
+    /// Takes the frames that are due at `now`, in the order in which they are to be released. A
+    /// time that never comes takes all frames.
     pub fn take_due(&mut self, now: Timestamp) -> impl Iterator<Item = Released> {
         std::iter::from_fn(move || {
             let (at, number) = *self.due.first()?;
@@ -321,7 +327,7 @@ impl HoldQueue {
         })
     }
 
-    /// How many frames are held.
+    /// At most this many frames.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
@@ -331,7 +337,7 @@ impl HoldQueue {
         self.frames.is_empty()
     }
 
-    /// How many bytes the frames have together.
+    /// At most this many bytes, of all frames together.
     pub fn bytes_held(&self) -> usize {
         self.bytes
     }
@@ -341,12 +347,13 @@ impl HoldQueue {
         &self.events
     }
 
-    /// Sees to it that all frames of a connection can leave by this time.
+    /// Moves the deadlines of a connection's frames so that all of them leave by this time.
     fn hurry(&mut self, connection: &ConnectionKey, deadline: Timestamp) {
         let Some(queue) = self.connections.get(connection) else {
             return;
         };
-        // Deadlines do not fall along a connection: those before one that is early are early.
+        // Along a connection, deadlines never decrease: the frames before an early one are early,
+        // too.
         let is_late = |number: &&Number| {
             let held = self.frames.get(*number);
             held.is_some_and(|held| held.deadline > deadline)
@@ -357,7 +364,7 @@ impl HoldQueue {
         }
     }
 
-    /// Changes when a frame is due.
+    /// Changes a frame, and its place among the frames that are due.
     fn change(&mut self, number: Number, change: impl FnOnce(&mut Held)) {
         let Some(held) = self.frames.get_mut(&number) else {
             return;
@@ -369,8 +376,7 @@ impl HoldQueue {
         }
     }
 
-    /// Gives up a frame that no other stands before, and that is no longer among those that are
-    /// due.
+    /// Takes out a frame that is the first of its connection, and that was removed from `due`.
     fn leave(&mut self, number: Number) -> Option<Released> {
         let held = self.frames.remove(&number)?;
         let why = held.why();

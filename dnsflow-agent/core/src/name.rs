@@ -10,16 +10,16 @@ pub const MAX_LABEL_LEN: usize = 63;
 /// Why a text or a sequence of labels is no domain name.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NameError {
-    /// Nothing, or only a dot.
+    /// The text is empty, or only a dot.
     #[error("the name is empty")]
     Empty,
     /// Two dots in a row, or one in front.
     #[error("the name has an empty label")]
     EmptyLabel,
-    /// A label of more than 63 octets.
+    /// A label is longer than 63 octets.
     #[error("the label `{0}` is longer than 63 characters")]
     LabelTooLong(String),
-    /// More than 255 octets in wire format.
+    /// The wire format is longer than 255 octets.
     #[error("the name is longer than 253 characters")]
     TooLong,
     /// A character that the EgressFirewall resource does not allow in `dnsName`.
@@ -64,7 +64,8 @@ impl DomainName {
         }
     }
 
-    /// Reads what [`DomainName`] is displayed as: presentation format (RFC 1035, section 5.1).
+    /// Reads the presentation format (RFC 1035, section 5.1), in which a [`DomainName`] is
+    /// displayed.
     pub fn from_presentation(text: &str) -> Result<Self, NameError> {
         let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
         let mut rest = text.bytes();
@@ -100,7 +101,7 @@ impl DomainName {
         })
     }
 
-    /// This name's wire form, then that of each of its ancestors, longest first.
+    /// The wire form of this name, then of each of its ancestors, longest first.
     pub fn suffixes(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.wire();
         std::iter::from_fn(move || {
@@ -198,12 +199,12 @@ impl DnsName {
         &self.name
     }
 
-    /// Whether the text began with `*.`: exactly one label in its place.
+    /// Whether the text began with `*.`, which stands for exactly one label.
     pub fn is_wildcard(&self) -> bool {
         self.wildcard
     }
 
-    /// What it means, whatever its case and whether or not it has a final dot.
+    /// The meaning of the text, which does not depend on case or on a final dot.
     pub fn meaning(&self) -> (&DomainName, bool) {
         (&self.name, self.wildcard)
     }

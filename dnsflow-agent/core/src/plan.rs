@@ -1,7 +1,7 @@
-//! Turns what a pod was told into the flows that let it go there.
+//! Turns the addresses that a pod was told into the flows that let the pod reach them.
 //!
-//! The plan is a function of the port, the address, its names and the rules: nothing remembers how
-//! a flow came about, so that a changed rule is a new plan and the difference to the old one.
+//! The plan is a function of the port, the address, its names and the rules. Nothing remembers how
+//! a flow came about: when a rule changes, the new plan is compared with the old one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -28,17 +28,17 @@ use super::{
 /// `include/ovn/logical-fields.h`).
 const REG_INPORT: u8 = 14;
 
-/// Where in the switch the packets of a port are found.
+/// How the flows of a port match its packets.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum PortMatch {
-    /// In OVN's pipeline.
+    /// By the tunnel keys of datapath and port, in OVN's pipeline.
     Ovn(TunnelKeys),
-    /// At an OpenFlow port.
+    /// By the OpenFlow input port, on a bridge without OVN.
     InPort(u32),
 }
 
 impl PortMatch {
-    /// What a flow matches its port by.
+    /// How a flow matches its port; `None` if the flow matches no port.
     pub fn of(key: &FlowKey) -> Option<Self> {
         if let Some(port) = key.matches.in_port {
             return Some(Self::InPort(port));
@@ -50,10 +50,10 @@ impl PortMatch {
     }
 }
 
-/// Gives each action list a cookie of its own.
+/// Gives each action list its own cookie.
 ///
-/// The tag is a hash of the list, so that the same list mostly gets the same cookie in the next
-/// run too, and flows found in the switch can be told apart by it.
+/// The tag is a hash of the list. The same list therefore mostly gets the same cookie in the next
+/// run, and the cookie of a flow in the switch tells its actions.
 #[derive(Debug, Default)]
 pub struct Cookies {
     by_actions: BTreeMap<Vec<Action>, Cookie>,
@@ -77,7 +77,7 @@ impl Cookies {
     }
 }
 
-/// Tags are even, but for those of sentinel flows: the last bit of a cookie is not compared when a flow is
+/// Only the tags of sentinel flows are odd: the last bit of a cookie is not compared when a flow is
 /// deleted.
 const EVEN: u32 = !1;
 
@@ -110,12 +110,12 @@ fn tag(actions: &[Action]) -> u32 {
     hash
 }
 
-/// What is known about a port when its flows are planned.
+/// What the flows of a port are planned from.
 #[derive(Clone, Copy, Debug)]
 pub struct PortFacts<'a> {
     /// The port.
     pub port: PortId,
-    /// Where its packets are found.
+    /// How its flows match its packets.
     pub port_match: PortMatch,
     /// Its own addresses.
     pub addresses: &'a [IpAddr],
@@ -123,27 +123,27 @@ pub struct PortFacts<'a> {
     pub sets: &'a [&'a RuleSet],
     /// The OpenFlow table at which the egress pipeline begins.
     pub base: u8,
-    /// What can be copied from OVN's own flows.
+    /// The actions that can be copied from OVN's own flows.
     pub cached_actions: &'a CachedActions,
 }
 
-/// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no place twice.
+/// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
 pub type Plan = Vec<Arc<FlowTemplate>>;
 
-/// What today's rules say of flows of an earlier run.
+/// The flows of an earlier run that today's rules would still write.
 #[derive(Debug, Default)]
 pub struct Ruled {
-    /// Those that some rule would write.
+    /// Their templates.
     pub plan: Plan,
-    /// Whether one of these rules denies.
+    /// Whether one of the rules denies.
     pub denies: bool,
 }
 
-/// Rules of a port: the place of each set in [`PortFacts::sets`], and of the rule in
-/// [`RuleSet::rules`].
+/// The rules of a port that match a name: for each, the index of the set in [`PortFacts::sets`] and
+/// the index of the rule in [`RuleSet::rules`].
 pub type MatchedRules = SmallVec<[(usize, usize); 4]>;
 
-/// The rules that are for a name.
+/// The rules that match a name.
 pub fn matched_rules<'a>(
     sets: &'a [&'a RuleSet],
     name: &'a DomainName,
@@ -154,16 +154,16 @@ pub fn matched_rules<'a>(
 
 /// Makes plans.
 ///
-/// What a rule comes to for a port is the same for every address. It is made once, and shared by
-/// all cache entries: a plan is then little more than finding the rules.
+/// The flow templates of a rule for a port are the same for every address. The planner makes them
+/// once, and all cache entries share them: planning is then little more than finding the rules.
 #[derive(Debug, Default)]
 pub struct Planner {
     cookies: Cookies,
-    /// Every template that is in use, and some that are not any more.
+    /// Every template that is in use, and some that are no longer in use.
     templates: HashSet<Arc<FlowTemplate>>,
-    /// With so many templates, those that are not in use go.
+    /// With more templates than this, those that are not in use are dropped.
     templates_max: usize,
-    /// What rules come to, as long as all that it was made from stands.
+    /// The templates of each rule, as long as nothing has changed that they were made from.
     made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
 }
 
@@ -178,11 +178,11 @@ struct TemplateKey {
     v6: bool,
 }
 
-/// Below this, templates are not worth going through.
+/// With fewer templates, a search for unused ones is not worth its time.
 const TEMPLATES_MIN: usize = 1024;
 
 impl Planner {
-    /// Rules, ports or the pipeline may be others than before.
+    /// Forgets the templates of rules: rules, ports or the pipeline may have changed.
     pub fn forget(&mut self) {
         self.made.clear();
     }
@@ -201,7 +201,7 @@ impl Planner {
         self.for_rules(facts, to, &matched)
     }
 
-    /// The flows that open `to` for the port, because of the rules at these places.
+    /// The flows that open `to` for the port, because of these rules.
     pub fn for_rules(
         &mut self,
         facts: PortFacts<'_>,
@@ -216,8 +216,8 @@ impl Planner {
         plan
     }
 
-    /// Those of `found` that some rule of the port would write for `to`, whatever the name: flows of
-    /// an earlier run.
+    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
+    /// whatever the name.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
@@ -242,7 +242,7 @@ impl Planner {
         ruled
     }
 
-    /// What the flows of all cache entries depend on.
+    /// The sentinel flows that the flows of all cache entries need.
     pub fn sentinels(&self) -> BTreeSet<Sentinel> {
         self.templates
             .iter()
@@ -254,7 +254,7 @@ impl Planner {
             .collect()
     }
 
-    /// The flow that is a sentinel flow.
+    /// Cookie, timeout and actions of a sentinel flow.
     pub fn sentinel_body(&mut self, sentinel: Sentinel) -> FlowBody {
         let actions = sentinel.actions();
         FlowBody {
@@ -264,7 +264,7 @@ impl Planner {
         }
     }
 
-    /// What a rule comes to for the port.
+    /// The flow templates of a rule for the port.
     fn templates_of(
         &mut self,
         facts: PortFacts<'_>,
@@ -305,12 +305,13 @@ impl Planner {
     }
 }
 
-/// Whether a cache entry may have it: the set of all is one owner, what a rule comes to may be another.
+/// Whether a cache entry may have the template: the set of all templates is one owner, `made` may
+/// be another.
 fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
     Arc::strong_count(template) > 1
 }
 
-/// Makes a plan of templates: of those for the same place, the first counts.
+/// Makes a plan of templates: of several with the same key, the first counts.
 pub fn in_order(templates: &mut Plan) {
     if templates.len() > 1 {
         templates.sort_by(|one, other| one.cmp_key(other));
@@ -379,7 +380,7 @@ fn body(
     let actions = acl_template.actions(facts.base, facts.cached_actions)?;
     Some(FlowBody {
         cookie: cookies.cookie(&actions),
-        // It has a sentinel flow.
+        // A sentinel flow ends it.
         hard_timeout_s: 0,
         actions: actions.into(),
     })

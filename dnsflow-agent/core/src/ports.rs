@@ -1,5 +1,5 @@
-//! The pods' interfaces and their logical ports: which frames are whose, and which ports belong
-//! together.
+//! The pods' interfaces and their logical ports: which pod a frame belongs to, and which ports
+//! belong to one pod.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,7 +15,7 @@ use crate::{
     report::Report,
 };
 
-/// A port within the engine; never used again for another one.
+/// The engine's number of a port. A number is never used again for another port.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u32);
 
@@ -26,19 +26,19 @@ pub(crate) struct Port {
     pub(crate) interface: RowId,
     /// What the row says.
     pub(crate) row: Interface,
-    /// The host side of the veth, while the program is attached to it.
+    /// The interface index of the veth's host side, once the veth was found.
     pub(crate) ifindex: Option<u32>,
 }
 
-/// What became of a port. Changes are applied in their order: a port that one of them opens may be
-/// closed by a later one.
+/// A change of a port. Changes are applied in their order: a later change may close a port that an
+/// earlier one opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PortChange {
-    /// A pod's interface is there.
+    /// A pod's interface has come.
     Opened(PortId),
-    /// Addresses or OpenFlow port are others.
+    /// The addresses or the OpenFlow port have changed.
     Moved(PortId),
-    /// The interface is gone, and the veth that the programs were attached to.
+    /// The interface is gone, and its veth.
     Closed {
         /// The port.
         port: PortId,
@@ -52,9 +52,9 @@ pub(crate) enum PortChange {
 pub(crate) struct Ports {
     scope: Scope,
     interfaces: Table<Interface>,
-    /// The index of each interface's veth, as far as it was found.
+    /// The interface index of each veth that was found.
     found: BTreeMap<RowId, u32>,
-    /// Interfaces whose first attempt to attach has ended, well or not.
+    /// Interfaces to which attaching was tried, with success or not.
     tried: BTreeSet<RowId>,
     ports: BTreeMap<PortId, Port>,
     next: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// No port is known. `scope` says who may use what a pod was told.
+    /// No port is known. `scope` says who may use an address that a pod was told.
     pub(crate) fn new(scope: Scope) -> Self {
         Self {
             scope,
@@ -82,11 +82,12 @@ impl Ports {
 
     // What changes them.
 
-    /// Takes over changed rows.
+    /// Applies changed rows.
     pub(crate) fn apply(&mut self, update: InterfaceUpdate, out: &mut Output) -> Vec<PortChange> {
         let mut changes = Vec::new();
         let changed = self.interfaces.apply(update.reset, update.interfaces);
-        // Rows that went first: a recreated pod's new row may come in the same transaction.
+        // First the rows that are gone: the new row of a recreated pod may come in the same
+        // transaction.
         let (gone, rest): (Vec<_>, Vec<_>) = changed.into_iter().partition(|c| c.new.is_none());
         for Changed { id, old, .. } in gone {
             self.found.remove(&id);
@@ -98,7 +99,7 @@ impl Ports {
         }
         for Changed { id, old, new } in rest {
             let Some(row) = new else { continue };
-            // The veth's name stays when it is replaced; its index does not.
+            // A veth that replaces another one has the same name and another index.
             let policed = row.policing_kbps > 0;
             let replaced = |old: &Interface| {
                 (&old.name, old.ifindex) != (&row.name, row.ifindex)
@@ -258,7 +259,7 @@ impl Ports {
         self.by_name.get(name).copied()
     }
 
-    /// The port whose frames pass a veth.
+    /// The port of a veth.
     pub(crate) fn at_veth(&self, ifindex: u32) -> Option<PortId> {
         self.by_ifindex.get(&ifindex).copied()
     }
@@ -274,10 +275,10 @@ impl Ports {
         interfaces.all(|(id, _)| self.tried.contains(&id))
     }
 
-    /// The ports that an answer to this one is for.
+    /// The ports that an answer to this port is for.
     ///
-    /// First every port of its pod: a pod on a user-defined network asks on one port and connects on
-    /// another. With [`Scope::Namespace`], those of its namespace, too.
+    /// Every port of the same pod: a pod on a user-defined network asks on one port and connects on
+    /// another. With [`Scope::Namespace`], also every port of the same namespace.
     pub(crate) fn recipients(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
         let sandbox = self.get(port).and_then(|port| port.row.sandbox.as_ref());
         let of_pod = sandbox.and_then(|sandbox| self.by_sandbox.get(sandbox));
@@ -294,7 +295,7 @@ impl Ports {
         recipients
     }
 
-    /// With [`Scope::Namespace`], the ports here that the rules of the port's namespace hold for.
+    /// With [`Scope::Namespace`], the ports of this node under the rules of the port's namespace.
     pub(crate) fn sharing_with(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
         let namespace = || policy.namespace_of(&self.get(port)?.row);
         match (self.scope, namespace()) {

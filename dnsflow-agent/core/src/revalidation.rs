@@ -26,7 +26,7 @@ use super::{
 };
 
 labels! {
-    /// What ended the wait for a batch that answers waited for.
+    /// What ended the wait of answers for a batch.
     RevalidationEvent {
         /// No megaflow drops on its paths.
         Clear = "clear",
@@ -37,7 +37,7 @@ labels! {
     }
 }
 
-/// The way of packets from a pod to an address.
+/// The packets from a pod to an address.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Path {
     /// The host side of the pod's veth, where the packets enter the switch.
@@ -46,7 +46,7 @@ pub struct Path {
     pub addresses: Addresses,
 }
 
-/// The batches that the switch has confirmed, and that its datapath may not follow yet.
+/// The batches that the switch has confirmed, and whose flows the datapath may not follow yet.
 #[derive(Debug, Default)]
 pub struct Revalidation {
     /// How long a pass of the revalidators takes behind a change, at most.
@@ -62,13 +62,13 @@ pub struct Revalidation {
 
 #[derive(Debug)]
 struct Waiting {
-    /// What its changes are for. Empty where there are too many to look at.
+    /// The paths of its flows. Empty if there are too many to look at.
     paths: BTreeSet<Path>,
     /// When the switch confirmed the batch.
     since: Timestamp,
     /// When the estimated time is over.
     estimated: Timestamp,
-    /// When the wait ends whatever the datapath says.
+    /// When the wait ends, whatever the datapath says.
     longest: Timestamp,
     /// Whether a frame waits for the batch.
     is_awaited: bool,
@@ -122,7 +122,7 @@ impl Revalidation {
         self.waiting.insert(batch, waiting);
     }
 
-    /// Whether frames have to wait for this batch. The caller has one that does.
+    /// Whether a frame has to wait for this batch. Notes that a frame does.
     pub fn awaits(&mut self, batch: BatchId) -> bool {
         let waiting = self.waiting.get_mut(&batch);
         waiting.is_some_and(|waiting| {
@@ -131,7 +131,7 @@ impl Revalidation {
         })
     }
 
-    /// The paths to look at now, if there is something to look for.
+    /// Begins a look if one is due; returns its paths.
     pub fn look(&mut self, now: Timestamp) -> Option<Vec<Path>> {
         if self.look_at()? > now {
             return None;
@@ -156,13 +156,14 @@ impl Revalidation {
         Some(paths.into_iter().collect())
     }
 
-    /// The result of the look that was under way: the paths on which a megaflow drops, or `None`
-    /// where the datapath could not be asked. Returns the batches that are no longer waited for.
+    /// Takes the result of the look: the paths on which a megaflow drops, or `None` if the datapath
+    /// could not be asked. Returns the batches whose wait is over.
     pub fn looked(&mut self, dropping: Option<&[Path]>, now: Timestamp) -> Vec<BatchId> {
         let Some(Look { batches, began_at }) = self.look.take() else {
             return Vec::new();
         };
-        // ovs-vswitchd answers on the thread that takes flows: half of its time stays free.
+        // ovs-vswitchd answers on the thread that also takes flows. Half of the thread's time stays
+        // free.
         let took = now.since(began_at);
         self.look_from = now + took.max(LOOK_PAUSE).max(self.waited(now) / LOOK_PAUSE_PART);
         let Some(dropping) = dropping else {
@@ -206,7 +207,7 @@ impl Revalidation {
         over.into_iter().map(|(batch, _)| batch).collect()
     }
 
-    /// The connection to the switch is lost. Returns the batches that are no longer waited for.
+    /// The connection to the switch is lost. Returns all batches: their wait is over.
     pub fn disconnected(&mut self) -> Vec<BatchId> {
         self.look = None;
         std::mem::take(&mut self.waiting).into_keys().collect()
@@ -239,13 +240,13 @@ impl Revalidation {
         is_due.then_some(self.look_from)
     }
 
-    /// When [`Revalidation::expired`] or [`Revalidation::look`] has something to give.
+    /// When [`Revalidation::expired`] or [`Revalidation::look`] should be called next.
     pub fn deadline(&self) -> Option<Timestamp> {
         let until = self.waiting.values().map(|waiting| waiting.until().0).min();
         [until, self.look_at()].into_iter().flatten().min()
     }
 
-    /// What ended the waits that frames had to wait for.
+    /// Counts of what ended the waits of frames.
     pub fn events(&self) -> &CounterVec<RevalidationEvent> {
         &self.events
     }

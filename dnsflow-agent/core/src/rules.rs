@@ -1,11 +1,12 @@
-//! The rules of one namespace as OVN enforces them now: each logical flow that is for a DNS name,
-//! paired with the EgressFirewall's rule that it was made from.
+//! The rules of one namespace as OVN enforces them now: pairs each logical flow for a DNS name with
+//! the EgressFirewall's rule that OVN made it from.
 //!
-//! The pairing goes by content, not by index. ovn-kubernetes edits ACL rows in place, so that
-//! an index stands for another rule as soon as one is inserted, and ovn-northd follows a little
-//! later. The hash in the name of the address set, in the logical flow itself, says which name it
-//! is for at this moment. While the resource has already changed and OVN has not, a name's flows
-//! therefore stay at the place where OVN still enforces its rule, and move together with it.
+//! Content decides which rule a logical flow belongs to, not the index. ovn-kubernetes edits ACL
+//! rows in place: an index stands for another rule as soon as a rule is inserted, and ovn-northd
+//! follows a little later. The hash in the name of the address set, in the logical flow itself,
+//! says for which name the logical flow is at this moment. While the resource has already changed
+//! and OVN has not, the flows of a name therefore stay where OVN still enforces the rule, and move
+//! together with OVN's.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,19 +29,19 @@ use super::{
     report::Severity,
 };
 
-/// Which names below a rule's name the rule is for.
+/// Which names a rule matches, seen from the rule's name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NamePattern {
     /// The name itself.
     Exact,
     /// The name and everything below it.
     Subdomains,
-    /// Names with exactly one label more (`*.example.com`).
+    /// Names with exactly one more label (`*.example.com`).
     OneLabel,
 }
 
 impl NamePattern {
-    /// What the firewall says of this name; `subdomains` applies where it says nothing.
+    /// The pattern of this name in the firewall; `subdomains` applies if the firewall does not say.
     pub fn of(name: &DnsName, firewall: &Firewall, subdomains: bool) -> Self {
         if name.is_wildcard() {
             Self::OneLabel
@@ -51,7 +52,7 @@ impl NamePattern {
         }
     }
 
-    /// Whether a name with `extra` labels in front of the rule's name is meant.
+    /// Whether the pattern matches a name with `extra` labels in front of the rule's name.
     fn covers(self, extra: usize) -> bool {
         match self {
             Self::Exact => extra == 0,
@@ -70,7 +71,7 @@ pub struct ActiveRule {
     pub index: u32,
     /// The rule's name.
     pub name: DnsName,
-    /// Which names it is for.
+    /// Which names the rule matches.
     pub pattern: NamePattern,
     /// Whether OVN enforces it for IPv4.
     pub v4: bool,
@@ -78,14 +79,14 @@ pub struct ActiveRule {
     pub v6: bool,
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
-    /// Whether it lets traffic pass or not.
+    /// Whether the rule allows or denies.
     pub verdict: RuleAction,
     /// The logical flows that enforce it.
     pub templates: Vec<AclTemplate>,
 }
 
 impl ActiveRule {
-    /// Whether this is the same rule, templates aside.
+    /// Whether this is the same rule, whatever the templates.
     fn is_like(&self, other: &Self) -> bool {
         self.name == other.name
             && self.transports == other.transports
@@ -98,7 +99,7 @@ impl ActiveRule {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RuleSet {
     rules: Vec<ActiveRule>,
-    /// Wire form of the rules' names, to indices into `rules`.
+    /// For the wire form of each rule's name: indices into `rules`.
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
     /// Whether some rule denies.
     any_denies: bool,
@@ -120,7 +121,7 @@ impl RuleSet {
         &self.rules
     }
 
-    /// The rules that are for `name`.
+    /// The rules that match `name`.
     pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         self.matching_indices(name).map(|place| &self.rules[place])
     }
@@ -131,7 +132,7 @@ impl RuleSet {
         self.any_denies && self.matching(name).any(denies)
     }
 
-    /// Where in [`RuleSet::rules`] the rules are that are for `name`.
+    /// The indices in [`RuleSet::rules`] of the rules that match `name`.
     pub fn matching_indices(&self, name: &DomainName) -> impl Iterator<Item = usize> {
         name.suffixes()
             .enumerate()
@@ -146,24 +147,26 @@ impl RuleSet {
     }
 }
 
-/// What keeps a rule from working, or should be known about it.
+/// What keeps a rule from working, or what people should know about the rule.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Problem {
     /// The resource's rule cannot be used.
     Invalid(String),
     /// OVN has no ACL for the rule yet.
     NoAcl(DnsName),
-    /// The ACL is there, but no logical flow of it.
+    /// OVN has the ACL, but no logical flow of it.
     NoLogicalFlows(DnsName),
-    /// The ACL's index lies beyond the resource's rules: left behind when it was shortened.
+    /// The ACL's index lies beyond the resource's rules: ovn-kubernetes left the ACL behind when
+    /// the resource was shortened.
     StaleAcl,
     /// The ACL's match is not one that ovn-kubernetes writes.
     AclMatch(AclMatchError),
-    /// A logical flow cannot serve as a template.
+    /// A logical flow cannot be read as a template.
     Template(DnsName, AclTemplateError),
     /// ACL logging is on, but packets that our flows let pass are not logged.
     LogsLeftOut(DnsName),
-    /// Packets of established connections are dropped, but the connections not marked as blocked.
+    /// Packets of established connections are dropped, but the connections are not marked as
+    /// blocked.
     NotMarked(DnsName),
     /// The rule denies by name.
     DeniesByName(DnsName),
@@ -171,19 +174,19 @@ pub enum Problem {
     NotTakenOver(NotTakenOver),
 }
 
-/// What is known of an EgressFirewall that ovn-kubernetes does not take over.
+/// An EgressFirewall that ovn-kubernetes does not take over.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct NotTakenOver {
-    /// Whether OVN enforces the one before it; else it enforces none.
+    /// Whether OVN enforces the EgressFirewall before this one; if not, OVN enforces none.
     pub has_older: bool,
     /// What ovn-kubernetes says in its status.
     pub refusal: Option<String>,
-    /// A name that it refuses without `--enable-dns-name-resolver`.
+    /// A name that ovn-kubernetes refuses without `--enable-dns-name-resolver`.
     pub wildcard: Option<DnsName>,
 }
 
 impl Problem {
-    /// What it means for the rule.
+    /// What the problem means for the rule.
     pub fn severity(&self) -> Severity {
         match self {
             Self::NoAcl(_) | Self::NoLogicalFlows(_) => Severity::Waiting,
@@ -244,7 +247,7 @@ impl fmt::Display for Problem {
 }
 
 impl fmt::Display for NotTakenOver {
-    /// The remedy comes before the cause that is quoted: an Event's note is cut at its end.
+    /// The remedy comes before the quoted cause, because an Event's note is cut at its end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ovn-kubernetes has not taken over this EgressFirewall; OVN enforces ")?;
         f.write_str(match self.has_older {
@@ -269,16 +272,16 @@ impl fmt::Display for NotTakenOver {
     }
 }
 
-/// What the rules of a namespace come to.
+/// The rules of a namespace that OVN enforces, and what is wrong.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct NamespaceRules {
-    /// The usable rules, by the NB name of the port group that they hold for.
+    /// The usable rules, by the NB name of their port group.
     pub sets: BTreeMap<String, RuleSet>,
     /// What is wrong, by rule index.
     pub problems: BTreeMap<u32, Problem>,
 }
 
-/// The OpenFlow priority, and that of the logical flow, lie this far above the ACL's
+/// The priority of the logical flow and of the OpenFlow flow is the ACL's priority plus this
 /// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
@@ -295,7 +298,7 @@ pub fn pair<'a>(
     let named = NamedRules::of(firewall);
     let mut problems = problems_of_the_resource(firewall);
     let mut found: Vec<(String, ActiveRule)> = Vec::new();
-    // What is compared are the names' meanings: two spellings of one are the same name.
+    // Names are compared by meaning: two spellings of a name are one name.
     let mut waiting: BTreeSet<(&DomainName, bool)> = BTreeSet::new();
     for (acl, flows) in acls {
         let index = acl.rule_index;
@@ -313,11 +316,12 @@ pub fn pair<'a>(
                 problems.insert(index, Problem::AclMatch(error));
             }
         }
-        // Rules of one ACL: usually one; two while ovn-northd is between two versions of it.
+        // The rules of one ACL: usually one; two while ovn-northd is between two versions of the
+        // ACL.
         let mut rules: Vec<(String, ActiveRule)> = Vec::new();
         for flow in flows {
-            // What is not for a name, or for one that no rule mentions, is OVN's alone. Without
-            // such a rule, the resource was edited and OVN has not caught up.
+            // A logical flow that is not for a name, or for a name that no rule mentions, is OVN's
+            // alone. In the second case the resource was edited and OVN has not followed yet.
             let Some(Ok(AclMatch::Name(matches))) = acl_match(flow).map(acl::parse) else {
                 continue;
             };
@@ -360,7 +364,7 @@ pub fn pair<'a>(
         .map(|(_, rule)| rule.name.clone())
         .collect();
     let in_place: BTreeSet<_> = in_place.iter().map(DnsName::meaning).collect();
-    // A row beyond the rules serves only while its name has no other place: OVN is about to
+    // An ACL beyond the rules serves only while no other ACL is for its name: OVN is about to
     // follow a firewall that became shorter.
     found
         .retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name.meaning()));
@@ -398,7 +402,7 @@ fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
         .collect()
 }
 
-/// What should be known of rules even if all is well with them.
+/// What people should know about rules, also if nothing is wrong with the rules.
 pub(crate) fn caveats(firewall: &Firewall) -> impl Iterator<Item = (u32, Problem)> {
     (0..)
         .zip(&firewall.rules)
@@ -414,7 +418,8 @@ fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
     problems.get(&rule.index) == Some(&Problem::StaleAcl)
 }
 
-/// What is missing of a template whose actions are to be copied.
+/// What does not work yet, because the actions of a template are to be copied and no flow to copy
+/// from is known.
 fn to_copy(
     template: &AclTemplate,
     name: &DnsName,
@@ -441,7 +446,7 @@ fn to_copy(
     }
 }
 
-/// A rule of the resource for a name.
+/// A rule for a name, in the resource.
 #[derive(Clone, Copy, Debug)]
 struct NamedRule<'a> {
     index: u32,
@@ -449,7 +454,8 @@ struct NamedRule<'a> {
     verdict: RuleAction,
 }
 
-/// The rules for names, by the hashes of the address sets that may stand for these; in their order.
+/// The rules for names, by the hashes of the address sets that can stand for the names; in the
+/// order of the resource.
 struct NamedRules<'a>(HashMap<(Family, u64), Vec<NamedRule<'a>>>);
 
 impl<'a> NamedRules<'a> {
@@ -475,8 +481,8 @@ impl<'a> NamedRules<'a> {
         Self(rules)
     }
 
-    /// The rule that the address sets of both families stand for: the one at `index` before
-    /// others, since two spellings of a name may have one address set; else the first.
+    /// The rule that the address sets of both families stand for. Two spellings of a name can have
+    /// one address set: of several rules, the rule at `index` counts, else the first.
     fn rule_of(&self, matches: &NameMatch, index: u32) -> Option<NamedRule<'a>> {
         let rules = |family, hash: Option<u64>| {
             let rules = hash.map(|hash| self.0.get(&(family, hash)));
@@ -499,7 +505,8 @@ impl<'a> NamedRules<'a> {
     }
 }
 
-/// Ports as a set, without those of a protocol all of whose ports are among them.
+/// The ports as a set. If the list has all ports of a protocol, single ports of the protocol are
+/// left out.
 fn ports(list: &[Transport]) -> BTreeSet<Transport> {
     let is_covered = |transport: &Transport| {
         let all = Transport {
@@ -512,10 +519,10 @@ fn ports(list: &[Transport]) -> BTreeSet<Transport> {
     ports.copied().collect()
 }
 
-/// Whether the ACLs of a namespace are those that ovn-kubernetes makes of this firewall: each rule
-/// for a name has its own, and none with the index of a rule is for something else. What cannot be
-/// told of an ACL (a network, the addresses of nodes) counts as right, and so does an ACL beyond the
-/// rules.
+/// Whether the ACLs of a namespace are the ACLs that ovn-kubernetes makes of this firewall: each
+/// rule for a name has its own ACL, and no ACL with the index of a rule is for something else. What
+/// an ACL does not tell (a network, the addresses of nodes) counts as agreement, and so does an ACL
+/// beyond the rules.
 pub fn is_enforced<'a>(firewall: &Firewall, acls: impl Iterator<Item = &'a Acl>) -> bool {
     let mut missing: BTreeSet<u32> = (0..)
         .zip(&firewall.rules)
@@ -528,7 +535,8 @@ pub fn is_enforced<'a>(firewall: &Firewall, acls: impl Iterator<Item = &'a Acl>)
         let Some(rule) = rule.and_then(|index| firewall.rules.get(index)) else {
             continue;
         };
-        // `allow`, `allow-related`, `allow-stateless`; what else there is does not let pass.
+        // `allow`, `allow-related` and `allow-stateless` let packets pass; all other actions do
+        // not.
         let allows = acl.action.starts_with("allow");
         if matches!(rule.destination, Destination::Invalid(_)) {
             continue;

@@ -1,7 +1,7 @@
-//! What outlives the agent: the names behind the flows that it leaves in the switch.
+//! The names behind the flows that the agent leaves in the switch: they outlive the agent.
 //!
-//! The flows themselves are in the switch and are found there by their cookie. What the switch cannot
-//! say is which names they were opened for, and until when.
+//! The next agent finds the flows in the switch by their cookie. The switch does not know for which
+//! names the flows were opened, and until when; the snapshot does.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -20,13 +20,13 @@ pub struct SavedEntry {
     pub names: Vec<SavedName>,
 }
 
-/// A name, and for how much longer it counts.
+/// A name, and the time for which it still counts.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SavedName {
     /// The name.
     pub name: DomainName,
-    /// The time that is left.
+    /// The time that is left for the name.
     pub rest: Duration,
-    /// The time that is left at least where a rule denies the name.
+    /// The least time that is left if a rule denies the name.
     pub deny_rest: Duration,
 }

@@ -1,8 +1,9 @@
-//! The switch: what is written to it, what it answers, and the comparison with what should be in it.
+//! The switch: the batches written to it, its replies, and the comparison of its flows with the
+//! cache.
 //!
-//! Changes are planned into a [`Batch`], which is made before ([`Switch::begin`]) and sent after
-//! ([`Switch::commit`]). What answers open during a turn shares one batch
-//! ([`Switch::begin_openings`]), which goes before any other.
+//! A [`Batch`] is made before changes are planned into it ([`Switch::begin`]), and sent afterwards
+//! ([`Switch::commit`]). The openings of all answers of a turn share one batch
+//! ([`Switch::begin_openings`]), which is sent before any other.
 
 mod batch;
 mod denials;
@@ -43,7 +44,7 @@ use denials::Denials;
 pub(crate) use batch::Batch;
 pub(crate) use installed::{Enforced, Installed};
 
-/// What an answer opened, to be told once the switch has confirmed it.
+/// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
 pub(crate) struct Opening {
     /// The namespace whose rules hold for the pod that asked.
@@ -56,7 +57,7 @@ pub(crate) struct Opening {
     pub(crate) addresses: Vec<IpAddr>,
     /// The rules that the name matched.
     pub(crate) rules: Vec<u32>,
-    /// How many flow changes it took.
+    /// The number of its flow changes.
     pub(crate) changes: usize,
     /// When the kernel saw the answer.
     pub(crate) captured_at: Timestamp,
@@ -69,7 +70,7 @@ struct Pending {
     sent_at: Timestamp,
     /// Whether the flows that deny were counted behind its changes.
     counted: bool,
-    /// What its flows are for.
+    /// The paths of its flows.
     paths: BTreeSet<Path>,
     /// When the batch before it was sent.
     before: Timestamp,
@@ -78,32 +79,33 @@ struct Pending {
 /// The comparison of the switch with the cache.
 #[derive(Debug, Default)]
 struct Comparison {
-    /// How many have begun.
+    /// Comparisons that have begun.
     number: u32,
-    /// How many have ended.
+    /// Comparisons that have ended.
     ended: u32,
-    /// When the dump began that is under way.
+    /// When the current dump began.
     since: Option<Timestamp>,
-    /// What the dump has shown so far that no entry has.
+    /// The flows in the dump so far that no entry has.
     unknown: Vec<InstalledFlow>,
     /// The sentinel flows that the dump has shown, with their cookies.
     sentinels: BTreeMap<Sentinel, Cookie>,
-    /// When the next one begins.
+    /// When the next comparison begins.
     at: Option<Timestamp>,
-    /// One that begins from then on tells of all flows that there were when this was set.
+    /// A comparison that begins at this time or later reads the counters of all flows that existed
+    /// when this was set.
     read_counters_at: Option<Timestamp>,
 }
 
-/// Flows that have vanished.
+/// Lost flows.
 #[derive(Debug, Default)]
 struct Lost {
-    /// The entries that have lost flows, and perhaps some that have not.
+    /// The entries with lost flows; some may have none any more.
     entries: VecDeque<(PortId, IpAddr)>,
-    /// Nothing is put back before.
+    /// Nothing is restored before this time.
     at: Option<Timestamp>,
-    /// The batches under way that put flows back.
+    /// The batches under way that restore flows.
     batches: BTreeSet<BatchId>,
-    /// How many flows were put back since the last time that none was lost.
+    /// Flows restored since the last time that no flow was lost.
     restored: usize,
 }
 
@@ -113,37 +115,36 @@ pub(crate) struct Switch {
     up: bool,
     /// Whether the switch has agreed with the cache since it came up.
     compared: bool,
-    /// Whether flows of an earlier run were taken over.
+    /// Whether flows of an earlier run were adopted.
     adopted: bool,
     comparison: Comparison,
     lost: Lost,
     renew_at: Option<Timestamp>,
-    /// The sentinel flows that are in the switch, for all that is known.
+    /// The sentinel flows that should be in the switch now.
     sentinels: BTreeSet<Sentinel>,
     monitored: BTreeSet<u8>,
-    /// What answers of this turn open.
+    /// The openings of this turn.
     openings: Option<(Batch, Vec<Opening>)>,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
-    /// Batches that were not answered before the connection was lost: the next comparison covers
-    /// them.
+    /// Batches that the switch had not answered when the connection was lost: the next comparison
+    /// covers them.
     unanswered: BTreeSet<BatchId>,
     /// When a batch was last sent.
     sent_at: Timestamp,
-    /// Flows of others with the keys that flows of ours could have: never overwritten.
+    /// Flows of others whose keys our flows could have. They are never overwritten.
     foreign: HashSet<FlowKey>,
-    /// Confirmed batches that the switch's datapath may not follow yet: a megaflow that drops may
-    /// stand in the way.
+    /// Confirmed batches whose flows the datapath may not follow yet.
     revalidation: Revalidation,
-    /// Whether there can be one.
+    /// Whether a megaflow that drops can exist.
     denials: Denials,
     /// When to look for connections that OVN has blocked in a gap of our flows.
     looks: Looks,
 }
 
 impl Switch {
-    /// There is no connection yet. `hold_max` says for how long answers wait for megaflows at most,
-    /// `idle_grace` for how long an address stays open that is not used.
+    /// There is no connection yet. `hold_max`: the longest time for which an answer is held.
+    /// `idle_grace`: how long an unused address stays open.
     pub(crate) fn new(hold_max: Duration, idle_grace: Duration) -> Self {
         Self {
             up: false,
@@ -183,7 +184,7 @@ impl Switch {
         self.comparison.ended
     }
 
-    /// What has to be waited for until the flows of an entry are installed.
+    /// What an answer has to wait for until the flows of an entry are in force.
     pub(crate) fn wait_for(&mut self, installed: &Installed) -> Wait {
         match installed.written {
             Written::Before => Wait::Nothing,
@@ -199,13 +200,13 @@ impl Switch {
         }
     }
 
-    /// Whether this is the batch of what answers of this turn open.
+    /// Whether this is the batch of this turn's openings.
     fn opens_in(&self, batch: BatchId) -> bool {
         let openings = self.openings.as_ref();
         openings.is_some_and(|(openings, _)| openings.id() == Some(batch))
     }
 
-    /// When something is due; a comparison only where its result could be judged.
+    /// When something is due. A comparison is due only if its result could be judged (`can_judge`).
     pub(crate) fn deadline(&self, can_judge: bool) -> Option<Deadline> {
         let counts = deadline::at(self.denials.deadline(), Why::Count);
         let looks = deadline::at(self.looks.deadline(), Why::Blocked);
@@ -232,21 +233,21 @@ impl Switch {
         self.denials.events()
     }
 
-    /// What ended the waits for the switch's megaflows.
+    /// What ended the waits for revalidation.
     pub(crate) fn revalidation_events(&self) -> &CounterVec<RevalidationEvent> {
         self.revalidation.events()
     }
 
     // Batches.
 
-    /// A batch of changes. Until the switch has been compared it will not be sent: the comparison covers
-    /// it, and writes nothing that is there already. To be handed back ([`Switch::commit`]).
+    /// Makes a batch of changes, to be sent by [`Switch::commit`]. The batch is not sent before the
+    /// switch has been compared: the comparison writes its flows, as far as they are missing.
     pub(crate) fn begin(&mut self, now: Timestamp) -> Batch {
         self.batch(self.compared, now)
     }
 
-    /// The batch of what answers open: it is sent as soon as there is a connection. To be handed back
-    /// ([`Switch::open`]).
+    /// Takes the batch of this turn's openings, or makes it; to be handed back by [`Switch::open`].
+    /// The batch is sent as soon as there is a connection.
     pub(crate) fn begin_openings(&mut self, now: Timestamp) -> Batch {
         match &mut self.openings {
             Some((batch, _)) => batch.take(),
@@ -278,8 +279,8 @@ impl Switch {
         }
     }
 
-    /// Takes back the batch of openings, and what one answer opened with it. They are sent with what
-    /// other answers of this turn open ([`Switch::flush_openings`]).
+    /// Takes back the batch of openings, with what one answer opened. [`Switch::flush_openings`]
+    /// sends the batch for all answers of the turn.
     pub(crate) fn open(&mut self, batch: Batch, opening: Option<Opening>) {
         let mut openings = self.openings.take().map_or_else(Vec::new, |(_, of)| of);
         openings.extend(opening);
@@ -288,7 +289,7 @@ impl Switch {
         }
     }
 
-    /// Sends what answers of this turn opened.
+    /// Sends the openings of this turn.
     pub(crate) fn flush_openings(
         &mut self,
         planner: &mut Planner,
@@ -302,7 +303,8 @@ impl Switch {
         }
     }
 
-    /// Sends changes: all or none (`atomic`), or one by one. Returns the batch, if it is sent.
+    /// Sends the changes: all or none (`atomic`), or one by one. Returns the number of the batch,
+    /// if it is sent.
     pub(crate) fn commit(
         &mut self,
         batch: Batch,
@@ -376,9 +378,8 @@ impl Switch {
         Some(id)
     }
 
-    /// The switch has answered a batch, for which frames wait or not (`is_awaited`). Returns whether
-    /// they need wait no longer. Else they wait for the datapath, or, where the connection is lost, for
-    /// the comparison after the reconnect.
+    /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.
+    /// Returns whether their wait is over. If not, the frames wait for the datapath.
     pub(crate) fn applied(
         &mut self,
         batch: BatchId,
@@ -433,25 +434,25 @@ impl Switch {
         }
     }
 
-    /// The batches whose time for revalidation is over: frames need wait for them no longer.
+    /// The batches whose wait for revalidation is over.
     pub(crate) fn revalidated(&mut self, now: Timestamp) -> Vec<BatchId> {
         self.revalidation.expired(now)
     }
 
-    /// How long the switch takes to look at its megaflows after a change of flows.
+    /// Sets how long a pass of the revalidators takes behind a change of flows.
     pub(crate) fn revalidates_in(&mut self, time: Duration) {
         self.revalidation.set_estimate(time);
     }
 
-    /// Asks the datapath for megaflows that drop, where frames wait for that.
+    /// Asks the datapath for megaflows that drop, if frames wait for the answer.
     pub(crate) fn find_dropping(&mut self, now: Timestamp, out: &mut Output) {
         if let Some(paths) = self.revalidation.look(now) {
             out.command(Command::FindDropping(paths));
         }
     }
 
-    /// The paths on which a megaflow drops, or `None` where the datapath could not be asked. Returns
-    /// the batches that frames need wait for no longer.
+    /// Takes the paths on which a megaflow drops, or `None` if the datapath could not be asked.
+    /// Returns the batches whose wait is over.
     pub(crate) fn dropping_found(
         &mut self,
         dropping: Option<&[Path]>,
@@ -470,8 +471,7 @@ impl Switch {
         self.denials.connected(now);
     }
 
-    /// The connection is lost, with all answers that were waited for. Returns the batches that frames
-    /// need wait for no longer.
+    /// The connection is lost, and with it all replies. Returns the batches whose wait is over.
     pub(crate) fn disconnected(&mut self) -> Vec<BatchId> {
         self.denials.disconnected();
         self.looks.disconnected();
@@ -494,7 +494,7 @@ impl Switch {
         self.revalidation.disconnected()
     }
 
-    /// A dump that is under way will not be answered: one interval later, another.
+    /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
         self.comparison.at = Some(now + COMPARE_INTERVAL);
@@ -506,9 +506,9 @@ impl Switch {
         self.denials.gap();
     }
 
-    /// Keeps the flow monitor on these tables.
+    /// Sets the tables that the flow monitor covers.
     pub(crate) fn monitor(&mut self, tables: BTreeSet<u8>, out: &mut Output) {
-        // A table that no rule is in any more costs nothing; one too few would.
+        // A table that no rule uses any more does no harm; a missing one would.
         if self.up && !tables.is_subset(&self.monitored) {
             self.monitored.extend(tables);
             out.command(Command::MonitorTables(self.monitored.clone()));
@@ -525,7 +525,7 @@ impl Switch {
         self.commit(batch, false, planner, out);
     }
 
-    /// Adds, in front, the sentinel flows that these changes need and that are not there.
+    /// Adds, in front of the changes, the missing sentinel flows that the changes need.
     fn tie(&mut self, changes: &mut Vec<FlowChange>, planner: &mut Planner) {
         let mut missing = Vec::new();
         for change in &*changes {
@@ -549,8 +549,8 @@ impl Switch {
         }
     }
 
-    /// Compares the sentinel flows that a dump has shown with those that there should be: puts back what
-    /// is missing, and removes what nothing depends on any more.
+    /// Compares the sentinel flows of a dump with those that there should be: restores missing
+    /// ones, and removes those that no flow needs any more.
     fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
         let found = std::mem::take(&mut self.comparison.sentinels);
         let needed = planner.sentinels();
@@ -571,7 +571,7 @@ impl Switch {
 
     // Flows that come and go.
 
-    /// Notes that a flow is to be put back, if it is still wanted.
+    /// Notes that a flow is lost, if it is still wanted.
     pub(crate) fn flow_lost(
         &mut self,
         key: &FlowKey,
@@ -580,7 +580,8 @@ impl Switch {
         now: Timestamp,
     ) {
         if let Some(sentinel) = Sentinel::of(key) {
-            // All that depends on it is lost too, and brings it back.
+            // The flows of this sentinel flow are lost, too. Restoring them restores the sentinel
+            // flow.
             self.sentinels.remove(&sentinel);
             return;
         }
@@ -596,7 +597,8 @@ impl Switch {
         }
     }
 
-    /// Never overwrites the flow of somebody else; tells where it stands in the place of one of ours.
+    /// Notes a flow of somebody else, which is never overwritten. Reports the flow if it has the
+    /// key of one of ours.
     pub(crate) fn foreign_flow(
         &mut self,
         key: FlowKey,
@@ -619,14 +621,14 @@ impl Switch {
         }
     }
 
-    /// Puts our own flow there again, if there is one.
+    /// Restores our own flow with this key, if there is one.
     pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
         if self.foreign.remove(key) {
             self.compare_soon(now);
         }
     }
 
-    /// Puts back what was lost, some at a time: what answers open goes in between.
+    /// Restores lost flows, some at a time, so that openings can go in between.
     pub(crate) fn restore_lost(
         &mut self,
         access: &mut Access<'_>,
@@ -648,7 +650,8 @@ impl Switch {
                 break;
             }
             self.lost.restored += batch.len();
-            // One step, and one pass of the revalidators; else it would be one every few changes.
+            // One bundle, so that there is one pass of the revalidators; otherwise there would be
+            // one every few changes.
             let batch = self.commit(batch, true, access.planner(), out);
             self.lost.batches.extend(batch);
         }
@@ -668,8 +671,8 @@ impl Switch {
         *planned = planned.map(|at| at.min(now));
     }
 
-    /// Compares once the counters of every flow that there is now will tell. Returns whether a count
-    /// begins; else one has begun already.
+    /// Plans a comparison for when the counters of every present flow can be read. Returns `false`
+    /// if such a comparison is planned already.
     pub(crate) fn read_counters_soon(&mut self, now: Timestamp) -> bool {
         let Comparison {
             at,
@@ -699,7 +702,7 @@ impl Switch {
         }
     }
 
-    /// Compares flows of ours in the switch with those that should be there: a part of a dump.
+    /// Compares one message of a dump with the flows that should be there.
     pub(crate) fn shown(
         &mut self,
         found: Vec<InstalledFlow>,
@@ -727,7 +730,7 @@ impl Switch {
         }
     }
 
-    /// The dump is complete. Returns the changes that the comparison comes to, if there was one under
+    /// The dump is complete. Returns the changes that follow from the comparison, if one was under
     /// way.
     pub(crate) fn compared(
         &mut self,
@@ -739,9 +742,9 @@ impl Switch {
         self.comparison.ended += 1;
         self.unanswered.clear();
         if !std::mem::replace(&mut self.compared, true) {
-            // Those of an earlier run may be about to go.
+            // The sentinel flows of an earlier run may be about to time out.
             self.renew_at = Some(now);
-            // There may have been a gap while nobody looked.
+            // There may have been a gap before the connection.
             self.looks.gap_ended(now);
         }
         let mut batch = self.begin(now);
@@ -767,7 +770,7 @@ impl Switch {
         {
             access.counter_reading_ends();
         }
-        // In one step with what takes the place of the flows that go.
+        // In one batch with the flows that replace them.
         for (key, installed) in unknown {
             if let Some((port, address)) = access.entry_key(&key) {
                 restore(access, port, address, &mut batch, now, out);
@@ -806,7 +809,8 @@ impl Switch {
 
     // Time.
 
-    /// Does what is due. Returns whether flows have vanished: OVN may have come back with other tables.
+    /// Does what is due. Returns whether lost flows are to be restored: OVN may have come back with
+    /// other tables.
     pub(crate) fn timeout(
         &mut self,
         planner: &mut Planner,
@@ -830,12 +834,12 @@ impl Switch {
         if with_ovn {
             out.command(Command::FindBlocked);
         } else {
-            // Without OVN, nobody blocks a connection.
+            // Without OVN, no connection is blocked.
             self.looks.found(0, false, now);
         }
     }
 
-    /// Has those of the connections unblocked that the rules let pass now.
+    /// Asks to unblock those of the connections that the rules now let pass.
     pub(crate) fn blocked_found(
         &mut self,
         mut connections: Vec<BlockedConnection>,
@@ -853,7 +857,7 @@ impl Switch {
 
     // Denials.
 
-    /// How long after its last packet the switch keeps a megaflow, as its database says.
+    /// Sets how long the switch keeps a megaflow after its last packet, as its database says.
     pub(crate) fn megaflows_idle_for(&mut self, idle: Duration) {
         self.denials.megaflows_idle_for(idle);
     }
@@ -883,7 +887,7 @@ impl Switch {
         }
     }
 
-    /// Has the flows that deny counted, when that is due.
+    /// Asks for the counters of the flows that deny, if that is due.
     pub(crate) fn count_denials(
         &mut self,
         ports: &Ports,
@@ -896,7 +900,7 @@ impl Switch {
 }
 
 impl Opening {
-    /// What is told of it once it is in force.
+    /// The report of the opening, once its flows are in force.
     fn report(self, revalidation_wait: RevalidationWait, now: Timestamp) -> Report {
         Report::Opened {
             namespace: self.namespace.unwrap_or_default(),

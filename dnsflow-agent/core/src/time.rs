@@ -1,4 +1,4 @@
-//! Time as the core sees it: handed in, never read.
+//! Time. The core never reads a clock: each call hands the time in.
 
 use std::{
     ops::{Add, Sub},
@@ -25,7 +25,7 @@ impl Timestamp {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The time that lies this far back; `None` where the clock had not begun.
+    /// The time that lies this far back; `None` before the start of the clock.
     pub fn checked_sub(self, duration: Duration) -> Option<Self> {
         let nanos = u64::try_from(duration.as_nanos()).ok()?;
         self.0.checked_sub(nanos).map(Self)

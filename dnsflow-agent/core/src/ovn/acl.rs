@@ -1,14 +1,14 @@
 //! Reads the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
 //! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
 //!
-//! Only rules with address sets are of interest; every other destination is [`AclMatch::Other`].
+//! Only rules with address sets are read in full; every other destination is [`AclMatch::Other`].
 //! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
 
 use ipnet::IpNet;
 
 use crate::flow::{Protocol, Transport};
 
-/// What an ACL's match says.
+/// The destination in an ACL's match.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AclMatch {
     /// The destination is the address set of a DNS name.
@@ -20,9 +20,9 @@ pub enum AclMatch {
 /// The match of a rule with a `dnsName`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NameMatch {
-    /// Hash in the name of the IPv4 address set, where the cluster has IPv4.
+    /// The hash in the name of the IPv4 address set, if the cluster has IPv4.
     pub v4: Option<u64>,
-    /// Hash in the name of the IPv6 address set, where the cluster has IPv6.
+    /// The hash in the name of the IPv6 address set, if the cluster has IPv6.
     pub v6: Option<u64>,
     /// The NB name of the namespace's port group.
     pub port_group: String,
@@ -30,7 +30,7 @@ pub struct NameMatch {
     pub transports: Vec<Transport>,
 }
 
-/// Why a match cannot be read: what was expected, and where.
+/// A match that cannot be read: what was expected, and where.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 #[error("expected {expected} at `{rest}`")]
 pub struct AclMatchError {
@@ -38,9 +38,9 @@ pub struct AclMatchError {
     rest: String,
 }
 
-/// The networks that a rule's match leaves out: `ip4.dst != 10.244.0.0/16`. ovn-kubernetes writes
-/// so of each network of the cluster that a rule by CIDR would touch, and of no other
-/// (`generateMatch` in its egressfirewall.go).
+/// The networks that a rule's match leaves out: `ip4.dst != 10.244.0.0/16`. ovn-kubernetes leaves
+/// out the networks of the cluster that a rule by CIDR would touch, and no others (`generateMatch`
+/// in its egressfirewall.go).
 pub fn excluded_networks(text: &str) -> impl Iterator<Item = IpNet> {
     let parts = text.split(".dst != ").skip(1);
     parts.filter_map(|part| part.split([' ', ')']).next()?.parse().ok())

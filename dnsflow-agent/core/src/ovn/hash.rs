@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::name::DnsName;
 
-/// An address family, as ovn-kubernetes' address sets are split by it.
+/// An address family: ovn-kubernetes has an address set for each.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Family {
     /// IPv4.
@@ -22,24 +22,24 @@ impl fmt::Display for Family {
     }
 }
 
-/// FNV-1a with 64 bits (RFC 9923), which ovn-kubernetes hashes its ids with
-/// (`HashForOVN` in `go-controller/pkg/libovsdb/util`).
+/// FNV-1a with 64 bits (RFC 9923): ovn-kubernetes' hash of its ids (`HashForOVN` in
+/// `go-controller/pkg/libovsdb/util`).
 fn fnv1a_64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// The 64 bits behind the `a` in the name of the address set of `dns_name`, where OVN writes
-/// it in decimal.
+/// The number behind the `a` in the name of the address set of `dns_name`; in the name it is
+/// decimal.
 ///
 /// The owner is always the default network's controller, also for a user-defined network.
 fn address_set_hash(dns_name: &str, family: Family) -> u64 {
     fnv1a_64(format!("default-network-controller:EgressFirewallDNS:{dns_name}:{family}").as_bytes())
 }
 
-/// The hashes of the address sets that may stand for `name` in `family`: as written (the
-/// DNSNameResolver feature off), and lower case with a final dot (the feature on).
+/// The hashes of the address sets that can stand for `name` in `family`: of the name as written
+/// (the DNSNameResolver feature is off), and in lower case with a final dot (the feature is on).
 pub fn address_set_hashes(name: &DnsName, family: Family) -> [u64; 2] {
     let written = name.written();
     let mut resolver = written.to_ascii_lowercase();

@@ -61,7 +61,8 @@ impl fmt::Debug for RowId {
     }
 }
 
-/// Changed rows of one table, in one database transaction: the new row, or `None` where it went.
+/// Changed rows of one table, in one database transaction: the new row, or `None` if the row is
+/// gone.
 pub type Changes<Row> = Vec<(RowId, Option<Row>)>;
 
 /// A row of the NB `ACL` table whose `k8s.ovn.org/owner-type` is `EgressFirewall`.
@@ -191,9 +192,10 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Whether it has what ovn-kubernetes' CNI plug-in writes together with the `iface-id` of a pod,
-    /// and of a virtual machine's pod (`ConfigureOVS` in go-controller/pkg/cni/helper_linux.go).
-    /// Management ports and the patch ports of the hybrid overlay have an `iface-id` alone.
+    /// Whether the interface is a pod's: ovn-kubernetes' CNI plug-in writes `iface-id-ver` or
+    /// `sandbox` beside the `iface-id` of a pod, and of a virtual machine's pod (`ConfigureOVS` in
+    /// go-controller/pkg/cni/helper_linux.go). Management ports and the patch ports of the hybrid
+    /// overlay have only an `iface-id`.
     pub fn is_of_pod(&self) -> bool {
         self.iface_id_ver.is_some() || self.sandbox.is_some()
     }

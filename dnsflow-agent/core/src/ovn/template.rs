@@ -1,10 +1,10 @@
-//! Reads a logical flow of an ACL into a template for our own flows.
+//! Reads a logical flow of an ACL as a template for our own flows.
 //!
-//! The match of such a row is a run of register tests followed by the ACL's own match in
-//! parentheses, at the time when ovn-northd made it, or the ACL's match alone; its actions are
-//! register loads, perhaps a `log`, a `ct_commit`, and `next`.
-//! Logical register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
-//! `lib/logical-fields.c`). Actions beyond that are copied from what ovn-controller made of the same
+//! The match of such a row is a sequence of register tests, followed by the ACL's match in
+//! parentheses (the ACL's match at the time when ovn-northd made the row), or the ACL's match
+//! alone. The actions are register loads, perhaps a `log`, a `ct_commit`, and `next`. Logical
+//! register N is OpenFlow register N (`ovn-architecture(7)`; `REGn` in OVN's
+//! `lib/logical-fields.c`). All other actions are copied from what ovn-controller made of the same
 //! text. Nothing is guessed.
 
 use std::collections::BTreeMap;
@@ -12,52 +12,52 @@ use std::collections::BTreeMap;
 use super::rows::{LogicalFlow, Pipeline};
 use crate::flow::{Action, Masked};
 
-/// One logical flow of an ACL, ready to be filled in with a pod's port and addresses.
+/// One logical flow of an ACL, to be filled in with a pod's port and addresses.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct AclTemplate {
-    /// Where in the datapath's pipeline: the half …
+    /// Ingress or egress.
     pub pipeline: Pipeline,
-    /// … and the table within it.
+    /// The table within that pipeline.
     pub table_id: u8,
     /// The OpenFlow priority.
     pub priority: u16,
     /// Register tests in front of the ACL's match.
     pub registers: BTreeMap<u8, Masked>,
-    /// What happens to the packet.
+    /// The actions.
     pub actions: ActionTemplate,
 }
 
-/// How the actions of an [`AclTemplate`] come about.
+/// How the actions of an [`AclTemplate`] are made.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ActionTemplate {
-    /// From what is understood.
+    /// Built from steps that are understood.
     Build(Vec<Step>),
-    /// By a copy of what ovn-controller made of the same text in the same stage: `log` needs a
-    /// number that only ovn-controller gives to its meter, `ct_commit` is compiled differently
+    /// Copied from what ovn-controller made of the same text in the same stage: `log` needs a
+    /// number that only ovn-controller gives to its meter, and `ct_commit` is compiled differently
     /// from release to release.
     Copy {
-        /// The text, and where it stands.
+        /// The text and its stage.
         source: ActionText,
-        /// What serves as long as there is nothing to copy: the actions without their `log`s, and
-        /// without the `ct_commit` of a drop.
+        /// The actions while there is nothing to copy: without the `log`s, and without the
+        /// `ct_commit` of a drop. `None` if that is not enough.
         meanwhile: Option<Vec<Step>>,
     },
 }
 
-/// A text of logical actions in a stage. ovn-controller makes the same OpenFlow actions of it
-/// wherever it stands in that stage.
+/// A text of logical actions in a stage. In one stage, ovn-controller makes the same OpenFlow
+/// actions of the same text.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ActionText {
     /// The pipeline.
     pub pipeline: Pipeline,
-    /// The table within it, which `next` counts from.
+    /// The table within the pipeline; `next` is the table after it.
     pub table_id: u8,
     /// `Logical_Flow.actions`.
     pub actions: String,
 }
 
 impl ActionText {
-    /// Where the actions of a logical flow stand.
+    /// The text and the stage of a logical flow's actions.
     pub fn of(flow: &LogicalFlow) -> Self {
         Self {
             pipeline: flow.pipeline,
@@ -67,7 +67,7 @@ impl ActionText {
     }
 }
 
-/// OpenFlow actions that ovn-controller made, by what it made them of.
+/// OpenFlow actions that ovn-controller made, by their text.
 pub type CachedActions = BTreeMap<ActionText, Vec<u8>>;
 
 /// An action of an [`AclTemplate`].
@@ -75,13 +75,13 @@ pub type CachedActions = BTreeMap<ActionText, Vec<u8>>;
 pub enum Step {
     /// Load bits of a register.
     Load(u8, Masked),
-    /// Go on in the next table.
+    /// Continue in the next table.
     Next,
-    /// Go on in this OpenFlow table: only where an option says so.
+    /// Continue in this OpenFlow table: only `--static-flow` makes this step.
     Goto(u8),
 }
 
-/// Why a logical flow cannot serve as a template.
+/// Why a logical flow cannot be read as a template.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, thiserror::Error)]
 pub enum AclTemplateError {
     /// There is no match of an ACL in parentheses.
@@ -97,9 +97,9 @@ pub enum AclTemplateError {
     NoCopy(String),
 }
 
-/// Splits the match of a logical flow into the register tests and the ACL's match: that is in
-/// parentheses, or stands alone where there is nothing to test (seen on
-/// OVN 23.03 when the switch has no conntrack).
+/// Splits the match of a logical flow into the register tests and the ACL's match. The ACL's match
+/// is in parentheses, or stands alone if there is no register test (seen on OVN 23.03 when the
+/// switch has no conntrack).
 fn split(matches: &str) -> Option<(&str, &str)> {
     // No register test holds a parenthesis.
     let start = matches.find('(')?;
@@ -151,13 +151,13 @@ impl AclTemplate {
         })
     }
 
-    /// The OpenFlow table, when the pipeline begins at table `base`.
+    /// The OpenFlow table, if the pipeline begins at table `base`.
     pub fn table(&self, base: u8) -> u8 {
         base.saturating_add(self.table_id)
     }
 
-    /// The OpenFlow actions, when the pipeline begins at table `base`; `None` while there is
-    /// nothing to copy them from.
+    /// The OpenFlow actions, if the pipeline begins at table `base`; `None` while there is no flow
+    /// to copy them from.
     pub fn actions(&self, base: u8, cached_actions: &CachedActions) -> Option<Vec<Action>> {
         let steps = match &self.actions {
             ActionTemplate::Build(steps) => steps,
@@ -181,7 +181,8 @@ impl AclTemplate {
     }
 }
 
-/// Adds a test of some bits to those of the same register; `None` when they contradict.
+/// Adds a test of some bits to the tests of the same register; `None` if the tests contradict each
+/// other.
 fn merge(registers: &mut BTreeMap<u8, Masked>, register: u8, bits: Masked) -> Option<()> {
     let known = registers
         .get(&register)
@@ -249,7 +250,7 @@ fn action_template(flow: &LogicalFlow) -> ActionTemplate {
     }
 }
 
-/// The step that an action is, where it can be built.
+/// The step of an action; `None` if the action cannot be built.
 fn step(action: &str) -> Option<Step> {
     if action == "next" {
         return Some(Step::Next);
@@ -259,9 +260,9 @@ fn step(action: &str) -> Option<Step> {
     Some(Step::Load(register, bits))
 }
 
-/// Whether an action marks the connection in conntrack as blocked, as ACLs that drop do to one that
-/// is established (`build_acl_log_related_flows` and `consider_acl` in OVN's northd/northd.c). What
-/// drops the packet stands behind it.
+/// Whether an action marks the connection in conntrack as blocked. ACLs that drop mark established
+/// connections so (`build_acl_log_related_flows` and `consider_acl` in OVN's northd/northd.c); a
+/// later action drops the packet.
 fn marks_as_blocked(action: &str) -> bool {
     action.starts_with("ct_commit") && action.contains("ct_mark.blocked = 1")
 }

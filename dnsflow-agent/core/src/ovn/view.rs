@@ -1,4 +1,4 @@
-//! The rows of OVN's databases as last reported, with the look-ups that the engine needs.
+//! The rows of OVN's databases as they were last reported, with the look-ups that the engine needs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -22,9 +22,9 @@ pub struct Table<Row> {
 pub struct Changed<Row> {
     /// The row's identity.
     pub id: RowId,
-    /// The row before; `None` where it is new.
+    /// The row before the change; `None` if the row is new.
     pub old: Option<Row>,
-    /// The row after; `None` where it went.
+    /// The row after the change; `None` if the row is gone.
     pub new: Option<Row>,
 }
 
@@ -37,8 +37,8 @@ impl<Row> Default for Table<Row> {
 }
 
 impl<Row: Clone + Eq> Table<Row> {
-    /// Takes over `changes` and returns what really changed. With `reset`, rows that are not
-    /// named are gone.
+    /// Applies `changes` and returns the rows that really changed. With `reset`, rows that
+    /// `changes` does not name are gone.
     pub fn apply(&mut self, reset: bool, changes: Changes<Row>) -> Vec<Changed<Row>> {
         let mut changes: BTreeMap<RowId, Option<Row>> = changes.into_iter().collect();
         if reset {
@@ -70,7 +70,7 @@ impl<Row: Clone + Eq> Table<Row> {
     }
 }
 
-/// A set of rows for each value of something they have.
+/// An index: for each key, the rows that have it.
 #[derive(Debug)]
 struct Index<Key>(HashMap<Key, BTreeSet<RowId>>);
 
@@ -111,7 +111,7 @@ impl<Key: Eq + std::hash::Hash> Index<Key> {
     }
 }
 
-/// Where packets of a logical port are found in the pipeline.
+/// The tunnel keys by which OVN's pipeline knows a logical port.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct TunnelKeys {
     /// The datapath's tunnel key, in `metadata`.
@@ -120,12 +120,12 @@ pub struct TunnelKeys {
     pub port: u32,
 }
 
-/// What an update of the databases touched.
+/// The namespaces and ports that an update of the databases concerns.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Touched {
     /// Namespaces whose ACLs or logical flows changed.
     pub namespaces: BTreeSet<String>,
-    /// Logical ports whose place or port groups changed.
+    /// Logical ports whose tunnel keys or port groups changed.
     pub ports: BTreeSet<String>,
 }
 
@@ -133,13 +133,13 @@ pub struct Touched {
 #[derive(Debug, Default)]
 pub struct OvnView {
     acls: Table<Acl>,
-    /// ACLs that are gone from the NB database while the SB database still has their logical
-    /// flows: OVN enforces them until it has not.
+    /// ACLs that are gone from the NB database, while the SB database still has their logical
+    /// flows: OVN enforces an ACL as long as its logical flows are there.
     departed: BTreeMap<RowId, Acl>,
     acls_by_namespace: Index<String>,
     acls_by_hint: Index<u32>,
     switches: Table<LogicalSwitch>,
-    /// The networks that ACLs leave out, and how many do.
+    /// The networks that ACLs leave out, and the number of ACLs that do.
     excluded: BTreeMap<IpNet, usize>,
     networks_changed: bool,
     datapaths: Table<Datapath>,
@@ -153,7 +153,7 @@ pub struct OvnView {
 }
 
 impl OvnView {
-    /// Takes over a change of the NB database.
+    /// Applies a change of the NB database.
     pub fn apply_nb(&mut self, update: NbUpdate) -> Touched {
         let mut touched = Touched::default();
         self.networks_changed |= !self
@@ -186,7 +186,7 @@ impl OvnView {
         touched
     }
 
-    /// Keeps count of the networks that ACLs leave out.
+    /// Counts the ACLs that leave out each network.
     fn count_excluded(&mut self, old: Option<&Acl>, new: Option<&Acl>) {
         let networks = |acl: Option<&Acl>| {
             let matches = acl.map(|acl| acl.matches.as_str()).unwrap_or_default();
@@ -208,8 +208,8 @@ impl OvnView {
         }
     }
 
-    /// The networks of the pods, if they are others than when last asked: those of the switches, and
-    /// those that ovn-kubernetes leaves out of every rule by CIDR, which are the whole cluster's.
+    /// The networks of the cluster, if they have changed since the last call: the networks of the
+    /// switches, and those that ovn-kubernetes leaves out of every rule by CIDR.
     pub fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
         if !std::mem::take(&mut self.networks_changed) {
             return None;
@@ -225,7 +225,7 @@ impl OvnView {
         self.acls_by_hint.remove(&id.prefix(), id);
     }
 
-    /// Takes over a change of the SB database.
+    /// Applies a change of the SB database.
     pub fn apply_sb(&mut self, update: SbUpdate) -> Touched {
         let SbUpdate {
             reset,
@@ -345,7 +345,7 @@ impl OvnView {
             .ids(namespace)
             .filter_map(|id| Some((id, self.acl(id)?)))
             .map(|(id, acl)| {
-                // Another ACL's row id may begin with the same 32 bits: then the match tells.
+                // The row ids of two ACLs can begin with the same 32 bits. The match then decides.
                 let is_alone = self.acls_by_hint.ids(&id.prefix()).count() == 1;
                 let flows = self
                     .flows_by_hint
@@ -370,12 +370,12 @@ impl OvnView {
         self.flows.iter()
     }
 
-    /// Whether OVN here has a pod of the namespace.
+    /// Whether this node's OVN has a pod of the namespace.
     pub fn has_ports_of(&self, namespace: &str) -> bool {
         self.bindings_by_namespace.ids(namespace).next().is_some()
     }
 
-    /// Where the packets of a logical port are found.
+    /// The tunnel keys of a logical port.
     pub fn tunnel_keys(&self, logical_port: &str) -> Option<TunnelKeys> {
         let binding = self
             .bindings_by_port

@@ -11,33 +11,33 @@ use crate::{
     revalidation::Path,
 };
 
-/// Changes that are being planned. [`Switch::begin`](super::Switch::begin) makes it, so that what is
-/// planned into it can note at once which batch that is, and whether it will be sent at all.
+/// Changes that are being planned. [`Switch::begin`](super::Switch::begin) makes the batch before
+/// anything is planned. Each flow can therefore note at once which batch writes it, and whether the
+/// batch will be sent at all.
 #[derive(Debug)]
 #[must_use = "changes count once the batch is committed"]
 pub(crate) struct Batch {
     pub(super) written: Written,
-    /// When the flows that are planned into it count as written.
+    /// When the flows in the batch count as written.
     pub(super) written_at: Timestamp,
-    /// When it is sent.
+    /// When the batch is sent.
     pub(super) at: Timestamp,
-    /// Whether it writes flows anew that were missing: OVN may have blocked connections meanwhile.
+    /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(super) ends_gap: bool,
     pub(super) changes: Vec<FlowChange>,
-    /// What its flows are for; one more than is looked at where there are too many.
+    /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
     pub(super) paths: BTreeSet<Path>,
 }
 
-/// How flows came into the switch, or did not.
+/// How the flows of an entry came into the switch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Written {
-    /// Long ago, for all that is known.
+    /// Before any batch that is still known.
     #[default]
     Before,
     /// In this batch.
     In(BatchId),
-    /// Not at all: the switch was away or not compared yet, after so many comparisons. The next
-    /// comparison covers it.
+    /// Not yet: the switch was away or not compared. The next comparison writes them.
     Unsent {
         /// How many comparisons had ended.
         comparisons: u32,
@@ -73,7 +73,7 @@ impl Batch {
         }
     }
 
-    /// Whether one of the changes from the one numbered `from` on adds a flow.
+    /// Whether one of the changes from index `from` on adds a flow.
     pub(crate) fn adds_since(&self, from: usize) -> bool {
         let is_addition = |change: &FlowChange| matches!(change, FlowChange::Add(..));
         self.changes.iter().skip(from).any(is_addition)
@@ -94,18 +94,18 @@ impl Batch {
         self.changes.extend(changes);
     }
 
-    /// What flows note that are written in it.
+    /// What the flows in the batch note.
     pub(super) fn written(&self) -> Written {
         self.written
     }
 
-    /// When the flows that are planned into it count as written: long ago (zero) until the switch has
-    /// been compared.
+    /// When the flows in the batch count as written: long ago (zero) until the switch has been
+    /// compared.
     pub(super) fn written_at(&self) -> Timestamp {
         self.written_at
     }
 
-    /// The number under which it is sent, if it is.
+    /// The number of the batch, if it will be sent.
     pub(super) fn id(&self) -> Option<BatchId> {
         match self.written {
             Written::In(id) => Some(id),

@@ -1,8 +1,8 @@
-//! Which namespaces deny with which flows of OVN's, what those have counted, and whether answers
-//! that wait for new flows can therefore go back without waiting for revalidation.
+//! Which flows of OVN's deny in each namespace, and what they have counted. The counters decide
+//! whether answers that wait for new flows can go back without waiting for revalidation.
 //!
-//! Only the flows of the EgressFirewall's ACLs matter. What another stage drops never came to the
-//! place of our flows, and a flow of ours that drops says itself that answers must wait for revalidation.
+//! Only the flows of the EgressFirewall's ACLs matter. A packet that another stage drops never
+//! reached the stage of our flows. If a flow of ours drops, answers always wait for revalidation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,17 +24,17 @@ use crate::{
     ports::Ports,
 };
 
-/// What is known of packets that are denied.
+/// What is known about denied packets.
 #[derive(Debug)]
 pub(crate) struct Denials {
     namespaces: BTreeMap<String, Namespace>,
     counters: DenyCounters,
     count_at: Option<Timestamp>,
-    /// How long after its last packet a megaflow can be there.
+    /// How long a megaflow can exist after its last packet.
     megaflow_idle: Duration,
     /// Whether anybody waits for revalidation.
     waits: bool,
-    /// How long an address stays open that is not used.
+    /// How long an unused address stays open.
     idle_grace: Duration,
     events: CounterVec<RevalidationWait>,
 }
@@ -44,18 +44,19 @@ pub(crate) struct Denials {
 struct Namespace {
     /// The cookies of the flows that deny; `None` where they cannot be counted.
     cookies: Option<BTreeSet<u32>>,
-    /// Whether rules have changed since they were last looked for.
+    /// Whether rules have changed since the cookies were found.
     outdated: bool,
-    /// When rules last changed: what they denied before is not counted any more.
+    /// When rules last changed: packets that the old rules denied are no longer counted.
     since: Timestamp,
 }
 
-/// How the answers of a batch may be judged before it is sent.
+/// What is known about the wait of a batch's answers before the batch is sent.
 #[derive(Debug, Eq, PartialEq)]
 enum Outlook {
-    /// They have to wait.
+    /// The answers have to wait.
     Wait(RevalidationWait),
-    /// They need not, if these cookies have counted nothing more when it is done.
+    /// The answers need not wait, if these cookies have counted nothing more when the batch is
+    /// confirmed.
     Count(BTreeSet<u32>),
 }
 
@@ -78,7 +79,7 @@ impl Denials {
         self.count_at
     }
 
-    /// What became of batches of openings.
+    /// For each batch of openings: whether its answers had to wait, and why.
     pub(crate) fn events(&self) -> &CounterVec<RevalidationWait> {
         &self.events
     }
@@ -109,7 +110,7 @@ impl Denials {
         self.counters.forget(cookie);
     }
 
-    /// How long after its last packet the switch keeps a megaflow, as its database says.
+    /// Sets how long the switch keeps a megaflow after its last packet, as its database says.
     pub(crate) fn megaflows_idle_for(&mut self, idle: Duration) {
         self.megaflow_idle = idle;
     }
@@ -128,7 +129,7 @@ impl Denials {
         self.count_at = self.count_at.map(|at| at.min(soon));
     }
 
-    /// Has the flows that deny counted, when that is due.
+    /// Asks for the counters of the flows that deny, if that is due.
     pub(crate) fn timeout(
         &mut self,
         ports: &Ports,
@@ -172,14 +173,15 @@ impl Denials {
         }
     }
 
-    /// Notes what was counted.
+    /// Records counters.
     pub(crate) fn counted(&mut self, counts: Vec<CookieCount>, now: Timestamp) {
         for count in counts {
             self.counters.note(count, now);
         }
     }
 
-    /// The cookies to count behind the changes of a batch: none where that would make no difference.
+    /// The cookies to count behind the changes of a batch: none if the counters would make no
+    /// difference.
     pub(crate) fn to_count(
         &self,
         openings: &[Opening],
@@ -192,8 +194,8 @@ impl Denials {
         }
     }
 
-    /// Whether the answers that wait for a batch have to wait for megaflows. The flows that deny were
-    /// counted, if so, after `sent_at`.
+    /// Whether the answers that wait for a batch have to wait for revalidation. `counted`: the
+    /// flows that deny were counted after `sent_at`.
     pub(crate) fn revalidation_wait(
         &self,
         openings: &[Opening],
@@ -208,10 +210,10 @@ impl Denials {
         }
     }
 
-    /// By what is known, at `now`.
+    /// The judgement at `now`.
     fn outlook(&self, openings: &[Opening], revalidation: Duration, now: Timestamp) -> Outlook {
         let idle_max = self.megaflow_idle + MEGAFLOW_IDLE_MARGIN + revalidation * 2;
-        // What is closed can be opened again only when no megaflow of before is there.
+        // A closed address must not be opened again while a megaflow from before can exist.
         if openings.is_empty() || !self.waits || self.idle_grace < idle_max {
             return Outlook::Wait(RevalidationWait::Unknown);
         }

@@ -1,8 +1,8 @@
-//! The flows that let a pod reach one address, and what the switch has told of them.
+//! The flows that let a pod reach one address, and what the switch has reported about them.
 //!
-//! A cache entry carries an [`Installed`] and knows nothing of what is in it: whoever keeps the entry
-//! says which flows are wanted ([`Installed::enforce`]) and asks whether they are in use. Another way
-//! to enforce what a pod may reach would take the place of this type.
+//! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flows
+//! are wanted ([`Installed::enforce`]) and asks whether they are in use. Another way to enforce
+//! access would replace this type.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -31,20 +31,19 @@ pub(crate) struct Installed {
 /// A flow that should be in the switch.
 #[derive(Debug)]
 struct Flow {
-    /// All of it but the destination.
+    /// The flow without its destination.
     template: Arc<FlowTemplate>,
-    /// When it was last written; long ago (zero) while the switch is away.
+    /// When the flow was last written; long ago (zero) while the switch is away.
     written_at: Timestamp,
-    /// Packets that it had matched when last asked.
+    /// The packets that the flow had matched at the last comparison.
     packets: u64,
-    /// When it was last seen to match a packet, or written.
+    /// When the flow was last seen to match a packet, or first written.
     used_at: Timestamp,
-    /// The comparison that last found it in the switch.
+    /// The last comparison that found the flow in the switch.
     seen_in: u32,
-    /// Whether the switch has told since it was written, and long enough after, what it has
-    /// matched.
+    /// Whether the switch has reported the packets of the flow, long enough after it was written.
     counted: bool,
-    /// Whether it is missing in the switch, and to be put back.
+    /// Whether the flow is missing in the switch and must be restored.
     lost: bool,
 }
 
@@ -53,7 +52,7 @@ struct Flow {
 pub(crate) struct Enforced {
     /// How many flows are new.
     pub(crate) added: usize,
-    /// Whether there are others, or fewer, than before.
+    /// Whether flows were added or removed.
     pub(crate) changed: bool,
 }
 
@@ -68,13 +67,13 @@ impl Installed {
         self.flows.len()
     }
 
-    /// Whether some of the flows are to be put back.
+    /// Whether some of the flows must be restored.
     pub(crate) fn is_lost(&self) -> bool {
         self.flows.iter().any(|flow| flow.lost)
     }
 
-    /// Makes these the flows to `address`, and puts back those that are lost. Flows of `adopted` are in
-    /// the switch already.
+    /// Makes `wanted` the flows to `address`, and restores lost flows. The flows in `adopted` are
+    /// in the switch already.
     pub(crate) fn enforce(
         &mut self,
         address: IpAddr,
@@ -146,8 +145,8 @@ impl Installed {
 
     // Whether it is in use.
 
-    /// Whether it may go where there is no room, and how easily: first what is not open (0), then what
-    /// is out of use (1). `None`: the address is in use, for all that is known.
+    /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
+    /// `None` if the address may be in use.
     pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
         let is_in_use = |flow: &Flow| flow.packets > 0 && flow.used_at + idle_grace > now;
         if self.flows.is_empty() {
@@ -195,15 +194,15 @@ impl Installed {
         self.with(key).is_some()
     }
 
-    /// The comparison with this number has found the flow with this key.
+    /// Notes that this comparison has found the flow with this key.
     pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
         if let Some(flow) = self.with_mut(key) {
             flow.seen_in = comparison;
         }
     }
 
-    /// Takes in what a comparison, which began at `since`, says of a flow in the switch; `false` where
-    /// there should be no such flow.
+    /// Records a flow that a comparison, which began at `since`, has found in the switch. Returns
+    /// `false` if there should be no such flow.
     pub(super) fn compare(
         &mut self,
         found: &InstalledFlow,
@@ -226,8 +225,8 @@ impl Installed {
         true
     }
 
-    /// Marks the flows that the comparison, which began at `since`, has not found; returns how many they
-    /// are. Flows in the place of which a foreign one is are not lost.
+    /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
+    /// they are. A flow whose key a foreign flow has is not lost.
     pub(super) fn mark_lost(
         &mut self,
         address: IpAddr,
@@ -237,7 +236,7 @@ impl Installed {
     ) -> usize {
         let mut lost = 0;
         for flow in &mut self.flows {
-            // Written after the dump began: it may not be in there.
+            // The dump may not show a flow that was written after it began.
             let is_new = flow.written_at >= since;
             if flow.seen_in != comparison && !is_new && !flow.lost {
                 let key = flow.template.key(address);
@@ -248,7 +247,8 @@ impl Installed {
         lost
     }
 
-    /// The flow with this key and cookie has vanished; `false` where there should be none.
+    /// Marks the flow with this key and cookie as lost; returns `false` if there should be no such
+    /// flow.
     pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
         let flow = self.with_mut(key);
         let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
@@ -259,7 +259,7 @@ impl Installed {
         is_ours
     }
 
-    /// Writes the flows that are lost; returns how many they are.
+    /// Writes the lost flows; returns how many they are.
     pub(super) fn restore(&mut self, address: IpAddr, batch: &mut Batch, now: Timestamp) -> usize {
         let before = batch.len();
         for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
@@ -276,8 +276,8 @@ impl Installed {
         written
     }
 
-    /// The priority of the flow that decides over packets from `src` with these protocols and ports, if
-    /// it is in the switch: the first rule that matches has the highest priority.
+    /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
+    /// that flow is in the switch. The first rule that matches has the highest priority.
     pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
         let matches = |flow: &&Flow| {
             let transport = flow.template.transport;
@@ -298,7 +298,7 @@ impl Installed {
         flows.find(|flow| flow.template.has_key(key))
     }
 
-    /// What the flows are made from.
+    /// The templates of the flows.
     #[cfg(test)]
     pub(crate) fn templates(&self) -> impl Iterator<Item = &Arc<FlowTemplate>> {
         self.flows.iter().map(|flow| &flow.template)
