@@ -124,3 +124,30 @@ fn no_program_has_the_checkouts_path_compiled_in() {
     let found = lines_with(&files, &[built_in]);
     assert!(found.is_empty(), "{found:#?}");
 }
+
+/// A claim about security stands beside the test that shows it.
+#[test]
+fn every_test_that_the_document_on_security_names_is_there() {
+    let workspace = workspace();
+    let text = fs::read_to_string(workspace.join("docs/security.md")).expect("a text");
+    let is_name = |word: &&str| {
+        let mut letters = word.chars();
+        letters
+            .all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_')
+            && word.matches('_').count() > 2
+    };
+    let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_name).collect();
+    assert!(named.len() > 10, "{named:?}");
+    let mut files = rust_files(&workspace.join("tests/tests"));
+    files.extend(rust_files(&workspace.join("dnsflow-agent/src")));
+    files.extend(rust_files(&workspace.join("dnsflow-agent/core/src")));
+    let texts = files
+        .iter()
+        .map(|file| fs::read_to_string(file).expect("a text"));
+    let texts: Vec<String> = texts.collect();
+    let missing = named.iter().filter(|name| {
+        let function = format!("fn {name}(");
+        !texts.iter().any(|text| text.contains(&function))
+    });
+    assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new());
+}

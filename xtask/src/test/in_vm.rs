@@ -24,7 +24,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
-const SHORT: [(&str, &[&str]); 4] = [
+const SHORT: [(&str, &[&str]); 5] = [
     ("bpf", &[]),
     ("hold", &[]),
     (
@@ -32,6 +32,7 @@ const SHORT: [(&str, &[&str]); 4] = [
         &["a_pod_reaches_what_its_firewall_names_and_nothing_more"],
     ),
     ("restarts", &[]),
+    ("rights", &[]),
 ];
 
 /// Programs whose tests neither kernel nor datapath make a difference to: they run outside. Those of
