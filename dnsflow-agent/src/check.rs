@@ -1,5 +1,5 @@
-//! `dnsflow check`: says whether an agent with these options could work on this node, one line
-//! per question, with the remedy where the answer is no.
+//! `dnsflow check`: whether an agent with these options could work on this node. One line for each
+//! question; the remedy if the answer is no.
 //!
 //! `gather` asks the kernel, the switch, OVN and Kubernetes, by the agent's own edges; [`judge`]
 //! is pure and turns the [`facts`] into findings. It never changes anything: what has to be tried
@@ -25,7 +25,7 @@ pub struct Finding {
     pub status: Status,
     /// The answer.
     pub text: String,
-    /// What to do, where something is to be done.
+    /// What to do, if there is something to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -36,7 +36,7 @@ pub struct Finding {
 pub enum Status {
     /// As it should be.
     Ok,
-    /// The agent works, but not for everything or not as well as it could; or it is not known.
+    /// The agent works, but not for everything or not as well as it could; or this is unknown.
     Warning,
     /// The agent cannot work.
     Failed,
@@ -95,7 +95,7 @@ struct Summary<'a> {
 ///
 /// # Errors
 ///
-/// Where the output cannot be written, or a thread not be made.
+/// If the output cannot be written, or a thread cannot be started.
 pub fn run(options: CheckOptions, output: &mut impl io::Write) -> io::Result<Status> {
     let CheckOptions { agent, json } = options;
     let runtime = runtime::Builder::new_current_thread()

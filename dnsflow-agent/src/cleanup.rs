@@ -36,8 +36,8 @@ pub enum CleanupError {
     State(#[from] StateError),
 }
 
-/// Removes every flow of ours, and the snapshot. Returns how many flows there were. The agent
-/// must not be running: it would put them back.
+/// Removes every flow of ours, and the snapshot. Returns the number of flows. The agent must not be
+/// running, because it would restore the flows.
 pub fn run(socket: PathBuf, state_dir: Option<PathBuf>) -> Result<usize, CleanupError> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -62,7 +62,7 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
             Event::Up => connection.dump(),
             Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
             Event::Flows { mut flows, more } => {
-                // What is too much for one batch comes again with the next dump.
+                // The flows beyond one batch come again with the next dump.
                 flows.truncate(CHANGES_MAX - found.len());
                 found.append(&mut flows);
                 if more {
@@ -80,7 +80,7 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
             }
             Event::Applied { result, .. } => {
                 result?;
-                // What an agent that was still running has added in the meantime.
+                // An agent that was still running may have added flows meanwhile.
                 connection.dump();
             }
             Event::Refused { request, reason } => {

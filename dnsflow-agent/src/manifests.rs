@@ -47,14 +47,14 @@ const RESCAN: Duration = Duration::from_secs(10);
 pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>) {
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let object = dir.display().to_string();
-    // One token: whether something changed since the last look.
+    // One token: whether something has changed since the last read.
     let (changed, mut changes) = mpsc::channel(1);
     let mut directory = Directory::new(dir.clone());
     let mut watches = Watches::new(dir, changed);
     let mut reports = Reports::default();
     let mut sent: Option<BTreeMap<FirewallId, Firewall>> = None;
     loop {
-        // Watched first and read second, so that no change falls in between.
+        // The watch begins before the read, so that no change is missed.
         let look = tokio::task::spawn_blocking(move || {
             let armed = watches.arm();
             let snapshot = directory.read();
@@ -128,11 +128,10 @@ impl Watches {
         }
     }
 
-    /// Watches what is there now. Everything is watched anew each time: a watch ends with its
-    /// directory, and nothing tells a new directory that got the old one's inode number from
-    /// the old one.
+    /// Sets all watches anew. A watch ends with its directory, and a new directory can have the
+    /// inode number of the old one.
     fn arm(&mut self) -> Result<(), String> {
-        // The old watches end when the new ones are in place.
+        // The old watches end after the new ones are set.
         match self.watcher() {
             Ok(watcher) => {
                 self.armed = Some(watcher);
@@ -152,7 +151,7 @@ impl Watches {
         let (dir, changed) = (self.dir.clone(), self.changed.clone());
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.map_or(true, |event| concerns(&event, &dir)) {
-                // A full channel already holds the news.
+                // A full channel already has the token.
                 let _ = changed.try_send(());
             }
         })?;

@@ -1,5 +1,5 @@
-//! The edge to OVN's northbound and southbound databases: the ACLs of EgressFirewalls, and the
-//! ports, port groups and logical flows that they became.
+//! The edge to OVN's northbound and southbound databases: the ACLs of EgressFirewalls, ports, port
+//! groups, and the logical flows of the ACLs.
 //!
 //! It only reads. It never replicates `Logical_Flow` as a whole, which can hold hundreds of
 //! thousands of rows: the server is asked for the rows with certain priorities. All clauses of
@@ -46,7 +46,7 @@ pub const SB_SOCKETS: &[&str] = &[
     "/var/run/ovn/ovnsb_db.sock",
 ];
 
-/// What the core can ask of this edge.
+/// The requests of the core to this edge.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum OvnCommand {
     /// `Command::WatchLogicalFlows`.
@@ -54,8 +54,8 @@ pub enum OvnCommand {
         /// `Logical_Flow.priority` values.
         priorities: BTreeSet<u16>,
     },
-    /// `Command::SampleLogicalFlows`. Answered once, after a reconnect if need be; asking for
-    /// the same stage again before the answer changes nothing.
+    /// `Command::SampleLogicalFlows`. The answer comes once, if necessary after a reconnect. A
+    /// second request for the same stage before the answer changes nothing.
     SampleLogicalFlows {
         /// The pipeline.
         pipeline: Pipeline,
@@ -92,8 +92,8 @@ impl OvnDb {
         self.sb.counters()
     }
 
-    /// Sends [`Input::Nb`], [`Input::Sb`] and [`Input::LogicalFlowSample`] until nobody receives
-    /// them any more. Two tasks, one for each database, both of which end with this future.
+    /// Sends [`Input::Nb`], [`Input::Sb`] and [`Input::LogicalFlowSample`] until the channel is
+    /// closed. Runs two tasks, one for each database; both end with this future.
     pub async fn run(
         self,
         inputs: mpsc::Sender<Input<'static>>,
@@ -169,7 +169,7 @@ async fn run_sb(
 struct Southbound {
     connection: Connection,
     converter: Converter,
-    /// Stages to be sampled, unanswered so far.
+    /// Stages whose sample was not answered yet.
     samples: BTreeSet<(Pipeline, u8)>,
     /// Priorities whose logical flows are wanted.
     watched: Option<BTreeSet<u16>>,
@@ -195,7 +195,7 @@ impl Southbound {
         Vec::new()
     }
 
-    /// The logical flows that are wanted have all been told.
+    /// All wanted logical flows have been sent.
     fn watching(&self) -> Vec<Input<'static>> {
         let watched = self.watched.iter().cloned();
         watched

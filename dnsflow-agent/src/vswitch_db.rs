@@ -1,8 +1,8 @@
 //! The edge to the local Open_vSwitch database: which interface belongs to which pod, and how long
 //! ovs-vswitchd keeps a megaflow.
 //!
-//! It only reads, and only columns that people, the CNI or ovs-vswitchd write once, besides
-//! `external_ids`; statistics, which change all the time, are not asked for.
+//! The edge only reads, and only columns that rarely change: statistics, which change all the time,
+//! are not replicated.
 
 use std::{sync::Arc, time::Duration};
 
@@ -65,9 +65,10 @@ pub struct VswitchDb {
 /// Whose interfaces count.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Whose {
-    /// Those of pods as ovn-kubernetes plugs them in.
+    /// Interfaces of pods, as ovn-kubernetes plugs them in.
     Pods,
-    /// Every one with an `iface-id`: on a bridge without OVN, nobody says what a pod's looks like.
+    /// Every interface with an `iface-id`: on a bridge without OVN, nothing else marks a pod's
+    /// interface.
     Anybody,
 }
 
@@ -86,8 +87,7 @@ impl VswitchDb {
         self.connection.counters()
     }
 
-    /// Sends [`Input::Interfaces`], and [`Input::MegaflowsIdle`] before those, until nobody receives
-    /// them any more.
+    /// Sends [`Input::MegaflowsIdle`] and [`Input::Interfaces`] until the channel is closed.
     pub async fn run(mut self, inputs: mpsc::Sender<Input<'static>>) {
         let mut converter = Converter::new(DATABASE.name, self.counters());
         let mut idle = MEGAFLOW_IDLE;
@@ -141,7 +141,7 @@ impl VswitchDb {
     }
 }
 
-/// Reads an `Interface` row; nothing where it has no `iface-id`, or is another's.
+/// Reads an `Interface` row; nothing if the row has no `iface-id`, or is not one of `whose`.
 pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
     let ids = row.pairs("external_ids")?;
     let Some(iface_id) = ids.value("iface-id") else {
@@ -167,9 +167,9 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
     Ok(Some(interface).filter(|interface| whose == Whose::Anybody || interface.is_of_pod()))
 }
 
-/// How long after its last packet a megaflow can be there, as an `Open_vSwitch` row has it
-/// (`other_config:max-idle` and `max-revalidator`, in milliseconds, ovs-vswitchd.conf.db(5)). One
-/// that is shorter than usual does not count.
+/// How long a megaflow can exist after its last packet, by an `Open_vSwitch` row
+/// (`other_config:max-idle` and `max-revalidator`, in milliseconds, ovs-vswitchd.conf.db(5)). A
+/// time shorter than the default does not count.
 fn megaflows_idle(row: &Row) -> Conversion<Duration> {
     let config = row.pairs("other_config")?;
     let time = |key: &str, default: u64| {

@@ -43,12 +43,12 @@ use passes::Passes;
 
 /// How often vswitchd is asked.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long an answer is waited for. vswitchd answers between two rounds of everything else.
+/// The longest wait for an answer. vswitchd answers between two rounds of its other work.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest answer: some ten thousand megaflows.
 const ANSWER_MAX_BYTES: usize = 4 << 20;
 
-/// What vswitchd says of its revalidators: of several datapaths, the most of each.
+/// vswitchd's report about its revalidators: of several datapaths, the greatest numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Revalidation {
     /// Megaflows in the datapath.
@@ -57,7 +57,7 @@ pub struct Revalidation {
     pub pass: Duration,
 }
 
-/// Why vswitchd has nothing to say.
+/// Why there is no answer of vswitchd.
 #[derive(Debug, thiserror::Error)]
 pub enum VswitchdError {
     /// The pid file, which names the socket, cannot be read.
@@ -101,7 +101,7 @@ pub enum VswitchdError {
         /// vswitchd's words.
         reason: String,
     },
-    /// The text is not as it was.
+    /// The text does not have the expected form.
     #[error("`{command}` does not say {expected}")]
     Unreadable {
         /// The command.
@@ -142,7 +142,8 @@ fn number(text: &str, before: &str, after: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// How long a pass of the revalidators may take behind a change, for whoever wants to know.
+/// An estimate of how long a pass of the revalidators takes behind a change; shared between
+/// threads.
 #[derive(Debug)]
 pub struct Estimate(AtomicU64);
 
@@ -188,7 +189,7 @@ pub async fn watch(
         logged: None,
     };
     let mut read_at = now();
-    // A pass behind a change that somebody waits for is over by then.
+    // When a pass behind a change that answers wait for should be over.
     let mut changed_by: Option<Timestamp> = None;
     loop {
         let wake_at = changed_by.map_or(read_at, |at| at.min(read_at));
@@ -211,7 +212,7 @@ pub async fn watch(
     }
 }
 
-/// What is known of a vswitchd.
+/// The edge's state.
 #[derive(Debug)]
 struct Watcher {
     vswitchd: Vswitchd,
@@ -219,7 +220,7 @@ struct Watcher {
     /// The name of the bridge's datapath, once it was found: there can be others.
     datapath: Option<String>,
     passes: Passes,
-    /// The last failure that was told, until there is an answer.
+    /// The last failure that was logged, until there is an answer.
     logged: Option<String>,
 }
 
@@ -348,7 +349,7 @@ impl Vswitchd {
     ///
     /// # Errors
     ///
-    /// Where there is no answer, or one that cannot be read.
+    /// If there is no answer, or the answer cannot be read.
     pub async fn revalidation(&mut self) -> Result<Revalidation, VswitchdError> {
         let text = self.ask(&[SHOW_REVALIDATORS]).await?;
         Revalidation::parse(&text).ok_or(VswitchdError::Unreadable {
@@ -361,7 +362,7 @@ impl Vswitchd {
     ///
     /// # Errors
     ///
-    /// Where there is no answer, or none that names the bridge.
+    /// If there is no answer, or the answer does not name the bridge.
     pub async fn datapath_of(&mut self, bridge: &str) -> Result<String, VswitchdError> {
         let text = self.ask(&[SHOW_DATAPATHS]).await?;
         datapath_of(&text, bridge).ok_or(VswitchdError::Unreadable {
@@ -374,7 +375,7 @@ impl Vswitchd {
     ///
     /// # Errors
     ///
-    /// Where there is no answer, or one that is too long.
+    /// If there is no answer, or the answer is too long.
     pub async fn megaflows(
         &mut self,
         datapath: &str,
@@ -387,11 +388,12 @@ impl Vswitchd {
 
     /// Gives a command with its arguments, and returns the text that it prints.
     ///
-    /// The connection is kept for the next time; after an error, the next time makes another.
+    /// The connection is kept for the next command; after an error, the next command opens another
+    /// one.
     ///
     /// # Errors
     ///
-    /// Where there is no answer.
+    /// If there is no answer.
     pub async fn ask(&mut self, command: &[&str]) -> Result<String, VswitchdError> {
         let answer = async {
             if let Some(mut connection) = self.connection.take() {

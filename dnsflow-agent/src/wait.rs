@@ -1,5 +1,5 @@
-//! `dnsflow wait`: what the container of a Pod does whose init container has done the work. The
-//! image has no other program that could.
+//! `dnsflow wait`: for the container of a Pod whose init container has done the work. The image has
+//! no other program that could wait.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! What was found, before anybody judges it. Reasons are texts of the edges, which name the
-//! object.
+//! The facts that were gathered, before they are judged. Reasons are texts of the edges, which name
+//! the object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,23 +30,23 @@ pub struct Facts {
     pub source: Source,
 }
 
-/// The kernel, and what it lets this process do.
+/// The kernel, and what this process may do.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// As `uname -r` says.
     pub release: String,
-    /// Whether it describes its types.
+    /// Whether the kernel describes its types.
     pub btf: bool,
-    /// Whether it loads the program, its ring buffer included.
+    /// Whether the kernel loads the program and its ring buffer.
     pub load: Result<(), String>,
-    /// How it attached the program to an interface; `None` where the program was not loaded.
+    /// How the program was attached to an interface; `None` if it was not loaded.
     pub attach: Option<Result<AttachKind, NotAttached>>,
 }
 
-/// Why a program that was loaded is on no interface.
+/// Why a loaded program could not be attached.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum NotAttached {
-    /// This process may not make a network namespace to try it in.
+    /// This process may not make a network namespace for the trial.
     NotTried,
     /// The trial failed.
     Failed(String),
@@ -76,12 +76,12 @@ pub struct PodInterface {
     pub ingress_qdisc: Option<String>,
 }
 
-/// What the southbound database says.
+/// The facts of the southbound database.
 #[derive(Clone, Debug, Default)]
 pub struct Southbound {
     /// Logical flows with the priorities of the ACLs.
     pub flows: Vec<LogicalFlow>,
-    /// The OpenFlow tables at which the pipelines begin, as far as they could be found.
+    /// The first OpenFlow table of each pipeline that could be found.
     pub bases: BTreeMap<Pipeline, u8>,
 }
 
@@ -94,7 +94,7 @@ pub enum Source {
     Cluster(Result<Cluster, String>),
 }
 
-/// What the API server says.
+/// The facts of the API server.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Its URL.

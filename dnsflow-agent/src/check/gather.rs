@@ -1,4 +1,4 @@
-//! Asks for the facts, with the agent's own edges. Every question has a time limit.
+//! Gathers the facts with the agent's own edges. Every question has a time limit.
 
 mod kernel;
 mod kubernetes;
@@ -25,7 +25,7 @@ use crate::{
 /// How long each of the databases, the switch and the API server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Everything there is to know.
+/// Gathers all facts.
 pub(super) async fn gather(options: AgentOptions) -> Facts {
     let AgentOptions {
         manifests,
@@ -36,7 +36,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_sb,
         openflow_socket,
         static_flow,
-        // What the agent does with what it finds is not checked.
+        // Options for what the agent does later are not checked.
         subdomains: _,
         mode: _,
         hold_max: _,
@@ -90,7 +90,7 @@ async fn connect(socket: PathBuf) -> (Option<openflow::Connection>, Result<(), S
     }
 }
 
-/// Whether one of these takes a connection; else why none does.
+/// Whether one of these addresses accepts a connection; if not, why.
 async fn reach(remotes: &Remotes) -> Result<(), String> {
     let mut reasons = Vec::new();
     for remote in remotes.iter() {
@@ -111,7 +111,7 @@ async fn reach(remotes: &Remotes) -> Result<(), String> {
     Err(reasons.join(", "))
 }
 
-/// The reason for a database that takes a connection and then gives no rows.
+/// The reason for a database that accepts a connection and sends no rows.
 fn no_rows() -> String {
     format!(
         "it takes connections, but gave no rows within {} s",

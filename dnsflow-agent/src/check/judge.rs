@@ -1,4 +1,4 @@
-//! From facts to findings. Pure.
+//! Turns facts into findings. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::{
     k8s::permissions::{Permission, Purpose},
 };
 
-/// At most this many names stand in a finding.
+/// At most this many names in a finding.
 const NAMED_MAX: usize = 5;
 
 /// Every finding, in the order of the agent's own start.
@@ -173,7 +173,7 @@ fn interfaces(vswitch: &Vswitch) -> Finding {
     Finding::warning(CHECK, text, remedy)
 }
 
-/// What keeps the program from seeing the pod's packets there.
+/// Why the program cannot see the pod's packets at this interface, if it cannot.
 fn strangeness(interface: &PodInterface) -> Option<String> {
     let Some(link) = &interface.link else {
         return Some("not in this network namespace".into());
@@ -429,7 +429,7 @@ fn rights(permissions: &[(Permission, Result<bool, String>)]) -> Finding {
     }
 }
 
-/// The first names, and how many more there are.
+/// The first names, and the number of the others.
 fn list(names: &[String]) -> String {
     let mut text = names
         .iter()
@@ -443,9 +443,9 @@ fn list(names: &[String]) -> String {
     text
 }
 
-/// Reads a logical flow as the agent does. Actions that the agent copies from OVN's own flows are
-/// an error here unless they are known to be among those: whether there will be a flow to copy
-/// from is not known beforehand.
+/// Reads a logical flow as the agent does. Of the actions that the agent would copy from OVN's own
+/// flows, only `log` and `ct_commit` are accepted: for others, it is unknown whether there will be
+/// a flow to copy from.
 fn template(flow: &LogicalFlow) -> Result<AclTemplate, AclTemplateError> {
     let template = AclTemplate::parse(flow)?;
     let unknown = first_to_copy(&flow.actions).filter(|action| {

@@ -26,7 +26,7 @@ pub(super) const DATABASE: Database = Database {
 
 pub(super) const BRIDGE: &str = "Bridge";
 
-/// Who forwards the bridge's packets, and tracks their connections.
+/// The datapath that forwards the bridge's packets and tracks their connections.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Datapath {
     /// The kernel (`system`, and the default).
@@ -42,7 +42,7 @@ pub(super) struct Bridge {
     pub(super) zones: Zones,
 }
 
-/// Reads a `Bridge` row; nothing where it is another bridge's.
+/// Reads a `Bridge` row; nothing if it is another bridge's.
 pub(super) fn bridge(row: &Row, name: &str) -> Conversion<Bridge> {
     if row.text("name")? != name {
         return Ok(None);
@@ -63,7 +63,7 @@ pub(super) fn bridge(row: &Row, name: &str) -> Conversion<Bridge> {
 }
 
 impl Bridge {
-    /// Those in the zones of logical ports, with their ports.
+    /// The connections in the zones of logical ports, with their ports.
     pub(super) fn at_ports(&self, connections: Vec<Tracked>) -> Vec<BlockedConnection> {
         let at_port = |tracked: Tracked| {
             let Tracked {

@@ -53,14 +53,14 @@ const CTA_PROTO_DST_PORT: u16 = 3;
 const ENOENT: i32 = 2;
 /// The kernel makes no longer datagrams for a dump (`netlink_dump` in net/netlink/af_netlink.c).
 const DATAGRAM_LEN: usize = 32 * 1024;
-/// The most datagrams of one dump: each has a hundred connections or so.
+/// At most this many datagrams of one dump; each has about a hundred connections.
 const DATAGRAMS_MAX: usize = 100_000;
 
 /// The marked connections of this network namespace.
 ///
 /// # Errors
 ///
-/// Where the kernel refuses (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
+/// If the kernel refuses (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
 pub fn blocked() -> io::Result<Marked> {
     let socket = open()?;
     let mut body = vec![AF_UNSPEC, 0, 0, 0];
@@ -90,11 +90,11 @@ pub fn blocked() -> io::Result<Marked> {
     ))
 }
 
-/// Takes the mark off these connections, and leaves all else of them as it is.
+/// Takes the mark off these connections, and changes nothing else.
 ///
 /// # Errors
 ///
-/// Where the kernel refuses the first of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
+/// If the kernel refuses the first of them (`EPERM` without `CAP_NET_ADMIN`) or does not answer.
 pub fn clear(connections: &[BlockedConnection]) -> io::Result<Outcome> {
     let socket = open()?;
     let mut outcome = Outcome::default();
@@ -167,9 +167,9 @@ fn tracked(body: &[u8]) -> Option<Tracked> {
     })
 }
 
-/// The message that takes the mark off a connection. Without `NLM_F_CREATE` it changes a connection
-/// that is there, and nothing else (`ctnetlink_new_conntrack`); under a mask, it changes that bit of
-/// the mark alone (`ctnetlink_change_mark`).
+/// The message that takes the mark off a connection. Without `NLM_F_CREATE`, the message can only
+/// change an existing connection (`ctnetlink_new_conntrack`); with a mask, it changes only that bit
+/// of the mark (`ctnetlink_change_mark`).
 fn change(connection: &BlockedConnection) -> Vec<u8> {
     let BlockedConnection {
         port: _,

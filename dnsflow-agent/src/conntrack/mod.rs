@@ -46,14 +46,15 @@ pub use bridge::Datapath;
 use bridge::{Bridge, DATABASE};
 pub use kernel::{blocked as blocked_in_kernel, clear as clear_in_kernel};
 
-/// Requests of the hot thread that wait. A look is told in up to 64 parts, and each part brings a
-/// request.
+/// At most this many requests of the hot thread wait. The result of a look comes in up to 64
+/// messages, and each message brings a request.
 pub const REQUESTS_MAX: usize = 128;
-/// Blocked connections that one look tells; what it leaves out is counted, and the next one tells.
+/// At most this many blocked connections of one look are reported; further ones are counted, and
+/// the next look reports them.
 pub const FOUND_MAX: usize = 1 << 16;
-/// Blocked connections that the core judges at a time: a frame does not wait longer than that.
+/// The core judges this many blocked connections at a time: a frame does not wait longer.
 const FOUND_PART: usize = 1024;
-/// The bit of a connection's mark that says that OVN has blocked it: `ct_mark.blocked`
+/// The bit of the mark of a connection that OVN has blocked: `ct_mark.blocked`
 /// (`OVN_CT_BLOCKED_BIT` in OVN's include/ovn/logical-fields.h; bit 0 in 22.03 to 26.03).
 pub const BLOCKED: u32 = 1;
 /// How long the switch may take to take off marks.
@@ -64,7 +65,7 @@ const USERSPACE_DATAPATH: &str = "netdev@ovs-netdev";
 /// The longest dump that is read: about 300,000 connections.
 const DUMP_MAX_BYTES: usize = 64 << 20;
 
-/// What the core asks of this edge.
+/// The requests of the core to this edge.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Request {
     /// Look for blocked connections; [`Input::Blocked`] answers, always.
@@ -73,7 +74,7 @@ pub enum Request {
     Unblock(Vec<BlockedConnection>),
 }
 
-/// A tracked connection that has the mark, in whichever zone.
+/// A tracked connection with the mark, in any zone.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Tracked {
     /// The conntrack zone.
@@ -86,12 +87,12 @@ pub struct Tracked {
     pub dst: std::net::SocketAddr,
 }
 
-/// The connections with the mark, as far as they are told.
+/// The connections with the mark.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Marked {
     /// At most [`FOUND_MAX`].
     pub connections: Vec<Tracked>,
-    /// How many there are beyond.
+    /// The number of further connections that were left out.
     pub left_out: usize,
 }
 
@@ -130,19 +131,19 @@ enum ConntrackError {
 #[derive(Debug)]
 pub struct Conntrack {
     openflow_socket: PathBuf,
-    /// The bridge that the OpenFlow socket is of.
+    /// The bridge of the OpenFlow socket.
     bridge_name: String,
     database: Connection,
     converter: Converter,
     bridge: Option<Bridge>,
     vswitchd: Vswitchd,
-    /// The last failure that was told, until something succeeds.
+    /// The last failure that was logged, until something succeeds.
     logged: Option<String>,
 }
 
 impl Conntrack {
-    /// The edge for the bridge with this management socket, which is described in the Open_vSwitch
-    /// database at `remotes`, or at its usual socket.
+    /// The edge for the bridge with this management socket. `remotes`: the Open_vSwitch database
+    /// that describes the bridge, if not at its usual socket.
     pub fn new(remotes: Option<Remotes>, openflow_socket: PathBuf) -> Self {
         let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[DEFAULT_SOCKET]));
         // Open vSwitch names it `<bridge>.mgmt` (`bridge_configure_remotes` in its vswitchd/bridge.c).
@@ -160,7 +161,7 @@ impl Conntrack {
         }
     }
 
-    /// Serves `requests`, as long as there can be any and somebody takes the results.
+    /// Serves `requests` until one of the two channels is closed.
     pub async fn run(
         mut self,
         mut requests: mpsc::Receiver<Request>,
@@ -209,7 +210,7 @@ impl Conntrack {
         self.bridge = bridges.into_iter().find_map(|(_, bridge)| bridge);
     }
 
-    /// Logs a failure, once until something else happens.
+    /// Logs a failure once, until another failure or a success.
     fn log_unless_ok<T>(&mut self, result: Result<T, ConntrackError>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -289,12 +290,12 @@ impl Conntrack {
     }
 }
 
-/// What became of the connections of a [`Request::Unblock`].
+/// The result of a [`Request::Unblock`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Outcome {
-    /// How many have no mark any more.
+    /// Connections without the mark now.
     pub unblocked: usize,
-    /// How many could not be changed. Those that have ended are in neither number.
+    /// Connections that could not be changed. Ended connections are in neither number.
     pub failed: usize,
 }
 
@@ -313,5 +314,5 @@ async fn send(
     }
 }
 
-/// Which logical port each zone is of.
+/// The logical port of each zone.
 type Zones = HashMap<u16, String>;

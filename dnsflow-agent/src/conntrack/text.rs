@@ -7,8 +7,8 @@ use dnsflow_core::flow::Protocol;
 
 use super::{BLOCKED, Marked, Tracked};
 
-/// The marked connections of a dump. Protocols without ports are left out: what OVN blocks of them
-/// (`ping`) is begun anew by the pod with each packet.
+/// The marked connections of a dump. Protocols without ports are left out: with each packet
+/// (`ping`), the pod begins anew.
 pub(super) fn blocked(dump: &str) -> Marked {
     let mut marked = Marked::default();
     for tracked in dump.lines().filter_map(line) {

@@ -1,4 +1,4 @@
-//! The way to the Kubernetes API.
+//! Connects to the Kubernetes API.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,9 +11,9 @@ use tower::limit::RateLimitLayer;
 
 use super::convert;
 
-/// At most this many requests per [`REQUEST_PERIOD`]: a proxy that takes each watch and closes
-/// it at once would otherwise be asked again without a pause. A watch lasts minutes, and a page
-/// of the list holds 500 objects.
+/// At most this many requests per [`REQUEST_PERIOD`]. Without the limit, a proxy that accepts each
+/// watch and closes it at once would be asked again without a pause. A watch lasts minutes, and a
+/// page of the list holds 500 objects.
 const REQUESTS_PER_PERIOD: u64 = 20;
 /// See [`REQUESTS_PER_PERIOD`].
 const REQUEST_PERIOD: Duration = Duration::from_secs(10);
@@ -53,11 +53,11 @@ impl ClientOptions {
     }
 }
 
-/// A client, and the URL that it asks. Nothing is asked yet.
+/// A client and its URL. The client has sent nothing yet.
 pub(crate) async fn connect(options: &ClientOptions) -> Result<(Client, String), String> {
     let mut config = options.config().await?;
-    // kube's own retries after 429, 503 and 504 begin 5 ms apart, below the limit here, and say
-    // nothing for minutes. Whoever asks has a back-off of its own.
+    // kube's own retries after 429, 503 and 504 begin 5 ms apart, below the limit here, and log
+    // nothing for minutes. The callers have their own back-off.
     config.default_retry = false;
     let url = config.cluster_url.to_string();
     let builder = ClientBuilder::try_from(config).map_err(|error| {

@@ -1,7 +1,7 @@
-//! From an EgressFirewall as JSON to the core's [`Firewall`]: where Kubernetes types end.
+//! Converts an EgressFirewall from JSON to the core's [`Firewall`]: Kubernetes types end here.
 //!
-//! Nothing that a single rule says may make the other rules unreadable, and no rule may lose its
-//! place: ovn-kubernetes numbers the ACLs by it. What cannot be used becomes
+//! One bad rule must not make the other rules unreadable, and no rule may lose its index:
+//! ovn-kubernetes numbers the ACLs by it. A rule that cannot be used becomes
 //! [`Destination::Invalid`] with a reason that names the object, the rule (counted from 0, as in
 //! the ACL's `rule-index`) and the remedy.
 
@@ -29,27 +29,27 @@ pub const MAX_RULES: usize = 10_000 - 2_000 + 1;
 /// At most this many `ports` of one rule are read.
 const MAX_PORTS: usize = 1_024;
 
-/// At most this many reasons are told per object.
+/// At most this many reasons are reported for one object.
 const MAX_REASONS: usize = 16;
 
-/// At most this many characters of a text of the resource stand in a reason.
+/// At most this many characters of a text of the resource are quoted in a reason.
 const MAX_QUOTED: usize = 80;
 
 /// The remedy for a rule's destination.
 const ONE_DESTINATION: &str = "write exactly one of cidrSelector, dnsName and nodeSelector";
 
-/// What an object turned out to be.
+/// The result for one object.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Converted {
     /// The object's name for people: `namespace/name`, with `?` for what is missing.
     pub object: String,
     /// What it says.
     pub reading: Reading,
-    /// What is wrong with it and how to mend it, without the object's name.
+    /// What is wrong and the remedy, without the object's name.
     pub reasons: Vec<String>,
 }
 
-/// What could be read of an object.
+/// The kinds of objects.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Reading {
     /// A firewall; some of its rules may be invalid.
@@ -144,7 +144,7 @@ fn read(
 /// go-controller/pkg/types/resource_status.go).
 const NOT_APPLIED: &str = "EgressFirewall Rules not correctly applied";
 
-/// Why the first zone that says so could not apply the resource.
+/// The reason of the first zone that could not apply the resource.
 fn refusal(messages: &Value) -> Option<String> {
     let messages = messages.as_array()?.iter().filter_map(Value::as_str);
     let reason = messages.filter_map(|text| Some(text.split_once(NOT_APPLIED)?.1));
@@ -154,7 +154,7 @@ fn refusal(messages: &Value) -> Option<String> {
     Some(shorten(reason, 2 * MAX_QUOTED).escape_debug().to_string())
 }
 
-/// The annotation's value, where it has a usable one.
+/// The annotation's value, if it is usable.
 fn subdomains(annotations: &Value, reasons: &mut Vec<String>) -> Option<bool> {
     match &annotations[SUBDOMAINS_ANNOTATION] {
         Value::Null => None,
@@ -171,7 +171,7 @@ fn subdomains(annotations: &Value, reasons: &mut Vec<String>) -> Option<bool> {
     }
 }
 
-/// One entry of `spec.egress`. `refuse` is told what is wrong and returns the full reason.
+/// Reads one entry of `spec.egress`. `refuse` takes what is wrong and returns the full reason.
 fn rule(entry: &Value, refuse: impl FnOnce(String) -> String) -> Rule {
     let action = action(&entry["type"]);
     let parts = || {
@@ -185,7 +185,7 @@ fn rule(entry: &Value, refuse: impl FnOnce(String) -> String) -> Rule {
     let (destination, ports) =
         parts().unwrap_or_else(|reason| (Destination::Invalid(refuse(reason)), Vec::new()));
     Rule {
-        // Where even the type is unknown, nothing must be opened.
+        // If the type is unknown, nothing must be opened.
         action: action.unwrap_or(RuleAction::Deny),
         destination,
         ports,
@@ -345,7 +345,7 @@ fn text(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| !text.is_empty())
 }
 
-/// A value of the resource within a reason: on one line, and not all of it where it is long.
+/// A value of the resource, quoted in a reason: on one line, and shortened if it is long.
 struct Quoted<'a>(&'a Value);
 
 impl fmt::Display for Quoted<'_> {

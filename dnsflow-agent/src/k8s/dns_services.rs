@@ -1,10 +1,9 @@
-//! Watches the Services of the cluster's DNS: the resolvers whose answers pods may be given
-//! access by.
+//! Watches the Services of the cluster's DNS. Their addresses are the resolvers whose answers
+//! count.
 //!
-//! Only addresses that a Service has as its own count (`spec.clusterIPs`), with each of its ports
-//! of UDP or TCP: that is where a pod's question goes, and where the answer comes from as the pod
-//! sees it. A headless Service has none. What it must never do: forget a resolver because the
-//! API server is away.
+//! Only a Service's own addresses count (`spec.clusterIPs`), with each of its UDP and TCP ports: a
+//! pod sends its question there, and the pod sees the answer come from there. A headless Service
+//! has no such address. The watch must never forget a resolver because the API server is away.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +25,13 @@ use super::{
     follow::{Follower, Subject, follow},
 };
 
-/// At most this many selections are watched, each with a connection of its own.
+/// At most this many selections are watched, each over its own connection.
 pub const SELECTIONS_MAX: usize = 8;
 
-/// At most this many resolvers are told; the first of them in their order.
+/// At most this many resolvers are sent; the first ones in their order.
 pub const RESOLVERS_MAX: usize = 256;
 
-/// Updates of single selections that wait to be put together.
+/// At most this many updates of single selections wait to be joined.
 const UPDATES_MAX: usize = 16;
 
 /// Which Services are the cluster's DNS: `NAMESPACE/NAME` or `NAMESPACE/LABEL=VALUE`.
@@ -64,8 +63,8 @@ pub enum Selection {
 pub struct DnsServiceError(String);
 
 impl DnsService {
-    /// Where clusters have their DNS: by the label that kubeadm, kind and most distributions keep
-    /// for compatibility with kube-dns, and in OpenShift.
+    /// The usual DNS Services: with the label that kubeadm, kind and most distributions keep for
+    /// compatibility with kube-dns, and OpenShift's.
     pub fn usual() -> Vec<Self> {
         vec![
             Self {
@@ -259,7 +258,7 @@ impl Follower for Watch {
     }
 }
 
-/// Where pods reach this Service.
+/// The addresses and ports at which pods reach this Service.
 pub fn resolvers(service: &Service) -> BTreeSet<Resolver> {
     let Some(spec) = &service.spec else {
         return BTreeSet::new();
@@ -285,7 +284,7 @@ pub fn resolvers(service: &Service) -> BTreeSet<Resolver> {
         .collect()
 }
 
-/// Whether DNS is spoken there: the Services of CoreDNS also have a port for its metrics.
+/// Whether the port is for DNS: the Services of CoreDNS also have a port for metrics.
 fn is_dns(name: Option<&str>, port: i32) -> bool {
     port == 53 || name.is_some_and(|name| name == "dns" || name.starts_with("dns-"))
 }

@@ -1,4 +1,4 @@
-//! Says by Kubernetes Events, beside an EgressFirewall, what is wrong with it.
+//! Reports what is wrong with an EgressFirewall as Kubernetes Events.
 //!
 //! The engine's reports go into [`Reporter::tell`], which never waits; [`post`] creates the Events.
 //! What must never happen: that the agent waits for it, that many nodes flood the API server, or
@@ -42,11 +42,11 @@ use super::{
 };
 use crate::clock::now;
 
-/// Over this time the nodes spread what they have to say of the same change.
+/// The nodes spread their Events about one change over this time.
 pub const SPREAD: Duration = Duration::from_secs(30);
 /// How long the API server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Reports that wait to be taken over.
+/// At most this many reports wait.
 const NOTICES_MAX: usize = 256;
 /// At most this many characters of a note; the API server takes 1024 bytes (Kubernetes,
 /// `NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
@@ -57,17 +57,17 @@ const CONTROLLER: &str = "dnsflow.io/agent";
 /// node's own.
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 
-/// Something to be told of an EgressFirewall.
+/// A notice about an EgressFirewall.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Notice {
-    /// All there is to be said of its rules; what is not said any more is over.
+    /// All problems of the rules; problems that are no longer in the list are over.
     Rules {
         /// Its namespace.
         namespace: String,
-        /// By rule index: what to say, and whether the rule is in force all the same.
+        /// By rule index: the text, and whether the rule is in force all the same.
         problems: BTreeMap<u32, (String, bool)>,
     },
-    /// A name or a pod met a limit: not all of its addresses are open.
+    /// A name or a pod has reached a limit: not all of its addresses are open.
     Limit {
         /// The namespace.
         namespace: String,
@@ -79,7 +79,7 @@ pub enum Notice {
 }
 
 impl Notice {
-    /// What of a report people should read beside the EgressFirewall.
+    /// The notice of a report, if people should read it beside the EgressFirewall.
     fn of(report: &Report) -> Option<Self> {
         match report {
             Report::Problems {
@@ -90,7 +90,7 @@ impl Notice {
                 namespace: namespace.clone(),
                 problems: noted(problems),
             }),
-            // The same words on every node, which the remedy leads: a note is cut at its end.
+            // The same words on every node, and the remedy first, because a note is cut at its end.
             Report::LimitReached {
                 namespace,
                 limit: Limit::AddressesOfName(name),
@@ -142,11 +142,11 @@ impl Notice {
     }
 }
 
-/// What Events say of problems: each, or the first of its kind where there are more than
+/// The problems for Events: all, or the first of each kind if there are more than
 /// [`ledger::BURST`].
 fn noted(problems: &BTreeMap<u32, (String, Severity)>) -> BTreeMap<u32, (String, bool)> {
     let mut noted = BTreeMap::new();
-    // What waits is over before anybody could read of it.
+    // A waiting rule is no longer waiting before anybody could read the Event.
     for (kind, in_force) in [(Severity::NotInForce, false), (Severity::Caveat, true)] {
         let mut of_kind = problems.iter().filter(|(_, (_, one))| *one == kind);
         if of_kind.clone().count() <= ledger::BURST as usize {
@@ -160,7 +160,7 @@ fn noted(problems: &BTreeMap<u32, (String, Severity)>) -> BTreeMap<u32, (String,
     noted
 }
 
-/// What has become of notices, counted since the start.
+/// Counts of notices since the start.
 #[derive(Debug, Default)]
 pub struct EventCounters {
     /// Events that were created.
@@ -199,7 +199,7 @@ pub fn channel() -> (Reporter, Notices) {
 }
 
 impl Reporter {
-    /// Takes a report of the engine. Never waits: what does not fit is dropped and counted.
+    /// Takes a report of the engine. Never waits: a report without room is dropped and counted.
     pub fn tell(&self, report: &Report) {
         if let Some(notice) = Notice::of(report) {
             self.notice(notice);
@@ -209,7 +209,7 @@ impl Reporter {
     /// Takes a notice, like [`tell`](Self::tell).
     pub fn notice(&self, notice: Notice) {
         match self.notices.try_send(notice) {
-            // Closed where there is no cluster to say it in.
+            // Closed if there is no cluster.
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(_)) => {
                 self.counters.dropped.fetch_add(1, Relaxed);
@@ -223,8 +223,8 @@ impl Reporter {
     }
 }
 
-/// Creates Events until nobody reports any more. Trouble is logged once per cause; a notice is
-/// tried again until it is over.
+/// Creates Events until the channel of reports is closed. Each cause of failure is logged once; a
+/// notice is tried again until it is over.
 pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration) {
     let instance = fs::read_to_string(HOSTNAME).unwrap_or_default();
     let mut poster = Poster {
@@ -281,7 +281,7 @@ struct Poster {
     options: ClientOptions,
     client: Option<Client>,
     instance: String,
-    /// The kinds of trouble told since an attempt last went well.
+    /// The kinds of failure logged since the last success.
     logged: BTreeSet<u16>,
 }
 
@@ -300,7 +300,7 @@ impl Poster {
                 outcome
             }
             Err((kind, cause)) => {
-                // The credentials may be what is wrong: read them again.
+                // The credentials may be wrong: they are read again.
                 self.client = None;
                 if self.logged.insert(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
@@ -310,7 +310,7 @@ impl Poster {
         }
     }
 
-    /// Or why not, with the status code of the answer or [`NO_ANSWER`].
+    /// Creates an Event. An error has the status code of the answer, or [`NO_ANSWER`].
     async fn try_post(&mut self, posting: &Posting) -> Result<Outcome, (u16, String)> {
         let failed = |error: &kube::Error| (kind(error), chain(error));
         let client = match &self.client {
@@ -328,7 +328,7 @@ impl Poster {
             .await
             .map_err(|error| failed(&error))?
         else {
-            // There is nothing left to say it of.
+            // The EgressFirewall is gone.
             return Ok(Outcome::Known);
         };
         let events = Api::<Event>::namespaced(client, namespace);
@@ -349,10 +349,10 @@ impl Poster {
     }
 }
 
-/// The kind of trouble that is no answer of the API server.
+/// The kind of a failure without an answer of the API server.
 const NO_ANSWER: u16 = 0;
 
-/// What kind of trouble it is: other words do not make it another one.
+/// The kind of a failure: two texts of one kind are one failure.
 fn kind(error: &kube::Error) -> u16 {
     match error {
         kube::Error::Api(status) => status.code,
@@ -382,7 +382,7 @@ fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
             kind: Some(EgressFirewall::kind(&()).into_owned()),
             namespace: Some(posting.namespace.clone()),
             name: Some(NAME.into()),
-            // By which `kubectl describe` finds it.
+            // `kubectl describe` finds the Event by this.
             uid: text("uid"),
             resource_version: text("resourceVersion"),
             ..ObjectReference::default()

@@ -1,4 +1,4 @@
-//! Lists and watches one kind of object, for as long as somebody listens.
+//! Lists and watches one kind of object, until the receiver is gone.
 //!
 //! One task per [`Follower`]; it owns the connection and may be dropped at any time. What is made
 //! of the objects is the follower's business. Errors are logged once per kind and retried for
@@ -31,29 +31,29 @@ use super::{
     convert,
 };
 
-/// How often a client configuration that cannot be read is read again.
+/// The interval at which an unreadable client configuration is read again.
 const CONFIG_RETRY: Duration = Duration::from_secs(5);
 
-/// The same trouble is told again when there was none for this long. Attempts are never further
-/// apart: at most 60 s of back-off with its jitter, and 30 s to connect.
+/// A failure is logged again after this long without one. Attempts are never further apart: at most
+/// 60 s of back-off with its jitter, and 30 s to connect.
 const TROUBLE_OVER: Duration = Duration::from_secs(120);
 
-/// An API server that says nothing at all for this long is told of: to give up takes the client 30 s
+/// A silent API server is logged after this long; the client itself gives up after 30 s
 /// (`DEFAULT_CONNECT_TIMEOUT` in kube-client's config).
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The objects that are watched, for people.
+/// The watched objects, as texts for people.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
-    /// What they are: `EgressFirewalls`.
+    /// The kind: `EgressFirewalls`.
     pub(super) what: String,
-    /// What it means that the API server knows no such resource, and the remedy.
+    /// The text for an API server that does not know the resource, with the remedy.
     pub(super) missing: String,
-    /// What the ServiceAccount needs.
+    /// The right that the ServiceAccount needs.
     pub(super) permission: String,
 }
 
-/// Takes the objects, as they come and go.
+/// Receives the objects that come and go.
 pub(super) trait Follower {
     /// The objects.
     type Object: Resource + Clone + DeserializeOwned + Debug + Send + 'static;
@@ -66,7 +66,7 @@ pub(super) trait Follower {
     /// Where they are.
     fn api(&self, client: Client) -> Api<Self::Object>;
 
-    /// Which of them are wanted.
+    /// The selection of objects.
     fn config(&self) -> watcher::Config {
         watcher::Config::default()
     }
@@ -155,7 +155,7 @@ async fn session<F: Follower>(
         }
         match event {
             Some(Ok(event)) => {
-                // `Init` is said before anything was asked of the server.
+                // `Init` comes before the first request to the server.
                 if !matches!(event, Event::Init) {
                     trouble.over(url);
                 }
@@ -191,18 +191,18 @@ async fn session<F: Follower>(
     }
 }
 
-/// What kind of trouble it is: other words do not make it another one.
+/// The kind of a failure: two texts of one kind are one failure.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Kind {
     /// The client's configuration cannot be used.
     Configuration,
     /// The API server does not answer.
     NoAnswer,
-    /// It answers with this status code.
+    /// The API server answers with this status code.
     Answer(u16),
 }
 
-/// What is wrong with the connection, each kind told once.
+/// The failures of the connection; each kind is logged once.
 #[derive(Debug, Default)]
 struct Trouble {
     logged: BTreeSet<Kind>,
@@ -233,7 +233,7 @@ impl Trouble {
     }
 }
 
-/// What the server said, where it is the server's error.
+/// The server's status, if the error is the server's.
 fn status(error: &watcher::Error) -> Option<&Status> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -244,7 +244,7 @@ fn status(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-/// The cause and the remedy; `None` for what belongs to normal work.
+/// The cause and the remedy; `None` for errors of normal work.
 fn describe(error: &watcher::Error, url: &str, subject: &Subject) -> Option<String> {
     let Subject {
         what,

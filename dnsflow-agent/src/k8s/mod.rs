@@ -21,6 +21,6 @@ pub use client::ClientOptions;
 pub use dns_services::{DnsService, watch_dns_services};
 pub use watch::watch;
 
-/// Directives for a `tracing` filter: kube logs each failed request anew, by itself; what matters
-/// of it is logged here once per cause.
+/// Directives for a `tracing` filter: kube itself logs each failed request; this module logs each
+/// cause once.
 pub const QUIET_TARGETS: &str = "kube_client=off,kube_runtime=off";

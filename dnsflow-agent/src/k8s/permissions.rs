@@ -1,5 +1,5 @@
-//! Every right that the agent uses at the API server: `dnsflow check` asks for each of them, and
-//! the manifests in `deploy/` grant exactly these, which a test checks.
+//! Every right that the agent uses at the API server. `dnsflow check` asks for each of them. The
+//! manifests in `deploy/` grant exactly these rights, and a test checks that.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct Permission {
     pub namespace: Option<String>,
     /// The object's name, or every one.
     pub name: Option<String>,
-    /// What does not work without it.
+    /// What does not work without the right.
     pub purpose: Purpose,
 }
 
@@ -43,11 +43,11 @@ pub enum Purpose {
     Firewalls,
     /// To know the resolvers.
     Resolvers,
-    /// To say beside an EgressFirewall what is wrong with it.
+    /// Events about EgressFirewalls.
     Events,
 }
 
-/// What an agent with these DNS Services uses.
+/// The rights that an agent with these DNS Services uses.
 pub fn required(services: &[DnsService]) -> Vec<Permission> {
     let firewalls = ["get", "list", "watch"].map(|verb| Permission {
         verb,

@@ -1,18 +1,18 @@
-//! Tells people what is wrong with an object, once.
+//! Logs what is wrong with an object, once.
 //!
-//! The same object is read again and again (each status update, each relist, each change of a
-//! directory); a reason is logged when it is new and forgotten when it is gone.
+//! The same object is read many times (each status update, each relist, each change of a
+//! directory). A reason is logged when it is new, and forgotten when it is gone.
 
 use std::collections::BTreeMap;
 
-/// The reasons told so far, by object.
+/// The reasons logged so far, by object.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     logged: BTreeMap<String, Vec<String>>,
 }
 
 impl Reports {
-    /// Logs those of the object's `reasons` that it did not have before.
+    /// Logs the new ones among the object's `reasons`.
     pub(crate) fn tell(&mut self, object: &str, reasons: Vec<String>) {
         for reason in self.news(object, reasons) {
             tracing::warn!(object, reason, "EgressFirewalls: not usable as written");

@@ -1,8 +1,8 @@
 //! Watches EgressFirewalls in all namespaces.
 //!
-//! What it must never do: tell the core of a list before it is complete, or take a firewall away
-//! because the API server is away or an object cannot be read. Only a complete list or a delete
-//! event says that a firewall is gone.
+//! The watch must never send a list to the core before the list is complete. It must never remove a
+//! firewall because the API server is away or an object cannot be read: a firewall is gone only if
+//! a complete list does not have it, or after a delete event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input<'static>>)
     follow(&options, Known::default(), inputs).await;
 }
 
-/// What the core was last told, and a list in the making.
+/// The firewalls that were last sent to the core, and a list that is not complete yet.
 #[derive(Debug, Default)]
 struct Known {
     firewalls: BTreeMap<FirewallId, Firewall>,
@@ -67,7 +67,7 @@ impl Follower for Known {
 }
 
 impl Known {
-    /// What an event changes for the core.
+    /// The update for the core that an event brings, if any.
     fn update(&mut self, event: Event<Stored>) -> Option<FirewallUpdate> {
         match event {
             Event::Init => {
@@ -118,7 +118,7 @@ impl Known {
         }
     }
 
-    /// The object's name for people, and the firewall that is in force by it.
+    /// Reads an object: its name for people, and its firewall.
     fn read(&mut self, stored: &Stored) -> (String, Option<(FirewallId, Firewall)>) {
         let converted = convert::firewall(&stored.object);
         let mut reasons = converted.reasons;

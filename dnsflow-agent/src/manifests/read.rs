@@ -1,6 +1,6 @@
-//! What the files of a directory say, all at once.
+//! Reads all manifests of a directory.
 //!
-//! Everything here blocks on the file system and belongs on a thread that may.
+//! All functions block on the file system; they run on a thread that may block.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ pub const MAX_FILE_BYTES: u64 = 4 << 20;
 /// All files together.
 pub const MAX_TOTAL_BYTES: u64 = 64 << 20;
 
-/// At most this many characters of a parser's message are told.
+/// At most this many characters of a parser's message are reported.
 const MAX_MESSAGE: usize = 300;
 
 /// A directory, and what was last read from each of its files.
@@ -37,14 +37,14 @@ pub(super) struct Directory {
     objects: BTreeSet<String>,
 }
 
-/// What the directory says now.
+/// The firewalls of the directory, and what is wrong.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     /// The firewalls in force.
     pub(super) firewalls: BTreeMap<FirewallId, Firewall>,
     /// By file or by object within a file: what is wrong with it; empty where nothing is.
     pub(super) reasons: BTreeMap<String, Vec<String>>,
-    /// Where files were left out, which.
+    /// The files that were left out, if there are any.
     pub(super) too_many: Option<String>,
 }
 
@@ -128,7 +128,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// Puts the files' firewalls together; the first file by name that has a namespace wins.
+    /// Joins the files' firewalls. For each namespace, the first file by name counts.
     fn merge(&self, snapshot: &mut Snapshot) {
         let mut from: BTreeMap<&FirewallId, &OsString> = BTreeMap::new();
         for (name, firewalls) in &self.files {
@@ -177,7 +177,7 @@ impl Content {
                     .reasons
                     .push("a List has no items; write a list of objects".into()),
             },
-            // A directory may hold other objects beside.
+            // The directory may hold other objects as well.
             Some(_) => {}
             None => self.reasons.push(
                 "an object has no kind; write apiVersion: k8s.ovn.org/v1 and kind: EgressFirewall"
@@ -205,7 +205,7 @@ impl Content {
 
 /// A file's text. Adds its length to `total`.
 fn text(path: &Path, total: &mut u64) -> Result<String, String> {
-    // A FIFO must not be waited for.
+    // Opening a FIFO must not block.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new()
         .read(true)
@@ -289,19 +289,19 @@ fn yaml_reason(text: &str, error: &serde_saphyr::Error) -> String {
     )
 }
 
-/// Limits for a parser that reads what anyone may have written. One EgressFirewall at its limit
-/// of rules has about 70,000 nodes.
+/// Limits of the parser, for files from any source. One EgressFirewall at its limit of rules has
+/// about 70,000 nodes.
 fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         with_snippet: false,
-        // As YAML 1.2 has it: `no` and `y` are texts.
+        // As in YAML 1.2: `no` and `y` are texts.
         strict_booleans: true,
         budget: serde_saphyr::budget! {
             max_depth: 32,
             max_documents: 1_024,
             max_nodes: 500_000,
             max_events: 1_500_000,
-            // With what aliases repeat: twice the largest file.
+            // Including repeated aliases: twice the largest file.
             max_total_scalar_bytes: 8 << 20,
             max_aliases: 1_000,
         },

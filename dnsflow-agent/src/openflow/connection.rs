@@ -1,9 +1,9 @@
 //! The driver of a [`Session`]: a Unix socket, the clock, and reconnection with back-off.
 //!
-//! It owns one socket and no task: everything happens in [`Connection::next`] and, so that a
-//! flow_mod leaves in the wake-up that decided on it, in [`Connection::flush`] and in the methods
-//! that ask, which write as much as the socket takes at once. What is left over is written by `next`,
-//! which always reads as well.
+//! A [`Connection`] owns one socket and no task: reading, writing and reconnecting happen in
+//! [`Connection::next`]. [`Connection::flush`] and the methods that ask write as much as the socket
+//! takes at once, so that a flow_mod leaves in the wake-up that decided on it. `next` writes the
+//! rest, and always reads as well.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -27,20 +27,21 @@ use tokio::{
 use super::{Event, IDLE_MAX, OpenFlowCounters, Session};
 use crate::clock::now;
 
-/// The wait before the first new attempt to connect; it doubles with each one that fails.
+/// The wait before the first new attempt to connect; it doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest wait between attempts. A connection that lasted longer resets the wait.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// The connection is given up when more bytes than this wait to be written. A bundle of a
-/// hundred thousand flows takes about 21 MB.
+/// The connection is closed when more bytes than this wait to be written. A bundle of a hundred
+/// thousand flows takes about 21 MB.
 const OUTPUT_MAX: usize = 64 << 20;
-/// Bytes that one read takes at most: the longest message, roughly.
+/// At most this many bytes in one read: about the longest message.
 const READ_MAX: usize = 1 << 16;
 
-/// So many reasons of one outage are told: a socket that goes and comes gives two, by turns.
+/// At most this many reasons of one outage are reported: a socket that goes and comes gives two
+/// reasons in turns.
 const REASONS_MAX: usize = 4;
 
-/// A connection to the bridge's management socket that comes back by itself.
+/// A connection to the bridge's management socket, which reconnects by itself.
 #[derive(Debug)]
 pub struct Connection {
     path: PathBuf,
@@ -48,9 +49,9 @@ pub struct Connection {
     backoff: Duration,
     events: VecDeque<Event>,
     monitored: BTreeSet<u8>,
-    /// Of the sessions that ended.
+    /// The counters of earlier sessions.
     counters: OpenFlowCounters,
-    /// The reasons that were told, as long as the connection is down.
+    /// The reasons that were reported while the connection is down.
     logged: BTreeSet<String>,
     buffer: Box<[u8]>,
 }
@@ -70,7 +71,7 @@ struct Live {
 }
 
 impl Connection {
-    /// A connection to `path`, the first attempt of which is made by [`Connection::next`].
+    /// A connection to `path`. [`Connection::next`] makes the first attempt.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -91,8 +92,8 @@ impl Connection {
         &self.path
     }
 
-    /// Waits for the next event, and keeps the connection alive and its output flowing: it has to
-    /// be awaited all the time. It can be cancelled and called again without loss.
+    /// Waits for the next event, writes output and keeps the connection alive: the owner has to
+    /// await this all the time. The call can be cancelled and repeated without loss.
     pub async fn next(&mut self) -> Event {
         self.flush();
         loop {
@@ -126,14 +127,14 @@ impl Connection {
         }
     }
 
-    /// The next event, if one is there already.
+    /// The next event, if there is one already.
     pub fn ready(&mut self) -> Option<Event> {
         self.poll_event()
     }
 
     /// Changes flows; see [`Session::apply`]. [`Event::Applied`] answers, also without a
-    /// connection. What is to be written waits for [`Connection::flush`], or for
-    /// `next`, so that batches that come together leave together.
+    /// connection. The bytes wait for [`Connection::flush`] or `next`, so that batches that come
+    /// together leave together.
     pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
         match &mut self.link {
             Link::Up(live) => live.session.apply(batch, atomic, changes),
@@ -154,7 +155,7 @@ impl Connection {
     }
 
     /// Counts flows by cookie; see [`Session::count_flows`]. Without a connection nothing happens.
-    /// What is to be written waits as with [`Connection::apply`].
+    /// The bytes wait as with [`Connection::apply`].
     pub fn count_flows(&mut self, cookies: Vec<u32>) {
         if let Link::Up(live) = &mut self.link {
             live.session.count_flows(cookies);
@@ -188,7 +189,7 @@ impl Connection {
         self.flush();
     }
 
-    /// What has been left aside since the beginning.
+    /// Totals of what was ignored since the start.
     pub fn counters(&self) -> OpenFlowCounters {
         match &self.link {
             Link::Up(live) => sum(self.counters, live.session.counters()),
@@ -206,7 +207,7 @@ impl Connection {
         let event = live.session.poll_event()?;
         if event == Event::Up {
             self.logged.clear();
-            // Before anyone hears of the connection, so that nothing is lost unseen.
+            // Before the event, so that no loss is missed.
             live.session.monitor_tables(self.monitored.clone());
             self.flush();
         }
@@ -230,7 +231,7 @@ impl Connection {
         }
     }
 
-    /// One read, so that its events are told before more comes in.
+    /// Reads once, so that the events of this read come before more bytes.
     fn read(&mut self) -> Result<(), String> {
         let Link::Up(live) = &mut self.link else {
             return Ok(());

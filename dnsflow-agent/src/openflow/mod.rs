@@ -41,27 +41,27 @@ use dnsflow_core::{
     input::{BatchError, BatchId, CookieCount, FoundFlow},
 };
 
-/// After this long without a byte from the switch an echo request goes out, and after as long
-/// again the session is dead. Open vSwitch itself probes no client of the management socket.
+/// After this long without a byte from the switch, the session sends an echo request; after as long
+/// again, the session is dead. Open vSwitch itself probes no client of the management socket.
 pub const IDLE_MAX: Duration = Duration::from_secs(5);
 /// At most this many batches are in flight or wait behind an atomic one; further ones are refused.
-/// Each answer that opens something is one: this lasts for a second in which the switch stands still
-/// and 16,000 of them come.
+/// Each answer that opens an address makes one batch at most: this is enough for a second in which
+/// the switch stands still and 16,000 such answers come.
 pub const BATCHES_MAX: usize = 1 << 14;
 /// At most this many changes make a batch.
 pub const CHANGES_MAX: usize = 1 << 18;
 /// At most this many questions (dumps, cookies, counts, monitors) are in flight.
 pub const REQUESTS_MAX: usize = 1024;
 
-/// What the client has to tell.
+/// An event of the client.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
     /// The switch speaks OpenFlow 1.5 and takes commands.
     Up,
-    /// The connection is lost, or could not be made. Results of everything outstanding have
-    /// been given. It is told again only when the reason changes.
+    /// The connection is lost, or could not be made. The results of all outstanding batches came
+    /// before. The event comes again only with another reason.
     Down {
-        /// What happened, to which socket, and which option names it.
+        /// What happened, to which socket, and which option names the socket.
         reason: String,
     },
     /// The result of a batch of changes.
@@ -80,20 +80,20 @@ pub enum Event {
     },
     /// The flows with the cookies asked for, ascending, without repetition.
     CookiesFound(Vec<FoundFlow>),
-    /// What the flows with the cookies to be counted have come to.
+    /// The counters of the flows with the cookies to be counted.
     Counted {
-        /// The batch behind whose changes they were counted, if there was one.
+        /// The batch behind whose changes the flows were counted, if there was one.
         batch: Option<BatchId>,
         /// One for each cookie.
         counts: Vec<CookieCount>,
     },
-    /// A flow with a cookie that is counted was removed from a monitored table, and what it had
-    /// counted went with it. It is told once until the next [`Session::count_flows`].
+    /// A flow with a counted cookie was removed from a monitored table, and its counter with it.
+    /// The event comes once for each cookie until the next [`Session::count_flows`].
     CountLost {
         /// Its cookie.
         cookie: u32,
     },
-    /// A flow of ours in a monitored table is gone, or not what it was, and not by our doing.
+    /// Somebody else removed or changed a flow of ours in a monitored table.
     FlowLost {
         /// Which flow.
         key: FlowKey,
@@ -103,9 +103,9 @@ pub enum Event {
         reason: LostReason,
     },
     /// Someone else wrote a flow of the shape of ours, with a cookie that is not ours, into a
-    /// monitored table. If `key` is that of a flow of ours, that flow is gone: OVS replaces a
-    /// flow of the same key, and tells only the new cookie. The session keeps no list of flows,
-    /// so its owner has to look.
+    /// monitored table. If a flow of ours has the same key, our flow is gone: OVS replaces a flow
+    /// of the same key, and reports only the new cookie. The session keeps no list of flows, so its
+    /// owner has to check.
     ForeignFlow {
         /// What was written.
         key: FlowKey,
@@ -117,8 +117,8 @@ pub enum Event {
         /// What it was.
         key: FlowKey,
     },
-    /// The monitor left out some changes because we read too slowly; from here on it is complete
-    /// again. Only a dump tells what was missed.
+    /// The monitor left out some changes because the client read too slowly; from here on it is
+    /// complete again. Only a dump shows what was missed.
     MonitorGap,
     /// The switch refused a question. A flow dump or a look-up of cookies that was refused gets
     /// no other answer.
@@ -133,15 +133,15 @@ pub enum Event {
 /// How a flow of ours was lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum LostReason {
-    /// It saw no packet for its idle timeout. We set none.
+    /// The idle timeout. Our flows have none.
     IdleTimeout,
-    /// It was not renewed in time.
+    /// The hard timeout.
     HardTimeout,
     /// Someone else deleted it.
     Deleted,
     /// The table was full.
     Evicted,
-    /// Someone else changed its actions and left its cookie.
+    /// Someone else changed the actions and left the cookie.
     Modified,
     /// Another `enum ofp_flow_removed_reason` (OpenFlow 1.5.1, section 7.4.2).
     Other(u8),
@@ -150,8 +150,8 @@ pub enum LostReason {
 /// Why a session ended.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A message, or the named part of one, is not as long as it says, or says something that
-    /// cannot be.
+    /// A message, or the named part of a message, has another length than it says, or an impossible
+    /// value.
     #[error("the switch sent a malformed {0}")]
     Malformed(&'static str),
     /// A message of another OpenFlow version.
@@ -171,10 +171,10 @@ pub enum ProtocolError {
     Silent,
 }
 
-/// What a client has left aside, in total.
+/// Totals of what a client has ignored.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct OpenFlowCounters {
-    /// Messages that nobody asked for, such as packet-ins.
+    /// Messages that the client did not ask for, such as packet-ins.
     pub unexpected_messages: u64,
     /// Flows of ours, in dumps and updates, whose match holds a field that we never write.
     pub unreadable_flows: u64,

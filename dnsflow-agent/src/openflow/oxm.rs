@@ -1,9 +1,8 @@
 //! Matches and actions as bytes.
 //!
-//! A match is written in the order and the form in which Open vSwitch itself writes one on
-//! OpenFlow 1.5 (`nx_put_raw` in its `lib/nx-match.c`), so that both can be compared byte by
-//! byte: registers in pairs, as the 64-bit packet registers of OXM class 0x8001. Other forms of
-//! registers are read all the same.
+//! A match is written in the order and the form of Open vSwitch on OpenFlow 1.5 (`nx_put_raw` in
+//! its `lib/nx-match.c`), so that both can be compared byte by byte: registers in pairs, as the
+//! 64-bit packet registers of OXM class 0x8001. Other forms of registers are read as well.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +20,7 @@ use super::{
 
 /// Registers that Open vSwitch has (`FLOW_N_REGS` in its `include/openvswitch/flow.h`).
 const REGISTERS: u8 = 16;
-/// An action list never takes more bytes; the rest of a message is left for header and match.
+/// The longest action list: the rest of a message is for header and match.
 const ACTIONS_MAX: usize = MESSAGE_MAX - 0xfff;
 
 /// Why a flow cannot be put into bytes.
@@ -156,7 +155,8 @@ pub(super) fn put_shard(output: &mut BytesMut, shard: Shard) {
     });
 }
 
-/// The same field with a mask behind its value (section 7.2.3.2): the length is that of both.
+/// The header of the same field with a mask behind the value (section 7.2.3.2); the length includes
+/// the mask.
 const fn masked(header: u32) -> u32 {
     let length = header & 0xff;
     (header | HAS_MASK) + length
@@ -242,8 +242,9 @@ fn put_registers(output: &mut BytesMut, registers: &BTreeMap<u8, Masked>) {
     }
 }
 
-/// Reads a `struct ofp_match` with its padding. `None` when it is well-formed but holds something
-/// that a [`Match`] cannot say, or lacks something that every [`Match`] says: no flow of ours.
+/// Reads a `struct ofp_match` with its padding. `None` if the match is well-formed but is not of a
+/// flow of ours: it has a field that a [`Match`] cannot hold, or lacks one that every [`Match`]
+/// has.
 pub(super) fn read_match(reader: &mut Reader<'_>) -> Result<Option<Match>, ProtocolError> {
     const WHAT: &str = "match";
     let kind = reader.u16()?;
@@ -277,7 +278,7 @@ struct Fields {
 }
 
 impl Fields {
-    /// Adds one field; `None` when it is not one that a [`Match`] holds.
+    /// Adds one field; `None` if a [`Match`] cannot hold it.
     fn with(mut self, header: u32, value: &[u8]) -> Option<Self> {
         match header {
             IN_PORT => self.in_port = Some(u32::from_be_bytes(value.try_into().ok()?)),
@@ -300,7 +301,7 @@ impl Fields {
     fn add_registers(&mut self, header: u32, payload: &[u8]) -> Option<()> {
         let class = (header >> 16) as u16;
         let field = (header >> 9 & 0x7f) as u8;
-        // How many 32-bit registers the field spans, and which field of its kind it is.
+        // The number of 32-bit registers in the field, and the field's index.
         let (words, index) = match (class, field) {
             (NXM_NX, 0..REGISTERS) => (1, field),
             (NXM_NX, XXREG0..=114) => (4, field - XXREG0),
@@ -393,7 +394,7 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
     Ok(output)
 }
 
-/// `OFPAT_SET_FIELD`, masked unless it sets the whole register: Open vSwitch refuses
+/// `OFPAT_SET_FIELD`, with a mask unless it sets the whole register. Open vSwitch refuses
 /// `NXAST_REG_LOAD` on OpenFlow 1.5.
 fn put_set_register(output: &mut Vec<u8>, register: u8, bits: Masked) {
     output.put_u16(OFPAT_SET_FIELD);
@@ -456,7 +457,8 @@ pub(super) fn unblock_actions(zone: u16) -> Vec<u8> {
     output
 }
 
-/// Appends the instruction that carries the actions. No actions, no instruction: the flow drops.
+/// Appends the instruction with the actions. Without actions there is no instruction, and the flow
+/// drops.
 pub(super) fn put_apply_actions(output: &mut BytesMut, actions: &[u8]) {
     if actions.is_empty() {
         return;

@@ -1,8 +1,8 @@
-//! What is asked of the switch in bulk, over a connection of its own: reading and judging the
-//! reply to a dump must not keep an answer's flows waiting.
+//! Asks the switch in bulk, over a connection of its own: an answer's flows must not wait for the
+//! reply to a dump.
 //!
-//! It never writes a flow. The flow monitor leaves out only what its own connection writes, so
-//! that it belongs to the one that writes.
+//! This connection never writes a flow. The flow monitor leaves out only the changes of its own
+//! connection, and therefore runs on the connection that writes.
 
 use std::path::PathBuf;
 
@@ -21,8 +21,8 @@ pub enum Question {
     FindCookies(Vec<u32>),
 }
 
-/// Asks `questions` of the switch at `path`, as long as `inputs` takes the answers: no faster than they
-/// are taken. One that gets no answer is told as [`Input::QuestionRefused`].
+/// Asks the switch at `path` the `questions`, no faster than `inputs` takes the answers, until
+/// `inputs` is closed. For a question without an answer comes [`Input::QuestionRefused`].
 pub async fn ask(
     path: PathBuf,
     mut questions: mpsc::Receiver<Question>,
@@ -35,7 +35,7 @@ pub async fn ask(
     loop {
         let event = tokio::select! {
             event = connection.next() => event,
-            // A question that came too early waits; the next one waits in the channel.
+            // A question that came before the connection waits; the next one waits in the channel.
             question = questions.recv(), if waiting.is_empty() => match question {
                 Some(question) => {
                     waiting.push(question);
@@ -67,7 +67,7 @@ pub async fn ask(
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
             }
-            // Nothing is written, counted or monitored here.
+            // This connection writes, counts and monitors nothing.
             Event::Applied { .. }
             | Event::Counted { .. }
             | Event::CountLost { .. }

@@ -50,30 +50,32 @@ pub struct Session {
     batches: VecDeque<Batch>,
     /// Whether the youngest batch in flight is an atomic one that is still undecided.
     undecided: bool,
-    /// What waits for that decision.
+    /// The commands that wait for that decision.
     waiting: VecDeque<Command>,
     requests: BTreeMap<u32, Request>,
     /// The dump that is under way.
     dump: Option<Dump>,
-    /// Whether a further one was asked for meanwhile.
+    /// Whether another dump was asked for meanwhile.
     dump_again: bool,
-    /// What the last one has shown.
+    /// The number of flows in the last dump.
     shown: Shown,
     searches: BTreeMap<u32, Search>,
     counts: BTreeMap<u32, Count>,
-    /// The cookies of the last count without a batch, but for those that a flow was removed of since.
+    /// The cookies of the last count without a batch, without those of which a flow was removed
+    /// since.
     counted: BTreeSet<u32>,
     monitored: BTreeSet<u8>,
     /// Tables in which flows of ours may be: those written to, read from and monitored.
     tables: BTreeSet<u8>,
-    /// Between PAUSED and RESUMED the monitor reports our own deletions too, and not everything.
+    /// Whether the monitor is between PAUSED and RESUMED: it then also reports our own deletions,
+    /// and not all changes.
     paused: bool,
     heard: Timestamp,
     probed: Option<Timestamp>,
     counters: OpenFlowCounters,
 }
 
-/// What can be asked of a session.
+/// A request to a session.
 #[derive(Debug)]
 enum Command {
     Apply(Changes),
@@ -89,7 +91,7 @@ struct Changes {
     batch: BatchId,
     atomic: bool,
     changes: Vec<FlowChange>,
-    /// The cookies to count behind them.
+    /// The cookies to count behind the changes.
     count: Vec<u32>,
 }
 
@@ -106,11 +108,11 @@ struct Batch {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
-    /// A plain batch: done with the barrier's reply.
+    /// A plain batch: the barrier's reply ends it.
     Plain,
-    /// An atomic batch whose messages are being checked: decided with the barrier's reply.
+    /// An atomic batch whose messages are being checked: the barrier's reply decides.
     Filling,
-    /// An atomic batch that was committed or discarded: done with the reply, or with an error.
+    /// An atomic batch that was committed or discarded: the reply or an error ends it.
     Deciding,
 }
 
@@ -146,9 +148,9 @@ impl Batch {
 #[derive(Debug)]
 enum Request {
     Dump,
-    /// A part of the search with this number.
+    /// One question of the search with this number.
     Find(u32),
-    /// A part of a count.
+    /// One question of a count.
     Count {
         /// The count's number.
         number: u32,
@@ -157,7 +159,7 @@ enum Request {
     Monitor,
 }
 
-// What questions are called when they are refused.
+// The names of questions in refusals.
 const DUMP: &str = "flow dump";
 const FIND: &str = "look-up of cookies";
 const COUNT: &str = "count of flows";
@@ -230,8 +232,8 @@ impl Session {
         session
     }
 
-    /// Changes flows: all or nothing if `atomic`, else each by itself. [`Event::Applied`] answers,
-    /// always.
+    /// Changes flows: all or nothing if `atomic`, else each by itself. [`Event::Applied`] always
+    /// answers.
     pub fn apply(&mut self, batch: BatchId, atomic: bool, changes: Vec<FlowChange>) {
         self.submit_changes(Changes {
             batch,
@@ -241,8 +243,9 @@ impl Session {
         });
     }
 
-    /// Changes flows, each by itself, and counts those with these cookies (OVN's: the upper half
-    /// zero) behind the changes. [`Event::Counted`] tells, before [`Event::Applied`], or nothing does.
+    /// Changes flows, each by itself, and counts the flows with these cookies (OVN's: the upper
+    /// half is zero) behind the changes. [`Event::Counted`] comes before [`Event::Applied`], or not
+    /// at all.
     pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
         self.submit_changes(Changes {
             batch,
@@ -272,8 +275,8 @@ impl Session {
         });
     }
 
-    /// Reads back every flow of ours; [`Event::Flows`] answers. A dump that is asked for while
-    /// one is under way runs after it, and several such make one.
+    /// Reads every flow of ours; [`Event::Flows`] answers. Dumps that are asked for while one is
+    /// under way become one further dump.
     pub fn dump(&mut self) {
         self.ask(DUMP, Command::Dump);
     }
@@ -284,8 +287,8 @@ impl Session {
         self.ask(FIND, Command::FindCookies(cookies));
     }
 
-    /// Counts the flows with these cookies; [`Event::Counted`] tells, or nothing does. From now on,
-    /// [`Event::CountLost`] tells when one of them is removed from a monitored table.
+    /// Counts the flows with these cookies; [`Event::Counted`] answers, or nothing does. From now
+    /// on, [`Event::CountLost`] comes when one of the flows is removed from a monitored table.
     pub fn count_flows(&mut self, cookies: Vec<u32>) {
         self.ask(COUNT, Command::Count(cookies));
     }
@@ -295,7 +298,7 @@ impl Session {
         self.ask(MONITOR, Command::MonitorTables(tables));
     }
 
-    /// Takes bytes that the switch sent, cut anywhere. Poll the events after each call.
+    /// Takes bytes that the switch sent, in pieces of any size. Poll the events after each call.
     pub fn receive(&mut self, bytes: &[u8], now: Timestamp) -> Result<(), ProtocolError> {
         self.heard = now;
         self.probed = None;
@@ -306,7 +309,7 @@ impl Session {
         Ok(())
     }
 
-    /// The next thing to tell, oldest first.
+    /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -331,7 +334,7 @@ impl Session {
         self.probed.unwrap_or(self.heard) + IDLE_MAX
     }
 
-    /// Goes on with a dump; asks for a sign of life, or gives up on one.
+    /// Continues a dump; sends an echo request, or ends the session if the last one got no reply.
     pub fn handle_timeout(&mut self, now: Timestamp) -> Result<(), ProtocolError> {
         let dump = self.dump.as_mut();
         let next_part = dump.and_then(|dump| dump.next_at.take_if(|at| *at <= now));
@@ -370,12 +373,12 @@ impl Session {
         }));
     }
 
-    /// What this session has left aside; it knows nothing of disconnects.
+    /// What this session has ignored; disconnects are not included.
     pub fn counters(&self) -> OpenFlowCounters {
         self.counters
     }
 
-    /// Runs a question, or puts it behind the decision that an atomic batch waits for.
+    /// Asks a question, or queues it behind an undecided atomic batch.
     fn ask(&mut self, request: &'static str, command: Command) {
         if !self.up {
             return;
@@ -543,7 +546,7 @@ impl Session {
         self.monitored = tables;
     }
 
-    /// Notes a question; `None`, and a refusal, when too many are in flight.
+    /// Notes a question. If too many are in flight: `None`, and a refusal.
     fn request(&mut self, request: Request) -> Option<u32> {
         if self.requests.len() >= REQUESTS_MAX {
             self.too_many(request.name());
@@ -561,7 +564,8 @@ impl Session {
         });
     }
 
-    /// `count` transaction identifiers in a row, never zero: the switch's own messages have that.
+    /// The first of `count` consecutive transaction identifiers. Zero is left out: the switch's own
+    /// messages have it.
     fn allocate_xids(&mut self, count: u32) -> u32 {
         let first = match self.next_xid.checked_add(count) {
             Some(_) => self.next_xid,
@@ -656,8 +660,8 @@ impl Session {
             if let Some(&change) = batch.flow_mods.get(at_message) {
                 batch.errors.push((change, error.to_string()));
             } else if batch.errors.is_empty() {
-                // Of a bundle's failure this is the only word; else it only says that a message
-                // has failed.
+                // If the bundle fails as a whole, this is its only error; otherwise it only says
+                // that a message has failed.
                 batch
                     .errors
                     .push((0, format!("the bundle as a whole: {error}")));
@@ -759,7 +763,7 @@ impl Session {
                 if !reply.more {
                     self.requests.remove(&xid);
                 }
-                // Gone when another part of the search was refused.
+                // The search is gone if another question of it was refused.
                 let Some(search) = self.searches.get_mut(&number) else {
                     return Ok(());
                 };
@@ -795,7 +799,7 @@ impl Session {
         };
         self.requests.remove(&xid);
         let wire::Stats { flows, packets } = reply.aggregate()?;
-        // Gone when another part of the count was refused.
+        // The count is gone if another question of it was refused.
         let Some(count) = self.counts.get_mut(&number) else {
             return Ok(());
         };
@@ -876,7 +880,7 @@ impl Session {
                     reason,
                 });
             }
-            // Another of our kind wrote what we would have written: one cookie, one action list.
+            // Another agent of ours wrote the same flow: one cookie stands for one action list.
             (Some(_), None) => {}
             (None, Some(LostReason::Modified) | None) => {
                 self.events.push_back(Event::ForeignFlow { key, cookie });
@@ -891,7 +895,8 @@ fn refused(text: String) -> Result<(), BatchError> {
     Err(BatchError::Refused(vec![(0, text)]))
 }
 
-/// Flows of one rule come together, and have the same tests of registers.
+/// Shares register tests with the flow before: flows of one rule come together and have the same
+/// tests.
 fn share(flow: &mut InstalledFlow, before: Option<&InstalledFlow>) {
     if let Some(before) = before
         && before.key.matches.registers == flow.key.matches.registers
@@ -900,7 +905,7 @@ fn share(flow: &mut InstalledFlow, before: Option<&InstalledFlow>) {
     }
 }
 
-/// A flow of ours; `None` when it is not, or cannot be said in our terms.
+/// Converts a flow of ours; `None` if it is not ours, or if [`Match`] cannot hold its match.
 fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
     Some(InstalledFlow {
         key: FlowKey {

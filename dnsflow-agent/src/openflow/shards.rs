@@ -1,22 +1,24 @@
 //! How a dump is cut into shards.
 //!
 //! ovs-vswitchd answers a question for flows in one go, on the thread that also takes flows
-//! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): whatever comes on another
-//! connection waits until it is done. So with many flows a question is only for those whose
-//! destinations end in certain bits, and the next one is asked some time after it is answered. Open
-//! vSwitch goes through the flows with such a match only, not through all of OVN's.
+//! (`handle_flow_stats_request` in Open vSwitch's `ofproto/ofproto.c`): messages on other
+//! connections wait until the answer is done. If there are many flows, a question is therefore only
+//! for the flows whose destinations end in certain bits, and the next question comes some time
+//! after the answer. Open vSwitch then goes through the flows with such a match only, not through
+//! all of OVN's.
 
 use std::time::Duration;
 
 use dnsflow_core::flow::{Addresses, InstalledFlow};
 
-/// About so many flows are asked for at a time: fewer would not wait much shorter, because each
-/// question also goes through those of the other shards.
+/// The size of a shard, about. Smaller shards would not shorten the wait much, because each
+/// question also goes through the flows of the other shards.
 pub(super) const SHARD_FLOWS: usize = 4096;
-/// Between two shards: while ovs-vswitchd answers one, which takes it about 20 ms, it takes no more than
-/// 50 messages from any other connection (`ofconn_run` in Open vSwitch's `ofproto/connmgr.c`).
+/// The pause between two shards. While ovs-vswitchd answers one shard, for about 20 ms, it takes no
+/// more than 50 messages from any other connection (`ofconn_run` in Open vSwitch's
+/// `ofproto/connmgr.c`).
 pub(super) const SHARD_PAUSE: Duration = Duration::from_millis(50);
-/// A dump has at most so many shards for each address family.
+/// At most this many shards for each address family.
 const SHARDS_MAX: usize = 1 << 10;
 
 /// An address family.
@@ -30,7 +32,7 @@ pub(super) enum Family {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Shard {
     All,
-    /// Those of one family whose destination, as a number, has these last bits.
+    /// The flows of one family whose destination, as a number, has these last bits.
     Destinations {
         family: Family,
         bits: u16,
@@ -56,7 +58,7 @@ impl Shown {
     }
 }
 
-/// The shards of the next dump, by what the last one has shown: each flow is in exactly one.
+/// The shards of the next dump, by the size of the last one. Each flow is in exactly one shard.
 pub(super) fn shards(shown: Shown) -> Vec<Shard> {
     let Shown { v4, v6 } = shown;
     if v4 + v6 <= SHARD_FLOWS {

@@ -1,9 +1,10 @@
 //! Takes OVN's mark off connections that ovs-vswitchd itself tracks.
 //!
-//! Only a packet that a `ct` action tracks and commits changes a connection there; dpctl can dump and
-//! flush, and the OpenFlow extension `NXT_CT_FLUSH` can flush. So the switch is handed a packet with
-//! the connection's addresses and ports (`OFPT_PACKET_OUT`), which goes through one action and
-//! nowhere: `ct(commit,zone=…,exec(set_field:0/1->ct_mark))`.
+//! In the userspace datapath, only a packet that a `ct` action tracks and commits can change a
+//! connection: dpctl can only dump and flush, and the OpenFlow extension `NXT_CT_FLUSH` can only
+//! flush. The client therefore hands the switch a packet with the connection's addresses and ports
+//! (`OFPT_PACKET_OUT`). The packet goes through one action and is not forwarded:
+//! `ct(commit,zone=…,exec(set_field:0/1->ct_mark))`.
 //!
 //! A packet of TCP has no flag at all. Open vSwitch takes such a one for invalid before it looks at
 //! the connection's state, so that the state stays, and sets the mark of the connection that the
@@ -26,13 +27,13 @@ use super::{
     wire::{self, Message},
 };
 
-/// Why the switch does not take marks off.
+/// Why marks cannot be taken off.
 #[derive(Debug, thiserror::Error)]
 pub enum UnblockError {
     /// The socket cannot be used.
     #[error("the bridge's management socket")]
     Io(#[from] io::Error),
-    /// It does not speak OpenFlow 1.5.
+    /// The switch does not speak OpenFlow 1.5.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
     /// The switch does not take such a packet.
@@ -40,12 +41,12 @@ pub enum UnblockError {
     Refused(String),
 }
 
-/// Takes the mark off these connections, over a connection to the bridge of its own; returns of how
-/// many it could not.
+/// Takes the mark off these connections, over its own connection to the bridge. Returns the number
+/// of connections that still have the mark.
 ///
 /// # Errors
 ///
-/// Where the switch cannot be talked to, or refuses all.
+/// If the switch cannot be reached, or refuses all packets.
 pub async fn unblock(
     socket: &Path,
     connections: &[BlockedConnection],
@@ -102,8 +103,8 @@ async fn receive(stream: &mut UnixStream, input: &mut BytesMut) -> Result<Messag
 const TCP_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 
-/// A packet of this connection, Ethernet header first, that changes nothing of it by itself. `None` for
-/// SCTP, whose hosts send packets of their own all the time (RFC 9260, section 8.3).
+/// A packet of this connection, Ethernet header first, that by itself changes nothing of the
+/// connection. `None` for SCTP, whose hosts always send packets (RFC 9260, section 8.3).
 fn packet(connection: &BlockedConnection) -> Option<Vec<u8>> {
     let (number, mut l4) = match connection.protocol {
         Protocol::Tcp => {

@@ -18,7 +18,7 @@ use super::{
 pub(super) const VERSION: u8 = 0x06;
 /// Bytes of `struct ofp_header` (section 7.1.1).
 pub(super) const HEADER_LEN: usize = 8;
-/// The most that the 16-bit `ofp_header.length` can say.
+/// The greatest value of the 16-bit `ofp_header.length`.
 pub(super) const MESSAGE_MAX: usize = 0xffff;
 
 // enum ofp_type (section 7.1.1).
@@ -77,9 +77,9 @@ const BUNDLE_FLAGS: u16 = 0x0001 | 0x0002;
 const OFPFMC_ADD: u8 = 0x00;
 const OFPFMC_DELETE: u8 = 0x02;
 
-/// `OFPFMF_ADD | OFPFMF_REMOVED | OFPFMF_MODIFY` (section 7.3.5). Not `OFPFMF_INITIAL`, as a
-/// dump says it better, nor `OFPFMF_INSTRUCTIONS`, as a cookie stands for the action list. Without
-/// `OFPFMF_NO_ABBREV`, which Open vSwitch refuses, our own changes come as their xid alone.
+/// `OFPFMF_ADD | OFPFMF_REMOVED | OFPFMF_MODIFY` (section 7.3.5). Without `OFPFMF_INITIAL`: a dump
+/// reports the flows. Without `OFPFMF_INSTRUCTIONS`: a cookie stands for the action list. Without
+/// `OFPFMF_NO_ABBREV`, which Open vSwitch refuses: our own changes come as their xid alone.
 const MONITOR_FLAGS: u16 = 0x0002 | 0x0004 | 0x0008;
 
 // enum ofp_flow_update_event (section 7.3.5).
@@ -102,7 +102,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Takes the first message out of `input`; `None` when it is not complete yet.
+    /// Takes the first message out of `input`; `None` if it is not complete yet.
     pub(super) fn split(input: &mut BytesMut) -> Result<Option<Self>, ProtocolError> {
         let Some(header) = input.first_chunk::<HEADER_LEN>() else {
             return Ok(None);
@@ -125,7 +125,7 @@ impl Message {
     }
 }
 
-/// Reads big-endian numbers; running out of bytes is an error that names what was being read.
+/// Reads big-endian numbers. If the bytes end too early, the error names what was being read.
 #[derive(Clone, Debug)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -184,8 +184,8 @@ impl<'a> Reader<'a> {
         Ok(Self::new(what, self.take(length)?))
     }
 
-    /// The next element of a list whose elements begin with their own 16-bit length, at least
-    /// `min` long and as long as they say.
+    /// The next element of a list. Each element begins with its 16-bit length, which is at least
+    /// `min`.
     fn element(&mut self, what: &'static str, min: usize) -> Result<Self, ProtocolError> {
         let length = usize::from(self.clone().u16()?);
         if length < min {
@@ -220,8 +220,8 @@ pub(super) fn put_hello(output: &mut BytesMut, xid: u32) {
 /// `ofp_hello_elem_header.type` of the version bitmap (section 7.5.1).
 const OFPHET_VERSIONBITMAP: u16 = 0x0001;
 
-/// Whether the sender of this `OFPT_HELLO` speaks OpenFlow 1.5 (section 6.3): by its bitmap
-/// where there is one, else by the highest version, which the header carries.
+/// Whether the sender of this `OFPT_HELLO` speaks OpenFlow 1.5 (section 6.3): by its bitmap, or,
+/// without a bitmap, by the highest version in the header.
 pub(super) fn hello_accepts(message: &Message) -> Result<bool, ProtocolError> {
     let mut elements = Reader::new("hello", &message.body);
     while !elements.is_empty() {
@@ -234,7 +234,7 @@ pub(super) fn hello_accepts(message: &Message) -> Result<bool, ProtocolError> {
         if kind == OFPHET_VERSIONBITMAP {
             return Ok(element.u32()? & (1 << VERSION) != 0);
         }
-        // Elements are padded to eight bytes, which their length leaves out.
+        // Elements are padded to eight bytes; their length does not include the padding.
         let padding = length.next_multiple_of(8) - length;
         elements.take(padding.min(elements.rest().len()))?;
     }
@@ -308,12 +308,13 @@ pub(super) fn put_flow_mod(
     Ok(())
 }
 
-/// All of the cookie but its last bit. With the whole cookie, Open vSwitch walks over every flow that
-/// has it, and thousands of ours have the same; with any other mask it looks the flow up by its match
-/// (`collect_rules_strict` in its `ofproto/ofproto.c`), and compares the cookie then.
+/// All bits of the cookie but the last. With the whole cookie, Open vSwitch walks over every flow
+/// that has the cookie, and thousands of ours have the same one. With any other mask, it looks the
+/// flow up by its match (`collect_rules_strict` in its `ofproto/ofproto.c`), and then compares the
+/// cookie.
 const DELETE_COOKIE_MASK: u64 = !1;
 
-/// The fields of `struct ofp_flow_mod` (section 7.3.4.2) that our changes tell apart.
+/// The fields of `struct ofp_flow_mod` (section 7.3.4.2) in which our changes differ.
 struct FlowMod<'a> {
     command: u8,
     table: u8,
@@ -357,7 +358,7 @@ impl<'a> FlowMod<'a> {
                 table,
                 cookie: body.cookie,
                 cookie_mask: u64::MAX,
-                // A modification leaves a flow's timeouts as they are, and restarts the hard one.
+                // A modification does not change a flow's timeouts, and restarts the hard timeout.
                 hard_timeout_s: 0,
                 priority: 0,
                 matches: None,
@@ -378,8 +379,9 @@ impl<'a> FlowMod<'a> {
             body.put_u32(OFP_NO_BUFFER);
             body.put_u32(OFPP_ANY);
             body.put_u32(OFPG_ANY);
-            // No flags. OFPFF_SEND_FLOW_REM would tell every controller, ovn-controller included,
-            // what the flow monitor tells us alone; OFPFF_RESET_COUNTS would lose the counters.
+            // No flags. OFPFF_SEND_FLOW_REM would report to every controller, also to
+            // ovn-controller, what the flow monitor reports to this client alone;
+            // OFPFF_RESET_COUNTS would lose the counters.
             body.put_u16(0);
             body.put_u16(0); // importance
             oxm::put_match(body, self.matches);
@@ -399,9 +401,9 @@ pub(super) fn put_flow_desc_request(
     put_flows_request(output, xid, OFPMP_FLOW_DESC, (cookie, cookie_mask), shard);
 }
 
-/// `OFPMP_AGGREGATE_STATS` for every table (section 7.3.5): what the flows with this very cookie
-/// have matched together. Open vSwitch finds them by a hash of the cookie (`collect_rules_loose` in
-/// its `ofproto/ofproto.c`).
+/// `OFPMP_AGGREGATE_STATS` for every table (section 7.3.5): the sum of the counters of the flows
+/// with exactly this cookie. Open vSwitch finds the flows by a hash of the cookie
+/// (`collect_rules_loose` in its `ofproto/ofproto.c`).
 pub(super) fn put_aggregate_request(output: &mut BytesMut, xid: u32, cookie: u64) {
     let cookie = (cookie, u64::MAX);
     put_flows_request(output, xid, OFPMP_AGGREGATE_STATS, cookie, Shard::All);
@@ -484,7 +486,7 @@ impl<'a> MultipartReply<'a> {
         entries(self.body, "flow description", FlowDesc::parse)
     }
 
-    /// What an `OFPMP_AGGREGATE_STATS` reply says (`struct ofp_aggregate_stats_reply`).
+    /// Reads an `OFPMP_AGGREGATE_STATS` reply (`struct ofp_aggregate_stats_reply`).
     pub(super) fn aggregate(&self) -> Result<Stats, ProtocolError> {
         Stats::parse(&mut Reader::new("aggregate statistics", self.body))
     }
@@ -522,7 +524,7 @@ pub(super) struct FlowDesc<'a> {
     pub(super) table: u8,
     pub(super) priority: u16,
     pub(super) cookie: u64,
-    /// `None` when it is no match of ours: some field that [`Match`] cannot hold.
+    /// `None` if the match is not one of ours: it has a field that [`Match`] cannot hold.
     pub(super) matches: Option<Match>,
     pub(super) packets: u64,
     /// The actions of `OFPIT_APPLY_ACTIONS`; empty where there are none.
@@ -570,7 +572,7 @@ const OXS_FLOW_COUNT: u32 = 0x8002_0604;
 /// `OXS_OF_PACKET_COUNT`: class 0x8002, field 4, eight bytes (section 7.2.4).
 const OXS_PACKET_COUNT: u32 = 0x8002_0808;
 
-/// What is of interest in a `struct ofp_stats` (section 7.2.4); 0 where it is not there.
+/// The counters in a `struct ofp_stats` (section 7.2.4); 0 for those that are missing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Stats {
     /// Only in an aggregate.
@@ -605,8 +607,8 @@ impl Stats {
 /// What a flow monitor reports (section 7.3.5).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum FlowUpdate {
-    /// `OFPFME_ADDED`, also where another flow of the same key was replaced, or
-    /// `OFPFME_MODIFIED`: someone else wrote this flow.
+    /// `OFPFME_ADDED` (also if a flow of the same key was replaced) or `OFPFME_MODIFIED`: someone
+    /// else wrote this flow.
     Written {
         table: u8,
         priority: u16,
@@ -623,9 +625,9 @@ pub(super) enum FlowUpdate {
         matches: Option<Match>,
         reason: LostReason,
     },
-    /// `OFPFME_ABBREV`: a change of our own. `OFPFME_INITIAL` was not asked for.
+    /// `OFPFME_ABBREV`: our own change. `OFPFME_INITIAL`: not asked for.
     Uninteresting,
-    /// `OFPFME_PAUSED`: we read too slowly, and updates are being left out.
+    /// `OFPFME_PAUSED`: the client read too slowly; from here on, updates are left out.
     Paused,
     /// `OFPFME_RESUMED`: updates are complete again from here.
     Resumed,

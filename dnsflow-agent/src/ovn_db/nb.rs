@@ -52,7 +52,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
     }
 }
 
-/// What is another than before.
+/// The rows that have changed.
 pub(super) fn changed(
     replica: &Replica,
     changes: &[RowChange],

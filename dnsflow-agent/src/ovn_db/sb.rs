@@ -1,7 +1,6 @@
 //! What is read of the southbound database (`ovn-sb.ovsschema`).
 //!
-//! One monitor for all tables, so that what ovn-northd wrote in one transaction arrives in one
-//! update.
+//! One monitor for all tables, so that one transaction of ovn-northd arrives in one update.
 
 use dnsflow_core::ovn::rows::{Datapath, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate};
 
@@ -54,8 +53,8 @@ const TABLES: &[Table] = &[
             Column::scalar("actions"),
             Column::map("external_ids"),
         ],
-        // Read with the monitor request, 300,000 rows cost the server 300 to 760 ms, whatever
-        // the condition; by a change of the condition, 100 ms.
+        // With the monitor request, 300,000 rows cost the server 300 to 760 ms, whatever the
+        // condition; with a change of the condition, 100 ms.
         deferred: true,
     },
 ];
@@ -76,8 +75,9 @@ pub(super) fn priority_is(priority: u16) -> Clause {
     Clause::equal("priority", i64::from(priority))
 }
 
-/// The logical flows that are for every packet which no other of this stage is for. They have no
-/// address set that might be empty, so that ovn-controller surely installs those of its datapaths.
+/// The default logical flows of this stage: they match every packet that no other one matches. They
+/// have no address set that could be empty, so ovn-controller always installs those of its
+/// datapaths.
 pub(super) fn last_of_stage(pipeline: Pipeline, table_id: u8) -> [Clause; 3] {
     let pipeline = match pipeline {
         Pipeline::Ingress => "ingress",
@@ -101,7 +101,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> SbUpdate {
     }
 }
 
-/// What is another than before.
+/// The rows that have changed.
 pub(super) fn changed(
     replica: &Replica,
     changes: &[RowChange],
@@ -150,7 +150,8 @@ pub fn port_group(row: &Row) -> Conversion<PortGroup> {
     }))
 }
 
-/// Reads a `Logical_Flow` row; nothing where it has no stage-hint, so that it belongs to no ACL.
+/// Reads a `Logical_Flow` row; nothing if the row has no stage-hint and therefore belongs to no
+/// ACL.
 pub fn logical_flow(row: &Row) -> Conversion<LogicalFlow> {
     let Some(hint) = row.pairs("external_ids")?.value("stage-hint") else {
         return Ok(None);

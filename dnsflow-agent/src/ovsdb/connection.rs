@@ -1,11 +1,12 @@
 //! The driver of [`Session`]: sockets, reconnects, and what is said about them in the log.
 //!
-//! A [`Connection`] has no task of its own: its owner awaits [`Connection::next`], which may be
-//! dropped and called again at any time without losing anything. While the owner does not call
-//! it, nothing is read and no echo is answered; ovsdb-server then waits, at first, and drops
-//! the connection after its own probe interval.
+//! A [`Connection`] has no task of its own: its owner awaits [`Connection::next`], which can be
+//! cancelled and called again at any time without loss. While the owner does not call it, the
+//! connection reads nothing and answers no echo request. ovsdb-server then waits, and drops the
+//! connection after its own probe interval.
 //!
-//! It must never flood the log: a cause of failure is told once, until a connection succeeds.
+//! A [`Connection`] must never flood the log: each cause of failure is logged once, until a
+//! connection succeeds.
 
 use std::{
     collections::BTreeSet,
@@ -38,9 +39,9 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Room made before each read.
+/// Buffer space for each read.
 const READ_BYTES: usize = 64 << 10;
-/// Distinct causes told before the rest stays silent until a connection succeeds.
+/// At most this many different causes are logged until a connection succeeds.
 const CAUSES_MAX: usize = 16;
 
 /// What happened to a connection, counted since the start.
@@ -48,15 +49,15 @@ const CAUSES_MAX: usize = 16;
 pub struct OvsdbCounters {
     /// Connections that reached a complete replica.
     pub synced: AtomicU64,
-    /// Attempts that did not, and connections lost.
+    /// Failed attempts and lost connections.
     pub failures: AtomicU64,
     /// Updates and answers read.
     pub messages: AtomicU64,
-    /// Rows left out because a cell did not hold what it should.
+    /// Rows left out because a cell has an unexpected value.
     pub rows_skipped: AtomicU64,
 }
 
-/// Why a socket is of no use any more.
+/// Why a socket can no longer be used.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("{0}")]
@@ -71,14 +72,14 @@ enum LinkError {
     Session(#[from] SessionError),
 }
 
-/// A connection to one database that heals itself.
+/// A connection to one database, which reconnects by itself.
 #[derive(Debug)]
 pub struct Connection {
     database: &'static Database,
     conditions: Conditions,
     remotes: Vec<Remote>,
     option: &'static str,
-    /// Which of `remotes` is next, and why those before it failed.
+    /// The index in `remotes` of the next attempt, and why the earlier ones failed.
     candidate: usize,
     refusals: Vec<String>,
     backoff: Backoff,
@@ -94,8 +95,8 @@ enum State {
 }
 
 impl Connection {
-    /// A connection to the first of `remotes` that answers. `option` is what a person changes
-    /// to name others.
+    /// A connection to the first of `remotes` that answers. `option` is the option that names the
+    /// remotes.
     pub fn new(
         database: &'static Database,
         conditions: Conditions,
@@ -129,9 +130,9 @@ impl Connection {
         }
     }
 
-    /// Replicates other rows of this table from now on, across reconnects. Returns whether
-    /// an event will follow, [`Event::Conditioned`] or [`Event::Synced`]: none does where the
-    /// condition is in force already.
+    /// Replicates the rows of this table that meet the condition, from now on and across
+    /// reconnects. Returns whether [`Event::Conditioned`] or [`Event::Synced`] will follow; no
+    /// event follows if the condition is in force already.
     pub fn set_condition(&mut self, table: &'static str, condition: Condition) -> bool {
         let pending = match &mut self.state {
             State::Open(link) => link.session.set_condition(table, condition.clone()),
@@ -141,15 +142,15 @@ impl Connection {
         pending
     }
 
-    /// Asks which rows meet all clauses. Without effect while not connected, and the question
-    /// is lost with its connection: ask (again) on [`Event::Synced`].
+    /// Asks which rows meet all clauses. Without a connection nothing happens, and a lost
+    /// connection loses the question: ask again on [`Event::Synced`].
     pub fn select(&mut self, tag: u64, table: &'static str, clauses: &[Clause]) {
         if let State::Open(link) = &mut self.state {
             link.session.select(tag, table, clauses);
         }
     }
 
-    /// Waits for the next event, through as many reconnects as it takes. Cancel safe.
+    /// Waits for the next event, and reconnects as often as necessary. Cancel safe.
     pub async fn next(&mut self) -> Event {
         loop {
             match &mut self.state {
@@ -266,8 +267,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The delay to wait now: the second half of the nominal one, at random, so that agents
-    /// that lost the same server do not return in step.
+    /// The next delay: at random in the second half of the nominal delay, so that agents that lost
+    /// the same server do not return at the same time.
     fn step(&mut self) -> Duration {
         let nominal = self.next;
         self.next = (nominal * 2).min(BACKOFF_MAX);
@@ -327,7 +328,7 @@ impl Link {
         })
     }
 
-    /// Cancel safe: every await is, and everything received lies in the framer.
+    /// Cancel safe: every await is, and the framer keeps all received bytes.
     async fn next(&mut self, counters: &OvsdbCounters) -> Result<Event, LinkError> {
         loop {
             while let Some(message) = self.framer.next_message()? {

@@ -1,4 +1,4 @@
-//! From replicated rows to the values that the core reads.
+//! Converts replicated rows to the values that the core reads.
 //!
 //! A row that cannot be converted is left out, counted and named in the log; it never stops
 //! the others.
@@ -13,13 +13,13 @@ use super::{
     value::{CellError, Row},
 };
 
-/// Rows named in the log between two resets; the others are only counted.
+/// At most this many rows are named in the log between two resets; further ones are only counted.
 const WARNINGS_MAX: u32 = 20;
 
-/// What becomes of a row: a value, or nothing where the row is not of interest.
+/// The result for a row: a value, or nothing if the row is not of interest.
 pub type Conversion<T> = Result<Option<T>, CellError>;
 
-/// Converts rows, and tells of those that cannot be converted.
+/// Converts rows, and logs those that cannot be converted.
 #[derive(Debug)]
 pub struct Converter {
     database: &'static str,
@@ -37,7 +37,7 @@ impl Converter {
         }
     }
 
-    /// Warns again from here on.
+    /// Logs warnings again from here on.
     pub fn reset(&mut self) {
         self.warned = 0;
     }
@@ -57,7 +57,7 @@ impl Converter {
         .collect()
     }
 
-    /// The rows of a table whose value is another than before.
+    /// The rows of a table whose value has changed.
     pub fn changed<T: PartialEq>(
         &mut self,
         replica: &Replica,

@@ -1,9 +1,9 @@
 //! Cuts a byte stream into JSON objects.
 //!
 //! JSON-RPC 1.0 over a stream has no delimiter (RFC 7047, section 4): a message ends where its
-//! outermost brace closes. Only braces, brackets and strings are looked at here; whether the
-//! object is valid JSON is for the parser to say. Every byte is looked at once, however the
-//! stream was split.
+//! outermost brace closes. The framer only knows braces, brackets and strings; the parser decides
+//! whether the object is valid JSON. The framer examines each byte once, however the stream was
+//! split.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -11,14 +11,14 @@ use bytes::{Buf, Bytes, BytesMut};
 /// the first request with about 25 MB.
 const MESSAGE_MAX_BYTES: usize = 64 << 20;
 
-/// After a longer message, its room is given back: the first answer of a large database is longer
-/// by far than anything that follows it.
+/// After a longer message, the buffer is freed: the first answer of a large database is far longer
+/// than all later messages.
 const KEPT_MAX_BYTES: usize = 1 << 20;
 
-/// Why a stream cannot be cut any further. The connection is of no use after it.
+/// Why a stream cannot be cut any further. The connection has to be closed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum FramingError {
-    /// A message begins with something else than an opening brace.
+    /// A message does not begin with an opening brace.
     #[error("a message starts with the byte {0:#04x}, not with an opening brace")]
     NotAnObject(u8),
     /// A message is longer than the limit.
@@ -33,7 +33,7 @@ pub enum FramingError {
 #[derive(Debug)]
 pub struct Framer {
     buffer: BytesMut,
-    /// How much of `buffer` has been looked at.
+    /// The number of bytes of `buffer` that were examined.
     scanned: usize,
     /// Open braces and brackets.
     depth: usize,
@@ -61,7 +61,7 @@ impl Framer {
         }
     }
 
-    /// Where received bytes are appended. Nothing may be removed from it.
+    /// The buffer to which received bytes are appended. The caller must not remove bytes.
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }

@@ -1,8 +1,8 @@
-//! Where a database server listens, written as OVS writes it (ovsdb(7), "Connection Methods").
+//! Addresses of database servers, in OVS's form (ovsdb(7), "Connection Methods").
 
 use std::{fmt, net::Ipv6Addr, path::PathBuf, str::FromStr};
 
-/// The port of a `tcp:` remote that names none (RFC 7047, section 7).
+/// The port of a `tcp:` remote without a port (RFC 7047, section 7).
 const DEFAULT_PORT: u16 = 6640;
 /// The most addresses in one option.
 pub const REMOTES_MAX: usize = 16;

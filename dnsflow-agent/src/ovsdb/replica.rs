@@ -1,7 +1,7 @@
 //! A copy of some rows of a database, kept up to date by `update2` notifications.
 //!
-//! It must never drift silently: a change of a row that it does not have is an error, after
-//! which only a fresh copy helps.
+//! The copy must never differ silently from the database: a change of an unknown row is an error,
+//! after which the whole copy is read again.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ use super::{
 /// The most rows kept of one table.
 pub const TABLE_ROWS_MAX: usize = 1_000_000;
 
-/// Why an update cannot be applied. The copy is of no use after it.
+/// Why an update cannot be applied. The copy has to be read again.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum UpdateError {
-    /// The update has another shape than ovsdb-server(7), section 4.1.14, says.
+    /// The update does not have the form of ovsdb-server(7), section 4.1.14.
     #[error("table {table}: malformed update")]
     Malformed {
         /// The table as the update names it.
         table: String,
     },
-    /// The update is about a table that was not asked for.
+    /// The update is for a table that is not replicated.
     #[error("table {table} was not asked for")]
     UnknownTable {
         /// The table as the update names it.
@@ -49,14 +49,14 @@ pub enum UpdateError {
     },
 }
 
-/// A row that an update touched; what it is now stands in the [`Replica`].
+/// A row that an update changed; the [`Replica`] has its new value.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RowChange {
     /// The table.
     pub table: &'static str,
     /// The row.
     pub id: RowId,
-    /// What it was before, if it was there.
+    /// The row before the update, if there was one.
     pub old: Option<Row>,
 }
 
@@ -93,7 +93,7 @@ impl Replica {
         self.tables.get(table)?.get(&id)
     }
 
-    /// Applies a `<table-updates2>` and says which rows it touched.
+    /// Applies a `<table-updates2>` and returns the changed rows.
     pub(crate) fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
         let Value::Object(updates) = updates else {
             return Err(UpdateError::Malformed { table: "?".into() });

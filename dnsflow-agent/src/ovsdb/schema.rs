@@ -1,4 +1,4 @@
-//! What is read of a database: tables, columns, and the rows of interest.
+//! The tables, columns and rows of a database that are replicated.
 
 use serde_json::{Value, json};
 
@@ -30,9 +30,9 @@ pub struct Table {
     /// Read the first rows by a change of the condition instead of with the monitor request.
     ///
     /// For the initial content, ovsdb-server first copies every row of every monitored table
-    /// (`ovsdb_monitor_get_initial` in `ovsdb/monitor.c`) and applies the condition to the
-    /// copies; a change of the condition is evaluated on the table itself. For a few rows out
-    /// of a large table the second is many times cheaper.
+    /// (`ovsdb_monitor_get_initial` in `ovsdb/monitor.c`) and applies the condition to the copies.
+    /// A change of the condition is evaluated on the table itself. For a few rows of a large table,
+    /// this is many times cheaper.
     pub deferred: bool,
 }
 
@@ -71,13 +71,13 @@ impl Column {
     }
 }
 
-/// What the difference of two values of a column looks like in an `update2`
-/// (ovsdb-server(7), section 4.1.14; `ovsdb_datum_diff` in OVS's `lib/ovsdb-data.c`).
+/// The form in which an `update2` writes the difference of two values (ovsdb-server(7), section
+/// 4.1.14; `ovsdb_datum_diff` in OVS's `lib/ovsdb-data.c`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// At most one value (`max` 1 in the schema, optional or not): the new value.
     Scalar,
-    /// Several values: the values that are in one of the two only.
+    /// Several values: the values that are in only one of the two.
     Set,
     /// Key-value pairs: pairs to add or to change, and unchanged pairs to remove.
     Map,
@@ -113,7 +113,7 @@ impl Clause {
         }
     }
 
-    /// The map `column` has this pair.
+    /// Whether the map `column` has this pair.
     pub fn includes_pair(column: &'static str, key: &str, value: &str) -> Self {
         Self {
             column,
@@ -122,7 +122,7 @@ impl Clause {
         }
     }
 
-    /// The clause as it goes over the wire.
+    /// The clause in the form of the protocol.
     pub fn to_json(&self) -> Value {
         let function = match self.function {
             Function::Equal => "==",
@@ -147,7 +147,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Whether no row can meet it.
+    /// Whether no row can meet the condition.
     pub fn is_nothing(&self) -> bool {
         match self {
             Self::Every => false,

@@ -29,8 +29,8 @@ use super::{
     value::row_id,
 };
 
-/// After this long without a word, the server is asked for a sign of life; after as long again
-/// the connection counts as dead. ovsdb-server's own default for its side.
+/// After this long without a message, the session sends an echo request; after as long again, the
+/// connection is dead. ovsdb-server's default is the same.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The name of our one monitor on a connection.
@@ -67,7 +67,7 @@ impl ServerError {
 /// Why the conversation is over.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// Not JSON, or nested too deeply.
+    /// The message is not JSON, or nested too deeply.
     #[error("database {database}: unreadable message: {source}")]
     Json {
         /// The database.
@@ -75,7 +75,7 @@ pub enum SessionError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// JSON, but not a message that fits the conversation.
+    /// The message does not fit the conversation.
     #[error("database {database}: unexpected message: {problem}")]
     Unexpected {
         /// The database.
@@ -93,7 +93,7 @@ pub enum SessionError {
         /// The server's reason.
         source: ServerError,
     },
-    /// An update does not fit the replica.
+    /// An update cannot be applied to the replica.
     #[error("database {database}: {source}")]
     Update {
         /// The database.
@@ -119,7 +119,7 @@ pub enum SessionError {
 /// Something that the owner of the session should know.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Event {
-    /// The replica is complete; told once.
+    /// The replica is complete; this event comes once.
     Synced,
     /// One update of the server, after [`Event::Synced`]: usually one transaction.
     Changed(Vec<RowChange>),
@@ -220,13 +220,13 @@ impl Session {
         self.last_heard + PROBE_INTERVAL * if self.probed { 2 } else { 1 }
     }
 
-    /// Something was received, be it part of a message.
+    /// Notes that bytes were received, also part of a message.
     pub fn heard(&mut self, now: Instant) {
         self.last_heard = now;
         self.probed = false;
     }
 
-    /// The time has come, or not yet.
+    /// Sends an echo request, or ends the session, if that is due.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), SessionError> {
         if now < self.next_deadline() {
             return Ok(());
@@ -241,9 +241,10 @@ impl Session {
         Ok(())
     }
 
-    /// Replicates other rows of this table from now on. Of several changes while one is on its
-    /// way, only the last is asked for: the server looks at every row of the table each time.
-    /// Returns whether [`Event::Conditioned`] or [`Event::Synced`] will follow.
+    /// Replicates the rows of this table that meet the condition, from now on. Of several changes
+    /// while a request is under way, only the last is sent, because the server goes through every
+    /// row of the table for each. Returns whether [`Event::Conditioned`] or [`Event::Synced`] will
+    /// follow.
     pub fn set_condition(&mut self, table: &'static str, condition: Condition) -> bool {
         if *self.condition(table) == condition {
             return self.phase != Phase::Synced || self.condition_in_flight();

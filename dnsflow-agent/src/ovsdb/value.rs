@@ -73,8 +73,8 @@ enum Repr {
     Set(Vec<Atom>),
     /// Sorted by key, without duplicate keys.
     Map(Vec<(Atom, Atom)>),
-    /// Something that is no value as read here. Kept, so that the row can be named when
-    /// someone looks at the cell, and so that a later value can replace it.
+    /// A value that cannot be read. The cell keeps this, so that an accessor can name the row and a
+    /// later value can replace it.
     Unreadable,
 }
 
@@ -167,7 +167,7 @@ impl Datum {
             (Kind::Map, Repr::Map(old), Repr::Map(difference)) => {
                 Repr::Map(changed_pairs(old, difference))
             }
-            // The default of a map that an update left out.
+            // The default of a map column that the update left out.
             (Kind::Map, Repr::Set(old), new @ Repr::Map(_)) if old.is_empty() => new,
             (Kind::Set | Kind::Map, _, _) => Repr::Unreadable,
         };
@@ -182,7 +182,7 @@ fn pair_from_json(json: Value) -> Option<(Atom, Atom)> {
     Some((Atom::from_json(key)?, Atom::from_json(value)?))
 }
 
-/// Both lists are sorted and without duplicates, so that an atom can occur twice at most.
+/// Both lists are sorted and without duplicates: an atom occurs at most twice.
 fn symmetric_difference(mut old: Vec<Atom>, difference: Vec<Atom>) -> Vec<Atom> {
     old.extend(difference);
     old.sort();
@@ -199,7 +199,7 @@ fn symmetric_difference(mut old: Vec<Atom>, difference: Vec<Atom>) -> Vec<Atom> 
 
 fn changed_pairs(mut old: Vec<(Atom, Atom)>, difference: Vec<(Atom, Atom)>) -> Vec<(Atom, Atom)> {
     old.extend(difference);
-    // Stable: where a key occurs twice, the old pair comes first.
+    // The sort is stable: if a key occurs twice, the old pair comes first.
     old.sort_by(|(a, _), (b, _)| a.cmp(b));
     let mut result: Vec<(Atom, Atom)> = Vec::with_capacity(old.len());
     for (key, value) in old {
@@ -217,13 +217,13 @@ fn changed_pairs(mut old: Vec<(Atom, Atom)>, difference: Vec<(Atom, Atom)>) -> V
     result
 }
 
-/// A cell that does not hold what the schema promises, or not what dnsflow can use.
+/// A cell whose value does not fit the schema, or that dnsflow cannot use.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("column {column}: {problem}")]
 pub struct CellError {
     /// The column.
     pub column: &'static str,
-    /// What is wrong with it, for people.
+    /// What is wrong, as a text for people.
     pub problem: String,
 }
 
@@ -311,7 +311,7 @@ impl Row {
         T::try_from(value).map_err(|_| CellError::new(column, format!("{value} is out of range")))
     }
 
-    /// A reference that is always there.
+    /// A reference that is never empty.
     pub fn reference(&self, column: &'static str) -> Result<RowId, CellError> {
         match self.atom(column)? {
             Some(Atom::Uuid(row)) => Ok(*row),

@@ -1,4 +1,5 @@
-//! How long a pass of vswitchd's revalidators takes behind a change, from what the passes of late took.
+//! Estimates how long a pass of vswitchd's revalidators takes behind a change, from the latest
+//! passes.
 //!
 //! The revalidators look at every megaflow twice a second to collect statistics, and behind a change
 //! of flows to translate the megaflow again. The second takes far longer, and how long depends on the
@@ -10,14 +11,14 @@ use std::{collections::VecDeque, time::Duration};
 use super::Revalidation;
 use dnsflow_core::Timestamp;
 
-/// What holds where vswitchd says nothing: a pass over some hundred megaflows.
+/// The estimate if vswitchd does not answer: a pass over some hundred megaflows.
 pub(super) const UNKNOWN: Duration = Duration::from_millis(50);
-/// What a megaflow costs in a pass behind a change, until such a pass was seen.
+/// The time for a megaflow in a pass behind a change, until such a pass was seen.
 const PER_FLOW_UNKNOWN: Duration = Duration::from_micros(100);
-/// What a pass takes without a megaflow: for threads to wake up.
+/// The time of a pass without megaflows: threads have to wake up.
 const BEGIN: Duration = Duration::from_micros(300);
-/// vswitchd says whole milliseconds, and one for all that is shorter
-/// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c).
+/// vswitchd reports whole milliseconds, and 1 ms for every shorter pass (`udpif_revalidator` in
+/// Open vSwitch's ofproto/ofproto-dpif-upcall.c).
 const PASS_MIN: Duration = Duration::from_millis(1);
 /// For how long a pass counts.
 const LATE: Duration = Duration::from_secs(60);
@@ -32,13 +33,13 @@ pub(super) struct Passes(VecDeque<Reading>);
 #[derive(Debug)]
 struct Reading {
     revalidation: Revalidation,
-    /// Whether the pass was one that a change brought about, as far as one can know.
+    /// Whether a change brought about the pass, as far as this can be known.
     is_behind_change: bool,
     at: Timestamp,
 }
 
 impl Passes {
-    /// Takes in what vswitchd says at `now`.
+    /// Records a reading at `now`.
     pub(super) fn note(
         &mut self,
         revalidation: Revalidation,
@@ -57,8 +58,8 @@ impl Passes {
         });
     }
 
-    /// How long a pass behind a change may take now: the longest of late, and not less than the
-    /// megaflows of now at the highest cost of late.
+    /// The estimate: the longest of the latest passes, and at least the present megaflows at the
+    /// highest of the latest costs.
     pub(super) fn estimate(&self) -> Duration {
         let Self(readings) = self;
         let passes = || readings.iter().map(|reading| reading.revalidation);

@@ -1,4 +1,5 @@
-//! What the kernel can do and lets us do, found by trying: distributions backport.
+//! What the kernel can do and allows this process to do. Each feature is tried, because
+//! distributions backport features.
 
 use std::{fs, io, path::Path, thread};
 
@@ -19,11 +20,11 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// What `uname -r` says (proc_sys_kernel(5)).
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// What the program says of a kernel that cannot be asked.
+/// The results of loading and attaching.
 type Trial = (Result<(), String>, Option<Result<AttachKind, NotAttached>>);
 
 pub(super) fn ask() -> Kernel {
-    // The thread takes the network namespace with it when it ends.
+    // The network namespace ends with the thread.
     let trial = thread::Builder::new()
         .spawn(trial)
         .map(thread::JoinHandle::join);
@@ -91,7 +92,7 @@ fn trial() -> Trial {
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
-    // The verifier's log runs over many lines; the first says what happened.
+    // The verifier's log has many lines; the first one says what happened.
     while let Some(error) = source {
         let next = error.to_string();
         text += &format!(": {}", next.lines().next().unwrap_or_default());

@@ -1,4 +1,4 @@
-//! What the API server has, and what it lets us do.
+//! What the API server has, and what it allows this process.
 
 use std::{collections::BTreeSet, future::Future};
 

@@ -1,4 +1,4 @@
-//! OVN's databases and the place of its flows, found as the agent finds them.
+//! OVN's databases and the first tables of its pipelines, found as the agent finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ use crate::{
 type Nb = Result<BTreeMap<RowId, Acl>, String>;
 type Sb = Result<Southbound, String>;
 
-/// What the edge sends before anybody reads.
+/// At most this many inputs of the edge wait.
 const INPUTS_MAX: usize = 64;
 
 pub(super) async fn ask(
@@ -165,7 +165,7 @@ impl Questions {
             .collect();
         for (pipeline, table_id) in stages {
             let located = self.base(pipeline, table_id, &mut connection);
-            // ovn-controller may be late; the flows are then without a place.
+            // ovn-controller may be late; the first table is then unknown.
             if let Ok(Ok(base)) = timeout(PATIENCE, located).await {
                 southbound.bases.insert(pipeline, base);
             }

@@ -54,7 +54,7 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
         };
         interface.link = links.get(&interface.name).cloned();
         if let Some(link) = &interface.link {
-            // No qdisc there is an error of the kernel's.
+            // Without a qdisc, the kernel returns an error.
             interface.ingress_qdisc = survey::ingress_qdisc(link.ifindex).ok().flatten();
         }
         vswitch.interfaces.push(interface);
@@ -68,13 +68,13 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
     Ok(vswitch)
 }
 
-/// The interface of a pod; nothing where the row is another's.
+/// The interface of a pod; nothing if the row is not a pod's.
 fn interface(row: &Row, without_ovn: bool) -> Result<Option<PodInterface>, CellError> {
     let ids = row.pairs("external_ids")?;
     let Some(port) = ids.value("iface-id") else {
         return Ok(None);
     };
-    // As the agent has it (`Interface::is_of_pod`).
+    // As in the agent (`Interface::is_of_pod`).
     let of_pod = ["iface-id-ver", "sandbox"].map(|key| ids.value(key).is_some());
     if !without_ovn && of_pod == [false, false] {
         return Ok(None);
