@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod api;
 pub mod capture;
+mod causes;
 pub mod check;
 pub mod cleanup;
 pub mod clock;

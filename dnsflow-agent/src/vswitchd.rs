@@ -36,6 +36,7 @@ use tracing::{debug, info, warn};
 use dnsflow_core::{Input, Timestamp, revalidation};
 
 use crate::{
+    causes::Causes,
     clock::now,
     ovsdb::framing::{Framer, FramingError},
 };
@@ -186,7 +187,7 @@ pub async fn watch(
         bridge: bridge.to_string_lossy().into_owned(),
         datapath: None,
         passes: Passes::default(),
-        logged: None,
+        causes: Causes::default(),
     };
     let mut read_at = now();
     // When a pass behind a change that answers wait for should be over.
@@ -220,8 +221,7 @@ struct Watcher {
     /// The name of the bridge's datapath, once it was found: there can be others.
     datapath: Option<String>,
     passes: Passes,
-    /// The last failure that was logged, until there is an answer.
-    logged: Option<String>,
+    causes: Causes<String>,
 }
 
 impl Watcher {
@@ -234,7 +234,7 @@ impl Watcher {
                 estimate.set(time);
                 let Revalidation { flows, pass } = answer;
                 debug!(flows, ?pass, is_behind_change, estimate = ?time, "revalidation");
-                if self.logged.take().is_some() {
+                if self.causes.end() {
                     info!(estimate = ?time, "ovs-vswitchd says how long it revalidates");
                 }
             }
@@ -243,13 +243,12 @@ impl Watcher {
                 self.datapath = None;
                 estimate.set(passes::UNKNOWN);
                 let error = with_causes(&error);
-                if self.logged.as_ref() != Some(&error) {
+                if self.causes.is_news(error.clone()) {
                     warn!(
                         error,
                         estimate = ?passes::UNKNOWN,
                         "ovs-vswitchd does not say how long it revalidates; a default holds"
                     );
-                    self.logged = Some(error);
                 }
             }
         }

@@ -37,6 +37,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    causes::Causes,
     openflow::unblock::{UnblockError, unblock},
     ovsdb::{Connection, Remotes, convert::Converter, session::Conditions},
     vswitch_db::{DEFAULT_SOCKET, OPTION},
@@ -137,8 +138,7 @@ pub struct Conntrack {
     converter: Converter,
     bridge: Option<Bridge>,
     vswitchd: Vswitchd,
-    /// The last failure that was logged, until something succeeds.
-    logged: Option<String>,
+    causes: Causes<String>,
 }
 
 impl Conntrack {
@@ -157,7 +157,7 @@ impl Conntrack {
             vswitchd: Vswitchd::new(openflow_socket.parent().unwrap_or(Path::new(".")))
                 .with_answer_max(DUMP_MAX_BYTES),
             openflow_socket,
-            logged: None,
+            causes: Causes::default(),
         }
     }
 
@@ -210,22 +210,21 @@ impl Conntrack {
         self.bridge = bridges.into_iter().find_map(|(_, bridge)| bridge);
     }
 
-    /// Logs a failure once, until another failure or a success.
+    /// Logs each cause of failure once, until a success.
     fn log_unless_ok<T>(&mut self, result: Result<T, ConntrackError>) -> Option<T> {
         match result {
             Ok(value) => {
-                self.logged = None;
+                self.causes.end();
                 Some(value)
             }
             Err(error) => {
                 let error = with_causes(&error);
-                if self.logged.as_ref() != Some(&error) {
+                if self.causes.is_news(error.clone()) {
                     warn!(
                         error,
                         "connections that OVN blocked while a flow was missing stay blocked until \
                          their pod sends a packet"
                     );
-                    self.logged = Some(error);
                 }
                 None
             }

@@ -12,7 +12,7 @@
 pub mod ledger;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, hash_map::RandomState},
+    collections::{BTreeMap, hash_map::RandomState},
     fs,
     hash::BuildHasher as _,
     sync::{
@@ -40,7 +40,7 @@ use super::{
     convert,
     egress_firewall::{EgressFirewall, NAME, Stored},
 };
-use crate::clock::now;
+use crate::{causes::Causes, clock::now};
 
 /// The nodes spread their Events about one change over this time.
 pub const SPREAD: Duration = Duration::from_secs(30);
@@ -234,7 +234,7 @@ pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration
             "" => "unknown".into(),
             name => convert::shorten(name, 100),
         },
-        logged: BTreeSet::new(),
+        causes: Causes::default(),
     };
     let mut ledger = Ledger::default();
     loop {
@@ -281,8 +281,7 @@ struct Poster {
     options: ClientOptions,
     client: Option<Client>,
     instance: String,
-    /// The kinds of failure logged since the last success.
-    logged: BTreeSet<u16>,
+    causes: Causes<u16>,
 }
 
 impl Poster {
@@ -296,13 +295,13 @@ impl Poster {
         };
         match posted {
             Ok(outcome) => {
-                self.logged.clear();
+                self.causes.end();
                 outcome
             }
             Err((kind, cause)) => {
                 // The credentials may be wrong: they are read again.
                 self.client = None;
-                if self.logged.insert(kind) {
+                if self.causes.is_news(kind) {
                     tracing::warn!(cause, "cannot create an Event; trying again");
                 }
                 Outcome::Failed

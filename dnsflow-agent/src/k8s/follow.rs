@@ -9,7 +9,6 @@
 //! [`watcher::Config`]; a server without it refuses the request.
 
 use std::{
-    collections::BTreeSet,
     fmt::Debug,
     time::{Duration, Instant},
 };
@@ -30,6 +29,7 @@ use super::{
     client::{ClientOptions, MAX_MESSAGE, chain, connect},
     convert,
 };
+use crate::causes::Causes;
 
 /// The interval at which an unreadable client configuration is read again.
 const CONFIG_RETRY: Duration = Duration::from_secs(5);
@@ -205,7 +205,7 @@ enum Kind {
 /// The failures of the connection; each kind is logged once.
 #[derive(Debug, Default)]
 struct Trouble {
-    logged: BTreeSet<Kind>,
+    causes: Causes<Kind>,
     last: Option<Instant>,
 }
 
@@ -219,15 +219,14 @@ impl Trouble {
     fn is_news(&mut self, kind: Kind, now: Instant) -> bool {
         let is_recent = |last| now.saturating_duration_since(last) < TROUBLE_OVER;
         if !self.last.is_some_and(is_recent) {
-            self.logged.clear();
+            self.causes.end();
         }
         self.last = Some(now);
-        self.logged.insert(kind)
+        self.causes.is_news(kind)
     }
 
     fn over(&mut self, url: &str) {
-        if !self.logged.is_empty() {
-            self.logged.clear();
+        if self.causes.end() {
             tracing::info!(url, "the Kubernetes API answers again");
         }
     }

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use super::{Event, IDLE_MAX, OpenFlowCounters, Session};
-use crate::clock::now;
+use crate::{causes::Causes, clock::now};
 
 /// The wait before the first new attempt to connect; it doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -51,8 +51,7 @@ pub struct Connection {
     monitored: BTreeSet<u8>,
     /// The counters of earlier sessions.
     counters: OpenFlowCounters,
-    /// The reasons that were reported while the connection is down.
-    logged: BTreeSet<String>,
+    causes: Causes<String, REASONS_MAX>,
     buffer: Box<[u8]>,
 }
 
@@ -82,7 +81,7 @@ impl Connection {
             events: VecDeque::new(),
             monitored: BTreeSet::new(),
             counters: OpenFlowCounters::default(),
-            logged: BTreeSet::new(),
+            causes: Causes::default(),
             buffer: vec![0; READ_MAX].into_boxed_slice(),
         }
     }
@@ -206,7 +205,7 @@ impl Connection {
         };
         let event = live.session.poll_event()?;
         if event == Event::Up {
-            self.logged.clear();
+            self.causes.end();
             // Before the event, so that no loss is missed.
             live.session.monitor_tables(self.monitored.clone());
             self.flush();
@@ -296,7 +295,7 @@ impl Connection {
             "OpenFlow connection to {} (--openflow-socket): {reason}",
             self.path.display()
         );
-        if self.logged.len() < REASONS_MAX && self.logged.insert(reason.clone()) {
+        if self.causes.is_news(reason.clone()) {
             self.events.push_back(Event::Down { reason });
         }
     }

@@ -9,7 +9,6 @@
 //! connection succeeds.
 
 use std::{
-    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
@@ -31,6 +30,7 @@ use super::{
     schema::{Clause, Condition, Database},
     session::{Conditions, Event, Session, SessionError},
 };
+use crate::causes::Causes;
 
 /// The first delay before another attempt.
 pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -41,8 +41,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Buffer space for each read.
 const READ_BYTES: usize = 64 << 10;
-/// At most this many different causes are logged until a connection succeeds.
-const CAUSES_MAX: usize = 16;
 
 /// What happened to a connection, counted since the start.
 #[derive(Debug, Default)]
@@ -83,7 +81,7 @@ pub struct Connection {
     candidate: usize,
     refusals: Vec<String>,
     backoff: Backoff,
-    logged: BTreeSet<String>,
+    causes: Causes<String>,
     state: State,
     counters: Arc<OvsdbCounters>,
 }
@@ -111,7 +109,7 @@ impl Connection {
             candidate: 0,
             refusals: Vec::new(),
             backoff: Backoff::default(),
-            logged: BTreeSet::new(),
+            causes: Causes::default(),
             state: State::Waiting { until: now() },
             counters: Arc::default(),
         }
@@ -191,7 +189,7 @@ impl Connection {
 
     fn all_failed(&mut self) {
         let causes = std::mem::take(&mut self.refusals).join("; ");
-        if !self.logged.contains(&causes) && self.logged.len() < CAUSES_MAX {
+        if self.causes.is_news(causes.clone()) {
             tracing::warn!(
                 database = self.database.name,
                 option = self.option,
@@ -199,7 +197,6 @@ impl Connection {
                 "cannot reach the database, retrying; {} names another address",
                 self.option,
             );
-            self.logged.insert(causes);
         }
         self.retry();
     }
@@ -212,7 +209,7 @@ impl Connection {
             link.synced_at = Some(now());
             tracing::info!(database = self.database.name, %remote, "connected");
         }
-        self.logged.clear();
+        self.causes.end();
         self.refusals.clear();
     }
 

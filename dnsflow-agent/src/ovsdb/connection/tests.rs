@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use tokio::net::UnixListener;
 
@@ -48,7 +48,7 @@ async fn every_address_is_tried_and_each_cause_is_told_once() {
         connection.attempt().await;
     }
     assert_eq!(connection.counters().failures.load(Relaxed), 6);
-    let told: Vec<&String> = connection.logged.iter().collect();
+    let told: Vec<&String> = connection.causes.reported();
     assert_eq!(
         told,
         [
@@ -61,11 +61,11 @@ async fn every_address_is_tried_and_each_cause_is_told_once() {
 #[tokio::test]
 async fn the_number_of_causes_told_is_limited() {
     let mut connection = connection("unix:/nonexistent/a");
-    for cause in 0..2 * CAUSES_MAX {
+    for cause in 0..32 {
         connection.refusals.push(cause.to_string());
         connection.all_failed();
     }
-    assert_eq!(connection.logged.len(), CAUSES_MAX);
+    assert_eq!(connection.causes.reported().len(), 16);
 }
 
 /// A server that answers the monitor request, or does not, and closes after a while.
@@ -108,9 +108,9 @@ const EMPTY: &str = r#"{"id":0,"result":{},"error":null}"#;
 async fn a_lost_connection_is_made_again() {
     let server = FakeServer::start("lost", EMPTY, Duration::from_secs(1));
     let mut connection = server.connection();
-    connection.logged.insert("an earlier cause".into());
+    assert!(connection.causes.is_news("an earlier cause".into()));
     assert_eq!(connection.next().await, Event::Synced);
-    assert!(connection.logged.is_empty(), "told again after a success");
+    assert!(!connection.causes.end(), "told again after a success");
     assert!(connection.replica().is_some());
     let backoff = connection.backoff.next;
     assert_eq!(connection.next().await, Event::Synced);
@@ -144,7 +144,7 @@ async fn a_silent_server_is_given_up() {
     let mut connection = server.connection();
     let nothing = timeout(Duration::from_secs(12), connection.next()).await;
     assert!(nothing.is_err());
-    let told: Vec<&String> = connection.logged.iter().collect();
+    let told: Vec<&String> = connection.causes.reported();
     assert!(
         matches!(&told[..], [cause] if cause.ends_with("database D: no answer for 10 s")),
         "{told:?}"
