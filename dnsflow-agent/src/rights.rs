@@ -53,7 +53,8 @@ pub fn bpf_while_running(uses_map: impl FnOnce() -> bool) -> io::Result<Capabili
     set_capabilities(
         None,
         CapabilitySets {
-            effective: sets.effective - CapabilitySet::BPF,
+            // CAP_SYS_ADMIN includes CAP_BPF.
+            effective: sets.effective - CapabilitySet::BPF - CapabilitySet::SYS_ADMIN,
             ..sets
         },
     )?;

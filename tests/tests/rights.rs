@@ -6,12 +6,18 @@ mod manifests;
 use std::{
     collections::BTreeSet,
     fs,
+    net::Ipv4Addr,
     os::unix::fs::{PermissionsExt as _, chown},
     process::Command,
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
+use dnsflow_agent::{
+    capture::{self, Attach as _, AttachKind},
+    rights::{WHILE_RUNNING, bpf_while_running, keep_only},
+};
 use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,
@@ -19,9 +25,15 @@ use dnsflow_tests::{
     lab::Lab,
     pod::{DNS, Transport},
     process::wait_until,
+    support::{not_run, this_test},
 };
 use manifests::{directory, documents};
+use rustix::{
+    process::geteuid,
+    thread::{CapabilitySet, UnshareFlags, unshare_unsafe},
+};
 use serde_json::Value;
+use tokio::runtime;
 
 const PATIENT: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -213,6 +225,54 @@ fn check_says_what_it_cannot_try_and_fails_nothing() {
     assert_eq!(attach["status"], "warning", "{printed}");
     assert_eq!(not_ok.next(), None, "{printed}");
     assert!(output.status.success());
+}
+
+/// Loads the programs, gives up everything but `kept`, and attaches to the loopback interface of a new
+/// network namespace. Returns whether that went well, and whether the maps can be written to then.
+fn attach_with(kept: CapabilitySet, kind: Option<AttachKind>) -> Result<(bool, bool)> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _entered = runtime.enter();
+    let options = capture::Options {
+        attach: kind,
+        ..capture::Options::default()
+    };
+    let mut capture = capture::load(&options, runtime.handle())?;
+    // SAFETY: a new network namespace leaves memory and file descriptors as they are, and only this
+    // thread is in it.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    let bpf = bpf_while_running(|| capture.counters.read().is_ok())?;
+    keep_only(kept | bpf)?;
+    let program = capture.attacher.attachments.program_mut();
+    let ifindex = program.ifindex("lo").context("lo")?;
+    let attached = program
+        .attach("lo", ifindex)
+        .and_then(|mut link| program.complete("lo", ifindex, &mut link));
+    let server = (Ipv4Addr::new(10, 96, 0, 10).into(), 53);
+    Ok((
+        attached.is_ok(),
+        capture.resolvers.set(&[server]).is_empty(),
+    ))
+}
+
+#[test]
+fn what_is_kept_suffices_for_pods_that_come_later() {
+    if !geteuid().is_root() {
+        not_run(&this_test(), "not root");
+        return;
+    }
+    let attach_with = |kept, kind| {
+        let thread = thread::spawn(move || attach_with(kept, kind));
+        thread.join().expect("no panic").expect("it is loaded")
+    };
+    for kind in [None, Some(AttachKind::Clsact)] {
+        assert_eq!(attach_with(WHILE_RUNNING, kind), (true, true), "{kind:?}");
+    }
+    // The kernel asks for CAP_NET_ADMIN where a qdisc is made, and for nothing where a map is used.
+    let without = WHILE_RUNNING - CapabilitySet::NET_ADMIN;
+    let clsact = Some(AttachKind::Clsact);
+    assert_eq!(attach_with(without, clsact), (false, true));
 }
 
 /// What the agent says without a capability, once it has ended or goes on in vain.
