@@ -294,16 +294,18 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
             Finding::warning(CHECK, text, remedy)
         };
     }
-    if understood == 0 {
-        let text = if waiting == 0 {
-            "OVN has no ACL for a dnsName yet, so that none could be read"
-        } else {
-            "OVN has ACLs for dnsNames, but no logical flow of them on this node yet"
-        };
+    if understood == 0 && waiting == 0 {
         return Finding::warning(
             CHECK,
-            text,
+            "OVN has no ACL for a dnsName yet, so that none could be read",
             "run a pod of a namespace whose EgressFirewall names a dnsName here, and check again",
+        );
+    }
+    if understood == 0 {
+        // OVN makes the logical flows of an ACL where its namespace has a pod.
+        return Finding::ok(
+            CHECK,
+            "OVN has ACLs for dnsNames, and no pod on this node is behind one of them yet",
         );
     }
     if placeless {
