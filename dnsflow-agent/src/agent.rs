@@ -8,7 +8,7 @@
 mod reports;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     future::Future,
     hash::{BuildHasher as _, RandomState},
     io,
@@ -40,7 +40,7 @@ use crate::{
     api::{self, Health},
     capture::{
         self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained,
-        Heartbeat, NameFilter, ProgramCounters, Records, Releaser, Resolvers,
+        Heartbeat, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -158,6 +158,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         heartbeat,
         counters,
         log,
+        shares,
     } = {
         let _runtime = hot.enter();
         capture::load(&capture_options, attaching.handle())?
@@ -220,6 +221,8 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         beat_at: now(),
         estimate,
         counters,
+        shares,
+        over_share: BTreeMap::new(),
         attach,
         openflow: openflow::Connection::new(socket),
         questions,
@@ -413,6 +416,9 @@ struct Hot {
     beat_at: Timestamp,
     estimate: Arc<Estimate>,
     counters: ProgramCounters,
+    shares: Shares,
+    /// What each interface had lost of its own when the counters were last logged.
+    over_share: BTreeMap<u32, u64>,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
     attach: mpsc::UnboundedSender<AttachCommand>,
@@ -647,11 +653,16 @@ impl Hot {
                 interface,
                 name,
                 policed,
+                sources,
             } => self.attach(AttachCommand::Attach {
                 interface,
                 name,
                 policed,
+                sources,
             }),
+            Command::TrustSources { interface, sources } => {
+                self.attach(AttachCommand::TrustSources { interface, sources });
+            }
             Command::Detach { interface } => self.attach(AttachCommand::Detach { interface }),
             Command::Apply {
                 batch,
@@ -740,7 +751,7 @@ impl Hot {
         }
     }
 
-    fn tell_counters(&self) {
+    fn tell_counters(&mut self) {
         self.lost_lines.report();
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
@@ -757,5 +768,29 @@ impl Hot {
             }
             Err(error) => warn!(%error, "cannot read the program's counters"),
         }
+        self.report_over_share();
+    }
+
+    /// Names the pods that have begun to lose packets of their own.
+    fn report_over_share(&mut self) {
+        let left_out = match self.shares.left_out() {
+            Ok(left_out) => left_out,
+            Err(error) => {
+                warn!(%error, "cannot read which pods are over their share");
+                return;
+            }
+        };
+        for (ifindex, packets) in &left_out {
+            if !self.over_share.contains_key(ifindex) {
+                let port = self.engine.port_at(*ifindex).unwrap_or("unknown");
+                warn!(
+                    port,
+                    packets,
+                    "a pod hands over more DNS than its share: what is beyond opens nothing for it; \
+                     other pods lose nothing"
+                );
+            }
+        }
+        self.over_share = left_out;
     }
 }

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use dnsflow_core::{
     Input,
     limits::MEGAFLOW_IDLE,
-    ovn::rows::{Interface, InterfaceUpdate},
+    ovn::rows::{Interface, InterfaceUpdate, MacAddress},
 };
 use tokio::sync::mpsc;
 
@@ -155,7 +155,8 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
         iface_id: iface_id.to_owned(),
         iface_id_ver: text("iface-id-ver"),
         addresses: addresses(ids.value("ip_addresses").unwrap_or_default())?,
-        mac: text("attached_mac"),
+        mac: ids.value("attached_mac").map(mac).transpose()?,
+        network: text("k8s.ovn.org/network"),
         sandbox: text("sandbox"),
         // -1 when ovs-vswitchd could not add the port (ovs-vswitchd.conf.db(5)).
         ofport: ofport
@@ -182,6 +183,16 @@ fn megaflows_idle(row: &Row) -> Conversion<Duration> {
 
 fn unsigned(value: i64) -> Option<u32> {
     u32::try_from(value).ok()
+}
+
+/// Reads an Ethernet address.
+fn mac(text: &str) -> Result<MacAddress, CellError> {
+    MacAddress::parse(text).ok_or_else(|| {
+        CellError::new(
+            "external_ids",
+            format!("attached_mac: `{text}` is no Ethernet address"),
+        )
+    })
 }
 
 /// Reads addresses with or without prefix lengths, separated by commas.

@@ -14,11 +14,20 @@ use crate::{
 
 /// How many resolvers can be trusted.
 pub const RESOLVERS_MAX: u32 = 1024;
-/// How many queries are remembered; beyond it, the ones that were not used for the longest time go.
-///
-/// At the 10 s that a query waits at most, 6,500 queries a second that nobody answers; answered
-/// ones leave at once.
-pub const PENDING_MAX: u32 = 65_536;
+/// How many addresses there are over all interfaces ([`SourceKey`]): four for each of 4,096.
+pub const SOURCES_MAX: u32 = 16_384;
+/// How many addresses of one interface count.
+pub const SOURCES_PER_INTERFACE_MAX: usize = 16;
+/// How many queries of one interface are remembered: 512 that wait for a resolver which takes half
+/// a second are a thousand a second. Answered ones leave at once.
+pub const PENDING_PER_INTERFACE: u32 = PENDING_SETS * PENDING_WAYS;
+/// A query belongs to one set of its interface's slots, by its ports and its id …
+const PENDING_SETS: u32 = 128;
+/// … and may stand in each slot of the set. The oldest query of a full set goes.
+pub const PENDING_WAYS: u32 = 4;
+/// How many queries of all interfaces are remembered: those of 256 interfaces that have filled all
+/// their slots. Beyond it, the ones that were not used for the longest time go.
+pub const PENDING_MAX: u32 = 256 * PENDING_PER_INTERFACE;
 /// How long a query waits for its answer: twice the time after which resolvers usually ask again
 /// (`timeout` in resolv.conf(5)).
 pub const PENDING_AGE_MAX_NS: u64 = 10_000_000_000;
@@ -32,6 +41,13 @@ pub const NAME_SETS_MAX: u32 = 4096;
 pub const NAME_SET_EMPTY: u32 = 1 << 31;
 /// How many names there are over all name sets.
 pub const NAMES_MAX: u32 = 131_072;
+/// How many interfaces have a share of what the agent is handed.
+pub const SHARES_MAX: u32 = NAME_SETS_MAX;
+/// How many frames that were held are remembered, so that none of them is held again.
+pub const HELD_MAX: u32 = 8192;
+/// For how long a frame that was held is not held again. No agent holds one as long
+/// (`--hold-max`).
+pub const HELD_AGAIN_NS: u64 = 10_000_000_000;
 
 /// An IP address: IPv4 ones in the first four octets, zeros behind them.
 #[derive(
@@ -69,6 +85,12 @@ impl Address {
         Self {
             octets: [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         }
+    }
+
+    /// The same in two words.
+    #[inline(always)]
+    fn words(self) -> [u64; 2] {
+        zerocopy::transmute!(self.octets)
     }
 
     /// Where the packet of this header comes from.
@@ -134,79 +156,178 @@ impl ResolverKey {
     }
 }
 
-/// A query that a pod sent.
+/// An address that a pod's port has: as its packets' source, what lets a question count.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]
 #[repr(C)]
-pub struct PendingKey {
-    /// The pod's interface, where both query and answer pass.
+pub struct SourceKey {
+    /// The pod's interface.
     pub ifindex: u32,
-    /// The resolver's address.
-    pub resolver: Address,
-    /// The pod's address.
-    pub pod: Address,
-    /// The IP version of both.
-    pub version: u16,
-    /// The resolver's port.
-    pub resolver_port: u16,
-    /// The pod's port.
-    pub pod_port: u16,
-    /// The transaction id.
-    pub id: u16,
+    /// The IP version.
+    pub version: u32,
+    address: Address,
 }
 
-impl PendingKey {
-    /// The key of a query to `resolver_port`; `None` where the frame ends before.
+impl SourceKey {
+    /// This address at an interface.
+    pub fn new(ifindex: u32, address: IpAddr) -> Self {
+        Self {
+            ifindex,
+            version: if address.is_ipv4() { 4 } else { 6 },
+            address: Address::new(address),
+        }
+    }
+
+    /// Where a packet from the pod comes from; `None` where the frame ends before.
     #[inline(always)]
-    pub fn query<R: Reader>(
+    pub fn source<R: Reader>(frame: &R, ifindex: u32, ip: IpHeader) -> Option<Self> {
+        Some(Self {
+            ifindex,
+            version: ip.version as u32,
+            address: Address::src(frame, ip)?,
+        })
+    }
+
+    /// Where a packet to the pod goes; `None` where the frame ends before.
+    #[inline(always)]
+    pub fn destination<R: Reader>(frame: &R, ifindex: u32, ip: IpHeader) -> Option<Self> {
+        Some(Self {
+            ifindex,
+            version: ip.version as u32,
+            address: Address::dst(frame, ip)?,
+        })
+    }
+}
+
+/// The Ethernet address that belongs to a [`SourceKey`], and two zeros. All zero stands for any:
+/// where nobody says which one a port has.
+pub type SourceMac = [u8; 8];
+
+/// A query that a pod sent, as far as its answer repeats it: the resolver's address, the pod's
+/// address, and one word of IP version, resolver's port, pod's port and transaction id. In words: a
+/// comparison is one branch, and a verifier follows each.
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
+)]
+#[repr(C)]
+pub struct Query {
+    words: [u64; 5],
+}
+
+impl Query {
+    /// A query from the pod; `None` where the frame ends before.
+    #[inline(always)]
+    pub fn sent<R: Reader>(
         frame: &R,
-        ifindex: u32,
         ip: IpHeader,
         (pod_port, resolver_port): (u16, u16),
         id: u16,
     ) -> Option<Self> {
-        Some(Self {
-            ifindex,
-            resolver: Address::dst(frame, ip)?,
-            pod: Address::src(frame, ip)?,
-            version: ip.version as u16,
-            resolver_port,
-            pod_port,
-            id,
-        })
+        let (resolver, pod) = (Address::dst(frame, ip)?, Address::src(frame, ip)?);
+        Some(Self::new(resolver, pod, ip, resolver_port, pod_port, id))
     }
 
-    /// The key of the query that an answer from `resolver_port` belongs to; `None` where the frame
-    /// ends before.
+    /// The query that an answer belongs to; `None` where the frame ends before.
     #[inline(always)]
-    pub fn answer<R: Reader>(
+    pub fn answered<R: Reader>(
         frame: &R,
-        ifindex: u32,
         ip: IpHeader,
         (resolver_port, pod_port): (u16, u16),
         id: u16,
     ) -> Option<Self> {
-        Some(Self {
-            ifindex,
-            resolver: Address::src(frame, ip)?,
-            pod: Address::dst(frame, ip)?,
-            version: ip.version as u16,
-            resolver_port,
-            pod_port,
-            id,
-        })
+        let (resolver, pod) = (Address::src(frame, ip)?, Address::dst(frame, ip)?);
+        Some(Self::new(resolver, pod, ip, resolver_port, pod_port, id))
     }
+
+    #[inline(always)]
+    fn new(
+        resolver: Address,
+        pod: Address,
+        ip: IpHeader,
+        resolver_port: u16,
+        pod_port: u16,
+        id: u16,
+    ) -> Self {
+        let ([a, b], [c, d]) = (resolver.words(), pod.words());
+        let rest = u64::from(ip.version as u16) << 48
+            | u64::from(resolver_port) << 32
+            | u64::from(pod_port) << 16
+            | u64::from(id);
+        Self {
+            words: [a, b, c, d, rest],
+        }
+    }
+
+    /// Whether both are the same query, with one branch.
+    #[inline(always)]
+    pub fn is(&self, other: &Self) -> bool {
+        let ([a, b, c, d, e], [f, g, h, i, j]) = (&self.words, &other.words);
+        ((a ^ f) | (b ^ g) | (c ^ h) | (d ^ i) | (e ^ j)) == 0
+    }
+
+    /// The first slot of the query's set.
+    #[inline(always)]
+    pub fn set(&self) -> u32 {
+        // Pods choose ports and ids by chance, or one after the other (RFC 5452): the upper bits of
+        // the product depend on all of them (Knuth, The Art of Computer Programming, volume 3,
+        // section 6.4: multiplicative hashing).
+        let [.., rest] = self.words;
+        let mixed = rest.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> (64 - PENDING_SETS.trailing_zeros())) as u32 * PENDING_WAYS
+    }
+}
+
+/// A place for a query.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct SlotKey {
+    /// The pod's interface, where both query and answer pass.
+    pub ifindex: u32,
+    /// Which one, of [`PENDING_PER_INTERFACE`].
+    pub slot: u32,
 }
 
 /// What is remembered of a query.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct Pending {
+    /// The query.
+    pub query: Query,
     /// The question's hash.
     pub question: u64,
     /// When it was asked, in nanoseconds of `CLOCK_MONOTONIC`.
     pub asked_at_ns: u64,
+}
+
+/// A frame that was held.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct HeldKey {
+    /// The interface that it goes out of.
+    pub ifindex: u32,
+    /// Its length.
+    pub frame_len: u32,
+    /// Its TCP sequence number, or the id of its DNS message.
+    pub sequence: u32,
+    /// The server's port, then the pod's.
+    pub ports: [u16; 2],
+}
+
+/// What an interface may still hand to the agent: the time at which all that it has handed over is
+/// paid for, in nanoseconds of `CLOCK_MONOTONIC` (the "theoretical arrival time" of the generic cell
+/// rate algorithm, ITU-T I.371). Two CPUs that pay at once may pay once: nobody else suffers from that.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct Share {
+    /// Of the ring buffer.
+    pub ring_paid_at_ns: u64,
+    /// Of the answers that are deferred for a rule that may come.
+    pub deferred_paid_at_ns: u64,
+    /// Packets that were left out because the share was used up.
+    pub left_out: u64,
 }
 
 /// A UDP datagram in fragments (RFC 791, section 3.2; RFC 8200, section 4.5). What both say
@@ -278,5 +399,49 @@ mod tests {
             ResolverKey::new(v4.into(), 53),
             ResolverKey::new(v6.into(), 53)
         );
+        assert_ne!(SourceKey::new(7, v4.into()), SourceKey::new(7, v6.into()));
+    }
+
+    #[test]
+    fn queries_one_after_the_other_are_spread_over_all_sets() {
+        let query = |id: u16, port: u16| {
+            let ip = IpHeader {
+                version: Version::V4,
+                l3: 14,
+            };
+            Query::sent(&&[7; 34][..], ip, (port, 53), id).expect("long enough")
+        };
+        for way in [|at| (at, 40_000), |at| (7, at)] {
+            let mut counts = [0; PENDING_SETS as usize];
+            for at in 0..PENDING_PER_INTERFACE as u16 {
+                let (id, port) = way(at);
+                let set = query(id, port).set();
+                assert!(set % PENDING_WAYS == 0 && set < PENDING_PER_INTERFACE);
+                counts[(set / PENDING_WAYS) as usize] += 1;
+            }
+            let most = counts.iter().max().copied();
+            assert!(most <= Some(2 * PENDING_WAYS), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_query_is_itself_alone() {
+        let frame: [u8; 54] = core::array::from_fn(|at| at as u8);
+        let ip = |version| IpHeader { version, l3: 14 };
+        let sent = |frame: &[u8], version, ports, id| {
+            Query::sent(&frame, ip(version), ports, id).expect("long enough")
+        };
+        let query = sent(&frame, Version::V4, (1, 2), 3);
+        assert!(query.is(&query));
+        let mut other = frame;
+        other[29] ^= 1;
+        for other in [
+            sent(&other, Version::V4, (1, 2), 3),
+            sent(&frame, Version::V6, (1, 2), 3),
+            sent(&frame, Version::V4, (2, 1), 3),
+            sent(&frame, Version::V4, (1, 2), 4),
+        ] {
+            assert!(!query.is(&other), "{other:?}");
+        }
     }
 }

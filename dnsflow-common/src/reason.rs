@@ -101,10 +101,21 @@ reasons! {
     TooOld = "too_old",
     /// No rule of the pod's namespace mentions the name.
     NoRule = "no_rule",
+    /// The pod's MAC or IP address in the packet is none of its port's: the switch lets no such packet
+    /// of a pod pass. Of a port that is not on the network of the resolvers, or whose addresses
+    /// nobody names, this is every packet.
+    ForeignAddress = "foreign_address",
+    /// The packet from a pod has a VLAN tag: the switch lets none of them pass.
+    Tagged = "tagged",
     /// The pod's query was written down.
     QueryRecorded = "query_recorded",
+    /// The pod's query was written down in place of an older one of the same pod, which nobody has
+    /// answered: the pod has as many as it may.
+    QueryDisplaced = "query_displaced",
     /// The pod's query could not be written down.
     QueryLost = "query_lost",
+    /// The pod has used up its share of what the agent is handed.
+    OverShare = "over_share",
     /// The ring buffer had no room: the agent does not keep up.
     RingFull = "ring_full",
     /// The program could not copy the frame out of the packet buffer.

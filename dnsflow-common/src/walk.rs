@@ -13,13 +13,13 @@ mod transport;
 
 pub use self::{
     ip::{Addresses, EXTENSIONS_MAX, IpHeader, Version},
-    link::{TAGS_MAX, Tags},
+    link::{MAC_DST_AT, MAC_SRC_AT, TAGS_MAX, Tags},
     reader::{PORTS_MAX, Ports, Reader, ServerPorts},
     transport::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
 };
 use self::{
     ip::{Ip, PROTOCOL_TCP, PROTOCOL_UDP, Part},
-    transport::{tcp, udp},
+    transport::{Server, tcp, udp},
 };
 use crate::Reason;
 
@@ -32,6 +32,15 @@ pub enum Packet {
     TcpSegment(Segment),
     /// A piece of a UDP datagram in which a DNS answer may be.
     Fragment(Fragment),
+}
+
+/// What a pod sends to a DNS server that matters. Offsets count from the frame's first byte.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sent {
+    /// A whole UDP datagram with a DNS query.
+    UdpQuery(Message),
+    /// A piece of a TCP stream in which DNS queries may be, or its beginning or end.
+    TcpSegment(Segment),
 }
 
 /// A DNS message that fills a UDP datagram.
@@ -66,6 +75,8 @@ pub struct Segment {
     pub dst_port: u16,
     /// The sequence number of the first byte of data, or of the SYN in front of it.
     pub seq: u32,
+    /// The acknowledgment number; it counts where [`TCP_ACK`] is set.
+    pub ack: u32,
     /// The control bits: [`TCP_SYN`], [`TCP_FIN`], [`TCP_RST`] and others.
     pub flags: u8,
     /// Where the TCP header begins.
@@ -158,21 +169,7 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
     let (tags, ip) = headers(frame)?;
     match (ip.protocol, ip.part) {
         (PROTOCOL_TCP, Part::Whole) => {
-            let tcp = tcp(frame, &ip, ports)?;
-            if tcp.payload_len == 0 && tcp.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0 {
-                return Err(Reason::TcpWithoutData);
-            }
-            Ok(Packet::TcpSegment(Segment {
-                ip: ip.header,
-                tags,
-                src_port: tcp.src_port,
-                dst_port: tcp.dst_port,
-                seq: tcp.seq,
-                flags: tcp.flags,
-                l4: ip.payload,
-                payload: tcp.payload,
-                payload_len: tcp.payload_len,
-            }))
+            segment(frame, tags, &ip, ports, Server::Source).map(Packet::TcpSegment)
         }
         (PROTOCOL_TCP, _) => Err(Reason::FragmentedTcp),
         (
@@ -234,18 +231,49 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
     }
 }
 
-/// Finds the DNS query in a frame: a standard query over UDP with one question, to one of
-/// `ports`.
+/// Reads a TCP segment that has data, or begins or ends a stream.
+#[inline(always)]
+fn segment<R: Reader, P: ServerPorts>(
+    frame: &R,
+    tags: Tags,
+    ip: &Ip,
+    ports: &P,
+    server: Server,
+) -> Result<Segment, Reason> {
+    let tcp = tcp(frame, ip, ports, server)?;
+    if tcp.payload_len == 0 && tcp.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0 {
+        return Err(Reason::TcpWithoutData);
+    }
+    Ok(Segment {
+        ip: ip.header,
+        tags,
+        src_port: tcp.src_port,
+        dst_port: tcp.dst_port,
+        seq: tcp.seq,
+        ack: tcp.ack,
+        flags: tcp.flags,
+        l4: ip.payload,
+        payload: tcp.payload,
+        payload_len: tcp.payload_len,
+    })
+}
+
+/// Finds what a pod sends to a DNS server in a frame: a standard query over UDP with one question, to
+/// one of `ports`; a segment of a TCP stream to one of `ports` that has data or begins or ends the
+/// stream.
 ///
 /// A query in fragments is none: it would have to be longer than what a question can fill.
 #[inline(always)]
-pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Message, Reason> {
+pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Sent, Reason> {
     let (tags, ip) = headers(frame)?;
-    if ip.protocol != PROTOCOL_UDP {
-        return Err(Reason::OtherProtocol);
-    }
-    if !matches!(ip.part, Part::Whole) {
-        return Err(Reason::FragmentedQuery);
+    match (ip.protocol, ip.part) {
+        (PROTOCOL_TCP, Part::Whole) => {
+            return segment(frame, tags, &ip, ports, Server::Destination).map(Sent::TcpSegment);
+        }
+        (PROTOCOL_TCP, _) => return Err(Reason::FragmentedTcp),
+        (PROTOCOL_UDP, Part::Whole) => {}
+        (PROTOCOL_UDP, _) => return Err(Reason::FragmentedQuery),
+        _ => return Err(Reason::OtherProtocol),
     }
     let udp = udp(frame, &ip)?;
     if !ports.contains(udp.dst_port) {
@@ -253,7 +281,7 @@ pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Mess
     }
     udp.check_len(&ip)?;
     query(frame, udp.payload, udp.payload_len)?;
-    Ok(Message {
+    Ok(Sent::UdpQuery(Message {
         ip: ip.header,
         tags,
         src_port: udp.src_port,
@@ -261,7 +289,7 @@ pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Mess
         l4: ip.payload,
         payload: udp.payload,
         payload_len: udp.payload_len,
-    })
+    }))
 }
 
 /// Reads everything below UDP and TCP.

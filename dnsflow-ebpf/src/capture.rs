@@ -16,6 +16,7 @@ use dnsflow_common::{
 
 use crate::{
     maps::{self, DEFERRED, RECORDS, Scratch},
+    share,
     skb::Frame,
 };
 
@@ -23,12 +24,13 @@ use crate::{
 /// `kernel/bpf/queue_stack_maps.c`).
 const OLDEST_GOES: u64 = 2;
 
-/// Hands the frame to the agent: a record that ends where the captured bytes end. With `hold`, the
-/// agent is to put it back.
+/// Hands the frame to the agent as what `kind` says: a record that ends where the captured bytes end.
 #[inline(always)]
-pub fn capture(frame: &Frame<'_>, hold: bool) -> Reason {
+pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     let len = frame.len().min(MAX_CAPTURE as u32);
-    let kind = if hold { KIND_HELD } else { KIND_ANSWER };
+    if !share::pays_for_record(frame.ifindex(), len) {
+        return Reason::OverShare;
+    }
     let Some(scratch) = copy::<{ MAX_CAPTURE as u32 - 1 }>(frame, len, kind) else {
         warn!(frame.ctx, "cannot copy {} bytes of a frame", len);
         return Reason::CopyFailed;
@@ -45,18 +47,19 @@ pub fn capture(frame: &Frame<'_>, hold: bool) -> Reason {
             0,
         )
     };
-    match (error, hold) {
-        (0, false) => Reason::Captured,
-        (0, true) => Reason::Held,
+    match (error, kind) {
+        (0, KIND_HELD) => Reason::Held,
+        (0, _) => Reason::Captured,
         _ => Reason::RingFull,
     }
 }
 
-/// Keeps an answer that no rule mentions, unless it is too long.
+/// Defers an answer that no rule mentions, unless it is too long, or the pod has many deferred.
 #[inline(always)]
-pub fn keep(frame: &Frame<'_>) {
+pub fn defer(frame: &Frame<'_>) {
     let len = frame.len();
     if len <= DEFERRED_FRAME_MAX as u32
+        && share::pays_for_deferring(frame.ifindex())
         && let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
     {
         // SAFETY: a record begins as a deferred answer, and is longer.

@@ -1,7 +1,8 @@
 //! Which names matter to a pod.
 
 use dnsflow_common::{
-    key::NameKey,
+    Reason,
+    key::{NAME_SET_EMPTY, NameKey},
     question::{NameHash, Names},
 };
 
@@ -19,6 +20,16 @@ impl Names for Nothing {
     #[inline(always)]
     fn mentions(&self, _: NameHash) -> bool {
         false
+    }
+}
+
+/// Whether the rules for an interface mention any name, as far as is known.
+#[inline(always)]
+pub fn any_name(ifindex: u32) -> Result<(), Reason> {
+    // SAFETY: the value is a number that is only ever replaced.
+    match unsafe { maps::NAME_SETS.get(&ifindex) } {
+        Some(name_set) if *name_set & NAME_SET_EMPTY != 0 => Err(Reason::NoRule),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use core::ptr;
 
 use dnsflow_common::{
     Reason,
-    walk::{IpHeader, Message, Packet, TCP_SYN, Version},
+    walk::{IpHeader, Message, Packet, Segment, Sent, TCP_SYN, Tags, Version},
 };
 
 use crate::maps;
@@ -41,8 +41,11 @@ pub struct Found {
     pub dst_port: u16,
     /// What fragments have in common.
     pub fragment_id: u32,
+    /// The TCP sequence number.
+    pub sequence: u32,
     first: u32,
     syn: u32,
+    tagged: u32,
     /// The name set.
     name_set: u32,
 }
@@ -53,12 +56,7 @@ impl Found {
     pub fn answer(packet: &Packet) -> Self {
         match packet {
             Packet::UdpAnswer(message) => Self::message(message),
-            Packet::TcpSegment(segment) => Self {
-                src_port: segment.src_port,
-                dst_port: segment.dst_port,
-                syn: u32::from(segment.flags & TCP_SYN),
-                ..Self::new(Kind::Segment, segment.ip)
-            },
+            Packet::TcpSegment(segment) => Self::segment(segment),
             Packet::Fragment(fragment) => match fragment.first {
                 Some(first) => Self {
                     message: first.message,
@@ -67,30 +65,50 @@ impl Found {
                     dst_port: first.dst_port,
                     fragment_id: fragment.id,
                     first: 1,
-                    ..Self::new(Kind::Message, fragment.ip)
+                    ..Self::new(Kind::Message, fragment.ip, fragment.tags)
                 },
                 None => Self {
                     fragment_id: fragment.id,
-                    ..Self::new(Kind::Later, fragment.ip)
+                    ..Self::new(Kind::Later, fragment.ip, fragment.tags)
                 },
             },
         }
     }
 
+    /// A packet from a pod.
+    #[inline(always)]
+    pub fn sent(packet: &Sent) -> Self {
+        match packet {
+            Sent::UdpQuery(message) => Self::message(message),
+            Sent::TcpSegment(segment) => Self::segment(segment),
+        }
+    }
+
     /// A message in one piece.
     #[inline(always)]
-    pub fn message(message: &Message) -> Self {
+    fn message(message: &Message) -> Self {
         Self {
             message: message.payload,
             message_len: message.payload_len,
             src_port: message.src_port,
             dst_port: message.dst_port,
-            ..Self::new(Kind::Message, message.ip)
+            ..Self::new(Kind::Message, message.ip, message.tags)
         }
     }
 
     #[inline(always)]
-    fn new(kind: Kind, ip: IpHeader) -> Self {
+    fn segment(segment: &Segment) -> Self {
+        Self {
+            src_port: segment.src_port,
+            dst_port: segment.dst_port,
+            sequence: segment.seq,
+            syn: u32::from(segment.flags & TCP_SYN),
+            ..Self::new(Kind::Segment, segment.ip, segment.tags)
+        }
+    }
+
+    #[inline(always)]
+    fn new(kind: Kind, ip: IpHeader, tags: Tags) -> Self {
         Self {
             kind: kind as u32,
             version: ip.version as u32,
@@ -100,8 +118,10 @@ impl Found {
             src_port: 0,
             dst_port: 0,
             fragment_id: 0,
+            sequence: 0,
             first: 0,
             syn: 0,
+            tagged: u32::from(!tags.is_empty()),
             name_set: 0,
         }
     }
@@ -137,6 +157,12 @@ impl Found {
     #[inline(always)]
     pub fn is_syn(&self) -> bool {
         self.syn != 0
+    }
+
+    /// Whether there is a VLAN tag within the frame.
+    #[inline(always)]
+    pub fn has_tag(&self) -> bool {
+        self.tagged != 0
     }
 
     /// The IP header.

@@ -1,28 +1,30 @@
 //! Which answers are taken off the wire until the agent puts them back.
 
 use aya_ebpf::helpers::generated::bpf_redirect;
-use dnsflow_common::{key::NAME_SET_EMPTY, record::MAX_CAPTURE, walk::Reader as _};
+use dnsflow_common::{
+    key::{HELD_AGAIN_NS, HeldKey, NAME_SET_EMPTY},
+    record::MAX_CAPTURE,
+    walk::Reader as _,
+};
 
 use crate::{
     found::{Found, Kind},
     maps,
     skb::Frame,
-    trust::now_ns,
+    trust::{Asked, now_ns},
 };
 
 /// Whether to hold this answer, which is trusted and which a rule mentions or may mention. Never
-/// where the agent has not said lately that it is well, or could not put the frame back as it is.
+/// where the agent has not said lately that it is well, or could not put the frame back as it is; and
+/// no frame twice.
 #[inline(always)]
-pub fn holds(frame: &Frame<'_>, found: &Found) -> bool {
+pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     let Some(until_ns) = maps::HOLD_UNTIL.get(0) else {
         return false;
     };
     // SAFETY: the context is the kernel's.
-    let (vlan, gso_size) = unsafe {
-        let skb = frame.ctx.skb.skb;
-        ((*skb).vlan_present, (*skb).gso_size)
-    };
-    let fits = vlan == 0 && frame.len() <= MAX_CAPTURE as u32;
+    let gso_size = unsafe { (*frame.ctx.skb.skb).gso_size };
+    let fits = !frame.has_tag_outside() && !found.has_tag() && frame.len() <= MAX_CAPTURE as u32;
     let kind = match found.kind() {
         Kind::Message => !found.is_first_fragment() && gso_size == 0,
         // What opens a connection carries no answer.
@@ -35,7 +37,30 @@ pub fn holds(frame: &Frame<'_>, found: &Found) -> bool {
         Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
         None => false,
     };
-    fits && kind && has_names && now_ns() < *until_ns
+    let now = now_ns();
+    fits && kind && has_names && now < *until_ns && is_first_time(frame, found, asked, now)
+}
+
+/// Whether this frame was not held before. What the agent puts back is told by its mark, but another
+/// program may have changed that; then the frame would be held again and again.
+#[inline(always)]
+fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bool {
+    // The answer has used up its query: it would not come to here a second time.
+    if asked == Asked::Seen {
+        return true;
+    }
+    let key = HeldKey {
+        ifindex: frame.ifindex(),
+        frame_len: frame.len(),
+        // Messages differ in their ports, or are answers to one question.
+        sequence: found.sequence,
+        ports: [found.src_port, found.dst_port],
+    };
+    // SAFETY: the value is a number that is only ever replaced.
+    match unsafe { maps::HELD.get(&key) } {
+        Some(held_at) if now.wrapping_sub(*held_at) < HELD_AGAIN_NS => false,
+        _ => maps::HELD.insert(&key, &now, 0).is_ok(),
+    }
 }
 
 /// No interface.

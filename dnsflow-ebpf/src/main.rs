@@ -1,9 +1,11 @@
 //! The programs on a pod's host veth. On TC egress passes what Open vSwitch sends to the pod, on
 //! TC ingress what the pod sends.
 //!
-//! The one on ingress remembers the queries that the pod sends to trusted resolvers. The one on
-//! egress copies the answers to them, where some rule of the pod's namespace mentions the name,
-//! into a ring buffer. Both count, by reason, every packet. They never change one, and their verdict
+//! The one on ingress remembers the queries that the pod sends to trusted resolvers from its own
+//! addresses. The one on egress copies the answers to them, where some rule of the pod's namespace
+//! mentions the name, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
+//! resolvers, where some rule mentions any name. Both count, by reason, every packet. They never
+//! change one, and their verdict
 //! is "continue" but for one case: an answer that is in the ring buffer may be taken off the wire,
 //! for the agent to put it back when it has done what the answer asks for. It says that it is
 //! well several times a second; once it does not, nothing is taken off.
@@ -17,15 +19,21 @@ mod found;
 mod fragments;
 mod hold;
 mod maps;
+mod share;
 mod skb;
 mod trust;
 
 use aya_ebpf::{bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext};
-use dnsflow_common::{Reason, walk};
+use dnsflow_common::{
+    Reason,
+    record::{KIND_ANSWER, KIND_HELD, KIND_SENT},
+    walk,
+};
 
 use crate::{
     found::{Found, Kind},
     skb::Frame,
+    trust::Asked,
 };
 
 /// Continue with the next program or filter: with TCX the value is called `TCX_NEXT` (Linux
@@ -48,7 +56,7 @@ pub fn dnsflow_egress(ctx: TcContext) -> i32 {
 /// The classifier for the TC ingress hook.
 #[classifier]
 pub fn dnsflow_ingress(ctx: TcContext) -> i32 {
-    let reason = match trust::remember(&Frame::new(&ctx)) {
+    let reason = match ingress(&Frame::new(&ctx)) {
         Ok(reason) | Err(reason) => reason,
     };
     maps::count(&maps::QUERY_COUNTERS, reason);
@@ -61,26 +69,53 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
         return Ok(Reason::Released);
     }
     let found = Found::answer(&walk::from_server(frame, &maps::DnsPorts)?).put_down()?;
-    match found.kind() {
-        Kind::Later => fragments::expected(frame, &found)?,
-        kind => {
-            trust::resolver(frame, &found)?;
-            // The pod made a TCP connection itself; what is said on it, the agent looks at.
-            if kind != Kind::Segment
-                && let Err(reason) = trust::answer(frame, &found)
-            {
-                if reason == Reason::NoRule {
-                    capture::keep(frame);
+    let asked = match found.kind() {
+        Kind::Later => {
+            fragments::expected(frame, &found)?;
+            Asked::Seen
+        }
+        Kind::Segment => {
+            trust::from_resolver(frame, &found)?;
+            filter::any_name(frame.ifindex())?;
+            trust::to_own_address(frame, &found)?;
+            // Whether the pod has made the connection, and asked on it, the agent looks at.
+            Asked::Perhaps
+        }
+        Kind::Message => {
+            trust::from_resolver(frame, &found)?;
+            let asked = trust::answer(frame, &found).inspect_err(|reason| {
+                if *reason == Reason::NoRule {
+                    capture::defer(frame);
                 }
-                return Err(reason);
-            }
+            })?;
             if found.is_first_fragment() {
                 fragments::expect(frame, &found)?;
             }
+            asked
         }
+    };
+    let kind = match hold::holds(frame, &found, asked) {
+        true => KIND_HELD,
+        false => KIND_ANSWER,
+    };
+    Ok(capture::capture(frame, kind))
+}
+
+#[inline(always)]
+fn ingress(frame: &Frame<'_>) -> Result<Reason, Reason> {
+    let found = Found::sent(&walk::to_server(frame, &maps::DnsPorts)?).put_down()?;
+    // Logical VLANs are dropped (`build_lswitch_lflows_admission_control` in OVN's
+    // northd/northd.c).
+    if found.has_tag() || frame.has_tag_outside() {
+        return Err(Reason::Tagged);
     }
-    let hold = hold::holds(frame, &found);
-    Ok(capture::capture(frame, hold))
+    trust::to_resolver(frame, &found)?;
+    trust::from_own_address(frame, &found)?;
+    if found.kind() == Kind::Segment {
+        filter::any_name(frame.ifindex())?;
+        return Ok(capture::capture(frame, KIND_SENT));
+    }
+    trust::remember(frame, &found)
 }
 
 /// Nothing here panics: where the compiler cannot see that, the verifier refuses the endless

@@ -10,8 +10,9 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        FRAGMENTS_MAX, FragmentKey, NAME_SETS_MAX, NAMES_MAX, NameKey, PENDING_MAX, Pending,
-        PendingKey, RESOLVERS_MAX, ResolverKey,
+        FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX, NameKey,
+        PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX, SOURCES_MAX, Share, SlotKey,
+        SourceKey, SourceMac,
     },
     question::Buffer,
     record::{DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
@@ -72,9 +73,22 @@ pub static QUERY_COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Reas
 #[map]
 pub static RESOLVERS: HashMap<ResolverKey, u8> = HashMap::with_max_entries(RESOLVERS_MAX, 0);
 
-/// The queries that wait for their answers.
+/// The addresses of the pods' ports, with the Ethernet address that belongs to each.
 #[map]
-pub static PENDING: LruHashMap<PendingKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
+pub static SOURCES: HashMap<SourceKey, SourceMac> = HashMap::with_max_entries(SOURCES_MAX, 0);
+
+/// The queries that wait for their answers, in slots of their interface. An LRU map: those of
+/// interfaces that are gone make room.
+#[map]
+pub static PENDING: LruHashMap<SlotKey, Pending> = LruHashMap::with_max_entries(PENDING_MAX, 0);
+
+/// What each interface may still hand to the agent. An LRU map, as above.
+#[map]
+pub static SHARES: LruHashMap<u32, Share> = LruHashMap::with_max_entries(SHARES_MAX, 0);
+
+/// When a frame was held, in nanoseconds of `CLOCK_MONOTONIC`.
+#[map]
+pub static HELD: LruHashMap<HeldKey, u64> = LruHashMap::with_max_entries(HELD_MAX, 0);
 
 /// Until when answers count at an interface although their question was not seen, in nanoseconds
 /// of `CLOCK_MONOTONIC`: the program for questions may have come too late for it. An LRU map: the
@@ -104,6 +118,16 @@ static DNS_PORTS: Global<[u16; PORTS_MAX]> = Global::new(*Ports::DNS.as_array())
 /// The mark (`SO_MARK`, socket(7)) of frames that the agent puts back; zero means none.
 #[unsafe(no_mangle)]
 static RELEASE_MARK: Global<u32> = Global::new(0);
+
+/// Whether interfaces have shares; the agent may set zero before it loads the programs.
+#[unsafe(no_mangle)]
+static SHARED: Global<u32> = Global::new(1);
+
+/// Whether each interface has a share of what the agent is handed.
+#[inline(always)]
+pub fn is_shared() -> bool {
+    SHARED.load() != 0
+}
 
 /// Whether this is the mark of frames that the agent puts back.
 #[inline(always)]

@@ -34,6 +34,13 @@ impl<'a> Frame<'a> {
         // SAFETY: the context is the kernel's.
         unsafe { (*self.ctx.skb.skb).ifindex }
     }
+
+    /// Whether the kernel keeps a VLAN tag beside the frame.
+    #[inline(always)]
+    pub fn has_tag_outside(&self) -> bool {
+        // SAFETY: the context is the kernel's.
+        unsafe { (*self.ctx.skb.skb).vlan_present != 0 }
+    }
 }
 
 impl Reader for Frame<'_> {

@@ -1,4 +1,5 @@
-//! Which answers are trusted: those of trusted resolvers, to what the pod asked.
+//! Which answers are trusted: those of trusted resolvers, to what the pod asked, from an address
+//! of its own.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -6,17 +7,23 @@ use aya_ebpf::{
 };
 use dnsflow_common::{
     Reason, bound,
-    key::{PENDING_AGE_MAX_NS, Pending, PendingKey, ResolverKey},
+    key::{PENDING_AGE_MAX_NS, PENDING_WAYS, Pending, Query, ResolverKey, SlotKey, SourceKey},
     question::{BUFFER_LEN, Names, QUESTION_MAX, Question, question},
-    walk::{self, DNS_LEN, Reader as _},
+    walk::{DNS_LEN, MAC_DST_AT, MAC_SRC_AT, Reader as _},
 };
 
 use crate::{filter, found::Found, maps, skb::Frame};
 
 /// Whether this comes from a trusted resolver.
 #[inline(always)]
-pub fn resolver(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+pub fn from_resolver(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     trusted(ResolverKey::source(frame, found.ip(), found.src_port))
+}
+
+/// Whether this goes to a trusted resolver.
+#[inline(always)]
+pub fn to_resolver(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    trusted(ResolverKey::destination(frame, found.ip(), found.dst_port))
 }
 
 #[inline(always)]
@@ -28,25 +35,88 @@ fn trusted(key: Option<ResolverKey>) -> Result<(), Reason> {
     }
 }
 
+/// Whether this comes from an address of the pod's port, MAC and IP.
+#[inline(always)]
+pub fn from_own_address(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    let key = SourceKey::source(frame, frame.ifindex(), found.ip());
+    own(frame, key, MAC_SRC_AT)
+}
+
+/// Whether this goes to an address of the pod's port, MAC and IP.
+#[inline(always)]
+pub fn to_own_address(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+    let key = SourceKey::destination(frame, frame.ifindex(), found.ip());
+    own(frame, key, MAC_DST_AT)
+}
+
+#[inline(always)]
+fn own(frame: &Frame<'_>, key: Option<SourceKey>, mac_at: u32) -> Result<(), Reason> {
+    let key = key.ok_or(Reason::CopyFailed)?;
+    // SAFETY: the value is an address that is only ever replaced by another of the port.
+    let Some(known) = (unsafe { maps::SOURCES.get(&key) }) else {
+        return Err(Reason::ForeignAddress);
+    };
+    let known = u64::from_ne_bytes(*known);
+    let Some([a, b, c, d, e, f]) = frame.read::<6>(mac_at) else {
+        return Err(Reason::CopyFailed);
+    };
+    match known == 0 || known == u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]) {
+        true => Ok(()),
+        false => Err(Reason::ForeignAddress),
+    }
+}
+
 /// Remembers a pod's query.
 #[inline(always)]
-pub fn remember(frame: &Frame<'_>) -> Result<Reason, Reason> {
-    let query = walk::to_server(frame, &maps::DnsPorts)?;
-    let found = Found::message(&query).put_down()?;
-    trusted(ResolverKey::destination(frame, found.ip(), found.dst_port))?;
-    let question = read(frame, &found, &filter::Nothing)?;
+pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
+    let question = read(frame, found, &filter::Nothing)?;
     let ports = (found.src_port, found.dst_port);
-    let id = id(frame, &found)?;
-    let Some(key) = PendingKey::query(frame, frame.ifindex(), found.ip(), ports, id) else {
+    let id = id(frame, found)?;
+    let Some(query) = Query::sent(frame, found.ip(), ports, id) else {
         return Err(Reason::CopyFailed);
     };
     let pending = Pending {
+        query,
         question: question.hash,
         asked_at_ns: now_ns(),
     };
-    match maps::PENDING.insert(&key, &pending, 0) {
-        Ok(()) => Ok(Reason::QueryRecorded),
+    let (slot, reason) = slot_for(frame.ifindex(), &pending);
+    match maps::PENDING.insert(&slot, &pending, 0) {
+        Ok(()) => Ok(reason),
         Err(_) => Err(Reason::QueryLost),
+    }
+}
+
+/// Where to put a query: where it stands already, else in a free slot, else in that of the oldest.
+#[inline(always)]
+fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
+    let mut key = SlotKey {
+        ifindex,
+        slot: pending.query.set(),
+    };
+    let mut best = key.slot;
+    // A slot with nothing in it is as old as the clock.
+    let mut oldest = u64::MAX;
+    for _ in 0..PENDING_WAYS {
+        // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
+        let asked_at_ns = match unsafe { maps::PENDING.get(&key) } {
+            None => 0,
+            Some(other) if other.query.is(&pending.query) => {
+                return (key, Reason::QueryRecorded);
+            }
+            Some(other) => other.asked_at_ns,
+        };
+        if asked_at_ns < oldest {
+            oldest = asked_at_ns;
+            best = key.slot;
+        }
+        key.slot += 1;
+    }
+    key.slot = best;
+    let is_wanted = pending.asked_at_ns.wrapping_sub(oldest) <= PENDING_AGE_MAX_NS;
+    match oldest != 0 && is_wanted {
+        true => (key, Reason::QueryDisplaced),
+        false => (key, Reason::QueryRecorded),
     }
 }
 
@@ -59,9 +129,18 @@ fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
     }
 }
 
+/// Whether the pod's question was seen.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub enum Asked {
+    /// It was, and is used up.
+    Seen,
+    /// It may have been asked before it could be seen, or cannot be seen here.
+    Perhaps,
+}
+
 /// Judges an answer of a trusted resolver, and uses up the query that it belongs to.
 #[inline(always)]
-pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
+pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
     // Before the query is looked up, although some answers have none: a verifier goes through this
     // once for each thing that it knows by now.
     let question = read(
@@ -71,38 +150,53 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     )?;
     let ports = (found.src_port, found.dst_port);
     let id = id(frame, found)?;
-    let Some(key) = PendingKey::answer(frame, frame.ifindex(), found.ip(), ports, id) else {
+    let Some(query) = Query::answered(frame, found.ip(), ports, id) else {
         return Err(Reason::CopyFailed);
     };
-    // SAFETY: an entry that is replaced meanwhile has the hash and the time of a query that the
-    // pod sent, old or new.
-    let Some(pending) = (unsafe { maps::PENDING.get(&key) }) else {
-        return match may_be_unasked(frame) {
-            true => mentioned(&question),
-            false => Err(Reason::NotAsked),
-        };
+    let Some((slot, asked, asked_at_ns)) = find(frame.ifindex(), &query) else {
+        may_be_unasked(frame, found)?;
+        return mentioned(&question).map(|()| Asked::Perhaps);
     };
-    let asked_at_ns = pending.asked_at_ns;
-    if pending.question != question.hash {
+    if asked != question.hash {
         return Err(Reason::OtherQuestion);
     }
     // Of two copies of an answer at once on two CPUs, one finds the entry to remove.
-    if maps::PENDING.remove(&key).is_err() {
+    if maps::PENDING.remove(&slot).is_err() {
         return Err(Reason::NotAsked);
     }
     if now_ns().wrapping_sub(asked_at_ns) > PENDING_AGE_MAX_NS {
         return Err(Reason::TooOld);
     }
-    mentioned(&question)
+    mentioned(&question).map(|()| Asked::Seen)
+}
+
+/// Where a query stands, its question's hash, and when it was asked.
+#[inline(always)]
+fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
+    let mut key = SlotKey {
+        ifindex,
+        slot: query.set(),
+    };
+    for _ in 0..PENDING_WAYS {
+        // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
+        if let Some(pending) = unsafe { maps::PENDING.get(&key) }
+            && pending.query.is(query)
+        {
+            return Some((key, pending.question, pending.asked_at_ns));
+        }
+        key.slot += 1;
+    }
+    None
 }
 
 /// Whether the question may have been asked before it could be seen.
 #[inline(always)]
-fn may_be_unasked(frame: &Frame<'_>) -> bool {
+fn may_be_unasked(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     // SAFETY: the value is a number that is only ever replaced.
     match unsafe { maps::UNASKED_UNTIL.get(&frame.ifindex()) } {
-        Some(until_ns) => now_ns() < *until_ns,
-        None => false,
+        // From where, nobody has seen; but the answer goes there.
+        Some(until_ns) if now_ns() < *until_ns => to_own_address(frame, found),
+        _ => Err(Reason::NotAsked),
     }
 }
 

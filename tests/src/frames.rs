@@ -6,6 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 /// given.
 #[derive(Clone, Debug)]
 pub struct Frame {
+    /// Where it goes on the link.
+    pub mac_dst: [u8; 6],
+    /// Where it comes from on the link.
+    pub mac_src: [u8; 6],
     /// VLAN tags: EtherType and control information of each, outermost first.
     pub tags: Vec<(u16, u16)>,
     /// EtherType, where it is not that of the addresses' family.
@@ -27,6 +31,9 @@ pub struct Frame {
     /// The DNS message, or the data of the segment.
     pub payload: Vec<u8>,
 }
+
+/// The Ethernet address of the pod that frames go to.
+pub const POD_MAC: [u8; 6] = [0x0a, 0x58, 0x0a, 0xf4, 0, 5];
 
 /// An IPv6 extension header (RFC 8200, section 4).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -66,6 +73,8 @@ pub enum Transport {
     Tcp {
         /// The sequence number.
         seq: u32,
+        /// The acknowledgment number.
+        ack: u32,
         /// The control bits.
         flags: u8,
         /// Words of options.
@@ -79,6 +88,8 @@ impl Frame {
     /// A UDP datagram from a cluster's DNS Service to a pod.
     pub fn to_pod(payload: Vec<u8>) -> Self {
         Self {
+            mac_dst: POD_MAC,
+            mac_src: [0x0a, 0x58, 0x0a, 0xf4, 0, 1],
             tags: Vec::new(),
             ethertype: None,
             options: Vec::new(),
@@ -117,6 +128,7 @@ impl Frame {
     /// The frame in the other direction.
     pub fn turned(mut self) -> Self {
         std::mem::swap(&mut self.src, &mut self.dst);
+        std::mem::swap(&mut self.mac_src, &mut self.mac_dst);
         self
     }
 
@@ -127,7 +139,7 @@ impl Frame {
     /// Where the families differ, the options are no multiple of four bytes, or something does not
     /// fit its length field.
     pub fn build(&self) -> Vec<u8> {
-        let mut frame = vec![0x0a, 0x58, 0x0a, 0xf4, 0, 5, 0x0a, 0x58, 0x0a, 0xf4, 0, 1];
+        let mut frame = [self.mac_dst, self.mac_src].concat();
         for (ethertype, tci) in &self.tags {
             frame.extend(ethertype.to_be_bytes());
             frame.extend(tci.to_be_bytes());
@@ -227,11 +239,12 @@ impl Frame {
             }
             Transport::Tcp {
                 seq,
+                ack,
                 flags,
                 options,
             } => {
                 bytes.extend(seq.to_be_bytes());
-                bytes.extend([0; 4]);
+                bytes.extend(ack.to_be_bytes());
                 bytes.extend([(5 + options) << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
                 // No-Operation (RFC 9293, section 3.2).
                 bytes.resize(bytes.len() + usize::from(options) * 4, 1);

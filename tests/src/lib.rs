@@ -25,3 +25,4 @@ pub mod support;
 pub mod topology;
 pub mod udn;
 pub mod web;
+pub mod wire;

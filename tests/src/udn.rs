@@ -119,7 +119,8 @@ impl UserNetwork {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    fn switch(&self) -> String {
+    /// The pods' logical switch.
+    pub fn switch(&self) -> String {
         match self.topology {
             Topology::Layer2 => format!("{}_ovn_layer2_switch", self.full_name()),
             Topology::Layer3 => format!("{}_{NODE}", self.full_name()),

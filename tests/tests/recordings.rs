@@ -346,6 +346,7 @@ impl Node {
                 ifindex: 7,
                 captured_at: node.now,
                 bytes: &bytes,
+                from_pod: false,
                 held: false,
                 gso_size: 0,
             }));
@@ -422,7 +423,8 @@ impl Node {
                     | Command::Release(_)
                     | Command::CountFlows(_)
                     | Command::Detach { .. }
-                    | Command::MonitorTables(_) => None,
+                    | Command::MonitorTables(_)
+                    | Command::TrustSources { .. } => None,
                 };
                 if let Some(answer) = answer {
                     self.engine.handle(answer, self.now);
@@ -548,6 +550,7 @@ fn interface_row() -> Interface {
         iface_id_ver: Some("uid".into()),
         addresses: vec![IpAddr::from(POD)],
         mac: None,
+        network: None,
         sandbox: None,
         ofport: None,
         ifindex: None,

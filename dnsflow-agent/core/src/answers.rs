@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use dnsflow_common::walk::{self, Packet, Ports as DnsPorts};
+use dnsflow_common::walk::{self, Packet, Ports as DnsPorts, Sent};
 use smallvec::SmallVec;
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     output::Output,
     report::Report,
     resolver::Resolver,
-    tcp::{ConnectionKey, Segment, TcpEvent, TcpReassembly},
+    tcp::{ConnectionKey, Segment, Sender, TcpEvent, TcpReassembly},
 };
 
 /// What there is to read in frames, and what of it counts.
@@ -100,6 +100,10 @@ impl Answers {
     ) -> Read {
         out.counters.frames += 1;
         let mut read = Read::default();
+        if frame.from_pod {
+            self.read_sent(frame, is_known, now, out);
+            return read;
+        }
         let Ok(packet) = walk::from_server(&frame.bytes, &self.dns_ports) else {
             out.counters.frames_not_dns += 1;
             return read;
@@ -117,7 +121,7 @@ impl Answers {
                 None => out.counters.frames_not_dns += 1,
             },
             Packet::TcpSegment(found) => {
-                if let Some(segment) = segment(&found, frame) {
+                if let Some(segment) = segment(&found, Sender::Server, frame) {
                     let messages = self.tcp.feed(&segment, now);
                     let answers = messages.into_iter().filter_map(|m| decode(&m, out));
                     read.answers.extend(answers);
@@ -135,6 +139,19 @@ impl Answers {
             }
         }
         read
+    }
+
+    /// Reads a segment that a pod has sent: what it asks, answers will be measured by.
+    fn read_sent(&mut self, frame: Frame<'_>, is_known: bool, now: Timestamp, out: &mut Output) {
+        let Ok(Sent::TcpSegment(found)) = walk::to_server(&frame.bytes, &self.dns_ports) else {
+            out.counters.frames_not_dns += 1;
+            return;
+        };
+        if !is_known {
+            out.counters.frames_unknown_interface += 1;
+        } else if let Some(segment) = segment(&found, Sender::Pod, frame) {
+            self.tcp.feed(&segment, now);
+        }
     }
 
     /// The program cannot tell whose a later fragment is: the whole datagram can.
@@ -169,15 +186,23 @@ fn decode(message: &[u8], out: &mut Output) -> Option<Answer> {
 }
 
 /// The TCP segment in a frame; `None` where the frame was cut within its headers.
-fn segment<'a>(found: &walk::Segment, frame: Frame<'a>) -> Option<Segment<'a>> {
+fn segment<'a>(found: &walk::Segment, sender: Sender, frame: Frame<'a>) -> Option<Segment<'a>> {
     let addresses = found.ip.addresses(&frame.bytes)?;
+    let source = SocketAddr::new(addresses.src, found.src_port);
+    let destination = SocketAddr::new(addresses.dst, found.dst_port);
+    let (client, server) = match sender {
+        Sender::Pod => (source, destination),
+        Sender::Server => (destination, source),
+    };
     Some(Segment {
         key: ConnectionKey {
             ifindex: frame.ifindex,
-            server: SocketAddr::new(addresses.src, found.src_port),
-            client: SocketAddr::new(addresses.dst, found.dst_port),
+            server,
+            client,
         },
+        sender,
         sequence: found.seq,
+        acknowledgment: found.ack,
         flags: found.flags,
         payload: captured(frame, found.payload, found.payload_len),
         payload_len: usize::try_from(found.payload_len).ok()?,

@@ -129,7 +129,7 @@ impl Engine {
         let mut out = Output::default();
         Self {
             sources: Sources::new(profile.is_some()),
-            ports: Ports::new(scope),
+            ports: Ports::new(scope, profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
             refused: RefusedAddresses::new(refusals),
             policy: Policy::new(subdomains, profile),
@@ -181,6 +181,9 @@ impl Engine {
                 let touched = self.policy.apply_nb(update);
                 if let Some(networks) = self.policy.take_changed_networks() {
                     self.refused.learn_networks(networks, &mut self.out);
+                }
+                if let Some(networks) = self.policy.take_changed_primary_networks() {
+                    self.ports.learn_primary_networks(networks, &mut self.out);
                 }
                 self.policy.watch_logical_flows(&mut self.out);
                 self.policy_touched(touched, batch, now);
@@ -382,6 +385,12 @@ impl Engine {
     /// Addresses that were not opened, by reason.
     pub fn refused(&self) -> &CounterVec<Refused> {
         self.refused.counts()
+    }
+
+    /// The logical port whose frames pass the interface of this index.
+    pub fn port_at(&self, ifindex: u32) -> Option<&str> {
+        let port = self.ports.get(self.ports.at_veth(ifindex)?)?;
+        Some(&port.row.iface_id)
     }
 
     // What outlives the agent.

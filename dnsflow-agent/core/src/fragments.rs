@@ -17,8 +17,8 @@ use super::{
     Timestamp,
     counter_vec::{CounterVec, labels},
     limits::{
-        FRAGMENT_BYTES_MAX, FRAGMENT_WAIT_MAX, FRAGMENTED_MAX, FRAGMENTED_PER_INTERFACE_MAX,
-        FRAGMENTS_PER_DATAGRAM_MAX,
+        FRAGMENT_BYTES_MAX, FRAGMENT_BYTES_PER_INTERFACE_MAX, FRAGMENT_WAIT_MAX, FRAGMENTED_MAX,
+        FRAGMENTED_PER_INTERFACE_MAX, FRAGMENTS_PER_DATAGRAM_MAX,
     },
     recent::{Limits, OfInterface, Recent},
 };
@@ -115,8 +115,6 @@ labels! {
 #[derive(Debug)]
 pub struct FragmentReassembly {
     datagrams: Recent<DatagramKey, Unfinished>,
-    /// The bytes of all of them.
-    held: usize,
     events: CounterVec<FragmentEvent>,
 }
 
@@ -126,8 +124,9 @@ impl Default for FragmentReassembly {
             datagrams: Recent::new(Limits {
                 entries: FRAGMENTED_MAX,
                 per_interface: FRAGMENTED_PER_INTERFACE_MAX,
+                bytes: FRAGMENT_BYTES_MAX,
+                bytes_per_interface: FRAGMENT_BYTES_PER_INTERFACE_MAX,
             }),
-            held: 0,
             events: CounterVec::default(),
         }
     }
@@ -156,28 +155,22 @@ impl FragmentReassembly {
             let gone = self
                 .datagrams
                 .insert(fragment.key, Unfinished::default(), now);
-            if let Some(gone) = gone {
-                self.held -= gone.held;
+            if gone.is_some() {
                 self.events.count(FragmentEvent::Evicted);
             }
         }
         let unfinished = self.datagrams.get_mut(&fragment.key)?;
-        let before = unfinished.held;
         let event = unfinished.take(fragment).unwrap_or_else(|event| {
             unfinished.refuse();
             event
         });
-        self.held = self.held - before + unfinished.held;
         self.events.count(event);
         if unfinished.is_complete() {
             let unfinished = self.datagrams.remove(&fragment.key)?;
-            self.held -= unfinished.held;
             return self.datagram(&fragment.key, &unfinished.joined());
         }
-        while self.held > FRAGMENT_BYTES_MAX
-            && let Some(gone) = self.datagrams.pop()
-        {
-            self.held -= gone.held;
+        let held = unfinished.held;
+        for _ in self.datagrams.weigh(&fragment.key, held) {
             self.events.count(FragmentEvent::Evicted);
         }
         None
@@ -185,9 +178,7 @@ impl FragmentReassembly {
 
     /// Forgets the datagrams of an interface that is gone.
     pub fn forget_interface(&mut self, ifindex: u32) {
-        for unfinished in self.datagrams.remove_interface(ifindex) {
-            self.held -= unfinished.held;
-        }
+        self.datagrams.remove_interface(ifindex);
     }
 
     /// How many datagrams are unfinished or refused.
@@ -202,7 +193,7 @@ impl FragmentReassembly {
 
     /// The bytes of unfinished datagrams.
     pub fn bytes_held(&self) -> usize {
-        self.held
+        self.datagrams.bytes()
     }
 
     /// Counts of what happened.
@@ -225,7 +216,6 @@ impl FragmentReassembly {
             return;
         };
         while let Some(gone) = self.datagrams.pop_unused_since(limit) {
-            self.held -= gone.held;
             if !gone.refused {
                 self.events.count(FragmentEvent::Incomplete);
             }

@@ -20,7 +20,10 @@ use super::{
     counter_vec::{CounterVec, labels},
     deadline::{self, Deadline, Why},
     input::{BatchId, Frame, HeldFrame},
-    limits::{HELD_BYTES_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX, HOLD_LONGEST},
+    limits::{
+        HELD_BYTES_MAX, HELD_BYTES_PER_INTERFACE_MAX, HELD_MAX, HELD_PER_INTERFACE_MAX,
+        HOLD_LONGEST,
+    },
     output::Output,
     tcp::ConnectionKey,
 };
@@ -37,6 +40,8 @@ pub struct HoldLimits {
     pub per_interface: usize,
     /// At most this many bytes, of all frames together.
     pub bytes: usize,
+    /// How many bytes those for one interface have together.
+    pub bytes_per_interface: usize,
 }
 
 impl Default for HoldLimits {
@@ -46,6 +51,7 @@ impl Default for HoldLimits {
             frames: HELD_MAX,
             per_interface: HELD_PER_INTERFACE_MAX,
             bytes: HELD_BYTES_MAX,
+            bytes_per_interface: HELD_BYTES_PER_INTERFACE_MAX,
         }
     }
 }
@@ -146,6 +152,13 @@ impl Held {
 /// The number of a frame, in the order in which the frames came.
 type Number = u64;
 
+/// What is held for one interface.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfInterface {
+    frames: usize,
+    bytes: usize,
+}
+
 /// The frames that are held.
 #[derive(Debug, Default)]
 pub struct HoldQueue {
@@ -153,7 +166,7 @@ pub struct HoldQueue {
     frames: HashMap<Number, Held>,
     next: Number,
     bytes: usize,
-    of_interface: HashMap<u32, usize>,
+    of_interface: HashMap<u32, OfInterface>,
     /// The first frame of each connection and the frames without one, by the time at which they
     /// leave.
     due: BTreeSet<(Timestamp, Number)>,
@@ -185,10 +198,11 @@ impl HoldQueue {
     pub fn hold(&mut self, frame: &TakenFrame<'_>, wait: Wait, now: Timestamp) -> Result<(), Full> {
         let of_interface = self.of_interface.entry(frame.ifindex).or_default();
         if self.frames.len() >= self.limits.frames
-            || *of_interface >= self.limits.per_interface
+            || of_interface.frames >= self.limits.per_interface
             || self.bytes + frame.bytes.len() > self.limits.bytes
+            || of_interface.bytes + frame.bytes.len() > self.limits.bytes_per_interface
         {
-            if *of_interface == 0 {
+            if of_interface.frames == 0 {
                 self.of_interface.remove(&frame.ifindex);
             }
             self.events.count(HoldEvent::Full);
@@ -197,7 +211,8 @@ impl HoldQueue {
             }
             return Err(Full);
         }
-        *of_interface += 1;
+        of_interface.frames += 1;
+        of_interface.bytes += frame.bytes.len();
         self.bytes += frame.bytes.len();
         let number = self.next;
         self.next += 1;
@@ -383,9 +398,10 @@ impl HoldQueue {
         if let Wait::Batch(batch) = held.wait {
             self.waiting.remove(&(batch, number));
         }
-        if let Some(count) = self.of_interface.get_mut(&held.frame.ifindex) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(of_interface) = self.of_interface.get_mut(&held.frame.ifindex) {
+            of_interface.frames -= 1;
+            of_interface.bytes -= held.frame.bytes.len();
+            if of_interface.frames == 0 {
                 self.of_interface.remove(&held.frame.ifindex);
             }
         }

@@ -1,6 +1,6 @@
 //! What the outside world tells the core, and what the core asks of it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use super::{
     Timestamp,
@@ -8,7 +8,7 @@ use super::{
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     name::DomainName,
-    ovn::rows::{InterfaceUpdate, NbUpdate, Pipeline, RowId, SbUpdate},
+    ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, Pipeline, RowId, SbUpdate},
     resolver::Resolver,
     revalidation::Path,
 };
@@ -22,6 +22,8 @@ pub struct Frame<'a> {
     pub captured_at: Timestamp,
     /// The bytes captured.
     pub bytes: &'a [u8],
+    /// Whether the pod sent it, to a DNS server over TCP; else it is for the pod.
+    pub from_pod: bool,
     /// Whether it was taken off the wire, and waits to be put back ([`Command::Release`]).
     pub held: bool,
     /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for
@@ -38,6 +40,16 @@ pub struct HeldFrame {
     pub bytes: Box<[u8]>,
     /// As in [`Frame`].
     pub gso_size: u16,
+}
+
+/// The addresses of a pod's port: those that OVN's port security lets the pod send from. Only what
+/// comes from them counts as asked.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SourceAddresses {
+    /// The Ethernet address; `None` stands for any.
+    pub mac: Option<MacAddress>,
+    /// The IP addresses; without one, nothing counts.
+    pub ips: Vec<IpAddr>,
 }
 
 /// A set of names that interfaces share: one for each namespace.
@@ -227,6 +239,16 @@ pub enum Command {
         name: String,
         /// Whether Open vSwitch is to limit what the pod sends.
         policed: bool,
+        /// The addresses from which the pod's questions count.
+        sources: SourceAddresses,
+    },
+    /// From now on, these are the addresses from which questions count at an interface that the
+    /// programs are attached to, or shall be.
+    TrustSources {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The addresses.
+        sources: SourceAddresses,
     },
     /// Detach the programs, or stop trying to attach them.
     Detach {

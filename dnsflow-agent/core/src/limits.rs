@@ -121,12 +121,18 @@ pub const RESTORING_MAX: usize = 2;
 /// The DNS header: no message is shorter (RFC 1035, section 4.1.1).
 pub const DNS_MESSAGE_MIN: usize = 12;
 
-/// DNS connections over TCP that are followed on the node. The least recently used one goes.
+/// DNS connections over TCP that are followed on the node. Beyond, the least recently used one goes
+/// of the interface that has most.
 pub const TCP_CONNECTIONS_MAX: usize = 1024;
 /// How many of them one pod's interface can have: a pod cannot push out those of the others.
 pub const TCP_CONNECTIONS_PER_INTERFACE_MAX: usize = 64;
 /// Bytes of unfinished messages that all of them hold together.
 pub const TCP_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes that those of one pod's interface hold together: eight of the longest messages.
+pub const TCP_BYTES_PER_INTERFACE_MAX: usize = TCP_BYTES_MAX / 16;
+/// Questions of one connection that wait for their answers. Beyond, the oldest is forgotten. A stub
+/// resolver has two, one for each family of addresses.
+pub const TCP_QUESTIONS_MAX: usize = 64;
 /// Bytes of one connection that wait for a missing segment: the longest message with its length.
 pub const TCP_AHEAD_BYTES_MAX: usize = u16::MAX as usize + 2;
 /// Pieces of one connection that wait for a missing segment: the longest message in segments of
@@ -135,12 +141,15 @@ pub const TCP_AHEAD_PIECES_MAX: usize = 128;
 /// A connection on which the server says nothing for this long is forgotten.
 pub const TCP_IDLE_MAX: Duration = Duration::from_secs(600);
 
-/// Fragmented datagrams that are put together at the same time on the node. The oldest one goes.
+/// Fragmented datagrams that are put together at the same time on the node. Beyond, the oldest one
+/// goes of the interface that has most.
 pub const FRAGMENTED_MAX: usize = 256;
 /// How many of them one pod's interface can have.
 pub const FRAGMENTED_PER_INTERFACE_MAX: usize = 32;
 /// Bytes that all of them hold together.
 pub const FRAGMENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Bytes that those of one pod's interface hold together.
+pub const FRAGMENT_BYTES_PER_INTERFACE_MAX: usize = FRAGMENT_BYTES_MAX / 16;
 /// Fragments of one datagram: the longest one over links of IPv6's least MTU, 1280 bytes, takes
 /// 54.
 pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
@@ -154,10 +163,12 @@ pub const HOLD_LONGEST: Duration = Duration::from_millis(500);
 /// Frames that are held at the same time on the node: 10,000 answers a second for as long as they
 /// may be held are 5,000.
 pub const HELD_MAX: usize = 8192;
-/// How many of them one pod's interface can have.
-pub const HELD_PER_INTERFACE_MAX: usize = 2048;
+/// How many of them one pod's interface can have: a thousand answers a second for as long.
+pub const HELD_PER_INTERFACE_MAX: usize = HELD_MAX / 16;
 /// Bytes that all of them have together.
 pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Bytes that those of one pod's interface have together.
+pub const HELD_BYTES_PER_INTERFACE_MAX: usize = HELD_BYTES_MAX / 16;
 
 /// Flows of others that are like ones of ours are remembered up to this many. There should be
 /// none.

@@ -136,6 +136,12 @@ impl Policy {
         self.ovn.take_changed_networks()
     }
 
+    /// The user-defined networks that are the primary ones of their pods, if they may be others than
+    /// when last asked.
+    pub(crate) fn take_changed_primary_networks(&mut self) -> Option<BTreeSet<String>> {
+        self.ovn.take_changed_primary_networks()
+    }
+
     /// Returns the namespaces whose EgressFirewall may be another.
     pub(crate) fn apply_firewalls(
         &mut self,

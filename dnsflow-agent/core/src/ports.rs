@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::{
     Command,
     engine::Scope,
+    input::SourceAddresses,
     output::Output,
     ovn::{
         rows::{Interface, InterfaceUpdate, RowId},
         view::{Changed, Table},
     },
     policy::Policy,
-    report::Report,
+    report::{NotTrusted, Report},
 };
 
 /// The engine's number of a port. A number is never used again for another port.
@@ -51,7 +52,16 @@ pub(crate) enum PortChange {
 #[derive(Debug)]
 pub(crate) struct Ports {
     scope: Scope,
+    /// Whether OVN makes the pods' networks; else nobody checks where their packets come from.
+    has_ovn: bool,
     interfaces: Table<Interface>,
+    /// The user-defined networks that are the primary ones of their pods, once OVN's databases were
+    /// read.
+    primary_networks: Option<BTreeSet<String>>,
+    /// The addresses that count at each interface, as they were last commanded.
+    sources: BTreeMap<RowId, SourceAddresses>,
+    /// Why nothing counts at an interface, as it was last reported.
+    not_trusted: BTreeMap<RowId, NotTrusted>,
     /// The interface index of each veth that was found.
     found: BTreeMap<RowId, u32>,
     /// Interfaces to which attaching was tried, with success or not.
@@ -66,10 +76,14 @@ pub(crate) struct Ports {
 
 impl Ports {
     /// No port is known. `scope` says who may use an address that a pod was told.
-    pub(crate) fn new(scope: Scope) -> Self {
+    pub(crate) fn new(scope: Scope, has_ovn: bool) -> Self {
         Self {
             scope,
+            has_ovn,
             interfaces: Table::default(),
+            primary_networks: None,
+            sources: BTreeMap::new(),
+            not_trusted: BTreeMap::new(),
             found: BTreeMap::new(),
             tried: BTreeSet::new(),
             ports: BTreeMap::new(),
@@ -92,6 +106,8 @@ impl Ports {
         for Changed { id, old, .. } in gone {
             self.found.remove(&id);
             self.tried.remove(&id);
+            self.sources.remove(&id);
+            self.not_trusted.remove(&id);
             out.command(Command::Detach { interface: id });
             if let Some(old) = old {
                 self.interface_gone(id, &old, &mut changes);
@@ -106,18 +122,87 @@ impl Ports {
                     || (old.policing_kbps > 0) != policed
             };
             if old.as_ref().is_none_or(replaced) {
+                let sources = self.sources_of(&row).unwrap_or_default();
+                self.sources.insert(id, sources.clone());
                 out.command(Command::Attach {
                     interface: id,
                     name: row.name.to_string(),
                     policed,
+                    sources,
                 });
             }
+            self.trust_sources(id, &row, out);
             if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
                 self.interface_gone(id, &old, &mut changes);
             }
             self.interface_present(id, row, &mut changes);
         }
         changes
+    }
+
+    /// These user-defined networks are the primary ones of their pods.
+    pub(crate) fn learn_primary_networks(&mut self, networks: BTreeSet<String>, out: &mut Output) {
+        if self.primary_networks.as_ref() == Some(&networks) {
+            return;
+        }
+        self.primary_networks = Some(networks);
+        let on_user_networks = self.interfaces.iter();
+        let concerned: Vec<_> = on_user_networks
+            .filter(|(_, row)| row.network.is_some())
+            .map(|(id, row)| (id, row.clone()))
+            .collect();
+        for (id, row) in concerned {
+            self.trust_sources(id, &row, out);
+        }
+    }
+
+    /// Commands which addresses count at an interface, if they are others than before, and reports
+    /// where none does.
+    fn trust_sources(&mut self, id: RowId, row: &Interface, out: &mut Output) {
+        let sources = self.sources_of(row);
+        let reason = sources.as_ref().err().cloned();
+        let sources = sources.unwrap_or_default();
+        if self.sources.get(&id) != Some(&sources) {
+            self.sources.insert(id, sources.clone());
+            out.command(Command::TrustSources {
+                interface: id,
+                sources,
+            });
+        }
+        // Which networks are primary is known a moment later than the interfaces.
+        let is_final = row.network.is_none() || self.primary_networks.is_some();
+        if is_final && self.not_trusted.get(&id) != reason.as_ref() {
+            match reason {
+                None => self.not_trusted.remove(&id),
+                Some(reason) => {
+                    out.report(Report::PortNotTrusted {
+                        port: row.iface_id.clone(),
+                        reason: reason.clone(),
+                    });
+                    self.not_trusted.insert(id, reason)
+                }
+            };
+        }
+    }
+
+    /// The addresses that count at an interface.
+    ///
+    /// The link-local address that port security of OVN lets pass as well is none of them: a router
+    /// does not forward from it (RFC 4291, section 2.5.6), and a resolver is behind one.
+    fn sources_of(&self, row: &Interface) -> Result<SourceAddresses, NotTrusted> {
+        if let Some(network) = &row.network {
+            let primary = self.primary_networks.as_ref();
+            if !primary.is_some_and(|primary| primary.contains(network)) {
+                return Err(NotTrusted::SecondaryNetwork(network.clone()));
+            }
+        }
+        if row.addresses.is_empty() || (row.mac.is_none() && self.has_ovn) {
+            return Err(NotTrusted::NoAddresses);
+        }
+        Ok(SourceAddresses {
+            mac: row.mac,
+            ips: row.addresses.clone(),
+        })
     }
 
     fn interface_present(&mut self, id: RowId, row: Interface, changes: &mut Vec<PortChange>) {

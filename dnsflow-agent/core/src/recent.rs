@@ -1,5 +1,5 @@
 //! A table with an end: what was used least recently goes first, and no interface can push out
-//! the entries of the others.
+//! the entries of the others, as long as it has more of them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,13 +21,35 @@ pub struct Limits {
     pub entries: usize,
     /// How many of them one interface can have.
     pub per_interface: usize,
+    /// How many bytes all entries hold together.
+    pub bytes: usize,
+    /// How many bytes the entries of one interface hold together.
+    pub bytes_per_interface: usize,
 }
 
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
+    bytes: usize,
     used: u64,
     used_at: Timestamp,
+}
+
+/// What one interface has.
+#[derive(Debug)]
+struct Interface<K> {
+    /// Its entries by the number of the use.
+    order: BTreeMap<u64, K>,
+    bytes: usize,
+}
+
+impl<K> Default for Interface<K> {
+    fn default() -> Self {
+        Self {
+            order: BTreeMap::new(),
+            bytes: 0,
+        }
+    }
 }
 
 /// Entries by key, and the order in which they were used.
@@ -37,8 +59,8 @@ pub struct Recent<K, V> {
     entries: HashMap<K, Entry<V>>,
     /// By the number of the use.
     order: BTreeMap<u64, K>,
-    /// The same for each interface.
-    order_of_interface: BTreeMap<u32, BTreeMap<u64, K>>,
+    interfaces: BTreeMap<u32, Interface<K>>,
+    bytes: usize,
     uses: u64,
 }
 
@@ -49,7 +71,8 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
             limits,
             entries: HashMap::new(),
             order: BTreeMap::new(),
-            order_of_interface: BTreeMap::new(),
+            interfaces: BTreeMap::new(),
+            bytes: 0,
             uses: 0,
         }
     }
@@ -64,6 +87,11 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         self.entries.is_empty()
     }
 
+    /// How many bytes all entries hold.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The entry of this key; it keeps its place in the order.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         Some(&mut self.entries.get_mut(key)?.value)
@@ -73,8 +101,8 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
     pub fn use_entry(&mut self, key: &K, now: Timestamp) -> Option<&mut V> {
         let entry = self.entries.get_mut(key)?;
         self.uses += 1;
-        let of_interface = self.order_of_interface.entry(key.ifindex()).or_default();
-        for order in [&mut self.order, of_interface] {
+        let interface = self.interfaces.entry(key.ifindex()).or_default();
+        for order in [&mut self.order, &mut interface.order] {
             order.remove(&entry.used);
             order.insert(self.uses, key.clone());
         }
@@ -83,29 +111,30 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         Some(&mut entry.value)
     }
 
-    /// Adds an entry, or replaces the one of this key. Returns what had to go for it, the
-    /// replaced entry aside.
+    /// Adds an entry, which holds no bytes yet, or replaces the one of this key. Returns what had to
+    /// go for it, the replaced entry aside: an entry of the same interface if that has as many as it
+    /// can, else one of the interface that has most.
     pub fn insert(&mut self, key: K, value: V, now: Timestamp) -> Option<V> {
         self.remove(&key);
-        let of_interface = self.order_of_interface.entry(key.ifindex()).or_default();
-        let first = if of_interface.len() >= self.limits.per_interface {
-            of_interface.values().next().cloned()
+        let ifindex = key.ifindex();
+        let interface = self.interfaces.get(&ifindex);
+        let count = interface.map_or(0, |interface| interface.order.len());
+        let gone = if count >= self.limits.per_interface {
+            self.pop_of(ifindex)
         } else if self.entries.len() >= self.limits.entries {
-            self.order.values().next().cloned()
+            self.pop_of_largest(|interface| interface.order.len())
         } else {
             None
         };
-        let gone = first.and_then(|first| self.remove(&first));
         self.uses += 1;
         self.order.insert(self.uses, key.clone());
-        self.order_of_interface
-            .entry(key.ifindex())
-            .or_default()
-            .insert(self.uses, key.clone());
+        let interface = self.interfaces.entry(ifindex).or_default();
+        interface.order.insert(self.uses, key.clone());
         self.entries.insert(
             key,
             Entry {
                 value,
+                bytes: 0,
                 used: self.uses,
                 used_at: now,
             },
@@ -113,23 +142,60 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         gone
     }
 
+    /// The entry of this key holds so many bytes now. Returns what had to go for them: entries of the
+    /// same interface if they hold more than they can together, else of the interface whose entries
+    /// hold most. The entry itself can be among them.
+    pub fn weigh(&mut self, key: &K, bytes: usize) -> Vec<V> {
+        let mut gone = Vec::new();
+        let ifindex = key.ifindex();
+        let (Some(entry), Some(interface)) =
+            (self.entries.get_mut(key), self.interfaces.get_mut(&ifindex))
+        else {
+            return gone;
+        };
+        self.bytes = self.bytes - entry.bytes + bytes;
+        interface.bytes = interface.bytes - entry.bytes + bytes;
+        entry.bytes = bytes;
+        let limit = self.limits.bytes_per_interface;
+        while self
+            .interfaces
+            .get(&ifindex)
+            .is_some_and(|it| it.bytes > limit)
+        {
+            gone.extend(self.pop_of(ifindex));
+        }
+        while self.bytes > self.limits.bytes {
+            gone.extend(self.pop_of_largest(|interface| interface.bytes));
+        }
+        gone
+    }
+
     /// Removes the entry of this key.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.remove(key)?;
         self.order.remove(&entry.used);
-        if let Some(order) = self.order_of_interface.get_mut(&key.ifindex()) {
-            order.remove(&entry.used);
-            if order.is_empty() {
-                self.order_of_interface.remove(&key.ifindex());
+        self.bytes -= entry.bytes;
+        if let Some(interface) = self.interfaces.get_mut(&key.ifindex()) {
+            interface.order.remove(&entry.used);
+            interface.bytes -= entry.bytes;
+            if interface.order.is_empty() {
+                self.interfaces.remove(&key.ifindex());
             }
         }
         Some(entry.value)
     }
 
-    /// Removes the entry that was used least recently.
-    pub fn pop(&mut self) -> Option<V> {
-        let key = self.order.values().next().cloned()?;
-        self.remove(&key)
+    /// Removes the entry of an interface that was used least recently.
+    fn pop_of(&mut self, ifindex: u32) -> Option<V> {
+        let key = self.interfaces.get(&ifindex)?.order.values().next()?;
+        self.remove(&key.clone())
+    }
+
+    /// The same of the interface for which `size` is largest.
+    fn pop_of_largest(&mut self, size: impl Fn(&Interface<K>) -> usize) -> Option<V> {
+        let interfaces = self.interfaces.iter();
+        let (ifindex, _) = interfaces.max_by_key(|(_, interface)| size(interface))?;
+        self.pop_of(*ifindex)
     }
 
     /// Removes the entry that was used least recently, if that was before `limit`.
@@ -139,18 +205,12 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         if entry.used_at >= limit {
             return None;
         }
-        self.pop()
+        self.remove(&key.clone())
     }
 
     /// Removes every entry of an interface.
-    pub fn remove_interface(&mut self, ifindex: u32) -> Vec<V> {
-        let order = self.order_of_interface.get(&ifindex);
-        let keys: Vec<K> = order
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .cloned()
-            .collect();
-        keys.iter().filter_map(|key| self.remove(key)).collect()
+    pub fn remove_interface(&mut self, ifindex: u32) {
+        while self.pop_of(ifindex).is_some() {}
     }
 }
 

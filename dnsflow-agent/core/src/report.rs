@@ -76,6 +76,16 @@ impl fmt::Display for Limit {
     }
 }
 
+/// Why nothing counts that a pod is told at a port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum NotTrusted {
+    /// It is on a user-defined network that is not the pod's primary one. The cluster's DNS is not
+    /// there, and a neighbour may be able to send in its name.
+    SecondaryNetwork(String),
+    /// Its Interface row does not name both a MAC and an IP address: OVN lets the pod send from any.
+    NoAddresses,
+}
+
 /// Something worth telling.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Report {
@@ -107,6 +117,13 @@ pub enum Report {
         /// Whether the answers that waited for it had to wait for the switch's megaflows too: the label
         /// of the counter.
         revalidation_wait: &'static str,
+    },
+    /// Nothing that a pod is told at this port counts.
+    PortNotTrusted {
+        /// The logical port.
+        port: String,
+        /// Why.
+        reason: NotTrusted,
     },
     /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
     ClusterNetworks {

@@ -1,22 +1,34 @@
-//! DNS over TCP: from the segments that a pod receives to whole DNS messages.
+//! DNS over TCP: from the segments between a pod and a server to the answers that count.
 //!
 //! A message follows its length of two octets (RFC 7766, section 8; RFC 1035, section 4.2.2), and
-//! nothing else says where one begins. So a stream is read only from its beginning, the server's
-//! SYN-ACK, without a gap: where segments are missing for good, or contradict each other, the
-//! whole connection is given up and counted. A boundary is never guessed, because whoever can
-//! choose what a server answers could place a forged message behind a wrong guess.
+//! nothing else says where one begins. So a stream is read only from its beginning, without a gap:
+//! where segments are missing for good, or contradict each other, the whole connection is given up
+//! and counted. A boundary is never guessed, because whoever can choose what a server answers could
+//! place a forged message behind a wrong guess.
 //!
-//! Only one direction is looked at, and only what the pod itself would take: bytes that it has
-//! already, it ignores, and so does this module. Checksums are not looked at.
+//! An answer counts only if the pod has asked: the pod's SYN was seen, the server's SYN-ACK
+//! acknowledges it, and the answer's question is one that the pod has sent on this connection, in
+//! bytes that the server has acknowledged. The program in the kernel has seen to it that the pod's
+//! segments come from an address of its own.
+//!
+//! An answer follows its question, and so do their segments in the ring buffer, whichever CPUs they
+//! pass: a record is there before its packet goes on.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+mod questions;
+mod stream;
 
+use std::net::SocketAddr;
+
+use self::{
+    questions::Questions,
+    stream::{Message, Messages, State, Stream},
+};
 use super::{
     Timestamp,
     counter_vec::{CounterVec, labels},
     limits::{
-        DNS_MESSAGE_MIN, TCP_AHEAD_BYTES_MAX, TCP_AHEAD_PIECES_MAX, TCP_BYTES_MAX,
-        TCP_CONNECTIONS_MAX, TCP_CONNECTIONS_PER_INTERFACE_MAX, TCP_IDLE_MAX,
+        TCP_BYTES_MAX, TCP_BYTES_PER_INTERFACE_MAX, TCP_CONNECTIONS_MAX,
+        TCP_CONNECTIONS_PER_INTERFACE_MAX, TCP_IDLE_MAX,
     },
     recent::{Limits, OfInterface, Recent},
 };
@@ -30,15 +42,12 @@ pub const RST: u8 = 0x04;
 /// The acknowledgment number counts.
 pub const ACK: u8 = 0x10;
 
-/// The length in front of each message.
-const PREFIX_LEN: usize = 2;
-
 /// A connection, as one interface sees it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct ConnectionKey {
     /// The interface index of the veth's host side.
     pub ifindex: u32,
-    /// Where the segments come from.
+    /// The DNS server's end.
     pub server: SocketAddr,
     /// The pod's end.
     pub client: SocketAddr,
@@ -50,13 +59,26 @@ impl OfInterface for ConnectionKey {
     }
 }
 
-/// A segment from a server to a pod.
+/// Which end of a connection has sent a segment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sender {
+    /// The pod.
+    Pod,
+    /// The DNS server.
+    Server,
+}
+
+/// A segment between a pod and a DNS server.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     /// Its connection.
     pub key: ConnectionKey,
+    /// Who has sent it.
+    pub sender: Sender,
     /// The sequence number of the header, in host byte order.
     pub sequence: u32,
+    /// The acknowledgment number of the header, in host byte order; it counts with [`ACK`].
+    pub acknowledgment: u32,
     /// The flags of the header: [`FIN`], [`SYN`], [`RST`], [`ACK`]; others are ignored.
     pub flags: u8,
     /// The payload, as far as it was captured.
@@ -74,10 +96,18 @@ impl Segment<'_> {
 labels! {
     /// What became of a segment or a connection.
     TcpEvent {
-        /// A connection began: its SYN-ACK was seen.
+        /// A connection began: the pod's SYN was seen, and the server's SYN-ACK to it.
         Opened = "opened",
-        /// A message was complete.
+        /// A question of the pod was complete.
+        Question = "question",
+        /// A message was complete, and answers a question that the server has acknowledged.
         Message = "message",
+        /// A message of the server answers no question of the pod; it was ignored.
+        NotAsked = "not_asked",
+        /// A question was forgotten: too many of the connection had no answer.
+        QuestionForgotten = "question_forgotten",
+        /// A segment of the server acknowledges what the pod has not sent; it was ignored.
+        NotSent = "not_sent",
         /// A message was too short for a DNS header, and skipped.
         Runt = "runt",
         /// A segment came again; it was ignored.
@@ -88,7 +118,7 @@ labels! {
         OutOfWindow = "out_of_window",
         /// A segment of a connection whose beginning was not seen, or that was given up.
         NoBeginning = "no_beginning",
-        /// A server's port opened a connection itself; it was ignored.
+        /// A server's port opened a connection itself, or accepted one a second time; it was ignored.
         NotAccepted = "not_accepted",
         /// The connection was closed between two messages.
         Closed = "closed",
@@ -111,8 +141,6 @@ labels! {
 #[derive(Debug)]
 pub struct TcpReassembly {
     connections: Recent<ConnectionKey, Connection>,
-    /// How many bytes they hold together.
-    held: usize,
     events: CounterVec<TcpEvent>,
 }
 
@@ -122,55 +150,57 @@ impl Default for TcpReassembly {
             connections: Recent::new(Limits {
                 entries: TCP_CONNECTIONS_MAX,
                 per_interface: TCP_CONNECTIONS_PER_INTERFACE_MAX,
+                bytes: TCP_BYTES_MAX,
+                bytes_per_interface: TCP_BYTES_PER_INTERFACE_MAX,
             }),
-            held: 0,
             events: CounterVec::default(),
         }
     }
 }
 
 impl TcpReassembly {
-    /// Takes a segment; returns the messages that are complete now, without their lengths.
+    /// Takes a segment; returns the answers that are complete now, without their lengths.
     pub fn feed(&mut self, segment: &Segment<'_>, now: Timestamp) -> Vec<Vec<u8>> {
         self.expire(now);
-        if segment.has(SYN) && !segment.has(RST) {
-            if !segment.has(ACK) {
+        let is_opening = segment.has(SYN) && !segment.has(RST);
+        match (segment.sender, segment.has(ACK)) {
+            (Sender::Pod, false) if is_opening => self.begin(segment, now),
+            (Sender::Pod, true) | (Sender::Server, false) if is_opening => {
                 self.events.count(TcpEvent::NotAccepted);
                 return Vec::new();
             }
-            self.begin(segment, now);
+            _ => {}
         }
         let Some(connection) = self.connections.use_entry(&segment.key, now) else {
-            if segment.payload_len > 0 {
+            if !segment.payload.is_empty() || is_opening {
                 self.events.count(TcpEvent::NoBeginning);
             }
             return Vec::new();
         };
-        let mut messages = Messages {
-            complete: Vec::new(),
-            events: &mut self.events,
+        let taken = match segment.sender {
+            Sender::Pod => connection
+                .sent(segment, &mut self.events)
+                .map(|()| Vec::new()),
+            Sender::Server => connection.received(segment, &mut self.events),
         };
-        let before = connection.held();
-        let over = connection.take(segment, &mut messages).err();
-        let complete = messages.complete;
-        self.held = self.held - before + connection.held();
-        if let Some(event) = over {
-            self.forget(&segment.key, event);
+        let held = connection.held();
+        match taken {
+            Ok(answers) => {
+                for _ in self.connections.weigh(&segment.key, held) {
+                    self.events.count(TcpEvent::Evicted);
+                }
+                answers
+            }
+            Err(Over { event, answers }) => {
+                self.forget(&segment.key, event);
+                answers
+            }
         }
-        while self.held > TCP_BYTES_MAX
-            && let Some(connection) = self.connections.pop()
-        {
-            self.held -= connection.held();
-            self.events.count(TcpEvent::Evicted);
-        }
-        complete
     }
 
     /// Forgets the connections of an interface that is gone.
     pub fn forget_interface(&mut self, ifindex: u32) {
-        for connection in self.connections.remove_interface(ifindex) {
-            self.held -= connection.held();
-        }
+        self.connections.remove_interface(ifindex);
     }
 
     /// How many connections are followed.
@@ -185,7 +215,7 @@ impl TcpReassembly {
 
     /// How many bytes wait for more.
     pub fn bytes_held(&self) -> usize {
-        self.held
+        self.connections.bytes()
     }
 
     /// What happened so far.
@@ -193,26 +223,28 @@ impl TcpReassembly {
         &self.events
     }
 
+    /// The pod opens a connection.
     fn begin(&mut self, segment: &Segment<'_>, now: Timestamp) {
         if let Some(known) = self.connections.get_mut(&segment.key) {
-            if known.initial == segment.sequence {
-                // The SYN-ACK again.
+            if known.pod.initial() == segment.sequence {
+                // The SYN again.
                 return;
             }
             let event = known.end_event();
             self.forget(&segment.key, event);
         }
         let connection = Connection::new(segment.sequence);
-        if let Some(gone) = self.connections.insert(segment.key, connection, now) {
-            self.held -= gone.held();
+        if self
+            .connections
+            .insert(segment.key, connection, now)
+            .is_some()
+        {
             self.events.count(TcpEvent::Evicted);
         }
-        self.events.count(TcpEvent::Opened);
     }
 
     fn forget(&mut self, key: &ConnectionKey, event: TcpEvent) {
-        if let Some(connection) = self.connections.remove(key) {
-            self.held -= connection.held();
+        if self.connections.remove(key).is_some() {
             self.events.count(event);
         }
     }
@@ -221,243 +253,161 @@ impl TcpReassembly {
         let Some(limit) = now.checked_sub(TCP_IDLE_MAX) else {
             return;
         };
-        while let Some(connection) = self.connections.pop_unused_since(limit) {
-            self.held -= connection.held();
+        while self.connections.pop_unused_since(limit).is_some() {
             self.events.count(TcpEvent::Idle);
         }
     }
 }
 
-/// Where complete messages go.
-struct Messages<'a> {
-    complete: Vec<Vec<u8>>,
-    events: &'a mut CounterVec<TcpEvent>,
+/// A connection has come to its end.
+#[derive(Debug)]
+struct Over {
+    /// How.
+    event: TcpEvent,
+    /// The answers that came with the end.
+    answers: Vec<Vec<u8>>,
 }
 
-impl Messages<'_> {
-    fn push(&mut self, message: &[u8]) {
-        if message.len() < DNS_MESSAGE_MIN {
-            self.events.count(TcpEvent::Runt);
-        } else {
-            self.events.count(TcpEvent::Message);
-            self.complete.push(message.to_vec());
+impl From<TcpEvent> for Over {
+    fn from(event: TcpEvent) -> Self {
+        Self {
+            event,
+            answers: Vec::new(),
         }
     }
 }
 
-/// One direction of a connection.
-///
-/// Sequence numbers are extended to 64 bits, so that they only grow: the lower half of each is
-/// what stands in the header (modulo 2^32; RFC 9293, section 3.4).
+/// A connection that a pod has opened.
 #[derive(Debug)]
 struct Connection {
-    /// The sequence number of the SYN.
-    initial: u32,
-    /// The byte that comes next.
-    next: u64,
-    /// The length and as much of the message as is there.
-    message: Vec<u8>,
-    /// What came before its turn: not overlapping, all behind `next`.
-    ahead: BTreeMap<u64, Box<[u8]>>,
-    ahead_bytes: usize,
-    /// Where the stream ends, once its FIN was seen.
-    end: Option<u64>,
+    /// What the pod sends.
+    pod: Stream,
+    /// What the server sends, since its SYN-ACK.
+    server: Option<Stream>,
+    /// The place in the pod's stream up to which the server has it.
+    acknowledged: u64,
+    questions: Questions,
 }
 
 impl Connection {
+    /// Begins with the sequence number of the pod's SYN.
     fn new(initial: u32) -> Self {
+        let pod = Stream::new(initial);
         Self {
-            initial,
-            // Not at zero: a segment from before the beginning has a place, too.
-            next: (1 << 32) + u64::from(initial) + 1,
-            message: Vec::new(),
-            ahead: BTreeMap::new(),
-            ahead_bytes: 0,
-            end: None,
+            acknowledged: pod.first(),
+            pod,
+            server: None,
+            questions: Questions::default(),
         }
     }
 
     fn held(&self) -> usize {
-        self.message.len() + self.ahead_bytes
+        self.pod.held() + self.server.as_ref().map_or(0, Stream::held)
     }
 
-    /// How a connection ends that ends now.
+    /// How the connection ends if it ends now.
     fn end_event(&self) -> TcpEvent {
-        if self.held() == 0 {
-            TcpEvent::Closed
-        } else {
-            TcpEvent::Unfinished
-        }
+        let server = self.server.as_ref();
+        server.map_or(TcpEvent::Closed, Stream::end_event)
     }
 
-    /// Where the segment's payload begins. A sequence number is taken for the nearest place to
-    /// the byte that comes next.
-    fn place(&self, segment: &Segment<'_>) -> u64 {
-        // The SYN takes a sequence number of its own.
-        let first = segment.sequence.wrapping_add(segment.has(SYN).into());
-        let distance = first.wrapping_sub(self.next as u32).cast_signed();
-        self.next.saturating_add_signed(distance.into())
-    }
-
-    /// Takes a segment. An error says how the connection has ended.
-    fn take(&mut self, segment: &Segment<'_>, messages: &mut Messages<'_>) -> Result<(), TcpEvent> {
-        let start = self.place(segment);
-        let end = start + segment.payload_len as u64;
-        if start > self.next + TCP_AHEAD_BYTES_MAX as u64 {
-            if !self.ahead.is_empty() {
-                // The stream has gone on for too long without what is missing.
-                return Err(TcpEvent::Gap);
-            }
-            messages.events.count(TcpEvent::OutOfWindow);
-            return Ok(());
-        }
-        if segment.has(RST) {
-            // A reset from before the next byte is not acceptable (RFC 9293, section 3.5.3).
-            if start < self.next {
-                messages.events.count(TcpEvent::OutOfWindow);
-                return Ok(());
-            }
-            return Err(self.end_event());
-        }
-        if segment.has(FIN) {
-            let last_ahead = self.ahead.last_key_value();
-            let reached = last_ahead.map_or(self.next, |(place, piece)| place + piece.len() as u64);
-            if self.end.is_some_and(|known| known != end) || reached > end {
-                return Err(TcpEvent::Conflict);
-            }
-            self.end = Some(end);
-        }
-        if self.end.is_some_and(|last| end > last) {
-            return Err(TcpEvent::Conflict);
-        }
-        if !segment.payload.is_empty() {
-            self.payload(start, segment.payload, messages)?;
-        }
-        if segment.payload.len() < segment.payload_len && end > self.next {
-            return Err(TcpEvent::Cut);
-        }
-        if self.end == Some(self.next) {
-            return Err(self.end_event());
-        }
-        Ok(())
-    }
-
-    fn payload(
+    /// Takes a segment of the pod. Data with its SYN are questions like others (TCP Fast Open, RFC
+    /// 7413): whether the server has taken them, its acknowledgment says.
+    fn sent(
         &mut self,
-        start: u64,
-        bytes: &[u8],
-        messages: &mut Messages<'_>,
-    ) -> Result<(), TcpEvent> {
-        let Some(known) = self.next.checked_sub(start) else {
-            messages.events.count(TcpEvent::Ahead);
-            return self.keep(start, bytes);
+        segment: &Segment<'_>,
+        events: &mut CounterVec<TcpEvent>,
+    ) -> Result<(), Over> {
+        let mut messages = Messages {
+            complete: Vec::new(),
+            events,
         };
-        let fresh = usize::try_from(known)
-            .ok()
-            .and_then(|known| bytes.get(known..))
-            .unwrap_or_default();
-        if fresh.is_empty() {
-            messages.events.count(TcpEvent::Duplicate);
-            return Ok(());
+        let state = self.pod.take(segment, &mut messages);
+        let Messages { complete, events } = messages;
+        for Message { bytes, end } in complete {
+            self.questions.ask(&bytes, end, events);
         }
-        self.agrees(self.next, fresh)?;
-        self.append(fresh, messages);
-        while let Some(entry) = self.ahead.first_entry()
-            && *entry.key() <= self.next
-        {
-            let (place, piece) = entry.remove_entry();
-            self.ahead_bytes -= piece.len();
-            let known = usize::try_from(self.next - place).unwrap_or(usize::MAX);
-            self.append(piece.get(known..).unwrap_or_default(), messages);
+        match state? {
+            // The pod says no more, and may still listen.
+            State::Open | State::Ended => Ok(()),
+            State::Reset => Err(self.end_event().into()),
         }
-        Ok(())
     }
 
-    /// Adds the next bytes of the stream.
-    fn append(&mut self, mut bytes: &[u8], messages: &mut Messages<'_>) {
-        self.next += bytes.len() as u64;
-        while !bytes.is_empty() {
-            if self.message.is_empty()
-                && let Some(len) = message_len(bytes)
-                && let Some((whole, rest)) = bytes.split_at_checked(PREFIX_LEN + len)
-            {
-                messages.push(&whole[PREFIX_LEN..]);
-                bytes = rest;
-                continue;
+    /// Takes a segment of the server; returns the answers that are complete now.
+    fn received(
+        &mut self,
+        segment: &Segment<'_>,
+        events: &mut CounterVec<TcpEvent>,
+    ) -> Result<Vec<Vec<u8>>, Over> {
+        if segment.has(ACK) {
+            // A SYN-ACK acknowledges the SYN and nothing else, but for data that came with it.
+            let acknowledged = self.pod.place(segment.acknowledgment);
+            if !(self.pod.first()..=self.pod.reached()).contains(&acknowledged) {
+                events.count(TcpEvent::NotSent);
+                return Ok(Vec::new());
             }
-            let wanted = PREFIX_LEN + message_len(&self.message).unwrap_or(0);
-            let missing = wanted - self.message.len();
-            let (part, rest) = bytes.split_at(missing.min(bytes.len()));
-            self.message.extend_from_slice(part);
-            bytes = rest;
-            if message_len(&self.message).is_some_and(|len| self.message.len() == PREFIX_LEN + len)
-            {
-                messages.push(&self.message[PREFIX_LEN..]);
-                // Gives the memory back, too.
-                self.message = Vec::new();
+            self.acknowledged = self.acknowledged.max(acknowledged);
+        } else if !segment.has(RST) {
+            // Every segment of a connection but the first, and a reset, acknowledges (RFC 9293,
+            // section 3.10.7.4).
+            events.count(TcpEvent::NotSent);
+            return Ok(Vec::new());
+        }
+        if segment.has(SYN) && !segment.has(RST) && !self.accept(segment.sequence, events) {
+            return Ok(Vec::new());
+        }
+        let Some(server) = &mut self.server else {
+            return match segment.has(RST) && segment.has(ACK) {
+                true => Err(TcpEvent::Closed.into()),
+                false => {
+                    events.count(TcpEvent::NoBeginning);
+                    Ok(Vec::new())
+                }
+            };
+        };
+        let mut messages = Messages {
+            complete: Vec::new(),
+            events,
+        };
+        let state = server.take(segment, &mut messages);
+        let end_event = server.end_event();
+        let Messages { complete, events } = messages;
+        let mut answers = Vec::new();
+        for Message { bytes, .. } in complete {
+            if self.questions.is_answered(&bytes, self.acknowledged) {
+                events.count(TcpEvent::Message);
+                answers.push(bytes);
+            } else {
+                events.count(TcpEvent::NotAsked);
             }
         }
+        match state {
+            Ok(State::Open) => Ok(answers),
+            Ok(State::Ended | State::Reset) => Err(Over {
+                event: end_event,
+                answers,
+            }),
+            Err(event) => Err(Over { event, answers }),
+        }
     }
 
-    /// Keeps what came before its turn, without what is there already.
-    fn keep(&mut self, start: u64, bytes: &[u8]) -> Result<(), TcpEvent> {
-        self.agrees(start, bytes)?;
-        let end = start + bytes.len() as u64;
-        let mut free = start;
-        let mut pieces = Vec::new();
-        for (place, piece) in self.overlapping(start, end) {
-            if free < place {
-                pieces.push((free, place));
+    /// The server accepts the connection; returns whether this is how it does.
+    fn accept(&mut self, initial: u32, events: &mut CounterVec<TcpEvent>) -> bool {
+        match &self.server {
+            Some(known) if known.initial() == initial => return true,
+            // A server that keeps no state answers a SYN that comes again with another sequence
+            // number (SYN cookies, RFC 4987, section 3.6). It has not said anything yet.
+            Some(known) if known.reached() > known.first() => {
+                events.count(TcpEvent::NotAccepted);
+                return false;
             }
-            free = place + piece.len() as u64;
+            Some(_) => {}
+            None => events.count(TcpEvent::Opened),
         }
-        if free < end {
-            pieces.push((free, end));
-        }
-        for (from, to) in pieces {
-            let piece = &bytes[(from - start) as usize..(to - start) as usize];
-            self.ahead_bytes += piece.len();
-            self.ahead.insert(from, piece.into());
-        }
-        if self.ahead_bytes > TCP_AHEAD_BYTES_MAX || self.ahead.len() > TCP_AHEAD_PIECES_MAX {
-            return Err(TcpEvent::Gap);
-        }
-        Ok(())
+        self.server = Some(Stream::new(initial));
+        true
     }
-
-    /// Whether these bytes are the same as what came before its turn, where they overlap. What a
-    /// receiver takes of two different segments depends on its implementation.
-    fn agrees(&self, start: u64, bytes: &[u8]) -> Result<(), TcpEvent> {
-        let end = start + bytes.len() as u64;
-        let all_same = self.overlapping(start, end).all(|(place, piece)| {
-            let from = place.max(start);
-            let to = (place + piece.len() as u64).min(end);
-            bytes[(from - start) as usize..(to - start) as usize]
-                == piece[(from - place) as usize..(to - place) as usize]
-        });
-        if all_same {
-            Ok(())
-        } else {
-            Err(TcpEvent::Conflict)
-        }
-    }
-
-    /// The pieces ahead that share bytes with this range, in their order.
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &[u8])> {
-        let before = self.ahead.range(..start).next_back();
-        let first = before
-            .filter(|(place, piece)| *place + piece.len() as u64 > start)
-            .map_or(start, |(place, _)| *place);
-        self.ahead
-            .range(first..end)
-            .map(|(place, piece)| (*place, &**piece))
-    }
-}
-
-/// The message's length, once it is there.
-fn message_len(bytes: &[u8]) -> Option<usize> {
-    let prefix = bytes.first_chunk::<PREFIX_LEN>()?;
-    Some(u16::from_be_bytes(*prefix).into())
 }
 
 #[cfg(test)]

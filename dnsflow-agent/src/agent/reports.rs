@@ -5,7 +5,7 @@ use std::{
     fmt::Display,
 };
 
-use dnsflow_core::report::{Limit, Report, Severity};
+use dnsflow_core::report::{Limit, NotTrusted, Report, Severity};
 use tracing::{debug, info, warn};
 
 /// So many problems of one kind that come together get a line each; of more, one line tells.
@@ -39,6 +39,24 @@ pub(super) fn tell(report: Report) {
             activation_us = u64::try_from(activation.as_micros()).unwrap_or(u64::MAX),
             revalidation_wait,
             "opened"
+        ),
+        Report::PortNotTrusted {
+            port,
+            reason: NotTrusted::SecondaryNetwork(network),
+        } => info!(
+            port,
+            network,
+            "nothing that a pod is told on a network other than its primary one counts: the cluster's \
+             DNS is not there, and a neighbour may speak in its name"
+        ),
+        Report::PortNotTrusted {
+            port,
+            reason: NotTrusted::NoAddresses,
+        } => warn!(
+            port,
+            "nothing that a pod is told at this port counts, so none of its names is opened there: its \
+             Interface row names no attached_mac or no ip_addresses, and without port security on \
+             both a pod can ask in another's name; give its network subnets (IPAM)"
         ),
         Report::ClusterNetworks { networks, left_out } => {
             let networks = list(&networks);

@@ -1,7 +1,7 @@
 //! The task that attaches the programs, on a thread of its own: attaching and detaching block for
 //! milliseconds, and no answer may wait for them.
 
-use dnsflow_core::{Input, ovn::rows::RowId};
+use dnsflow_core::{Input, input::SourceAddresses, ovn::rows::RowId};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -19,6 +19,15 @@ pub enum AttachCommand {
         name: String,
         /// Whether Open vSwitch is to limit what the pod sends.
         policed: bool,
+        /// The addresses from which the pod's questions count.
+        sources: SourceAddresses,
+    },
+    /// From now on, these are the addresses of an interface.
+    TrustSources {
+        /// The `Interface` row.
+        interface: RowId,
+        /// The addresses.
+        sources: SourceAddresses,
     },
     /// Detach, or stop trying to attach.
     Detach {
@@ -77,6 +86,7 @@ impl Attacher {
                 interface,
                 name,
                 policed,
+                sources,
             } => {
                 let excluded = self.attachments.program().kind() == Some(AttachKind::Clsact);
                 if policed && excluded {
@@ -87,7 +97,11 @@ impl Attacher {
                          each other; Linux 6.6 with TCX has no such conflict"
                     );
                 }
-                vec![self.attachments.attach(interface, name, now())]
+                vec![self.attachments.attach(interface, name, sources, now())]
+            }
+            AttachCommand::TrustSources { interface, sources } => {
+                self.attachments.trust_sources(interface, sources);
+                Vec::new()
             }
             AttachCommand::Detach { interface } => {
                 self.attachments.detach(interface);

@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use aya::programs::{ProgramError, TcError};
-use dnsflow_core::{Input, Timestamp, ovn::rows::RowId};
+use dnsflow_core::{Input, Timestamp, input::SourceAddresses, ovn::rows::RowId};
 use tracing::{debug, info};
 
 use super::{AttachKind, LinkEvent};
@@ -27,6 +27,10 @@ pub trait Attach {
 
     /// The index of the interface of this name, if there is one.
     fn ifindex(&self, name: &str) -> Option<u32>;
+
+    /// Makes these the addresses of the pod at the interface of this index: what it asks from others does
+    /// not count.
+    fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses);
 
     /// Attaches the program that sees answers to the interface of this name and index. From here
     /// on, answers count whether or not their question was seen.
@@ -129,6 +133,9 @@ pub struct Attachments<A: Attach> {
 #[derive(Debug)]
 struct Entry<L> {
     name: String,
+    sources: SourceAddresses,
+    /// The index of the interface that has these addresses in the kernel.
+    trusted_at: Option<u32>,
     /// How long to wait after the next failure.
     pause: Duration,
     state: State<L>,
@@ -191,7 +198,13 @@ impl<A: Attach> Attachments<A> {
     /// says what it found. [`work`](Self::work) does the rest.
     ///
     /// Called again for the same interface, it looks whether the veth is still the one it was.
-    pub fn attach(&mut self, interface: RowId, name: String, now: Timestamp) -> Input<'static> {
+    pub fn attach(
+        &mut self,
+        interface: RowId,
+        name: String,
+        sources: SourceAddresses,
+        now: Timestamp,
+    ) -> Input<'static> {
         let mut before = self.entries.remove(&interface);
         // A row can be replaced by another for the same port in one transaction. The kernel does
         // not take the programs twice, so the new row takes the place over.
@@ -201,14 +214,31 @@ impl<A: Attach> Attachments<A> {
                 before = self.entries.remove(&other);
             }
         }
-        let entry = before.filter(|entry| entry.name == name);
-        self.look(interface, name, entry, now)
+        let mut entry = match before {
+            Some(entry) if entry.name == name => entry,
+            before => {
+                if let Some(mut entry) = before {
+                    entry.distrust(&mut self.program);
+                }
+                Entry::new(name, now)
+            }
+        };
+        entry.trust(sources, &mut self.program);
+        self.look(interface, entry, now)
+    }
+
+    /// The pod's addresses are others.
+    pub fn trust_sources(&mut self, interface: RowId, sources: SourceAddresses) {
+        if let Some(entry) = self.entries.get_mut(&interface) {
+            entry.trust(sources, &mut self.program);
+        }
     }
 
     /// Detaches, or stops trying to attach.
     pub fn detach(&mut self, interface: RowId) {
-        if let Some(entry) = self.entries.remove(&interface) {
+        if let Some(mut entry) = self.entries.remove(&interface) {
             debug!(name = entry.name, "detached");
+            entry.distrust(&mut self.program);
         }
     }
 
@@ -315,7 +345,7 @@ impl<A: Attach> Attachments<A> {
                 State::Waiting { reason, .. } => Err(reason.clone()),
                 state => Ok(state.ifindex()),
             };
-            let now_is = self.look(interface, entry.name.clone(), Some(entry), now);
+            let now_is = self.look(interface, entry, now);
             let changed = match (&now_is, &before) {
                 (Input::AttachFailed { reason, .. }, Err(old)) => reason != old,
                 (Input::Found { ifindex, .. } | Input::Attached { ifindex, .. }, Ok(old)) => {
@@ -335,25 +365,30 @@ impl<A: Attach> Attachments<A> {
     fn look(
         &mut self,
         interface: RowId,
-        name: String,
-        entry: Option<Entry<A::Link>>,
+        mut entry: Entry<A::Link>,
         now: Timestamp,
     ) -> Input<'static> {
-        let ifindex = self.program.ifindex(&name);
-        let mut entry = match entry {
+        let ifindex = self.program.ifindex(&entry.name);
+        if entry
+            .state
+            .ifindex()
+            .is_some_and(|known| Some(known) != ifindex)
+        {
             // One that was replaced takes its link with it.
-            Some(entry) if entry.state.ifindex().is_none() || entry.state.ifindex() == ifindex => {
-                entry
+            entry = Entry {
+                sources: entry.sources,
+                trusted_at: entry.trusted_at,
+                ..Entry::new(entry.name, now)
+            };
+        }
+        if entry.trusted_at != ifindex {
+            entry.distrust(&mut self.program);
+            if let Some(ifindex) = ifindex {
+                // Before the programs are there: the first question counts.
+                self.program.trust_sources(ifindex, &entry.sources);
+                entry.trusted_at = Some(ifindex);
             }
-            _ => Entry {
-                name,
-                pause: RETRY_MIN,
-                state: State::Waiting {
-                    retry_at: now,
-                    reason: String::new(),
-                },
-            },
-        };
+        }
         let input = match (ifindex, &entry.state) {
             (Some(ifindex), State::Attached { .. }) => Input::Attached { interface, ifindex },
             (Some(ifindex), State::Waiting { .. }) => {
@@ -374,6 +409,37 @@ impl<A: Attach> Attachments<A> {
 }
 
 impl<L> Entry<L> {
+    /// Nothing is known of the interface of this name.
+    fn new(name: String, now: Timestamp) -> Self {
+        Self {
+            name,
+            sources: SourceAddresses::default(),
+            trusted_at: None,
+            pause: RETRY_MIN,
+            state: State::Waiting {
+                retry_at: now,
+                reason: String::new(),
+            },
+        }
+    }
+
+    /// The pod has these addresses.
+    fn trust<A: Attach>(&mut self, sources: SourceAddresses, program: &mut A) {
+        if self.sources != sources {
+            self.sources = sources;
+            if let Some(ifindex) = self.trusted_at {
+                program.trust_sources(ifindex, &self.sources);
+            }
+        }
+    }
+
+    /// Takes the pod's addresses out of the kernel.
+    fn distrust<A: Attach>(&mut self, program: &mut A) {
+        if let Some(ifindex) = self.trusted_at.take() {
+            program.trust_sources(ifindex, &SourceAddresses::default());
+        }
+    }
+
     /// Waits for another try.
     fn wait(&mut self, interface: RowId, reason: String, now: Timestamp) -> Input<'static> {
         debug!(name = self.name, reason, "not attached, will try again");

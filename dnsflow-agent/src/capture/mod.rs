@@ -21,6 +21,8 @@ mod qdisc;
 mod records;
 mod release;
 mod resolvers;
+mod shares;
+mod sources;
 pub mod survey;
 mod unasked;
 
@@ -43,6 +45,7 @@ pub use self::{
     records::{Drained, Records},
     release::{ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
+    shares::Shares,
     unasked::UNASKED_GRACE,
 };
 
@@ -58,6 +61,9 @@ pub struct Options {
     /// The mark of frames that are put back. Whoever can send packets with it onto a pod's veth
     /// goes unseen: it should be hard to guess.
     pub release_mark: Option<NonZeroU32>,
+    /// Whether each interface has a share of what is handed to the agent. Without, one pod can take
+    /// what there is.
+    pub shares: bool,
 }
 
 impl Default for Options {
@@ -67,6 +73,7 @@ impl Default for Options {
             ports: Ports::DNS,
             attach: None,
             release_mark: None,
+            shares: true,
         }
     }
 }
@@ -160,6 +167,8 @@ pub struct Capture {
     pub heartbeat: Heartbeat,
     /// How many packets met which end.
     pub counters: ProgramCounters,
+    /// Who has handed over more than its share.
+    pub shares: Shares,
     /// What the program has to say.
     pub log: ProgramLog,
 }
@@ -178,6 +187,7 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
     let tables = KernelTables::new(program.take_map("NAME_SETS")?, program.take_map("NAMES")?)?;
     let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
     let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
+    let shares = Shares::new(program.take_map("SHARES")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
@@ -186,6 +196,7 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
         deferred,
         heartbeat,
         counters,
+        shares,
         log,
         attacher: Attacher {
             attachments: Attachments::new(program),

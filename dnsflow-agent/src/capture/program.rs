@@ -14,9 +14,12 @@ use aya::{
     },
     sys::is_map_supported,
 };
+use dnsflow_core::input::SourceAddresses;
 use tracing::{debug, info, warn};
 
-use super::{Attach, AttachError, CaptureError, Options, qdisc, unasked::Unasked};
+use super::{
+    Attach, AttachError, CaptureError, Options, qdisc, sources::Sources, unasked::Unasked,
+};
 
 /// The BPF object that `cargo xtask build-ebpf` made.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("DNSFLOW_EBPF_OBJECT_PATH"));
@@ -63,6 +66,7 @@ pub struct Program {
     ebpf: Ebpf,
     kind: Option<AttachKind>,
     unasked: Unasked,
+    sources: Sources,
 }
 
 impl Program {
@@ -70,9 +74,11 @@ impl Program {
     pub(super) fn load(options: &Options) -> Result<Self, CaptureError> {
         raise_memlock_limit();
         let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
+        let shared = u32::from(options.shares);
         let mut ebpf = EbpfLoader::new()
             .override_global("DNS_PORTS", options.ports.as_array(), true)
             .override_global("RELEASE_MARK", &release_mark, true)
+            .override_global("SHARED", &shared, true)
             .map_max_entries("RECORDS", options.ring.bytes())
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
@@ -84,10 +90,12 @@ impl Program {
                 .map_err(|error| load_error(error.into()))?;
         }
         let unasked = Unasked::new(take_map(&mut ebpf, "UNASKED_UNTIL")?)?;
+        let sources = Sources::new(take_map(&mut ebpf, "SOURCES")?)?;
         Ok(Self {
             ebpf,
             kind: options.attach,
             unasked,
+            sources,
         })
     }
 
@@ -186,6 +194,10 @@ impl Attach for Program {
             0 => None,
             ifindex => Some(ifindex),
         }
+    }
+
+    fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses) {
+        self.sources.set(ifindex, sources);
     }
 
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<TcLink, AttachError> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::maps::{Map, MapData, RingBuf};
-use dnsflow_common::record::{KIND_HELD, Record};
+use dnsflow_common::record::{KIND_HELD, KIND_SENT, Record};
 use dnsflow_core::{Timestamp, input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -99,6 +99,7 @@ pub(super) fn frame(record: Record<'_>) -> Option<Frame<'_>> {
         ifindex: header.ifindex,
         captured_at: Timestamp::from_nanos(header.captured_at_ns),
         bytes: frame,
+        from_pod: header.kind == KIND_SENT,
         held: header.kind == KIND_HELD,
         gso_size: u16::try_from(header.gso_size).ok()?,
     })

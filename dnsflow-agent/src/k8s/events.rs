@@ -131,6 +131,7 @@ impl Notice {
             | Report::Opened { .. }
             | Report::AddressRefused { .. }
             | Report::ClusterNetworks { .. }
+            | Report::PortNotTrusted { .. }
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

@@ -31,7 +31,7 @@ const TABLES: &[Table] = &[
     },
     Table {
         name: LOGICAL_SWITCH,
-        columns: &[Column::map("other_config")],
+        columns: &[Column::map("other_config"), Column::map("external_ids")],
         deferred: false,
     },
 ];
@@ -100,7 +100,11 @@ pub fn logical_switch(row: &Row) -> Conversion<LogicalSwitch> {
         let network = network.map(|network| network.trunc());
         network.ok_or_else(|| CellError::new("other_config", format!("`{text}` is no network")))
     });
+    let ids = row.pairs("external_ids")?;
+    let is_primary = ids.value("k8s.ovn.org/role") == Some("primary");
+    let network = ids.value("k8s.ovn.org/network").filter(|_| is_primary);
     Ok(Some(LogicalSwitch {
+        primary_network: network.map(str::to_owned),
         networks: networks.collect::<Result<_, _>>()?,
     }))
 }

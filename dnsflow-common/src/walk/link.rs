@@ -11,6 +11,10 @@ pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_C_TAG: u16 = 0x8100;
 /// EtherType of a service VLAN tag (IEEE 802.1Q, table 9-1; once 802.1ad).
 const ETHERTYPE_S_TAG: u16 = 0x88a8;
+/// Where the destination stands (IEEE 802.3).
+pub const MAC_DST_AT: u32 = 0;
+/// Where the source stands (IEEE 802.3).
+pub const MAC_SRC_AT: u32 = 6;
 /// Destination and source; an EtherType or a tag follows (IEEE 802.3).
 const ADDRESSES_LEN: u32 = 12;
 /// An EtherType.
@@ -39,6 +43,12 @@ impl Tags {
             count: u8::try_from(tcis.len()).ok()?,
             tcis: all,
         })
+    }
+
+    /// Whether there is none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// The tag control information of each tag: priority, drop eligible, VLAN identifier.

@@ -388,7 +388,7 @@ fn a_query_is_found_and_an_answer_is_none() {
     let to = |frame: &[u8]| to_server(&frame, &Ports::new(&[40_000]).expect("a port"));
     assert_eq!(to(&frame), Err(Reason::NotQuery));
     frame[DNS + 2] = 1;
-    assert_eq!(to(&frame), Ok(query_at(&frame)));
+    assert_eq!(to(&frame), Ok(Sent::UdpQuery(query_at(&frame))));
     assert_eq!(
         to_server(&frame.as_slice(), &Ports::DNS),
         Err(Reason::OtherPort)

@@ -67,19 +67,37 @@ pub(super) struct Tcp {
     pub(super) src_port: u16,
     pub(super) dst_port: u16,
     pub(super) seq: u32,
+    pub(super) ack: u32,
     pub(super) flags: u8,
     pub(super) payload: u32,
     pub(super) payload_len: u32,
 }
 
-/// Reads a TCP header that must come from one of `ports`.
+/// Whose port is looked at.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(super) enum Server {
+    Source,
+    Destination,
+}
+
+/// Reads a TCP header whose server's port must be one of `ports`.
 #[inline(always)]
-pub(super) fn tcp<R: Reader, P: ServerPorts>(frame: &R, ip: &Ip, ports: &P) -> Result<Tcp, Reason> {
+pub(super) fn tcp<R: Reader, P: ServerPorts>(
+    frame: &R,
+    ip: &Ip,
+    ports: &P,
+    server: Server,
+) -> Result<Tcp, Reason> {
     let Some(header) = frame.read::<{ TCP_LEN as usize }>(ip.payload) else {
         return Err(Reason::TruncatedTcp);
     };
     let src_port = u16::from_be_bytes([header[0], header[1]]);
-    if !ports.contains(src_port) {
+    let dst_port = u16::from_be_bytes([header[2], header[3]]);
+    let server_port = match server {
+        Server::Source => src_port,
+        Server::Destination => dst_port,
+    };
+    if !ports.contains(server_port) {
         return Err(Reason::OtherPort);
     }
     let header_len = u32::from(header[12] >> 4) * 4;
@@ -91,8 +109,9 @@ pub(super) fn tcp<R: Reader, P: ServerPorts>(frame: &R, ip: &Ip, ports: &P) -> R
     }
     Ok(Tcp {
         src_port,
-        dst_port: u16::from_be_bytes([header[2], header[3]]),
+        dst_port,
         seq: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
+        ack: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
         flags: header[13],
         payload: ip.payload + header_len,
         payload_len: ip.payload_len - header_len,

@@ -221,6 +221,7 @@ impl Node {
             ifindex: IFINDEX,
             captured_at: self.now,
             bytes: &bytes,
+            from_pod: false,
             held: false,
             gso_size: 0,
         }));
@@ -236,6 +237,7 @@ fn interface(ofport: u32) -> Input<'static> {
         iface_id_ver: None,
         addresses: vec![Ipv4Addr::new(10, 244, 0, 5).into()],
         mac: None,
+        network: None,
         sandbox: None,
         ofport: Some(ofport),
         ifindex: None,

@@ -1,5 +1,6 @@
-//! Any segments of a few connections. Beside not panicking, the reassembly must stay within its
-//! bounds, and bytes in their order must come out as they went in.
+//! Any segments of a few connections, in both directions. Beside not panicking, the reassembly must stay
+//! within its bounds, give out nothing that was not asked, and read a connection from its beginning
+//! whatever went before.
 #![no_main]
 
 use std::{net::SocketAddr, time::Duration};
@@ -7,7 +8,7 @@ use std::{net::SocketAddr, time::Duration};
 use dnsflow_core::{
     Timestamp,
     limits::{TCP_AHEAD_BYTES_MAX, TCP_BYTES_MAX, TCP_CONNECTIONS_MAX},
-    tcp::{ACK, ConnectionKey, SYN, Segment, TcpReassembly},
+    tcp::{ACK, ConnectionKey, SYN, Segment, Sender, TcpReassembly},
 };
 use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
@@ -19,6 +20,8 @@ struct Step {
     connection: u8,
     /// From the connection's initial sequence number, so that segments meet.
     place: i16,
+    from_pod: bool,
+    acknowledged: i16,
     flags: u8,
     payload: Vec<u8>,
     not_captured: u8,
@@ -29,7 +32,8 @@ struct Step {
 struct Case {
     initial: u32,
     steps: Vec<Step>,
-    stream: Vec<u8>,
+    /// A question, as the pod and the server write it.
+    question: Vec<u8>,
     chunk: u8,
 }
 
@@ -49,7 +53,13 @@ fuzz_target!(|case: Case| {
         now = now + Duration::from_secs(step.seconds.into());
         let segment = Segment {
             key: key(step.connection),
+            sender: if step.from_pod {
+                Sender::Pod
+            } else {
+                Sender::Server
+            },
             sequence: case.initial.wrapping_add_signed(step.place.into()),
+            acknowledgment: case.initial.wrapping_add_signed(step.acknowledged.into()),
             flags: step.flags,
             payload: &step.payload,
             payload_len: step.payload.len() + usize::from(step.not_captured % 2),
@@ -57,51 +67,81 @@ fuzz_target!(|case: Case| {
         let messages = tcp.feed(&segment, now);
         fed += step.payload.len();
         assert!(messages.iter().all(|message| message.len() >= 12));
+        assert!(!step.from_pod || messages.is_empty());
         assert!(tcp.len() <= TCP_CONNECTIONS_MAX);
         assert!(tcp.bytes_held() <= TCP_BYTES_MAX.min(fed));
-        assert!(tcp.bytes_held() <= tcp.len() * (2 * TCP_AHEAD_BYTES_MAX));
+        assert!(tcp.bytes_held() <= tcp.len() * (4 * TCP_AHEAD_BYTES_MAX));
     }
-    // Whatever went before, a new connection is read from its beginning.
-    let key = key(0);
-    let syn = Segment {
-        key,
-        sequence: case.initial.wrapping_add(1 << 20),
-        flags: SYN | ACK,
-        payload: &[],
-        payload_len: 0,
+    // A new connection: the pod asks, and is answered once.
+    let mut talk = Talk {
+        tcp: &mut tcp,
+        now,
+        pod: case.initial.wrapping_add(1 << 20),
+        server: case.initial,
+        chunk: usize::from(case.chunk) + 1,
     };
-    tcp.feed(&syn, now);
-    let mut found = Vec::new();
-    let mut sequence = syn.sequence.wrapping_add(1);
-    for payload in case.stream.chunks(usize::from(case.chunk) + 1) {
-        let segment = Segment {
-            key,
-            sequence,
-            flags: ACK,
-            payload,
-            payload_len: payload.len(),
-        };
-        found.extend(tcp.feed(&segment, now));
-        sequence = sequence.wrapping_add(payload.len() as u32);
-    }
-    assert_eq!(found, split(&case.stream));
+    talk.say(Sender::Pod, SYN, &[0; 0]);
+    talk.pod = talk.pod.wrapping_add(1);
+    talk.say(Sender::Server, SYN | ACK, &[0; 0]);
+    talk.server = talk.server.wrapping_add(1);
+    let question = &case.question[..case.question.len().min(300)];
+    let (query, answer) = (message(1, question), message(0x81, question));
+    assert!(talk.say(Sender::Server, ACK, &answer).is_empty());
+    assert!(talk.say(Sender::Pod, ACK, &query).is_empty());
+    let first = talk.say(Sender::Server, ACK, &answer);
+    let again = talk.say(Sender::Server, ACK, &answer);
+    assert!(first.len() <= 1 && again.is_empty());
+    assert!(first.iter().all(|found| found == &answer[2..]));
     tcp.forget_interface(0);
     tcp.forget_interface(1);
     assert_eq!((tcp.len(), tcp.bytes_held()), (0, 0));
 });
 
-/// The messages of a stream, by the plainest means.
-fn split(mut stream: &[u8]) -> Vec<Vec<u8>> {
-    let mut messages = Vec::new();
-    while let [high, low, rest @ ..] = stream {
-        let len = usize::from(u16::from_be_bytes([*high, *low]));
-        let Some((message, rest)) = rest.split_at_checked(len) else {
-            break;
+/// A DNS message behind its length: id 7, these flags, one question.
+fn message(flags: u8, question: &[u8]) -> Vec<u8> {
+    let header = [0, 7, flags, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let len = (header.len() + question.len()) as u16;
+    [&len.to_be_bytes(), &header[..], question].concat()
+}
+
+/// Both ends of the connection [`key`] of zero.
+struct Talk<'a> {
+    tcp: &'a mut TcpReassembly,
+    now: Timestamp,
+    pod: u32,
+    server: u32,
+    chunk: usize,
+}
+
+impl Talk<'_> {
+    /// One end sends this in pieces; gives the answers.
+    fn say(&mut self, sender: Sender, flags: u8, payload: &[u8]) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        let pieces: Vec<&[u8]> = match payload.is_empty() {
+            true => vec![payload],
+            false => payload.chunks(self.chunk).collect(),
         };
-        if len >= 12 {
-            messages.push(message.to_vec());
+        for payload in pieces {
+            let (sequence, acknowledgment) = match sender {
+                Sender::Pod => (self.pod, self.server),
+                Sender::Server => (self.server, self.pod),
+            };
+            let segment = Segment {
+                key: key(0),
+                sender,
+                sequence,
+                acknowledgment,
+                flags,
+                payload,
+                payload_len: payload.len(),
+            };
+            found.extend(self.tcp.feed(&segment, self.now));
+            let own = match sender {
+                Sender::Pod => &mut self.pod,
+                Sender::Server => &mut self.server,
+            };
+            *own = own.wrapping_add(payload.len() as u32);
         }
-        stream = rest;
+        found
     }
-    messages
 }

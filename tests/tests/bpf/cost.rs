@@ -13,7 +13,7 @@ use dnsflow_common::{Reason, walk::TCP_ACK};
 use dnsflow_core::name::DomainName;
 use dnsflow_tests::frames::{Answer, Frame, Transport};
 
-use crate::{Loaded, load, test_run::query_of};
+use crate::{Loaded, load, test_run::query_of, unshared};
 
 /// At most this many instructions of a program are walked by the verifier (`BPF_COMPLEXITY_LIMIT_INSNS`,
 /// Linux include/linux/bpf.h). Half of it stays free for kernels that were not tried.
@@ -95,7 +95,7 @@ fn median(times: &mut [u128]) -> u128 {
 fn what_a_packet_costs() {
     let options = Options {
         ring: RingSize::new(1 << 30).expect("a power of two"),
-        ..Options::default()
+        ..unshared()
     };
     let Some(mut program) = load(&options) else {
         return;
@@ -112,6 +112,7 @@ fn what_a_packet_costs() {
     let tcp = Frame {
         transport: Transport::Tcp {
             seq: 1,
+            ack: 0,
             flags: TCP_ACK,
             options: 3,
         },
@@ -137,7 +138,8 @@ fn what_a_packet_costs() {
         .names
         .set_names(dnsflow_core::input::NameSetId(1), &rules);
 
-    let empty = Empty::load().expect("an empty program");
+    // r0 = -1; exit: what a run costs by itself.
+    let empty = RawProgram::load(&[0xffff_ffff_0000_00b7, 0x95]).expect("an empty program");
     let bytes = answer.build();
     let nanos = (0..5).map(|_| empty.run(&bytes, RUNS).expect("runs")).min();
     println!("an empty program: {} ns", nanos.unwrap_or_default());
@@ -163,7 +165,7 @@ fn what_a_packet_costs() {
     }
     for (what, frame, reason) in [
         ("not IP", &non_ip, Reason::NotIp),
-        ("TCP data", &tcp_443.turned(), Reason::OtherProtocol),
+        ("TCP data", &tcp_443.turned(), Reason::OtherPort),
         ("other UDP", &udp_443.turned(), Reason::OtherPort),
         ("a query", &query_of(&answer), Reason::QueryRecorded),
     ] {
@@ -175,18 +177,19 @@ fn what_a_packet_costs() {
     program.measure_pairs("a matching answer", &answer, Reason::Captured);
 }
 
-/// A program that only gives its verdict: what a run costs by itself.
-struct Empty(OwnedFd);
+/// A classifier of a few instructions.
+pub(crate) struct RawProgram(OwnedFd);
 
 // Linux include/uapi/linux/bpf.h.
 const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_TEST_RUN: i32 = 10;
+const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_TCX_EGRESS: u32 = 47;
 
-impl Empty {
-    fn load() -> io::Result<Self> {
-        // r0 = -1; exit.
-        let code: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
+impl RawProgram {
+    /// Loads these instructions.
+    pub(crate) fn load(code: &[u64]) -> io::Result<Self> {
         let mut attributes = [0u64; 16];
         attributes[0] = u64::from(BPF_PROG_TYPE_SCHED_CLS) | (code.len() as u64) << 32;
         attributes[1] = code.as_ptr() as u64;
@@ -194,6 +197,16 @@ impl Empty {
         let fd = bpf(BPF_PROG_LOAD, &mut attributes)?;
         // SAFETY: the descriptor is new and ours.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Attaches it to an interface's egress by TCX, until what is returned is dropped.
+    pub(crate) fn attach_to_egress(&self, ifindex: u32) -> io::Result<OwnedFd> {
+        let mut attributes = [0u64; 16];
+        attributes[0] = self.0.as_raw_fd() as u64 | u64::from(ifindex) << 32;
+        attributes[1] = BPF_TCX_EGRESS.into();
+        let fd = bpf(BPF_LINK_CREATE, &mut attributes)?;
+        // SAFETY: the descriptor is new and ours.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Runs it on a frame, as many times as said; gives the time per run in nanoseconds.

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use dnsflow_agent::capture::Options;
 use dnsflow_common::{
     Reason,
-    key::ResolverKey,
+    key::{ResolverKey, SourceKey},
     question::NameHash,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
@@ -16,8 +15,9 @@ use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 use crate::{
     load,
     model::{Met, Model},
-    resolvers,
+    own_addresses, resolvers,
     test_run::{query_of, skipped},
+    unshared,
 };
 
 /// Newer kernels refuse to run a program on frames that end within their IPv4 or IPv6 header
@@ -44,7 +44,7 @@ fn transport() -> impl Strategy<Value = Transport> {
         // A first fragment of something longer, or a lie.
         2 => Just(Transport::Udp { len: Some(4000) }),
         2 => (0u8..6, prop::sample::select(vec![TCP_ACK, TCP_SYN, TCP_FIN])).prop_map(
-            |(options, flags)| Transport::Tcp { seq: 1, flags, options }
+            |(options, flags)| Transport::Tcp { seq: 1, ack: 0, flags, options }
         ),
         1 => Just(Transport::Nothing),
     ]
@@ -94,7 +94,7 @@ fn answers() -> impl Strategy<Value = Frame> {
 
 #[test]
 fn kernel_and_host_agree() {
-    let Some(mut program) = load(&Options::default()) else {
+    let Some(mut program) = load(&unshared()) else {
         return;
     };
     let rules: Vec<DomainName> = ["a", "b.b", "aa.ab"]
@@ -112,9 +112,14 @@ fn kernel_and_host_agree() {
     let mut model = Model {
         resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
         names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),
+        sources: own_addresses()
+            .ips
+            .iter()
+            .map(|ip| SourceKey::new(1, *ip))
+            .collect(),
         ..Model::default()
     };
-    let mut met = Met::new();
+    let (mut met, mut met_sent) = (Met::new(), Met::new());
     let mut egress = |frame: &[u8], model: &mut Model, program: &mut crate::Loaded| {
         let (reason, captured) = program.run_once(frame);
         assert_eq!(reason, model.egress(frame), "{frame:02x?}");
@@ -136,7 +141,18 @@ fn kernel_and_host_agree() {
         if let Some(fragment) = &mut answer.fragment {
             fragment.id = id;
         }
-        let mut asked = query_of(&answer).build();
+        let mut query = query_of(&answer);
+        // Some by TCP, in pieces, with a tag, or from elsewhere.
+        match id % 16 {
+            0 => query.transport = answer.transport,
+            1 => query.tags.clone_from(&answer.tags),
+            2 => query.fragment = answer.fragment,
+            3 => query.src.set_port(1),
+            4 => query.mac_src[5] ^= 1,
+            5 => (query.transport, query.fragment) = (answer.transport, answer.fragment),
+            _ => {}
+        }
+        let mut asked = query.build();
         let mut frame = answer.build();
         for (at, value) in &changes {
             // Every other change goes to the query.
@@ -154,7 +170,12 @@ fn kernel_and_host_agree() {
         }
         asked.resize(asked.len().max(ALWAYS_RUNS), 0);
         frame.resize(frame.len().max(ALWAYS_RUNS), 0);
-        assert_eq!(program.ask(&asked), model.ingress(&asked), "{asked:02x?}");
+        let sent = program.ask(&asked);
+        assert_eq!(sent, model.ingress(&asked), "{asked:02x?}");
+        let captured = program.drain();
+        assert_eq!(captured.len(), usize::from(sent == Reason::Captured));
+        assert!(captured.iter().all(|it| it.from_pod && it.bytes == asked));
+        *met_sent.entry(sent).or_default() += 1;
         egress(&frame, &mut model, &mut program);
     }
     for reason in [
@@ -177,7 +198,21 @@ fn kernel_and_host_agree() {
         Reason::NotAsked,
         Reason::OtherQuestion,
         Reason::NoRule,
+        Reason::ForeignAddress,
     ] {
+        assert!(met.contains_key(&reason), "{reason} was never met: {met:?}");
+    }
+    for reason in [
+        Reason::QueryRecorded,
+        Reason::Captured,
+        Reason::ForeignAddress,
+        Reason::Tagged,
+        Reason::UntrustedResolver,
+        Reason::FragmentedQuery,
+        Reason::FragmentedTcp,
+        Reason::NotQuery,
+    ] {
+        let met = &met_sent;
         assert!(met.contains_key(&reason), "{reason} was never met: {met:?}");
     }
 }

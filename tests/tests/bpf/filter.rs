@@ -8,7 +8,7 @@ use dnsflow_core::{input::NameSetId, name::DomainName};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
-use crate::{Loaded, load, test_run::query_of};
+use crate::{Loaded, load, test_run::query_of, unshared};
 
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
@@ -85,7 +85,7 @@ fn names_that_no_rule_mentions_stay_in_the_kernel() {
 
 #[test]
 fn what_no_rule_mentions_is_kept_for_one_that_comes() {
-    let Some(mut program) = load(&Options::default()) else {
+    let Some(mut program) = load(&unshared()) else {
         return;
     };
     program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
@@ -160,7 +160,7 @@ fn a_filtered_answer_uses_its_query_up() {
 /// Whatever a rule could match, the kernel passes.
 #[test]
 fn no_answer_that_a_rule_could_match_is_kept_back() {
-    let Some(mut program) = load(&Options::default()) else {
+    let Some(mut program) = load(&unshared()) else {
         return;
     };
     let label = "[a-cA-C]{1,2}";

@@ -11,10 +11,15 @@ use dnsflow_common::{
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
 use dnsflow_core::{Timestamp, input::NameSetId};
-use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
+use dnsflow_tests::{
+    frames::{Answer, Extension, Fragment, Frame, Transport},
+    support::{not_run, this_test},
+};
 
 use crate::{
-    Loaded, load,
+    Loaded,
+    cost::RawProgram,
+    load,
     netns::{Wire, add_veth, ifindex, in_new_netns},
     test_run::query_of,
 };
@@ -30,7 +35,9 @@ fn answer(name: &str) -> Frame {
 fn segment(flags: u8) -> Frame {
     Frame {
         transport: Transport::Tcp {
-            seq: 7,
+            // Each a segment of its own.
+            seq: 7 + u32::from(flags),
+            ack: 0,
             flags,
             options: 0,
         },
@@ -96,7 +103,67 @@ fn segments_are_held_but_for_the_first_of_a_connection() {
     }
     program.capture.names.set_names(NAME_SET, &[]);
     let (reason, _) = program.run_once(&segment(TCP_ACK).build());
-    assert_eq!(reason, Reason::Captured, "no rule mentions any name");
+    assert_eq!(reason, Reason::NoRule, "no rule mentions any name");
+    let (reason, _) = program.run_once(&segment(TCP_SYN | TCP_ACK).build());
+    assert_eq!(reason, Reason::NoRule);
+    let sent = segment(TCP_ACK).turned().build();
+    assert_eq!(program.ask(&sent), Reason::NoRule, "nor what the pod sends");
+    let names = ["example.com".parse().expect("a name")];
+    program.capture.names.set_names(NAME_SET, &names);
+    assert_eq!(program.ask(&sent), Reason::Captured);
+    let records = program.drain();
+    assert!(records.len() == 1 && records[0].from_pod && !records[0].held);
+}
+
+#[test]
+fn a_tagged_answer_is_not_held() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    let answer = Frame {
+        tags: vec![(0x8100, 5)],
+        ..answer("example.com")
+    };
+    assert_eq!(program.asked(&answer), Reason::Captured);
+    let segment = Frame {
+        tags: vec![(0x8100, 5)],
+        ..segment(TCP_ACK)
+    };
+    assert_eq!(program.run_once(&segment.build()).0, Reason::Captured);
+}
+
+#[test]
+fn no_segment_is_held_twice() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    for (frame, reason) in [
+        (segment(TCP_ACK), Reason::Held),
+        (segment(TCP_ACK), Reason::Captured),
+        // Longer than the first: there is something new in it.
+        (
+            Frame {
+                payload: vec![7; 500],
+                ..segment(TCP_ACK)
+            },
+            Reason::Held,
+        ),
+        (
+            Frame {
+                transport: Transport::Tcp {
+                    seq: 8,
+                    ack: 0,
+                    flags: TCP_ACK,
+                    options: 0,
+                },
+                ..segment(TCP_ACK)
+            },
+            Reason::Held,
+        ),
+        (segment(TCP_ACK), Reason::Captured),
+    ] {
+        assert_eq!(program.run_once(&frame.build()).0, reason);
+    }
 }
 
 #[test]
@@ -193,6 +260,61 @@ fn there_and_back(attach: Option<AttachKind>) {
         pod.expect(&held);
         let count = |reason| program.capture.counters.of(reason).expect("read");
         assert_eq!((count(Reason::Held), count(Reason::Released)), (1, 1));
+    });
+}
+
+/// Another program takes the mark off what is put back.
+#[test]
+fn an_answer_whose_mark_is_cleared_does_not_go_round() {
+    in_new_netns(|| {
+        let mark = NonZeroU32::new(0x00c0_ffee);
+        let options = Options {
+            attach: Some(AttachKind::Tcx),
+            release_mark: mark,
+            ..Options::default()
+        };
+        let Some(mut program) = load(&options) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        // r2 = 0; skb->mark = r2; r0 = TCX_NEXT; exit.
+        let clearing = RawProgram::load(&[
+            0x0000_0000_0000_02b7,
+            0x0000_0000_0008_2163,
+            0xffff_ffff_0000_00b7,
+            0x95,
+        ]);
+        let clearing = clearing.expect("the kernel takes it");
+        let Ok(_link) = clearing.attach_to_egress(ifindex("host")) else {
+            not_run(&this_test(), "this kernel has no TCX");
+            return;
+        };
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let names = ["example.com".parse().expect("a name")];
+        program.capture.names.set_names(NAME_SET, &names);
+        program
+            .capture
+            .names
+            .set_name_set(ifindex("host"), Some(NAME_SET));
+        program.attached("host");
+        program.beat(now());
+        let mut releaser =
+            Releaser::open(mark.map_or(0, NonZeroU32::get)).expect("a packet socket");
+        // A segment, and an answer to a question that was asked before it could be seen.
+        for frame in [segment(TCP_ACK), answer("www.example.com")] {
+            let frame = frame.build();
+            host.send(&frame);
+            let records = program.drain();
+            assert!(records.len() == 1 && records[0].held);
+            let released = releaser.release(ifindex("host"), &frame, 0);
+            released.expect("the veth takes it");
+            pod.expect(&frame);
+            // The agent sees it again, and that is all.
+            let records = program.drain();
+            assert!(records.len() == 1 && !records[0].held);
+        }
+        let count = |reason| program.capture.counters.of(reason).expect("read");
+        assert_eq!((count(Reason::Held), count(Reason::Released)), (2, 0));
     });
 }
 

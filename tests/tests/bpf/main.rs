@@ -17,10 +17,13 @@ use aya::{
     Ebpf, TestRun as _, TestRunOptions,
     programs::{ProgramError, SchedClassifier},
 };
-use dnsflow_agent::capture::{self, Capture, CaptureError, Drained, EGRESS, INGRESS, Options};
+use dnsflow_agent::capture::{
+    self, Attach as _, Capture, CaptureError, Drained, EGRESS, INGRESS, Options,
+};
 use dnsflow_common::Reason;
+use dnsflow_core::{input::SourceAddresses, ovn::rows::MacAddress};
 use dnsflow_tests::{
-    frames::Frame,
+    frames::{Frame, POD_MAC},
     support::{not_run, this_test},
 };
 
@@ -33,6 +36,9 @@ const TAKEN_OFF: u32 = 7;
 struct Loaded {
     capture: Capture,
     runtime: tokio::runtime::Runtime,
+    /// The interface that programs under test are run on: this namespace's loopback interface, unless
+    /// another is set.
+    at: u32,
 }
 
 /// A captured frame, taken out of the ring buffer.
@@ -41,6 +47,7 @@ struct Captured {
     ifindex: u32,
     captured_at_ns: u64,
     bytes: Vec<u8>,
+    from_pod: bool,
     held: bool,
 }
 
@@ -51,7 +58,26 @@ fn resolvers(port: u16) -> [(IpAddr, u16); 2] {
     [(v4.src.ip(), port), (v6.src.ip(), port)]
 }
 
-/// Loads the programs and lets them trust the resolver that frames come from; `None`, and a word about it, where this process may not.
+/// The addresses of the pod that frames go to.
+fn own_addresses() -> SourceAddresses {
+    let v4 = Frame::to_pod(Vec::new());
+    let v6 = v4.clone().over_v6();
+    SourceAddresses {
+        mac: MacAddress::new(POD_MAC),
+        ips: vec![v4.dst.ip(), v6.dst.ip()],
+    }
+}
+
+/// Without shares: a test hands over more at once than a pod may.
+fn unshared() -> Options {
+    Options {
+        shares: false,
+        ..Options::default()
+    }
+}
+
+/// Loads the programs and lets them trust the resolver that frames come from, and the addresses of the pod that they go to at the
+/// loopback interface; `None`, and a word about it, where this process may not.
 fn load(options: &Options) -> Option<Loaded> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -71,7 +97,13 @@ fn load(options: &Options) -> Option<Loaded> {
     let trusted: Vec<_> = ports.flat_map(|port| resolvers(*port)).collect();
     let errors = capture.resolvers.set(&trusted);
     assert!(errors.is_empty(), "{errors:?}");
-    Some(Loaded { capture, runtime })
+    let program = capture.attacher.attachments.program_mut();
+    program.trust_sources(1, &own_addresses());
+    Some(Loaded {
+        capture,
+        runtime,
+        at: 1,
+    })
 }
 
 impl Loaded {
@@ -94,8 +126,13 @@ impl Loaded {
         frame: &[u8],
         repeat: u32,
     ) -> Result<(u32, u128), ProgramError> {
+        // `struct __sk_buff` up to and with `ifindex`, its eleventh word (Linux
+        // include/uapi/linux/bpf.h).
+        let mut context = [0u8; 44];
+        context[40..].copy_from_slice(&self.at.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(frame),
+            ctx_in: (self.at != 1).then_some(&context[..]),
             repeat,
             ..TestRunOptions::default()
         };
@@ -178,6 +215,7 @@ impl Loaded {
                         ifindex: frame.ifindex,
                         captured_at_ns: frame.captured_at.as_nanos(),
                         bytes: frame.bytes.to_vec(),
+                        from_pod: frame.from_pod,
                         held: frame.held,
                     });
                 });

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dnsflow_common::{
     Reason,
-    key::{FragmentKey, PendingKey, ResolverKey},
+    key::{FragmentKey, Query, ResolverKey, SourceKey},
     question::{Buffer, NameHash, Names, Question, question},
-    walk::{self, DNS_LEN, IpHeader, Packet, Ports},
+    walk::{self, DNS_LEN, IpHeader, MAC_DST_AT, MAC_SRC_AT, Packet, Ports, Sent},
 };
+use dnsflow_tests::frames::POD_MAC;
 
 /// The kernel runs programs under test on this namespace's loopback interface.
 const IFINDEX: u32 = 1;
@@ -16,7 +17,9 @@ const IFINDEX: u32 = 1;
 #[derive(Default)]
 pub(crate) struct Model {
     pub(crate) resolvers: BTreeSet<ResolverKey>,
-    pub(crate) pending: BTreeMap<PendingKey, u64>,
+    /// The pod's addresses.
+    pub(crate) sources: BTreeSet<SourceKey>,
+    pub(crate) pending: BTreeMap<Query, u64>,
     pub(crate) fragments: Vec<FragmentKey>,
     /// The names that matter; `None` where all do.
     pub(crate) names: Option<BTreeSet<NameHash>>,
@@ -46,8 +49,7 @@ impl Model {
     /// A frame from the pod.
     pub(crate) fn ingress(&mut self, frame: &[u8]) -> Reason {
         match self.query(frame) {
-            Ok(()) => Reason::QueryRecorded,
-            Err(reason) => reason,
+            Ok(reason) | Err(reason) => reason,
         }
     }
 
@@ -55,7 +57,12 @@ impl Model {
         let resolver = |ip, port| ResolverKey::source(&frame, ip, port).expect("walked");
         let fragment = |ip, id| FragmentKey::new(&frame, IFINDEX, ip, id).expect("walked");
         match walk::from_server(&frame, &Ports::DNS)? {
-            Packet::TcpSegment(found) => self.trusted(&resolver(found.ip, found.src_port)),
+            Packet::TcpSegment(found) => {
+                self.trusted(&resolver(found.ip, found.src_port))?;
+                self.any_name()?;
+                let key = SourceKey::destination(&frame, IFINDEX, found.ip);
+                self.own(frame, &key.expect("walked"), MAC_DST_AT)
+            }
             Packet::UdpAnswer(found) => {
                 self.trusted(&resolver(found.ip, found.src_port))?;
                 let ports = (found.src_port, found.dst_port);
@@ -92,7 +99,7 @@ impl Model {
     ) -> Result<(), Reason> {
         let found = read(frame, payload, payload_len, &Mentioned(&self.names))?;
         let id = id(frame, payload);
-        let key = PendingKey::answer(&frame, IFINDEX, ip, ports, id).expect("walked");
+        let key = Query::answered(&frame, ip, ports, id).expect("walked");
         match self.pending.get(&key) {
             None => return Err(Reason::NotAsked),
             Some(asked) if *asked != found.hash => return Err(Reason::OtherQuestion),
@@ -104,10 +111,38 @@ impl Model {
         }
     }
 
-    fn query(&mut self, frame: &[u8]) -> Result<(), Reason> {
-        let found = walk::to_server(&frame, &Ports::DNS)?;
-        let resolver = ResolverKey::destination(&frame, found.ip, found.dst_port);
+    /// Whether this is the pod's end of a packet.
+    fn own(&self, frame: &[u8], key: &SourceKey, mac_at: u32) -> Result<(), Reason> {
+        let mac = &frame[mac_at as usize..][..6];
+        match self.sources.contains(key) && mac == POD_MAC {
+            true => Ok(()),
+            false => Err(Reason::ForeignAddress),
+        }
+    }
+
+    fn any_name(&self) -> Result<(), Reason> {
+        match self.names.as_ref().is_some_and(BTreeSet::is_empty) {
+            true => Err(Reason::NoRule),
+            false => Ok(()),
+        }
+    }
+
+    fn query(&mut self, frame: &[u8]) -> Result<Reason, Reason> {
+        let sent = walk::to_server(&frame, &Ports::DNS)?;
+        let (ip, tags, port) = match &sent {
+            Sent::UdpQuery(found) => (found.ip, found.tags, found.dst_port),
+            Sent::TcpSegment(found) => (found.ip, found.tags, found.dst_port),
+        };
+        if !tags.is_empty() {
+            return Err(Reason::Tagged);
+        }
+        let resolver = ResolverKey::destination(&frame, ip, port);
         self.trusted(&resolver.expect("walked"))?;
+        let source = SourceKey::source(&frame, IFINDEX, ip);
+        self.own(frame, &source.expect("walked"), MAC_SRC_AT)?;
+        let Sent::UdpQuery(found) = sent else {
+            return self.any_name().map(|()| Reason::Captured);
+        };
         let nothing = Some(BTreeSet::new());
         let asked = read(
             frame,
@@ -117,9 +152,9 @@ impl Model {
         )?;
         let ports = (found.src_port, found.dst_port);
         let id = id(frame, found.payload);
-        let key = PendingKey::query(&frame, IFINDEX, found.ip, ports, id).expect("walked");
+        let key = Query::sent(&frame, found.ip, ports, id).expect("walked");
         self.pending.insert(key, asked.hash);
-        Ok(())
+        Ok(Reason::QueryRecorded)
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use dnsflow_tests::wire::{Wire, ifindex};
 use dnsflow_tests::{
     process::wait_until,
     support::{not_run, this_test},
@@ -224,13 +225,6 @@ pub(crate) fn add_ingress_qdisc(ifindex: u32) {
     request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
 }
 
-/// The index of an interface.
-pub(crate) fn ifindex(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no NUL");
-    // SAFETY: the name ends with a NUL.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
 /// struct ifinfomsg: the flags to set, and the same as the mask of what changes.
 fn ifinfomsg(flags: i32) -> Vec<u8> {
     let mut message = vec![0; 8];
@@ -282,61 +276,6 @@ fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
         match libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) {
             -1 => Err(io::Error::last_os_error()),
             fd => Ok(OwnedFd::from_raw_fd(fd)),
-        }
-    }
-}
-
-/// One end of the cable, as raw frames.
-pub(crate) struct Wire(OwnedFd);
-
-impl Wire {
-    /// Opens the interface.
-    pub(crate) fn open(name: &str) -> Self {
-        let protocol = (libc::ETH_P_ALL as u16).to_be();
-        let socket =
-            socket(libc::AF_PACKET, libc::SOCK_RAW, i32::from(protocol)).expect("a socket");
-        // SAFETY: all zero is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = protocol;
-        address.sll_ifindex = ifindex(name) as i32;
-        // SAFETY: the address is of the length given.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as u32,
-            )
-        };
-        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(Duration::from_secs(10)),
-        )
-        .expect("a timeout");
-        Self(socket)
-    }
-
-    /// Sends a frame out of the interface.
-    pub(crate) fn send(&self, frame: &[u8]) {
-        let sent = rustix::io::write(&self.0, frame).expect("sent");
-        assert_eq!(sent, frame.len());
-    }
-
-    /// Waits until this frame comes in; others, such as IPv6's own, are passed over.
-    pub(crate) fn expect(&self, frame: &[u8]) {
-        self.expect_any(&[frame]);
-    }
-
-    /// Waits until one of these frames comes in.
-    pub(crate) fn expect_any(&self, frames: &[impl AsRef<[u8]>]) {
-        let mut buffer = vec![0; 1 << 17];
-        loop {
-            let len = rustix::io::read(&self.0, &mut buffer[..]).expect("the frame arrives");
-            if frames.iter().any(|frame| frame.as_ref() == &buffer[..len]) {
-                return;
-            }
         }
     }
 }

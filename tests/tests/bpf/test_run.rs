@@ -10,7 +10,7 @@ use dnsflow_common::{
 };
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, Transport};
 
-use crate::{CONTINUE, load};
+use crate::{CONTINUE, load, unshared};
 
 /// An answer, and what the pod asked for it.
 pub(crate) fn answer() -> Frame {
@@ -99,6 +99,7 @@ fn tcp(flags: u8, payload: Vec<u8>) -> Frame {
     Frame {
         transport: Transport::Tcp {
             seq: 7,
+            ack: 0,
             flags,
             options: 3,
         },
@@ -326,7 +327,7 @@ fn the_ports_are_those_given() {
 fn a_full_ring_buffer_is_counted_and_packets_pass() {
     let options = Options {
         ring: RingSize::new(256 << 10).expect("the smallest"),
-        ..Options::default()
+        ..unshared()
     };
     let Some(mut program) = load(&options) else {
         return;

@@ -1,18 +1,27 @@
 //! Whose answers count, and to what.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use aya::maps::HashMap;
-use dnsflow_agent::capture::{INGRESS, Options, ResolverError};
+use dnsflow_agent::capture::{Attach as _, EGRESS, INGRESS, Options, ResolverError, RingSize};
 use dnsflow_common::{
     Reason,
-    key::{FRAGMENT_AGE_MAX_NS, FragmentKey, PENDING_AGE_MAX_NS, Pending, PendingKey},
+    key::{
+        FRAGMENT_AGE_MAX_NS, FragmentKey, PENDING_AGE_MAX_NS, PENDING_PER_INTERFACE, Pending,
+        SlotKey,
+    },
     walk::TCP_ACK,
 };
+use dnsflow_core::input::SourceAddresses;
 use dnsflow_tests::frames::{Answer, Fragment, Frame, Transport, query};
 
 use crate::{
-    Loaded, load, resolvers,
+    Loaded, load,
+    netns::{add_veth, ifindex, in_new_netns},
+    own_addresses, resolvers,
     test_run::{answer, query_of},
 };
 
@@ -102,6 +111,7 @@ fn only_trusted_resolvers_count() {
     let segment = Frame {
         transport: Transport::Tcp {
             seq: 1,
+            ack: 0,
             flags: TCP_ACK,
             options: 0,
         },
@@ -154,7 +164,7 @@ fn queries_that_are_none_are_not_remembered() {
     };
     for (reason, frame) in [
         (Reason::NotIp, changed(|it| it.ethertype = Some(0x0806))),
-        (Reason::OtherProtocol, changed(|it| it.protocol = Some(6))),
+        (Reason::OtherProtocol, changed(|it| it.protocol = Some(132))),
         (Reason::OtherPort, changed(|it| it.dst.set_port(443))),
         (Reason::NotQuery, changed(|it| it.payload[2] = 0x81)),
         (Reason::Opcode, changed(|it| it.payload[2] = 0x28)),
@@ -196,11 +206,7 @@ fn an_old_query_has_no_answer_any_more() {
         (PENDING_AGE_MAX_NS, Reason::TooOld),
     ] {
         program.ask(&asked);
-        age::<{ size_of::<PendingKey>() }, { size_of::<Pending>() }>(
-            &mut program,
-            "PENDING",
-            age_ns,
-        );
+        age::<{ size_of::<SlotKey>() }, { size_of::<Pending>() }>(&mut program, "PENDING", age_ns);
         assert_eq!(program.run_once(&answer).0, expected);
         assert_eq!(program.run_once(&answer).0, Reason::NotAsked, "used up");
     }
@@ -238,35 +244,175 @@ fn fragments_long_after_their_first_are_not_expected() {
 }
 
 #[test]
-fn queries_beyond_the_limit_drive_out_old_ones() {
+fn only_what_comes_from_the_pods_own_addresses_counts_as_asked() {
     let Some(mut program) = load(&Options::default()) else {
         return;
     };
-    let ask = |port: u16, id: u16| {
-        let mut frame = Frame::from_pod(query(id, "www.example.com"));
-        frame.src.set_port(port);
-        frame.build()
-    };
-    // Twice as many as there is room for.
-    for port in [1, 2] {
-        for id in 0..=u16::MAX {
-            program.run(INGRESS, &ask(port, id), 1).expect("runs");
+    for answer in [answer(), answer().over_v6()] {
+        let asked = query_of(&answer);
+        let changed = |change: fn(&mut Frame)| {
+            let mut frame = asked.clone();
+            change(&mut frame);
+            frame.build()
+        };
+        for foreign in [
+            changed(|it| it.mac_src[0] ^= 2),
+            changed(|it| it.mac_src[5] ^= 1),
+            changed(|it| {
+                it.src = match it.src {
+                    SocketAddr::V4(_) => "10.244.0.6:40000",
+                    SocketAddr::V6(_) => "[fd00::6]:40000",
+                }
+                .parse()
+                .expect("an address");
+            }),
+        ] {
+            assert_eq!(program.ask(&foreign), Reason::ForeignAddress);
+            assert_eq!(program.run_once(&answer.build()).0, Reason::NotAsked);
         }
+        assert_eq!(program.ask(&asked.build()), Reason::QueryRecorded);
+        assert_eq!(program.run_once(&answer.build()).0, Reason::Captured);
     }
-    let recorded = program.capture.counters.read_queries().expect("read");
-    let recorded = recorded
-        .iter()
-        .find(|(reason, _)| *reason == Reason::QueryRecorded);
-    assert_eq!(recorded.map(|it| it.1), Some(2 * 65_536), "none is refused");
-    let mut last = Frame::to_pod(
-        Answer {
-            id: u16::MAX,
-            ..Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)])
+}
+
+#[test]
+fn where_no_address_is_known_nothing_counts() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let trust = |program: &mut Loaded, sources: &SourceAddresses| {
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.program_mut().trust_sources(1, sources);
+    };
+    let (asked, answer) = (query_of(&answer()).build(), answer());
+    let segment = Frame {
+        transport: Transport::Tcp {
+            seq: 1,
+            ack: 0,
+            flags: TCP_ACK,
+            options: 0,
+        },
+        ..answer.clone()
+    };
+    for sources in [
+        SourceAddresses::default(),
+        SourceAddresses {
+            mac: None,
+            ..own_addresses()
+        },
+    ] {
+        trust(&mut program, &sources);
+        let counts = !sources.ips.is_empty();
+        let expect = |counts, not| if counts { Reason::Captured } else { not };
+        let recorded = match counts {
+            true => Reason::QueryRecorded,
+            false => Reason::ForeignAddress,
+        };
+        assert_eq!(program.ask(&asked), recorded);
+        let reason = program.run_once(&answer.build()).0;
+        assert_eq!(reason, expect(counts, Reason::NotAsked));
+        let reason = program.run_once(&segment.build()).0;
+        assert_eq!(reason, expect(counts, Reason::ForeignAddress));
+        let reason = program.ask(&segment.clone().turned().build());
+        assert_eq!(reason, expect(counts, Reason::ForeignAddress));
+        program.drain();
+    }
+}
+
+/// What a pod does with the interface's own slots, at two interfaces.
+#[test]
+fn a_pod_that_asks_without_end_displaces_only_its_own_questions() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        let (flooding, other) = (1, ifindex("host"));
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments
+            .program_mut()
+            .trust_sources(other, &own_addresses());
+        let (asked, answer) = (query_of(&answer()).build(), answer().build());
+        program.at = other;
+        assert_eq!(program.ask(&asked), Reason::QueryRecorded);
+        program.at = flooding;
+        // As many as the whole node had room for, once.
+        for id in 0..=u16::MAX {
+            let mut frame = Frame::from_pod(query(id, "www.example.com"));
+            frame.src.set_port(1000 + id % 7);
+            program.run(INGRESS, &frame.build(), 1).expect("runs");
         }
-        .build(),
-    );
-    last.dst.set_port(2);
-    assert_eq!(program.run_once(&last.build()).0, Reason::Captured);
+        let recorded = program.capture.counters.read_queries().expect("read");
+        let of = |reason: Reason| recorded[reason.index() as usize].1;
+        let kept = u64::from(PENDING_PER_INTERFACE);
+        // The other pod's is one more.
+        assert_eq!(of(Reason::QueryRecorded), kept + 1);
+        assert_eq!(of(Reason::QueryDisplaced), 65_536 - kept);
+        let mut last = Frame::to_pod(
+            Answer {
+                id: u16::MAX,
+                ..Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)])
+            }
+            .build(),
+        );
+        last.dst.set_port(1000 + u16::MAX % 7);
+        assert_eq!(program.run_once(&last.build()).0, Reason::Captured);
+        program.at = other;
+        assert_eq!(program.run_once(&answer).0, Reason::Captured);
+    });
+}
+
+/// The same for the ring buffer: a flood over TCP, in both directions.
+#[test]
+fn a_pod_over_its_share_loses_only_its_own_records() {
+    in_new_netns(|| {
+        let Some(mut program) = load(&Options::default()) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        let (flooding, other) = (1, ifindex("host"));
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments
+            .program_mut()
+            .trust_sources(other, &own_addresses());
+        let segment = Frame {
+            transport: Transport::Tcp {
+                seq: 1,
+                ack: 0,
+                flags: TCP_ACK,
+                options: 0,
+            },
+            payload: vec![7; 1400],
+            ..answer()
+        };
+        // Four times the ring buffer.
+        let frame = segment.build();
+        let runs = (4 * RingSize::DEFAULT.bytes()) / frame.len() as u32;
+        program.run(EGRESS, &frame, runs).expect("runs");
+        let sent = segment.turned().build();
+        program.run(INGRESS, &sent, runs).expect("runs");
+        let [to_pod, from_pod] = program.counters();
+        let lost = |counters: &[(Reason, u64)], reason: Reason| counters[reason.index() as usize].1;
+        for counters in [&to_pod, &from_pod] {
+            assert!(lost(counters, Reason::OverShare) > u64::from(runs) / 2);
+            assert_eq!(lost(counters, Reason::RingFull), 0, "there is room");
+        }
+        let left_out = program.capture.shares.left_out().expect("read");
+        let both = lost(&to_pod, Reason::OverShare) + lost(&from_pod, Reason::OverShare);
+        assert_eq!(left_out, [(flooding, both)].into());
+        program.at = other;
+        assert_eq!(
+            program.ask(&query_of(&answer()).build()),
+            Reason::QueryRecorded
+        );
+        let reason = program.reason(EGRESS, &answer().build());
+        assert_eq!(reason, Reason::Captured);
+        // A share comes back with time.
+        program.drain();
+        program.at = flooding;
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(program.run_once(&frame).0, Reason::Captured);
+    });
 }
 
 #[test]

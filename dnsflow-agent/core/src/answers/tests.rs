@@ -39,6 +39,7 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         ifindex: 7,
         captured_at: NOW,
         bytes: b"noise",
+        from_pod: false,
         held: true,
         gso_size: 0,
     };

@@ -35,8 +35,8 @@ use crate::{
     ovn::{
         hash::{Family, address_set_hashes},
         rows::{
-            Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, LogicalSwitch, NbUpdate,
-            Pipeline, PortBinding, PortGroup, RowId, SbUpdate,
+            Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, LogicalSwitch, MacAddress,
+            NbUpdate, Pipeline, PortBinding, PortGroup, RowId, SbUpdate,
         },
     },
     report::{Limit, Severity},
@@ -49,6 +49,7 @@ fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
         ifindex,
         captured_at,
         bytes,
+        from_pod: false,
         held: false,
         gso_size: 0,
     }
@@ -254,6 +255,7 @@ impl Node {
                         })
                     }
                     Command::CountFlows(cookies) => Some(self.counted(None, &cookies)),
+                    Command::TrustSources { .. } => None,
                     Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
                     Command::FilterNames { name_set, names } => {
                         self.kernel.names.insert(name_set, names);
@@ -559,7 +561,8 @@ fn interface(port: &str, host: u8, uid: &str) -> Interface {
         iface_id: port.into(),
         iface_id_ver: Some(uid.into()),
         addresses: vec![Ipv4Addr::new(10, 244, 0, host).into()],
-        mac: None,
+        mac: MacAddress::new([0x0a, 0x58, 10, 244, 0, host]),
+        network: None,
         sandbox: Some(format!("sandbox-{uid}")),
         ofport: None,
         ifindex: None,
@@ -763,6 +766,7 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
 fn the_networks_that_ovn_knows_are_not_opened() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let switch = |networks: &[&str]| LogicalSwitch {
+        primary_network: None,
         networks: networks
             .iter()
             .map(|network| network.parse().expect("a network"))

@@ -269,11 +269,10 @@ fn datagrams_are_bounded_and_a_pod_only_pushes_out_its_own() {
     }
     assert_eq!(reassembly.len(), FRAGMENTED_MAX);
     assert_eq!(reassembly.bytes_held(), FRAGMENTED_MAX * 80);
-    reassembly.forget_interface(29);
-    assert_eq!(
-        reassembly.len(),
-        FRAGMENTED_MAX - FRAGMENTED_PER_INTERFACE_MAX
-    );
+    for ifindex in 1..30 {
+        reassembly.forget_interface(ifindex);
+    }
+    assert_eq!((reassembly.len(), reassembly.bytes_held()), (0, 0));
 }
 
 #[test]
@@ -287,6 +286,12 @@ fn bytes_are_bounded() {
     assert_eq!(reassembly.len(), FRAGMENT_BYTES_MAX / 64000);
     let gone = reassembly.events()[FragmentEvent::Evicted];
     assert_eq!(gone, 100 - reassembly.len() as u64);
+    // Those of one interface have a limit of their own.
+    let mut reassembly = FragmentReassembly::default();
+    for id in 0..FRAGMENTED_PER_INTERFACE_MAX as u32 {
+        reassembly.feed(&part(key(1, id), &bytes, 0, 64000), at(1));
+    }
+    assert_eq!(reassembly.len(), FRAGMENT_BYTES_PER_INTERFACE_MAX / 64000);
 }
 
 #[test]

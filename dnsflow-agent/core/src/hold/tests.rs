@@ -15,6 +15,7 @@ const LIMITS: HoldLimits = HoldLimits {
     frames: 6,
     per_interface: 4,
     bytes: 60,
+    bytes_per_interface: 40,
 };
 
 fn at(micros: u64) -> Timestamp {
@@ -186,8 +187,13 @@ fn where_there_is_no_room_nothing_is_held() {
         ..udp(bytes, 0)
     };
     queue.holds(&of_other(&[4]), BATCH);
-    assert_eq!(queue.hold(&of_other(&[9; 56]), BATCH, at(0)), Err(Full));
-    queue.holds(&of_other(&[5; 55]), BATCH);
+    assert_eq!(queue.hold(&of_other(&[9; 40]), BATCH, at(0)), Err(Full));
+    queue.holds(&of_other(&[5; 39]), BATCH);
+    let of_third = TakenFrame {
+        ifindex: 3,
+        ..udp(&[9; 17], 0)
+    };
+    assert_eq!(queue.hold(&of_third, BATCH, at(0)), Err(Full));
     assert_eq!(queue.due(100).len(), 6);
     for number in 0..6 {
         let frame = TakenFrame {
@@ -197,7 +203,7 @@ fn where_there_is_no_room_nothing_is_held() {
         queue.holds(&frame, BATCH);
     }
     assert_eq!(queue.hold(&udp(&[9], 0), BATCH, at(0)), Err(Full));
-    assert_eq!(queue.events()[HoldEvent::Full], 3);
+    assert_eq!(queue.events()[HoldEvent::Full], 4);
 }
 
 #[test]
@@ -280,11 +286,13 @@ struct Model {
 
 impl Model {
     fn has_room(&self, ifindex: u32, len: usize) -> bool {
-        let of_interface = self.frames.iter().filter(|frame| frame.ifindex == ifindex);
+        let of_interface = || self.frames.iter().filter(|frame| frame.ifindex == ifindex);
+        let bytes_of_interface: usize = of_interface().map(|frame| frame.len).sum();
         let bytes: usize = self.frames.iter().map(|frame| frame.len).sum();
         self.frames.len() < LIMITS.frames
-            && of_interface.count() < LIMITS.per_interface
+            && of_interface().count() < LIMITS.per_interface
             && bytes + len <= LIMITS.bytes
+            && bytes_of_interface + len <= LIMITS.bytes_per_interface
     }
 
     fn same_connection(&self, one: &Plain, other: &Plain) -> bool {

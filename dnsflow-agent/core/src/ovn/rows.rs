@@ -61,6 +61,39 @@ impl fmt::Debug for RowId {
     }
 }
 
+/// An Ethernet address (IEEE 802.3).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct MacAddress([u8; 6]);
+
+impl MacAddress {
+    /// The address with these octets; `None` where all of them are zero, which no interface has.
+    pub fn new(octets: [u8; 6]) -> Option<Self> {
+        (octets != [0; 6]).then_some(Self(octets))
+    }
+
+    /// Parses six hexadecimal octets with colons between them.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut octets = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let [high, low] = *parts.next()?.as_bytes() else {
+                return None;
+            };
+            let digit = |byte: u8| char::from(byte).to_digit(16);
+            *octet = u8::try_from(digit(high)? << 4 | digit(low)?).ok()?;
+        }
+        match parts.next() {
+            None => Self::new(octets),
+            Some(_) => None,
+        }
+    }
+
+    /// The octets, first one first.
+    pub const fn octets(self) -> [u8; 6] {
+        self.0
+    }
+}
+
 /// Changed rows of one table, in one database transaction: the new row, or `None` if the row is
 /// gone.
 pub type Changes<Row> = Vec<(RowId, Option<Row>)>;
@@ -81,8 +114,12 @@ pub struct Acl {
 }
 
 /// A row of the NB `Logical_Switch` table.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LogicalSwitch {
+    /// `external_ids:k8s.ovn.org/network`, where `k8s.ovn.org/role` is `primary`: the user-defined
+    /// network that is the primary one of its pods (`NetworkRoleExternalID` in ovn-kubernetes'
+    /// go-controller/pkg/types/const.go).
+    pub primary_network: Option<String>,
     /// `other_config:subnet` and `other_config:ipv6_prefix`: the networks of its ports.
     pub networks: Vec<IpNet>,
 }
@@ -179,8 +216,11 @@ pub struct Interface {
     pub iface_id_ver: Option<String>,
     /// `external_ids:ip_addresses`, without the prefix lengths.
     pub addresses: Vec<IpAddr>,
-    /// `external_ids:attached_mac`, as written.
-    pub mac: Option<String>,
+    /// `external_ids:attached_mac`.
+    pub mac: Option<MacAddress>,
+    /// `external_ids:k8s.ovn.org/network`: the user-defined network that it is on, as ovn-kubernetes
+    /// names it in its databases; none on the cluster's default network.
+    pub network: Option<String>,
     /// `external_ids:sandbox`.
     pub sandbox: Option<String>,
     /// `ofport`, once ovs-vswitchd has assigned it.
@@ -208,4 +248,30 @@ pub struct InterfaceUpdate {
     pub reset: bool,
     /// Interfaces that carry an `iface-id`.
     pub interfaces: Changes<Interface>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ethernet_addresses_are_read_or_refused() {
+        let read = |text| MacAddress::parse(text).map(MacAddress::octets);
+        assert_eq!(
+            read("0a:58:0A:f4:00:03"),
+            Some([0x0a, 0x58, 0x0a, 0xf4, 0, 3])
+        );
+        for text in [
+            "",
+            "0a:58:0a:f4:00",
+            "0a:58:0a:f4:00:03:04",
+            "0a-58-0a-f4-00-03",
+            "a:58:0a:f4:00:03",
+            "+a:58:0a:f4:00:03",
+            "0a:58:0a:f4:00:0g",
+            "00:00:00:00:00:00",
+        ] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
 }

@@ -142,6 +142,7 @@ pub struct OvnView {
     /// The networks that ACLs leave out, and the number of ACLs that do.
     excluded: BTreeMap<IpNet, usize>,
     networks_changed: bool,
+    primary_networks_changed: bool,
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
     bindings_by_port: Index<String>,
@@ -156,10 +157,12 @@ impl OvnView {
     /// Applies a change of the NB database.
     pub fn apply_nb(&mut self, update: NbUpdate) -> Touched {
         let mut touched = Touched::default();
-        self.networks_changed |= !self
+        let switches_changed = !self
             .switches
             .apply(update.reset, update.switches)
             .is_empty();
+        self.networks_changed |= switches_changed;
+        self.primary_networks_changed |= switches_changed || update.reset;
         for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
             self.count_excluded(old.as_ref(), new.as_ref());
             if let Some(acl) = self.departed.remove(&id) {
@@ -218,6 +221,17 @@ impl OvnView {
         let of_switches = switches.flat_map(|(_, switch)| switch.networks.iter().copied());
         let all = of_switches.chain(self.excluded.keys().copied()).collect();
         Some(IpNet::aggregate(&all))
+    }
+
+    /// The user-defined networks that are the primary ones of their pods, if they may be others than
+    /// when last asked.
+    pub fn take_changed_primary_networks(&mut self) -> Option<BTreeSet<String>> {
+        if !std::mem::take(&mut self.primary_networks_changed) {
+            return None;
+        }
+        let switches = self.switches.iter();
+        let networks = switches.filter_map(|(_, switch)| switch.primary_network.clone());
+        Some(networks.collect())
     }
 
     fn forget_acl(&mut self, id: RowId, acl: Acl) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ovn::rows::MacAddress;
 
 const ROW: RowId = RowId::new(1);
 const OTHER_ROW: RowId = RowId::new(2);
@@ -8,8 +9,9 @@ fn row(name: &str, pod: &str) -> Interface {
         name: format!("veth-{name}").into(),
         iface_id: name.into(),
         iface_id_ver: Some(pod.into()),
-        addresses: Vec::new(),
-        mac: None,
+        addresses: vec![[10, 244, 0, 5].into()],
+        mac: MacAddress::new([2; 6]),
+        network: None,
         sandbox: Some(format!("sandbox-{pod}")),
         ofport: None,
         ifindex: None,
@@ -31,7 +33,7 @@ fn policy() -> Policy {
 
 #[test]
 fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
-    let mut ports = Ports::new(Scope::Pod);
+    let mut ports = Ports::new(Scope::Pod, true);
     let opened = change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     assert_eq!(opened, [PortChange::Opened(PortId(0))]);
     assert!(ports.found(ROW, 7));
@@ -55,7 +57,7 @@ fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
 
 #[test]
 fn a_veth_that_was_found_before_its_port_is_known() {
-    let mut ports = Ports::new(Scope::Pod);
+    let mut ports = Ports::new(Scope::Pod, true);
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     // A second row for the same port: it takes over, and gives back.
     change(&mut ports, vec![(OTHER_ROW, Some(row("a", "2")))]);
@@ -68,7 +70,7 @@ fn a_veth_that_was_found_before_its_port_is_known() {
 
 #[test]
 fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
-    let mut ports = Ports::new(Scope::Pod);
+    let mut ports = Ports::new(Scope::Pod, true);
     let rows = [("a", "1"), ("b", "1"), ("c", "2")];
     for (number, (name, pod)) in rows.into_iter().enumerate() {
         let id = RowId::new(number as u128);
@@ -91,7 +93,7 @@ fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
 
 #[test]
 fn an_interface_without_sandbox_hears_for_itself() {
-    let mut ports = Ports::new(Scope::Pod);
+    let mut ports = Ports::new(Scope::Pod, true);
     for number in 0..2 {
         let row = Interface {
             sandbox: None,
@@ -104,7 +106,7 @@ fn an_interface_without_sandbox_hears_for_itself() {
 
 #[test]
 fn attaching_is_over_once_it_was_tried_everywhere() {
-    let mut ports = Ports::new(Scope::Pod);
+    let mut ports = Ports::new(Scope::Pod, true);
     let mut out = Output::default();
     assert!(ports.are_tried());
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
@@ -114,4 +116,100 @@ fn attaching_is_over_once_it_was_tried_everywhere() {
     assert_eq!(out.reports.len(), 1);
     ports.not_attached(OTHER_ROW, "gone".into(), &mut out);
     assert_eq!(out.reports.len(), 1);
+}
+
+/// What was commanded and reported of sources.
+fn trusted(out: &mut Output) -> (Vec<(RowId, usize)>, Vec<Report>) {
+    let commands = std::mem::take(&mut out.commands);
+    let sources = commands.into_iter().filter_map(|command| match command {
+        Command::Attach {
+            interface, sources, ..
+        }
+        | Command::TrustSources { interface, sources } => Some((interface, sources.ips.len())),
+        _ => None,
+    });
+    (sources.collect(), std::mem::take(&mut out.reports))
+}
+
+fn apply(ports: &mut Ports, id: RowId, row: Interface, out: &mut Output) {
+    let interfaces = vec![(id, Some(row))];
+    let update = InterfaceUpdate {
+        reset: false,
+        interfaces,
+    };
+    ports.apply(update, out);
+}
+
+#[test]
+fn questions_count_from_the_addresses_of_the_row() {
+    let (mut ports, mut out) = (Ports::new(Scope::Pod, true), Output::default());
+    apply(&mut ports, ROW, row("a", "1"), &mut out);
+    assert_eq!(trusted(&mut out), (vec![(ROW, 1)], vec![]));
+    apply(&mut ports, ROW, row("a", "1"), &mut out);
+    assert_eq!(trusted(&mut out), (vec![], vec![]), "nothing new");
+    let dual = Interface {
+        addresses: vec![[10, 244, 0, 5].into(), [0xfd; 16].into()],
+        ..row("a", "1")
+    };
+    apply(&mut ports, ROW, dual, &mut out);
+    assert_eq!(trusted(&mut out), (vec![(ROW, 2)], vec![]));
+    let not_trusted = Report::PortNotTrusted {
+        port: "a".into(),
+        reason: NotTrusted::NoAddresses,
+    };
+    for (lacking, commands) in [
+        (
+            Interface {
+                mac: None,
+                ..row("a", "1")
+            },
+            vec![(ROW, 0)],
+        ),
+        (
+            Interface {
+                addresses: Vec::new(),
+                ..row("a", "1")
+            },
+            vec![],
+        ),
+    ] {
+        let reports = match commands.is_empty() {
+            true => vec![],
+            false => vec![not_trusted.clone()],
+        };
+        apply(&mut ports, ROW, lacking, &mut out);
+        assert_eq!(trusted(&mut out), (commands, reports), "told once");
+    }
+}
+
+#[test]
+fn without_ovn_any_ethernet_address_will_do() {
+    let (mut ports, mut out) = (Ports::new(Scope::Pod, false), Output::default());
+    let row = Interface {
+        mac: None,
+        ..row("a", "1")
+    };
+    apply(&mut ports, ROW, row, &mut out);
+    assert_eq!(trusted(&mut out), (vec![(ROW, 1)], vec![]));
+}
+
+#[test]
+fn on_a_secondary_network_nothing_counts() {
+    let (mut ports, mut out) = (Ports::new(Scope::Pod, true), Output::default());
+    let on = |network: &str| Interface {
+        network: Some(network.into()),
+        ..row(network, "1")
+    };
+    apply(&mut ports, ROW, on("blue"), &mut out);
+    apply(&mut ports, OTHER_ROW, on("red"), &mut out);
+    // Nobody knows yet: nothing counts, and nothing is said.
+    assert_eq!(trusted(&mut out), (vec![(ROW, 0), (OTHER_ROW, 0)], vec![]));
+    ports.learn_primary_networks(BTreeSet::from(["blue".into()]), &mut out);
+    let secondary = |network: &str| Report::PortNotTrusted {
+        port: network.into(),
+        reason: NotTrusted::SecondaryNetwork(network.into()),
+    };
+    assert_eq!(trusted(&mut out), (vec![(ROW, 1)], vec![secondary("red")]));
+    ports.learn_primary_networks(BTreeSet::new(), &mut out);
+    assert_eq!(trusted(&mut out), (vec![(ROW, 0)], vec![secondary("blue")]));
 }

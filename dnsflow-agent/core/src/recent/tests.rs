@@ -12,6 +12,8 @@ impl OfInterface for Key {
 const LIMITS: Limits = Limits {
     entries: 4,
     per_interface: 3,
+    bytes: 100,
+    bytes_per_interface: 60,
 };
 
 fn at(seconds: u64) -> Timestamp {
@@ -21,10 +23,11 @@ fn at(seconds: u64) -> Timestamp {
 #[test]
 fn the_least_recently_used_entry_of_a_full_table_goes() {
     let mut table = Recent::new(LIMITS);
-    for (ifindex, name) in [(1, 'a'), (1, 'b'), (2, 'c'), (2, 'd')] {
+    for (ifindex, name) in [(2, 'x'), (1, 'a'), (1, 'b'), (1, 'c')] {
         assert_eq!(table.insert(Key(ifindex, name), name, at(1)), None);
     }
     assert_eq!(table.use_entry(&Key(1, 'a'), at(2)).copied(), Some('a'));
+    // Not `x`, which is older: its interface has no other.
     assert_eq!(table.insert(Key(3, 'e'), 'e', at(3)), Some('b'));
     assert_eq!(table.len(), 4);
     assert_eq!(table.use_entry(&Key(1, 'b'), at(3)), None);
@@ -49,7 +52,27 @@ fn an_entry_is_replaced_without_loss_of_another() {
     }
     assert_eq!(table.insert(Key(1, 'a'), 'x', at(2)), None);
     assert_eq!(table.len(), 3);
-    assert_eq!(table.pop(), Some('b'));
+    assert_eq!(table.insert(Key(1, 'd'), 'd', at(3)), Some('b'));
+}
+
+#[test]
+fn bytes_are_those_of_each_interface() {
+    let mut table = Recent::new(LIMITS);
+    for (ifindex, name) in [(1, 'a'), (2, 'b'), (2, 'c'), (3, 'd')] {
+        table.insert(Key(ifindex, name), name, at(1));
+    }
+    assert!(table.weigh(&Key(1, 'a'), 30).is_empty());
+    assert!(table.weigh(&Key(2, 'b'), 40).is_empty());
+    // More than the interface can have: the other of its entries goes.
+    assert_eq!(table.weigh(&Key(2, 'c'), 41), ['b']);
+    // More than all can have together: of the one that has most.
+    assert_eq!(table.weigh(&Key(3, 'd'), 30), ['c']);
+    assert_eq!(table.bytes(), 60);
+    assert_eq!(table.weigh(&Key(3, 'd'), 61), ['d'], "by itself");
+    assert_eq!(table.bytes(), 30);
+    table.weigh(&Key(1, 'a'), 0);
+    assert!(table.weigh(&Key(1, 'z'), 1000).is_empty(), "no such entry");
+    assert_eq!(table.bytes(), 0);
 }
 
 #[test]
@@ -69,11 +92,12 @@ fn an_interface_takes_its_entries_along() {
     for (ifindex, name) in [(1, 'a'), (2, 'b'), (1, 'c')] {
         table.insert(Key(ifindex, name), name, at(1));
     }
-    assert_eq!(table.remove_interface(1), ['a', 'c']);
-    assert!(table.remove_interface(1).is_empty());
-    assert_eq!(table.len(), 1);
-    assert_eq!(table.pop(), Some('b'));
+    table.weigh(&Key(1, 'c'), 50);
+    table.remove_interface(1);
+    table.remove_interface(1);
+    assert_eq!((table.len(), table.bytes()), (1, 0));
+    assert_eq!(table.remove(&Key(2, 'b')), Some('b'));
     assert!(table.is_empty());
     // Nothing is left behind for an interface that is gone.
-    assert!(table.order.is_empty() && table.order_of_interface.is_empty());
+    assert!(table.order.is_empty() && table.interfaces.is_empty());
 }

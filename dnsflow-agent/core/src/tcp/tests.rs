@@ -1,9 +1,7 @@
 use std::time::Duration;
 
-use proptest::{collection::vec, prelude::*, sample::Index};
-
 use super::*;
-use crate::counter_vec::Label;
+use crate::{counter_vec::Label as _, limits::TCP_QUESTIONS_MAX};
 
 fn at(seconds: u64) -> Timestamp {
     Timestamp::from_nanos(seconds * 1_000_000_000)
@@ -17,441 +15,444 @@ fn connection(ifindex: u32, port: u16) -> ConnectionKey {
     }
 }
 
-const INITIAL: u32 = 1000;
+/// The sequence numbers of both SYNs.
+const POD: u32 = u32::MAX - 20;
+const SERVER: u32 = 1000;
 
-/// A segment of the connection that most tests use; `place` counts from the stream's first byte.
-fn segment(place: u32, flags: u8, payload: &[u8]) -> Segment<'_> {
-    Segment {
-        key: connection(1, 40000),
-        sequence: (INITIAL + 1).wrapping_add(place),
-        flags: flags | ACK,
-        payload,
-        payload_len: payload.len(),
+/// A DNS message with a question of type A for a name of one label, behind its length.
+fn message(id: u16, flags: u8, label: &str) -> Vec<u8> {
+    let mut bytes = vec![0, 0];
+    bytes.extend(id.to_be_bytes());
+    bytes.extend([flags, 0, 0, 1, 0, 0, 0, 0, 0, 0, label.len() as u8]);
+    bytes.extend(label.as_bytes());
+    bytes.extend([0, 0, 1, 0, 1]);
+    let len = bytes.len() as u16 - 2;
+    bytes[..2].copy_from_slice(&len.to_be_bytes());
+    bytes
+}
+
+fn query(id: u16, label: &str) -> Vec<u8> {
+    message(id, 1, label)
+}
+
+fn answer(id: u16, label: &str) -> Vec<u8> {
+    message(id, 0x81, label)
+}
+
+/// A connection between a pod and a server, of which the reassembly sees the segments that the test
+/// lets pass.
+struct Talk {
+    tcp: TcpReassembly,
+    key: ConnectionKey,
+    /// How much each end has sent behind its SYN.
+    pod: u32,
+    server: u32,
+}
+
+impl Talk {
+    fn new() -> Self {
+        Self {
+            tcp: TcpReassembly::default(),
+            key: connection(1, 40000),
+            pod: 0,
+            server: 0,
+        }
+    }
+
+    fn begun() -> Self {
+        let mut talk = Self::new();
+        talk.syn();
+        talk.syn_ack(POD.wrapping_add(1));
+        talk
+    }
+
+    fn of_pod<'a>(&self, flags: u8, payload: &'a [u8]) -> Segment<'a> {
+        Segment {
+            key: self.key,
+            sender: Sender::Pod,
+            sequence: POD.wrapping_add(1 + self.pod),
+            acknowledgment: SERVER + 1 + self.server,
+            flags: flags | ACK,
+            payload,
+            payload_len: payload.len(),
+        }
+    }
+
+    fn of_server<'a>(&self, flags: u8, payload: &'a [u8]) -> Segment<'a> {
+        Segment {
+            key: self.key,
+            sender: Sender::Server,
+            sequence: SERVER + 1 + self.server,
+            acknowledgment: POD.wrapping_add(1 + self.pod),
+            flags: flags | ACK,
+            payload,
+            payload_len: payload.len(),
+        }
+    }
+
+    fn feed(&mut self, segment: &Segment<'_>) -> Vec<Vec<u8>> {
+        self.tcp.feed(segment, at(1))
+    }
+
+    fn syn(&mut self) {
+        let syn = Segment {
+            sequence: POD,
+            flags: SYN,
+            ..self.of_pod(0, &[])
+        };
+        assert!(self.feed(&syn).is_empty());
+    }
+
+    fn syn_ack(&mut self, acknowledgment: u32) {
+        let syn_ack = Segment {
+            sequence: SERVER,
+            acknowledgment,
+            ..self.of_server(SYN, &[])
+        };
+        assert!(self.feed(&syn_ack).is_empty());
+    }
+
+    fn ask(&mut self, bytes: &[u8]) {
+        let segment = self.of_pod(0, bytes);
+        assert!(self.feed(&segment).is_empty());
+        self.pod += bytes.len() as u32;
+    }
+
+    fn answer(&mut self, bytes: &[u8]) -> usize {
+        let segment = self.of_server(0, bytes);
+        let answers = self.feed(&segment);
+        self.server += bytes.len() as u32;
+        answers.len()
+    }
+
+    /// Everything that was counted, `opened` and `question` aside.
+    fn events(&self) -> Vec<(&'static str, u64)> {
+        let usual = [TcpEvent::Opened, TcpEvent::Question];
+        let events = self.tcp.events().iter();
+        events
+            .filter(|(event, count)| !usual.contains(event) && *count > 0)
+            .map(|(event, count)| (event.as_str(), count))
+            .collect()
     }
 }
 
-fn syn_ack(key: ConnectionKey, initial: u32) -> Segment<'static> {
-    Segment {
-        key,
-        sequence: initial,
-        flags: SYN | ACK,
-        payload: &[],
-        payload_len: 0,
+#[test]
+fn an_answer_to_a_question_on_the_connection_counts_once() {
+    let mut talk = Talk::begun();
+    talk.ask(&query(7, "a"));
+    let bytes = answer(7, "A");
+    let segment = talk.of_server(0, &bytes);
+    assert_eq!(talk.feed(&segment), [&bytes[2..]]);
+    talk.server += bytes.len() as u32;
+    assert_eq!(talk.answer(&bytes), 0, "again");
+    assert_eq!(talk.events(), [("message", 1), ("not_asked", 1)]);
+    assert_eq!(talk.tcp.events()[TcpEvent::Opened], 1);
+}
+
+#[test]
+fn two_forged_segments_are_no_connection() {
+    let mut talk = Talk::new();
+    talk.syn_ack(POD.wrapping_add(1));
+    assert_eq!(talk.answer(&answer(7, "a")), 0);
+    assert_eq!(talk.events(), [("no_beginning", 2)]);
+    assert!(talk.tcp.is_empty());
+}
+
+#[test]
+fn a_syn_ack_to_another_syn_begins_nothing() {
+    for distance in [0, 2, 1 << 31] {
+        let mut talk = Talk::new();
+        talk.syn();
+        talk.syn_ack(POD.wrapping_add(distance));
+        talk.ask(&query(7, "a"));
+        assert_eq!(talk.answer(&answer(7, "a")), 0, "{distance}");
+        assert_eq!(talk.events(), [("not_sent", 1), ("no_beginning", 1)]);
     }
 }
 
-/// A message of this length that says which one it is.
-fn message(number: u8, len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|at| (at as u8).wrapping_mul(31) ^ number)
-        .collect()
-}
-
-fn framed(messages: &[Vec<u8>]) -> Vec<u8> {
-    let mut stream = Vec::new();
-    for message in messages {
-        let len = u16::try_from(message.len()).expect("a DNS message");
-        stream.extend(len.to_be_bytes());
-        stream.extend(message);
+#[test]
+fn an_answer_to_what_was_not_asked_does_not_count() {
+    let mut talk = Talk::begun();
+    talk.ask(&query(7, "a"));
+    for other in [
+        answer(8, "a"),
+        answer(7, "b"),
+        query(7, "a"),
+        message(7, 0xa9, "a"),
+    ] {
+        assert_eq!(talk.answer(&other), 0);
     }
-    stream
-}
-
-/// A connection that has begun.
-fn begun() -> TcpReassembly {
-    let mut tcp = TcpReassembly::default();
-    assert!(
-        tcp.feed(&syn_ack(connection(1, 40000), INITIAL), at(1))
-            .is_empty()
-    );
-    tcp
-}
-
-/// Everything that was counted, `opened` aside.
-fn events(tcp: &TcpReassembly) -> Vec<(&'static str, u64)> {
-    tcp.events()
-        .iter()
-        .filter(|(event, count)| *event != TcpEvent::Opened && *count > 0)
-        .map(|(event, count)| (event.as_str(), count))
-        .collect()
+    assert_eq!(talk.answer(&answer(7, "a")), 1);
+    // Another pod's question.
+    let mut other = Talk::begun();
+    other.key = connection(2, 40000);
+    other.syn();
+    other.syn_ack(POD.wrapping_add(1));
+    other.ask(&query(7, "a"));
+    other.key = connection(1, 40000);
+    assert_eq!(other.answer(&answer(7, "a")), 0);
 }
 
 #[test]
-fn several_messages_in_one_segment() {
-    let messages = [message(1, 40), message(2, 12), message(3, 500)];
-    let mut tcp = begun();
-    assert_eq!(
-        tcp.feed(&segment(0, 0, &framed(&messages)), at(1)),
-        messages
-    );
-    assert_eq!(events(&tcp), [("message", 3)]);
-    assert_eq!(tcp.bytes_held(), 0);
-}
-
-#[test]
-fn one_message_byte_by_byte() {
-    let messages = [message(1, 40), message(2, 50)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    let mut found = Vec::new();
-    for (place, byte) in stream.iter().enumerate() {
-        found.extend(tcp.feed(&segment(place as u32, 0, &[*byte]), at(1)));
+fn a_question_counts_when_the_server_has_acknowledged_it() {
+    let bytes = query(7, "a");
+    for (acknowledged, answers) in [(0, 0), (bytes.len() as u32 - 1, 0), (bytes.len() as u32, 1)] {
+        let mut talk = Talk::begun();
+        talk.ask(&bytes);
+        talk.pod = acknowledged;
+        assert_eq!(talk.answer(&answer(7, "a")), answers, "{acknowledged}");
     }
-    assert_eq!(found, messages);
+    // What the pod has not sent, nobody can acknowledge.
+    let mut talk = Talk::begun();
+    talk.ask(&bytes);
+    talk.pod += 1;
+    assert_eq!(talk.answer(&answer(7, "a")), 0);
+    assert_eq!(talk.events(), [("not_sent", 1)]);
 }
 
 #[test]
-fn the_longest_message_over_many_segments() {
-    let messages = [message(1, 65535)];
-    let mut tcp = begun();
-    let mut found = Vec::new();
-    for (index, chunk) in framed(&messages).chunks(1460).enumerate() {
-        found.extend(tcp.feed(&segment(index as u32 * 1460, 0, chunk), at(1)));
+fn questions_one_behind_the_other_are_answered_in_any_order() {
+    // RFC 7766, section 6.2.1.1.
+    let mut talk = Talk::begun();
+    let stream = [query(1, "a"), query(2, "b"), query(3, "c")].concat();
+    for piece in stream.chunks(7) {
+        talk.ask(piece);
     }
-    assert_eq!(found, messages);
-    assert_eq!(tcp.bytes_held(), 0);
+    let answers = [answer(3, "c"), answer(1, "a"), answer(2, "b")].concat();
+    assert_eq!(talk.answer(&answers), 3);
 }
 
 #[test]
-fn the_longest_message_whose_first_segment_comes_last() {
-    let messages = [message(1, 65535)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    for (index, chunk) in stream.chunks(536).enumerate().skip(1) {
-        let found = tcp.feed(&segment(index as u32 * 536, 0, chunk), at(1));
-        assert!(found.is_empty());
-    }
-    assert_eq!(tcp.feed(&segment(0, 0, &stream[..536]), at(1)), messages);
-    assert_eq!(tcp.bytes_held(), 0);
+fn a_question_that_came_out_of_order_is_put_together() {
+    let mut talk = Talk::begun();
+    let bytes = query(1, "name");
+    let (one, two) = bytes.split_at(9);
+    talk.pod = one.len() as u32;
+    talk.ask(two);
+    talk.pod = 0;
+    talk.ask(one);
+    talk.ask(two);
+    assert_eq!(talk.answer(&answer(1, "name")), 1);
 }
 
 #[test]
-fn retransmission_and_overlap_count_once() {
-    let messages = [message(1, 40), message(2, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    let mut found = tcp.feed(&segment(0, 0, &stream[..30]), at(1));
-    found.extend(tcp.feed(&segment(0, 0, &stream[..30]), at(1)));
-    found.extend(tcp.feed(&segment(10, 0, &stream[10..50]), at(1)));
-    found.extend(tcp.feed(&segment(0, 0, &stream), at(1)));
-    assert_eq!(found, messages);
-    assert_eq!(events(&tcp), [("message", 2), ("duplicate", 1)]);
+fn a_pod_that_says_no_more_is_still_answered() {
+    let mut talk = Talk::begun();
+    let bytes = query(1, "a");
+    let last = talk.of_pod(FIN, &bytes);
+    talk.feed(&last);
+    // The server acknowledges the FIN as well.
+    talk.pod = bytes.len() as u32 + 1;
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
 }
 
 #[test]
-fn a_keep_alive_with_an_octet_of_garbage_is_ignored() {
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    tcp.feed(&segment(0, 0, &stream[..20]), at(1));
-    // RFC 9293, section 3.8.4: from one before the next byte.
-    tcp.feed(&segment(19, 0, b"?"), at(1));
-    assert_eq!(tcp.feed(&segment(20, 0, &stream[20..]), at(1)), messages);
+fn a_pod_that_resets_ends_the_connection() {
+    let mut talk = Talk::begun();
+    talk.ask(&query(1, "a"));
+    let reset = talk.of_pod(RST, &[]);
+    talk.feed(&reset);
+    assert!(talk.tcp.is_empty());
+    assert_eq!(talk.answer(&answer(1, "a")), 0);
+    assert_eq!(talk.events(), [("no_beginning", 1), ("closed", 1)]);
 }
 
 #[test]
-fn segments_that_contradict_each_other_end_it() {
-    let stream = framed(&[message(1, 40)]);
-    for (place, from) in [(10, 0), (10, 20), (30, 0)] {
-        let mut tcp = begun();
-        tcp.feed(&segment(20, 0, &stream[20..]), at(1));
-        let mut other = stream[from..].to_vec();
-        other[30 - from] ^= 1;
-        let other = &other[usize::try_from(place).expect("small").saturating_sub(from)..];
-        let found = tcp.feed(&segment(place.max(from as u32), 0, other), at(1));
-        assert!(found.is_empty());
-        assert_eq!(tcp.events()[TcpEvent::Conflict], 1, "{place} {from}");
-        assert_eq!((tcp.len(), tcp.bytes_held()), (0, 0));
+fn a_connection_that_is_refused_is_over() {
+    let mut talk = Talk::new();
+    talk.syn();
+    let mut reset = talk.of_server(RST, &[]);
+    reset.sequence = 0;
+    talk.feed(&reset);
+    assert!(talk.tcp.is_empty());
+    assert_eq!(talk.events(), [("closed", 1)]);
+}
+
+#[test]
+fn syns_that_come_again_change_nothing() {
+    let mut talk = Talk::begun();
+    talk.syn();
+    talk.syn_ack(POD.wrapping_add(1));
+    talk.ask(&query(1, "a"));
+    talk.syn();
+    talk.syn_ack(POD.wrapping_add(1));
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
+    assert_eq!(talk.tcp.events()[TcpEvent::Opened], 1);
+}
+
+#[test]
+fn a_second_server_comes_too_late_once_the_first_has_spoken() {
+    let mut talk = Talk::begun();
+    let other = Segment {
+        sequence: SERVER + 5000,
+        ..talk.of_server(SYN, &[])
+    };
+    // SYN cookies: the one that came last may be the one that the pod took.
+    talk.feed(&other);
+    talk.ask(&query(1, "a"));
+    talk.server = 5000;
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
+    let forged = Segment {
+        sequence: SERVER,
+        ..talk.of_server(SYN, &[])
+    };
+    talk.feed(&forged);
+    talk.ask(&query(2, "b"));
+    assert_eq!(talk.answer(&answer(2, "b")), 1);
+    assert_eq!(talk.events(), [("message", 2), ("not_accepted", 1)]);
+}
+
+#[test]
+fn data_with_the_syns_is_read() {
+    // TCP Fast Open (RFC 7413).
+    let (asked, answered) = (query(1, "a"), answer(1, "a"));
+    for taken in [true, false] {
+        let mut talk = Talk::new();
+        let syn = Segment {
+            sequence: POD,
+            flags: SYN,
+            ..talk.of_pod(0, &asked)
+        };
+        talk.feed(&syn);
+        let (head, tail) = answered.split_at(9);
+        if taken {
+            talk.pod = asked.len() as u32;
+        } else {
+            talk.syn_ack(POD.wrapping_add(1));
+            talk.ask(&asked);
+        }
+        let syn_ack = Segment {
+            sequence: SERVER,
+            ..talk.of_server(SYN, head)
+        };
+        talk.feed(&syn_ack);
+        talk.server = head.len() as u32;
+        assert_eq!(talk.answer(tail), 1, "{taken}");
     }
 }
 
 #[test]
 fn without_its_beginning_nothing_of_a_stream_is_read() {
-    let stream = framed(&[message(1, 40)]);
-    let mut tcp = TcpReassembly::default();
-    assert!(tcp.feed(&segment(0, 0, &stream), at(1)).is_empty());
+    let mut talk = Talk::new();
+    talk.ask(&query(1, "a"));
+    assert_eq!(talk.answer(&answer(1, "a")), 0);
     // A pure acknowledgment is nothing lost.
-    assert!(tcp.feed(&segment(0, 0, &[]), at(1)).is_empty());
-    assert_eq!(events(&tcp), [("no_beginning", 1)]);
+    talk.answer(&[]);
+    assert_eq!(talk.events(), [("no_beginning", 2)]);
 }
 
 #[test]
 fn a_server_that_opens_a_connection_itself_is_ignored() {
-    let stream = framed(&[message(1, 40)]);
-    let mut tcp = TcpReassembly::default();
-    let mut syn = syn_ack(connection(1, 40000), INITIAL);
-    syn.flags = SYN;
-    tcp.feed(&syn, at(1));
-    assert!(tcp.feed(&segment(0, 0, &stream), at(1)).is_empty());
-    assert_eq!(events(&tcp), [("no_beginning", 1), ("not_accepted", 1)]);
-}
-
-#[test]
-fn data_with_the_syn_ack_is_read() {
-    // TCP Fast Open (RFC 7413).
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut syn = syn_ack(connection(1, 40000), INITIAL);
-    syn.payload = &stream[..20];
-    syn.payload_len = 20;
-    let mut tcp = TcpReassembly::default();
-    assert!(tcp.feed(&syn, at(1)).is_empty());
-    // It comes again, without the data.
-    tcp.feed(&syn_ack(connection(1, 40000), INITIAL), at(1));
-    assert_eq!(tcp.feed(&segment(20, 0, &stream[20..]), at(1)), messages);
-}
-
-#[test]
-fn sequence_numbers_wrap_around() {
-    let messages = [message(1, 100), message(2, 100)];
-    let stream = framed(&messages);
-    for initial in [u32::MAX - 50, u32::MAX - 1, u32::MAX, 0, 1 << 31] {
-        let key = connection(1, 40000);
-        let mut tcp = TcpReassembly::default();
-        tcp.feed(&syn_ack(key, initial), at(1));
-        let mut found = Vec::new();
-        let mut starts: Vec<usize> = (0..stream.len()).step_by(9).collect();
-        starts.swap(3, 8);
-        starts.swap(0, 5);
-        for start in starts {
-            let payload = &stream[start..(start + 9).min(stream.len())];
-            let segment = Segment {
-                key,
-                sequence: initial.wrapping_add(1 + start as u32),
-                flags: ACK,
-                payload,
-                payload_len: payload.len(),
-            };
-            found.extend(tcp.feed(&segment, at(1)));
-        }
-        assert_eq!(found, messages, "{initial}");
-    }
-}
-
-#[test]
-fn a_runt_is_skipped() {
-    let messages = [Vec::new(), message(1, 11), message(2, 12)];
-    let mut tcp = begun();
-    let found = tcp.feed(&segment(0, 0, &framed(&messages)), at(1));
-    assert_eq!(found, messages[2..]);
-    assert_eq!(events(&tcp), [("message", 1), ("runt", 2)]);
-}
-
-#[test]
-fn the_end_is_counted_by_what_it_cuts_off() {
-    let stream = framed(&[message(1, 40)]);
-    let check = |segments: &[Segment<'_>], expected: &[(&str, u64)]| {
-        let mut tcp = begun();
-        for segment in segments {
-            tcp.feed(segment, at(1));
-        }
-        assert_eq!(events(&tcp), expected);
-        assert_eq!((tcp.len(), tcp.bytes_held()), (0, 0));
-    };
-    check(
-        &[segment(0, FIN, &stream)],
-        &[("message", 1), ("closed", 1)],
-    );
-    check(
-        &[
-            segment(20, FIN, &stream[20..]),
-            segment(0, 0, &stream[..20]),
-        ],
-        &[("message", 1), ("ahead", 1), ("closed", 1)],
-    );
-    check(&[segment(0, FIN, &stream[..20])], &[("unfinished", 1)]);
-    check(&[segment(0, RST, &[])], &[("closed", 1)]);
-    check(
-        &[segment(0, 0, &stream[..20]), segment(20, RST, &[])],
-        &[("unfinished", 1)],
-    );
-    check(
-        &[segment(20, FIN, &stream[20..]), segment(42, 0, b"more")],
-        &[("ahead", 1), ("conflict", 1)],
-    );
-    check(
-        &[segment(20, 0, &stream[20..]), segment(30, FIN, &[])],
-        &[("ahead", 1), ("conflict", 1)],
-    );
-}
-
-#[test]
-fn a_reset_of_other_sequence_numbers_is_ignored() {
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    tcp.feed(&segment(0, 0, &stream[..20]), at(1));
-    for place in [19, 20 + TCP_AHEAD_BYTES_MAX as u32 + 1, 1 << 31] {
-        tcp.feed(&segment(place, RST, &[]), at(1));
-    }
-    assert_eq!(tcp.feed(&segment(20, 0, &stream[20..]), at(1)), messages);
-    assert_eq!(tcp.events()[TcpEvent::OutOfWindow], 3);
+    let mut talk = Talk::new();
+    let mut syn = talk.of_server(SYN, &[]);
+    (syn.sequence, syn.flags) = (SERVER, SYN);
+    talk.feed(&syn);
+    let mut syn_ack = talk.of_pod(SYN, &[]);
+    syn_ack.sequence = POD;
+    talk.feed(&syn_ack);
+    talk.ask(&query(1, "a"));
+    assert_eq!(talk.answer(&answer(1, "a")), 0);
+    assert_eq!(talk.events(), [("no_beginning", 2), ("not_accepted", 2)]);
 }
 
 #[test]
 fn a_new_connection_of_the_same_ports_begins_anew() {
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    tcp.feed(&segment(0, 0, &stream[..20]), at(1));
-    tcp.feed(&syn_ack(connection(1, 40000), INITIAL + 5000), at(1));
-    assert_eq!(tcp.feed(&segment(5000, 0, &stream), at(1)), messages);
-    assert_eq!(events(&tcp), [("message", 1), ("unfinished", 1)]);
+    let mut talk = Talk::begun();
+    talk.ask(&query(1, "a"));
+    talk.answer(&answer(1, "a")[..9]);
+    let syn = Segment {
+        sequence: POD.wrapping_add(9000),
+        flags: SYN,
+        ..talk.of_pod(0, &[])
+    };
+    talk.feed(&syn);
+    assert_eq!(talk.answer(&answer(1, "a")[9..]), 0);
+    assert_eq!(talk.events(), [("not_sent", 1), ("unfinished", 1)]);
 }
 
 #[test]
-fn a_segment_that_was_not_captured_whole_ends_it() {
-    let messages = [message(1, 40), message(2, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    let mut cut = segment(0, 0, &stream[..60]);
-    cut.payload_len = stream.len();
-    assert_eq!(tcp.feed(&cut, at(1)), messages[..1]);
-    assert_eq!(events(&tcp), [("message", 1), ("cut", 1)]);
-    assert!(tcp.is_empty());
-}
-
-#[test]
-fn a_gap_that_is_never_filled_ends_it() {
-    let bytes = vec![0; 1460];
-    let mut tcp = begun();
-    let mut place = 1460;
-    while !tcp.is_empty() {
-        assert!(tcp.bytes_held() <= TCP_AHEAD_BYTES_MAX);
-        assert!(place < 100 * 1460, "it has no end");
-        tcp.feed(&segment(place, 0, &bytes), at(1));
-        place += 1460;
+fn questions_are_bounded() {
+    let mut talk = Talk::begun();
+    for id in 0..=TCP_QUESTIONS_MAX as u16 {
+        talk.ask(&query(id, "a"));
     }
-    assert_eq!(tcp.events()[TcpEvent::Gap], 1);
-    assert_eq!(tcp.bytes_held(), 0);
-    // And in very small pieces.
-    let mut tcp = begun();
-    for place in 0..=TCP_AHEAD_PIECES_MAX as u32 {
-        assert!(!tcp.is_empty());
-        tcp.feed(&segment(1 + 2 * place, 0, b"x"), at(1));
-    }
-    assert_eq!(tcp.events()[TcpEvent::Gap], 1);
+    assert_eq!(talk.answer(&answer(0, "a")), 0, "forgotten");
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
+    assert_eq!(talk.answer(&answer(TCP_QUESTIONS_MAX as u16, "a")), 1);
+    assert_eq!(talk.tcp.events()[TcpEvent::QuestionForgotten], 1);
 }
 
-#[test]
-fn a_segment_far_ahead_does_no_harm() {
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    tcp.feed(&segment(TCP_AHEAD_BYTES_MAX as u32 + 1, 0, b"x"), at(1));
-    tcp.feed(&segment(1 << 30, FIN, b"x"), at(1));
-    assert_eq!(tcp.feed(&segment(0, 0, &stream), at(1)), messages);
-    assert_eq!(events(&tcp), [("message", 1), ("out_of_window", 2)]);
+/// A pod opens this connection.
+fn syn(key: ConnectionKey) -> Segment<'static> {
+    Segment {
+        key,
+        sequence: POD,
+        flags: SYN,
+        ..Talk::new().of_pod(0, &[])
+    }
 }
 
 #[test]
 fn connections_are_bounded_and_a_pod_only_pushes_out_its_own() {
-    let mut tcp = begun();
+    let mut talk = Talk::begun();
     for port in 1..=2 * TCP_CONNECTIONS_PER_INTERFACE_MAX as u16 {
-        tcp.feed(&syn_ack(connection(2, port), 0), at(2));
+        talk.feed(&syn(connection(2, port)));
     }
-    assert_eq!(tcp.len(), 1 + TCP_CONNECTIONS_PER_INTERFACE_MAX);
-    let messages = [message(1, 40)];
-    let found = tcp.feed(&segment(0, 0, &framed(&messages)), at(2));
-    assert_eq!(found, messages);
+    assert_eq!(talk.tcp.len(), 1 + TCP_CONNECTIONS_PER_INTERFACE_MAX);
     for ifindex in 3..100 {
         for port in 1..=TCP_CONNECTIONS_PER_INTERFACE_MAX as u16 {
-            tcp.feed(&syn_ack(connection(ifindex, port), 0), at(2));
+            talk.feed(&syn(connection(ifindex, port)));
         }
     }
-    assert_eq!(tcp.len(), TCP_CONNECTIONS_MAX);
-    let opened = tcp.events()[TcpEvent::Opened];
-    let evicted = tcp.events()[TcpEvent::Evicted];
-    assert_eq!(opened - evicted, TCP_CONNECTIONS_MAX as u64);
+    assert_eq!(talk.tcp.len(), TCP_CONNECTIONS_MAX);
+    // Those of an interface that has one only stay, however many others have.
+    talk.ask(&query(1, "a"));
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
 }
 
 #[test]
-fn bytes_are_bounded() {
+fn bytes_are_bounded_and_a_pod_only_pushes_out_its_own() {
     // Two bytes of length and nearly as many as they say.
     let bytes = [vec![0xff; 2], vec![0; 65534]].concat();
-    let mut tcp = TcpReassembly::default();
-    for ifindex in 1..=200 {
-        let key = connection(ifindex, 40000);
-        tcp.feed(&syn_ack(key, INITIAL), at(1));
-        let data = Segment {
-            key,
-            ..segment(0, 0, &bytes)
-        };
-        tcp.feed(&data, at(1));
-        assert!(tcp.bytes_held() <= TCP_BYTES_MAX);
+    let mut talk = Talk::begun();
+    let asked = query(1, "a");
+    talk.ask(&asked[..9]);
+    let own = TCP_BYTES_PER_INTERFACE_MAX / bytes.len();
+    for ifindex in 2..=200 {
+        let before = talk.tcp.events()[TcpEvent::Evicted];
+        for port in 1..=own as u16 + 1 {
+            let key = connection(ifindex, port);
+            talk.feed(&syn(key));
+            let data = Segment {
+                key,
+                sequence: POD.wrapping_add(1),
+                ..Talk::new().of_pod(0, &bytes)
+            };
+            talk.feed(&data);
+            assert!(talk.tcp.bytes_held() <= TCP_BYTES_MAX);
+        }
+        assert!(talk.tcp.events()[TcpEvent::Evicted] > before);
     }
-    assert_eq!(tcp.len(), TCP_BYTES_MAX / bytes.len());
-    assert_eq!(tcp.events()[TcpEvent::Evicted], 200 - tcp.len() as u64);
+    talk.ask(&asked[9..]);
+    assert_eq!(talk.answer(&answer(1, "a")), 1);
     for ifindex in 1..=200 {
-        tcp.forget_interface(ifindex);
+        talk.tcp.forget_interface(ifindex);
     }
-    assert_eq!((tcp.len(), tcp.bytes_held()), (0, 0));
+    assert_eq!((talk.tcp.len(), talk.tcp.bytes_held()), (0, 0));
 }
 
 #[test]
 fn a_silent_connection_is_forgotten() {
-    let stream = framed(&[message(1, 40)]);
-    let mut tcp = begun();
-    tcp.feed(&segment(0, 0, &stream[..20]), at(5));
+    let mut talk = Talk::begun();
+    talk.ask(&query(1, "a"));
+    let part = &answer(1, "a")[..9];
+    let segment = talk.of_server(0, part);
+    talk.tcp.feed(&segment, at(5));
     let last = at(5) + TCP_IDLE_MAX;
-    tcp.feed(&syn_ack(connection(2, 1), 0), last);
-    assert_eq!(tcp.len(), 2);
-    tcp.feed(
-        &syn_ack(connection(2, 2), 0),
-        last + Duration::from_nanos(1),
-    );
-    assert_eq!((tcp.len(), tcp.bytes_held()), (2, 0));
-    assert_eq!(events(&tcp), [("idle", 1)]);
-}
-
-proptest! {
-    /// However a stream is cut up, mixed up and repeated, the same messages come out.
-    #[test]
-    fn messages_survive_the_network(
-        lengths in vec(prop_oneof![Just(0_usize), 1..60_usize, 60..3000_usize], 1..8),
-        cuts in vec(any::<Index>(), 0..30),
-        swaps in vec((any::<Index>(), any::<Index>()), 0..20),
-        repeats in vec((any::<Index>(), any::<Index>(), any::<Index>()), 0..10),
-        initial: u32,
-    ) {
-        let messages: Vec<Vec<u8>> = lengths
-            .iter()
-            .enumerate()
-            .map(|(number, len)| message(number as u8, *len))
-            .collect();
-        let stream = framed(&messages);
-        let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len())).collect();
-        places.extend([0, stream.len()]);
-        places.sort_unstable();
-        let mut ranges: Vec<(usize, usize)> =
-            places.windows(2).map(|pair| (pair[0], pair[1])).collect();
-        for (one, other) in swaps {
-            let (one, other) = (one.index(ranges.len()), other.index(ranges.len()));
-            ranges.swap(one, other);
-        }
-        for (place, from, to) in repeats {
-            let (from, to) = (from.index(stream.len()), to.index(stream.len()));
-            ranges.insert(place.index(ranges.len()), (from.min(to), from.max(to)));
-        }
-        let key = connection(1, 40000);
-        let mut tcp = TcpReassembly::default();
-        tcp.feed(&syn_ack(key, initial), at(1));
-        let mut found = Vec::new();
-        for (from, to) in ranges {
-            let segment = Segment {
-                key,
-                sequence: initial.wrapping_add(1).wrapping_add(from as u32),
-                flags: ACK,
-                payload: &stream[from..to],
-                payload_len: to - from,
-            };
-            found.extend(tcp.feed(&segment, at(1)));
-        }
-        let whole: Vec<_> = messages
-            .into_iter()
-            .filter(|message| message.len() >= DNS_MESSAGE_MIN)
-            .collect();
-        prop_assert_eq!(found, whole);
-        prop_assert_eq!(tcp.bytes_held(), 0);
-    }
+    talk.tcp.feed(&syn(connection(2, 1)), last);
+    assert_eq!(talk.tcp.len(), 2);
+    let later = last + Duration::from_nanos(1);
+    talk.tcp.feed(&syn(connection(2, 2)), later);
+    assert_eq!((talk.tcp.len(), talk.tcp.bytes_held()), (2, 0));
+    assert_eq!(talk.events(), [("idle", 1)]);
 }

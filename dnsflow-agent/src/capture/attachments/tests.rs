@@ -8,6 +8,8 @@ struct KernelState {
     interfaces: BTreeMap<String, u32>,
     attached: Vec<u32>,
     complete: Vec<u32>,
+    /// How many addresses are trusted at each.
+    trusted: BTreeMap<u32, usize>,
     tries: usize,
 }
 
@@ -32,9 +34,21 @@ impl Attach for Kernel {
         self.0.borrow().interfaces.get(name).copied()
     }
 
+    fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses) {
+        let mut state = self.0.borrow_mut();
+        match sources.ips.len() {
+            0 => state.trusted.remove(&ifindex),
+            count => state.trusted.insert(ifindex, count),
+        };
+    }
+
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Link, AttachError> {
         let mut state = self.0.borrow_mut();
         state.tries += 1;
+        assert!(
+            state.trusted.contains_key(&ifindex),
+            "the addresses come first"
+        );
         if state.interfaces.get(name) != Some(&ifindex) {
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),
@@ -72,6 +86,15 @@ impl Kernel {
         self.0.borrow().attached.clone()
     }
 
+    fn trusted(&self) -> Vec<(u32, usize)> {
+        let state = self.0.borrow();
+        state
+            .trusted
+            .iter()
+            .map(|(ifindex, count)| (*ifindex, *count))
+            .collect()
+    }
+
     fn tries(&self) -> usize {
         self.0.borrow().tries
     }
@@ -79,6 +102,14 @@ impl Kernel {
 
 const ROW: RowId = RowId::new(1);
 const OTHER: RowId = RowId::new(2);
+
+/// So many addresses.
+fn sources(count: u8) -> SourceAddresses {
+    SourceAddresses {
+        mac: None,
+        ips: (0..count).map(|last| [10, 244, 0, last].into()).collect(),
+    }
+}
 
 fn ms(millis: u64) -> Timestamp {
     Timestamp::from_nanos(millis * 1_000_000)
@@ -105,7 +136,7 @@ fn attach(
     name: &str,
     now: Timestamp,
 ) -> Input<'static> {
-    let found = attachments.attach(row, name.into(), now);
+    let found = attachments.attach(row, name.into(), sources(1), now);
     work(attachments, now).pop().unwrap_or(found)
 }
 
@@ -283,7 +314,7 @@ fn all_veths_are_seen_before_the_first_is_done_with() {
     kernel.plug("veth1", 8);
     let complete = || kernel.0.borrow().complete.clone();
     for (row, name, index) in [(ROW, "veth0", 7), (OTHER, "veth1", 8)] {
-        let told = attachments.attach(row, name.into(), ms(0));
+        let told = attachments.attach(row, name.into(), sources(1), ms(0));
         assert!(
             matches!(told, Input::Found { ifindex, .. } if ifindex == index),
             "{told:?}"
@@ -303,11 +334,42 @@ fn all_veths_are_seen_before_the_first_is_done_with() {
 fn a_veth_that_goes_between_the_two_programs_is_waited_for() {
     let (kernel, mut attachments) = start();
     kernel.plug("veth0", 7);
-    attachments.attach(ROW, "veth0".into(), ms(0));
+    attachments.attach(ROW, "veth0".into(), sources(1), ms(0));
     assert!(attachments.work(ms(0)).is_none());
     kernel.unplug("veth0");
     let told = attachments.work(ms(1));
     assert!(matches!(told, Some(Input::AttachFailed { .. })), "{told:?}");
     assert_eq!(kernel.attached(), Vec::<u32>::new());
     assert_eq!(attachments.next_deadline(), Some(ms(11)));
+}
+
+#[test]
+fn the_addresses_follow_the_interface() {
+    let (kernel, mut attachments) = start();
+    kernel.plug("veth", 7);
+    attach(&mut attachments, ROW, "veth", ms(0));
+    assert_eq!(kernel.trusted(), [(7, 1)]);
+    attachments.trust_sources(ROW, sources(2));
+    assert_eq!(kernel.trusted(), [(7, 2)]);
+    attachments.trust_sources(ROW, sources(0));
+    assert_eq!(kernel.trusted(), []);
+    attachments.trust_sources(ROW, sources(3));
+    // The veth is replaced.
+    kernel.unplug("veth");
+    on_event(&mut attachments, &LinkEvent::Gone { ifindex: 7 }, ms(1));
+    assert_eq!(kernel.trusted(), []);
+    kernel.plug("veth", 8);
+    let present = LinkEvent::Present {
+        name: "veth".into(),
+        ifindex: 8,
+    };
+    on_event(&mut attachments, &present, ms(2));
+    assert_eq!(kernel.trusted(), [(8, 3)]);
+    // The row is replaced by another pod's.
+    attach(&mut attachments, OTHER, "veth", ms(3));
+    assert_eq!(kernel.trusted(), [(8, 1)]);
+    attachments.detach(OTHER);
+    assert_eq!(kernel.trusted(), []);
+    attachments.trust_sources(OTHER, sources(1));
+    assert_eq!(kernel.trusted(), [], "nobody waits for it");
 }

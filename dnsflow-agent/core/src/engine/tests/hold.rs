@@ -23,6 +23,7 @@ impl Node {
         let bytes = answer_frame(name, addresses, 300);
         let ifindex = ifindex_of(self.pods["ns1_p1"]);
         let frame = Frame {
+            from_pod: false,
             held: true,
             ..frame(ifindex, self.now, &bytes)
         };
@@ -100,6 +101,7 @@ fn what_asks_for_nothing_goes_back_at_once() {
     let noise: Box<[u8]> = udp_frame(b"noise").into();
     for ifindex in [ifindex_of(node.pods["ns1_p1"]), 4711] {
         let frame = Frame {
+            from_pod: false,
             held: true,
             ..frame(ifindex, node.now, &noise)
         };

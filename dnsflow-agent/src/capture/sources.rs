@@ -1,0 +1,95 @@
+//! The addresses from which a pod's questions count, and to which its answers go.
+//!
+//! Never one that was not given: at an interface without any, nothing counts.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+use aya::maps::{HashMap, Map, MapData, MapError};
+use dnsflow_common::key::{SOURCES_PER_INTERFACE_MAX, SourceKey, SourceMac};
+use dnsflow_core::input::SourceAddresses;
+use tracing::warn;
+
+use super::CaptureError;
+
+type Key = [u8; size_of::<SourceKey>()];
+
+/// The map `SOURCES`, and what is in it.
+pub(super) struct Sources {
+    map: HashMap<MapData, Key, SourceMac>,
+    known: BTreeMap<u32, BTreeMap<IpAddr, SourceMac>>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources")
+            .field("known", &self.known)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sources {
+    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+        Ok(Self {
+            map: HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "SOURCES" })?,
+            known: BTreeMap::new(),
+        })
+    }
+
+    /// Makes these the addresses of an interface.
+    pub(super) fn set(&mut self, ifindex: u32, sources: &SourceAddresses) {
+        let left_out = sources.ips.len().saturating_sub(SOURCES_PER_INTERFACE_MAX);
+        if left_out > 0 {
+            warn!(
+                ifindex,
+                left_out,
+                "a pod has more addresses than are looked at: what it asks from them does not count"
+            );
+        }
+        let mac = mac(sources);
+        let ips = sources.ips.iter().take(SOURCES_PER_INTERFACE_MAX);
+        let wanted: BTreeMap<IpAddr, SourceMac> = ips.map(|ip| (*ip, mac)).collect();
+        let known = self.known.entry(ifindex).or_default();
+        let gone: Vec<IpAddr> = known
+            .keys()
+            .copied()
+            .filter(|ip| !wanted.contains_key(ip))
+            .collect();
+        for ip in gone {
+            match self.map.remove(&key(ifindex, ip)) {
+                Ok(()) | Err(MapError::KeyNotFound) => {
+                    known.remove(&ip);
+                }
+                Err(error) => warn!(
+                    ifindex, %ip, %error,
+                    "what comes from an address that is no longer the pod's still counts"
+                ),
+            }
+        }
+        for (ip, mac) in wanted {
+            if known.get(&ip) == Some(&mac) {
+                continue;
+            }
+            match self.map.insert(key(ifindex, ip), mac, 0) {
+                Ok(()) => {
+                    known.insert(ip, mac);
+                }
+                Err(error) => warn!(
+                    ifindex, %ip, %error,
+                    "what a pod asks from this address does not count: none of its names is opened"
+                ),
+            }
+        }
+        if known.is_empty() {
+            self.known.remove(&ifindex);
+        }
+    }
+}
+
+fn mac(sources: &SourceAddresses) -> SourceMac {
+    let [a, b, c, d, e, f] = sources.mac.map_or([0; 6], |mac| mac.octets());
+    [a, b, c, d, e, f, 0, 0]
+}
+
+fn key(ifindex: u32, ip: IpAddr) -> Key {
+    zerocopy::transmute!(SourceKey::new(ifindex, ip))
+}

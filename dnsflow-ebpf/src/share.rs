@@ -1,0 +1,82 @@
+//! What each interface may hand to the agent: a pod that has used up its share loses what is its own.
+
+use core::ptr;
+
+use dnsflow_common::{
+    key::Share,
+    record::{
+        DEFER_BURST, DEFER_INTERVAL_NS, SHARE_BURST_BYTES, SHARE_NS_PER_BYTE, SHARE_RECORD_BYTES,
+    },
+};
+
+use crate::{maps, trust::now_ns};
+
+/// Takes a record of a frame of this length from the interface's share of the ring buffer.
+#[inline(always)]
+pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
+    let cost_ns = (u64::from(len) + SHARE_RECORD_BYTES) * SHARE_NS_PER_BYTE;
+    pays(
+        ifindex,
+        cost_ns,
+        SHARE_BURST_BYTES * SHARE_NS_PER_BYTE,
+        |share| {
+            // SAFETY: `pays` gives the place of a share.
+            unsafe { &raw mut (*share).ring_paid_at_ns }
+        },
+    )
+}
+
+/// Takes one answer from the interface's share of those that are deferred.
+#[inline(always)]
+pub fn pays_for_deferring(ifindex: u32) -> bool {
+    pays(
+        ifindex,
+        DEFER_INTERVAL_NS,
+        DEFER_BURST * DEFER_INTERVAL_NS,
+        |share| {
+            // SAFETY: `pays` gives the place of a share.
+            unsafe { &raw mut (*share).deferred_paid_at_ns }
+        },
+    )
+}
+
+/// Whether what an interface has handed over before is paid for within `burst_ns`. If so, it pays.
+#[inline(always)]
+fn pays(
+    ifindex: u32,
+    cost_ns: u64,
+    burst_ns: u64,
+    paid_at: impl FnOnce(*mut Share) -> *mut u64,
+) -> bool {
+    if !maps::is_shared() {
+        return true;
+    }
+    let share = match maps::SHARES.get_ptr_mut(&ifindex) {
+        Some(share) => share,
+        None => {
+            // Where another CPU was faster, its share stays.
+            let _ = maps::SHARES.insert(&ifindex, &Share::default(), BPF_NOEXIST);
+            match maps::SHARES.get_ptr_mut(&ifindex) {
+                Some(share) => share,
+                // Without room for a share, nothing is handed over.
+                None => return false,
+            }
+        }
+    };
+    let paid_at = paid_at(share);
+    let now = now_ns();
+    // SAFETY: a value of the map stays readable and writable while the program runs. Another CPU may
+    // write it meanwhile; then one of the two payments is lost.
+    unsafe {
+        let paid = ptr::read_volatile(paid_at).max(now);
+        if paid - now > burst_ns {
+            (*share).left_out += 1;
+            return false;
+        }
+        ptr::write_volatile(paid_at, paid + cost_ns);
+    }
+    true
+}
+
+/// Only makes an entry (`BPF_NOEXIST`, Linux include/uapi/linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
