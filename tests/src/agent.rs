@@ -18,8 +18,8 @@ use crate::{lab::Lab, process::wait_until, relay::Relay, topology::DNS_SERVICE};
 /// seconds to verify the programs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The cookies of dnsflow's flows, as ovs-ofctl takes them: "DNSF" in the upper half. Those of sentinel flows,
-/// which open nothing, end with a one.
+/// The cookies of dnsflow's flows without sentinel flows, in ovs-ofctl's form: "DNSF" in the upper
+/// half. The cookies of sentinel flows, which open nothing, end with a one.
 const COOKIES: &str = "cookie=0x444e534600000000/0xffffffff00000001";
 
 /// The environment variable that names the agent's binary.
@@ -74,7 +74,7 @@ impl Lab {
             .arg(openflow)
             .args(["--resolver", &DNS_SERVICE.to_string()])
             .args(["--log-format", "json"])
-            // What people are told by default, and each address that is opened.
+            // The default log, and each address that is opened.
             .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug");
         if self.has_ovn() {
             command
@@ -118,7 +118,7 @@ impl Lab {
             .with_context(|| format!("not a flow count: {reply}"))
     }
 
-    /// Starts to write down what becomes of the flows in br-int.
+    /// Starts to record the changes of flows in br-int.
     pub fn watch_flows(&self) -> Result<FlowWatch> {
         let log = self.base().join("log/flow-monitor.log");
         let output = File::create(&log)?;
@@ -139,7 +139,7 @@ impl Lab {
             .spawn()
             .with_context(|| format!("cannot run {command:?}"))?;
         let mut watch = FlowWatch { child, log };
-        // It reports a flow that comes now, so it reports what comes later.
+        // The monitor works once it has reported a first flow.
         wait_until("the flow monitor", LIMIT, || {
             self.ofctl(&["add-flow", "br-int", &format!("{WATCHED},actions=drop")])?;
             self.ofctl(&["--strict", "del-flows", "br-int", WATCHED])?;
@@ -185,7 +185,8 @@ impl Lab {
         self.spawn_agent_command(command)
     }
 
-    /// Starts what [`Lab::agent_command`] gave and the caller has changed, without waiting.
+    /// Starts a command of [`Lab::agent_command`], which the caller may have changed, without
+    /// waiting.
     pub fn spawn_agent_command(&self, command: Command) -> Result<Agent> {
         let output = File::create(self.agent_log())?;
         self.spawn_agent_logging_to(command, output.into())
@@ -236,7 +237,7 @@ impl FlowWatch {
         Ok(fs::read_to_string(&self.log)?)
     }
 
-    /// What it has seen: one line for each event.
+    /// The recorded events, one line each.
     pub fn finish(mut self) -> Result<String> {
         self.written()
     }
@@ -282,7 +283,7 @@ impl Agent {
         waited.map(drop).with_context(|| self.describe())
     }
 
-    /// What it has logged so far, one JSON object per event.
+    /// The agent's log so far, one JSON object per event.
     pub fn events(&self) -> Result<Vec<Value>> {
         Ok(self
             .log()?
@@ -296,7 +297,7 @@ impl Agent {
         &self.log
     }
 
-    /// What it has logged so far.
+    /// The agent's log so far.
     pub fn log(&self) -> Result<String> {
         Ok(fs::read_to_string(&self.log)?)
     }
@@ -346,7 +347,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It may have ended already; then both calls have nothing to do.
+        // The agent may have ended already; both calls then do nothing.
         let killed = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = killed {
             eprintln!("cannot kill the agent: {error}");

@@ -1,4 +1,4 @@
-//! A lab without OVN: one bridge of Open vSwitch, whose flows somebody else has written.
+//! A lab without OVN: one bridge of Open vSwitch with hand-written flows.
 //!
 //! All pods are in one network, the web servers' namespace is their gateway, and no service stands
 //! in front of the DNS pod. Table 44 decides what leaves a pod, table 45 sends it on.
@@ -13,7 +13,7 @@ use crate::{
     topology::{self, CLUSTER_SUBNET, GATEWAY, GATEWAY_MAC},
 };
 
-/// What the agent's `--static-flow` is for this bridge.
+/// The agent's `--static-flow` for this bridge.
 pub const STATIC_FLOW: &str =
     "table=44,priority=10000,reg0=0x100/0x100,actions=set_field:0/0x100->reg0,resubmit(,45)";
 
@@ -64,7 +64,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets table 44 decide what leaves this pod.
+    /// Sends the packets of this pod through table 44.
     pub fn guard(&self, lsp: &str) -> Result<()> {
         let port = self.openflow_port(lsp)?;
         let flow = format!(

@@ -1,4 +1,4 @@
-//! What the datapath's connection tracking holds.
+//! Reads the connections that the datapath tracks.
 
 use anyhow::Result;
 

@@ -12,7 +12,7 @@ use crate::{
     topology::DNS_POD_PORT,
 };
 
-/// What the DNS server knows until [`Lab::serve_dns`] says otherwise.
+/// The DNS server's records until [`Lab::serve_dns`] sets others.
 pub const DEFAULT_RECORDS: &[&str] = &[
     "example.com. 30 IN A 203.0.113.1",
     "www.example.com. 30 IN A 203.0.113.2",
@@ -41,8 +41,9 @@ auth-zone:
         ))
     }
 
-    /// Makes the DNS server ask the one on this port of the DNS pod's loopback for every name, and
-    /// tell each answer that it gives by dnstap to this socket, where somebody listens already.
+    /// Makes the DNS server ask another server, on this port of the DNS pod's loopback, for every
+    /// name, and report each answer by dnstap to this socket. The socket must have a listener
+    /// already.
     pub fn serve_dns_tapped(&self, upstream: u16, tap: &Path) -> Result<()> {
         self.start_unbound(&format!(
             "    do-not-query-localhost: no
@@ -58,12 +59,12 @@ dnstap:
         ))
     }
 
-    /// Stops the DNS pod's server, so that another one may take its port.
+    /// Stops the DNS pod's server, so that another one can use the port.
     pub fn stop_dns(&self) -> Result<()> {
         stop_dns(self)
     }
 
-    /// Starts unbound with this behind what every configuration here begins with.
+    /// Starts unbound with the common configuration and `rest` behind it.
     fn start_unbound(&self, rest: &str) -> Result<()> {
         let file = self.base().join("etc/unbound.conf");
         fs::write(
@@ -104,7 +105,7 @@ fn root_zone(records: &[&str]) -> String {
     zone
 }
 
-/// unbound.conf(5): the `server` clause. What follows it decides whom it asks.
+/// unbound.conf(5): the `server` clause. The clauses behind it name the servers to ask.
 fn configuration(dual_stack: bool) -> String {
     let (do_ip6, interface_v6) = if dual_stack {
         ("yes", format!("interface: ::0@{DNS_POD_PORT}"))

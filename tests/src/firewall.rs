@@ -326,9 +326,9 @@ impl Lab {
         delete_unused_address_sets(&mut nb, before.difference(&kept).copied().collect())
     }
 
-    /// Has OVN log what a namespace's EgressFirewall decides, as ovn-kubernetes does for the
-    /// annotation `k8s.ovn.org/acl-logging`, or not any more; returns when OVN has brought it to
-    /// the flow tables.
+    /// Switches OVN's ACL logging for a namespace's EgressFirewall on or off, as ovn-kubernetes
+    /// does for the annotation `k8s.ovn.org/acl-logging`. Returns when the flow tables have the
+    /// change.
     pub fn log_firewall(&self, namespace: &str, severities: Option<Severities>) -> Result<()> {
         let mut nb = self.nb()?;
         let mut operations = Vec::new();
@@ -351,8 +351,8 @@ impl Lab {
         firewall_acls(&mut self.nb()?, namespace)
     }
 
-    /// Fills the address sets of a `dnsName` as ovn-kubernetes' controller does with what *it*
-    /// was told; returns when OVN has brought it to the flow tables.
+    /// Fills the address sets of a `dnsName` as ovn-kubernetes' controller does with *its own* DNS
+    /// answers. Returns when the flow tables have the change.
     pub fn resolve_centrally(&self, dns_name: &str, addresses: &[IpAddr]) -> Result<()> {
         let mut nb = self.nb()?;
         for (version, family) in families(self.cluster()) {
@@ -483,7 +483,7 @@ fn firewall_acls(nb: &mut Database, namespace: &str) -> Result<BTreeMap<usize, R
         .collect()
 }
 
-/// The one transaction that makes `rules` of the rows that are there.
+/// The transaction that changes the present rows into the rows of `rules`.
 fn edits(target: &Target<'_>, rules: &[RuleSpec], acls: &BTreeMap<usize, Row>) -> Vec<Value> {
     let mut operations = Vec::new();
     let mut added = Vec::new();

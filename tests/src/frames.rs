@@ -18,7 +18,7 @@ pub struct Frame {
     pub options: Vec<u8>,
     /// IPv6 extension headers, in their order.
     pub extensions: Vec<Extension>,
-    /// What the IP header says of fragments.
+    /// The fragment fields of the IP header.
     pub fragment: Option<Fragment>,
     /// IP protocol, where it is not that of `transport`.
     pub protocol: Option<u8>,
@@ -53,7 +53,7 @@ pub enum Extension {
 /// Fragment fields.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fragment {
-    /// What the fragments have in common.
+    /// The identification, the same in all fragments.
     pub id: u32,
     /// Where the piece begins, in units of 8 bytes.
     pub offset: u16,
@@ -66,7 +66,7 @@ pub struct Fragment {
 pub enum Transport {
     /// UDP.
     Udp {
-        /// What the header says of the length, where that is not the truth.
+        /// The length in the header, if it is a wrong one.
         len: Option<u16>,
     },
     /// TCP.

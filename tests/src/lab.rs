@@ -1,8 +1,8 @@
 //! One lab: its directory, its "node" namespace, its daemons and its pods.
 //!
-//! Everything of a lab lives in namespaces of its own and below one directory, so that labs run
-//! side by side and never touch a real Open vSwitch or OVN of the host. Dropping a [`Lab`] ends
-//! it; [`Lab::keep`] leaves it running for `cargo xtask lab`.
+//! A lab has its own namespaces and one directory. Labs can therefore run side by side, and never
+//! touch a real Open vSwitch or OVN of the host. Dropping a [`Lab`] ends it; [`Lab::keep`] leaves
+//! it running for `cargo xtask lab`.
 
 use std::{
     fs::{self, File},
@@ -40,7 +40,7 @@ const NAME_MAX: usize = 40;
 /// How long OVN may take to bring a change down to the flow tables.
 const SYNC_LIMIT: Duration = Duration::from_secs(30);
 
-/// What packets in br-int and br-ex go through.
+/// The datapath of br-int and br-ex.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Datapath {
     /// ovs-vswitchd's own, in user space: no kernel module.
@@ -66,7 +66,7 @@ impl Datapath {
     }
 }
 
-/// How the cluster is set up, as far as it shows in what ovn-kubernetes writes.
+/// The set-up of the cluster, as far as ovn-kubernetes' rows depend on it.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Cluster {
     /// Pods have an IPv6 address beside that of IPv4.
@@ -91,7 +91,7 @@ pub struct LabOptions {
     pub helper: PathBuf,
 }
 
-/// What [`Lab::attach`] must know of a lab that another process brought up.
+/// The facts that [`Lab::attach`] needs about a lab of another process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 struct State {
     root: PathBuf,
@@ -116,7 +116,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Brings a lab up, after removing what an earlier one of the same name has left.
+    /// Brings a lab up. First removes the leftovers of an earlier lab of the same name.
     pub fn up(options: LabOptions) -> Result<Self> {
         let lab = Self::create(options, true)?;
         lab.start()?;
@@ -297,13 +297,14 @@ impl Lab {
         node_namespace(&self.name)
     }
 
-    /// The pod of this name: `<namespace>_<pod>`, `dns`, or `inet` for what is behind the gateway.
+    /// The pod of this name: `<namespace>_<pod>`, `dns`, or `inet` for the hosts behind the
+    /// gateway.
     pub fn pod(&self, name: &str) -> Pod<'_> {
         Pod::new(self, name)
     }
 
-    /// A Debian program, or failing that one of the host's, in the node's namespace, with the
-    /// environment that leads it to this lab's sockets and databases.
+    /// A Debian program, or else one of the host's, in the node's namespace, with the environment
+    /// for this lab's sockets and databases.
     pub fn node_command(&self, program: &str) -> Result<Command> {
         let mut command = self.program(program)?;
         for directory in ["OVS_RUNDIR", "OVN_RUNDIR"] {
@@ -463,7 +464,7 @@ fn remove(name: &str, base: &Path) -> Result<()> {
 }
 
 fn tear_down(name: &str, base: &Path) -> Result<()> {
-    // The ones that every lab has, in case that the directory went before them.
+    // The pods that every lab has, also if the directory is gone already.
     let mut pods = vec!["inet".to_owned()];
     pods.extend(topology::pods().iter().map(|pod| pod.lsp()));
     pods.extend(PodRecord::names(base)?);

@@ -1,4 +1,4 @@
-//! A DNS server that misbehaves on request, to see what the agent makes of it.
+//! A DNS server that misbehaves on request, to test the agent.
 //!
 //! The first label of the question's name says how ([`Behaviour`]), the second one which address
 //! the name truly leads to: `chain.3.example.com` is a chain of CNAMEs to 203.0.113.3. Nothing
@@ -43,7 +43,7 @@ const TTL: u32 = 30;
 const QUERY_BYTES_MAX: usize = 4096;
 const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the server does with a question.
+/// The server's behaviour for a question.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Behaviour {
     /// Answers.
@@ -277,7 +277,7 @@ fn framed(message: &Message) -> Result<Vec<u8>> {
     Ok([&len.to_be_bytes()[..], &message].concat())
 }
 
-/// The question of a query, and what its name asks for.
+/// The question of a query, and the behaviour in its name.
 struct Question {
     id: u16,
     query: Query,
@@ -328,7 +328,7 @@ impl Question {
         Ok(message)
     }
 
-    /// What is to be trusted, with whatever stands beside it.
+    /// The message with the true records.
     fn truth(&self) -> Result<Message> {
         let mut answers = vec![self.a(self.address)];
         match self.behaviour {

@@ -68,10 +68,10 @@ impl NetNs {
         if !path.exists() {
             return Ok(());
         }
-        // It may be a plain file: whoever made it died before the mount.
+        // The name may be a plain file: its creator may have died before the mount.
         unmount_one(&path).with_context(|| format!("cannot unmount {self}"))?;
         let removed = match fs::remove_file(&path) {
-            // It is mounted once more, below a mount of the whole directory.
+            // The name is mounted twice: once below a mount of the whole directory.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => remove_beneath(&path),
             removed => removed,
         };
@@ -121,8 +121,8 @@ impl NetNs {
         self.run(|| Ok(TcpListener::bind(address)?))
     }
 
-    /// Runs `work` on a thread of its own in this namespace. Sockets that it makes stay in the
-    /// namespace, whoever uses them later.
+    /// Runs `work` on its own thread in this namespace. Sockets that `work` opens stay in the
+    /// namespace, also if another thread uses them later.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(self.path())
             .with_context(|| format!("there is no network namespace {self}"))?;

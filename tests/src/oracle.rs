@@ -1,4 +1,5 @@
-//! What an EgressFirewall means: the first-match oracle that the lab's verdicts are compared with.
+//! The meaning of an EgressFirewall: the first-match oracle that the lab's verdicts are compared
+//! with.
 //!
 //! Written from the documentation of the resource, and from nothing else: it shares no code with the
 //! agent, and must not. Sources: the EgressFirewall's definition and guide in ovn-kubernetes
@@ -13,7 +14,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use crate::firewall::{Action, RuleSpec, To};
 
-/// What one pod's packet goes to, and what is known of that address.
+/// The destination of a pod's packet, and the names of the address.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Destination<'a> {
     /// Where to.
@@ -22,8 +23,8 @@ pub struct Destination<'a> {
     pub protocol: &'a str,
     /// The destination port.
     pub port: u16,
-    /// The names that this pod has asked for and that led it to the address. The question's names:
-    /// what a CNAME goes through on the way is no name that the pod asked for.
+    /// The names of the pod's questions whose answers had the address. The names of CNAMEs on the
+    /// way do not count.
     pub told: BTreeSet<&'a str>,
     /// The rules' `dnsName`s, as written, for which ovn-kubernetes itself has found the address.
     pub central: BTreeSet<&'a str>,
@@ -34,7 +35,7 @@ pub fn deciding_rule(rules: &[RuleSpec], to: &Destination<'_>) -> Option<usize> 
     rules.iter().position(|rule| applies(rule, to))
 }
 
-/// What the rules say; `None` where none applies, which lets the packet pass.
+/// The verdict of the rules; `None` if no rule applies: the packet then passes.
 pub fn verdict(rules: &[RuleSpec], to: &Destination<'_>) -> Option<Action> {
     Some(rules[deciding_rule(rules, to)?].action)
 }

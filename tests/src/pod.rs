@@ -44,7 +44,7 @@ impl PodSpec {
         }
     }
 
-    /// Its logical switch port; also what [`Lab::pod`] calls it.
+    /// Its logical switch port, which is also its name for [`Lab::pod`].
     pub fn lsp(&self) -> String {
         format!("{}_{}", self.namespace, self.name)
     }
@@ -65,7 +65,7 @@ impl PodSpec {
     }
 }
 
-/// What is written down of a pod that exists.
+/// The record of a pod, in the lab's directory.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct PodRecord {
     spec: PodSpec,
@@ -103,7 +103,7 @@ pub struct Pod<'a> {
     name: String,
 }
 
-/// What came of an attempt to read a web page.
+/// The result of an attempt to read a web page.
 #[derive(Clone, Debug)]
 pub struct Fetch {
     /// The page, or curl's error message.
@@ -151,8 +151,8 @@ impl<'a> Pod<'a> {
         pod_namespace(self.lab.name(), &self.name)
     }
 
-    /// A Debian program, or failing that one of the host's, in the pod: its network, and a
-    /// resolver that asks the lab's DNS service.
+    /// A Debian program, or else one of the host's, in the pod's network, with a resolver that asks
+    /// the lab's DNS service.
     pub fn command(&self, program: &str) -> Result<Command> {
         let mut command = self.lab.program(program)?;
         self.enter(&mut command)?;
@@ -456,8 +456,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until ovn-controller says that the pod's flows are installed (`ovn-installed` in
-    /// the Interface row): what the CNI plug-in waits for before the pod's containers start.
+    /// Waits until ovn-controller has installed the pod's flows (`ovn-installed` in the Interface
+    /// row). The CNI plug-in waits for the same before the pod's containers start.
     pub fn wait_wired(&self, lsp: &str) -> Result<Duration> {
         let name = PodRecord::read(self, lsp)?.host_veth;
         let mut ovs = self.ovs_db()?;
@@ -489,8 +489,8 @@ impl Lab {
         Ok(PodRecord::read(self, lsp)?.host_veth)
     }
 
-    /// What the switch would do with the first packet of a TCP connection from the pod: the
-    /// output of `ofproto/trace`.
+    /// Traces the first packet of a TCP connection from the pod: returns the output of
+    /// `ofproto/trace`.
     pub fn trace(&self, lsp: &str, to: SocketAddrV4) -> Result<String> {
         self.trace_packet(lsp, "tcp", to.into())
     }
@@ -499,8 +499,8 @@ impl Lab {
     /// from the pod out to the "internet".
     pub fn lets_out(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<bool> {
         let trace = self.trace_packet(lsp, protocol, to)?;
-        // One such line for each time that the packet comes back from conntrack; the last tells.
-        // A packet that is dropped may have been committed to conntrack before.
+        // There is one such line for each time that the packet comes back from conntrack; the last
+        // one counts. A dropped packet may have been committed to conntrack before.
         let actions = trace
             .lines()
             .rev()

@@ -103,8 +103,8 @@ fn has_ended(pid: Pid) -> bool {
     })
 }
 
-/// Ends the process that `pidfile` names, if it has `marker` on its command line, and waits for
-/// its end. A process that ignores `signal` is killed.
+/// Ends the process in `pidfile`, if its command line has `marker`, and waits for the end. Kills a
+/// process that ignores `signal`.
 pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> {
     let Some(pid) = running(pidfile, marker) else {
         return Ok(());
@@ -129,7 +129,7 @@ pub(crate) fn kill_all(namespaces: &[NetNs]) -> Result<()> {
         for namespace in namespaces {
             for pid in namespace.processes()? {
                 none_left = false;
-                // It may have ended in between; and it is reaped if it is a child.
+                // The process may have ended in between. If it is a child, it is reaped.
                 let _ended = kill_process(pid, Signal::KILL);
                 let _not_a_child = waitpid(Some(pid), WaitOptions::NOHANG);
             }

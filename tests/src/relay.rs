@@ -1,5 +1,4 @@
-//! A relay in front of a Unix socket that can fall silent: a switch that is there and does
-//! nothing.
+//! A relay in front of a Unix socket that can become silent, like a switch that does not respond.
 
 use std::{
     io::{self, Read, Write},
@@ -27,7 +26,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens at `path` for what is to reach the socket at `target`.
+    /// Listens at `path` and relays to the socket at `target`.
     pub fn start(path: PathBuf, target: PathBuf) -> Result<Self> {
         let listener = UnixListener::bind(&path)
             .with_context(|| format!("cannot listen at {}", path.display()))?;
@@ -58,7 +57,7 @@ impl Relay {
         &self.path
     }
 
-    /// Passes nothing on, in either direction, until told otherwise. Nothing is lost.
+    /// With `silent`, relays nothing in either direction; nothing is lost.
     pub fn be_silent(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
     }

@@ -292,7 +292,7 @@ impl Apt {
         Ok(format!("{name}={version}"))
     }
 
-    /// Removes what is of no use once the packages are unpacked.
+    /// Removes files that are not needed after unpacking.
     fn clean(&self) -> Result<()> {
         fs::remove_dir_all(self.base.join("cache"))?;
         fs::remove_dir_all(self.base.join("lists"))?;

@@ -1,7 +1,7 @@
-//! What dnsflow must show, wherever it is shown: the lab and a cluster play the same scenes.
+//! The scenes that the lab and a cluster both play.
 //!
 //! A firewall allows a namespace one name and denies everything else; another namespace is denied
-//! everything. Whoever plays them says what stands for the names, the addresses and the pods.
+//! everything. Each stage has its own names, addresses and pods.
 
 use std::time::Duration;
 
@@ -119,11 +119,11 @@ pub trait Stage {
     fn fetch(&self, actor: Actor, goal: Goal, limit: Duration) -> Result<Fetch>;
 }
 
-/// Plays one scene; what was seen, for people.
+/// Plays one scene; returns what was seen, as a text for people.
 ///
 /// # Errors
 ///
-/// Where it is not as the scene says: what is blocked must time out, not fail in another way.
+/// If the result is not the scene's: a blocked connection must time out, not fail in another way.
 pub fn play(stage: &impl Stage, scene: &Scene) -> Result<String> {
     let Scene {
         actor,

@@ -1,4 +1,4 @@
-//! What lab tests share: [`lab!`](crate::lab!), and the honest way not to run.
+//! Shared by the lab tests: [`lab!`](crate::lab!), and how a test says that it cannot run.
 
 use std::{
     env::VarError,
@@ -66,7 +66,7 @@ macro_rules! lab {
     };
 }
 
-/// Says that a test could not run, and why: on standard error past the test harness's capture,
+/// Reports that a test could not run, and why: on standard error past the test harness's capture,
 /// and in the file that `cargo xtask test` counts.
 pub fn not_run(test: &str, why: impl Display) {
     let line = format!("not run: {test}: {why}\n");
@@ -90,7 +90,7 @@ pub fn this_test() -> String {
     thread.name().unwrap_or("a test").to_owned()
 }
 
-/// What a lab needs, or why it cannot be had here.
+/// The programs that a lab needs, or why they are missing.
 fn prerequisites(needs_agent: bool) -> Result<Root> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -114,7 +114,7 @@ pub fn test_root(test: &str) -> Option<Root> {
         .ok()
 }
 
-/// What [`lab!`](crate::lab!) calls.
+/// The function behind [`lab!`](crate::lab!).
 pub fn test_lab(name: &str, needs_agent: bool, cluster: Cluster) -> Option<Lab> {
     let options = options(name, needs_agent, cluster)?;
     Some(Lab::up(options).expect("the lab comes up"))
@@ -139,7 +139,7 @@ fn options(name: &str, needs_agent: bool, cluster: Cluster) -> Option<LabOptions
     })
 }
 
-/// What [`DATAPATH_VARIABLE`] says.
+/// The datapath of [`DATAPATH_VARIABLE`].
 pub fn datapath() -> Result<Datapath> {
     match std::env::var(DATAPATH_VARIABLE) {
         Ok(name) => Datapath::named(&name)

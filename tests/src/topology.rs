@@ -116,7 +116,7 @@ lsp-set-options br-ex_{NODE} network_name=physnet
     )
 }
 
-/// What makes it dual-stack, one ovn-nbctl command per line.
+/// The commands that make the topology dual-stack, one ovn-nbctl command per line.
 fn ipv6() -> String {
     format!(
         "\
@@ -230,8 +230,8 @@ fn node_acl(has_tiers: bool) -> Value {
 }
 
 impl Lab {
-    /// Takes from the node's switch what makes it stateful: the allow-related ACL, and the load
-    /// balancers, so that the DNS service is gone too. Returns when OVN is in step.
+    /// Makes the node's switch stateless: removes the allow-related ACL and the load balancers, and
+    /// with them the DNS service. Returns when OVN has followed.
     pub fn make_stateless(&self) -> Result<()> {
         self.nb()?.transact(&[json!({
             "op": "update", "table": "Logical_Switch", "where": [["name", "==", NODE]],

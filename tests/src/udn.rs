@@ -284,8 +284,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Puts a pod that exists on the network too, and sends there what is not for the cluster's
-    /// services. Returns its address on the network.
+    /// Joins an existing pod to the network, and routes its traffic there, without that for the
+    /// cluster's services. Returns the pod's address on the network.
     pub fn join_network(&self, spec: &PodSpec, network: &UserNetwork) -> Result<Ipv4Addr> {
         let [.., last] = spec.address.octets();
         let address = network.topology.address(last);

@@ -123,7 +123,7 @@ fn ovn_controller_removes_foreign_flows_when_it_restarts() {
     lab.add_pod(&spec).expect("the pod is created");
     lab.sync().expect("OVN is in step");
     assert_eq!(lab.dnsflow_flows().expect("the dump runs").len(), 1);
-    // ... and a restart does not: what the agent must put back.
+    // ... and a restart does not: the agent must restore them.
     lab.restart(Daemon::OvnController, Stop::Kill)
         .expect("it restarts");
     lab.wait_flows("the foreign flow to go", <[String]>::is_empty)

@@ -31,9 +31,9 @@ const VM_LIMIT: Duration = Duration::from_secs(600);
 
 const NAME: &str = "example.com";
 const URL: &str = "http://www.example.com/";
-/// What the lab's DNS server says to pods for `www.example.com`.
+/// The lab's DNS answer to pods for `www.example.com`.
 const POD_ANSWER: &str = "203.0.113.2";
-/// What the cluster's controller was told for `example.com`.
+/// The controller's DNS answer for `example.com`.
 const CONTROLLER_ANSWER: &str = "203.0.113.8";
 /// A web server like the others, which no name leads to.
 const NEVER_RESOLVED: &str = "203.0.113.7";
@@ -55,7 +55,7 @@ pub(crate) struct DemoCommand {
     built: bool,
 }
 
-/// What has been told so far.
+/// The story so far.
 struct Story {
     out: RefCell<Box<dyn Write>>,
     steps: Vec<Step>,
@@ -80,11 +80,12 @@ struct Step {
 impl Story {
     /// A paragraph for the reader.
     fn say(&self, text: &str) {
-        // A reader who went away misses the rest, and the checks go on.
+        // If the reader is gone, the checks go on.
         let _closed = writeln!(self.out.borrow_mut(), "{text}");
     }
 
-    /// One step: told, done, checked and timed. `work` returns what it has found, for the reader.
+    /// Announces, runs, checks and times one step. `work` returns what it has found, for the
+    /// reader.
     fn step<T>(
         &mut self,
         name: &'static str,

@@ -38,8 +38,8 @@ const LLVM: &str = "llvm-22";
 const BPF_LINKER_VERSION: &str = "0.13.0";
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Builds the object unless the one there is made from today's sources. `say` is told of long
-/// steps before they begin.
+/// Builds the object, unless the present one is made from today's sources. Announces long steps by
+/// `say`.
 pub(crate) fn build(say: &dyn Fn(&str)) -> Result<()> {
     let workspace = workspace()?;
     let object = ebpf_sources::object(&workspace);
@@ -194,7 +194,7 @@ fn debian(target_dir: &Path, say: &dyn Fn(&str)) -> Result<Command> {
     Ok(cargo)
 }
 
-/// Where the root keeps LLVM and what it needs beside libc.
+/// The root's directory of LLVM and the libraries that it needs beside libc.
 fn llvm_libraries(root: &Root) -> PathBuf {
     root.path().join("usr/lib/x86_64-linux-gnu")
 }

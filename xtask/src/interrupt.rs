@@ -1,4 +1,4 @@
-//! Ctrl-C: noted here, acted upon by whoever waits, so that labs are cleaned up before the end.
+//! Ctrl-C: noted here. The waiting code acts on it, so that labs are cleaned up before the end.
 
 use std::{
     os::unix::process::CommandExt,
@@ -106,7 +106,7 @@ fn end(mut child: Child) -> Result<()> {
     kill_rest(group)
 }
 
-/// Kills what a child of [`spawn`] has left running in its process group.
+/// Kills the processes that a child of [`spawn`] has left in its process group.
 pub(crate) fn kill_rest(group: Pid) -> Result<()> {
     match kill_process_group(group, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => Ok(()),

@@ -1,5 +1,4 @@
-//! What the lab, the tests and the demo need before they can start: root, Debian's programs, the
-//! BPF object, the agent.
+//! Prepares the lab, the tests and the demo: root, Debian's programs, the BPF object, the agent.
 
 use std::{env, process::Command};
 

@@ -41,7 +41,7 @@ pub(crate) struct TestCommand {
     filters: Vec<String>,
 }
 
-/// What the test programs have reported.
+/// The results of the test programs.
 #[derive(Debug, Default)]
 struct Tally {
     passed: usize,
@@ -152,7 +152,7 @@ impl Tally {
         self.read_not_run(&file, what)
     }
 
-    /// Takes up the tests that said in this file that they could not run.
+    /// Adds the tests in this file, which could not run.
     fn read_not_run(&mut self, file: &Path, what: &str) -> Result<()> {
         match fs::read_to_string(file) {
             Ok(text) => {

@@ -1,5 +1,5 @@
-//! What this machine cannot do, for lack of a program or a daemon: not a failure of what was to be
-//! shown, and told apart from one by its exit status.
+//! Something that this machine cannot do, because a program or a daemon is missing. The exit status
+//! differs from that of a failure.
 
 /// Something is missing; nothing was done.
 #[derive(Debug, thiserror::Error)]

@@ -35,7 +35,7 @@ pub struct Counters {
     pub flows_added: u64,
     /// Flows removed.
     pub flows_removed: u64,
-    /// Flows put back after someone else had removed them.
+    /// Flows restored after someone else had removed them.
     pub flows_restored: u64,
     /// Flow changes that the switch refused.
     pub flows_refused: u64,

@@ -125,7 +125,7 @@ pub enum DnsError {
     /// The question is not of class IN, or not for addresses or services.
     #[error("the question is not for addresses or services of class IN")]
     OtherQuestion,
-    /// More records than [`ANSWER_RECORDS_MAX`].
+    /// Too many records in the Answer section.
     #[error("{0} records in the Answer section")]
     TooManyRecords(u16),
     /// More addresses than [`ADDRESSES_MAX`].

@@ -512,7 +512,7 @@ impl Engine {
                 captured_at,
             });
         }
-        // Also what was closed to make room, or put back.
+        // Also changes that closed an address to make room, or that restored flows.
         switch.open(batch, opening);
         if !matched {
             return Wait::Nothing;

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::{flow::Transport, name::DnsName};
 
-/// Which EgressFirewall: its namespace and name (which is always `default` in a cluster).
+/// The identity of an EgressFirewall: namespace and name (in a cluster always `default`).
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FirewallId {
     /// `metadata.namespace`.
@@ -24,15 +24,15 @@ impl std::fmt::Display for FirewallId {
 pub struct Firewall {
     /// `spec.egress`; the index is the rule's index, also where a rule is invalid.
     pub rules: Vec<Rule>,
-    /// Whether names without a wildcard also match their sub-domains, where the resource's
-    /// annotation says so; `None` leaves it to the agent's option.
+    /// Whether names without a wildcard also match their sub-domains, by the resource's annotation;
+    /// `None` without an annotation: the agent's option then decides.
     pub subdomains: Option<bool>,
-    /// What ovn-kubernetes says in `status.messages`, where it could not apply the resource.
+    /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
     pub refusal: Option<String>,
 }
 
 impl Firewall {
-    /// Whether the other one says the same, whatever ovn-kubernetes says of the two.
+    /// Whether the other firewall has the same content, whatever the status of the two.
     pub fn is_like(&self, other: &Self) -> bool {
         (&self.rules, self.subdomains) == (&other.rules, other.subdomains)
     }
@@ -49,7 +49,7 @@ pub struct Rule {
     pub ports: Vec<Transport>,
 }
 
-/// What a rule does with the traffic that it matches.
+/// The type of a rule.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum RuleAction {
     /// Let it pass.
@@ -58,7 +58,7 @@ pub enum RuleAction {
     Deny,
 }
 
-/// Where the traffic of a rule goes.
+/// The destination of a rule.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Destination {
     /// `to.dnsName`.
@@ -67,15 +67,15 @@ pub enum Destination {
     Cidr(IpNet),
     /// `to.nodeSelector`; OVN-Kubernetes evaluates it.
     Nodes,
-    /// What the resource says cannot be used, and why. The rule keeps its place in the order.
+    /// A destination that cannot be used, and why. The rule keeps its index.
     Invalid(String),
 }
 
 /// Changed EgressFirewalls.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct FirewallUpdate {
-    /// The whole list: what it does not name no longer exists.
+    /// Whether this is the whole list: EgressFirewalls that it does not name are gone.
     pub reset: bool,
-    /// The new resource, or `None` where it went.
+    /// The new resource, or `None` if it is gone.
     pub firewalls: Vec<(FirewallId, Option<Firewall>)>,
 }

@@ -1,4 +1,4 @@
-//! What the outside world tells the core, and what the core asks of it.
+//! The inputs of the core, and its commands.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -24,14 +24,14 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// Whether the pod sent it, to a DNS server over TCP; else it is for the pod.
     pub from_pod: bool,
-    /// Whether it was taken off the wire, and waits to be put back ([`Command::Release`]).
+    /// Whether it was taken off the wire, and must be released ([`Command::Release`]).
     pub held: bool,
-    /// Into how much data each the kernel cuts a TCP segment that no wire takes whole; zero for
-    /// what is not to be cut.
+    /// The bytes of data in each piece that the kernel cuts a long TCP segment into (`gso_size`);
+    /// zero if the frame is not to be cut.
     pub gso_size: u16,
 }
 
-/// A frame to be put back as it was.
+/// A frame to be released unchanged.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HeldFrame {
     /// The interface index of the veth's host side.
@@ -52,11 +52,11 @@ pub struct SourceAddresses {
     pub ips: Vec<IpAddr>,
 }
 
-/// A set of names that interfaces share: one for each namespace.
+/// The number of a name set. There is one for each namespace, shared by its interfaces.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NameSetId(pub u32);
 
-/// Which [`Command::Apply`] a result belongs to.
+/// The number of a [`Command::Apply`], which its result repeats.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BatchId(pub u64);
 
@@ -84,8 +84,8 @@ pub enum Input<'a> {
     Sb(SbUpdate),
     /// EgressFirewalls changed.
     Firewalls(FirewallUpdate),
-    /// This interface's veth is there; the programs are about to be attached to it, so that from
-    /// now on there may be frames of it.
+    /// The veth of this interface was found. The programs are about to be attached: from now on,
+    /// frames of it can come.
     Found {
         /// The `Interface` row.
         interface: RowId,
@@ -110,22 +110,22 @@ pub enum Input<'a> {
     SwitchUp,
     /// The OpenFlow connection is lost.
     SwitchDown,
-    /// The result of [`Command::Apply`]: the barrier was answered, or why not.
+    /// The result of [`Command::Apply`].
     Applied {
         /// Which batch.
         batch: BatchId,
-        /// When the barrier's reply was read.
+        /// `Ok` once the barrier's reply was read.
         result: Result<(), BatchError>,
     },
-    /// The result of [`Command::CountFlows`], or of the count of a [`Command::Apply`], which then
-    /// follows. There may be none.
+    /// The result of [`Command::CountFlows`], or of the count of a [`Command::Apply`]; in the
+    /// second case [`Input::Applied`] follows. There may be no result.
     Counted {
-        /// The batch behind whose changes they were counted, if there was one.
+        /// The batch behind whose changes the flows were counted, if there was one.
         batch: Option<BatchId>,
         /// One for each cookie.
         counts: Vec<CookieCount>,
     },
-    /// A flow that is counted was removed, and what it had counted went with it.
+    /// A counted flow was removed, and its counter with it.
     CountLost {
         /// Its cookie.
         cookie: u32,
@@ -151,21 +151,21 @@ pub enum Input<'a> {
         /// The cookie that it has.
         cookie: u64,
     },
-    /// A flow like that is gone.
+    /// Such a flow is gone.
     ForeignFlowGone {
         /// Which flow.
         key: FlowKey,
     },
     /// The DNS servers of the cluster, all of them.
     Resolvers(BTreeSet<Resolver>),
-    /// How long the switch takes to look at its megaflows after a change of flows.
+    /// How long a pass of the revalidators takes behind a change of flows.
     Revalidation(Duration),
-    /// The result of [`Command::FindDropping`]: the paths on which a megaflow drops; `None` where the
+    /// The result of [`Command::FindDropping`]: the paths on which a megaflow drops; `None` if the
     /// datapath could not be asked.
     Dropping(Option<Vec<Path>>),
-    /// How long after its last packet the switch keeps a megaflow at most.
+    /// The longest time for which the switch keeps a megaflow after its last packet.
     MegaflowsIdle(Duration),
-    /// The flow monitor left something out: flows may have been lost unseen.
+    /// The flow monitor left out changes: flows may have been lost unseen.
     MonitorGap,
     /// The switch refused a question, which gets no other answer.
     QuestionRefused,
@@ -186,8 +186,8 @@ pub enum Input<'a> {
     },
     /// The result of [`Command::FindCookies`]: the flows found, each once.
     CookiesFound(Vec<FoundFlow>),
-    /// The result of [`Command::FindBlocked`]: some of the connections that OVN has blocked. Where
-    /// they could not be read, there are none.
+    /// The result of [`Command::FindBlocked`]: some of the connections that OVN has blocked; none
+    /// if they could not be read.
     Blocked {
         /// Some of them, in the pods' conntrack zones.
         connections: Vec<BlockedConnection>,
@@ -198,19 +198,20 @@ pub enum Input<'a> {
     Unblocked {
         /// How many were unblocked.
         unblocked: usize,
-        /// How many could not be. Connections that have ended meanwhile are in neither number.
+        /// The number of those that could not be unblocked. Ended connections are in neither
+        /// number.
         failed: usize,
     },
 }
 
-/// What the flows of OVN's with one cookie have come to.
+/// The counters of OVN's flows with one cookie.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CookieCount {
     /// Their cookie: the first 32 bits of the logical flow's row id.
     pub cookie: u32,
     /// How many they are.
     pub flows: u32,
-    /// How many packets they have matched together.
+    /// The packets that all of them have matched.
     pub packets: u64,
 }
 
@@ -281,7 +282,7 @@ pub enum Command {
     /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again that it returns `true`
     /// for.
     ReplayAnswers,
-    /// Put a frame back onto its veth that was taken off.
+    /// Release a held frame: put it back onto its veth.
     Release(HeldFrame),
     /// Change flows, then answer with [`Input::Applied`].
     Apply {
@@ -291,12 +292,12 @@ pub enum Command {
         atomic: bool,
         /// The changes, in their order.
         changes: Vec<FlowChange>,
-        /// The cookies to count the flows of, in every table, behind the changes: only where they
-        /// are made one by one.
+        /// The cookies whose flows are counted, in every table, behind the changes. Not with
+        /// `atomic`.
         count: Vec<u32>,
     },
     /// Count the flows with these cookies in every table; answer with [`Input::Counted`]. From now
-    /// on, tell when one of them is removed ([`Input::CountLost`]).
+    /// on, report when one of the flows is removed ([`Input::CountLost`]).
     CountFlows(Vec<u32>),
     /// Look in the switch's datapath for megaflows that drop packets on these paths; answer with
     /// [`Input::Dropping`].

@@ -112,7 +112,7 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
 /// once, after a restart without a snapshot; the next comparison takes the rest.
 pub const UNKNOWN_MAX: usize = 1 << 17;
-/// Lost flows are put back in batches of about so many …
+/// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
 /// … of which so many are under way: the switch has always something to do, and what an answer opens
 /// never waits behind more.

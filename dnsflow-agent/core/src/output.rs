@@ -1,4 +1,4 @@
-//! What the owners of the engine's state give out during a turn, in order.
+//! The output of the owners of the engine's state during a turn, in order.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::{
 /// Commands, reports and counters of all owners.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// What is to be done, in this order.
+    /// The commands, in the order in which they are to be carried out.
     pub(crate) commands: Vec<Command>,
     /// What is to be told.
     pub(crate) reports: Vec<Report>,
@@ -30,7 +30,7 @@ impl Output {
         self.commands.push(command);
     }
 
-    /// Counts and tells what became of connections that were to be unblocked.
+    /// Counts and reports the results of unblocking connections.
     pub(crate) fn unblocked(&mut self, unblocked: usize, failed: usize) {
         self.counters.connections_unblocked += unblocked as u64;
         self.counters.connections_left_blocked += failed as u64;

@@ -1,8 +1,9 @@
 //! Finds the OpenFlow table at which a logical pipeline begins.
 //!
-//! The base differs between OVN releases, even point releases, and is written down nowhere. But a
-//! logical flow's OpenFlow flows carry the first 32 bits of its row id as cookie
-//! (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`), so that finding a few of them tells it.
+//! The first table differs between OVN releases, even point releases, and no database has it. The
+//! OpenFlow flows of a logical flow carry the first 32 bits of its row id as cookie
+//! (`ofctrl_add_flow` in OVN's `controller/ofctrl.c`). A few such flows therefore show the first
+//! table.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -61,8 +62,8 @@ impl Locator {
         self.base
     }
 
-    /// Starts looking through the logical flows of stage `table_id`, unless the base is known or
-    /// a question is open.
+    /// Begins to sample the logical flows of stage `table_id`, unless the base is known or a
+    /// question is open.
     pub fn locate(&mut self, table_id: u8) -> Option<Question> {
         if self.base.is_some() || self.state != State::Idle {
             return None;
@@ -74,8 +75,8 @@ impl Locator {
         })
     }
 
-    /// Looks the sample's cookies up again: the switch has new flows. The base stays in force
-    /// until the answer says otherwise.
+    /// Looks up the sample's cookies again, because the switch has new flows. The base stays in
+    /// force until the answer differs.
     pub fn verify(&mut self) -> Option<Question> {
         if self.sample.is_empty() {
             return None;
@@ -84,7 +85,7 @@ impl Locator {
         Some(Question::Cookies(self.sample.keys().copied().collect()))
     }
 
-    /// Forgets open questions: whoever was asked is gone.
+    /// Forgets open questions: their connection is gone.
     pub fn interrupted(&mut self) {
         self.state = State::Idle;
     }
@@ -111,13 +112,13 @@ impl Locator {
                 *votes.entry(base).or_default() += 1;
             }
         }
-        // Another flow's row id may begin with the same 32 bits: the most frequent base wins.
+        // Two row ids can begin with the same 32 bits: the most frequent base counts.
         match votes.into_iter().max_by_key(|&(_, count)| count) {
             Some((base, _)) => {
                 self.state = State::Idle;
                 self.base.replace(base) != Some(base)
             }
-            // ovn-controller has not installed them (again) yet. A base once known stays.
+            // ovn-controller has not installed the flows yet, or not again. A known base stays.
             None => {
                 if self.state == State::Asked {
                     self.state = State::RetryAt(now + RETRY);

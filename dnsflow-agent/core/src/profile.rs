@@ -1,9 +1,9 @@
-//! Rules enforced where an option says: for bridges without OVN's ACLs.
+//! The rules on a bridge without OVN's ACLs: an option says how they are enforced.
 //!
 //! The option gives one flow in the syntax of `ovs-ofctl(8)`: table, the priority of rule 0 (each
-//! further rule is one lower), register tests that every flow gets, and the actions of a rule that
-//! allows. A rule that denies drops. A pod is told by its OpenFlow port, its namespace by what stands
-//! before the first underscore of its `iface-id`.
+//! further rule is one lower), register tests of every flow, and the actions of a rule that allows.
+//! A rule that denies drops. Flows match a pod by its OpenFlow port. The pod's namespace is the
+//! part of its `iface-id` before the first underscore.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -23,7 +23,7 @@ pub struct StaticProfile {
     table: u8,
     priority: u16,
     registers: BTreeMap<u8, Masked>,
-    /// What a rule that allows does.
+    /// The actions of a rule that allows.
     steps: Vec<Step>,
 }
 
@@ -126,7 +126,8 @@ impl StaticProfile {
         row.iface_id.split_once('_').map(|(namespace, _)| namespace)
     }
 
-    /// The rules of a firewall at their places. Their only port group is named like the namespace.
+    /// The rules of a firewall with their priorities. Their only port group has the name of the
+    /// namespace.
     pub fn rules(&self, namespace: &str, firewall: &Firewall, subdomains: bool) -> NamespaceRules {
         let mut result = NamespaceRules::default();
         result.problems.extend(caveats(firewall));

@@ -17,9 +17,9 @@ pub trait OfInterface {
 /// The limits of a [`Recent`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many entries there are at most.
+    /// At most this many entries.
     pub entries: usize,
-    /// How many of them one interface can have.
+    /// At most this many entries of one interface.
     pub per_interface: usize,
     /// How many bytes all entries hold together.
     pub bytes: usize,

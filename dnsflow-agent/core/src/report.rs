@@ -1,4 +1,4 @@
-//! What the core has to say to people: each report becomes one log event.
+//! Reports to people: each one becomes one log event.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +16,9 @@ use super::{name::DomainName, resolver::Resolver};
 pub enum Severity {
     /// The usual short wait for OVN.
     Waiting,
-    /// It is not in force, or not as written.
+    /// The rule is not in force, or not as written.
     NotInForce,
-    /// It is in force, but does less than people may think.
+    /// The rule is in force, but does less than people may expect.
     Caveat,
 }
 
@@ -114,8 +114,7 @@ pub enum Report {
         flows: usize,
         /// From the packet's capture in the kernel to the answered barrier.
         activation: Duration,
-        /// Whether the answers that waited for it had to wait for the switch's megaflows too: the label
-        /// of the counter.
+        /// Whether the answers had to wait for revalidation as well: the label of the counter.
         revalidation_wait: &'static str,
     },
     /// Nothing that a pod is told at this port counts.
@@ -127,18 +126,19 @@ pub enum Report {
     },
     /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
     ClusterNetworks {
-        /// Neighbouring ones joined.
+        /// The networks; neighbouring ones are joined.
         networks: Vec<IpNet>,
-        /// How many there were no room for.
+        /// The number of networks without room.
         left_out: usize,
     },
-    /// Someone else has a flow in the place of one of ours, which is left out as long as that is so.
+    /// Someone else has a flow with the key of one of ours. Our flow is left out while the other
+    /// one is there.
     ForeignFlow {
         /// The OpenFlow table.
         table: u8,
         /// The priority.
         priority: u16,
-        /// The cookie of the other's flow.
+        /// The cookie of the foreign flow.
         cookie: u64,
     },
     /// An answer named an address that is never opened.
@@ -149,12 +149,12 @@ pub enum Report {
         name: DomainName,
         /// The address.
         address: IpAddr,
-        /// Why not: the label of the counter.
+        /// The reason: the label of the counter.
         reason: &'static str,
     },
     /// These DNS servers are trusted from now on.
     Trusting(BTreeSet<Resolver>),
-    /// Flows of ours that had vanished were put back.
+    /// Lost flows of ours were restored.
     Restored {
         /// How many.
         flows: usize,
@@ -166,13 +166,13 @@ pub enum Report {
         /// How many could not be unblocked.
         failed: usize,
     },
-    /// The switch was found to differ from what it should hold, and was corrected.
+    /// A comparison has found differences in the switch, and has corrected them.
     Resynced {
         /// Flows that were missing.
         added: usize,
         /// Flows of ours that should not have been there.
         removed: usize,
-        /// Flows of an earlier run that stay.
+        /// Flows of an earlier run that were adopted.
         adopted: usize,
     },
     /// The switch refused flows.
@@ -180,13 +180,13 @@ pub enum Report {
         /// Why.
         reason: String,
     },
-    /// What is wrong with an EgressFirewall has changed.
+    /// The problems of an EgressFirewall have changed.
     Problems {
         /// Its namespace.
         namespace: String,
-        /// By rule index: what is wrong, and what it means for the rule.
+        /// By rule index: the problem, and what the problem means for the rule.
         problems: BTreeMap<u32, (String, Severity)>,
-        /// Those of them that were not told before, also not of another index.
+        /// The rules whose problem was not reported before, also not for another index.
         news: BTreeSet<u32>,
     },
     /// A pod was told more than a limit allows: an address that was open is closed, or a new one not

@@ -9,12 +9,12 @@ use std::{
 /// The port that DNS servers listen on (RFC 1035, section 4.2).
 const DNS_PORT: u16 = 53;
 
-/// Address and port of a DNS server, as pods know it: from where, as they see it, answers come.
+/// Address and port of a DNS server as pods see them: the source of its answers.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Resolver {
     /// The address.
     pub address: IpAddr,
-    /// The port, of UDP and TCP alike.
+    /// The port, the same for UDP and TCP.
     pub port: u16,
 }
 

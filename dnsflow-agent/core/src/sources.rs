@@ -1,9 +1,9 @@
-//! Which sources have been read completely, and whether the node is therefore ready.
+//! Which sources have been read completely, and whether the node is ready.
 
 /// The sources that decisions need.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// Rules are enforced where the options say: OVN's databases are not needed.
+    /// Whether an option says how rules are enforced: OVN's databases are then not needed.
     without_ovn: bool,
     interfaces: bool,
     nb: bool,
@@ -13,7 +13,7 @@ pub(crate) struct Sources {
     ready: bool,
 }
 
-/// A source whose first update names everything that there is.
+/// A source whose first update has all its objects.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Source {
     Interfaces,
@@ -36,7 +36,7 @@ impl Sources {
         }
     }
 
-    /// An update of a source was read; `is_all` where it names everything.
+    /// An update of a source was read; `is_all` if the update has all objects.
     pub(crate) fn read(&mut self, source: Source, is_all: bool) {
         let read = match source {
             Source::Interfaces => &mut self.interfaces,
@@ -68,8 +68,8 @@ impl Sources {
         self.ready = false;
     }
 
-    /// Makes the node ready where every source has been read, and the rest is as far, too. Returns
-    /// whether that is news.
+    /// Makes the node ready if every source has been read, and the `rest` is ready as well. Returns
+    /// whether the node was not ready before.
     pub(crate) fn become_ready(&mut self, rest: bool) -> bool {
         let is_news = !self.ready && self.are_read() && rest;
         self.ready |= is_news;

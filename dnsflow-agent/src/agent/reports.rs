@@ -97,7 +97,7 @@ pub(super) fn tell(report: Report) {
             let resolvers = list(&resolvers);
             info!(resolvers, "believing the answers of these DNS servers");
         }
-        Report::Restored { flows } => info!(flows, "flows that had vanished were put back"),
+        Report::Restored { flows } => info!(flows, "flows that had vanished were restored"),
         Report::Unblocked {
             connections,
             failed: 0,

@@ -14,7 +14,7 @@ use dnsflow_tests::process::run;
 use super::source::Source;
 use crate::{ebpf, ebpf_sources, interrupt, paths};
 
-/// What a program is compiled for.
+/// The target of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Target {
     /// As rustc calls it.
@@ -54,7 +54,7 @@ impl Target {
 /// A program that was built.
 #[derive(Clone, Debug)]
 pub(super) struct Built {
-    /// What goes into the image.
+    /// The program for the image.
     pub(super) program: PathBuf,
     /// Line tables and symbols, for debuggers.
     pub(super) debug: PathBuf,

@@ -1,4 +1,4 @@
-//! What an image is made of, for people who find it: version, commit and the commit's time.
+//! The source of an image: version, commit and the commit's time.
 
 use std::{env, path::Path, process::Command};
 
@@ -23,7 +23,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// What is checked out in this directory.
+    /// The source in this directory.
     pub(super) fn of(workspace: &Path) -> Result<Self> {
         let commit = match env::var(COMMIT) {
             Ok(commit) if !commit.is_empty() => Some(commit),

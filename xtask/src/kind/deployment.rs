@@ -175,7 +175,7 @@ impl Deployment {
         shown(self.access.kubectl(&status).arg(ROLLOUT))
     }
 
-    /// What its work has printed on every node.
+    /// The output of the work on every node.
     pub(super) fn printed(&self, work: Work) -> Result<String> {
         let label = format!("app.kubernetes.io/name={}", work.daemon_set());
         let mut logs = self.access.kubectl(&["--namespace", NAMESPACE, "logs"]);
@@ -190,8 +190,7 @@ impl Deployment {
         shown(&mut self.access.kubectl(&delete))
     }
 
-    /// Takes everything away, the flows of agents that may be there among it. A signal does not
-    /// keep it from that.
+    /// Removes everything, also the flows of agents, and also after a signal.
     pub(super) fn remove(&self) -> Result<()> {
         let mut failed = Vec::new();
         let cleanup = self.kustomization(Work::Cleanup)?;

@@ -44,7 +44,7 @@ const WITH_WILDCARD: Scene = Scene {
     shows: "a wildcard allows a sub-domain",
 };
 
-/// What is done in one step, and what was seen.
+/// One step: runs, and returns what was seen.
 type Play<'a> = fn(&Story<'a>) -> Result<Vec<String>>;
 
 /// The addresses of the web servers.
@@ -187,7 +187,7 @@ impl<'a> Story<'a> {
         Ok(())
     }
 
-    /// Takes away what [`Self::begin`] put there. A signal does not keep it from that.
+    /// Removes what [`Self::begin`] made, also after a signal.
     pub(super) fn remove(access: &Access) -> Result<()> {
         let mut delete = access.kubectl(&["delete", "namespace", "--ignore-not-found"]);
         delete
@@ -198,7 +198,7 @@ impl<'a> Story<'a> {
         Ok(())
     }
 
-    /// What is shown, in this order.
+    /// The steps, in their order.
     pub(super) fn steps(&self) -> Vec<(&'static str, Play<'a>)> {
         let mut steps: Vec<(&str, Play<'a>)> = vec![
             ("without dnsflow", Self::without_dnsflow),
@@ -353,7 +353,7 @@ impl<'a> Story<'a> {
         Ok(seen)
     }
 
-    /// Every agent is replaced, one after the other; at no moment is closed what was open.
+    /// Replaces every agent, one after the other. Open addresses stay open at every moment.
     fn update(&self) -> Result<Vec<String>> {
         let access = self.setting.access;
         let restart = ["--namespace", "dnsflow", "rollout", "restart", DAEMON_SET];

@@ -1,4 +1,4 @@
-//! What the kind environment takes, and whether it is here.
+//! The programs that the kind environment needs, and whether they are present.
 
 use std::process::{Command, Stdio};
 
@@ -55,7 +55,7 @@ pub(super) fn check() -> Result<(), Unavailable> {
     )))
 }
 
-/// An error without kubectl, which is all that a cluster that is there takes.
+/// An error without kubectl, the only program that an existing cluster needs.
 pub(super) fn check_kubectl() -> Result<(), Unavailable> {
     if works("kubectl", "version --client") {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What runs inside: a script that sees this machine's files, and the jobs in it.
+//! The part inside the machine: a script that sees this machine's files, and its jobs.
 
 use std::{
     path::{Path, PathBuf},

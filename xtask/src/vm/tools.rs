@@ -38,7 +38,7 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Fetches what is not there yet.
+    /// Fetches the missing tools.
     pub(super) fn ensure(say: &dyn Fn(&str)) -> Result<Self> {
         let root = Root::ensure(&root_directory("vm-tools")?, PACKAGES, say)?;
         let tools = Self {

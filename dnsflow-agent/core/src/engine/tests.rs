@@ -1869,7 +1869,7 @@ fn a_flow_of_someone_else_is_left_alone() {
     node.log.clear();
     node.pass(COMPARE_INTERVAL * 2);
     node.answer("p1", "example.com", &[ADDRESS], 300);
-    assert_eq!(node.batches(), [], "neither put back nor overwritten");
+    assert_eq!(node.batches(), [], "neither restored nor overwritten");
     node.give(Input::ForeignFlowGone { key: key.clone() });
     node.pass(COMPARE_INTERVAL);
     assert!(node.switch.contains_key(&key), "{packets} packets before");

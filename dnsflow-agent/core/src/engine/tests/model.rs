@@ -213,7 +213,7 @@ const RARE: [&str; 11] = [
     "answers were looked at again",
     "a rule moved with flows in place",
     "a place beyond the rules served",
-    "flows were wiped and put back",
+    "flows were wiped and restored",
     "an expired address was closed",
     "an address in use outlived its TTL",
     "a pod was recreated with addresses open",
@@ -302,7 +302,7 @@ fn run(steps: Vec<Step>) {
                 }
                 node.pass(Duration::from_millis(30));
                 if !before.is_empty() {
-                    reached("flows were wiped and put back");
+                    reached("flows were wiped and restored");
                 }
             }
             Step::Reconnect => {

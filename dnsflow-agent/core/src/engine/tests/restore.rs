@@ -1,4 +1,4 @@
-//! Flows that someone else has removed: how they are put back.
+//! Flows that someone else has removed: how they are restored.
 
 use super::*;
 use crate::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
@@ -60,7 +60,7 @@ fn an_answer_waits_for_a_flow_that_is_lost() {
     node.switch_answers = false;
     let bytes = node.held_answer("n5.example.com", &[[198, 18, 0, 5]]);
     let [batch] = node.batches_open()[..] else {
-        panic!("it is put back before all others");
+        panic!("it is restored before all others");
     };
     assert_eq!(node.released(), []);
     node.reply(batch, Ok(()));
@@ -71,7 +71,7 @@ fn an_answer_waits_for_a_flow_that_is_lost() {
 #[test]
 fn what_the_next_comparison_does_not_find_is_restored() {
     let mut node = wiped(2);
-    // Whoever wiped it also cut the connection, and nothing was put back before.
+    // Whoever wiped it also cut the connection, and nothing was restored before.
     node.give(Input::SwitchDown);
     node.give(Input::SwitchUp);
     assert_eq!(node.switch.len(), 2);
