@@ -4,9 +4,9 @@
 #![no_main]
 
 use dnsflow_common::{
-    key::{FragmentKey, PendingKey, ResolverKey},
+    key::{FragmentKey, PENDING_PER_INTERFACE, Query, ResolverKey, SourceKey},
     question::{Buffer, NameHash, Names, question},
-    walk::{DNS_LEN, IpHeader, Packet, Ports, Reader, from_server, to_server},
+    walk::{DNS_LEN, IpHeader, Packet, Ports, Reader, Segment, Sent, from_server, to_server},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -61,8 +61,20 @@ fn read_question(frame: &[u8], payload: u32, payload_len: u32) {
 fn keys(frame: &[u8], ip: IpHeader) {
     assert!(ip.addresses(&frame).is_some());
     assert!(ResolverKey::source(&frame, ip, 53).is_some());
-    assert!(PendingKey::answer(&frame, 1, ip, (53, 1), 1).is_some());
+    assert!(ResolverKey::destination(&frame, ip, 53).is_some());
+    assert!(SourceKey::source(&frame, 1, ip).is_some());
+    assert!(SourceKey::destination(&frame, 1, ip).is_some());
+    let sent = Query::sent(&frame, ip, (1, 53), 1);
+    assert!(sent.is_some_and(|query| query.set() < PENDING_PER_INTERFACE));
+    assert!(Query::answered(&frame, ip, (53, 1), 1).is_some());
     assert!(FragmentKey::new(&frame, 1, ip, 1).is_some());
+}
+
+fn segment(frame: &[u8], found: Segment) {
+    assert!(found.ip.l3 < found.l4 && found.l4 < found.payload);
+    assert!(found.payload as usize <= frame.len());
+    keys(frame, found.ip);
+    let _ = found.payload_of(frame);
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -83,11 +95,7 @@ fuzz_target!(|data: &[u8]| {
             read_question(frame, found.payload, found.payload_len);
             let _ = found.payload_of(frame);
         }
-        Ok(Packet::TcpSegment(found)) => {
-            assert!(found.ip.l3 < found.l4 && found.l4 < found.payload && found.payload <= len);
-            keys(frame, found.ip);
-            let _ = found.payload_of(frame);
-        }
+        Ok(Packet::TcpSegment(found)) => segment(frame, found),
         Ok(Packet::Fragment(found)) => {
             assert!(found.ip.l3 < found.payload && found.payload <= len);
             assert_eq!(found.first.is_some(), found.offset == 0);
@@ -104,8 +112,14 @@ fuzz_target!(|data: &[u8]| {
 
     let query = to_server(&frame, &Ports::DNS);
     assert_eq!(to_server(&split, &Ports::DNS), query);
-    if let Ok(found) = query {
-        keys(frame, found.ip);
-        read_question(frame, found.payload, found.payload_len);
+    match query {
+        Ok(Sent::UdpQuery(found)) => {
+            assert!(found.ip.l3 < found.l4 && found.l4 < found.payload);
+            assert!(found.payload + DNS_LEN <= len && found.payload_len >= DNS_LEN);
+            keys(frame, found.ip);
+            read_question(frame, found.payload, found.payload_len);
+        }
+        Ok(Sent::TcpSegment(found)) => segment(frame, found),
+        Err(_) => {}
     }
 });

@@ -3,7 +3,7 @@
 #![no_main]
 
 use dnsflow_common::record::{
-    Deferred, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, Record, RecordHeader,
+    Deferred, KIND_ANSWER, KIND_HELD, KIND_SENT, MAX_CAPTURE, Record, RecordHeader,
 };
 use libfuzzer_sys::fuzz_target;
 use zerocopy::{FromBytes as _, IntoBytes as _};
@@ -13,10 +13,10 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(record.frame.len(), data.len() - size_of::<RecordHeader>());
         assert!(record.frame.len() <= MAX_CAPTURE);
         assert!(record.header.frame_len as usize >= record.frame.len());
-        assert!(matches!(record.header.kind, KIND_ANSWER | KIND_HELD));
+        assert!(matches!(record.header.kind, KIND_ANSWER | KIND_HELD | KIND_SENT));
         // What the pod has not got must be there as a whole.
         let is_whole = record.header.frame_len as usize == record.frame.len();
-        assert!(is_whole || record.header.kind == KIND_ANSWER);
+        assert!(is_whole || record.header.kind != KIND_HELD);
     }
     // Whatever it says of itself, with the lengths that it has it is a record.
     if let Ok((mut header, frame)) = RecordHeader::read_from_prefix(data)
