@@ -340,18 +340,23 @@ impl Node {
             )],
             logical_flows: vec![],
         }));
+        node
+    }
+
+    /// The kernel had deferred the answers, and keeps those that no rule mentions.
+    fn replay(&mut self) {
         for (name, address) in TOLD {
             let bytes = FrameBuilder::to_pod(Answer::new(name, &[address.into()]).build()).build();
-            node.give(Input::Frame(Frame {
+            let frame = Frame {
                 ifindex: 7,
-                captured_at: node.now,
+                captured_at: self.now,
                 bytes: &bytes,
                 from_pod: false,
                 held: false,
                 gso_size: 0,
-            }));
+            };
+            self.engine.replay(frame, self.now);
         }
-        node
     }
 
     fn give(&mut self, input: Input<'_>) {
@@ -414,12 +419,15 @@ impl Node {
                         more: false,
                     }),
                     Command::FindDropping(_) => Some(Input::Dropping(None)),
+                    Command::ReplayAnswers => {
+                        self.replay();
+                        None
+                    }
                     Command::TrustResolvers(_)
                     | Command::Unblock(_)
                     | Command::FilterNames { .. }
                     | Command::FilterInterface { .. }
                     | Command::ForgetNames { .. }
-                    | Command::ReplayAnswers
                     | Command::Release(_)
                     | Command::CountFlows(_)
                     | Command::Detach { .. }
