@@ -12,7 +12,7 @@ use dnsflow_core::{
     engine::Scope,
     limits::CacheLimits,
     profile::StaticProfile,
-    refused::{DeniedNetwork, Refusals, TooManyNetworks, parse_network},
+    refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,
 };
 use ipnet::IpNet;
@@ -253,6 +253,15 @@ pub struct AgentOptions {
     )]
     pub deny_answers: Vec<DeniedNetwork>,
 
+    /// Judge an address behind this NAT64 prefix by the IPv4 address in it
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_NAT64_PREFIX",
+        value_delimiter = ','
+    )]
+    pub nat64_prefix: Vec<Nat64Prefix>,
+
     /// Open addresses in this network although they are refused otherwise
     #[arg(
         long,
@@ -337,7 +346,7 @@ pub enum OptionsError {
     #[error("--dns-port: {0} ports given, {PORTS_MAX} are possible")]
     TooManyPorts(usize),
     /// More networks than are looked at.
-    #[error("--cluster-networks, --deny-answers or --allow-answers: {0}")]
+    #[error("--cluster-networks, --deny-answers, --allow-answers or --nat64-prefix: {0}")]
     TooManyNetworks(#[from] TooManyNetworks),
 }
 
@@ -353,6 +362,7 @@ impl AgentOptions {
             &self.cluster_networks,
             &self.deny_answers,
             &self.allow_answers,
+            &self.nat64_prefix,
         )?)
     }
 }

@@ -339,6 +339,7 @@ impl Node {
                 }),
             )],
             logical_flows: vec![],
+            ..SbUpdate::default()
         }));
         node
     }

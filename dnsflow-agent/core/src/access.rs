@@ -21,6 +21,7 @@ use crate::{
     plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
     policy::{Mention, Policy},
     ports::{PortId, Ports},
+    refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     rules::RuleSet,
     switch::{Batch, Switch},
@@ -66,6 +67,7 @@ pub(crate) struct Access<'a> {
     pub(crate) cache: &'a mut Cache,
     pub(crate) plans: &'a mut Plans,
     pub(crate) budget: &'a mut FlowBudget,
+    pub(crate) refused: &'a mut RefusedAddresses,
 }
 
 /// What a pod was told by one answer.
@@ -159,7 +161,7 @@ impl Access<'_> {
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
             let plan = match facts {
-                Some(facts) if is_alone && entry.adopted.is_none() => of_name
+                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => of_name
                     [usize::from(address.is_ipv6())]
                 .get_or_insert_with(|| planner.for_rules(facts, *address, &matched))
                 .clone(),
@@ -249,10 +251,55 @@ impl Access<'_> {
         if let Some(address) = learned.replan {
             self.replan_entry(resolution.port, address, batch, now);
         }
+        if learned.is_news {
+            self.judge_address(resolution.port, resolution.address);
+        }
         if learned.read_counters_soon && switch.read_counters_soon(now) {
             self.cache.counter_reading_begins();
         }
         learned.is_news
+    }
+
+    /// Notes whether an entry's address is never opened; returns why not, if that is news.
+    fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Result<(), Refused>> {
+        let row = &self.ports.get(id)?.row;
+        let judged = self
+            .refused
+            .check(address, row, self.policy.namespace_of(row));
+        let entry = self.cache.entry_mut(id, address)?;
+        let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
+        (was_refused != judged.is_err()).then_some(judged)
+    }
+
+    /// What is never opened has changed: closes what is open, and opens what was refused.
+    pub(crate) fn rejudge(
+        &mut self,
+        rejudged: &Rejudged,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if *rejudged == Rejudged::Nothing {
+            return;
+        }
+        for (id, port) in self.ports.iter() {
+            for address in self.cache.addresses(id) {
+                if !rejudged.contains(address) {
+                    continue;
+                }
+                let judged = self.judge_address(id, address);
+                if let Some(Err(reason)) = judged {
+                    let entry = self.cache.entry(id, address);
+                    let name = entry.and_then(|entry| entry.names.keys().next().cloned());
+                    let whose = (id, port.row.iface_id.as_str());
+                    self.refused
+                        .refuse(whose, name.as_ref(), address, reason, now, out);
+                }
+                if judged.is_some() {
+                    self.replan_entry(id, address, batch, now);
+                }
+            }
+        }
     }
 
     /// A port is there: it knows what its pod was told in an earlier run, and what its namespace shares.
@@ -472,6 +519,9 @@ impl Access<'_> {
             adopted.term = term;
             touched.insert((port, address));
         }
+        for (port, address) in &touched {
+            self.judge_address(*port, *address);
+        }
         let mut adopted = 0;
         for (port, address) in touched {
             self.replan_entry(port, address, batch, now);
@@ -503,9 +553,18 @@ fn deny_names(entry: &mut Entry, sets: &[&RuleSet]) {
 /// The flows that names, rules and what was adopted come to. What was adopted and denies is kept for
 /// longer.
 fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mut Entry) -> Plan {
-    let mut plan = planner.for_names(facts, address, entry.names.keys());
+    let denies = |rule: &(usize, usize)| {
+        let (set, rule) = *rule;
+        facts.sets[set].rules()[rule].verdict == RuleAction::Deny
+    };
+    let names = entry.names.keys();
+    let matched = names.flat_map(|name| matched_rules(facts.sets, name));
+    let matched: MatchedRules = matched
+        .filter(|rule| !entry.is_refused || denies(rule))
+        .collect();
+    let mut plan = planner.for_rules(facts, address, &matched);
     if let Some(adopted) = &mut entry.adopted {
-        let ruled = planner.still_ruled(facts, address, &adopted.flows);
+        let ruled = planner.still_ruled(facts, address, &adopted.flows, entry.is_refused);
         if ruled.denies {
             adopted.term.deny();
         }

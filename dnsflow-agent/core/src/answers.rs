@@ -84,6 +84,11 @@ impl Answers {
         }
     }
 
+    /// The DNS servers that are trusted, once that was said.
+    pub(crate) fn trusted(&self) -> Option<&BTreeSet<Resolver>> {
+        self.trusted.as_ref()
+    }
+
     /// Forgets what frames of this interface have begun.
     pub(crate) fn forget_interface(&mut self, ifindex: u32) {
         self.tcp.forget_interface(ifindex);
@@ -172,6 +177,12 @@ impl Answers {
     /// What became of IP fragments.
     pub(crate) fn fragment_events(&self) -> &CounterVec<FragmentEvent> {
         self.fragments.events()
+    }
+
+    /// How many TCP connections and fragmented datagrams are followed.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [usize; 2] {
+        [self.tcp.len(), self.fragments.len()]
     }
 }
 

@@ -98,6 +98,8 @@ pub(crate) struct Entry {
     pub(crate) adopted: Option<Box<Adopted>>,
     /// What names and rules come to.
     pub(crate) installed: Installed,
+    /// Whether the address is never opened: then what denies it counts alone.
+    pub(crate) is_refused: bool,
     /// When the entry is looked at again, if it is.
     looked_at: Option<Timestamp>,
 }

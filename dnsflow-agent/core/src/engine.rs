@@ -34,7 +34,7 @@ use crate::{
     policy::{Mention, Policy},
     ports::{PortChange, PortId, Ports},
     profile::StaticProfile,
-    refused::{Refusals, Refused, RefusedAddresses},
+    refused::{Refusals, Refused, RefusedAddresses, Rejudged},
     report::Report,
     resolver::Resolver,
     revalidation::RevalidationEvent,
@@ -131,7 +131,7 @@ impl Engine {
             sources: Sources::new(profile.is_some()),
             ports: Ports::new(scope, profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            refused: RefusedAddresses::new(refusals),
+            refused: RefusedAddresses::new(refusals, &mut out),
             policy: Policy::new(subdomains, profile),
             cache: Cache::new(cache_limits),
             plans: Plans::default(),
@@ -179,9 +179,7 @@ impl Engine {
             Input::Nb(update) => {
                 self.sources.read(Source::Nb, update.reset);
                 let touched = self.policy.apply_nb(update);
-                if let Some(networks) = self.policy.take_changed_networks() {
-                    self.refused.learn_networks(networks, &mut self.out);
-                }
+                self.learn_networks(batch, now);
                 if let Some(networks) = self.policy.take_changed_primary_networks() {
                     self.ports.learn_primary_networks(networks, &mut self.out);
                 }
@@ -191,6 +189,7 @@ impl Engine {
             Input::Sb(update) => {
                 self.sources.read(Source::Sb, update.reset);
                 let touched = self.policy.apply_sb(update);
+                self.learn_networks(batch, now);
                 self.policy_touched(touched, batch, now);
             }
             Input::Firewalls(update) => {
@@ -262,7 +261,12 @@ impl Engine {
                 switch.foreign_flow(key, cookie, &mut access, out);
             }
             Input::ForeignFlowGone { key } => self.switch.foreign_flow_gone(&key, now),
-            Input::Resolvers(resolvers) => self.answers.trust(&resolvers, &mut self.out),
+            Input::Resolvers(resolvers) => {
+                self.answers.trust(&resolvers, &mut self.out);
+                let addresses = resolvers.iter().map(|resolver| resolver.address);
+                let rejudged = self.refused.learn_dns(addresses.collect(), &mut self.out);
+                self.rejudge(&rejudged, batch, now);
+            }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
             Input::MonitorGap => self.switch.monitor_gap(now),
@@ -462,13 +466,23 @@ impl Engine {
             self.out.counters.answers_unmentioned += 1;
             return Wait::Nothing;
         }
-        let whose = port.row.iface_id.clone();
-        let left_out = self.cut(told, &mut answer);
-        let Answer {
-            name, addresses, ..
-        } = &mut answer;
-        self.refused
-            .take_out(told, &whose, name, addresses, now, &mut self.out);
+        let is_denied = self
+            .policy
+            .sets(&port.row)
+            .iter()
+            .any(|set| set.denies(&answer.name));
+        let most = self.cache.addresses_per_answer_max(is_denied);
+        let left_out = answer.addresses.len().saturating_sub(most);
+        answer.addresses.truncate(most);
+        // What a rule denies is closed, wherever it leads.
+        if !is_denied {
+            let whose = (told, &port.row, self.policy.namespace_of(&port.row));
+            let Answer {
+                name, addresses, ..
+            } = &mut answer;
+            self.refused
+                .take_out(whose, name, addresses, now, &mut self.out);
+        }
         let recipients = self.ports.recipients(told, &self.policy);
         let mut batch = self.switch.begin_openings(now);
         let changes_before = batch.len();
@@ -528,17 +542,21 @@ impl Engine {
         wait
     }
 
-    /// Leaves of an answer as many addresses as are looked at; returns how many others there were.
-    fn cut(&self, told: PortId, answer: &mut Answer) -> usize {
-        let Some(port) = self.ports.get(told) else {
-            return 0;
-        };
-        let sets = self.policy.sets(&port.row);
-        let is_denied = sets.iter().any(|set| set.denies(&answer.name));
-        let most = self.cache.addresses_per_answer_max(is_denied);
-        let left_out = answer.addresses.len().saturating_sub(most);
-        answer.addresses.truncate(most);
-        left_out
+    /// Takes over what of OVN's rows leads into the cluster itself.
+    fn learn_networks(&mut self, batch: &mut Batch, now: Timestamp) {
+        if let Some(networks) = self.policy.take_changed_networks() {
+            let rejudged = self.refused.learn(networks, &mut self.out);
+            self.rejudge(&rejudged, batch, now);
+        }
+    }
+
+    /// What is never opened has changed.
+    fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch, now: Timestamp) {
+        let (mut access, _, out) = self.access();
+        access.rejudge(rejudged, batch, now, out);
+        if let Some(trusted) = self.answers.trusted() {
+            self.refused.look_at_resolvers(trusted, &mut self.out);
+        }
     }
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch, now: Timestamp) {
@@ -553,7 +571,7 @@ impl Engine {
                 access.cache.close(port, batch);
                 access.budget.forget(port);
                 out.forget(port);
-                self.refused.forget(port);
+                access.refused.forget(port);
                 self.filter.outdate();
                 if let Some(ifindex) = ifindex {
                     self.answers.forget_interface(ifindex);
@@ -652,6 +670,7 @@ impl Engine {
             cache,
             plans,
             budget,
+            refused,
             switch,
             out,
             ..
@@ -662,6 +681,7 @@ impl Engine {
             cache,
             plans,
             budget,
+            refused,
         };
         (access, switch, out)
     }

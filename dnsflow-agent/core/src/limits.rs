@@ -64,6 +64,9 @@ pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Names remembered on the node, for each address that each port was told. Beyond, the port that has
 /// most forgets one. A name with its entry takes 400 to 700 bytes, of which the name has 255 at most.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
+/// Networks of pods that are learned from OVN. Beyond, the smallest of user-defined networks are left out:
+/// each is a matter of its own pods alone.
+pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 /// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
 pub const REFUSALS_REPORTED_MAX: usize = 64;
 /// Limits of one pod that are remembered as told; with more, each is told again.

@@ -217,16 +217,20 @@ impl Planner {
     }
 
     /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
-    /// whatever the name.
+    /// whatever the name. With `denials_only`, those of rules that deny.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         found: &BTreeMap<FlowKey, Cookie>,
+        denials_only: bool,
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
+                if denials_only && rule.verdict != RuleAction::Deny {
+                    continue;
+                }
                 let templates = self.templates_of(facts, at, place, to.is_ipv6());
                 let stand = templates.iter().filter(|template| {
                     let key = template.key(to);

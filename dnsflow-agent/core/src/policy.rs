@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use ipnet::IpNet;
-
 use crate::{
     Command, Timestamp,
     blocked::BlockedConnection,
@@ -20,7 +18,7 @@ use crate::{
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
         template::{ActionTemplate, ActionText, CachedActions},
-        view::{OvnView, Touched, TunnelKeys},
+        view::{ClusterNetworks, OvnView, Touched, TunnelKeys},
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, PortMatch},
@@ -131,8 +129,8 @@ impl Policy {
         self.ovn.apply_sb(update)
     }
 
-    /// The networks of the cluster as OVN knows them, if they are others than when last asked.
-    pub(crate) fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+    /// What leads into the cluster itself, if that may be another than when last asked.
+    pub(crate) fn take_changed_networks(&mut self) -> Option<ClusterNetworks> {
         self.ovn.take_changed_networks()
     }
 

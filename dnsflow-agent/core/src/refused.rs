@@ -6,7 +6,7 @@
 //! plain, IPv4-mapped, behind a NAT64 or a 6to4 relay.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
     time::Duration,
@@ -17,11 +17,16 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{
     Timestamp,
     counter_vec::{CounterVec, Label as _, labels},
-    limits::REFUSALS_REPORTED_MAX,
+    limits::{CLUSTER_NETWORKS_MAX, REFUSALS_REPORTED_MAX},
     name::DomainName,
     output::Output,
+    ovn::{
+        rows::Interface,
+        view::{ClusterNetworks, Concerned},
+    },
     ports::PortId,
     report::Report,
+    resolver::Resolver,
 };
 
 labels! {
@@ -45,6 +50,10 @@ labels! {
         Reserved = "reserved",
         /// A network of the cluster itself.
         Cluster = "cluster",
+        /// The address of a Service of the cluster.
+        Service = "service",
+        /// An address of a node of the cluster: kubelet and API server listen there.
+        Node = "node",
         /// A private network, refused by option.
         Private = "private",
         /// A network that an option refuses.
@@ -79,19 +88,20 @@ pub const OVN_KUBERNETES_NETWORKS: &[IpNet] = &[
     v6([0xfd99, 0, 0, 0, 0, 0, 0, 0], 64),
 ];
 
-/// Where clouds serve metadata.
+/// Where clouds serve metadata, and what else is trusted for coming from within a machine.
 const METADATA: &[IpNet] = &[
     // Most of them: Amazon, Google, Azure, OpenStack.
     v4([169, 254, 169, 254], 32),
-    // Amazon's link-local services over IPv6, metadata at fd00:ec2::254 among them.
+    // Amazon's link-local services over IPv6, metadata at fd00:ec2::254 among them ("Configure the
+    // Instance Metadata Service options", Amazon EC2 User Guide).
     v6([0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0], 32),
-    // Google over IPv6, fd20:ce::254.
+    // Google over IPv6, fd20:ce::254 ("About VM metadata", Compute Engine documentation).
     v6([0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254], 128),
-    // Azure's "wire server".
+    // Azure's "wire server" ("What is IP address 168.63.129.16?", Azure Virtual Network documentation).
     v4([168, 63, 129, 16], 32),
-    // Alibaba.
+    // Alibaba ("View instance metadata", Elastic Compute Service documentation).
     v4([100, 100, 100, 200], 32),
-    // Oracle.
+    // Oracle, where classic instances have it ("Retrieving Instance Metadata", Compute Classic).
     v4([192, 0, 0, 192], 32),
 ];
 
@@ -104,8 +114,129 @@ const PRIVATE: &[IpNet] = &[
     v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
 ];
 
-/// The most networks in one list: each answer's addresses are compared with all of them.
+/// The most networks in one list of an option.
 pub const NETWORKS_MAX: usize = 256;
+
+/// Addresses that name no host elsewhere, as [`special`] refuses them.
+const SPECIAL: &[IpNet] = &[
+    v4([0, 0, 0, 0], 8),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([224, 0, 0, 0], 3),
+    v6([0, 0, 0, 0, 0, 0, 0, 0], 127),
+    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 9),
+    v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),
+];
+
+/// A prefix behind which a NAT64 of the network reaches IPv4 (RFC 6052, section 2.2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Nat64Prefix(Ipv6Net);
+
+/// Why a text is no NAT64 prefix.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{0}` is no NAT64 prefix; use IPv6 with a length of 32, 40, 48, 56, 64 or 96")]
+pub struct Nat64PrefixError(String);
+
+impl FromStr for Nat64Prefix {
+    type Err = Nat64PrefixError;
+
+    fn from_str(text: &str) -> Result<Self, Nat64PrefixError> {
+        let network = text.parse::<Ipv6Net>().ok();
+        network
+            .filter(|network| [32, 40, 48, 56, 64, 96].contains(&network.prefix_len()))
+            .map(|network| Self(network.trunc()))
+            .ok_or_else(|| Nat64PrefixError(text.to_owned()))
+    }
+}
+
+impl Nat64Prefix {
+    /// The IPv4 address that an address with this prefix stands for.
+    fn embedded(self, address: Ipv6Addr) -> Option<Ipv4Addr> {
+        // Bits 64 to 71 are left out (RFC 6052, section 2.2).
+        let place = match self.0.prefix_len() {
+            32 => [4, 5, 6, 7],
+            40 => [5, 6, 7, 9],
+            48 => [6, 7, 9, 10],
+            56 => [7, 9, 10, 11],
+            64 => [9, 10, 11, 12],
+            _ => [12, 13, 14, 15],
+        };
+        let octets = address.octets();
+        let is_in = self.0.contains(&address);
+        is_in.then(|| Ipv4Addr::from(place.map(|index| octets[index])))
+    }
+}
+
+/// Networks of which none overlaps another, in order.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Networks(Vec<IpNet>);
+
+impl Networks {
+    fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
+        let all: Vec<IpNet> = networks.into_iter().collect();
+        let mut networks = IpNet::aggregate(&all);
+        networks.sort_unstable_by_key(IpNet::network);
+        Self(networks)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let after = self
+            .0
+            .partition_point(|network| network.network() <= address);
+        let before = after.checked_sub(1).map(|at| self.0[at]);
+        before.is_some_and(|network| network.contains(&address))
+    }
+
+    fn overlaps(&self, other: &IpNet) -> bool {
+        self.0.iter().any(|network| overlap(network, other))
+    }
+}
+
+fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(&other.network()) || other.contains(&one.network())
+}
+
+/// Whose answer it is that has an address.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whose<'a> {
+    /// The user-defined network of the port.
+    pub network: Option<&'a str>,
+    /// The namespace whose rules hold for the port.
+    pub namespace: Option<&'a str>,
+}
+
+/// What was learned of the cluster.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Learned {
+    pods: BTreeMap<Concerned, Networks>,
+    services: BTreeMap<Concerned, BTreeSet<IpAddr>>,
+    nodes: BTreeSet<IpAddr>,
+    /// Where the DNS Services of the cluster are.
+    dns: BTreeSet<IpAddr>,
+}
+
+/// Which addresses may be judged otherwise than before.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Rejudged {
+    /// None.
+    Nothing,
+    /// These, in each of their forms.
+    Addresses(BTreeSet<IpAddr>),
+    /// All.
+    All,
+}
+
+impl Rejudged {
+    /// Whether it may be this one.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Nothing => false,
+            // An IPv6 address may be another form of an IPv4 address.
+            Self::Addresses(addresses) => address.is_ipv6() || addresses.contains(&address),
+            Self::All => true,
+        }
+    }
+}
 
 /// What `--deny-answers` names.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -151,22 +282,25 @@ pub struct TooManyNetworks(pub usize);
 /// The addresses that are never opened.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Refusals {
-    allowed: Vec<IpNet>,
-    denied: Vec<IpNet>,
+    allowed: Networks,
+    denied: Networks,
     private: bool,
-    cluster: Vec<IpNet>,
-    learned: Vec<IpNet>,
+    cluster: Networks,
+    nat64: Vec<Nat64Prefix>,
+    learned: Learned,
 }
 
 impl Refusals {
     /// Refuses what is always refused, the cluster's networks `cluster` beside
-    /// [`OVN_KUBERNETES_NETWORKS`], and `denied`; but never what is in `allowed`.
+    /// [`OVN_KUBERNETES_NETWORKS`], and `denied`; but never what is in `allowed`. An address behind one of
+    /// the prefixes `nat64` is judged by the IPv4 address in it.
     pub fn new(
         cluster: &[IpNet],
         denied: &[DeniedNetwork],
         allowed: &[IpNet],
+        nat64: &[Nat64Prefix],
     ) -> Result<Self, TooManyNetworks> {
-        for count in [cluster.len(), denied.len(), allowed.len()] {
+        for count in [cluster.len(), denied.len(), allowed.len(), nat64.len()] {
             if count > NETWORKS_MAX {
                 return Err(TooManyNetworks(count));
             }
@@ -176,62 +310,140 @@ impl Refusals {
             DeniedNetwork::Private => None,
         });
         Ok(Self {
-            allowed: allowed.to_vec(),
-            denied: networks.collect(),
+            allowed: Networks::new(allowed.iter().copied()),
+            denied: Networks::new(networks),
             private: denied.contains(&DeniedNetwork::Private),
-            cluster: [OVN_KUBERNETES_NETWORKS, cluster].concat(),
-            learned: Vec::new(),
+            cluster: Networks::new(OVN_KUBERNETES_NETWORKS.iter().chain(cluster).copied()),
+            nat64: nat64.to_vec(),
+            learned: Learned::default(),
         })
     }
 
-    /// Refuses these networks of the cluster, too, in place of those learned before. Returns
-    /// whether that changes anything.
-    pub fn learn(&mut self, networks: &[IpNet]) -> Result<bool, TooManyNetworks> {
-        if networks.len() > NETWORKS_MAX {
-            return Err(TooManyNetworks(networks.len()));
-        }
-        let changed = self.learned != networks;
-        self.learned = networks.to_vec();
-        Ok(changed)
+    /// Whether the address may be opened to a pod on the default network, or why not.
+    pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
+        self.check_for(address, Whose::default())
     }
 
-    /// Whether the address may be opened, or why not.
-    pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
+    /// Whether the address may be opened to a pod, or why not.
+    pub fn check_for(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
         if self.allows(address) {
             return Ok(());
         }
-        self.check_form(address)?;
+        self.check_form(address, whose)?;
         let IpAddr::V6(address) = address else {
             return Ok(());
         };
-        for inner in embedded(address).into_iter().map(IpAddr::V4) {
+        let by_option = self
+            .nat64
+            .iter()
+            .filter_map(|prefix| prefix.embedded(address));
+        for inner in embedded(address)
+            .into_iter()
+            .chain(by_option)
+            .map(IpAddr::V4)
+        {
             if !self.allows(inner) {
-                self.check_form(inner)?;
+                self.check_form(inner, whose)?;
             }
         }
         Ok(())
     }
 
     fn allows(&self, address: IpAddr) -> bool {
-        contain(&self.allowed, address)
+        self.allowed.contains(address)
+    }
+
+    /// What is allowed although it is refused otherwise: by network, the reasons.
+    fn overridden(&self) -> BTreeMap<IpNet, BTreeSet<&'static str>> {
+        let Learned {
+            pods,
+            services,
+            nodes,
+            dns,
+        } = &self.learned;
+        let reasons = |allowed: &IpNet| {
+            let any = |networks: &[IpNet]| networks.iter().any(|one| overlap(one, allowed));
+            let any_of = |addresses: &BTreeSet<IpAddr>| {
+                let mut addresses = addresses.range(allowed.network()..);
+                addresses
+                    .next()
+                    .is_some_and(|first| allowed.contains(first))
+            };
+            let is_pods = pods.values().any(|networks| networks.overlaps(allowed));
+            let is_service = services.values().any(any_of) || any_of(dns);
+            let found = [
+                (Refused::Denied, self.denied.overlaps(allowed)),
+                (Refused::Metadata, any(METADATA)),
+                (Refused::Cluster, self.cluster.overlaps(allowed) || is_pods),
+                (Refused::Service, is_service),
+                (Refused::Node, any_of(nodes)),
+                (Refused::Private, self.private && any(PRIVATE)),
+                (Refused::Reserved, any(SPECIAL)),
+            ];
+            let found = found.into_iter().filter(|(_, is_so)| *is_so);
+            found.map(|(reason, _)| reason.as_str()).collect()
+        };
+        let allowed = self.allowed.0.iter();
+        allowed
+            .map(|network| (*network, reasons(network)))
+            .collect()
     }
 
     /// Checks one form of an address.
-    fn check_form(&self, address: IpAddr) -> Result<(), Refused> {
-        if contain(&self.denied, address) {
+    fn check_form(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
+        if self.denied.contains(address) {
             return Err(Refused::Denied);
         }
         if contain(METADATA, address) {
             return Err(Refused::Metadata);
         }
-        if contain(&self.cluster, address) || contain(&self.learned, address) {
+        if self.cluster.contains(address) {
             return Err(Refused::Cluster);
+        }
+        let Learned {
+            pods,
+            services,
+            nodes,
+            dns,
+        } = &self.learned;
+        for concerned in whose.concerned() {
+            if pods
+                .get(&concerned)
+                .is_some_and(|pods| pods.contains(address))
+            {
+                return Err(Refused::Cluster);
+            }
+            if services
+                .get(&concerned)
+                .is_some_and(|services| services.contains(&address))
+            {
+                return Err(Refused::Service);
+            }
+        }
+        if dns.contains(&address) {
+            return Err(Refused::Service);
+        }
+        if nodes.contains(&address) {
+            return Err(Refused::Node);
         }
         special(address)?;
         if self.private && contain(PRIVATE, address) {
             return Err(Refused::Private);
         }
         Ok(())
+    }
+}
+
+impl Whose<'_> {
+    /// By what of the cluster the packets of the pod are concerned.
+    fn concerned(self) -> impl Iterator<Item = Concerned> {
+        let network = self.network.map(|name| Concerned::Network(name.to_owned()));
+        let namespace = self
+            .namespace
+            .map(|name| Concerned::Namespace(name.to_owned()));
+        [Some(Concerned::Everybody), network, namespace]
+            .into_iter()
+            .flatten()
     }
 }
 
@@ -242,56 +454,176 @@ pub(crate) struct RefusedAddresses {
     counts: CounterVec<Refused>,
     /// By port, what was reported, so that each is reported once in a while only.
     reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
+    /// What is allowed although it is refused otherwise, as it was reported.
+    overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
+    /// By the addresses of Services, the Services at each.
+    services: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// What covers a DNS server that is trusted, as it was reported.
+    covered: BTreeMap<Resolver, BTreeSet<String>>,
 }
 
 impl RefusedAddresses {
     /// Nothing was refused yet.
-    pub(crate) fn new(refusals: Refusals) -> Self {
-        Self {
+    pub(crate) fn new(refusals: Refusals, out: &mut Output) -> Self {
+        let mut refused = Self {
             refusals,
             counts: CounterVec::default(),
             reported: HashMap::new(),
+            overridden: BTreeMap::new(),
+            services: BTreeMap::new(),
+            covered: BTreeMap::new(),
+        };
+        refused.tell_overridden(out);
+        refused
+    }
+
+    /// Opens nothing of this, which OVN knows to be the cluster's own. Returns what may be judged
+    /// otherwise now.
+    pub(crate) fn learn(&mut self, networks: ClusterNetworks, out: &mut Output) -> Rejudged {
+        let ClusterNetworks {
+            pods,
+            services,
+            nodes,
+        } = networks;
+        let count = |pods: &BTreeMap<Concerned, BTreeSet<IpNet>>| -> usize {
+            pods.values().map(BTreeSet::len).sum()
+        };
+        let all = count(&pods);
+        let pods = limited(pods);
+        let left_out = all - count(&pods);
+        self.services.clear();
+        for (address, names) in services.values().flatten() {
+            let at_address = self.services.entry(*address).or_default();
+            at_address.extend(names.iter().cloned());
+        }
+        let pods = pods.into_iter();
+        let services = services.into_iter();
+        let learned = Learned {
+            pods: pods
+                .map(|(whose, nets)| (whose, Networks::new(nets)))
+                .collect(),
+            services: services
+                .map(|(whose, services)| (whose, services.into_keys().collect()))
+                .collect(),
+            nodes,
+            dns: self.refusals.learned.dns.clone(),
+        };
+        let everybody = |learned: &Learned| learned.pods.get(&Concerned::Everybody).cloned();
+        let known = everybody(&learned);
+        if known != everybody(&self.refusals.learned) {
+            out.report(Report::ClusterNetworks {
+                networks: known.unwrap_or_default().0,
+                left_out,
+            });
+        }
+        self.replace(learned, out)
+    }
+
+    /// Opens none of these, where the DNS Services of the cluster are. Returns what may be judged
+    /// otherwise now.
+    pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
+        let learned = Learned {
+            dns,
+            ..self.refusals.learned.clone()
+        };
+        self.replace(learned, out)
+    }
+
+    fn replace(&mut self, learned: Learned, out: &mut Output) -> Rejudged {
+        let before = std::mem::replace(&mut self.refusals.learned, learned);
+        self.tell_overridden(out);
+        let now = &self.refusals.learned;
+        if before == *now {
+            Rejudged::Nothing
+        } else if before.pods == now.pods {
+            let (before, now) = (addresses(&before), addresses(now));
+            Rejudged::Addresses(before.symmetric_difference(&now).copied().collect())
+        } else {
+            Rejudged::All
         }
     }
 
-    /// Opens no address of these networks, which OVN knows to be the cluster's own.
-    pub(crate) fn learn_networks(&mut self, mut networks: Vec<IpNet>, out: &mut Output) {
-        let left_out = networks.len().saturating_sub(NETWORKS_MAX);
-        // The largest first.
-        networks.sort_by_key(IpNet::prefix_len);
-        networks.truncate(NETWORKS_MAX);
-        networks.sort_unstable();
-        if let Ok(true) = self.refusals.learn(&networks) {
-            out.report(Report::ClusterNetworks { networks, left_out });
+    /// Says what `--allow-answers` opens, where that has changed.
+    fn tell_overridden(&mut self, out: &mut Output) {
+        let mut overridden = self.refusals.overridden();
+        overridden.retain(|_, reasons| !reasons.is_empty());
+        if self.overridden != overridden {
+            self.overridden.clone_from(&overridden);
+            out.report(Report::AllowedAnyway(overridden));
         }
     }
 
-    /// Takes the addresses out of an answer to `port` that are never opened. Each is counted, and
+    /// Says which of these DNS servers, which are trusted, somebody else may answer for.
+    pub(crate) fn look_at_resolvers(&mut self, resolvers: &BTreeSet<Resolver>, out: &mut Output) {
+        let mut covered = BTreeMap::new();
+        for resolver in resolvers {
+            let mut by = BTreeSet::new();
+            for (whose, networks) in &self.refusals.learned.pods {
+                if let Concerned::Network(name) = whose
+                    && networks.contains(resolver.address)
+                {
+                    by.insert(format!("the user-defined network {name}"));
+                }
+            }
+            let services = self.services.get(&resolver.address);
+            if let Some(services) = services.filter(|services| services.len() > 1) {
+                by.extend(
+                    services
+                        .iter()
+                        .map(|service| format!("the Service {service}")),
+                );
+            }
+            if !by.is_empty() {
+                if self.covered.get(resolver) != Some(&by) {
+                    out.report(Report::ResolverCovered {
+                        resolver: *resolver,
+                        by: by.clone(),
+                    });
+                }
+                covered.insert(*resolver, by);
+            }
+        }
+        self.covered = covered;
+    }
+
+    /// Whether an address is never opened to this port, and why.
+    pub(crate) fn check(
+        &self,
+        address: IpAddr,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> Result<(), Refused> {
+        let whose = Whose {
+            network: row.network.as_deref(),
+            namespace,
+        };
+        self.refusals.check_for(address, whose)
+    }
+
+    /// Takes the addresses out of an answer to a port that are never opened. Each is counted, and
     /// reported if that is news and the pod has not led to too many reports.
     pub(crate) fn take_out(
         &mut self,
-        id: PortId,
-        port: &str,
+        port: (PortId, &Interface, Option<&str>),
         name: &DomainName,
         addresses: &mut Vec<(IpAddr, Duration)>,
         now: Timestamp,
         out: &mut Output,
     ) {
-        addresses.retain(|(address, _)| match self.refusals.check(*address) {
+        let (id, row, namespace) = port;
+        addresses.retain(|(address, _)| match self.check(*address, row, namespace) {
             Ok(()) => true,
             Err(reason) => {
-                self.refuse(id, port, Some(name), *address, reason, now, out);
+                self.refuse((id, &row.iface_id), Some(name), *address, reason, now, out);
                 false
             }
         });
     }
 
     /// Counts and reports an address that is not opened.
-    #[expect(clippy::too_many_arguments, reason = "they are the report")]
-    fn refuse(
+    pub(crate) fn refuse(
         &mut self,
-        id: PortId,
-        port: &str,
+        (id, port): (PortId, &str),
         name: Option<&DomainName>,
         address: IpAddr,
         reason: Refused,
@@ -331,6 +663,31 @@ impl RefusedAddresses {
         let most = self.reported.values().map(BTreeSet::len).max();
         (self.reported.len(), most.unwrap_or_default())
     }
+}
+
+/// Networks within the limit: those of everybody first, then the largest.
+fn limited(pods: BTreeMap<Concerned, BTreeSet<IpNet>>) -> BTreeMap<Concerned, BTreeSet<IpNet>> {
+    let networks = pods.into_iter().flat_map(|(concerned, networks)| {
+        networks
+            .into_iter()
+            .map(move |network| (concerned.clone(), network))
+    });
+    let mut networks: Vec<_> = networks.collect();
+    // `Everybody` is the first in order.
+    networks.sort_by_key(|(whose, net)| (*whose != Concerned::Everybody, net.prefix_len()));
+    networks.truncate(CLUSTER_NETWORKS_MAX);
+    let mut limited: BTreeMap<Concerned, BTreeSet<IpNet>> = BTreeMap::new();
+    for (concerned, network) in networks {
+        limited.entry(concerned).or_default().insert(network);
+    }
+    limited
+}
+
+/// The addresses of Services and nodes.
+fn addresses(learned: &Learned) -> BTreeSet<IpAddr> {
+    let services = learned.services.values().flatten();
+    let others = learned.nodes.iter().chain(&learned.dns);
+    services.chain(others).copied().collect()
 }
 
 fn contain(networks: &[IpNet], address: IpAddr) -> bool {

@@ -131,6 +131,16 @@ pub enum Report {
         /// The number of networks without room.
         left_out: usize,
     },
+    /// Addresses in these networks may be opened because an option allows them, although they are refused
+    /// otherwise: the labels of the counters.
+    AllowedAnyway(BTreeMap<IpNet, BTreeSet<&'static str>>),
+    /// Others than a DNS server that is trusted may answer at its address.
+    ResolverCovered {
+        /// The DNS server.
+        resolver: Resolver,
+        /// Who.
+        by: BTreeSet<String>,
+    },
     /// Someone else has a flow with the key of one of ours. Our flow is left out while the other
     /// one is there.
     ForeignFlow {

@@ -167,6 +167,16 @@ impl Switch {
         }
     }
 
+    /// How many batches are unanswered, and how many flows of others are remembered.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [usize; 3] {
+        [
+            self.pending.len(),
+            self.lost.entries.len(),
+            self.foreign.len(),
+        ]
+    }
+
     // What others ask.
 
     /// Whether there is a connection.

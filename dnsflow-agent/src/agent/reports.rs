@@ -74,6 +74,21 @@ pub(super) fn tell(report: Report) {
                 );
             }
         }
+        Report::AllowedAnyway(networks) if networks.is_empty() => {
+            info!("--allow-answers opens nothing that is refused otherwise");
+        }
+        Report::AllowedAnyway(networks) => {
+            for (network, reasons) in networks {
+                let reasons = list(reasons);
+                warn!(%network, reasons, "--allow-answers opens what is refused otherwise");
+            }
+        }
+        Report::ResolverCovered { resolver, by } => warn!(
+            %resolver,
+            by = list(by),
+            "others may answer at the address of a DNS server that is trusted, and open what they \
+             like: give the server an address of its own, or take it from --resolver"
+        ),
         Report::ForeignFlow {
             table,
             priority,

@@ -53,6 +53,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         cluster_networks: _,
         deny_answers: _,
         allow_answers: _,
+        nat64_prefix: _,
         listen: _,
         log_format: _,
     } = options;

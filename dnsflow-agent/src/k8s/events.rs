@@ -132,6 +132,8 @@ impl Notice {
             | Report::AddressRefused { .. }
             | Report::ClusterNetworks { .. }
             | Report::PortNotTrusted { .. }
+            | Report::AllowedAnyway(_)
+            | Report::ResolverCovered { .. }
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

@@ -57,6 +57,7 @@ fn without_arguments_the_defaults_hold() {
             dns_port: vec![53],
             cluster_networks: Vec::new(),
             deny_answers: Vec::new(),
+            nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             listen: None,
             log_format: LogFormat::Text,
@@ -90,6 +91,7 @@ fn every_option_is_taken() {
         "--dns-port=53",
         "--dns-port=5353",
         "--cluster-networks=10.244.0.0/16,10.96.0.0/12",
+        "--nat64-prefix=2001:db8:64::/96",
         "--deny-answers=private,198.51.100.0/24",
         "--allow-answers=10.1.0.0/16",
         "--log-format=json",
@@ -128,6 +130,7 @@ fn every_option_is_taken() {
                 DeniedNetwork::Private,
                 DeniedNetwork::Network(network("198.51.100.0/24")),
             ],
+            nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
             log_format: LogFormat::Json,
@@ -165,6 +168,7 @@ fn impossible_options_are_refused_with_the_cure() {
         ("--cluster-networks=pods", "use an address or a CIDR"),
         ("--deny-answers=all", "or `private`"),
         ("--allow-answers=private", "use an address or a CIDR"),
+        ("--nat64-prefix=64:ff9b::/80", "with a length of 32, 40"),
     ] {
         let error = parse(&[bad]).expect_err(bad);
         assert!(error.contains(remedy), "{error}");

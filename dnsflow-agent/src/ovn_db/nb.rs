@@ -1,6 +1,8 @@
 //! What is read of the northbound database (`ovn-nb.ovsschema`).
 
-use dnsflow_core::ovn::rows::{Acl, LogicalSwitch, NbUpdate};
+use std::net::{IpAddr, SocketAddr};
+
+use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate};
 use ipnet::IpNet;
 
 use crate::ovsdb::{
@@ -18,6 +20,8 @@ pub const DATABASE: Database = Database {
 
 const ACL: &str = "ACL";
 const LOGICAL_SWITCH: &str = "Logical_Switch";
+const LOGICAL_ROUTER_PORT: &str = "Logical_Router_Port";
+const LOAD_BALANCER: &str = "Load_Balancer";
 const TABLES: &[Table] = &[
     Table {
         name: ACL,
@@ -34,13 +38,31 @@ const TABLES: &[Table] = &[
         columns: &[Column::map("other_config"), Column::map("external_ids")],
         deferred: false,
     },
+    Table {
+        name: LOGICAL_ROUTER_PORT,
+        columns: &[Column::scalar("name"), Column::set("networks")],
+        deferred: false,
+    },
+    Table {
+        name: LOAD_BALANCER,
+        columns: &[
+            Column::scalar("name"),
+            Column::map("vips"),
+            Column::map("external_ids"),
+        ],
+        deferred: false,
+    },
 ];
 
-/// The ACLs of EgressFirewalls. The external ids of ovn-kubernetes are in its
+/// The ACLs of EgressFirewalls, and the load balancers of Services. The external ids of ovn-kubernetes are in its
 /// `go-controller/pkg/libovsdb/ops/db_object_types.go` and `db_object_ids.go`.
 pub fn conditions() -> Conditions {
     let ours = Clause::includes_pair("external_ids", "k8s.ovn.org/owner-type", "EgressFirewall");
-    Conditions::from([(ACL, Condition::AnyOf(vec![ours]))])
+    let services = Clause::includes_pair("external_ids", "k8s.ovn.org/kind", "Service");
+    Conditions::from([
+        (ACL, Condition::AnyOf(vec![ours])),
+        (LOAD_BALANCER, Condition::AnyOf(vec![services])),
+    ])
 }
 
 /// Everything there is.
@@ -49,6 +71,8 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> NbUpdate {
         reset: true,
         acls: converter.every(replica, ACL, acl),
         switches: converter.every(replica, LOGICAL_SWITCH, logical_switch),
+        gateway_ports: converter.every(replica, LOGICAL_ROUTER_PORT, gateway_port),
+        load_balancers: converter.every(replica, LOAD_BALANCER, load_balancer),
     }
 }
 
@@ -62,6 +86,8 @@ pub(super) fn changed(
         reset: false,
         acls: converter.changed(replica, changes, ACL, acl),
         switches: converter.changed(replica, changes, LOGICAL_SWITCH, logical_switch),
+        gateway_ports: converter.changed(replica, changes, LOGICAL_ROUTER_PORT, gateway_port),
+        load_balancers: converter.changed(replica, changes, LOAD_BALANCER, load_balancer),
     }
 }
 
@@ -101,11 +127,58 @@ pub fn logical_switch(row: &Row) -> Conversion<LogicalSwitch> {
         network.ok_or_else(|| CellError::new("other_config", format!("`{text}` is no network")))
     });
     let ids = row.pairs("external_ids")?;
-    let is_primary = ids.value("k8s.ovn.org/role") == Some("primary");
-    let network = ids.value("k8s.ovn.org/network").filter(|_| is_primary);
+    let network = ids.value(NETWORK);
     Ok(Some(LogicalSwitch {
-        primary_network: network.map(str::to_owned),
+        network: network.map(str::to_owned),
+        is_primary: network.is_some() && ids.value("k8s.ovn.org/role") == Some("primary"),
         networks: networks.collect::<Result<_, _>>()?,
+    }))
+}
+
+/// The external id with the user-defined network that a row belongs to.
+const NETWORK: &str = "k8s.ovn.org/network";
+
+/// Reads a `Logical_Router_Port` row; `None` where it is not one of a gateway router's towards the outside.
+pub fn gateway_port(row: &Row) -> Conversion<GatewayPort> {
+    if !row.text("name")?.starts_with("rtoe-") {
+        return Ok(None);
+    }
+    let addresses = row.texts("networks")?.into_iter().map(|text| {
+        let network = text.parse::<IpNet>();
+        let address = network.map(|network| network.addr());
+        address.map_err(|_| CellError::new("networks", format!("`{text}` is no network")))
+    });
+    Ok(Some(GatewayPort {
+        addresses: addresses.collect::<Result<_, _>>()?,
+    }))
+}
+
+/// Reads a `Load_Balancer` row; `None` for those that gateway routers alone have: only outside of the
+/// cluster is a Service at their addresses (`_node_router_` in ovn-kubernetes'
+/// go-controller/pkg/ovn/controller/services/lb_config.go).
+pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
+    if row.text("name")?.contains("_node_router_") {
+        return Ok(None);
+    }
+    let ids = row.pairs("external_ids")?;
+    let vips = row.pairs("vips")?;
+    let addresses = vips.iter().map(|(vip, _)| {
+        // With a port, or without (ovn-nb(5)).
+        let address = || vip.parse::<IpAddr>().ok();
+        let address = vip
+            .parse::<SocketAddr>()
+            .map(|vip| vip.ip())
+            .ok()
+            .or_else(address);
+        address.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
+    });
+    Ok(Some(LoadBalancer {
+        service: ids
+            .value("k8s.ovn.org/owner")
+            .unwrap_or_default()
+            .to_owned(),
+        network: ids.value(NETWORK).map(str::to_owned),
+        addresses: addresses.collect::<Result<_, _>>()?,
     }))
 }
 

@@ -2,7 +2,9 @@
 //!
 //! One monitor for all tables, so that one transaction of ovn-northd arrives in one update.
 
-use dnsflow_core::ovn::rows::{Datapath, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate};
+use dnsflow_core::ovn::rows::{
+    Datapath, Encapsulation, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate,
+};
 
 use crate::ovsdb::{
     Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
@@ -20,6 +22,7 @@ pub const DATABASE: Database = Database {
 const DATAPATH_BINDING: &str = "Datapath_Binding";
 const PORT_BINDING: &str = "Port_Binding";
 const PORT_GROUP: &str = "Port_Group";
+const ENCAP: &str = "Encap";
 pub(super) const LOGICAL_FLOW: &str = "Logical_Flow";
 
 const TABLES: &[Table] = &[
@@ -41,6 +44,11 @@ const TABLES: &[Table] = &[
     Table {
         name: PORT_GROUP,
         columns: &[Column::scalar("name"), Column::set("ports")],
+        deferred: false,
+    },
+    Table {
+        name: ENCAP,
+        columns: &[Column::scalar("ip")],
         deferred: false,
     },
     Table {
@@ -98,6 +106,7 @@ pub(super) fn whole(replica: &Replica, converter: &mut Converter) -> SbUpdate {
         port_bindings: converter.every(replica, PORT_BINDING, port_binding),
         port_groups: converter.every(replica, PORT_GROUP, port_group),
         logical_flows: converter.every(replica, LOGICAL_FLOW, logical_flow),
+        encapsulations: converter.every(replica, ENCAP, encapsulation),
     }
 }
 
@@ -113,6 +122,7 @@ pub(super) fn changed(
         port_bindings: converter.changed(replica, changes, PORT_BINDING, port_binding),
         port_groups: converter.changed(replica, changes, PORT_GROUP, port_group),
         logical_flows: converter.changed(replica, changes, LOGICAL_FLOW, logical_flow),
+        encapsulations: converter.changed(replica, changes, ENCAP, encapsulation),
     }
 }
 
@@ -121,6 +131,14 @@ pub fn datapath(row: &Row) -> Conversion<Datapath> {
     Ok(Some(Datapath {
         tunnel_key: row.integer("tunnel_key")?,
     }))
+}
+
+/// Reads an `Encap` row.
+pub fn encapsulation(row: &Row) -> Conversion<Encapsulation> {
+    let text = row.text("ip")?;
+    let ip = text.parse();
+    let ip = ip.map_err(|_| CellError::new("ip", format!("`{text}` is no address")))?;
+    Ok(Some(Encapsulation { ip }))
 }
 
 /// Reads a `Port_Binding` row.

@@ -5,6 +5,7 @@ mod denied;
 mod hold;
 mod hostile;
 mod model;
+mod refused;
 mod restore;
 mod sentinels;
 
@@ -766,14 +767,17 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
 fn the_networks_that_ovn_knows_are_not_opened() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let switch = |networks: &[&str]| LogicalSwitch {
-        primary_network: None,
+        network: None,
+        is_primary: false,
         networks: networks
             .iter()
             .map(|network| network.parse().expect("a network"))
             .collect(),
     };
     let cidr = Acl {
-        matches: "(ip4.dst == 0.0.0.0/0 && ip4.dst != 198.51.0.0/16) && inport == @a1".into(),
+        matches: format!(
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 198.51.0.0/16) && inport == @{GROUP}"
+        ),
         ..acl(1, &[allow("example.com"), deny_all()]).expect("an ACL")
     };
     node.give(Input::Nb(NbUpdate {
@@ -1718,7 +1722,18 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
 fn after_restart(before: &mut Node, snapshot: &[SavedEntry], rules: &[Rule]) -> Node {
+    after_restart_with(before, snapshot, rules, Config::default())
+}
+
+/// The same, with other options.
+fn after_restart_with(
+    before: &mut Node,
+    snapshot: &[SavedEntry],
+    rules: &[Rule],
+    config: Config,
+) -> Node {
     let mut node = Node::bare();
+    node.engine = Engine::new(config);
     node.now = before.now;
     node.engine.load_snapshot(snapshot.to_vec());
     node.switch = std::mem::take(&mut before.switch);
@@ -1770,6 +1785,7 @@ fn after_restart(before: &mut Node, snapshot: &[SavedEntry], rules: &[Rule]) -> 
                 Some((row, Some(logical_flow(i, rules)?)))
             })
             .collect(),
+        ..SbUpdate::default()
     }));
     node
 }

@@ -49,9 +49,21 @@ pub fn address_set_hashes(name: &DnsName, family: Family) -> [u64; 2] {
     [written, &resolver].map(|form| address_set_hash(form, family))
 }
 
+/// The name of a namespace's port group on the cluster's default network, in the NB database
+/// (`getNamespacePortGroupDbIDs` in ovn-kubernetes' go-controller/pkg/ovn/base_network_controller_namespace.go).
+pub fn default_port_group(namespace: &str) -> String {
+    let id = format!("default-network-controller:Namespace:{namespace}");
+    format!("a{}", fnv1a_64(id.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn port_groups_are_those_that_ovn_kubernetes_wrote() {
+        assert_eq!(default_port_group("ns1"), "a9633447981174624809");
+    }
 
     #[test]
     fn hashes_equal_those_that_ovn_kubernetes_wrote() {

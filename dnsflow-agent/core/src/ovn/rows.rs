@@ -116,12 +116,40 @@ pub struct Acl {
 /// A row of the NB `Logical_Switch` table.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LogicalSwitch {
-    /// `external_ids:k8s.ovn.org/network`, where `k8s.ovn.org/role` is `primary`: the user-defined
-    /// network that is the primary one of its pods (`NetworkRoleExternalID` in ovn-kubernetes'
-    /// go-controller/pkg/types/const.go).
-    pub primary_network: Option<String>,
+    /// `external_ids:k8s.ovn.org/network`: the user-defined network that it belongs to; none on the
+    /// cluster's default network (`NetworkExternalID` in ovn-kubernetes' go-controller/pkg/types/const.go).
+    pub network: Option<String>,
+    /// Whether `external_ids:k8s.ovn.org/role` is `primary`: that network is the primary one of its pods
+    /// (`NetworkRoleExternalID` there).
+    pub is_primary: bool,
     /// `other_config:subnet` and `other_config:ipv6_prefix`: the networks of its ports.
     pub networks: Vec<IpNet>,
+}
+
+/// A row of the NB `Logical_Router_Port` table, of a gateway router towards the outside: its name begins
+/// with `rtoe-` (`GWRouterToExtSwitchPrefix` in ovn-kubernetes' go-controller/pkg/types/const.go).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GatewayPort {
+    /// The addresses in `networks`: with ovn-kubernetes, those of the node.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A row of the NB `Load_Balancer` table that is for a Service (`external_ids:k8s.ovn.org/kind`).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LoadBalancer {
+    /// `external_ids:k8s.ovn.org/owner`: namespace and name of the Service.
+    pub service: String,
+    /// `external_ids:k8s.ovn.org/network`: as with [`LogicalSwitch`].
+    pub network: Option<String>,
+    /// The addresses in `vips`.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A row of the SB `Encap` table.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Encapsulation {
+    /// `ip`: where a node takes the packets of the others.
+    pub ip: IpAddr,
 }
 
 /// A row of the SB `Datapath_Binding` table.
@@ -188,6 +216,10 @@ pub struct NbUpdate {
     pub acls: Changes<Acl>,
     /// Logical switches.
     pub switches: Changes<LogicalSwitch>,
+    /// Ports of gateway routers towards the outside.
+    pub gateway_ports: Changes<GatewayPort>,
+    /// Load balancers of Services.
+    pub load_balancers: Changes<LoadBalancer>,
 }
 
 /// What changed in the SB database, in one transaction.
@@ -203,6 +235,8 @@ pub struct SbUpdate {
     pub port_groups: Changes<PortGroup>,
     /// Logical flows with one of the priorities asked for by `Command::WatchLogicalFlows`.
     pub logical_flows: Changes<LogicalFlow>,
+    /// Where the nodes take the packets of the others.
+    pub encapsulations: Changes<Encapsulation>,
 }
 
 /// An `Interface` row of the local Open_vSwitch database that carries an `iface-id`.

@@ -1,13 +1,17 @@
 //! The rows of OVN's databases as they were last reported, with the look-ups that the engine needs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 
 use super::acl::excluded_networks;
+use super::hash::default_port_group;
 use super::rows::{
-    Acl, Changes, Datapath, LogicalFlow, LogicalSwitch, NbUpdate, PortBinding, PortGroup, RowId,
-    SbUpdate,
+    Acl, Changes, Datapath, Encapsulation, GatewayPort, LoadBalancer, LogicalFlow, LogicalSwitch,
+    NbUpdate, PortBinding, PortGroup, RowId, SbUpdate,
 };
 use super::template::acl_match;
 
@@ -120,6 +124,30 @@ pub struct TunnelKeys {
     pub port: u32,
 }
 
+/// Whose packets a network of the cluster matters to.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Concerned {
+    /// Those of all pods.
+    Everybody,
+    /// Those of the ports on this user-defined network.
+    Network(String),
+    /// Those of the ports that the rules of this namespace hold for.
+    Namespace(String),
+}
+
+/// What of OVN's rows leads into the cluster itself.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ClusterNetworks {
+    /// Networks of pods: those of the switches, and those that ovn-kubernetes leaves out of every rule by
+    /// CIDR. What belongs to a user-defined network is its pods' own matter: whoever may make such a
+    /// network chooses its addresses.
+    pub pods: BTreeMap<Concerned, BTreeSet<IpNet>>,
+    /// The addresses of Services, and the Services at each.
+    pub services: BTreeMap<Concerned, BTreeMap<IpAddr, BTreeSet<String>>>,
+    /// Addresses of nodes.
+    pub nodes: BTreeSet<IpAddr>,
+}
+
 /// The namespaces and ports that an update of the databases concerns.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Touched {
@@ -139,8 +167,11 @@ pub struct OvnView {
     acls_by_namespace: Index<String>,
     acls_by_hint: Index<u32>,
     switches: Table<LogicalSwitch>,
+    gateway_ports: Table<GatewayPort>,
+    load_balancers: Table<LoadBalancer>,
+    encapsulations: Table<Encapsulation>,
     /// The networks that ACLs leave out, and the number of ACLs that do.
-    excluded: BTreeMap<IpNet, usize>,
+    excluded: BTreeMap<(Concerned, IpNet), usize>,
     networks_changed: bool,
     primary_networks_changed: bool,
     datapaths: Table<Datapath>,
@@ -161,8 +192,12 @@ impl OvnView {
             .switches
             .apply(update.reset, update.switches)
             .is_empty();
-        self.networks_changed |= switches_changed;
         self.primary_networks_changed |= switches_changed || update.reset;
+        let ports = self.gateway_ports.apply(update.reset, update.gateway_ports);
+        let services = self
+            .load_balancers
+            .apply(update.reset, update.load_balancers);
+        self.networks_changed |= switches_changed || !(ports.is_empty() && services.is_empty());
         for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
             self.count_excluded(old.as_ref(), new.as_ref());
             if let Some(acl) = self.departed.remove(&id) {
@@ -193,7 +228,10 @@ impl OvnView {
     fn count_excluded(&mut self, old: Option<&Acl>, new: Option<&Acl>) {
         let networks = |acl: Option<&Acl>| {
             let matches = acl.map(|acl| acl.matches.as_str()).unwrap_or_default();
-            excluded_networks(matches).collect::<Vec<_>>()
+            let networks = excluded_networks(matches);
+            networks
+                .filter_map(|network| Some((concerned(acl?), network)))
+                .collect::<Vec<_>>()
         };
         for network in networks(new) {
             let count = self.excluded.entry(network).or_insert(0);
@@ -211,16 +249,39 @@ impl OvnView {
         }
     }
 
-    /// The networks of the cluster, if they have changed since the last call: the networks of the
-    /// switches, and those that ovn-kubernetes leaves out of every rule by CIDR.
-    pub fn take_changed_networks(&mut self) -> Option<Vec<IpNet>> {
+    /// The networks and addresses of the cluster itself, if they have changed since the last call.
+    pub fn take_changed_networks(&mut self) -> Option<ClusterNetworks> {
         if !std::mem::take(&mut self.networks_changed) {
             return None;
         }
-        let switches = self.switches.iter();
-        let of_switches = switches.flat_map(|(_, switch)| switch.networks.iter().copied());
-        let all = of_switches.chain(self.excluded.keys().copied()).collect();
-        Some(IpNet::aggregate(&all))
+        let mut all = ClusterNetworks::default();
+        let on = |network: &Option<String>| match network {
+            Some(network) => Concerned::Network(network.clone()),
+            None => Concerned::Everybody,
+        };
+        for (_, switch) in self.switches.iter() {
+            let networks = all.pods.entry(on(&switch.network)).or_default();
+            networks.extend(switch.networks.iter().copied());
+        }
+        for (concerned, network) in self.excluded.keys() {
+            let networks = all.pods.entry(concerned.clone()).or_default();
+            networks.insert(*network);
+        }
+        all.pods.retain(|_, networks| !networks.is_empty());
+        for (_, service) in self.load_balancers.iter() {
+            let services = all.services.entry(on(&service.network)).or_default();
+            for address in &service.addresses {
+                let at_address = services.entry(*address).or_default();
+                at_address.insert(service.service.clone());
+            }
+        }
+        let gateways = self.gateway_ports.iter();
+        all.nodes
+            .extend(gateways.flat_map(|(_, port)| port.addresses.iter().copied()));
+        let encapsulations = self.encapsulations.iter();
+        all.nodes
+            .extend(encapsulations.map(|(_, encapsulation)| encapsulation.ip));
+        Some(all)
     }
 
     /// The user-defined networks that are the primary ones of their pods, if they may be others than
@@ -230,7 +291,8 @@ impl OvnView {
             return None;
         }
         let switches = self.switches.iter();
-        let networks = switches.filter_map(|(_, switch)| switch.primary_network.clone());
+        let primary = switches.filter(|(_, switch)| switch.is_primary);
+        let networks = primary.filter_map(|(_, switch)| switch.network.clone());
         Some(networks.collect())
     }
 
@@ -247,8 +309,10 @@ impl OvnView {
             port_bindings,
             port_groups,
             logical_flows,
+            encapsulations,
         } = update;
         let mut touched = Touched::default();
+        self.networks_changed |= !self.encapsulations.apply(reset, encapsulations).is_empty();
         let datapaths = self.datapaths.apply(reset, datapaths);
         if !datapaths.is_empty() {
             let changed: BTreeSet<RowId> = datapaths.iter().map(|change| change.id).collect();
@@ -418,6 +482,17 @@ impl OvnView {
         self.groups_by_port
             .ids(logical_port)
             .filter_map(|id| Some(self.groups.find(id)?.name.as_str()))
+    }
+}
+
+/// Whom the networks concern that an ACL leaves out. Those of an EgressFirewall on the default network are
+/// the cluster's; another's are those of its namespace's network.
+fn concerned(acl: &Acl) -> Concerned {
+    let group = default_port_group(&acl.namespace);
+    let mut words = acl.matches.split(|c: char| !c.is_ascii_alphanumeric());
+    match words.any(|word| word == group) {
+        true => Concerned::Everybody,
+        false => Concerned::Namespace(acl.namespace.clone()),
     }
 }
 

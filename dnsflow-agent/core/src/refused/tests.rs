@@ -22,7 +22,7 @@ fn denied(texts: &[&str]) -> Vec<DeniedNetwork> {
 
 /// What the options `--cluster-networks`, `--deny-answers` and `--allow-answers` come to.
 fn refusals(cluster: &[&str], deny: &[&str], allow: &[&str]) -> Refusals {
-    Refusals::new(&networks(cluster), &denied(deny), &networks(allow)).expect("few networks")
+    Refusals::new(&networks(cluster), &denied(deny), &networks(allow), &[]).expect("few networks")
 }
 
 #[test]
@@ -173,16 +173,36 @@ fn options_deny_and_except() {
 }
 
 #[test]
-fn networks_that_the_cluster_tells_replace_those_told_before() {
-    let mut refusals = refusals(&[], &[], &[]);
-    assert_eq!(refusals.check(address("10.132.0.1")), Ok(()));
-    assert_eq!(refusals.learn(&networks(&["10.132.0.0/14"])), Ok(true));
-    assert_eq!(refusals.learn(&networks(&["10.132.0.0/14"])), Ok(false));
-    assert_eq!(refusals.check(address("10.132.0.1")), Err(Refused::Cluster));
-    assert_eq!(refusals.learn(&[]), Ok(true));
-    assert_eq!(refusals.check(address("10.132.0.1")), Ok(()));
-    let many = vec![IpNet::from(address("10.0.0.1")); NETWORKS_MAX + 1];
-    assert_eq!(refusals.learn(&many), Err(TooManyNetworks(257)));
+fn networks_that_the_cluster_tells_replace_those_told_before_up_to_a_limit() {
+    let mut refused = owner();
+    let mut out = Output::default();
+    let learn = |pods: BTreeSet<IpNet>| ClusterNetworks {
+        pods: [(Concerned::Everybody, pods)].into(),
+        ..ClusterNetworks::default()
+    };
+    let judge =
+        |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
+    refused.learn(
+        learn(networks(&["10.132.0.0/14"]).into_iter().collect()),
+        &mut out,
+    );
+    assert_eq!(judge(&refused, "10.132.0.1"), Err(Refused::Cluster));
+    refused.learn(learn(BTreeSet::new()), &mut out);
+    assert_eq!(judge(&refused, "10.132.0.1"), Ok(()));
+    // Of too many, the smallest are left out.
+    let small = (0..CLUSTER_NETWORKS_MAX).map(|i| {
+        let bits = 0x0a00_0000 + 2 * u32::try_from(i).expect("few");
+        IpNet::from(IpAddr::from(Ipv4Addr::from(bits)))
+    });
+    let many = small.chain(networks(&["192.0.2.0/24"])).collect();
+    out.reports.clear();
+    refused.learn(learn(many), &mut out);
+    let left_out = out.reports.iter().find_map(|report| match report {
+        Report::ClusterNetworks { left_out, .. } => Some(*left_out),
+        _ => None,
+    });
+    assert_eq!(left_out, Some(1));
+    assert_eq!(judge(&refused, "192.0.2.1"), Err(Refused::Cluster));
 }
 
 #[test]
@@ -199,7 +219,7 @@ fn networks_are_read_and_refused_with_the_cure() {
         "`privat` is no network; use an address or a CIDR such as 10.0.0.0/8, or `private`",
     );
     let many = vec![IpNet::from(address("10.0.0.1")); NETWORKS_MAX + 1];
-    let error = Refusals::new(&many, &[], &[]).expect_err("too many");
+    let error = Refusals::new(&many, &[], &[], &[]).expect_err("too many");
     assert_eq!(
         error.to_string(),
         "257 networks given, more than 256; join neighbouring ones"
@@ -245,18 +265,38 @@ proptest! {
 const PORT: PortId = PortId(1);
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
 
+fn owner() -> RefusedAddresses {
+    RefusedAddresses::new(refusals(&[], &[], &[]), &mut Output::default())
+}
+
+fn row(network: Option<&str>) -> Interface {
+    Interface {
+        name: "veth1".into(),
+        iface_id: "ns1_p1".into(),
+        iface_id_ver: None,
+        addresses: vec![],
+        mac: None,
+        network: network.map(str::to_owned),
+        sandbox: None,
+        ofport: None,
+        ifindex: None,
+        policing_kbps: 0,
+    }
+}
+
 fn take_out(refused: &mut RefusedAddresses, text: &str, now: Timestamp, out: &mut Output) -> bool {
     let name: DomainName = "a.test".parse().expect("a name");
     let ttl = Duration::from_secs(60);
     let mut addresses = vec![(address(text), ttl), (address("192.0.2.1"), ttl)];
-    refused.take_out(PORT, "ns1_p1", &name, &mut addresses, now, out);
+    let port = (PORT, &row(None), Some("ns1"));
+    refused.take_out(port, &name, &mut addresses, now, out);
     assert!(addresses.contains(&(address("192.0.2.1"), ttl)));
     addresses.len() == 1
 }
 
 #[test]
 fn a_refused_address_is_taken_out_counted_each_time_and_reported_once() {
-    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut refused = owner();
     let mut out = Output::default();
     for _ in 0..2 {
         assert!(take_out(&mut refused, "127.0.0.1", NOW, &mut out));
@@ -268,17 +308,23 @@ fn a_refused_address_is_taken_out_counted_each_time_and_reported_once() {
 
 #[test]
 fn the_clusters_networks_are_refused_once_they_are_known() {
-    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut refused = owner();
     let mut out = Output::default();
     assert!(!take_out(&mut refused, "203.0.113.1", NOW, &mut out));
-    refused.learn_networks(networks(&["203.0.113.0/24"]), &mut out);
+    let pods = networks(&["203.0.113.0/24"]).into_iter().collect();
+    let learned = ClusterNetworks {
+        pods: [(Concerned::Everybody, pods)].into(),
+        ..ClusterNetworks::default()
+    };
+    assert_eq!(refused.learn(learned.clone(), &mut out), Rejudged::All);
+    assert_eq!(refused.learn(learned, &mut out), Rejudged::Nothing);
     assert!(take_out(&mut refused, "203.0.113.1", NOW, &mut out));
     assert_eq!(refused.counts()[Refused::Cluster], 1);
 }
 
 #[test]
 fn a_pod_that_is_told_many_refused_addresses_gets_a_few_reports_each_minute() {
-    let mut refused = RefusedAddresses::new(refusals(&[], &[], &[]));
+    let mut refused = owner();
     let mut out = Output::default();
     for number in 0..60_000_u32 {
         let loopback = Ipv4Addr::from(0x7f00_0001 + number).to_string();
@@ -297,4 +343,209 @@ fn a_pod_that_is_told_many_refused_addresses_gets_a_few_reports_each_minute() {
     assert!(refused.remembered().1 <= REFUSALS_REPORTED_MAX);
     refused.forget(PORT);
     assert_eq!(refused.remembered().0, 0);
+}
+
+#[test]
+fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
+    let mut refused = owner();
+    let mut out = Output::default();
+    let nets = |texts: &[&str]| networks(texts).into_iter().collect();
+    refused.learn(
+        ClusterNetworks {
+            pods: [
+                (Concerned::Everybody, nets(&["10.244.0.0/16"])),
+                (Concerned::Network("udn3".into()), nets(&["203.0.113.0/24"])),
+                (
+                    Concerned::Namespace("ns4".into()),
+                    nets(&["198.51.100.0/24"]),
+                ),
+            ]
+            .into(),
+            ..ClusterNetworks::default()
+        },
+        &mut out,
+    );
+    let told = Report::ClusterNetworks {
+        networks: networks(&["10.244.0.0/16"]),
+        left_out: 0,
+    };
+    assert_eq!(out.reports, [told]);
+    let judge = |text: &str, network: Option<&str>, namespace: &str| {
+        refused.check(address(text), &row(network), Some(namespace))
+    };
+    let cases = [
+        ("203.0.113.1", None, "ns1", Ok(())),
+        ("203.0.113.1", Some("udn9"), "ns1", Ok(())),
+        ("203.0.113.1", Some("udn3"), "ns3", Err(Refused::Cluster)),
+        ("198.51.100.1", None, "ns1", Ok(())),
+        ("198.51.100.1", None, "ns4", Err(Refused::Cluster)),
+        ("10.244.7.1", Some("udn3"), "ns3", Err(Refused::Cluster)),
+    ];
+    for (text, network, namespace, judged) in cases {
+        assert_eq!(
+            judge(text, network, namespace),
+            judged,
+            "{text} {network:?} {namespace}"
+        );
+    }
+}
+
+#[test]
+fn services_and_nodes_are_refused_in_every_form_and_only_as_long_as_they_are_there() {
+    let mut refused = owner();
+    let mut out = Output::default();
+    let service: BTreeSet<String> = ["default/api".to_owned()].into();
+    let learned = ClusterNetworks {
+        services: [(
+            Concerned::Everybody,
+            [(address("10.96.0.1"), service)].into(),
+        )]
+        .into(),
+        nodes: [address("192.0.2.9")].into(),
+        ..ClusterNetworks::default()
+    };
+    let changed = refused.learn(learned, &mut out);
+    let addresses = ["10.96.0.1", "192.0.2.9"].map(address);
+    assert_eq!(changed, Rejudged::Addresses(addresses.into()));
+    assert!(changed.contains(address("64:ff9b::192.0.2.9")));
+    let judge =
+        |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
+    for (text, judged) in [
+        ("10.96.0.1", Err(Refused::Service)),
+        ("::ffff:10.96.0.1", Err(Refused::Service)),
+        ("192.0.2.9", Err(Refused::Node)),
+        ("64:ff9b::192.0.2.9", Err(Refused::Node)),
+        ("10.96.0.2", Ok(())),
+    ] {
+        assert_eq!(judge(&refused, text), judged, "{text}");
+    }
+    refused.learn_dns([address("10.96.0.10")].into(), &mut out);
+    assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
+    refused.learn(ClusterNetworks::default(), &mut out);
+    assert_eq!(judge(&refused, "10.96.0.1"), Ok(()));
+    assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
+}
+
+#[test]
+fn behind_a_nat64_prefix_the_ipv4_address_decides() {
+    // The examples of RFC 6052, section 2.4, with 192.0.2.33.
+    let examples = [
+        ("2001:db8::/32", "2001:db8:c000:221::"),
+        ("2001:db8:100::/40", "2001:db8:1c0:2:21::"),
+        ("2001:db8:122::/48", "2001:db8:122:c000:2:2100::"),
+        ("2001:db8:122:300::/56", "2001:db8:122:3c0:0:221::"),
+        ("2001:db8:122:344::/64", "2001:db8:122:344:c0:2:2100::"),
+        ("2001:db8:122:344::/96", "2001:db8:122:344::192.0.2.33"),
+    ];
+    for (prefix, example) in examples {
+        let prefix: Nat64Prefix = prefix.parse().expect("a prefix");
+        let judge = |denied: &[&str]| {
+            let denied = self::denied(denied);
+            let refusals = Refusals::new(&[], &denied, &[], &[prefix]).expect("few");
+            refusals.check(address(example))
+        };
+        assert_eq!(judge(&["192.0.2.33"]), Err(Refused::Denied), "{prefix:?}");
+        assert_eq!(judge(&["192.0.2.32"]), Ok(()), "{prefix:?}");
+    }
+    for bad in ["2001:db8::/33", "192.0.2.0/24", "2001:db8::", "x"] {
+        assert!(bad.parse::<Nat64Prefix>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn what_an_option_allows_against_all_this_is_said() {
+    let mut out = Output::default();
+    let allowed = refusals(&[], &[], &["10.0.0.0/8", "203.0.113.0/24"]);
+    let mut refused = RefusedAddresses::new(allowed, &mut out);
+    assert_eq!(out.reports, []);
+    let pods = networks(&["10.244.0.0/16"]).into_iter().collect();
+    let learned = ClusterNetworks {
+        pods: [(Concerned::Everybody, pods)].into(),
+        nodes: [address("10.0.0.4")].into(),
+        ..ClusterNetworks::default()
+    };
+    refused.learn(learned, &mut out);
+    assert_eq!(refused.check(address("10.0.0.4"), &row(None), None), Ok(()));
+    let [network] = networks(&["10.0.0.0/8"])[..] else {
+        panic!("one");
+    };
+    let told = Report::AllowedAnyway([(network, ["cluster", "node"].into())].into());
+    assert!(out.reports.contains(&told), "{:?}", out.reports);
+}
+
+#[test]
+fn a_resolver_that_others_may_answer_for_is_said_once() {
+    let mut refused = owner();
+    let mut out = Output::default();
+    let services = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let pods = networks(&["192.0.2.0/24"]).into_iter().collect();
+    refused.learn(
+        ClusterNetworks {
+            pods: [(Concerned::Network("udn3".into()), pods)].into(),
+            services: [(
+                Concerned::Everybody,
+                [
+                    (address("10.96.0.10"), services(&["kube-system/dns"])),
+                    (
+                        address("10.96.0.11"),
+                        services(&["kube-system/dns", "evil/dns"]),
+                    ),
+                ]
+                .into(),
+            )]
+            .into(),
+            ..ClusterNetworks::default()
+        },
+        &mut out,
+    );
+    out.reports.clear();
+    let resolvers = ["10.96.0.10", "10.96.0.11", "192.0.2.53"].map(|text| Resolver {
+        address: address(text),
+        port: 53,
+    });
+    for _ in 0..2 {
+        refused.look_at_resolvers(&resolvers.into(), &mut out);
+    }
+    let told: Vec<_> = out
+        .reports
+        .iter()
+        .filter_map(|report| match report {
+            Report::ResolverCovered { resolver, by } => Some((
+                resolver.address.to_string(),
+                by.iter().cloned().collect::<Vec<_>>().join(", "),
+            )),
+            _ => None,
+        })
+        .collect();
+    let wanted = [
+        (
+            "10.96.0.11",
+            "the Service evil/dns, the Service kube-system/dns",
+        ),
+        ("192.0.2.53", "the user-defined network udn3"),
+    ];
+    assert_eq!(
+        told,
+        wanted.map(|(one, by)| (one.to_owned(), by.to_owned()))
+    );
+}
+
+proptest! {
+    #[test]
+    fn sorted_networks_contain_what_one_of_them_does(
+        parts in proptest::collection::vec((any::<u32>(), 0..=32_u8), 0..20),
+        addresses: [u32; 8],
+    ) {
+        let networks: Vec<IpNet> = parts
+            .iter()
+            .map(|(bits, len)| IpNet::new(Ipv4Addr::from(*bits).into(), *len).expect("a network").trunc())
+            .collect();
+        let sorted = Networks::new(networks.iter().copied());
+        let of_networks = networks.iter().flat_map(|network| [network.network(), network.broadcast()]);
+        let others = addresses.map(|bits| Ipv4Addr::from(bits).into());
+        for address in of_networks.chain(others) {
+            let is_in = networks.iter().any(|network| network.contains(&address));
+            prop_assert_eq!(sorted.contains(address), is_in, "{}", address);
+        }
+    }
 }

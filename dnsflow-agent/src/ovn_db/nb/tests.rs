@@ -121,3 +121,91 @@ fn only_rows_that_read_differently_are_told() {
     let update = change(json!({"external_ids": ["map", [["rule-index", "5"]]]}));
     assert_eq!(update.acls[0].1.as_ref().unwrap().rule_index, 5);
 }
+
+#[test]
+fn what_leads_into_the_cluster_is_read_with_the_network_that_it_belongs_to() {
+    let is_wanted = |table: &str, row: &Value| table != "ACL" || ours(table, row);
+    let replica = fixtures::replica(&DATABASE, UDN_NB, is_wanted);
+    let counters = Arc::<OvsdbCounters>::default();
+    let update = whole(
+        &replica,
+        &mut Converter::new(DATABASE.name, counters.clone()),
+    );
+    assert_eq!(counters.rows_skipped.load(Relaxed), 0);
+    let switches = update.switches.into_iter().filter_map(|(_, switch)| switch);
+    let mut pods: Vec<_> = switches
+        .filter_map(|switch| Some((switch.network, switch.networks.first()?.to_string())))
+        .collect();
+    pods.sort_unstable();
+    let udn = |name: &str, net: &str| (Some(name.to_owned()), net.to_owned());
+    let wanted = [
+        (None, "10.244.0.0/24".to_owned()),
+        udn("cluster_udn_cudn4", "10.140.0.0/24"),
+        udn("cluster_udn_cudn5", "10.150.0.0/16"),
+        udn("ns3_udn3", "10.130.0.0/24"),
+    ];
+    assert_eq!(pods, wanted);
+}
+
+#[test]
+fn services_and_gateways_that_ovn_kubernetes_writes() {
+    let is_wanted = |table: &str, row: &Value| match table {
+        "Load_Balancer" => row["external_ids"]["k8s.ovn.org/kind"] == "Service",
+        _ => ours(table, row) || table == "Logical_Router_Port",
+    };
+    let replica = fixtures::replica(&DATABASE, V4_NB, is_wanted);
+    let counters = Arc::<OvsdbCounters>::default();
+    let update = whole(
+        &replica,
+        &mut Converter::new(DATABASE.name, counters.clone()),
+    );
+    assert_eq!(counters.rows_skipped.load(Relaxed), 0);
+    let services = update.load_balancers.into_iter();
+    let services: Vec<_> = services.filter_map(|(_, service)| service).collect();
+    assert!(!services.is_empty());
+    for service in services {
+        assert_eq!(service.service, "kube-system/dns-default");
+        assert_eq!(service.addresses, [[10, 96, 0, 10].into()].into());
+    }
+    let gateways = update.gateway_ports.into_iter();
+    let gateways: Vec<_> = gateways.filter_map(|(_, port)| port).collect();
+    let [gateway] = &gateways[..] else {
+        panic!("one node: {gateways:?}");
+    };
+    assert_eq!(gateway.addresses, [[172, 18, 0, 2].into()].into());
+}
+
+#[test]
+fn addresses_of_load_balancers_come_with_ports_and_without() {
+    let id = |number: u8| RowId::new(u128::from(number)).to_string();
+    let row = |name: &str, vips: Value| {
+        let owner = json!([
+            ["k8s.ovn.org/owner", "ns1/web"],
+            ["k8s.ovn.org/kind", "Service"]
+        ]);
+        json!({"initial": {"name": name, "vips": ["map", vips], "external_ids": ["map", owner]}})
+    };
+    let mut replica = Replica::new(&DATABASE);
+    let rows = json!({"Load_Balancer": {
+        id(1): row("Service_ns1/web_TCP_cluster", json!([
+            ["10.96.0.7:80", "10.244.0.3:8080"], ["[fd00:10:96::7]:80", ""], ["198.51.100.7", ""],
+        ])),
+        id(2): row("Service_ns1/web_TCP_node_router_node1", json!([["198.51.100.8:80", ""]])),
+        id(3): row("Service_ns1/web_TCP_cluster", json!([["web:80", ""]])),
+    }});
+    replica.apply(rows).unwrap();
+    let counters = Arc::<OvsdbCounters>::default();
+    let update = whole(
+        &replica,
+        &mut Converter::new(DATABASE.name, counters.clone()),
+    );
+    assert_eq!(counters.rows_skipped.load(Relaxed), 1);
+    let [(_, Some(service))] = &update.load_balancers[..] else {
+        panic!("{:?}", update.load_balancers);
+    };
+    let addresses = ["10.96.0.7", "198.51.100.7", "fd00:10:96::7"];
+    assert_eq!(
+        service.addresses,
+        addresses.map(|text| text.parse().unwrap()).into()
+    );
+}

@@ -177,3 +177,25 @@ fn the_condition_compares_one_column_by_equality_only() {
         [json!(["priority", "==", 1]), json!(["priority", "==", 2])]
     );
 }
+
+#[test]
+fn the_addresses_of_nodes_are_those_of_their_tunnels() {
+    let id = |number: u8| RowId::new(u128::from(number)).to_string();
+    let mut replica = Replica::new(&DATABASE);
+    let rows = json!({"Encap": {
+        id(1): {"initial": {"ip": "172.18.0.2"}},
+        id(2): {"initial": {"ip": "fd00::2"}},
+        id(3): {"initial": {"ip": "node3"}},
+    }});
+    replica.apply(rows).unwrap();
+    let (mut converter, counters) = converter();
+    let update = whole(&replica, &mut converter);
+    assert_eq!(counters.rows_skipped.load(Relaxed), 1);
+    let nodes = update
+        .encapsulations
+        .into_iter()
+        .filter_map(|(_, encap)| encap);
+    let mut nodes: Vec<_> = nodes.map(|encap| encap.ip.to_string()).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, ["172.18.0.2", "fd00::2"]);
+}

@@ -1,8 +1,14 @@
 //! Pods and name servers that ask and answer for no other reason than to do harm.
 
+use proptest::{
+    prelude::*,
+    test_runner::{Config as ProptestConfig, TestRunner},
+};
+
 use super::*;
 use crate::limits::{
-    CACHED_NAMES_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND, NAMES_PER_ADDRESS_MAX,
+    CACHED_NAMES_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX,
+    HELD_MAX, NAMES_PER_ADDRESS_MAX, REFUSALS_REPORTED_MAX, TCP_CONNECTIONS_MAX,
 };
 
 /// Different addresses, as many as are asked for.
@@ -261,4 +267,213 @@ fn a_pod_has_room_for_so_many_names_and_the_node_for_those_of_many() {
     let most = node.engine.cache.limits().names_per_port_max();
     assert!((most / 2..=most).contains(&names), "{names} of {most}");
     assert!(names < CACHED_NAMES_MAX);
+}
+
+/// What a hostile pod, or a hostile name server, does.
+#[derive(Clone, Debug)]
+enum Harm {
+    /// An answer with a name below one of [`SUFFIXES`] and many addresses, perhaps held.
+    Answer {
+        pod: usize,
+        labels: Vec<u8>,
+        suffix: usize,
+        from: u32,
+        count: u32,
+        ttl: u32,
+        held: bool,
+    },
+    /// The same answer many times.
+    Flood(u32),
+    /// A frame that nobody has asked for, of whatever kind, on whatever interface.
+    Frame {
+        ifindex: u32,
+        bytes: Vec<u8>,
+        held: bool,
+    },
+    /// A TCP segment or an IP fragment of a stream of its own.
+    Part { stream: u16, is_tcp: bool },
+    /// Time passes, in milliseconds.
+    Pass(u64),
+    /// The EgressFirewall says something else.
+    Edit(bool),
+    /// The pod is another one under the same name.
+    Recreate(usize),
+}
+
+const SUFFIXES: [&str; 5] = [
+    "example.com",
+    "bad.test",
+    "evil.test",
+    "a.b.example.com",
+    "test",
+];
+const HOSTILE: [(&str, u8); 2] = [("p1", 5), ("p2", 6)];
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let labels = prop_oneof![
+        proptest::collection::vec(1..=63_u8, 0..4),
+        proptest::collection::vec(Just(1_u8), 0..115),
+    ];
+    let count = prop_oneof![1..6_u32, 200..3000_u32];
+    let answer = (
+        0..2_usize,
+        labels,
+        0..5_usize,
+        0..1_u32 << 14,
+        count,
+        any::<bool>(),
+    );
+    prop_oneof![
+        8 => (answer, prop_oneof![Just(0), Just(1), Just(u32::MAX)]).prop_map(
+            |((pod, labels, suffix, from, count, held), ttl)| {
+                Harm::Answer { pod, labels, suffix, from, count, ttl, held }
+            }
+        ),
+        2 => (1..40_u32).prop_map(Harm::Flood),
+        2 => (0..300_u32, proptest::collection::vec(any::<u8>(), 0..120), any::<bool>())
+            .prop_map(|(ifindex, bytes, held)| Harm::Frame { ifindex, bytes, held }),
+        2 => (any::<u16>(), any::<bool>()).prop_map(|(stream, is_tcp)| Harm::Part { stream, is_tcp }),
+        3 => prop_oneof![0..20_u64, 1000..5000_u64, 3_000_000..5_000_000_u64].prop_map(Harm::Pass),
+        1 => any::<bool>().prop_map(Harm::Edit),
+        1 => (0..2_usize).prop_map(Harm::Recreate),
+    ]
+}
+
+/// An answer whose name has labels of these lengths before the suffix; as many as fit.
+fn hostile_frame(labels: &[u8], suffix: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
+    let mut name = suffix.to_owned();
+    for (number, length) in labels.iter().enumerate() {
+        let label = format!("{number:x}").repeat(63);
+        let longer = format!("{}.{name}", &label[..usize::from(*length)]);
+        if longer.len() <= 253 {
+            name = longer;
+        }
+    }
+    // What a datagram has room for, if no name is compressed.
+    let room = 65_000 / (name.len() + 16);
+    let addresses = &addresses[..addresses.len().min(room)];
+    answer_frame(&name, addresses, ttl)
+}
+
+/// The first part of something in IPv4: a TCP segment with half a message, or a fragment.
+fn part(stream: u16, is_tcp: bool) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    let (flags, protocol) = if is_tcp { (0, 6) } else { (0x20, 17) };
+    frame.extend([0x08, 0x00, 0x45, 0, 0, 64]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend([flags, 0, 64, protocol, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
+    frame.extend([0, 53]);
+    frame.extend(stream.to_be_bytes());
+    if is_tcp {
+        frame.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x12, 1, 0, 0, 0, 0, 0]);
+    }
+    frame.resize(14 + 64, 7);
+    frame
+}
+
+fn do_harm(node: &mut Node, harms: &[Harm]) {
+    let mut last = None;
+    for (turn, harm) in harms.iter().enumerate() {
+        match harm {
+            Harm::Answer {
+                pod,
+                labels,
+                suffix,
+                from,
+                count,
+                ttl,
+                held,
+            } => {
+                let told = addresses(*from, *count);
+                let bytes = hostile_frame(labels, SUFFIXES[*suffix], &told, *ttl);
+                let ifindex = ifindex_of(node.pods[&format!("ns1_{}", HOSTILE[*pod].0)]);
+                last = Some((ifindex, bytes.clone()));
+                let frame = Frame {
+                    held: *held,
+                    ..frame(ifindex, node.now, &bytes)
+                };
+                node.give(Input::Frame(frame));
+            }
+            Harm::Flood(times) => {
+                for _ in 0..*times {
+                    if let Some((ifindex, bytes)) = &last {
+                        node.give(Input::Frame(frame(*ifindex, node.now, bytes)));
+                    }
+                }
+            }
+            Harm::Frame {
+                ifindex,
+                bytes,
+                held,
+            } => {
+                let frame = Frame {
+                    held: *held,
+                    ..frame(*ifindex, node.now, bytes)
+                };
+                node.give(Input::Frame(frame));
+            }
+            Harm::Part { stream, is_tcp } => {
+                for number in 0..200 {
+                    let bytes = part(stream.wrapping_add(number), *is_tcp);
+                    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+                    node.give(Input::Frame(frame(ifindex, node.now, &bytes)));
+                }
+            }
+            Harm::Pass(millis) => node.pass(Duration::from_millis(*millis)),
+            Harm::Edit(denies_all) => {
+                let mut rules = vec![deny("bad.test"), allow("example.com")];
+                rules.extend(denies_all.then(deny_all));
+                node.set_firewall(&rules);
+                node.set_ovn(&rules);
+            }
+            Harm::Recreate(pod) => {
+                let (name, host) = HOSTILE[*pod];
+                node.remove_interface(name);
+                let row = RowId::new(0x1000 * (turn as u128 + 1) + u128::from(host));
+                node.add_pod_as(name, host, &format!("uid-{turn}"), row);
+            }
+        }
+        check_bounds(node);
+    }
+}
+
+/// Every collection that hostile input can make grow is within a bound that follows from the limits.
+fn check_bounds(node: &Node) {
+    let engine = &node.engine;
+    let ports = engine.ports.iter().count();
+    engine.cache.check();
+    let most = engine.cache.limits().addresses_per_port_max;
+    assert!(
+        node.switch.len() <= 2 * ports * most,
+        "{} flows",
+        node.switch.len()
+    );
+    assert!(engine.hold.len() <= HELD_MAX);
+    let [connections, datagrams] = engine.answers.sizes();
+    assert!(connections <= TCP_CONNECTIONS_MAX && datagrams <= FRAGMENTED_MAX);
+    let [pending, lost, foreign] = engine.switch.sizes();
+    assert!(pending == 0 && lost <= ports * most && foreign <= FOREIGN_FLOWS_MAX);
+    assert!(engine.budget.accounts() <= ports && engine.out.accounts() <= ports);
+    let (remembered, of_one) = engine.refused.remembered();
+    assert!(remembered <= ports && of_one <= REFUSALS_REPORTED_MAX);
+    assert!(engine.out.commands.is_empty() && engine.out.reports.is_empty());
+}
+
+#[test]
+fn whatever_is_asked_and_answered_every_collection_stays_within_its_bound() {
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let harms = proptest::collection::vec(harm(), 1..40);
+    let result = runner.run(&harms, |harms| {
+        let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);
+        node.add_pod("p2", 6);
+        let limits = node.engine.cache.limits_mut();
+        (limits.addresses_per_port_max, limits.addresses_per_name_max) = (64, 16);
+        do_harm(&mut node, &harms);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
 }

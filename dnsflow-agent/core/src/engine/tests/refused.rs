@@ -1,0 +1,144 @@
+//! What is never opened, and what becomes of it when that changes.
+
+use super::*;
+use crate::{
+    ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
+    refused::Refusals,
+};
+
+fn node_has(node: &mut Node, address: Option<[u8; 4]>) {
+    let row = address.map(|ip| Encapsulation { ip: ip.into() });
+    node.give(Input::Sb(SbUpdate {
+        encapsulations: vec![(RowId::new(0xeca), row)],
+        ..SbUpdate::default()
+    }));
+}
+
+fn refusals_of(node: &Node) -> Vec<(&'static str, u64)> {
+    let refused = node.engine.refused().iter();
+    let refused = refused.filter(|(_, count)| *count > 0);
+    refused
+        .map(|(reason, count)| (crate::counter_vec::Label::as_str(reason), count))
+        .collect()
+}
+
+#[test]
+fn addresses_of_nodes_and_services_are_not_opened() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node_has(&mut node, Some(ADDRESS));
+    node.give(Input::Nb(NbUpdate {
+        gateway_ports: vec![(
+            RowId::new(0x6a),
+            Some(GatewayPort {
+                addresses: [IpAddr::from(OTHER)].into(),
+            }),
+        )],
+        load_balancers: vec![(
+            RowId::new(0x1b),
+            Some(LoadBalancer {
+                service: "default/kubernetes".into(),
+                network: None,
+                addresses: [IpAddr::from([10, 96, 0, 1])].into(),
+            }),
+        )],
+        ..NbUpdate::default()
+    }));
+    node.answer(
+        "p1",
+        "example.com",
+        &[ADDRESS, OTHER, [10, 96, 0, 1], [10, 96, 0, 2]],
+        60,
+    );
+    assert_eq!(node.destinations(), ["10.96.0.2".to_owned()].into());
+    assert_eq!(refusals_of(&node), [("service", 1), ("node", 2)]);
+}
+
+#[test]
+fn what_comes_to_be_refused_is_closed_and_opens_again_when_it_is_no_more() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
+    assert_eq!(node.destinations().len(), 2);
+    node.reports.clear();
+    node_has(&mut node, Some(ADDRESS));
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    assert_eq!(refusals_of(&node), [("node", 1)]);
+    assert!(
+        node.reports
+            .iter()
+            .any(|report| matches!(report, Report::AddressRefused { reason: "node", .. }))
+    );
+    // Told again, it stays closed.
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    assert_eq!(node.destinations().len(), 1);
+    node_has(&mut node, None);
+    assert_eq!(node.destinations().len(), 2);
+    // The cluster's DNS.
+    let resolver = format!("{}:53", Ipv4Addr::from(OTHER));
+    node.give(Input::Resolvers([resolver.parse().expect("one")].into()));
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn what_a_rule_denies_is_closed_wherever_it_leads() {
+    let both = [
+        Rule {
+            ports: vec![Transport {
+                protocol: Protocol::Tcp,
+                port: Some(443),
+            }],
+            ..allow("bad.test")
+        },
+        deny("bad.test"),
+    ];
+    let mut node = Node::with(&both);
+    node.answer("p1", "bad.test", &[ADDRESS], 600);
+    let priorities = |node: &Node| -> BTreeSet<u16> {
+        let open = node.open();
+        open.iter().map(|(.., priority)| *priority).collect()
+    };
+    assert_eq!(priorities(&node), [10_999, 11_000].into());
+    node_has(&mut node, Some(ADDRESS));
+    assert_eq!(
+        priorities(&node),
+        [10_999].into(),
+        "what denies stays, what allows goes"
+    );
+    node.answer("p1", "bad.test", &[[127, 0, 0, 1]], 600);
+    assert!(
+        node.destinations().contains("127.0.0.1"),
+        "it is closed, not opened"
+    );
+    assert!(node.open().iter().all(|(.., priority)| *priority == 10_999));
+}
+
+/// What an agent finds after a restart, with these refusals.
+fn restarted(before: &mut Node, snapshot: &[SavedEntry], refusals: Refusals) -> Node {
+    let rules = [allow("example.com"), deny_all()];
+    let config = Config {
+        refusals,
+        ..Config::default()
+    };
+    after_restart_with(before, snapshot, &rules, config)
+}
+
+#[test]
+fn after_a_restart_what_is_refused_now_is_closed() {
+    let refusals = || {
+        let denied = ["203.0.113.1".parse().expect("a network")];
+        Refusals::new(&[], &denied, &[], &[]).expect("few networks")
+    };
+    for with_snapshot in [true, false] {
+        let mut before = Node::with(&[allow("example.com"), deny_all()]);
+        before.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
+        let mut snapshot = before.engine.snapshot(before.now);
+        if !with_snapshot {
+            snapshot.clear();
+        }
+        let node = restarted(&mut before, &snapshot, refusals());
+        assert_eq!(
+            node.destinations(),
+            ["203.0.113.2".to_owned()].into(),
+            "with a snapshot: {with_snapshot}"
+        );
+    }
+}
