@@ -905,7 +905,7 @@ fn share(flow: &mut InstalledFlow, before: Option<&InstalledFlow>) {
     }
 }
 
-/// Converts a flow of ours; `None` if it is not ours, or if [`Match`] cannot hold its match.
+/// Converts a flow of ours; `None` if it is not ours, or if [`FlowKey::matches`] cannot hold its match.
 fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
     Some(InstalledFlow {
         key: FlowKey {
