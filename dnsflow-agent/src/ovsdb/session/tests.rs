@@ -149,7 +149,7 @@ fn refusals_name_database_and_tables() {
         (
             &WRONG_DATABASE,
             sb::conditions(),
-            "database Open_vSwitch: cannot monitor Datapath_Binding, Port_Binding, Port_Group, \
+            "database Open_vSwitch: cannot monitor Datapath_Binding, Port_Binding, Port_Group, Encap, \
              Logical_Flow: unknown database: monitor_cond request specifies unknown database \
              Open_vSwitch",
         ),
