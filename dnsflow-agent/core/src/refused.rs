@@ -117,15 +117,19 @@ const PRIVATE: &[IpNet] = &[
 /// The most networks in one list of an option.
 pub const NETWORKS_MAX: usize = 256;
 
-/// Addresses that name no host elsewhere, as [`special`] refuses them.
-const SPECIAL: &[IpNet] = &[
-    v4([0, 0, 0, 0], 8),
-    v4([127, 0, 0, 0], 8),
-    v4([169, 254, 0, 0], 16),
-    v4([224, 0, 0, 0], 3),
-    v6([0, 0, 0, 0, 0, 0, 0, 0], 127),
-    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 9),
-    v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),
+/// Networks whose addresses name no host elsewhere, and why they are refused. Of two that have an
+/// address, the first counts.
+const SPECIAL: &[(IpNet, Refused)] = &[
+    (v4([0, 0, 0, 0], 8), Refused::Unspecified),
+    (v4([127, 0, 0, 0], 8), Refused::Loopback),
+    (v4([169, 254, 0, 0], 16), Refused::LinkLocal),
+    (v4([224, 0, 0, 0], 4), Refused::Multicast),
+    (v4([255, 255, 255, 255], 32), Refused::Broadcast),
+    (v4([240, 0, 0, 0], 4), Refused::Reserved),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Refused::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Refused::Loopback),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 9), Refused::LinkLocal),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Refused::Multicast),
 ];
 
 /// A prefix behind which a NAT64 of the network reaches IPv4 (RFC 6052, section 2.2).
@@ -378,7 +382,10 @@ impl Refusals {
                 (Refused::Service, is_service),
                 (Refused::Node, any_of(nodes)),
                 (Refused::Private, self.private && any(PRIVATE)),
-                (Refused::Reserved, any(SPECIAL)),
+                (
+                    Refused::Reserved,
+                    SPECIAL.iter().any(|(one, _)| overlap(one, allowed)),
+                ),
             ];
             let found = found.into_iter().filter(|(_, is_so)| *is_so);
             found.map(|(reason, _)| reason.as_str()).collect()
@@ -426,7 +433,9 @@ impl Refusals {
         if nodes.contains(&address) {
             return Err(Refused::Node);
         }
-        special(address)?;
+        if let Some((_, reason)) = SPECIAL.iter().find(|(net, _)| net.contains(&address)) {
+            return Err(*reason);
+        }
         if self.private && contain(PRIVATE, address) {
             return Err(Refused::Private);
         }
@@ -692,29 +701,6 @@ fn addresses(learned: &Learned) -> BTreeSet<IpAddr> {
 
 fn contain(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
-}
-
-/// Addresses that name no host elsewhere.
-fn special(address: IpAddr) -> Result<(), Refused> {
-    let refused = match address {
-        IpAddr::V4(address) => match address.octets() {
-            [0, ..] => Refused::Unspecified,
-            [127, ..] => Refused::Loopback,
-            [169, 254, ..] => Refused::LinkLocal,
-            [224..=239, ..] => Refused::Multicast,
-            [255, 255, 255, 255] => Refused::Broadcast,
-            [240..=255, ..] => Refused::Reserved,
-            _ => return Ok(()),
-        },
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Refused::Unspecified,
-        IpAddr::V6(Ipv6Addr::LOCALHOST) => Refused::Loopback,
-        IpAddr::V6(address) => match address.segments()[0] {
-            0xff00..=0xffff => Refused::Multicast,
-            0xfe80..=0xfeff => Refused::LinkLocal,
-            _ => return Ok(()),
-        },
-    };
-    Err(refused)
 }
 
 /// The IPv4 addresses that an IPv6 address may stand for.
