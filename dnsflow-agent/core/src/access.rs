@@ -13,7 +13,7 @@ use crate::{
     Timestamp,
     blocked::BlockedConnection,
     budget::FlowBudget,
-    cache::{Adopted, Cache, Entry, Resolution, Term},
+    cache::{Adopted, Cache, Entry, Learning, Resolution, Term},
     firewall::RuleAction,
     flow::{FlowKey, InstalledFlow},
     name::DomainName,
@@ -214,7 +214,8 @@ impl Access<'_> {
     ) {
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
-        self.cache.too_many_of_name(port, name, &whose, now, out);
+        let limit = Limit::AddressesOfName(name.clone());
+        self.cache.limit_reached(port, limit, &whose, now, out);
     }
 
     /// Namespace and logical port of a port, where the rules of a namespace hold for it.
@@ -247,7 +248,13 @@ impl Access<'_> {
     ) -> bool {
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
-        let learned = self.cache.learn(resolution, &whose, batch, now, out);
+        let learned = self.cache.learn(Learning {
+            resolution,
+            whose: &whose,
+            batch,
+            now,
+            out,
+        });
         if let Some(address) = learned.replan {
             self.replan_entry(resolution.port, address, batch, now);
         }

@@ -154,6 +154,20 @@ pub(crate) struct Resolution<'a> {
     pub(crate) comparisons: u32,
 }
 
+/// The step in which an address is learned.
+pub(crate) struct Learning<'a> {
+    /// The address.
+    pub(crate) resolution: Resolution<'a>,
+    /// Whose limits may be reached.
+    pub(crate) whose: Whose<'a>,
+    /// The changes of flows.
+    pub(crate) batch: &'a mut Batch,
+    /// The present.
+    pub(crate) now: Timestamp,
+    /// Counters and reports.
+    pub(crate) out: &'a mut Output,
+}
+
 /// What came of a [`Resolution`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Learned {
@@ -426,21 +440,14 @@ impl Cache {
     }
 
     /// Notes that a name leads to an address.
-    pub(crate) fn learn(
-        &mut self,
-        resolution: Resolution<'_>,
-        whose: Whose<'_>,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Learned {
+    pub(crate) fn learn(&mut self, mut learning: Learning<'_>) -> Learned {
         let Resolution {
             port: port_id,
             address,
             name,
             term,
             ..
-        } = resolution;
+        } = learning.resolution;
         let mut learned = Learned::default();
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
@@ -451,20 +458,19 @@ impl Cache {
             self.version += 1;
             return learned;
         }
-        let made = self.make_room(resolution, whose, batch, now, out);
-        match made {
+        match self.make_room(&mut learning) {
             Room::Made { replan } => learned.replan = replan,
             Room::None(limit) => {
-                let max = self.limits.of(&limit);
                 let by_use = !matches!(limit, Limit::NamesOfAddress(_) | Limit::DeniedAddresses);
                 learned.read_counters_soon = by_use;
+                let Learning {
+                    whose, now, out, ..
+                } = learning;
                 match limit {
                     Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
                     _ => out.counters.addresses_refused += 1,
                 }
-                if let Some(port) = self.ports.get_mut(&port_id) {
-                    port.limit_reached(port_id, limit, max, whose, now, out);
-                }
+                self.limit_reached(port_id, limit, whose, now, out);
                 return learned;
             }
         }
@@ -479,21 +485,14 @@ impl Cache {
     }
 
     /// Makes room for one more name of an address, and for the address if it is new.
-    fn make_room(
-        &mut self,
-        resolution: Resolution<'_>,
-        whose: Whose<'_>,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Room {
+    fn make_room(&mut self, learning: &mut Learning<'_>) -> Room {
         let Resolution {
             port: id,
             address,
             name,
             term,
             ..
-        } = resolution;
+        } = learning.resolution;
         let limits = self.limits;
         let Some(port) = self.ports.get_mut(&id) else {
             return Room::Made { replan: None };
@@ -505,38 +504,25 @@ impl Cache {
             match least.filter(|_| term.is_denied) {
                 Some(least) => {
                     port.forget_name(&least, address);
-                    out.counters.names_dropped += 1;
+                    learning.out.counters.names_dropped += 1;
                 }
                 None => return Room::None(Limit::NamesOfAddress(address)),
             }
         }
         let is_full = names_of.is_none() && port.entries.len() >= limits.addresses_per_port_max;
         let has_all_names = port.names >= limits.names_per_port_max();
-        if is_full
-            && !self.evict(
-                id,
-                Limit::AddressesOfPod,
-                resolution,
-                whose,
-                batch,
-                now,
-                out,
-            )
-        {
+        if is_full && !self.evict(id, Limit::AddressesOfPod, learning) {
             return Room::None(self.limit_of_pod(id));
         }
-        if has_all_names && !is_full {
-            let limit = Limit::NamesOfPod;
-            if !self.evict(id, limit.clone(), resolution, whose, batch, now, out) {
-                return Room::None(limit);
-            }
+        if has_all_names && !is_full && !self.evict(id, Limit::NamesOfPod, learning) {
+            return Room::None(Limit::NamesOfPod);
         }
         if self.names.total() >= CACHED_NAMES_MAX {
             // The port that has most gives way; of those that have as much, this one.
             let most = self.names.most().unwrap_or(id);
             let is_one_of_most = self.names.of(id) >= self.names.of(most);
             let most = if is_one_of_most { id } else { most };
-            if !self.evict(most, Limit::NamesOfNode, resolution, whose, batch, now, out) {
+            if !self.evict(most, Limit::NamesOfNode, learning) {
                 return Room::None(Limit::NamesOfNode);
             }
         }
@@ -548,7 +534,7 @@ impl Cache {
         if of_name < limits.addresses_per_name_max || term.is_denied {
             return Room::Made { replan: None };
         }
-        match self.evict_of_name(resolution, whose, batch, now, out) {
+        match self.evict_of_name(learning) {
             None => Room::None(Limit::AddressesOfName(name.clone())),
             replan => Room::Made { replan },
         }
@@ -564,83 +550,83 @@ impl Cache {
 
     /// Forgets the address of a port that matters least, because of a limit; `false` where all may be in
     /// use or are denied.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what every step here needs, and the limit"
-    )]
-    fn evict(
-        &mut self,
-        id: PortId,
-        limit: Limit,
-        resolution: Resolution<'_>,
-        whose: Whose<'_>,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
-        let limits = self.limits;
-        let Some(port) = self.ports.get_mut(&id) else {
-            return false;
-        };
-        let is_forced = resolution.term.is_denied;
-        let comparisons = resolution.comparisons;
-        let candidate = port.candidate(limits.idle_grace, comparisons, is_forced, now);
+    fn evict(&mut self, id: PortId, limit: Limit, learning: &mut Learning<'_>) -> bool {
+        let idle_grace = self.limits.idle_grace;
+        let Resolution {
+            term, comparisons, ..
+        } = learning.resolution;
+        let candidate = self
+            .ports
+            .get_mut(&id)
+            .and_then(|port| port.candidate(idle_grace, comparisons, term.is_denied, learning.now));
         let Some(address) = candidate else {
             return false;
         };
-        let entry = port.entries.get(&address);
-        let is_open = entry.is_some_and(|entry| !entry.installed.is_empty());
-        if is_open {
-            let max = limits.of(&limit);
-            port.limit_reached(id, limit, max, whose, now, out);
-        }
+        self.evicted(id, address, limit, learning);
         if let Some(entry) = self.take(id, address) {
-            out.counters.addresses_evicted += 1;
-            entry.installed.close(address, batch);
+            entry.installed.close(address, learning.batch);
         }
         true
     }
 
     /// Takes a name from the one of its addresses that matters least; returns that address. All of them
     /// are looked at once for each answer.
-    fn evict_of_name(
-        &mut self,
-        resolution: Resolution<'_>,
-        whose: Whose<'_>,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Option<IpAddr> {
-        let Resolution { port: id, name, .. } = resolution;
-        let limits = self.limits;
+    fn evict_of_name(&mut self, learning: &mut Learning<'_>) -> Option<IpAddr> {
+        let Resolution { port: id, name, .. } = learning.resolution;
+        let idle_grace = self.limits.idle_grace;
         let port = self.ports.get_mut(&id)?;
-        let address = port.candidate_of_name(name, limits.idle_grace, now)?;
-        let entry = port.entries.get(&address);
-        if entry.is_some_and(|entry| !entry.installed.is_empty()) {
-            let limit = Limit::AddressesOfName(name.clone());
-            port.limit_reached(id, limit, limits.addresses_per_name_max, whose, now, out);
-        }
-        port.forget_name(name, address);
+        let address = port.candidate_of_name(name, idle_grace, learning.now)?;
+        self.evicted(id, address, Limit::AddressesOfName(name.clone()), learning);
+        self.ports.get_mut(&id)?.forget_name(name, address);
         self.count_names(id);
-        out.counters.addresses_evicted += 1;
-        self.end_expired(id, address, batch, now);
+        self.end_expired(id, address, learning.batch, learning.now);
         Some(address)
     }
 
-    /// Reports that an answer had more addresses of a name than are looked at.
-    pub(crate) fn too_many_of_name(
+    /// Counts an address that makes room because of a limit, and reports the limit if the address is open.
+    fn evicted(&mut self, id: PortId, address: IpAddr, limit: Limit, learning: &mut Learning<'_>) {
+        learning.out.counters.addresses_evicted += 1;
+        let entry = self.entry(id, address);
+        if entry.is_some_and(|entry| !entry.installed.is_empty()) {
+            self.limit_reached(id, limit, learning.whose, learning.now, learning.out);
+        }
+    }
+
+    /// Reports that not all is open that the rules allow, or not all closed that they deny: once, until
+    /// it was far below the limit.
+    pub(crate) fn limit_reached(
         &mut self,
         id: PortId,
-        name: &DomainName,
+        limit: Limit,
         whose: Whose<'_>,
         now: Timestamp,
         out: &mut Output,
     ) {
-        if let Some(port) = self.ports.get_mut(&id) {
-            let limit = Limit::AddressesOfName(name.clone());
-            let max = self.limits.addresses_per_name_max;
-            port.limit_reached(id, limit, max, whose, now, out);
+        let max = self.limits.of(&limit);
+        let Some(reported) = self
+            .ports
+            .get_mut(&id)
+            .map(|port| &mut port.limits_reported)
+        else {
+            return;
+        };
+        if reported.contains(&limit) {
+            return;
         }
+        let Some((namespace, port)) = whose(id) else {
+            return;
+        };
+        if reported.len() >= LIMITS_REPORTED_MAX {
+            reported.clear();
+        }
+        reported.insert(limit.clone());
+        let report = Report::LimitReached {
+            namespace,
+            port,
+            limit,
+            max,
+        };
+        out.report_of_pod(id, report, now);
     }
 
     /// From now on, addresses are counted whose use the next count will not tell.
@@ -926,36 +912,6 @@ impl PortCache {
         }
         of_name > limits.addresses_per_name_max / 2
             || self.uncounted > limits.addresses_per_port_max / 2
-    }
-
-    /// Reports that not all is open that the rules allow, or not all closed that they deny: once, until
-    /// it was far below the limit.
-    fn limit_reached(
-        &mut self,
-        id: PortId,
-        limit: Limit,
-        max: usize,
-        whose: Whose<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        if self.limits_reported.contains(&limit) {
-            return;
-        }
-        let Some((namespace, port)) = whose(id) else {
-            return;
-        };
-        if self.limits_reported.len() >= LIMITS_REPORTED_MAX {
-            self.limits_reported.clear();
-        }
-        self.limits_reported.insert(limit.clone());
-        let report = Report::LimitReached {
-            namespace,
-            port,
-            limit,
-            max,
-        };
-        out.report_of_pod(id, report, now);
     }
 
     /// The address of a name that matters least; `None` where all are in use. All are looked at once for

@@ -109,9 +109,13 @@ impl Setup {
         };
         let mut batch = self.switch.begin(at(0));
         let whose = |_| Some(("ns1".to_owned(), "ns1_p1".to_owned()));
-        let learned = self
-            .cache
-            .learn(resolution, &whose, &mut batch, at(0), &mut self.out);
+        let learned = self.cache.learn(Learning {
+            resolution,
+            whose: &whose,
+            batch: &mut batch,
+            now: at(0),
+            out: &mut self.out,
+        });
         assert!(batch.is_empty(), "nothing is open");
         learned
     }
