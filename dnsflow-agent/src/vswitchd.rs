@@ -316,6 +316,8 @@ const SHOW_DATAPATHS: &str = "dpif/show";
 /// `ovs-appctl dpctl/dump-flows --names DATAPATH filter=…`: megaflows, one on each line, with the names
 /// of ports in place of their numbers.
 const DUMP_MEGAFLOWS: &str = "dpctl/dump-flows";
+/// `ovs-appctl dpctl/dump-conntrack DATAPATH`: connections, one on each line.
+const DUMP_CONNECTIONS: &str = "dpctl/dump-conntrack";
 
 /// A reply; vswitchd has an error's text in `error`, or null.
 #[derive(Deserialize)]
@@ -368,6 +370,17 @@ impl Vswitchd {
             command: SHOW_DATAPATHS,
             expected: "a datapath with the bridge",
         })
+    }
+
+    /// The connections that the datapath of a bridge tracks, one on each line. Only ovs-vswitchd's own
+    /// datapath (`netdev`) can be asked so.
+    ///
+    /// # Errors
+    ///
+    /// If there is no answer, or the answer is too long.
+    pub async fn connections(&mut self, bridge: &str) -> Result<String, VswitchdError> {
+        let datapath = self.datapath_of(bridge).await?;
+        self.ask(&[DUMP_CONNECTIONS, &datapath]).await
     }
 
     /// The megaflows of a datapath that pass a filter, one on each line.

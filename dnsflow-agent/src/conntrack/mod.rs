@@ -60,9 +60,6 @@ const FOUND_PART: usize = 1024;
 pub const BLOCKED: u32 = 1;
 /// How long the switch may take to take off marks.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// ovs-vswitchd's own datapath, as `dpctl` commands name it: its type and a name made of it
-/// (`open_dpif_backer` in Open vSwitch's ofproto/ofproto-dpif.c).
-const USERSPACE_DATAPATH: &str = "netdev@ovs-netdev";
 /// The longest dump that is read: about 300,000 connections.
 const DUMP_MAX_BYTES: usize = 64 << 20;
 
@@ -243,8 +240,7 @@ impl Conntrack {
                 .map_err(ConntrackError::Panicked)?
                 .map_err(ConntrackError::Kernel)?,
             Datapath::Userspace => {
-                let command = ["dpctl/dump-conntrack", USERSPACE_DATAPATH];
-                let dump = self.vswitchd.ask(&command).await;
+                let dump = self.vswitchd.connections(&self.bridge_name).await;
                 text::blocked(&dump.map_err(ConntrackError::Vswitchd)?)
             }
         };
