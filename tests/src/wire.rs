@@ -3,8 +3,11 @@
 use std::{
     io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    ptr,
     time::Duration,
 };
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The index of an interface in this thread's network namespace; zero where there is none.
 ///
@@ -27,30 +30,7 @@ impl Wire {
     ///
     /// Where the kernel refuses, or there is no such interface.
     pub fn open(name: &str) -> Self {
-        let protocol = (libc::ETH_P_ALL as u16).to_be();
-        let socket = socket(libc::AF_PACKET, libc::SOCK_RAW, i32::from(protocol));
-        let socket = socket.expect("a socket");
-        // SAFETY: all zero is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = protocol;
-        address.sll_ifindex = ifindex(name) as i32;
-        // SAFETY: the address is of the length given.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as u32,
-            )
-        };
-        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(Duration::from_secs(10)),
-        )
-        .expect("a timeout");
-        Self(socket)
+        Self(packet_socket(name, &[], Duration::from_secs(10)))
     }
 
     /// Sends a frame out of the interface.
@@ -97,12 +77,47 @@ impl Wire {
     }
 }
 
-fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+/// A packet socket for all frames of the interface of this name in this thread's network namespace.
+/// `options`: of the level `SOL_PACKET`, with their values. No read waits for longer than `timeout`.
+///
+/// # Panics
+///
+/// Where the kernel refuses, or there is no such interface.
+pub fn packet_socket(name: &str, options: &[(i32, u32)], timeout: Duration) -> OwnedFd {
+    // With protocol 0, the socket takes no frame of other interfaces before it is bound (packet(7)).
     // SAFETY: plain integers; the descriptor is new and ours.
-    unsafe {
-        match libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) {
-            -1 => Err(io::Error::last_os_error()),
-            fd => Ok(OwnedFd::from_raw_fd(fd)),
-        }
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        assert_ne!(fd, -1, "{}", io::Error::last_os_error());
+        OwnedFd::from_raw_fd(fd)
+    };
+    for (option, value) in options {
+        // SAFETY: the value is of the length given.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                *option,
+                ptr::from_ref(value).cast(),
+                size_of_val(value) as u32,
+            )
+        };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
     }
+    // SAFETY: all zero is a valid address.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = ifindex(name) as i32;
+    // SAFETY: the address is of the length given.
+    let bound = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of_val(&address) as u32,
+        )
+    };
+    assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+    set_socket_timeout(&socket, Timeout::Recv, Some(timeout)).expect("a timeout");
+    socket
 }

@@ -18,6 +18,7 @@ use crate::{
     netns::{Wire, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns, remove_link},
     own_addresses,
     test_run::query_of,
+    with_veth,
 };
 
 const ROW: RowId = RowId::new(1);
@@ -83,11 +84,7 @@ fn by(attach: Option<AttachKind>) -> Options {
 
 /// What holds for both ways to attach.
 fn across_the_wire(attach: Option<AttachKind>) {
-    in_new_netns(|| {
-        let Some(mut program) = load(&by(attach)) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&by(attach), |mut program| {
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         exchange(&host, &pod, &answer());
         assert_eq!(program.captured(), 0, "not attached yet");
@@ -162,11 +159,7 @@ fn a_long_frame_in_pieces_is_captured_whole() {
 
 #[test]
 fn a_tagged_query_does_not_count() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         program.attached_for_a_while("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         // The kernel takes the tag out of the frame before the program on ingress sees it
@@ -190,11 +183,7 @@ fn a_tagged_query_does_not_count() {
 
 #[test]
 fn a_tag_that_the_kernel_keeps_beside_the_frame_is_none_within() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         if let Err(error) = add_vlan("tagged", "host", 5) {
             let why = format!("this kernel makes no VLAN interface: {error}");
             not_run(&this_test(), format!("{why}; {LEFT_TO_VM}"));
@@ -220,11 +209,7 @@ fn a_tag_that_the_kernel_keeps_beside_the_frame_is_none_within() {
 
 #[test]
 fn every_length_names_the_header_it_ends_in() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         program.attached("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         let options = Extension::Options {
@@ -306,11 +291,7 @@ fn every_length_names_the_header_it_ends_in() {
 
 #[test]
 fn fragments_follow_their_first_one() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         program.attached_for_a_while("host");
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         for answer in [answer(), answer().over_v6()] {
@@ -382,11 +363,7 @@ fn a_veth_that_comes_later_is_attached_by_its_event() {
 
 #[test]
 fn a_question_asked_before_it_could_be_seen_is_answered() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         let frame = answer().build();
         let send = |program: &mut Loaded| {
@@ -465,11 +442,7 @@ fn two_agents_see_the_same_packets_with_tcx() {
 
 #[test]
 fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&by(Some(AttachKind::Clsact))) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&by(Some(AttachKind::Clsact)), |mut program| {
         add_ingress_qdisc(ifindex("host"));
         let input = program.attach("host");
         let Input::AttachFailed { reason, .. } = input else {

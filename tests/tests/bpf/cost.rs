@@ -10,7 +10,6 @@ use std::{
 
 use dnsflow_agent::capture::{EGRESS, INGRESS, Options, RingSize};
 use dnsflow_common::{Reason, walk::TCP_ACK};
-use dnsflow_core::name::DomainName;
 use dnsflow_tests::frames::{Answer, Frame, Transport};
 
 use crate::{Loaded, load, test_run::query_of, unshared};
@@ -128,15 +127,7 @@ fn what_a_packet_costs() {
 
     // No rule mentions this name, and its query stays pending: only the first counts. So it is
     // measured in pairs below.
-    let rules: Vec<DomainName> = vec!["example.com".parse().expect("a name")];
-    program
-        .capture
-        .names
-        .set_name_set(1, Some(dnsflow_core::input::NameSetId(1)));
-    program
-        .capture
-        .names
-        .set_names(dnsflow_core::input::NameSetId(1), &rules);
+    program.filter(1, &["example.com"]);
 
     // r0 = -1; exit: what a run costs by itself.
     let empty = RawProgram::load(&[0xffff_ffff_0000_00b7, 0x95]).expect("an empty program");

@@ -92,26 +92,21 @@ fn answers() -> impl Strategy<Value = Frame> {
         )
 }
 
+fn hash(name: &str) -> NameHash {
+    let name: DomainName = name.parse().expect("a name");
+    NameHash::of(name.wire())
+}
+
 #[test]
 fn kernel_and_host_agree() {
     let Some(mut program) = load(&unshared()) else {
         return;
     };
-    let rules: Vec<DomainName> = ["a", "b.b", "aa.ab"]
-        .iter()
-        .map(|name| name.parse().expect("a name"))
-        .collect();
-    program
-        .capture
-        .names
-        .set_name_set(1, Some(dnsflow_core::input::NameSetId(1)));
-    program
-        .capture
-        .names
-        .set_names(dnsflow_core::input::NameSetId(1), &rules);
+    let rules = ["a", "b.b", "aa.ab"];
+    program.filter(1, &rules);
     let mut model = Model {
         resolvers: BTreeSet::from(resolvers(53).map(|(ip, port)| ResolverKey::new(ip, port))),
-        names: Some(rules.iter().map(|name| NameHash::of(name.wire())).collect()),
+        names: Some(rules.map(hash).into()),
         sources: own_addresses()
             .ips
             .iter()

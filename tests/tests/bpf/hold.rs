@@ -10,7 +10,7 @@ use dnsflow_common::{
     Reason,
     walk::{TCP_ACK, TCP_FIN, TCP_SYN},
 };
-use dnsflow_core::{Timestamp, input::NameSetId};
+use dnsflow_core::Timestamp;
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
     support::{not_run, this_test},
@@ -20,13 +20,13 @@ use crate::{
     Loaded,
     cost::RawProgram,
     load,
-    netns::{Wire, add_veth, ifindex, in_new_netns},
+    netns::{Wire, ifindex},
     test_run::query_of,
+    with_veth,
 };
 
 /// The interface that programs under test run on.
 const IFINDEX: u32 = 1;
-const NAME_SET: NameSetId = NameSetId(7);
 
 fn answer(name: &str) -> Frame {
     Frame::to_pod(Answer::new(name, &[Ipv4Addr::new(192, 0, 2, 1)]).build())
@@ -69,9 +69,7 @@ impl Loaded {
 /// With a scope that has a name, and an agent that is well.
 fn holding() -> Option<Loaded> {
     let mut program = load(&Options::default())?;
-    let names = ["example.com".parse().expect("a name")];
-    program.capture.names.set_names(NAME_SET, &names);
-    program.capture.names.set_name_set(IFINDEX, Some(NAME_SET));
+    program.filter(IFINDEX, &["example.com"]);
     program.beat(now());
     Some(program)
 }
@@ -101,15 +99,14 @@ fn segments_are_held_but_for_the_first_of_a_connection() {
     ] {
         assert_eq!(program.run_once(&segment(flags).build()).0, reason);
     }
-    program.capture.names.set_names(NAME_SET, &[]);
+    program.filter(IFINDEX, &[]);
     let (reason, _) = program.run_once(&segment(TCP_ACK).build());
     assert_eq!(reason, Reason::NoRule, "no rule mentions any name");
     let (reason, _) = program.run_once(&segment(TCP_SYN | TCP_ACK).build());
     assert_eq!(reason, Reason::NoRule);
     let sent = segment(TCP_ACK).turned().build();
     assert_eq!(program.ask(&sent), Reason::NoRule, "nor what the pod sends");
-    let names = ["example.com".parse().expect("a name")];
-    program.capture.names.set_names(NAME_SET, &names);
+    program.filter(IFINDEX, &["example.com"]);
     assert_eq!(program.ask(&sent), Reason::Captured);
     let records = program.drain();
     assert!(records.len() == 1 && records[0].from_pod && !records[0].held);
@@ -221,24 +218,15 @@ fn fragments_are_not_held() {
 
 /// Taken off one veth, put back on it, and seen by nobody in between; to the sender, all is well.
 fn there_and_back(attach: Option<AttachKind>) {
-    in_new_netns(|| {
-        let mark = NonZeroU32::new(0x00c0_ffee);
-        let options = Options {
-            attach,
-            release_mark: mark,
-            ..Options::default()
-        };
-        let Some(mut program) = load(&options) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    let mark = NonZeroU32::new(0x00c0_ffee);
+    let options = Options {
+        attach,
+        release_mark: mark,
+        ..Options::default()
+    };
+    with_veth(&options, |mut program| {
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let names = ["example.com".parse().expect("a name")];
-        program.capture.names.set_names(NAME_SET, &names);
-        program
-            .capture
-            .names
-            .set_name_set(ifindex("host"), Some(NAME_SET));
+        program.filter(ifindex("host"), &["example.com"]);
         program.attached("host");
         program.beat(now());
         let answer = answer("www.example.com");
@@ -266,17 +254,13 @@ fn there_and_back(attach: Option<AttachKind>) {
 /// Another program takes the mark off what is put back.
 #[test]
 fn an_answer_whose_mark_is_cleared_does_not_go_round() {
-    in_new_netns(|| {
-        let mark = NonZeroU32::new(0x00c0_ffee);
-        let options = Options {
-            attach: Some(AttachKind::Tcx),
-            release_mark: mark,
-            ..Options::default()
-        };
-        let Some(mut program) = load(&options) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    let mark = NonZeroU32::new(0x00c0_ffee);
+    let options = Options {
+        attach: Some(AttachKind::Tcx),
+        release_mark: mark,
+        ..Options::default()
+    };
+    with_veth(&options, |mut program| {
         // r2 = 0; skb->mark = r2; r0 = TCX_NEXT; exit.
         let clearing = RawProgram::load(&[
             0x0000_0000_0000_02b7,
@@ -290,12 +274,7 @@ fn an_answer_whose_mark_is_cleared_does_not_go_round() {
             return;
         };
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
-        let names = ["example.com".parse().expect("a name")];
-        program.capture.names.set_names(NAME_SET, &names);
-        program
-            .capture
-            .names
-            .set_name_set(ifindex("host"), Some(NAME_SET));
+        program.filter(ifindex("host"), &["example.com"]);
         program.attached("host");
         program.beat(now());
         let mut releaser =

@@ -21,11 +21,16 @@ use dnsflow_agent::capture::{
     self, Attach as _, Capture, CaptureError, Drained, EGRESS, INGRESS, Options,
 };
 use dnsflow_common::Reason;
-use dnsflow_core::{input::SourceAddresses, ovn::rows::MacAddress};
+use dnsflow_core::{
+    input::{NameSetId, SourceAddresses},
+    name::DomainName,
+    ovn::rows::MacAddress,
+};
 use dnsflow_tests::{
     frames::{Frame, POD_MAC},
     support::{not_run, this_test},
 };
+use netns::{add_veth, in_new_netns};
 
 /// "Continue": `TC_ACT_UNSPEC` and `TCX_NEXT`.
 const CONTINUE: u32 = u32::MAX;
@@ -76,8 +81,8 @@ fn unshared() -> Options {
     }
 }
 
-/// Loads the programs and lets them trust the resolver that frames come from, and the addresses of the pod that they go to at the
-/// loopback interface; `None`, and a word about it, where this process may not.
+/// Loads the programs. They trust the resolver that frames come from, and the addresses of the pod that
+/// frames go to, at the loopback interface. `None`, and a word about it, where this process may not.
 fn load(options: &Options) -> Option<Loaded> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -97,16 +102,41 @@ fn load(options: &Options) -> Option<Loaded> {
     let trusted: Vec<_> = ports.flat_map(|port| resolvers(*port)).collect();
     let errors = capture.resolvers.set(&trusted);
     assert!(errors.is_empty(), "{errors:?}");
-    let program = capture.attacher.attachments.program_mut();
-    program.trust_sources(1, &own_addresses());
-    Some(Loaded {
+    let mut loaded = Loaded {
         capture,
         runtime,
         at: 1,
-    })
+    };
+    loaded.trust_at(1);
+    Some(loaded)
+}
+
+/// Runs `test` with a veth in a network namespace of its own: `host`, whose programs are loaded, and `pod`.
+fn with_veth(options: &Options, test: impl FnOnce(Loaded) + Send) {
+    in_new_netns(|| {
+        if let Some(program) = load(options) {
+            add_veth("host", "pod", 1500);
+            test(program);
+        }
+    });
 }
 
 impl Loaded {
+    /// Lets only answers for these names and those below them leave the kernel at an interface.
+    fn filter(&mut self, ifindex: u32, names: &[&str]) {
+        let name_set = NameSetId(ifindex);
+        let names = names.iter().map(|name| name.parse().expect("a name"));
+        let names: Vec<DomainName> = names.collect();
+        self.capture.names.set_names(name_set, &names);
+        self.capture.names.set_name_set(ifindex, Some(name_set));
+    }
+
+    /// Trusts what comes from the pod's addresses at an interface.
+    fn trust_at(&mut self, ifindex: u32) {
+        let program = self.capture.attacher.attachments.program_mut();
+        program.trust_sources(ifindex, &own_addresses());
+    }
+
     fn ebpf(&mut self) -> &mut Ebpf {
         self.capture.attacher.attachments.program_mut().ebpf_mut()
     }

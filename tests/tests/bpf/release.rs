@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -19,6 +19,7 @@ use dnsflow_tests::{
     frames::{Answer, Frame},
     process::wait_until,
     support::{not_run, this_test},
+    wire::packet_socket,
 };
 
 use crate::netns::{Elsewhere, add_veth, ifindex, in_new_netns, remove_link};
@@ -48,46 +49,8 @@ struct Tap(OwnedFd);
 
 impl Tap {
     fn open(name: &str, option: (i32, u32)) -> Self {
-        // SAFETY: plain integers; the descriptor is new and ours.
-        let socket = unsafe {
-            let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-            assert_ne!(fd, -1, "{}", io::Error::last_os_error());
-            OwnedFd::from_raw_fd(fd)
-        };
-        for (option, value) in [(PACKET_VNET_HDR, 1u32), option] {
-            // SAFETY: the value is of the length given.
-            let set = unsafe {
-                libc::setsockopt(
-                    socket.as_raw_fd(),
-                    libc::SOL_PACKET,
-                    option,
-                    (&raw const value).cast(),
-                    4,
-                )
-            };
-            assert_eq!(set, 0, "{}", io::Error::last_os_error());
-        }
-        // SAFETY: all zero is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = ifindex(name) as i32;
-        // SAFETY: the address is of the length given.
-        let bound = unsafe {
-            libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as u32,
-            )
-        };
-        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
-        rustix::net::sockopt::set_socket_timeout(
-            &socket,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(Duration::from_millis(50)),
-        )
-        .expect("a timeout");
-        Self(socket)
+        let options = [(PACKET_VNET_HDR, 1), option];
+        Self(packet_socket(name, &options, Duration::from_millis(50)))
     }
 
     /// What comes in.

@@ -20,9 +20,10 @@ use dnsflow_tests::frames::{Answer, Fragment, Frame, Transport, query};
 
 use crate::{
     Loaded, load,
-    netns::{add_veth, ifindex, in_new_netns},
+    netns::ifindex,
     own_addresses, resolvers,
     test_run::{answer, query_of},
+    with_veth,
 };
 
 #[test]
@@ -322,16 +323,9 @@ fn where_no_address_is_known_nothing_counts() {
 /// What a pod does with the interface's own slots, at two interfaces.
 #[test]
 fn a_pod_that_asks_without_end_displaces_only_its_own_questions() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         let (flooding, other) = (1, ifindex("host"));
-        let attachments = &mut program.capture.attacher.attachments;
-        attachments
-            .program_mut()
-            .trust_sources(other, &own_addresses());
+        program.trust_at(other);
         let (asked, answer) = (query_of(&answer()).build(), answer().build());
         program.at = other;
         assert_eq!(program.ask(&asked), Reason::QueryRecorded);
@@ -365,16 +359,9 @@ fn a_pod_that_asks_without_end_displaces_only_its_own_questions() {
 /// The same for the ring buffer: a flood over TCP, in both directions.
 #[test]
 fn a_pod_over_its_share_loses_only_its_own_records() {
-    in_new_netns(|| {
-        let Some(mut program) = load(&Options::default()) else {
-            return;
-        };
-        add_veth("host", "pod", 1500);
+    with_veth(&Options::default(), |mut program| {
         let (flooding, other) = (1, ifindex("host"));
-        let attachments = &mut program.capture.attacher.attachments;
-        attachments
-            .program_mut()
-            .trust_sources(other, &own_addresses());
+        program.trust_at(other);
         let segment = Frame {
             transport: Transport::Tcp {
                 seq: 1,
