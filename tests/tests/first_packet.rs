@@ -131,7 +131,8 @@ fn start_agent(lab: &Lab) -> Agent {
 }
 
 /// How many answers the agent gave back although a megaflow still dropped packets on the path, or
-/// although the switch had not confirmed the flow: they had been held for as long as is allowed.
+/// although the switch had not confirmed the flow: they had been held for as long as is allowed. An answer
+/// is counted as one of both (`what_ended_the_wait_of_an_answer_is_counted_once` in the core).
 fn given_up(log: &str) -> u64 {
     let held = log
         .lines()

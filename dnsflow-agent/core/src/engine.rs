@@ -604,7 +604,11 @@ impl Engine {
 
     /// The end of every input: what all changes together ask for.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
-        self.hold.applied(self.switch.revalidated(now), now);
+        // First the frames that are overdue: the switch's megaflows did not end their wait.
+        self.hold.release_due(now, &mut self.out);
+        let hold = &self.hold;
+        let over = self.switch.revalidated(|batch| hold.awaits(batch), now);
+        self.hold.applied(over, now);
         self.hold.release_due(now, &mut self.out);
         self.switch.find_dropping(now, &mut self.out);
         if self.switch.is_up() {

@@ -194,15 +194,20 @@ impl Revalidation {
         over
     }
 
-    /// The batches whose time is over.
-    pub fn expired(&mut self, now: Timestamp) -> Vec<BatchId> {
+    /// The batches whose time is over. `is_held` says whether a frame is still held for a batch: a frame
+    /// that has left did not wait to the end, and is not counted here.
+    pub fn expired(&mut self, is_held: impl Fn(BatchId) -> bool, now: Timestamp) -> Vec<BatchId> {
         let expired = self.waiting.iter();
         let expired = expired.filter(|(_, waiting)| waiting.until().0 <= now);
         let over: Vec<(BatchId, RevalidationEvent)> = expired
             .map(|(batch, waiting)| (*batch, waiting.until().1))
             .collect();
         for (batch, why) in &over {
-            self.end(*batch, *why);
+            if is_held(*batch) {
+                self.end(*batch, *why);
+            } else {
+                self.waiting.remove(batch);
+            }
         }
         over.into_iter().map(|(batch, _)| batch).collect()
     }

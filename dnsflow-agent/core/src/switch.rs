@@ -444,9 +444,14 @@ impl Switch {
         }
     }
 
-    /// The batches whose wait for revalidation is over.
-    pub(crate) fn revalidated(&mut self, now: Timestamp) -> Vec<BatchId> {
-        self.revalidation.expired(now)
+    /// The batches whose wait for revalidation is over by time. `is_held` says whether a frame is still
+    /// held for a batch.
+    pub(crate) fn revalidated(
+        &mut self,
+        is_held: impl Fn(BatchId) -> bool,
+        now: Timestamp,
+    ) -> Vec<BatchId> {
+        self.revalidation.expired(is_held, now)
     }
 
     /// Sets how long a pass of the revalidators takes behind a change of flows.

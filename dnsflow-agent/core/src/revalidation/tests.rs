@@ -70,8 +70,12 @@ fn what_drops_for_good_ends_the_wait_before_frames_have_to_go() {
     begin(&mut revalidation, 1, &[path(5, 1)], 0);
     revalidation.look(at(0)).expect("a look");
     assert_eq!(revalidation.looked(Some(&[path(5, 1)]), at(1)), []);
-    assert_eq!(revalidation.expired(at(89)), [], "whatever the estimate");
-    assert_eq!(revalidation.expired(at(90)), [BatchId(1)]);
+    assert_eq!(
+        revalidation.expired(|_| true, at(89)),
+        [],
+        "whatever the estimate"
+    );
+    assert_eq!(revalidation.expired(|_| true, at(90)), [BatchId(1)]);
     assert_eq!(revalidation.events()[RevalidationEvent::Dropping], 1);
 }
 
@@ -82,7 +86,7 @@ fn a_datapath_that_cannot_be_asked_is_not_asked_again_for_the_same_batch() {
     revalidation.look(at(0)).expect("a look");
     assert_eq!(revalidation.looked(None, at(1)), []);
     assert_eq!(revalidation.look(at(20)), None);
-    assert_eq!(revalidation.expired(at(40)), [BatchId(1)]);
+    assert_eq!(revalidation.expired(|_| true, at(40)), [BatchId(1)]);
     assert_eq!(revalidation.events()[RevalidationEvent::Estimated], 1);
 }
 
@@ -91,8 +95,8 @@ fn a_pass_for_the_batch_before_is_waited_for_too() {
     let mut revalidation = waiting();
     let paths = [path(5, 1)].into();
     revalidation.begin(BatchId(1), paths, at(98), false, at(100));
-    assert_eq!(revalidation.expired(at(142)), []);
-    assert_eq!(revalidation.expired(at(143)), [BatchId(1)]);
+    assert_eq!(revalidation.expired(|_| true, at(142)), []);
+    assert_eq!(revalidation.expired(|_| true, at(143)), [BatchId(1)]);
 }
 
 #[test]
@@ -157,7 +161,7 @@ fn a_look_is_for_so_many_paths_only() {
         revalidation.looked(Some(&[]), at(1)),
         [BatchId(2), BatchId(3)]
     );
-    assert_eq!(revalidation.expired(at(40)), [BatchId(1)]);
+    assert_eq!(revalidation.expired(|_| true, at(40)), [BatchId(1)]);
 }
 
 #[test]

@@ -74,8 +74,8 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     let is_over = setup.switch.applied(id, Ok(()), true, NOW, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
     assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(id));
-    assert_eq!(setup.switch.revalidated(NOW), []);
-    assert_eq!(setup.switch.revalidated(NOW + pass), [id]);
+    assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
+    assert_eq!(setup.switch.revalidated(|_| true, NOW + pass), [id]);
     assert_eq!(setup.switch.wait_for(&installed), Wait::Nothing);
 }
 

@@ -231,6 +231,34 @@ fn a_megaflow_that_drops_for_good_costs_less_than_hold_max() {
 }
 
 #[test]
+fn what_ended_the_wait_of_an_answer_is_counted_once() {
+    let ended = |node: &Node| {
+        let overrun = node.engine.hold_events()[HoldEvent::Overrun];
+        let dropping = node.engine.revalidation_events()[RevalidationEvent::Dropping];
+        (overrun, dropping)
+    };
+    // The switch confirms so late that the answer has to leave first.
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    node.switch_answers = false;
+    node.held_answer("example.com", &[ADDRESS]);
+    let batch = node.batches_open()[0];
+    node.pass(HOLD_MAX / 2);
+    node.reply(batch, Ok(()));
+    node.pass(HOLD_MAX);
+    assert_eq!((node.released().len(), ended(&node)), (1, (1, 0)));
+    // Both times are over before anybody looks.
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    node.held_answer("example.com", &[ADDRESS]);
+    node.now = node.now + HOLD_MAX;
+    node.pass(Duration::ZERO);
+    assert_eq!((node.released().len(), ended(&node)), (1, (1, 0)));
+    let mut node = beside_denied_packets(&[ADDRESS]);
+    node.held_answer("example.com", &[ADDRESS]);
+    node.pass(HOLD_MAX);
+    assert_eq!((node.released().len(), ended(&node)), (1, (0, 1)));
+}
+
+#[test]
 fn a_switch_that_goes_away_keeps_no_answer_that_it_has_confirmed() {
     let mut node = beside_denied_packets(&[ADDRESS]);
     let bytes = node.held_answer("example.com", &[ADDRESS]);
