@@ -243,36 +243,39 @@ fn the_first_denied_packet_is_counted_before_any_revalidation() {
     assert!(flows.lines().any(is_it), "{flows}");
 }
 
-/// What the agent has said of the wait for revalidation when it opened a name.
-fn revalidation_wait(agent: &Agent, name: &str) -> Option<String> {
-    let events = agent.events().expect("its log");
-    let opened = events.iter().map(|event| &event["fields"]);
-    let mut opened = opened.filter(|fields| fields["message"] == "opened");
-    let of_name = opened.find(|fields| fields["name"] == name)?;
-    of_name["revalidation_wait"].as_str().map(str::to_owned)
+/// What the agent says of the wait for revalidation when it opens a name. Its log may come behind the
+/// answer.
+fn revalidation_wait(agent: &Agent, name: &str) -> String {
+    let mut said = None;
+    wait_until("the event", PATIENT, || {
+        let events = agent.events()?;
+        let opened = events.iter().map(|event| &event["fields"]);
+        let mut opened = opened.filter(|fields| fields["message"] == "opened");
+        let of_name = opened.find(|fields| fields["name"] == name);
+        said = of_name.and_then(|fields| Some(fields["revalidation_wait"].as_str()?.to_owned()));
+        Ok(said.is_some())
+    })
+    .expect("it is opened");
+    said.expect("it says so")
 }
 
 #[test]
 fn answers_wait_for_revalidation_only_where_packets_were_denied_lately() {
     let lab = lab!("hold-denied", agent);
-    let records: Vec<String> = (0..200)
-        .map(|n| format!("s{n}.example.com. 30 IN A {}", web(1 + n % 8)))
+    let records: Vec<String> = (0..8)
+        .map(|n| format!("s{n}.example.com. 30 IN A {}", web(1 + n)))
         .chain((0..200).map(|n| format!("f{n}.example.com. 30 IN A 198.51.100.{n}")))
         .collect();
     firewall_for(&lab, &records);
-    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    // Where other work keeps the machine busy, a pass of the revalidators takes long.
+    let agent = lab.start_agent(&HOLD_MAX_OPTION);
+    let agent = agent.expect("the agent is ready");
     let mut names = (0..200).map(|n| format!("f{n}.example.com"));
     let mut fresh = || {
         let name = names.next().expect("another name");
         let told = lab.pod("ns1_pod1").resolve(&name).expect("it asks");
         assert_eq!(told.len(), 1, "{name}");
-        let mut said = None;
-        wait_until("the event", PATIENT, || {
-            said = revalidation_wait(&agent, &name);
-            Ok(said.is_some())
-        })
-        .expect("it is opened");
-        said.expect("it was waited for")
+        revalidation_wait(&agent, &name)
     };
     assert_eq!(fresh(), "denied_lately", "nobody has looked yet");
     let mut quiet = || {
@@ -283,24 +286,32 @@ fn answers_wait_for_revalidation_only_where_packets_were_denied_lately() {
         .expect("nothing is denied")
     };
     quiet();
+    // One after the other, so that each has an address that no other name has opened before.
+    let mut servers = (0..8).map(|n| format!("s{n}.example.com"));
+    let mut fetch = || {
+        let name = servers.next().expect("another name");
+        let before = syns_sent_again(&lab);
+        let fetched = lab
+            .pod("ns1_pod1")
+            .fetch(&format!("http://{name}/"), PATIENT);
+        assert!(fetched.expect("curl runs").result.is_ok(), "{name}");
+        assert_eq!(syns_sent_again(&lab), before, "{name}");
+        revalidation_wait(&agent, &name)
+    };
     // A neighbour is denied, then the name is resolved and connected to at once.
-    let before = syns_sent_again(&lab);
+    let before = denied(&lab);
     send_denied(&lab, web(2));
-    let url = "http://s0.example.com/";
-    let fetched = lab.pod("ns1_pod1").fetch(url, PATIENT);
-    assert!(fetched.expect("curl runs").result.is_ok());
-    assert_eq!(syns_sent_again(&lab), before);
-    assert_eq!(
-        revalidation_wait(&agent, "s0.example.com").as_deref(),
-        Some("denied_lately")
-    );
+    wait_until("the packet to be denied", PATIENT, || {
+        Ok(denied(&lab) > before)
+    })
+    .expect("the switch sees it");
+    assert_eq!(fetch(), "denied_lately");
     quiet();
-    let url = "http://s2.example.com/";
-    let fetched = lab.pod("ns1_pod1").fetch(url, PATIENT);
-    assert!(fetched.expect("curl runs").result.is_ok());
-    assert_eq!(
-        revalidation_wait(&agent, "s2.example.com").as_deref(),
-        Some("quiet")
-    );
-    assert_eq!(syns_sent_again(&lab), before);
+    // The estimate of a pass may grow meanwhile, and with it the time for which nothing may be denied.
+    wait_until("a quiet fetch", Duration::from_secs(60), || {
+        let is_quiet = fetch() == "quiet";
+        thread::sleep(Duration::from_secs(u64::from(!is_quiet)));
+        Ok(is_quiet)
+    })
+    .expect("nothing is denied");
 }
