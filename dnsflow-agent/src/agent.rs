@@ -22,7 +22,7 @@ use std::{
 use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
-    input::HeldFrame,
+    input::{FlowQuestion, HeldFrame},
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -50,7 +50,7 @@ use crate::{
     },
     logging::LostLines,
     manifests,
-    openflow::{self, Event, questions::Question},
+    openflow::{self, Event},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
     rights::{self, WHILE_RUNNING, keep_only},
@@ -271,7 +271,7 @@ fn release_mark() -> NonZeroU32 {
 struct Outside {
     inputs: mpsc::Sender<Input<'static>>,
     found: mpsc::Sender<Input<'static>>,
-    questions: mpsc::Receiver<Question>,
+    questions: mpsc::Receiver<FlowQuestion>,
     conntrack_requests: mpsc::Receiver<conntrack::Request>,
     looks: mpsc::Receiver<Vec<Path>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
@@ -423,7 +423,7 @@ struct Hot {
     /// goes.
     attach: mpsc::UnboundedSender<AttachCommand>,
     openflow: openflow::Connection,
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<FlowQuestion>,
     conntrack: mpsc::Sender<conntrack::Request>,
     /// Questions for the megaflows that drop.
     datapath: mpsc::Sender<Vec<Path>>,
@@ -600,7 +600,7 @@ impl Hot {
                 Input::SwitchDown
             }
             Event::Applied { batch, result } => Input::Applied { batch, result },
-            Event::Counted { batch, counts } => Input::Counted { batch, counts },
+            Event::Reply(reply) => Input::Reply(reply),
             Event::CountLost { cookie } => Input::CountLost { cookie },
             Event::FlowLost {
                 key,
@@ -613,8 +613,6 @@ impl Hot {
             Event::ForeignFlow { key, cookie } => Input::ForeignFlow { key, cookie },
             Event::ForeignFlowGone { key } => Input::ForeignFlowGone { key },
             Event::MonitorGap => Input::MonitorGap,
-            // Questions are asked over another connection.
-            Event::Flows { .. } | Event::CookiesFound(_) => return,
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
@@ -676,7 +674,9 @@ impl Hot {
                 count,
                 ..
             } => self.openflow.apply_and_count(batch, changes, count),
-            Command::CountFlows(cookies) => self.openflow.count_flows(cookies),
+            // What the monitor says of the flows that are counted comes over the same connection.
+            Command::Ask(question @ FlowQuestion::Count(_)) => self.openflow.ask(question),
+            Command::Ask(question) => self.ask_switch(question),
             Command::TrustResolvers(resolvers) => {
                 let resolvers: Vec<_> = resolvers
                     .into_iter()
@@ -698,13 +698,11 @@ impl Hot {
                     self.engine.handle(Input::Dropping(None), now());
                 }
             }
-            Command::DumpFlows => self.ask_switch(Question::Dump),
             Command::MonitorTables(tables) => self.openflow.monitor_tables(tables),
             Command::FindBlocked => self.ask_conntrack(conntrack::Request::Find),
             Command::Unblock(connections) => {
                 self.ask_conntrack(conntrack::Request::Unblock(connections));
             }
-            Command::FindCookies(cookies) => self.ask_switch(Question::FindCookies(cookies)),
             Command::WatchLogicalFlows { priorities } => {
                 self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
             }
@@ -720,7 +718,7 @@ impl Hot {
         }
     }
 
-    fn ask_switch(&mut self, question: Question) {
+    fn ask_switch(&mut self, question: FlowQuestion) {
         if let Err(error) = self.questions.try_send(question) {
             warn!(%error, "a question to the switch was dropped");
             self.engine.handle(Input::QuestionRefused, now());

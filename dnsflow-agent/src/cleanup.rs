@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use dnsflow_core::{
     flow::{FlowChange, InstalledFlow},
-    input::{BatchError, BatchId},
+    input::{BatchError, BatchId, FlowQuestion, FlowReply},
 };
 use tokio::{runtime, time::timeout};
 
@@ -59,9 +59,9 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
     let mut found = Vec::new();
     loop {
         match connection.next().await {
-            Event::Up => connection.dump(),
+            Event::Up => connection.ask(FlowQuestion::Dump),
             Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
-            Event::Flows { mut flows, more } => {
+            Event::Reply(FlowReply::Flows { mut flows, more }) => {
                 // The flows beyond one batch come again with the next dump.
                 flows.truncate(CHANGES_MAX - found.len());
                 found.append(&mut flows);
@@ -81,13 +81,12 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
             Event::Applied { result, .. } => {
                 result?;
                 // An agent that was still running may have added flows meanwhile.
-                connection.dump();
+                connection.ask(FlowQuestion::Dump);
             }
             Event::Refused { request, reason } => {
                 return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
             }
-            Event::CookiesFound(_)
-            | Event::Counted { .. }
+            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }

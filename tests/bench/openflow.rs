@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use dnsflow_agent::openflow::{Connection, Event};
 use dnsflow_core::{
     flow::{Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey},
-    input::BatchId,
+    input::{BatchId, FlowQuestion, FlowReply},
 };
 use tokio::{runtime::Runtime, time::timeout};
 
@@ -64,10 +64,10 @@ impl Client {
 
     /// The keys of every flow of dnsflow's.
     pub(crate) fn flows(&mut self) -> Result<Vec<FlowKey>> {
-        self.connection.dump();
+        self.connection.ask(FlowQuestion::Dump);
         let mut keys = Vec::new();
         self.wait(|event| {
-            let Event::Flows { flows, more } = event else {
+            let Event::Reply(FlowReply::Flows { flows, more }) = event else {
                 return None;
             };
             keys.extend(flows.into_iter().map(|flow| flow.key));

@@ -20,7 +20,7 @@ use dnsflow_core::{
         Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked, Match,
         Protocol, Sentinel, Transport,
     },
-    input::{BatchError, BatchId, CookieCount},
+    input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply},
 };
 use dnsflow_tests::{
     root::Root,
@@ -251,10 +251,10 @@ impl Client {
     }
 
     async fn dump(&mut self) -> Result<Vec<InstalledFlow>> {
-        self.connection.dump();
+        self.connection.ask(FlowQuestion::Dump);
         let mut found = Vec::new();
         self.until(|event| {
-            let Event::Flows { flows, more } = event else {
+            let Event::Reply(FlowReply::Flows { flows, more }) = event else {
                 return None;
             };
             found.extend_from_slice(flows);
@@ -266,11 +266,11 @@ impl Client {
 
     /// Every event up to the answer of a dump, which the switch gives after all that went before.
     async fn events_so_far(&mut self) -> Result<Vec<Event>> {
-        self.connection.dump();
+        self.connection.ask(FlowQuestion::Dump);
         let mut seen = Vec::new();
         self.until(|event| {
-            let done = matches!(event, Event::Flows { more: false, .. });
-            if !matches!(event, Event::Flows { .. }) {
+            let done = matches!(event, Event::Reply(FlowReply::Flows { more: false, .. }));
+            if !matches!(event, Event::Reply(FlowReply::Flows { .. })) {
                 seen.push(event.clone());
             }
             done.then_some(())
@@ -557,10 +557,10 @@ async fn cookies_are_found_in_every_table_by_all_their_bits() -> Result<()> {
     let mut client = Client::connect(&switch).await?;
     client
         .connection
-        .find_cookies(vec![0xaabb_ccdd, 0x11, 0x13, 0x99]);
+        .ask(FlowQuestion::Find(vec![0xaabb_ccdd, 0x11, 0x13, 0x99]));
     let found = client
         .until(|event| match event {
-            Event::CookiesFound(found) => Some(found.clone()),
+            Event::Reply(FlowReply::Found(found)) => Some(found.clone()),
             _ => None,
         })
         .await?;
@@ -744,10 +744,10 @@ fn counted(batch: u64, counts: &[(u32, u32, u64)]) -> Event {
         flows,
         packets,
     };
-    Event::Counted {
+    Event::Reply(FlowReply::Counted {
         batch: Some(BatchId(batch)),
         counts: counts.iter().map(count).collect(),
-    }
+    })
 }
 
 /// The order is what the engine relies on: what happened to the flows before, then their count, then
@@ -778,10 +778,10 @@ async fn flows_are_counted_behind_the_changes_of_a_batch() -> Result<()> {
     let expected = [counted(1, &[(7, 2, 1), (8, 0, 0)]), applied(1)];
     assert_eq!(client.apply_and_count(1, 1).await?, expected);
     // Written anew, as a restarted ovn-controller does.
-    client.connection.count_flows(vec![7, 8]);
+    client.connection.ask(FlowQuestion::Count(vec![7, 8]));
     assert!(matches!(
         client.events_so_far().await?[..],
-        [Event::Counted { batch: None, .. }]
+        [Event::Reply(FlowReply::Counted { batch: None, .. })]
     ));
     switch.ofctl("del-flows", &["cookie=0x7/-1"])?;
     switch.ofctl("add-flow", &[&denies(5)])?;

@@ -14,7 +14,7 @@ use dnsflow_core::{
     flow::{
         Action, Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Masked, Protocol, Transport,
     },
-    input::{FoundFlow, Frame},
+    input::{FlowQuestion, FlowReply, FoundFlow, Frame},
     name::DnsName,
     ovn::{
         acl::{self, AclMatch},
@@ -397,22 +397,23 @@ impl Node {
                             flows: vec![RowId::new(0x5eed << 96)],
                         })
                     }
-                    Command::FindCookies(cookies) => {
+                    Command::Ask(FlowQuestion::Find(cookies)) => {
                         let found = |&cookie: &u32| FoundFlow {
                             cookie,
                             table: BASE + 6,
                             actions: vec![],
                         };
-                        Some(Input::CookiesFound(cookies.iter().map(found).collect()))
+                        let found = cookies.iter().map(found).collect();
+                        Some(Input::Reply(FlowReply::Found(found)))
                     }
-                    Command::DumpFlows => {
+                    Command::Ask(FlowQuestion::Dump) => {
                         let flows = self.switch.iter().map(|(key, cookie)| InstalledFlow {
                             key: key.clone(),
                             cookie: *cookie,
                             packets: 0,
                         });
                         let flows = flows.collect();
-                        Some(Input::Flows { flows, more: false })
+                        Some(Input::Reply(FlowReply::Flows { flows, more: false }))
                     }
                     // Nothing is ever lost here.
                     Command::FindBlocked => Some(Input::Blocked {
@@ -430,7 +431,7 @@ impl Node {
                     | Command::FilterInterface { .. }
                     | Command::ForgetNames { .. }
                     | Command::Release(_)
-                    | Command::CountFlows(_)
+                    | Command::Ask(FlowQuestion::Count(_))
                     | Command::Detach { .. }
                     | Command::MonitorTables(_)
                     | Command::TrustSources { .. } => None,

@@ -27,7 +27,7 @@ use crate::{
     filter::Filter,
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
-    input::Frame,
+    input::{FlowReply, Frame},
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND},
     output::Output,
     ovn::view::Touched,
@@ -243,7 +243,7 @@ impl Engine {
                 let over = self.switch.dropping_found(dropping.as_deref(), now);
                 self.hold.applied(over, now);
             }
-            Input::Flows { flows, more } => {
+            Input::Reply(FlowReply::Flows { flows, more }) => {
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
                 if !more && let Some(changes) = switch.compared(&mut access, now, out) {
@@ -254,7 +254,9 @@ impl Engine {
                 let (mut access, switch, _) = self.access();
                 switch.flow_lost(&key, cookie, &mut access, now);
             }
-            Input::Counted { batch, counts } => self.switch.counted(batch, counts, now),
+            Input::Reply(FlowReply::Counted { batch, counts }) => {
+                self.switch.counted(batch, counts, now);
+            }
             Input::CountLost { cookie } => self.switch.count_lost(cookie),
             Input::ForeignFlow { key, cookie } => {
                 let (mut access, switch, out) = self.access();
@@ -282,7 +284,7 @@ impl Engine {
                 switch.blocked_found(connections, more, &access, now, out);
             }
             Input::Unblocked { unblocked, failed } => self.out.unblocked(unblocked, failed),
-            Input::CookiesFound(found) => {
+            Input::Reply(FlowReply::Found(found)) => {
                 if self.policy.learn(&found, now) {
                     let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
                     let (mut access, ..) = self.access();
@@ -697,9 +699,8 @@ fn may_change_plans(input: &Input<'_>) -> bool {
         input,
         Input::Frame(_)
             | Input::Applied { .. }
-            | Input::Counted { .. }
+            | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
             | Input::CountLost { .. }
-            | Input::Flows { .. }
             | Input::FlowLost { .. }
             | Input::ForeignFlow { .. }
             | Input::ForeignFlowGone { .. }

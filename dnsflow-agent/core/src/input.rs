@@ -117,25 +117,12 @@ pub enum Input<'a> {
         /// `Ok` once the barrier's reply was read.
         result: Result<(), BatchError>,
     },
-    /// The result of [`Command::CountFlows`], or of the count of a [`Command::Apply`]; in the
-    /// second case [`Input::Applied`] follows. There may be no result.
-    Counted {
-        /// The batch behind whose changes the flows were counted, if there was one.
-        batch: Option<BatchId>,
-        /// One for each cookie.
-        counts: Vec<CookieCount>,
-    },
+    /// The switch has replied to [`Command::Ask`], or counted for a [`Command::Apply`].
+    Reply(FlowReply),
     /// A counted flow was removed, and its counter with it.
     CountLost {
         /// Its cookie.
         cookie: u32,
-    },
-    /// The result of [`Command::DumpFlows`]: dnsflow flows in the bridge, some at a time.
-    Flows {
-        /// Some of them.
-        flows: Vec<InstalledFlow>,
-        /// Whether others follow.
-        more: bool,
     },
     /// Someone else removed or replaced a flow of ours (flow monitor), or it timed out.
     FlowLost {
@@ -184,8 +171,6 @@ pub enum Input<'a> {
         /// As asked.
         priorities: BTreeSet<u16>,
     },
-    /// The result of [`Command::FindCookies`]: the flows found, each once.
-    CookiesFound(Vec<FoundFlow>),
     /// The result of [`Command::FindBlocked`]: some of the connections that OVN has blocked; none
     /// if they could not be read.
     Blocked {
@@ -201,6 +186,43 @@ pub enum Input<'a> {
         /// The number of those that could not be unblocked. Ended connections are in neither
         /// number.
         failed: usize,
+    },
+}
+
+/// A question about the switch's flows.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum FlowQuestion {
+    /// Which flows of dnsflow are there? [`FlowReply::Flows`] answers.
+    Dump,
+    /// Which flows have these cookies, in any table? [`FlowReply::Found`] answers. The cookies are
+    /// OVN's, whose upper half is zero.
+    Find(Vec<u32>),
+    /// How many packets have the flows with these cookies matched, in any table?
+    /// [`FlowReply::Counted`] answers, or nothing does. From now on, [`Input::CountLost`] comes when
+    /// one of the flows is removed.
+    Count(Vec<u32>),
+}
+
+/// What the switch replies to a [`FlowQuestion`]. The switch may refuse: then
+/// [`Input::QuestionRefused`] comes instead.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum FlowReply {
+    /// Flows of dnsflow, as many as came in one message.
+    Flows {
+        /// Some of them.
+        flows: Vec<InstalledFlow>,
+        /// Whether others follow.
+        more: bool,
+    },
+    /// The flows with the cookies asked for, in their order, each once.
+    Found(Vec<FoundFlow>),
+    /// The counters of the flows with the cookies asked for, or with those of a [`Command::Apply`]. In
+    /// the second case, [`Input::Applied`] follows.
+    Counted {
+        /// The batch behind whose changes the flows were counted, if there was one.
+        batch: Option<BatchId>,
+        /// One for each cookie.
+        counts: Vec<CookieCount>,
     },
 }
 
@@ -296,14 +318,11 @@ pub enum Command {
         /// `atomic`.
         count: Vec<u32>,
     },
-    /// Count the flows with these cookies in every table; answer with [`Input::Counted`]. From now
-    /// on, report when one of the flows is removed ([`Input::CountLost`]).
-    CountFlows(Vec<u32>),
+    /// Ask the switch; answer with [`Input::Reply`].
+    Ask(FlowQuestion),
     /// Look in the switch's datapath for megaflows that drop packets on these paths; answer with
     /// [`Input::Dropping`].
     FindDropping(Vec<Path>),
-    /// Read back every dnsflow flow; answer with [`Input::Flows`].
-    DumpFlows,
     /// Report lost flows of exactly these OpenFlow tables from now on.
     MonitorTables(BTreeSet<u8>),
     /// Watch the logical flows that have one of these priorities; [`Input::Sb`] brings them, then
@@ -320,8 +339,6 @@ pub enum Command {
         /// `Logical_Flow.table_id`.
         table_id: u8,
     },
-    /// Look for flows with these cookies in every table; answer with [`Input::CookiesFound`].
-    FindCookies(Vec<u32>),
     /// Look for the connections that OVN has blocked; answer with [`Input::Blocked`], always.
     FindBlocked,
     /// Take OVN's mark off these connections; answer with [`Input::Unblocked`].

@@ -8,7 +8,7 @@ use crate::{
     blocked::BlockedConnection,
     deadline::{self, Deadline, Why},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    input::{FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
+    input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::{
         ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
         TAKEOVER_MAX,
@@ -771,7 +771,7 @@ impl Policy {
             .take(ACTION_TEXTS_MAX)
             .collect();
         if !cookies.is_empty() {
-            out.command(Command::FindCookies(cookies));
+            out.command(Command::Ask(FlowQuestion::Find(cookies)));
         }
         if !wanted
             .iter()
@@ -787,7 +787,7 @@ fn ask(question: Option<Question>, out: &mut Output) {
         Some(Question::Sample { pipeline, table_id }) => {
             out.command(Command::SampleLogicalFlows { pipeline, table_id });
         }
-        Some(Question::Cookies(cookies)) => out.command(Command::FindCookies(cookies)),
+        Some(Question::Cookies(cookies)) => out.command(Command::Ask(FlowQuestion::Find(cookies))),
         None => {}
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     denied::RevalidationWait,
     flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
-    input::{BatchError, BatchId, CookieCount},
+    input::{BatchError, BatchId, CookieCount, FlowQuestion},
     limits::{
         COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RENEW_INTERVAL, RESTORE_DELAY,
         RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
@@ -713,7 +713,7 @@ impl Switch {
             comparison.unknown.clear();
             comparison.sentinels.clear();
             comparison.at = Some(now + COMPARE_INTERVAL);
-            out.command(Command::DumpFlows);
+            out.command(Command::Ask(FlowQuestion::Dump));
         }
     }
 

@@ -16,7 +16,7 @@ use bytes::{Buf, BytesMut};
 use dnsflow_core::{
     Timestamp,
     flow::FlowChange,
-    input::{BatchError, BatchId},
+    input::{BatchError, BatchId, FlowQuestion},
 };
 use tokio::{
     io::Interest,
@@ -153,28 +153,11 @@ impl Connection {
         }
     }
 
-    /// Counts flows by cookie; see [`Session::count_flows`]. Without a connection nothing happens.
-    /// The bytes wait as with [`Connection::apply`].
-    pub fn count_flows(&mut self, cookies: Vec<u32>) {
+    /// Asks a question; see [`Session::ask`]. Without a connection nothing happens: ask again after
+    /// [`Event::Up`].
+    pub fn ask(&mut self, question: FlowQuestion) {
         if let Link::Up(live) = &mut self.link {
-            live.session.count_flows(cookies);
-        }
-    }
-
-    /// Reads back every flow of ours; see [`Session::dump`]. Without a connection nothing happens:
-    /// ask again after [`Event::Up`].
-    pub fn dump(&mut self) {
-        if let Link::Up(live) = &mut self.link {
-            live.session.dump();
-        }
-        self.flush();
-    }
-
-    /// Looks for flows by cookie; see [`Session::find_cookies`]. Without a connection nothing
-    /// happens: ask again after [`Event::Up`].
-    pub fn find_cookies(&mut self, cookies: Vec<u32>) {
-        if let Link::Up(live) = &mut self.link {
-            live.session.find_cookies(cookies);
+            live.session.ask(question);
         }
         self.flush();
     }

@@ -37,8 +37,8 @@ pub use connection::Connection;
 pub use session::Session;
 
 use dnsflow_core::{
-    flow::{Cookie, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, CookieCount, FoundFlow},
+    flow::{Cookie, FlowKey},
+    input::{BatchError, BatchId, FlowReply},
 };
 
 /// After this long without a byte from the switch, the session sends an echo request; after as long
@@ -71,24 +71,10 @@ pub enum Event {
         /// `Ok` once the switch has answered a barrier behind the changes.
         result: Result<(), BatchError>,
     },
-    /// Flows of ours, from all tables: as many as came in one message.
-    Flows {
-        /// Some of them.
-        flows: Vec<InstalledFlow>,
-        /// Whether others follow.
-        more: bool,
-    },
-    /// The flows with the cookies asked for, ascending, without repetition.
-    CookiesFound(Vec<FoundFlow>),
-    /// The counters of the flows with the cookies to be counted.
-    Counted {
-        /// The batch behind whose changes the flows were counted, if there was one.
-        batch: Option<BatchId>,
-        /// One for each cookie.
-        counts: Vec<CookieCount>,
-    },
+    /// The reply to a question, or the counters for a batch.
+    Reply(FlowReply),
     /// A flow with a counted cookie was removed from a monitored table, and its counter with it.
-    /// The event comes once for each cookie until the next [`Session::count_flows`].
+    /// The event comes once for each cookie until the next [`FlowQuestion::Count`](dnsflow_core::input::FlowQuestion::Count).
     CountLost {
         /// Its cookie.
         cookie: u32,

@@ -6,31 +6,25 @@
 
 use std::path::PathBuf;
 
-use dnsflow_core::Input;
+use dnsflow_core::{
+    Input,
+    input::{FlowQuestion, FlowReply},
+};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::{Connection, Event};
 
-/// A question.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Question {
-    /// Every dnsflow flow; [`Input::Flows`] answers.
-    Dump,
-    /// Flows with these cookies; [`Input::CookiesFound`] answers.
-    FindCookies(Vec<u32>),
-}
-
 /// Asks the switch at `path` the `questions`, no faster than `inputs` takes the answers, until
 /// `inputs` is closed. For a question without an answer comes [`Input::QuestionRefused`].
 pub async fn ask(
     path: PathBuf,
-    mut questions: mpsc::Receiver<Question>,
+    mut questions: mpsc::Receiver<FlowQuestion>,
     inputs: mpsc::Sender<Input<'static>>,
 ) {
     let mut connection = Connection::new(path);
     let mut up = false;
-    let mut waiting: Vec<Question> = Vec::new();
+    let mut waiting: Vec<FlowQuestion> = Vec::new();
     let mut asked = 0_usize;
     loop {
         let event = tokio::select! {
@@ -61,22 +55,20 @@ pub async fn ask(
                 }
                 Input::QuestionRefused
             }
-            Event::Flows { flows, more } => Input::Flows { flows, more },
-            Event::CookiesFound(found) => Input::CookiesFound(found),
+            Event::Reply(reply) => Input::Reply(reply),
             Event::Refused { request, reason } => {
                 warn!(request, reason, "the switch refused a question");
                 Input::QuestionRefused
             }
-            // This connection writes, counts and monitors nothing.
+            // This connection writes and monitors nothing.
             Event::Applied { .. }
-            | Event::Counted { .. }
             | Event::CountLost { .. }
             | Event::FlowLost { .. }
             | Event::ForeignFlow { .. }
             | Event::ForeignFlowGone { .. }
             | Event::MonitorGap => continue,
         };
-        let is_last = !matches!(input, Input::Flows { more: true, .. });
+        let is_last = !matches!(input, Input::Reply(FlowReply::Flows { more: true, .. }));
         asked = asked.saturating_sub(usize::from(is_last));
         if inputs.send(input).await.is_err() {
             return;
@@ -84,13 +76,10 @@ pub async fn ask(
     }
 }
 
-fn put(connection: &mut Connection, waiting: &mut Vec<Question>) -> usize {
+fn put(connection: &mut Connection, waiting: &mut Vec<FlowQuestion>) -> usize {
     let asked = waiting.len();
     for question in waiting.drain(..) {
-        match question {
-            Question::Dump => connection.dump(),
-            Question::FindCookies(cookies) => connection.find_cookies(cookies),
-        }
+        connection.ask(question);
     }
     asked
 }

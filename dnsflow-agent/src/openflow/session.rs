@@ -27,7 +27,7 @@ use bytes::BytesMut;
 use dnsflow_core::{
     Timestamp,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, CookieCount, FoundFlow},
+    input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
 };
 
 use super::{
@@ -79,9 +79,7 @@ pub struct Session {
 #[derive(Debug)]
 enum Command {
     Apply(Changes),
-    Count(Vec<u32>),
-    Dump,
-    FindCookies(Vec<u32>),
+    Ask(FlowQuestion),
     MonitorTables(BTreeSet<u8>),
 }
 
@@ -244,8 +242,8 @@ impl Session {
     }
 
     /// Changes flows, each by itself, and counts the flows with these cookies (OVN's: the upper
-    /// half is zero) behind the changes. [`Event::Counted`] comes before [`Event::Applied`], or not
-    /// at all.
+    /// half is zero) behind the changes. [`FlowReply::Counted`] comes before [`Event::Applied`], or
+    /// not at all.
     pub fn apply_and_count(&mut self, batch: BatchId, changes: Vec<FlowChange>, count: Vec<u32>) {
         self.submit_changes(Changes {
             batch,
@@ -275,27 +273,20 @@ impl Session {
         });
     }
 
-    /// Reads every flow of ours; [`Event::Flows`] answers. Dumps that are asked for while one is
-    /// under way become one further dump.
-    pub fn dump(&mut self) {
-        self.ask(DUMP, Command::Dump);
-    }
-
-    /// Looks in all tables for flows with these cookies (OVN's: the upper half zero);
-    /// [`Event::CookiesFound`] answers.
-    pub fn find_cookies(&mut self, cookies: Vec<u32>) {
-        self.ask(FIND, Command::FindCookies(cookies));
-    }
-
-    /// Counts the flows with these cookies; [`Event::Counted`] answers, or nothing does. From now
-    /// on, [`Event::CountLost`] comes when one of the flows is removed from a monitored table.
-    pub fn count_flows(&mut self, cookies: Vec<u32>) {
-        self.ask(COUNT, Command::Count(cookies));
+    /// Asks a question; [`Event::Reply`] answers. Dumps that are asked for while one is under way
+    /// become one further dump. [`Event::CountLost`] tells only of flows in monitored tables.
+    pub fn ask(&mut self, question: FlowQuestion) {
+        let name = match question {
+            FlowQuestion::Dump => DUMP,
+            FlowQuestion::Find(_) => FIND,
+            FlowQuestion::Count(_) => COUNT,
+        };
+        self.request_later(name, Command::Ask(question));
     }
 
     /// Reports lost flows of exactly these tables from now on.
     pub fn monitor_tables(&mut self, tables: BTreeSet<u8>) {
-        self.ask(MONITOR, Command::MonitorTables(tables));
+        self.request_later(MONITOR, Command::MonitorTables(tables));
     }
 
     /// Takes bytes that the switch sent, in pieces of any size. Poll the events after each call.
@@ -362,10 +353,7 @@ impl Session {
             .map(|batch| batch.id)
             .chain(waiting.into_iter().filter_map(|command| match command {
                 Command::Apply(Changes { batch, .. }) => Some(batch),
-                Command::Count(_)
-                | Command::Dump
-                | Command::FindCookies(_)
-                | Command::MonitorTables(_) => None,
+                Command::Ask(_) | Command::MonitorTables(_) => None,
             }));
         self.events.extend(lost.map(|batch| Event::Applied {
             batch,
@@ -378,8 +366,8 @@ impl Session {
         self.counters
     }
 
-    /// Asks a question, or queues it behind an undecided atomic batch.
-    fn ask(&mut self, request: &'static str, command: Command) {
+    /// Makes a request, or queues the request behind an undecided atomic batch.
+    fn request_later(&mut self, request: &'static str, command: Command) {
         if !self.up {
             return;
         }
@@ -401,12 +389,12 @@ impl Session {
     fn run(&mut self, command: Command) {
         match command {
             Command::Apply(changes) => self.run_apply(&changes),
-            Command::Count(cookies) => {
+            Command::Ask(FlowQuestion::Dump) => self.run_dump(),
+            Command::Ask(FlowQuestion::Find(cookies)) => self.run_find(cookies),
+            Command::Ask(FlowQuestion::Count(cookies)) => {
                 self.run_count(None, &cookies);
                 self.counted = cookies.into_iter().collect();
             }
-            Command::Dump => self.run_dump(),
-            Command::FindCookies(cookies) => self.run_find(cookies),
             Command::MonitorTables(tables) => self.run_monitor(tables),
         }
     }
@@ -495,7 +483,7 @@ impl Session {
     fn run_find(&mut self, cookies: Vec<u32>) {
         let cookies: BTreeSet<u32> = cookies.into_iter().collect();
         if cookies.is_empty() {
-            return self.events.push_back(Event::CookiesFound(Vec::new()));
+            return self.reply(FlowReply::Found(Vec::new()));
         }
         if self.requests.len() + cookies.len() > REQUESTS_MAX {
             return self.too_many(FIND);
@@ -687,6 +675,10 @@ impl Session {
         }
     }
 
+    fn reply(&mut self, reply: FlowReply) {
+        self.events.push_back(Event::Reply(reply));
+    }
+
     fn finish_at(&mut self, at: usize) {
         if let Some(batch) = self.batches.remove(at) {
             self.finish(batch);
@@ -745,16 +737,17 @@ impl Session {
                 };
                 dump.shown.count(&flows);
                 let is_last = !reply.more && dump.shards.as_slice().is_empty();
-                self.events.push_back(Event::Flows {
-                    flows,
-                    more: !is_last,
-                });
                 if !reply.more {
                     self.requests.remove(&xid);
                     dump.next_at = Some(self.heard + SHARD_PAUSE);
                 }
+                let shown = dump.shown;
+                self.reply(FlowReply::Flows {
+                    flows,
+                    more: !is_last,
+                });
                 if is_last {
-                    self.shown = dump.shown;
+                    self.shown = shown;
                     self.dump_done();
                 }
             }
@@ -782,7 +775,7 @@ impl Session {
                     let found = mem::take(&mut search.found);
                     self.searches.remove(&number);
                     let found = found.into_iter().collect();
-                    self.events.push_back(Event::CookiesFound(found));
+                    self.reply(FlowReply::Found(found));
                 }
             }
             Some(Request::Count { .. } | Request::Monitor) | None => {
@@ -813,7 +806,7 @@ impl Session {
             && let Some(Count { batch, counts, .. }) = self.counts.remove(&number)
             && !self.paused
         {
-            self.events.push_back(Event::Counted { batch, counts });
+            self.reply(FlowReply::Counted { batch, counts });
         }
         Ok(())
     }
@@ -821,7 +814,7 @@ impl Session {
     fn dump_done(&mut self) {
         self.dump = None;
         if mem::take(&mut self.dump_again) {
-            self.dump();
+            self.ask(FlowQuestion::Dump);
         }
     }
 

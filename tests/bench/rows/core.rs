@@ -15,7 +15,7 @@ use dnsflow_core::{
     engine::{Config, Engine},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     flow::FlowChange,
-    input::Frame,
+    input::{FlowReply, Frame},
     limits::CacheLimits,
     name::DomainName,
     ovn::rows::{Interface, InterfaceUpdate, RowId},
@@ -130,10 +130,10 @@ fn is_of_entry(change: &FlowChange) -> bool {
 }
 
 /// What a dump of an empty switch brings.
-const EMPTY: Input<'static> = Input::Flows {
+const EMPTY: Input<'static> = Input::Reply(FlowReply::Flows {
     flows: Vec::new(),
     more: false,
-};
+});
 
 /// An engine on a bridge without OVN, with one pod and one rule.
 struct Node {

@@ -29,7 +29,8 @@ use crate::{
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Protocol, Sentinel, Transport},
     input::{
-        BatchError, BatchId, CookieCount, FoundFlow, Frame, LOGICAL_FLOW_SAMPLE_MAX, NameSetId,
+        BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, Frame,
+        LOGICAL_FLOW_SAMPLE_MAX, NameSetId,
     },
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
@@ -236,14 +237,15 @@ impl Node {
                             result: Ok(()),
                         })
                     }
-                    Command::DumpFlows if self.switch_answers => {
+                    Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
                         // As the switch does: some at a time, and the last may bring none.
                         for flows in self.dump().chunks(2) {
                             let (flows, more) = (flows.to_vec(), true);
-                            self.engine.handle(Input::Flows { flows, more }, self.now);
+                            let reply = FlowReply::Flows { flows, more };
+                            self.engine.handle(Input::Reply(reply), self.now);
                         }
                         let (flows, more) = (Vec::new(), false);
-                        Some(Input::Flows { flows, more })
+                        Some(Input::Reply(FlowReply::Flows { flows, more }))
                     }
                     Command::WatchLogicalFlows { priorities } => {
                         Some(Input::LogicalFlowsWatched { priorities })
@@ -255,9 +257,13 @@ impl Node {
                             flows: vec![RowId::new(0x5eed << 96)],
                         })
                     }
-                    Command::CountFlows(cookies) => Some(self.counted(None, &cookies)),
+                    Command::Ask(FlowQuestion::Count(cookies)) => {
+                        Some(self.counted(None, &cookies))
+                    }
                     Command::TrustSources { .. } => None,
-                    Command::FindCookies(cookies) => Some(Input::CookiesFound(self.find(&cookies))),
+                    Command::Ask(FlowQuestion::Find(cookies)) => {
+                        Some(Input::Reply(FlowReply::Found(self.find(&cookies))))
+                    }
                     Command::FilterNames { name_set, names } => {
                         self.kernel.names.insert(name_set, names);
                         None
@@ -301,7 +307,7 @@ impl Node {
                     Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
                     Command::Release(_)
                     | Command::Apply { .. }
-                    | Command::DumpFlows
+                    | Command::Ask(FlowQuestion::Dump)
                     | Command::Detach { .. }
                     | Command::TrustResolvers(_)
                     | Command::MonitorTables(_) => None,
@@ -332,7 +338,7 @@ impl Node {
             packets: self.ovn_packets.get(&cookie).copied().unwrap_or_default(),
         };
         let counts = cookies.iter().map(count).collect();
-        Input::Counted { batch, counts }
+        Input::Reply(FlowReply::Counted { batch, counts })
     }
 
     fn change_switch(&mut self, change: FlowChange) {
@@ -927,7 +933,7 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
     }));
     let mut out = Output::default();
     node.engine.policy.sampled(4, vec![], node.now, &mut out);
-    let [Command::FindCookies(cookies)] = &out.commands[..] else {
+    let [Command::Ask(FlowQuestion::Find(cookies))] = &out.commands[..] else {
         panic!("nothing to look for");
     };
     // No address set is empty in the last rule.

@@ -14,7 +14,7 @@ use crate::{
     Command, Timestamp,
     counter_vec::CounterVec,
     denied::{DenyCounters, RevalidationWait},
-    input::CookieCount,
+    input::{CookieCount, FlowQuestion},
     limits::{
         COUNT_DELAY, COUNT_INTERVAL, COUNTED_COOKIES_MAX, COUNTED_PER_BATCH_MAX, MEGAFLOW_IDLE,
         MEGAFLOW_IDLE_MARGIN,
@@ -169,7 +169,8 @@ impl Denials {
         }
         self.counters.retain(&all);
         if !all.is_empty() {
-            out.command(Command::CountFlows(all.into_iter().collect()));
+            let question = FlowQuestion::Count(all.into_iter().collect());
+            out.command(Command::Ask(question));
         }
     }
 

@@ -179,7 +179,7 @@ fn each_deadline_says_why() {
     let count = (NOW + COUNT_DELAY, Why::Count);
     assert_eq!(setup.switch.deadline(false), Some(count));
     setup.switch.start_comparison(true, NOW, &mut setup.out);
-    assert_eq!(setup.out.commands, [Command::DumpFlows]);
+    assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
     assert_eq!(setup.switch.deadline(true), None);

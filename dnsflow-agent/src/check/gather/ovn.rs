@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dnsflow_core::{
     Input,
+    input::{FlowQuestion, FlowReply},
     ovn::{
         rows::{Acl, LogicalFlow, Pipeline, RowId},
         template::AclTemplate,
@@ -192,8 +193,9 @@ impl Questions {
                     question = locator.sampled(table_id, &sample, now());
                 }
                 Some(Question::Cookies(cookies)) => {
-                    connection.find_cookies(cookies);
-                    if let openflow::Event::CookiesFound(found) = connection.next().await {
+                    connection.ask(FlowQuestion::Find(cookies));
+                    let event = connection.next().await;
+                    if let openflow::Event::Reply(FlowReply::Found(found)) = event {
                         let found = found.iter().map(|flow| (flow.cookie, flow.table));
                         locator.found(found, now());
                     } else {

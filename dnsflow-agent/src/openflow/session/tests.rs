@@ -90,7 +90,7 @@ const BARRIER: u8 = wire::OFPT_BARRIER_REQUEST;
 fn it_greets_first_and_takes_nothing_before_the_answer() {
     let mut session = Session::new(START);
     session.apply(BatchId(1), false, adds(1));
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     let mut output = BytesMut::new();
     session.transmit(&mut output);
     assert_eq!(
@@ -187,7 +187,7 @@ fn what_follows_an_atomic_batch_waits_for_its_decision() {
     sent(&mut session);
     session.apply(BatchId(2), false, adds(1));
     session.apply(BatchId(3), true, adds(2));
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     assert_eq!(sent(&mut session), []);
     barrier_reply(&mut session, 4);
     assert_eq!(
@@ -318,7 +318,7 @@ fn there_are_limits() {
     assert_eq!(events(&mut session), [failed(9999, 0, &text)]);
 
     let mut session = up();
-    session.find_cookies((0..=REQUESTS_MAX as u32).collect());
+    session.ask(FlowQuestion::Find((0..=REQUESTS_MAX as u32).collect()));
     assert_eq!(sent(&mut session), []);
     assert!(matches!(
         events(&mut session)[..],
@@ -330,16 +330,18 @@ fn there_are_limits() {
 fn a_dump_asked_for_during_a_dump_is_made_after_it() {
     let mut session = up();
     for _ in 0..3 {
-        session.dump();
+        session.ask(FlowQuestion::Dump);
     }
     let request = wire::OFPT_MULTIPART_REQUEST;
     assert_eq!(sent(&mut session), [(request, 2)]);
     let part = message(wire::OFPT_MULTIPART_REPLY, 2, &[0, 1, 0, 1, 0, 0, 0, 0]);
     let last = message(wire::OFPT_MULTIPART_REPLY, 2, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&part, START).unwrap();
-    let flows = |more| Event::Flows {
-        flows: Vec::new(),
-        more,
+    let flows = |more| {
+        Event::Reply(FlowReply::Flows {
+            flows: Vec::new(),
+            more,
+        })
     };
     assert_eq!(events(&mut session), [flows(true)]);
     session.receive(&last, START).unwrap();
@@ -354,18 +356,21 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
         v4: shards::SHARD_FLOWS,
         v6: 1,
     };
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     let request = wire::OFPT_MULTIPART_REQUEST;
     for (xid, more) in [(2, true), (3, false)] {
         assert_eq!(sent(&mut session), [(request, xid)]);
         let last = message(wire::OFPT_MULTIPART_REPLY, xid, &[0, 1, 0, 0, 0, 0, 0, 0]);
         session.receive(&last, START).unwrap();
         let flows = Vec::new();
-        assert_eq!(events(&mut session), [Event::Flows { flows, more }]);
+        assert_eq!(
+            events(&mut session),
+            [Event::Reply(FlowReply::Flows { flows, more })]
+        );
         assert_eq!(sent(&mut session), [], "the switch has other things to do");
         session.handle_timeout(START + SHARD_PAUSE).unwrap();
     }
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     assert_eq!(sent(&mut session), [(request, 4)]);
     let last = message(wire::OFPT_MULTIPART_REPLY, 4, &[0, 1, 0, 0, 0, 0, 0, 0]);
     session.receive(&last, START).unwrap();
@@ -376,7 +381,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
 fn a_dump_of_which_a_part_is_refused_is_over() {
     let mut session = up();
     session.shown.v4 = 4 * shards::SHARD_FLOWS;
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
     session.receive(&error, START).unwrap();
     assert!(matches!(
@@ -384,14 +389,14 @@ fn a_dump_of_which_a_part_is_refused_is_over() {
         [Event::Refused { request: DUMP, .. }]
     ));
     sent(&mut session);
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     assert_eq!(sent(&mut session), [(wire::OFPT_MULTIPART_REQUEST, 3)]);
 }
 
 #[test]
 fn a_question_that_is_refused_says_so() {
     let mut session = up();
-    session.dump();
+    session.ask(FlowQuestion::Dump);
     let error = message(wire::OFPT_ERROR, 2, &[0, 1, 0, 2]);
     session.receive(&error, START).unwrap();
     let refused = Event::Refused {
@@ -461,8 +466,8 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let mut session = up();
-        session.dump();
-        session.find_cookies(vec![1]);
+        session.ask(FlowQuestion::Dump);
+        session.ask(FlowQuestion::Find(vec![1]));
         let _ = session.receive(&bytes, START);
     }
 
@@ -492,7 +497,7 @@ proptest! {
         let mut session = up();
         session.apply(BatchId(1), true, adds(2));
         // Whatever xid the recording has, something is waiting for it.
-        session.find_cookies((0..40).collect());
+        session.ask(FlowQuestion::Find((0..40).collect()));
         barrier_reply(&mut session, 4);
         let _ = session.receive(&message, START);
         session.close();
@@ -514,10 +519,10 @@ fn counted(batch: Option<u64>, cookies: &[u32]) -> Event {
         flows: 2,
         packets: 3,
     };
-    Event::Counted {
+    Event::Reply(FlowReply::Counted {
         batch: batch.map(BatchId),
         counts: cookies.iter().map(count).collect(),
-    }
+    })
 }
 
 #[test]
@@ -549,7 +554,7 @@ fn a_count_that_is_refused_is_not_told() {
 #[test]
 fn with_too_many_questions_a_batch_goes_without_its_count() {
     let mut session = up();
-    session.count_flows((0..REQUESTS_MAX as u32).collect());
+    session.ask(FlowQuestion::Count((0..REQUESTS_MAX as u32).collect()));
     assert_eq!(sent(&mut session).len(), REQUESTS_MAX);
     session.apply_and_count(BatchId(1), adds(1), vec![7]);
     let kinds: Vec<_> = sent(&mut session).iter().map(|(kind, _)| *kind).collect();
@@ -578,7 +583,7 @@ fn the_end_of_a_flow_that_is_counted_is_told_once() {
     const REMOVED: u8 = 2;
     const MODIFIED: u8 = 3;
     let mut session = up();
-    session.count_flows(vec![7]);
+    session.ask(FlowQuestion::Count(vec![7]));
     count_reply(&mut session, 3);
     assert_eq!(events(&mut session), [counted(None, &[7])]);
     for (event, cookie) in [(ADDED, 7), (MODIFIED, 7), (REMOVED, 8)] {
@@ -589,7 +594,7 @@ fn the_end_of_a_flow_that_is_counted_is_told_once() {
         session.receive(&update(REMOVED, 7), START).unwrap();
         assert_eq!(events(&mut session), expected);
     }
-    session.count_flows(vec![7]);
+    session.ask(FlowQuestion::Count(vec![7]));
     session.receive(&update(REMOVED, 7), START).unwrap();
     assert_eq!(events(&mut session), [Event::CountLost { cookie: 7 }]);
 }
@@ -599,13 +604,13 @@ fn nothing_is_counted_while_the_monitor_leaves_something_out() {
     const PAUSED: [u8; 8] = [0, 8, 0, 5, 0, 0, 0, 0];
     const RESUMED: [u8; 8] = [0, 8, 0, 6, 0, 0, 0, 0];
     let mut session = up();
-    session.count_flows(vec![7]);
+    session.ask(FlowQuestion::Count(vec![7]));
     session.receive(&monitored(&PAUSED), START).unwrap();
     count_reply(&mut session, 3);
     assert_eq!(events(&mut session), []);
     session.receive(&monitored(&RESUMED), START).unwrap();
     assert_eq!(events(&mut session), [Event::MonitorGap]);
-    session.count_flows(vec![7]);
+    session.ask(FlowQuestion::Count(vec![7]));
     count_reply(&mut session, 5);
     assert_eq!(events(&mut session), [counted(None, &[7])]);
 }

@@ -60,7 +60,7 @@ impl Node {
     /// The cookies that were counted since the last call: beside batches, and behind them.
     fn counts(&mut self) -> Vec<(bool, Vec<u32>)> {
         let counts = self.log.drain(..).filter_map(|command| match command {
-            Command::CountFlows(cookies) => Some((false, cookies)),
+            Command::Ask(FlowQuestion::Count(cookies)) => Some((false, cookies)),
             Command::Apply { count, .. } => Some((true, count)),
             _ => None,
         });

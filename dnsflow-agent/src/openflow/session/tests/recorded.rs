@@ -75,7 +75,7 @@ fn a_refused_bundle() {
             ];
             session.apply(BatchId(2), true, changes);
         }
-        _ => session.dump(),
+        _ => session.ask(FlowQuestion::Dump),
     };
     let text = "OFPET_BAD_ACTION (OFPBAC_BAD_TYPE)";
     assert_eq!(
@@ -84,10 +84,10 @@ fn a_refused_bundle() {
             Event::Up,
             ok(1),
             failed(2, 3, text),
-            Event::Flows {
+            Event::Reply(FlowReply::Flows {
                 flows: vec![installed(key(46, 1))],
                 more: false
-            }
+            })
         ]
     );
 }
@@ -96,17 +96,17 @@ fn a_refused_bundle() {
 fn a_bundle_that_fails_when_it_is_committed() {
     let act = |session: &mut Session, act: usize| match act {
         0 => session.apply(BatchId(1), true, vec![add(key(46, 1)), add(key(46, 2))]),
-        _ => session.dump(),
+        _ => session.ask(FlowQuestion::Dump),
     };
     assert_eq!(
         replay(fixtures::BUNDLE_COMMIT_FAILS, usize::MAX, act),
         [
             Event::Up,
             failed(1, 1, TABLE_FULL),
-            Event::Flows {
+            Event::Reply(FlowReply::Flows {
                 flows: Vec::new(),
                 more: false
-            }
+            })
         ]
     );
 }
@@ -121,7 +121,7 @@ fn the_flow_monitor() {
             2 => session.apply(BatchId(2), false, vec![add(key(47, 1))]),
             3 => session.apply(BatchId(3), false, vec![FlowChange::Renew(body())]),
             4 => session.apply(BatchId(4), false, vec![delete(key(46, 1))]),
-            5 | 6 | 9 => session.dump(),
+            5 | 6 | 9 => session.ask(FlowQuestion::Dump),
             7 => session.monitor_tables(BTreeSet::from([47])),
             8 => session.apply(BatchId(5), false, vec![add(key(47, 9))]),
             other => panic!("act {other}"),
@@ -132,7 +132,7 @@ fn the_flow_monitor() {
             reason,
         };
         let mut seen = replay(fixtures::MONITOR, chunk, act);
-        seen.retain(|event| !matches!(event, Event::Flows { .. }));
+        seen.retain(|event| !matches!(event, Event::Reply(FlowReply::Flows { .. })));
         assert_eq!(
             seen,
             [
