@@ -56,22 +56,6 @@ impl Default for HoldLimits {
     }
 }
 
-/// A frame that was taken off the wire.
-#[derive(Clone, Copy, Debug)]
-pub struct TakenFrame<'a> {
-    /// The interface index of the veth's host side.
-    pub ifindex: u32,
-    /// When the kernel saw the packet.
-    pub captured_at: Timestamp,
-    /// All of its bytes, Ethernet header first.
-    pub bytes: &'a [u8],
-    /// The bytes of data in each segment that a device cuts the frame into (`gso_size`); zero if
-    /// the frame is not to be cut.
-    pub gso_size: u16,
-    /// Its TCP connection; `None` for UDP, whose datagrams need no order.
-    pub connection: Option<ConnectionKey>,
-}
-
 /// What a frame waits for, the shortest wait first: of several waits, the greatest one counts.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Wait {
@@ -87,21 +71,6 @@ pub enum Wait {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("no room for another frame to be held")]
 pub struct Full;
-
-/// A frame to be released now.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Released {
-    /// The interface index of the veth's host side.
-    pub ifindex: u32,
-    /// When the kernel saw the packet.
-    pub captured_at: Timestamp,
-    /// The bytes as they were taken.
-    pub bytes: Box<[u8]>,
-    /// As in [`TakenFrame`].
-    pub gso_size: u16,
-    /// The reason.
-    pub why: HoldEvent,
-}
 
 labels! {
     /// What became of a frame.
@@ -123,7 +92,7 @@ labels! {
 /// A frame that is held.
 #[derive(Debug)]
 struct Held {
-    frame: Released,
+    frame: HeldFrame,
     wait: Wait,
     connection: Option<ConnectionKey>,
     /// When the wait ended, or will end, if that is known.
@@ -189,13 +158,19 @@ impl HoldQueue {
         self.connections.contains_key(connection)
     }
 
-    /// Holds a frame.
+    /// Holds a frame. `connection`: its TCP connection; `None` for UDP, whose datagrams need no order.
     ///
     /// # Errors
     ///
     /// If there is no room. All frames of its connection are then due: the caller takes them with
     /// [`HoldQueue::take_due`], releases them, and then releases this frame.
-    pub fn hold(&mut self, frame: &TakenFrame<'_>, wait: Wait, now: Timestamp) -> Result<(), Full> {
+    pub fn hold(
+        &mut self,
+        frame: &Frame<'_>,
+        connection: Option<ConnectionKey>,
+        wait: Wait,
+        now: Timestamp,
+    ) -> Result<(), Full> {
         let of_interface = self.of_interface.entry(frame.ifindex).or_default();
         if self.frames.len() >= self.limits.frames
             || of_interface.frames >= self.limits.per_interface
@@ -206,7 +181,7 @@ impl HoldQueue {
                 self.of_interface.remove(&frame.ifindex);
             }
             self.events.count(HoldEvent::Full);
-            if let Some(connection) = frame.connection {
+            if let Some(connection) = connection {
                 self.hurry(&connection, now);
             }
             return Err(Full);
@@ -226,20 +201,14 @@ impl HoldQueue {
             }
         };
         let held = Held {
-            frame: Released {
-                ifindex: frame.ifindex,
-                captured_at: frame.captured_at,
-                bytes: frame.bytes.into(),
-                gso_size: frame.gso_size,
-                why: HoldEvent::Held,
-            },
+            frame: frame.to_held(),
             wait,
-            connection: frame.connection,
+            connection,
             ready,
             deadline,
         };
         let mut is_first = true;
-        if let Some(connection) = &frame.connection {
+        if let Some(connection) = &connection {
             self.hurry(connection, deadline);
             let queue = self.connections.entry(*connection).or_default();
             is_first = queue.is_empty();
@@ -283,40 +252,18 @@ impl HoldQueue {
     ) {
         let has_to_wait = wait != Wait::Nothing
             || connection.is_some_and(|connection| self.has_frames_of(&connection));
-        let taken = TakenFrame {
-            ifindex: frame.ifindex,
-            captured_at: frame.captured_at,
-            bytes: frame.bytes,
-            gso_size: frame.gso_size,
-            connection,
-        };
-        if has_to_wait && self.hold(&taken, wait, now).is_ok() {
+        if has_to_wait && self.hold(&frame, connection, wait, now).is_ok() {
             return;
         }
         self.release_due(now, out);
-        out.command(Command::Release(HeldFrame {
-            ifindex: frame.ifindex,
-            bytes: frame.bytes.into(),
-            gso_size: frame.gso_size,
-        }));
+        out.command(Command::Release(frame.to_held()));
     }
 
     /// Releases the frames that are due. A time that never comes releases all frames.
     pub(crate) fn release_due(&mut self, now: Timestamp, out: &mut Output) {
-        let due = self.take_due(now).map(|released| {
-            let Released {
-                ifindex,
-                bytes,
-                gso_size,
-                ..
-            } = released;
-            Command::Release(HeldFrame {
-                ifindex,
-                bytes,
-                gso_size,
-            })
-        });
-        out.commands.extend(due);
+        let due = self.take_due(now);
+        out.commands
+            .extend(due.map(|(frame, _)| Command::Release(frame)));
     }
 
     /// When [`HoldQueue::release_due`] wants to be called.
@@ -329,9 +276,9 @@ impl HoldQueue {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Takes the frames that are due at `now`, in the order in which they are to be released. A
-    /// time that never comes takes all frames.
-    pub fn take_due(&mut self, now: Timestamp) -> impl Iterator<Item = Released> {
+    /// Takes the frames that are due at `now`, in the order in which they are to be released, each
+    /// with the reason. A time that never comes takes all frames.
+    pub fn take_due(&mut self, now: Timestamp) -> impl Iterator<Item = (HeldFrame, HoldEvent)> {
         std::iter::from_fn(move || {
             let (at, number) = *self.due.first()?;
             if at > now {
@@ -392,7 +339,7 @@ impl HoldQueue {
     }
 
     /// Takes out a frame that is the first of its connection, and that was removed from `due`.
-    fn leave(&mut self, number: Number) -> Option<Released> {
+    fn leave(&mut self, number: Number) -> Option<(HeldFrame, HoldEvent)> {
         let held = self.frames.remove(&number)?;
         let why = held.why();
         if let Wait::Batch(batch) = held.wait {
@@ -422,7 +369,7 @@ impl HoldQueue {
             }
         }
         self.events.count(why);
-        Some(Released { why, ..held.frame })
+        Some((held.frame, why))
     }
 }
 

@@ -31,6 +31,17 @@ pub struct Frame<'a> {
     pub gso_size: u16,
 }
 
+impl Frame<'_> {
+    /// The frame with bytes of its own, to be released later.
+    pub(crate) fn to_held(self) -> HeldFrame {
+        HeldFrame {
+            ifindex: self.ifindex,
+            bytes: self.bytes.into(),
+            gso_size: self.gso_size,
+        }
+    }
+}
+
 /// A frame to be released unchanged.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct HeldFrame {

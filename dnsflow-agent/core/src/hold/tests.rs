@@ -34,21 +34,27 @@ fn connection(port: u16) -> ConnectionKey {
     }
 }
 
-fn udp(bytes: &[u8], captured_at: u64) -> TakenFrame<'_> {
-    TakenFrame {
+/// A frame, and its TCP connection if it has one.
+type Taken<'a> = (Frame<'a>, Option<ConnectionKey>);
+
+fn udp(bytes: &[u8], captured_at: u64) -> Taken<'_> {
+    let frame = Frame {
         ifindex: 1,
         captured_at: at(captured_at),
         bytes,
+        from_pod: false,
+        held: true,
         gso_size: 0,
-        connection: None,
-    }
+    };
+    (frame, None)
 }
 
-fn tcp(bytes: &[u8], captured_at: u64) -> TakenFrame<'_> {
-    TakenFrame {
-        connection: Some(connection(40_000)),
-        ..udp(bytes, captured_at)
-    }
+fn tcp(bytes: &[u8], captured_at: u64) -> Taken<'_> {
+    (udp(bytes, captured_at).0, Some(connection(40_000)))
+}
+
+fn at_interface(ifindex: u32, (frame, connection): Taken<'_>) -> Taken<'_> {
+    (Frame { ifindex, ..frame }, connection)
 }
 
 fn queue() -> HoldQueue {
@@ -57,15 +63,24 @@ fn queue() -> HoldQueue {
 
 impl HoldQueue {
     #[track_caller]
-    fn holds(&mut self, frame: &TakenFrame<'_>, wait: Wait) {
-        self.hold(frame, wait, frame.captured_at).expect("room");
+    fn holds(&mut self, taken: Taken<'_>, wait: Wait) {
+        let now = taken.0.captured_at;
+        assert_eq!(self.hold_at(taken, wait, now), Ok(()));
+    }
+
+    fn hold_at(
+        &mut self,
+        (frame, connection): Taken<'_>,
+        wait: Wait,
+        now: Timestamp,
+    ) -> Result<(), Full> {
+        self.hold(&frame, connection, wait, now)
     }
 
     /// What leaves: first byte, and why.
     fn due(&mut self, now: u64) -> Vec<(u8, HoldEvent)> {
         let due = self.take_due(at(now));
-        due.map(|released| (released.bytes[0], released.why))
-            .collect()
+        due.map(|(frame, why)| (frame.bytes[0], why)).collect()
     }
 }
 
@@ -77,11 +92,9 @@ const BATCH: Wait = Batch(BatchId(1));
 #[test]
 fn an_answer_leaves_when_its_batch_is_done() {
     let mut queue = queue();
-    let frame = TakenFrame {
-        gso_size: 1448,
-        ..udp(&[1, 2, 3], 10)
-    };
-    queue.holds(&frame, BATCH);
+    let (frame, _) = udp(&[1, 2, 3], 10);
+    let gso_size = 1448;
+    queue.holds((Frame { gso_size, ..frame }, None), BATCH);
     assert_eq!((queue.len(), queue.bytes_held()), (1, 3));
     queue.applied([BatchId(2)], at(20));
     assert_eq!(queue.due(20), []);
@@ -91,14 +104,12 @@ fn an_answer_leaves_when_its_batch_is_done() {
     assert_eq!(queue.next_deadline(), Some(at(25)));
     assert_eq!(queue.due(24), []);
     let released: Vec<_> = queue.take_due(at(25)).collect();
-    let expected = Released {
+    let expected = HeldFrame {
         ifindex: 1,
-        captured_at: at(10),
         bytes: [1, 2, 3].into(),
-        gso_size: 1448,
-        why: Applied,
+        gso_size,
     };
-    assert_eq!(released, [expected]);
+    assert_eq!(released, [(expected, Applied)]);
     assert!(queue.is_empty());
     assert_eq!((queue.bytes_held(), queue.next_deadline()), (0, None));
 }
@@ -106,7 +117,7 @@ fn an_answer_leaves_when_its_batch_is_done() {
 #[test]
 fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
     let mut queue = queue();
-    queue.holds(&udp(&[1], 10), BATCH);
+    queue.holds(udp(&[1], 10), BATCH);
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(109), []);
     assert_eq!(queue.due(110), [(1, Overrun)]);
@@ -118,8 +129,8 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
 #[test]
 fn an_answer_that_waits_for_nothing_or_for_as_long_as_is_allowed() {
     let mut queue = queue();
-    queue.holds(&udp(&[1], 5), Nothing);
-    queue.holds(&udp(&[2], 5), Longest);
+    queue.holds(udp(&[1], 5), Nothing);
+    queue.holds(udp(&[2], 5), Longest);
     assert_eq!(queue.due(104), [(1, Free)]);
     assert_eq!(queue.due(105), [(2, Overrun)]);
 }
@@ -134,18 +145,14 @@ fn of_several_waits_the_longest_counts() {
 #[test]
 fn frames_of_a_connection_wait_for_those_before_them() {
     let mut queue = queue();
-    queue.holds(&tcp(&[1], 0), BATCH);
+    queue.holds(tcp(&[1], 0), BATCH);
     assert!(queue.has_frames_of(&connection(40_000)));
-    queue.holds(&tcp(&[2], 1), Nothing);
-    queue.holds(&tcp(&[3], 2), Batch(BatchId(2)));
-    queue.holds(&tcp(&[4], 3), Nothing);
+    queue.holds(tcp(&[2], 1), Nothing);
+    queue.holds(tcp(&[3], 2), Batch(BatchId(2)));
+    queue.holds(tcp(&[4], 3), Nothing);
     // Another connection's has nothing to do with it.
-    let other = TakenFrame {
-        ifindex: 2,
-        connection: Some(connection(40_001)),
-        ..tcp(&[5], 3)
-    };
-    queue.holds(&other, Nothing);
+    let (other, _) = at_interface(2, udp(&[5], 3));
+    queue.holds((other, Some(connection(40_001))), Nothing);
     queue.applied([BatchId(2)], at(4));
     assert_eq!(queue.due(4), [(5, Free)]);
     queue.applied([BatchId(1)], at(6));
@@ -157,8 +164,8 @@ fn frames_of_a_connection_wait_for_those_before_them() {
 #[test]
 fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
     let mut queue = queue();
-    queue.holds(&tcp(&[1], 0), BATCH);
-    queue.holds(&tcp(&[2], 1), Batch(BatchId(2)));
+    queue.holds(tcp(&[1], 0), BATCH);
+    queue.holds(tcp(&[2], 1), Batch(BatchId(2)));
     queue.applied([BatchId(1)], at(2));
     assert_eq!(queue.due(2), [(1, Applied)]);
     assert_eq!(queue.due(100), []);
@@ -169,8 +176,8 @@ fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
 fn an_earlier_frame_leaves_before_a_later_one_is_overdue() {
     let mut queue = queue();
     // Packets of one connection can be stamped on different processors.
-    queue.holds(&tcp(&[1], 20), BATCH);
-    queue.holds(&tcp(&[2], 10), BATCH);
+    queue.holds(tcp(&[1], 20), BATCH);
+    queue.holds(tcp(&[2], 10), BATCH);
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(110), [(1, Overrun), (2, Overrun)]);
 }
@@ -179,30 +186,20 @@ fn an_earlier_frame_leaves_before_a_later_one_is_overdue() {
 fn where_there_is_no_room_nothing_is_held() {
     let mut queue = queue();
     for number in 0..4 {
-        queue.holds(&udp(&[number], 0), BATCH);
+        queue.holds(udp(&[number], 0), BATCH);
     }
-    assert_eq!(queue.hold(&udp(&[9], 0), BATCH, at(0)), Err(Full));
-    let of_other = |bytes| TakenFrame {
-        ifindex: 2,
-        ..udp(bytes, 0)
-    };
-    queue.holds(&of_other(&[4]), BATCH);
-    assert_eq!(queue.hold(&of_other(&[9; 40]), BATCH, at(0)), Err(Full));
-    queue.holds(&of_other(&[5; 39]), BATCH);
-    let of_third = TakenFrame {
-        ifindex: 3,
-        ..udp(&[9; 17], 0)
-    };
-    assert_eq!(queue.hold(&of_third, BATCH, at(0)), Err(Full));
+    assert_eq!(queue.hold_at(udp(&[9], 0), BATCH, at(0)), Err(Full));
+    let of_other = |bytes| at_interface(2, udp(bytes, 0));
+    queue.holds(of_other(&[4]), BATCH);
+    assert_eq!(queue.hold_at(of_other(&[9; 40]), BATCH, at(0)), Err(Full));
+    queue.holds(of_other(&[5; 39]), BATCH);
+    let of_third = at_interface(3, udp(&[9; 17], 0));
+    assert_eq!(queue.hold_at(of_third, BATCH, at(0)), Err(Full));
     assert_eq!(queue.due(100).len(), 6);
     for number in 0..6 {
-        let frame = TakenFrame {
-            ifindex: number,
-            ..udp(&[9], 200)
-        };
-        queue.holds(&frame, BATCH);
+        queue.holds(at_interface(number, udp(&[9], 200)), BATCH);
     }
-    assert_eq!(queue.hold(&udp(&[9], 0), BATCH, at(0)), Err(Full));
+    assert_eq!(queue.hold_at(udp(&[9], 0), BATCH, at(0)), Err(Full));
     assert_eq!(queue.events()[HoldEvent::Full], 4);
 }
 
@@ -210,9 +207,9 @@ fn where_there_is_no_room_nothing_is_held() {
 fn where_there_is_no_room_a_connection_keeps_its_order() {
     let mut queue = queue();
     for number in 0..4 {
-        queue.holds(&tcp(&[number], 0), BATCH);
+        queue.holds(tcp(&[number], 0), BATCH);
     }
-    assert_eq!(queue.hold(&tcp(&[9], 1), Nothing, at(1)), Err(Full));
+    assert_eq!(queue.hold_at(tcp(&[9], 1), Nothing, at(1)), Err(Full));
     let all = [0, 1, 2, 3].map(|number| (number, Overrun));
     assert_eq!(queue.due(1), all);
 }
@@ -220,9 +217,9 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
 #[test]
 fn all_leave_in_the_end() {
     let mut queue = queue();
-    queue.holds(&tcp(&[1], 0), BATCH);
-    queue.holds(&tcp(&[2], 0), Longest);
-    queue.holds(&udp(&[3], 0), Batch(BatchId(7)));
+    queue.holds(tcp(&[1], 0), BATCH);
+    queue.holds(tcp(&[2], 0), Longest);
+    queue.holds(udp(&[3], 0), Batch(BatchId(7)));
     assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
 }
 
@@ -357,20 +354,19 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                 let captured_at = now.checked_sub(micros(age)).expect("after the beginning");
                 let mut bytes = vec![whose; len];
                 bytes[..8].copy_from_slice(&number.to_be_bytes());
-                let frame = TakenFrame {
-                    ifindex: u32::from(whose / 3),
+                let ifindex = u32::from(whose / 3);
+                let frame = Frame {
+                    ifindex,
                     captured_at,
-                    bytes: &bytes,
-                    gso_size: 0,
-                    connection,
+                    ..udp(&bytes, 0).0
                 };
-                let held = queue.hold(&frame, wait, now);
-                prop_assert_eq!(held.is_ok(), model.has_room(frame.ifindex, len));
+                let held = queue.hold(&frame, connection, wait, now);
+                prop_assert_eq!(held.is_ok(), model.has_room(ifindex, len));
                 if held.is_ok() {
                     model.frames.push(Plain {
                         number,
                         connection,
-                        ifindex: frame.ifindex,
+                        ifindex,
                         len,
                         deadline: captured_at + LIMITS.longest,
                         wait,
@@ -400,15 +396,15 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
             Step::PassToDeadline => now = queue.next_deadline().map_or(now, |at| at.max(now)),
         }
         let mut left = Vec::new();
-        for released in queue.take_due(now) {
-            let (number, rest) = released.bytes.split_first_chunk().expect("9 bytes");
+        for (frame, why) in queue.take_due(now) {
+            let (number, rest) = frame.bytes.split_first_chunk().expect("9 bytes");
             let number = u64::from_be_bytes(*number);
             let whose = rest[0];
             if whose < 3 {
                 let before = last.insert(whose.into(), number);
                 prop_assert!(before < Some(number), "order of connection {}", whose);
             }
-            left.push((number, released.why));
+            left.push((number, why));
         }
         left.sort_unstable();
         let mut expected: Vec<_> = std::iter::from_fn(|| model.take(now)).collect();
