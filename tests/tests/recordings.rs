@@ -4,32 +4,23 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::{IpAddr, Ipv4Addr},
+    net::Ipv4Addr,
 };
 
 use dnsflow_core::{
-    Command, Input, Timestamp,
-    engine::{Config, Engine},
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    flow::{
-        Action, Addresses, Cookie, FlowChange, FlowKey, InstalledFlow, Masked, Protocol, Transport,
-    },
-    input::{FlowQuestion, FlowReply, FoundFlow, Frame},
+    Input,
+    firewall::{Destination, Rule, RuleAction},
+    flow::{Action, Addresses, Masked, Protocol, Transport},
     name::DnsName,
     ovn::{
         acl::{self, AclMatch},
         hash::{Family, address_set_hashes},
-        rows::{
-            Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, NbUpdate, Pipeline,
-            PortBinding, PortGroup, RowId, SbUpdate,
-        },
+        rows::{Acl, LogicalFlow, NbUpdate, Pipeline, RowId, SbUpdate},
         template::{AclTemplate, ActionTemplate, ActionText, CachedActions, acl_match},
     },
+    testing::{BASE, GROUP, Node, answer_frame, firewall, firewalls, ifindex_of},
 };
-use dnsflow_tests::{
-    frames::{Answer, Frame as FrameBuilder},
-    support::workspace,
-};
+use dnsflow_tests::support::workspace;
 use serde_json::Value;
 
 fn fixtures() -> std::path::PathBuf {
@@ -262,10 +253,6 @@ fn every_logical_flow_becomes_what_ovn_controller_made_of_it() {
     assert!(as_built > 100 && copied > 30);
 }
 
-const DATAPATH: RowId = RowId::new(0xd << 100);
-const BASE: u8 = 48;
-/// `hash_for_ovn("default-network-controller:Namespace:ns1")`, as in the recording.
-const GROUP: &str = "a9633447981174624809";
 const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 5);
 
 /// What the pod was told before anything was recorded, one address for each name.
@@ -283,182 +270,42 @@ struct Row {
     log: bool,
 }
 
-/// The engine, a switch that obeys, and OVN's rows as they are on either side of ovn-northd.
-struct Node {
-    engine: Engine,
-    now: Timestamp,
-    switch: BTreeMap<FlowKey, Cookie>,
+/// A node, and OVN's rows as they are on either side of ovn-northd.
+struct Recording {
+    node: Node,
     nb: BTreeMap<RowId, Row>,
     sb: BTreeMap<RowId, Row>,
     rules: Vec<Rule>,
 }
 
-impl Node {
+impl Recording {
     fn new() -> Self {
-        let engine = Engine::new(Config::default());
-        let mut node = Self {
-            engine,
-            now: Timestamp::from_nanos(1_000_000_000),
-            switch: BTreeMap::new(),
+        let mut node = Node::bare();
+        node.ovn_table = BASE + 6;
+        node.read_sources();
+        Self {
+            node,
             nb: BTreeMap::new(),
             sb: BTreeMap::new(),
             rules: Vec::new(),
-        };
-        let interface = RowId::new(1);
-        node.give(Input::SwitchUp);
-        node.give(Input::Interfaces(InterfaceUpdate {
-            reset: true,
-            interfaces: vec![(interface, Some(interface_row()))],
-        }));
-        node.give(Input::Firewalls(FirewallUpdate {
-            reset: true,
-            firewalls: vec![],
-        }));
-        node.give(Input::Nb(NbUpdate {
-            reset: true,
-            acls: vec![],
-            ..NbUpdate::default()
-        }));
-        node.give(Input::Sb(SbUpdate {
-            reset: true,
-            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
-            port_bindings: vec![(
-                RowId::new(2),
-                Some(PortBinding {
-                    logical_port: "ns1_p1".into(),
-                    datapath: DATAPATH,
-                    tunnel_key: 4,
-                    namespace: Some("ns1".into()),
-                }),
-            )],
-            port_groups: vec![(
-                RowId::new(3),
-                Some(PortGroup {
-                    name: GROUP.into(),
-                    ports: ["ns1_p1".to_owned()].into(),
-                }),
-            )],
-            logical_flows: vec![],
-            ..SbUpdate::default()
-        }));
-        node
-    }
-
-    /// The kernel had deferred the answers, and keeps those that no rule mentions.
-    fn replay(&mut self) {
-        for (name, address) in TOLD {
-            let bytes = FrameBuilder::to_pod(Answer::new(name, &[address.into()]).build()).build();
-            let frame = Frame {
-                ifindex: 7,
-                captured_at: self.now,
-                bytes: &bytes,
-                from_pod: false,
-                held: false,
-                gso_size: 0,
-            };
-            self.engine.replay(frame, self.now);
         }
     }
 
+    /// The kernel has deferred what the pod was told, and keeps what no rule mentions.
     fn give(&mut self, input: Input<'_>) {
-        self.engine.handle(input, self.now);
-        loop {
-            self.engine.end_turn(self.now);
-            let commands = self.engine.take_commands();
-            if commands.is_empty() {
-                return;
-            }
-            for command in commands {
-                let answer = match command {
-                    Command::Attach { interface, .. } => Some(Input::Attached {
-                        interface,
-                        ifindex: 7,
-                    }),
-                    Command::Apply { batch, changes, .. } => {
-                        for change in changes {
-                            match change {
-                                FlowChange::Add(key, body) => self.switch.insert(key, body.cookie),
-                                FlowChange::Delete(key, _) => self.switch.remove(&key),
-                                FlowChange::Renew(_) => None,
-                            };
-                        }
-                        Some(Input::Applied {
-                            batch,
-                            result: Ok(()),
-                        })
-                    }
-                    Command::WatchLogicalFlows { priorities } => {
-                        Some(Input::LogicalFlowsWatched { priorities })
-                    }
-                    Command::SampleLogicalFlows { pipeline, table_id } => {
-                        Some(Input::LogicalFlowSample {
-                            pipeline,
-                            table_id,
-                            flows: vec![RowId::new(0x5eed << 96)],
-                        })
-                    }
-                    Command::Ask(FlowQuestion::Find(cookies)) => {
-                        let found = |&cookie: &u32| FoundFlow {
-                            cookie,
-                            table: BASE + 6,
-                            actions: vec![],
-                        };
-                        let found = cookies.iter().map(found).collect();
-                        Some(Input::Reply(FlowReply::Found(found)))
-                    }
-                    Command::Ask(FlowQuestion::Dump) => {
-                        let flows = self.switch.iter().map(|(key, cookie)| InstalledFlow {
-                            key: key.clone(),
-                            cookie: *cookie,
-                            packets: 0,
-                        });
-                        let flows = flows.collect();
-                        Some(Input::Reply(FlowReply::Flows { flows, more: false }))
-                    }
-                    // Nothing is ever lost here.
-                    Command::FindBlocked => Some(Input::Blocked {
-                        connections: Vec::new(),
-                        more: false,
-                    }),
-                    Command::FindDropping(_) => Some(Input::Dropping(None)),
-                    Command::ReplayAnswers => {
-                        self.replay();
-                        None
-                    }
-                    Command::TrustResolvers(_)
-                    | Command::Unblock(_)
-                    | Command::FilterNames { .. }
-                    | Command::FilterInterface { .. }
-                    | Command::ForgetNames { .. }
-                    | Command::Release(_)
-                    | Command::Ask(FlowQuestion::Count(_))
-                    | Command::Detach { .. }
-                    | Command::MonitorTables(_)
-                    | Command::TrustSources { .. } => None,
-                };
-                if let Some(answer) = answer {
-                    self.engine.handle(answer, self.now);
-                }
-            }
-        }
+        let ifindex = ifindex_of(self.node.pods["ns1_p1"]);
+        let told = TOLD.map(|(name, address)| {
+            let bytes = answer_frame(name, &[address], 300);
+            (ifindex, self.node.now, bytes)
+        });
+        self.node.kernel.deferred = told.into();
+        self.node.give(input);
     }
 
     fn set_rules(&mut self, rules: Vec<Rule>) {
-        let id = FirewallId {
-            namespace: "ns1".into(),
-            name: "default".into(),
-        };
-        let firewall = Firewall {
-            rules: rules.clone(),
-            subdomains: None,
-            refusal: None,
-        };
+        let edited = (!rules.is_empty()).then(|| firewall(&rules));
         self.rules = rules;
-        let firewall = (!self.rules.is_empty()).then_some(firewall);
-        self.give(Input::Firewalls(FirewallUpdate {
-            reset: false,
-            firewalls: vec![(id, firewall)],
-        }));
+        self.give(firewalls(false, edited));
     }
 
     /// Brings the NB database to these rows.
@@ -534,6 +381,7 @@ impl Node {
                 }
             }
             let found: BTreeSet<_> = self
+                .node
                 .switch
                 .keys()
                 .filter(|key| {
@@ -550,21 +398,6 @@ impl Node {
                 .collect();
             assert_eq!(found, expected, "{at}: {name}");
         }
-    }
-}
-
-fn interface_row() -> Interface {
-    Interface {
-        name: "veth".into(),
-        iface_id: "ns1_p1".into(),
-        iface_id_ver: Some("uid".into()),
-        addresses: vec![IpAddr::from(POD)],
-        mac: None,
-        network: None,
-        sandbox: None,
-        ofport: None,
-        ifindex: None,
-        policing_kbps: 0,
     }
 }
 
@@ -752,7 +585,7 @@ fn replay(order: [Heard; 3]) {
         update(&mut row, &columns);
         rows.insert(row_id(columns["_uuid"].as_str().expect("a row id")), row);
     }
-    let mut node = Node::new();
+    let mut node = Recording::new();
     let mut mark = String::new();
     let mut transactions = 0;
     let mut stale = 0;

@@ -40,6 +40,8 @@ pub mod snapshot;
 mod sources;
 mod switch;
 pub mod tcp;
+#[cfg(any(test, feature = "test-util"))]
+pub mod testing;
 pub mod time;
 
 pub use input::{Command, Input};

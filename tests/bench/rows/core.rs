@@ -5,7 +5,6 @@
 
 use std::{
     hint::black_box,
-    net::Ipv4Addr,
     time::{Duration, Instant},
 };
 
@@ -13,13 +12,14 @@ use anyhow::{Context, Result, ensure};
 use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    firewall::RuleAction,
     flow::FlowChange,
-    input::{FlowReply, Frame},
+    input::FlowReply,
     limits::CacheLimits,
     name::DomainName,
     ovn::rows::{Interface, InterfaceUpdate, RowId},
     rules::{ActiveRule, NamePattern, RuleSet},
+    testing,
 };
 
 use crate::bench::{
@@ -78,7 +78,6 @@ pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
 
 const INTERFACE: RowId = RowId::new(7);
 const IFINDEX: u32 = 7;
-const PORT: &str = "ns1_pod1";
 
 /// The row `resync_ms_100k`: 100,000 cache entries of one port, whose flows are all planned anew, because the
 /// port has moved while the switch was away, and then compared with an empty switch. Timed from the
@@ -135,7 +134,8 @@ const EMPTY: Input<'static> = Input::Reply(FlowReply::Flows {
     more: false,
 });
 
-/// An engine on a bridge without OVN, with one pod and one rule.
+/// An engine on a bridge without OVN, with one pod and one rule. Its switch obeys and remembers nothing:
+/// only the engine is timed.
 struct Node {
     engine: Engine,
     now: Timestamp,
@@ -157,23 +157,8 @@ impl Node {
             now: Timestamp::from_nanos(1_000_000_000_000),
         };
         node.give(Input::SwitchUp);
-        let firewall = Firewall {
-            rules: vec![Rule {
-                action: RuleAction::Allow,
-                destination: Destination::Name("example.com".parse()?),
-                ports: Vec::new(),
-            }],
-            subdomains: None,
-            refusal: None,
-        };
-        let id = FirewallId {
-            namespace: "ns1".into(),
-            name: "default".into(),
-        };
-        node.give(Input::Firewalls(FirewallUpdate {
-            reset: true,
-            firewalls: vec![(id, Some(firewall))],
-        }));
+        let firewall = testing::firewall(&[testing::allow("example.com")]);
+        node.give(testing::firewalls(true, Some(firewall)));
         node.give(interface(1));
         node.give(Input::Attached {
             interface: INTERFACE,
@@ -215,16 +200,10 @@ impl Node {
     fn answer(&mut self, number: u32) -> Result<()> {
         let query = wire::query(7, &matching_name(number));
         let message = wire::answer(&query).context("an answer")?;
-        let bytes = udp_frame(&message)?;
+        let bytes = testing::udp_frame(&message);
         self.now = self.now + Duration::from_micros(10);
-        self.give(Input::Frame(Frame {
-            ifindex: IFINDEX,
-            captured_at: self.now,
-            bytes: &bytes,
-            from_pod: false,
-            held: false,
-            gso_size: 0,
-        }));
+        let frame = testing::frame(IFINDEX, self.now, &bytes);
+        self.give(Input::Frame(frame));
         self.obey();
         Ok(())
     }
@@ -232,33 +211,11 @@ impl Node {
 
 fn interface(ofport: u32) -> Input<'static> {
     let row = Interface {
-        name: "veth7".into(),
-        iface_id: PORT.into(),
-        iface_id_ver: None,
-        addresses: vec![Ipv4Addr::new(10, 244, 0, 5).into()],
-        mac: None,
-        network: None,
-        sandbox: None,
         ofport: Some(ofport),
-        ifindex: None,
-        policing_kbps: 0,
+        ..testing::interface("ns1_pod1", 5, "uid")
     };
     Input::Interfaces(InterfaceUpdate {
         reset: true,
         interfaces: vec![(INTERFACE, Some(row))],
     })
-}
-
-/// Ethernet, IPv4 and UDP around a DNS answer from 10.96.0.10.
-fn udp_frame(payload: &[u8]) -> Result<Vec<u8>> {
-    let udp_len = u16::try_from(8 + payload.len())?;
-    let mut frame = vec![0; 12];
-    frame.extend([0x08, 0x00, 0x45, 0]);
-    frame.extend((20 + udp_len).to_be_bytes());
-    frame.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
-    frame.extend([0, 53, 0x90, 0]);
-    frame.extend(udp_len.to_be_bytes());
-    frame.extend([0, 0]);
-    frame.extend(payload);
-    Ok(frame)
 }

@@ -118,7 +118,7 @@ fn restarted(before: &mut Node, snapshot: &[SavedEntry], refusals: Refusals) -> 
         refusals,
         ..Config::default()
     };
-    after_restart_with(before, snapshot, &rules, config)
+    restart::after_restart_with(before, snapshot, &rules, config)
 }
 
 #[test]
@@ -141,4 +141,71 @@ fn after_a_restart_what_is_refused_now_is_closed() {
             "with a snapshot: {with_snapshot}"
         );
     }
+}
+
+#[test]
+fn the_networks_that_ovn_knows_are_not_opened() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let switch = |networks: &[&str]| LogicalSwitch {
+        network: None,
+        is_primary: false,
+        networks: networks
+            .iter()
+            .map(|network| network.parse().expect("a network"))
+            .collect(),
+    };
+    let cidr = Acl {
+        matches: format!(
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 198.51.0.0/16) && inport == @{GROUP}"
+        ),
+        ..acl(1, &[allow("example.com"), deny_all()]).expect("an ACL")
+    };
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(7), Some(cidr))],
+        switches: vec![(
+            RowId::new(9),
+            Some(switch(&["203.0.112.0/24", "203.0.113.0/24"])),
+        )],
+        ..NbUpdate::default()
+    }));
+    let networks = ["198.51.0.0/16", "203.0.112.0/23"].map(|text| text.parse().expect("a network"));
+    assert!(node.reports.contains(&Report::ClusterNetworks {
+        networks: networks.to_vec(),
+        left_out: 0,
+    }));
+    node.batches();
+    node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 300);
+    assert_eq!(node.batches(), []);
+    let refused: Vec<_> = node.engine.refused().iter().collect();
+    assert!(refused.contains(&(Refused::Cluster, 2)), "{refused:?}");
+    // The switch and the rule are gone.
+    node.give(Input::Nb(NbUpdate {
+        acls: vec![(acl_row(7), None)],
+        switches: vec![(RowId::new(9), None)],
+        ..NbUpdate::default()
+    }));
+    node.answer("p1", "example.com", &[ADDRESS, [198, 51, 100, 1]], 300);
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
+fn an_address_that_is_never_opened_is_counted_and_told_once() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for _ in 0..3 {
+        node.answer("p1", "example.com", &[[127, 0, 0, 1], ADDRESS], 60);
+    }
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(
+        node.engine
+            .refused()
+            .iter()
+            .map(|(_, count)| count)
+            .sum::<u64>(),
+        3
+    );
+    let told = node
+        .reports
+        .iter()
+        .filter(|report| matches!(report, Report::AddressRefused { .. }));
+    assert_eq!(told.count(), 1);
 }

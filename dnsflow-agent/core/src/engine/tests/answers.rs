@@ -1,0 +1,138 @@
+//! What one answer opens, for whom, and what it does not open.
+
+use super::*;
+
+#[test]
+fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.5".into(), "203.0.113.1".into(), 11_000)]
+    );
+    let key = node.switch.keys().next().expect("a flow");
+    assert_eq!(key.table, BASE + 4);
+    assert_eq!(key.matches.metadata, Some(3));
+    let registers: Vec<_> = key
+        .matches
+        .registers
+        .iter()
+        .map(|(register, bits)| (*register, bits.value(), bits.mask()))
+        .collect();
+    assert_eq!(registers, [(0, 0x100, 0x100), (14, 5, u32::MAX)]);
+    let opened = node.reports.iter().find_map(|report| match report {
+        Report::Opened {
+            namespace,
+            port,
+            name,
+            rules,
+            activation,
+            ..
+        } => Some((
+            namespace.as_str(),
+            port.as_str(),
+            name.to_string(),
+            rules.clone(),
+            *activation,
+        )),
+        _ => None,
+    });
+    assert_eq!(
+        opened,
+        Some((
+            "ns1",
+            "ns1_p1",
+            "www.example.com".into(),
+            vec![0],
+            Duration::from_micros(50)
+        ))
+    );
+}
+
+#[test]
+fn the_same_answer_again_changes_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 300);
+    assert_eq!(node.batches().len(), 1);
+    node.answer("p1", "www.example.com", &[OTHER, ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_known, 1);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), [], "another name, the same flow");
+}
+
+#[test]
+fn a_name_that_no_rule_mentions_opens_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for name in ["notexample.com", "example.com.evil.test", "com"] {
+        node.answer("p1", name, &[ADDRESS], 300);
+    }
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.kernel.deferred.len(), 3, "no wake-up");
+    // Where there is no room for the filter, the engine sees them.
+    node.kernel.no_room = true;
+    node.answer("p1", "notexample.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    assert_eq!(node.engine.counters().answers_unmatched, 1);
+    assert_eq!(node.engine.cache.entries_mut().count(), 0);
+}
+
+#[test]
+fn only_the_pod_that_asked_gets_the_address() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.add_pod("p2", 6);
+    node.answer("p2", "example.com", &[ADDRESS], 300);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.6".into(), "203.0.113.1".into(), 11_000)]
+    );
+}
+
+#[test]
+fn both_networks_of_a_pod_get_the_address() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    // The second interface of the same sandbox: asked on one, connected on the other.
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let sources: Vec<_> = node.open().into_iter().map(|(src, ..)| src).collect();
+    assert_eq!(sources, ["10.244.0.5", "10.244.0.7"]);
+}
+
+#[test]
+fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.ports.set_scope(Scope::Namespace);
+    node.add_pod("p2", 6);
+    node.answer("p2", "example.com", &[ADDRESS], 300);
+    let sources =
+        |node: &Node| -> Vec<String> { node.open().into_iter().map(|(src, ..)| src).collect() };
+    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6"]);
+    // Also a pod that comes later.
+    node.add_pod("p3", 7);
+    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
+    // And one that OVN knows before it has an interface.
+    let row = RowId::new(0x108);
+    node.add_logical_port("p4", 8, row);
+    node.add_interface("p4", 8, "uid-p4", row);
+    assert_eq!(sources(&node).len(), 4);
+}
+
+#[test]
+fn what_is_no_usable_answer_is_counted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(RowId::new(0x105));
+    let good = answer_frame("example.com", &[ADDRESS], 300);
+    node.frame(ifindex, &good[..20]);
+    assert_eq!(node.engine.counters().frames_not_dns, 1);
+    node.frame(99, &good);
+    assert_eq!(node.engine.counters().frames_unknown_interface, 1);
+    let mut malformed = good.clone();
+    malformed[42 + 12] = 0xff;
+    node.frame(ifindex, &malformed);
+    assert_eq!(node.engine.counters().answers_malformed, 1);
+    let mut truncated = good;
+    truncated[42 + 2] |= 0x02;
+    node.frame(ifindex, &truncated);
+    assert_eq!(node.engine.counters().answers_unusable, 1);
+    assert_eq!(node.batches(), []);
+}

@@ -1,0 +1,88 @@
+//! How long an address stays open, and a denied one closed.
+
+use super::*;
+
+#[test]
+fn an_address_out_of_use_goes_after_its_ttl() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    node.pass(MIN_TTL - Duration::from_secs(1));
+    assert_eq!(node.switch.len(), 1, "the shortest cache entry");
+    node.pass(COMPARE_INTERVAL + IDLE_GRACE);
+    assert_eq!(node.switch.len(), 0);
+    assert_eq!(node.engine.flow_count(), 0);
+    assert!(node.engine.cache.is_idle());
+    // It opens again as if for the first time.
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    assert_eq!(node.switch.len(), 1);
+}
+
+#[test]
+fn an_address_in_use_stays() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    for _ in 0..20 {
+        for (_, packets) in node.switch.values_mut() {
+            *packets += 1;
+        }
+        node.pass(IDLE_GRACE / 2);
+        assert_eq!(node.switch.len(), 1);
+    }
+    node.pass(2 * IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 0);
+}
+
+#[test]
+fn a_new_answer_prolongs_the_entry() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    for _ in 0..10 {
+        node.answer("p1", "example.com", &[ADDRESS], 60);
+        node.pass(Duration::from_secs(50));
+        assert_eq!(node.switch.len(), 1);
+    }
+    assert_eq!(node.engine.counters().flows_added, 1);
+}
+
+/// The longest that a test waits for an entry that denies to go, behind its end.
+const SLACK: Duration = Duration::from_secs(100);
+
+/// What rule 0 denies stays denied until an hour after the pod was told, and no longer.
+pub(super) fn assert_denied_for_an_hour(node: &mut Node, told_at: Timestamp) {
+    let denied = |node: &Node| node.open().iter().any(|(.., priority)| *priority == 11_000);
+    node.pass(Duration::from_secs(200));
+    assert!(denied(node), "behind the end of its TTL");
+    let deny_ttl = node.engine.cache.limits().deny_ttl;
+    node.pass((told_at + deny_ttl).since(node.now) - Duration::from_secs(1));
+    assert!(denied(node), "for an hour");
+    node.pass(SLACK);
+    assert_eq!(node.open(), [], "and no longer");
+}
+
+#[test]
+fn what_was_allowed_when_the_pod_was_told_stays_denied_once_it_is() {
+    for denying in [
+        vec![deny("example.com")],
+        vec![deny("www.example.com"), allow("example.com"), deny_all()],
+        vec![deny("*.example.com"), deny_all()],
+    ] {
+        let mut node = Node::with(&[allow("example.com"), deny_all()]);
+        let told_at = node.now;
+        node.answer("p1", "www.example.com", &[ADDRESS], 1);
+        node.pass(Duration::from_secs(30));
+        node.set_firewall(&denying);
+        node.set_ovn(&denying);
+        assert_denied_for_an_hour(&mut node, told_at);
+    }
+}
+
+#[test]
+fn what_no_rule_mentioned_when_the_pod_was_told_stays_denied_once_one_does() {
+    let mut node = Node::with(&[deny_all()]);
+    let told_at = node.now;
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    node.pass(Duration::from_secs(30));
+    let rules = [deny("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    assert_denied_for_an_hour(&mut node, told_at);
+}

@@ -1,0 +1,163 @@
+//! What one pod can have, and what makes room.
+
+use super::*;
+
+#[test]
+fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let written = [allow("example.com"), deny_all(), allow("other.test")];
+    node.set_firewall(&written);
+    node.answer("p1", "example.com", &[[198, 51, 100, 1]], 60);
+    // OVN does not enforce the rule for these yet.
+    for i in 0..4096 + 10 {
+        let address = Ipv4Addr::from(0x0b00_0000 + i).octets();
+        node.answer("p1", &format!("n{}.other.test", i / 100), &[address], 3600);
+    }
+    assert_eq!(node.engine.counters().addresses_evicted, 11);
+    assert_eq!(
+        node.destinations(),
+        ["198.51.100.1".to_owned()].into(),
+        "what is open goes last"
+    );
+}
+
+#[test]
+fn an_address_in_use_is_never_evicted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.cache.limits_mut().addresses_per_port_max = 2;
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 60);
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    node.pass(COMPARE_INTERVAL);
+    node.answer("p1", "example.com", &[[203, 0, 113, 3]], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 1);
+    assert_eq!(node.destinations().len(), 2);
+    // Out of use, the one that expires first makes room.
+    node.pass(IDLE_GRACE);
+    node.answer("p1", "example.com", &[OTHER], 600);
+    node.answer("p1", "example.com", &[[203, 0, 113, 3]], 60);
+    assert_eq!(
+        node.destinations(),
+        ["203.0.113.2".to_owned(), "203.0.113.3".to_owned()].into()
+    );
+}
+
+#[test]
+fn an_address_that_may_be_in_use_is_never_evicted() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.pass(COUNTERS_DELAY_MAX * 2);
+    node.answer("p1", "example.com", &[OTHER], 60);
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    let third = [203, 0, 113, 3];
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 1);
+    assert_eq!(node.destinations().len(), 2, "nobody has counted yet");
+    // The counters are read soon, and tell.
+    node.pass(COUNTERS_DELAY_MAX);
+    node.answer("p1", "example.com", &[third], 60);
+    assert_eq!(node.engine.counters().addresses_refused, 2);
+    node.pass(IDLE_GRACE);
+    node.answer("p1", "example.com", &[third], 60);
+    assert!(node.destinations().contains("203.0.113.3"));
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
+fn where_room_gets_short_it_is_soon_known_what_may_go() {
+    for (of_port, of_name) in [(8, 256), (4096, 8)] {
+        let mut node = Node::with(&[allow("example.com"), deny_all()]);
+        node.engine.cache.limits_mut().addresses_per_port_max = of_port;
+        node.engine.cache.limits_mut().addresses_per_name_max = of_name;
+        let told = |host: u8| match of_name {
+            8 => "example.com".to_owned(),
+            _ => format!("n{host}.example.com"),
+        };
+        for host in 1..=8 {
+            node.answer("p1", &told(host), &[[203, 0, 113, host]], 600);
+        }
+        node.pass(COUNTERS_DELAY_MAX);
+        node.answer("p1", &told(9), &[[203, 0, 113, 9]], 600);
+        assert!(node.destinations().contains("203.0.113.9"));
+        assert_eq!(node.engine.counters().addresses_refused, 0);
+    }
+}
+
+#[test]
+fn addresses_chosen_to_go_stay_once_they_are_in_use() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.cache.limits_mut().addresses_per_port_max = 32;
+    for host in 1..=32 {
+        node.answer(
+            "p1",
+            "example.com",
+            &[[203, 0, 113, host]],
+            60 * u32::from(host),
+        );
+    }
+    // Somebody has counted their packets: none.
+    node.pass(COMPARE_INTERVAL + COUNTERS_DELAY_MAX);
+    // Two of 32 are chosen, and the first goes.
+    node.answer("p1", "example.com", &[[203, 0, 113, 33]], 3600);
+    assert!(!node.destinations().contains("203.0.113.1"));
+    let second = node.switch.iter_mut().find(
+        |(key, _)| matches!(key.matches.addresses, Addresses::V4 { dst, .. } if dst.octets()[3] == 2),
+    );
+    second.expect("it is open").1.1 += 1;
+    node.pass(COMPARE_INTERVAL);
+    node.answer("p1", "example.com", &[[203, 0, 113, 34]], 3600);
+    let open = node.destinations();
+    assert!(open.contains("203.0.113.2") && !open.contains("203.0.113.3"));
+    assert_eq!(node.engine.counters().addresses_evicted, 2);
+    assert_eq!(open.len(), 32);
+}
+
+#[test]
+fn a_name_keeps_only_so_many_addresses() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    for host in 1..=4 {
+        node.answer(
+            "p1",
+            "example.com",
+            &[[203, 0, 113, host]],
+            60 * u32::from(host),
+        );
+        node.pass(COMPARE_INTERVAL);
+    }
+    node.answer("p1", "www.example.com", &[[203, 0, 113, 9]], 60);
+    let kept = ["203.0.113.3", "203.0.113.4", "203.0.113.9"];
+    assert_eq!(node.destinations(), kept.map(str::to_owned).into());
+    assert_eq!(node.engine.counters().addresses_evicted, 2);
+    assert_eq!(node.limits_reported(), ["ns1: example.com of ns1_p1, 2"]);
+    // As long as it is near the limit that is no news; after it was far below, it is.
+    node.answer("p1", "example.com", &[[203, 0, 113, 10]], 240);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
+    node.pass(Duration::from_secs(300));
+    for host in 5..=7 {
+        node.answer("p1", "example.com", &[[203, 0, 113, host]], 600);
+    }
+    assert_eq!(node.limits_reported(), ["ns1: example.com of ns1_p1, 2"]);
+}
+
+#[test]
+fn a_limit_is_told_only_where_it_costs_access() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.engine.cache.limits_mut().addresses_per_port_max = 2;
+    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    node.set_firewall(&[allow("example.com"), deny_all(), allow("other.test")]);
+    for host in 1..=4 {
+        node.answer("p1", "other.test", &[[198, 51, 100, host]], 60);
+    }
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    node.answer("p1", "www.example.com", &[OTHER], 60);
+    assert_eq!(node.limits_reported(), [] as [&str; 0]);
+    node.answer("p1", "ftp.example.com", &[[203, 0, 113, 3]], 60);
+    node.answer("p1", "nfs.example.com", &[[203, 0, 113, 4]], 60);
+    assert_eq!(node.limits_reported(), ["ns1: ns1_p1, 2"]);
+}

@@ -1,0 +1,292 @@
+//! Rules that come, go and change, and what OVN makes of them.
+
+use super::*;
+
+#[test]
+fn a_rule_that_goes_takes_its_flows_with_it() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.set_firewall(&[deny_all()]);
+    assert_eq!(node.destinations().len(), 1, "as long as OVN enforces it");
+    node.set_nb(&[deny_all()]);
+    assert_eq!(node.destinations(), BTreeSet::new());
+}
+
+#[test]
+fn a_firewall_edited_after_the_lookup_applies_to_it() {
+    let mut node = Node::with(&[deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(node.destinations(), BTreeSet::new());
+    let rules = [allow("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    assert_eq!(node.destinations(), BTreeSet::new(), "OVN has no ACL yet");
+    node.set_ovn(&rules);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn a_moved_rule_moves_its_flows_in_one_bundle() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let rules = [allow("new.test"), allow("example.com"), deny_all()];
+    node.log.clear();
+    node.set_firewall(&rules);
+    assert_eq!(node.batches(), [], "OVN still has it where it was");
+    node.set_nb(&rules);
+    node.log.clear();
+    node.set_sb(&rules);
+    let batches = node.batches();
+    let [(true, changes)] = &batches[..] else {
+        panic!("one atomic batch: {batches:?}");
+    };
+    assert_eq!(changes.len(), 2);
+    assert_eq!(
+        node.open(),
+        [("10.244.0.5".into(), "203.0.113.1".into(), 10_999)]
+    );
+}
+
+#[test]
+fn a_pod_that_goes_takes_its_flows_with_it() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    node.remove_interface("p1");
+    assert_eq!(node.switch.len(), 0);
+    assert!(node.log.contains(&Command::Detach {
+        interface: RowId::new(0x105)
+    }));
+}
+
+#[test]
+fn a_recreated_pod_inherits_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    // The new pod's row comes before the old one goes, with the same port name and address.
+    node.add_pod_as("p1", 5, "uid-new", RowId::new(0x205));
+    assert_eq!(node.switch.len(), 0);
+    node.answer("p1", "example.com", &[OTHER], 300);
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(RowId::new(0x105), None)],
+    }));
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+}
+
+#[test]
+fn a_denied_name_gets_flows_that_do_what_ovn_does() {
+    let mut node = Node::with(&[deny("bad.test")]);
+    node.answer("p1", "www.bad.test", &[ADDRESS], 1);
+    assert_eq!(node.open()[0].2, 11_000);
+    // Expiry would open: the cache entry is held for longer than one that allows.
+    node.pass(Duration::from_secs(3000));
+    assert_eq!(node.open().len(), 1);
+    node.pass(Duration::from_secs(1000));
+    assert_eq!(node.open().len(), 0);
+}
+
+#[test]
+fn actions_that_only_ovn_can_make_are_copied() {
+    let rules = [deny("bad.test"), deny_all()];
+    let mut node = Node::with(&rules);
+    let text = "ct_commit { ct_mark.blocked = 1; }; /* drop */";
+    let with_text = |index: u32| {
+        let mut flow = logical_flow(index, &rules).expect("a rule");
+        flow.actions = text.into();
+        (logical_flow_row(index), Some(flow))
+    };
+    // The other rule's logical flow has the same text, and OVN has made a flow of it.
+    node.ovn_actions.insert(0xf01, vec![7; 8]);
+    node.ovn_actions.insert(0xf00, vec![7; 8]);
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: vec![with_text(0), with_text(1)],
+        ..SbUpdate::default()
+    }));
+    node.pass(Duration::from_secs(1));
+    node.log.clear();
+    node.answer("p1", "bad.test", &[ADDRESS], 60);
+    let batches = node.batches();
+    let [(_, changes)] = &batches[..] else {
+        panic!("one batch: {batches:?}");
+    };
+    let [FlowChange::Add(_, body)] = &changes[..] else {
+        panic!("one flow: {changes:?}");
+    };
+    assert_eq!(*body.actions, [crate::flow::Action::Copied(vec![7; 8])]);
+}
+
+#[test]
+fn nothing_is_written_before_the_table_is_known() {
+    let mut node = Node::bare();
+    node.ovn_installed = false;
+    let mut node = node.start(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(node.batches(), []);
+    node.ovn_installed = true;
+    node.pass(Duration::from_secs(1));
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
+    let mut node = Node::with(&[]);
+    let names = (0..2 * LOGICAL_FLOW_SAMPLE_MAX).map(|n| allow(&format!("n{n}.test")));
+    let rules: Vec<Rule> = names.chain([deny_all()]).collect();
+    let flows = (0..rules.len() as u32)
+        .filter_map(|i| Some((logical_flow_row(i), Some(logical_flow(i, &rules)?))));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: flows.collect(),
+        ..SbUpdate::default()
+    }));
+    let mut out = Output::default();
+    node.engine.policy.sampled(4, vec![], node.now, &mut out);
+    let [Command::Ask(FlowQuestion::Find(cookies))] = &out.commands[..] else {
+        panic!("nothing to look for");
+    };
+    // No address set is empty in the last rule.
+    let last = 0xf00 + rules.len() as u32 - 1;
+    assert!(cookies.contains(&last), "{cookies:x?}");
+}
+
+#[test]
+fn without_ovn_the_static_flow_says_where() {
+    let mut node = Node::bare();
+    let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
+    node.engine = Engine::new(Config {
+        profile: Some(profile.parse().expect("a profile")),
+        ..Config::default()
+    });
+    node.give(Input::SwitchUp);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    node.set_firewall(&[allow("example.com"), deny("bad.test"), deny_all()]);
+    let row = RowId::new(0x105);
+    node.pods.insert("ns1_p1".into(), row);
+    let mut pod = interface("ns1_p1", 5, "uid-p1");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(pod.clone()))],
+    }));
+    assert!(
+        node.reports
+            .iter()
+            .any(|report| matches!(report, Report::Ready { .. }))
+    );
+    node.answer("p1", "www.example.com", &[ADDRESS], 300);
+    assert_eq!(node.open(), [], "the port has no number yet");
+    pod.ofport = Some(7);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(pod))],
+    }));
+    node.answer("p1", "bad.test", &[OTHER], 300);
+    assert_eq!(
+        node.open(),
+        [
+            ("10.244.0.5".into(), "203.0.113.2".into(), 9_999),
+            ("10.244.0.5".into(), "203.0.113.1".into(), 10_000)
+        ]
+    );
+    for key in node.switch.keys() {
+        assert_eq!((key.table, key.matches.in_port), (44, Some(7)));
+        assert_eq!(key.matches.metadata, None);
+    }
+}
+
+/// What is wrong, as it was told last.
+fn problems_told(node: &Node) -> BTreeMap<u32, (String, Severity)> {
+    let told = node.reports.iter().rev().find_map(|report| match report {
+        Report::Problems { problems, .. } => Some(problems.clone()),
+        _ => None,
+    });
+    told.unwrap_or_default()
+}
+
+#[test]
+fn a_firewall_that_ovn_does_not_enforce_closes_and_opens_nothing() {
+    let old = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&old);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    // ovn-kubernetes refuses it.
+    let refused = [allow("other.test"), allow("*.test"), deny_all()];
+    node.set_firewall(&refused);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    // Answers are still taken from the kernel, and the old rules hold for them.
+    node.answer("p1", "www.example.com", &[OTHER], 600);
+    node.answer("p1", "other.test", &[[203, 0, 113, 3]], 600);
+    let open: BTreeSet<String> = ["203.0.113.1", "203.0.113.2"].map(Into::into).into();
+    assert_eq!(node.destinations(), open);
+    node.pass(Duration::from_secs(29));
+    let waits = problems_told(&node);
+    let severities: Vec<_> = waits.values().map(|(_, severity)| *severity).collect();
+    assert_eq!(severities, [Severity::Waiting; 2], "{waits:?}");
+    node.pass(Duration::from_secs(2));
+    let (problem, severity) = &problems_told(&node)[&1];
+    assert_eq!(*severity, Severity::NotInForce);
+    for part in [
+        "the one before it",
+        "`*.test`",
+        "--enable-dns-name-resolver",
+    ] {
+        assert!(problem.contains(part), "{problem}");
+    }
+    assert_eq!(node.destinations(), open);
+    // It is mended, and ovn-kubernetes follows.
+    let mended = [allow("other.test"), deny_all()];
+    node.set_firewall(&mended);
+    assert_eq!(node.destinations(), open);
+    node.set_ovn(&mended);
+    assert_eq!(node.destinations(), ["203.0.113.3".to_owned()].into());
+    assert_eq!(problems_told(&node), BTreeMap::new());
+    node.pass(Duration::from_secs(60));
+    assert_eq!(problems_told(&node), BTreeMap::new());
+}
+
+#[test]
+fn a_new_firewall_that_ovn_does_not_enforce_is_told_with_what_its_status_says() {
+    let mut node = Node::with(&[]);
+    node.give(firewalls(false, None));
+    node.set_firewall(&[allow("example.com"), deny_all()]);
+    let refused = Firewall {
+        refusal: Some("failed to frobnicate".into()),
+        ..firewall(&[allow("example.com"), deny_all()])
+    };
+    node.give(firewalls(false, Some(refused)));
+    node.pass(Duration::from_secs(31));
+    let (problem, severity) = &problems_told(&node)[&0];
+    assert_eq!(*severity, Severity::NotInForce);
+    for part in ["no rule of it", "failed to frobnicate"] {
+        assert!(problem.contains(part), "{problem}");
+    }
+}
+
+#[test]
+fn of_edits_in_quick_succession_the_one_that_ovn_enforces_counts() {
+    let rules = |name: &str| [allow(name), deny_all()];
+    let mut node = Node::with(&rules("a.test"));
+    node.answer("p1", "a.test", &[ADDRESS], 600);
+    for n in 0..20 {
+        node.set_firewall(&rules(&format!("n{n}.test")));
+    }
+    let refused = [allow("*.test"), deny_all()];
+    node.set_firewall(&refused);
+    node.answer("p1", "n19.test", &[OTHER], 600);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    // The last but one is taken over.
+    node.set_ovn(&rules("n19.test"));
+    assert_eq!(node.destinations(), ["203.0.113.2".to_owned()].into());
+    let former = |node: &Node| node.engine.policy.former_count("ns1");
+    assert_eq!(former(&node), 1);
+    // One with the same ACLs as before needs none.
+    node.set_firewall(&rules("n19.test"));
+    assert_eq!((former(&node), problems_told(&node)), (0, BTreeMap::new()));
+    // Gone is gone.
+    node.set_firewall(&refused);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    assert_eq!((former(&node), node.destinations()), (0, BTreeSet::new()));
+}

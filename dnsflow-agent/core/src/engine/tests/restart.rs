@@ -1,0 +1,162 @@
+//! What a restarted agent takes over.
+
+use super::*;
+
+/// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
+/// flows in the switch. The switch is there first, OVN's southbound database last.
+pub(super) fn after_restart(before: &mut Node, snapshot: &[SavedEntry], rules: &[Rule]) -> Node {
+    after_restart_with(before, snapshot, rules, Config::default())
+}
+
+/// The same, with other options.
+pub(super) fn after_restart_with(
+    before: &mut Node,
+    snapshot: &[SavedEntry],
+    rules: &[Rule],
+    config: Config,
+) -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config);
+    node.now = before.now;
+    node.engine.load_snapshot(snapshot.to_vec());
+    node.switch = std::mem::take(&mut before.switch);
+    node.give(Input::SwitchUp);
+    node.give(firewalls(true, Some(firewall(rules))));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(rules),
+        ..NbUpdate::default()
+    }));
+    node.pods = before.pods.clone();
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    assert_eq!(node.batches(), [], "untouched until everything is known");
+    let port_groups = vec![node.group()];
+    node.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        port_bindings: vec![(
+            RowId::new(0x105),
+            Some(PortBinding {
+                namespace: None,
+                ..port_binding("ns1_p1", 5)
+            }),
+        )],
+        port_groups,
+        logical_flows: logical_flows(rules),
+        ..SbUpdate::default()
+    }));
+    node
+}
+
+#[test]
+fn a_restart_writes_nothing_and_goes_on_where_it_was() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let snapshot = before.engine.snapshot(before.now);
+    let mut after = after_restart(&mut before, &snapshot, &rules);
+    assert_eq!(after.batches(), []);
+    assert_eq!(after.engine.flow_count(), 1);
+    assert!(after.reports.contains(&Report::Ready {
+        attached: 1,
+        firewalls: 1,
+        flows: 1
+    }));
+    // Names are remembered: the rule moves, and its flows with it.
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    after.set_firewall(&moved);
+    after.set_ovn(&moved);
+    assert_eq!(after.open()[0].2, 10_999);
+    // And until when.
+    after.pass(Duration::from_secs(500));
+    assert_eq!(after.open().len(), 1);
+    after.pass(Duration::from_secs(200));
+    assert_eq!(after.open().len(), 0);
+}
+
+#[test]
+fn a_rule_that_went_while_nobody_looked_takes_its_flows_with_it() {
+    let mut before = Node::with(&[allow("example.com"), deny_all()]);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let snapshot = before.engine.snapshot(before.now);
+    let after = after_restart(&mut before, &snapshot, &[deny_all()]);
+    assert_eq!(after.open().len(), 0);
+}
+
+#[test]
+fn another_pod_under_the_same_name_inherits_no_snapshot() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let mut saved = before.engine.snapshot(before.now);
+    assert_eq!(saved.len(), 1);
+    saved[0].pod = Some("another".into());
+    let mut node = Node::bare();
+    node.engine.load_snapshot(saved);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    assert_eq!(node.engine.cache.entries_mut().count(), 0);
+    assert_eq!(node.engine.snapshot(node.now), []);
+}
+
+#[test]
+fn flows_of_an_earlier_run_are_taken_over_without_a_snapshot() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "example.com", &[ADDRESS], 300);
+    let (mut stray, flow) = before.switch.clone().pop_first().expect("a flow");
+    stray.priority = 7;
+    before.switch.insert(stray, flow);
+    let mut after = after_restart(&mut before, &[], &rules);
+    assert_eq!(after.open().len(), 1);
+    assert_eq!(after.open()[0].2, 11_000);
+    let writes: Vec<_> = after
+        .batches()
+        .into_iter()
+        .flat_map(|(_, changes)| changes)
+        .collect();
+    assert!(
+        matches!(&writes[..], [FlowChange::Delete(key, _)] if key.priority == 7),
+        "nothing is flushed: {writes:?}"
+    );
+    assert!(after.reports.contains(&Report::Resynced {
+        added: 0,
+        removed: 1,
+        adopted: 1
+    }));
+    // Asked for again, it is an ordinary cache entry; else it ends when out of use.
+    after.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(after.switch.len(), 0);
+}
+
+#[test]
+fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
+    let mut before = Node::with(&[allow("example.com"), deny_all()]);
+    let told_at = before.now;
+    before.answer("p1", "example.com", &[ADDRESS], 1);
+    let mut snapshot = before.engine.snapshot(before.now);
+    // As it is read 80 s later, behind the end of its TTL.
+    let away = Duration::from_secs(80);
+    for saved in snapshot.iter_mut().flat_map(|entry| &mut entry.names) {
+        saved.rest = saved.rest.saturating_sub(away);
+        saved.deny_rest = saved.deny_rest.saturating_sub(away);
+    }
+    before.now = before.now + away;
+    let mut after = after_restart(&mut before, &snapshot, &[deny("example.com"), deny_all()]);
+    expiry::assert_denied_for_an_hour(&mut after, told_at);
+}
+
+#[test]
+fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
+    let rules = [deny("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "example.com", &[ADDRESS], 1);
+    let mut after = after_restart(&mut before, &[], &rules);
+    let found_at = after.now;
+    expiry::assert_denied_for_an_hour(&mut after, found_at);
+}

@@ -1,0 +1,325 @@
+//! A node around an engine, for tests: a switch that obeys, a name filter, and OVN's rows as
+//! ovn-kubernetes writes them for one namespace, `ns1`.
+//!
+//! The core's own tests use this module, and the tests and benchmarks of the workspace do with the feature
+//! `test-util`. No program is built with that feature.
+
+mod edges;
+mod rows;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use crate::{
+    Command, Input, Timestamp,
+    blocked::BlockedConnection,
+    engine::{Config, Engine},
+    firewall::{FirewallUpdate, Rule},
+    flow::{Addresses, Cookie, FlowChange, FlowKey, Sentinel},
+    ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
+    report::{Limit, Report},
+};
+
+pub use self::{edges::Kernel, rows::*};
+
+/// The OpenFlow table of the pipeline's first table, as an OVN of some version has it.
+pub const BASE: u8 = 42;
+/// The row of the logical switch of all pods, whose tunnel key is 3.
+pub const DATAPATH: RowId = RowId::new(0xd << 100);
+
+/// An engine with a node around it.
+#[derive(Debug)]
+pub struct Node {
+    /// The engine.
+    pub engine: Engine,
+    /// The present.
+    pub now: Timestamp,
+    /// The switch's tables: the flows of dnsflow without the sentinel flows, their cookies, and how many
+    /// packets each has matched.
+    pub switch: BTreeMap<FlowKey, (Cookie, u64)>,
+    /// The sentinel flows in the switch, with their cookies.
+    pub sentinels: BTreeMap<Sentinel, Cookie>,
+    /// All commands, oldest first, until a test takes them.
+    pub log: Vec<Command>,
+    /// All reports, oldest first, until a test takes them.
+    pub reports: Vec<Report>,
+    /// Whether the switch answers.
+    pub switch_answers: bool,
+    /// The rows of the pods' logical ports, by the names of the ports.
+    pub pods: BTreeMap<String, RowId>,
+    /// Whether ovn-controller has installed its flows.
+    pub ovn_installed: bool,
+    /// The OpenFlow table in which ovn-controller has installed them.
+    pub ovn_table: u8,
+    /// What ovn-controller made of logical flows, by cookie: a drop where there is nothing.
+    pub ovn_actions: BTreeMap<u32, Vec<u8>>,
+    /// How many packets OVN's flows have matched, by cookie.
+    pub ovn_packets: BTreeMap<u32, u64>,
+    /// The name filter.
+    pub kernel: Kernel,
+    /// The connections that OVN has blocked.
+    pub blocked: Vec<BlockedConnection>,
+    /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
+    pub dropping: Option<BTreeSet<IpAddr>>,
+}
+
+impl Node {
+    /// Nothing is known yet.
+    pub fn bare() -> Self {
+        Self {
+            engine: Engine::new(Config::default()),
+            now: Timestamp::from_nanos(1_000_000_000_000),
+            switch: BTreeMap::new(),
+            sentinels: BTreeMap::new(),
+            log: vec![],
+            reports: vec![],
+            switch_answers: true,
+            pods: BTreeMap::new(),
+            ovn_installed: true,
+            ovn_table: BASE + 4,
+            ovn_actions: BTreeMap::new(),
+            ovn_packets: BTreeMap::new(),
+            kernel: Kernel::default(),
+            blocked: Vec::new(),
+            dropping: None,
+        }
+    }
+
+    /// All sources were read, pod p1 (10.244.0.5) of ns1 is there, and `rules` are in force.
+    pub fn with(rules: &[Rule]) -> Self {
+        Self::bare().start(rules)
+    }
+
+    /// The same for an engine that was changed before.
+    pub fn start(mut self, rules: &[Rule]) -> Self {
+        self.read_sources();
+        self.set_firewall(rules);
+        self.set_ovn(rules);
+        // What is due at once.
+        self.pass(Duration::ZERO);
+        self.log.clear();
+        self
+    }
+
+    /// All sources are read. They know of pod p1 (10.244.0.5) of ns1, and of no rules.
+    pub fn read_sources(&mut self) {
+        self.give(Input::SwitchUp);
+        self.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![],
+        }));
+        self.give(Input::Firewalls(FirewallUpdate {
+            reset: true,
+            firewalls: vec![],
+        }));
+        self.give(Input::Nb(NbUpdate {
+            reset: true,
+            acls: vec![],
+            ..NbUpdate::default()
+        }));
+        self.give(Input::Sb(SbUpdate {
+            reset: true,
+            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+            ..SbUpdate::default()
+        }));
+        self.add_pod("p1", 5);
+    }
+
+    /// Hands in an input, and carries out what comes of the input.
+    pub fn give(&mut self, input: Input<'_>) {
+        self.engine.handle(input, self.now);
+        self.obey();
+    }
+
+    /// Lets time pass, with every deadline met on the way.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        let mut turns = 0;
+        while let Some((at, why)) = self.engine.next_deadline().filter(|(at, _)| *at <= end) {
+            self.now = at.max(self.now);
+            self.engine.handle_timeout(self.now);
+            self.obey();
+            turns += 1;
+            assert!(turns < 10_000, "deadlines without end: {why:?}");
+        }
+        self.now = end;
+    }
+
+    // Pods and rules.
+
+    /// A pod of ns1 comes, at 10.244.0.`host`.
+    pub fn add_pod(&mut self, name: &str, host: u8) {
+        let row = RowId::new(0x100 + u128::from(host));
+        self.add_pod_as(name, host, &format!("uid-{name}"), row);
+    }
+
+    /// The same, with this UID, and with this row for the interface and for the logical port.
+    pub fn add_pod_as(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
+        self.add_interface(name, host, uid, row);
+        self.add_logical_port(name, host, row);
+    }
+
+    /// The interface of a pod comes.
+    pub fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
+        self.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],
+        }));
+    }
+
+    /// The logical port of a pod comes.
+    pub fn add_logical_port(&mut self, name: &str, host: u8, row: RowId) {
+        let port = format!("ns1_{name}");
+        self.pods.insert(port.clone(), row);
+        let update = SbUpdate {
+            port_bindings: vec![(row, Some(port_binding(&port, host)))],
+            port_groups: vec![self.group()],
+            ..SbUpdate::default()
+        };
+        self.give(Input::Sb(update));
+    }
+
+    /// The interface of a pod goes.
+    pub fn remove_interface(&mut self, name: &str) {
+        let row = self.pods[&format!("ns1_{name}")];
+        self.give(Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, None)],
+        }));
+    }
+
+    /// The port group of ns1, and its row.
+    pub fn group(&self) -> (RowId, Option<PortGroup>) {
+        let group = PortGroup {
+            name: GROUP.into(),
+            ports: self.pods.keys().cloned().collect(),
+        };
+        (RowId::new(0xe << 100), Some(group))
+    }
+
+    /// The EgressFirewall of ns1 is edited.
+    pub fn set_firewall(&mut self, rules: &[Rule]) {
+        self.give(firewalls(false, Some(firewall(rules))));
+    }
+
+    /// OVN's rows for `rules`, edited in place as ovn-kubernetes does: NB first, SB after.
+    pub fn set_ovn(&mut self, rules: &[Rule]) {
+        self.set_nb(rules);
+        self.set_sb(rules);
+    }
+
+    /// The ACLs of `rules`.
+    pub fn set_nb(&mut self, rules: &[Rule]) {
+        self.give(Input::Nb(NbUpdate {
+            acls: acls(rules),
+            ..NbUpdate::default()
+        }));
+    }
+
+    /// The logical flows of `rules`.
+    pub fn set_sb(&mut self, rules: &[Rule]) {
+        self.give(Input::Sb(SbUpdate {
+            logical_flows: logical_flows(rules),
+            ..SbUpdate::default()
+        }));
+    }
+
+    // Answers.
+
+    /// A pod of ns1 is told that a name leads to these addresses.
+    pub fn answer(&mut self, pod: &str, name: &str, addresses: &[[u8; 4]], ttl: u32) {
+        let ifindex = ifindex_of(self.pods[&format!("ns1_{pod}")]);
+        self.frame(ifindex, &answer_frame(name, addresses, ttl));
+    }
+
+    /// A frame passes the kernel. The agent sees it 50 µs later.
+    pub fn frame(&mut self, ifindex: u32, bytes: &[u8]) {
+        let captured_at = self.now;
+        self.now = self.now + Duration::from_micros(50);
+        if !self.kernel.passes(ifindex, bytes) {
+            self.kernel
+                .deferred
+                .push((ifindex, captured_at, bytes.into()));
+            return;
+        }
+        self.give(Input::Frame(frame(ifindex, captured_at, bytes)));
+    }
+
+    // What came of it.
+
+    /// What the switch lets through: source, destination, priority, in order.
+    pub fn open(&self) -> Vec<(String, String, u16)> {
+        self.switch
+            .keys()
+            .map(|key| {
+                let (src, dst): (IpAddr, IpAddr) = match key.matches.addresses {
+                    Addresses::V4 { src, dst } => (src.into(), dst.into()),
+                    Addresses::V6 { src, dst } => (src.into(), dst.into()),
+                };
+                (src.to_string(), dst.to_string(), key.priority)
+            })
+            .collect()
+    }
+
+    /// The destinations that the switch lets through.
+    pub fn destinations(&self) -> BTreeSet<String> {
+        self.open().into_iter().map(|(_, dst, _)| dst).collect()
+    }
+
+    /// Flow changes since the last call, batch by batch, without the sentinel flows; and whether each
+    /// batch was atomic.
+    pub fn batches(&mut self) -> Vec<(bool, Vec<FlowChange>)> {
+        self.log
+            .drain(..)
+            .filter_map(|command| match command {
+                Command::Apply {
+                    atomic,
+                    mut changes,
+                    ..
+                } => {
+                    changes.retain(|change| !is_for_sentinel(change));
+                    (!changes.is_empty()).then_some((atomic, changes))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The limits that were reported since the last look at the reports.
+    pub fn limits_reported(&mut self) -> Vec<String> {
+        let reports = std::mem::take(&mut self.reports);
+        let limits = reports.into_iter().filter_map(|report| match report {
+            Report::LimitReached {
+                namespace,
+                port,
+                limit,
+                max,
+            } => Some(match limit {
+                Limit::AddressesOfName(name) => format!("{namespace}: {name} of {port}, {max}"),
+                Limit::AddressesOfPod => format!("{namespace}: {port}, {max}"),
+                limit => format!("{namespace}: {limit:?} of {port}, {max}"),
+            }),
+            _ => None,
+        });
+        limits.collect()
+    }
+}
+
+/// The sentinel flow that a flow depends on.
+pub fn sentinel_of(key: &FlowKey, cookie: Cookie) -> Sentinel {
+    Sentinel {
+        table: key.table,
+        cookie,
+    }
+}
+
+/// Whether a change is one of a sentinel flow.
+pub fn is_for_sentinel(change: &FlowChange) -> bool {
+    match change {
+        FlowChange::Add(key, _) | FlowChange::Delete(key, _) => Sentinel::of(key).is_some(),
+        FlowChange::Renew(body) => body.cookie.is_of_sentinel(),
+    }
+}

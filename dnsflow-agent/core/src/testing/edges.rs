@@ -1,0 +1,237 @@
+//! Stand-ins of the edges: each carries out a command as the edge would, and answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dnsflow_common::walk::{self, Packet, Ports};
+
+use super::{Node, frame, ifindex_of, sentinel_of};
+use crate::{
+    Command, Input, Timestamp,
+    dns::Answer,
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
+    input::{BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, NameSetId},
+    name::DomainName,
+    ovn::rows::RowId,
+    revalidation::Path,
+};
+
+/// The name filter in the kernel, and what it deferred.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    name_sets: BTreeMap<u32, NameSetId>,
+    names: BTreeMap<NameSetId, BTreeSet<DomainName>>,
+    /// Answers for names that no rule mentioned: interface, when the kernel saw it, frame.
+    pub deferred: Vec<(u32, Timestamp, Vec<u8>)>,
+    /// Whether the filter has no room, so that all answers leave the kernel.
+    pub no_room: bool,
+}
+
+impl Kernel {
+    /// Whether an answer at an interface leaves the kernel.
+    pub(super) fn passes(&self, ifindex: u32, bytes: &[u8]) -> bool {
+        let Some(names) = self.name_sets.get(&ifindex).map(|id| &self.names[id]) else {
+            return true;
+        };
+        if self.no_room {
+            return true;
+        }
+        let Ok(Packet::UdpAnswer(message)) = walk::from_server(&bytes, &Ports::DNS) else {
+            return true;
+        };
+        let message = message.payload_of(bytes).expect("a whole message");
+        let Ok(Answer { name, .. }) = Answer::decode(message) else {
+            return true;
+        };
+        name.suffixes()
+            .any(|suffix| names.iter().any(|name| name.wire() == suffix))
+    }
+}
+
+impl Node {
+    /// Carries out the commands.
+    pub fn obey(&mut self) {
+        loop {
+            self.engine.end_turn(self.now);
+            self.reports.extend(self.engine.take_reports());
+            let commands = self.engine.take_commands();
+            if commands.is_empty() {
+                return;
+            }
+            for command in commands {
+                self.log.push(command.clone());
+                if let Some(answer) = self.carry_out(command) {
+                    self.engine.handle(answer, self.now);
+                }
+            }
+        }
+    }
+
+    /// Carries out one command. Returns its answer, or the last of several.
+    fn carry_out(&mut self, command: Command) -> Option<Input<'static>> {
+        match command {
+            Command::Attach { interface, .. } => {
+                let ifindex = ifindex_of(interface);
+                Some(Input::Attached { interface, ifindex })
+            }
+            Command::Apply {
+                batch,
+                changes,
+                count,
+                ..
+            } if self.switch_answers => {
+                for change in changes {
+                    self.change_switch(change);
+                }
+                if !count.is_empty() {
+                    let counted = self.counted(Some(batch), &count);
+                    self.engine.handle(counted, self.now);
+                }
+                Some(Input::Applied {
+                    batch,
+                    result: Ok(()),
+                })
+            }
+            Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
+                // As the switch does: some at a time, and the last may bring none.
+                for flows in self.dump().chunks(2) {
+                    self.engine.handle(shown(flows.to_vec(), true), self.now);
+                }
+                Some(shown(Vec::new(), false))
+            }
+            Command::Ask(FlowQuestion::Count(cookies)) => Some(self.counted(None, &cookies)),
+            Command::Ask(FlowQuestion::Find(cookies)) => {
+                Some(Input::Reply(FlowReply::Found(self.find(&cookies))))
+            }
+            Command::WatchLogicalFlows { priorities } => {
+                Some(Input::LogicalFlowsWatched { priorities })
+            }
+            Command::SampleLogicalFlows { pipeline, table_id } => Some(Input::LogicalFlowSample {
+                pipeline,
+                table_id,
+                flows: vec![RowId::new(0x5eed << 96)],
+            }),
+            Command::FilterNames { name_set, names } => {
+                self.kernel.names.insert(name_set, names);
+                None
+            }
+            Command::FilterInterface { ifindex, name_set } => {
+                let name_sets = &mut self.kernel.name_sets;
+                name_sets.remove(&ifindex);
+                name_sets.extend(name_set.map(|id| (ifindex, id)));
+                None
+            }
+            Command::ForgetNames { name_set } => {
+                let in_use = self.kernel.name_sets.values().any(|used| *used == name_set);
+                assert!(!in_use, "an interface without its names");
+                self.kernel.names.remove(&name_set);
+                None
+            }
+            Command::FindBlocked => Some(Input::Blocked {
+                connections: self.blocked.clone(),
+                more: false,
+            }),
+            Command::Unblock(connections) => {
+                self.blocked
+                    .retain(|blocked| !connections.contains(blocked));
+                Some(Input::Unblocked {
+                    unblocked: connections.len(),
+                    failed: 0,
+                })
+            }
+            Command::ReplayAnswers => {
+                let mut deferred = std::mem::take(&mut self.kernel.deferred);
+                deferred.retain(|(ifindex, captured_at, bytes)| {
+                    let frame = frame(*ifindex, *captured_at, bytes);
+                    self.engine.replay(frame, self.now)
+                });
+                self.kernel.deferred.append(&mut deferred);
+                None
+            }
+            Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
+            Command::Release(_)
+            | Command::Apply { .. }
+            | Command::Ask(FlowQuestion::Dump)
+            | Command::Detach { .. }
+            | Command::TrustResolvers(_)
+            | Command::TrustSources { .. }
+            | Command::MonitorTables(_) => None,
+        }
+    }
+
+    /// The paths of these on which a megaflow drops.
+    fn dropping(&self, paths: &[Path]) -> Option<Vec<Path>> {
+        let destinations = self.dropping.as_ref()?;
+        let drops = |path: &&Path| destinations.contains(&path.addresses.dst());
+        Some(paths.iter().filter(drops).cloned().collect())
+    }
+
+    /// OVN's own flows: their actions are those that a test gave, else a drop.
+    fn find(&self, cookies: &[u32]) -> Vec<FoundFlow> {
+        let found = |&cookie: &u32| FoundFlow {
+            cookie,
+            table: self.ovn_table,
+            actions: self.ovn_actions.get(&cookie).cloned().unwrap_or_default(),
+        };
+        let cookies = cookies.iter().filter(|_| self.ovn_installed);
+        cookies.map(found).collect()
+    }
+
+    /// What the switch says of OVN's flows with these cookies, one each.
+    fn counted(&self, batch: Option<BatchId>, cookies: &[u32]) -> Input<'static> {
+        let count = |&cookie: &u32| CookieCount {
+            cookie,
+            flows: 1,
+            packets: self.ovn_packets.get(&cookie).copied().unwrap_or_default(),
+        };
+        let counts = cookies.iter().map(count).collect();
+        Input::Reply(FlowReply::Counted { batch, counts })
+    }
+
+    fn change_switch(&mut self, change: FlowChange) {
+        match change {
+            FlowChange::Add(key, body) if let Some(sentinel) = Sentinel::of(&key) => {
+                assert!(body.cookie.is_of_sentinel() && body.hard_timeout_s > 0);
+                self.sentinels.insert(sentinel, body.cookie);
+            }
+            FlowChange::Delete(key, _) if let Some(sentinel) = Sentinel::of(&key) => {
+                self.sentinels.remove(&sentinel);
+                self.switch
+                    .retain(|key, (cookie, _)| sentinel_of(key, *cookie) != sentinel);
+            }
+            FlowChange::Add(key, body) => {
+                let sentinel = sentinel_of(&key, body.cookie);
+                assert!(self.sentinels.contains_key(&sentinel), "it never goes");
+                self.switch.insert(key, (body.cookie, 0));
+            }
+            FlowChange::Delete(key, cookie) => {
+                if self
+                    .switch
+                    .get(&key)
+                    .is_some_and(|(found, _)| *found == cookie)
+                {
+                    self.switch.remove(&key);
+                }
+            }
+            FlowChange::Renew(_) => {}
+        }
+    }
+
+    fn dump(&self) -> Vec<InstalledFlow> {
+        let installed = |key: FlowKey, cookie: Cookie, packets: u64| InstalledFlow {
+            key,
+            cookie,
+            packets,
+        };
+        let flows = self.switch.iter();
+        let sentinels = self.sentinels.iter();
+        flows
+            .map(|(key, (cookie, packets))| installed(key.clone(), *cookie, *packets))
+            .chain(sentinels.map(|(sentinel, cookie)| installed(sentinel.key(), *cookie, 0)))
+            .collect()
+    }
+}
+
+/// A part of a dump.
+fn shown(flows: Vec<InstalledFlow>, more: bool) -> Input<'static> {
+    Input::Reply(FlowReply::Flows { flows, more })
+}

@@ -1,0 +1,219 @@
+//! What the sources of a node say: rules, rows and frames.
+
+use std::net::Ipv4Addr;
+
+use hickory_proto::{
+    op::{Message, MessageType, OpCode, Query},
+    rr::{Name, RData, Record, RecordType, rdata::A},
+};
+
+use super::DATAPATH;
+use crate::{
+    Input, Timestamp,
+    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    flow::{Protocol, Transport},
+    input::Frame,
+    ovn::{
+        hash::{Family, address_set_hashes},
+        rows::{Acl, Interface, LogicalFlow, MacAddress, Pipeline, PortBinding, RowId},
+    },
+    rules::ACL_PRIORITY_OFFSET,
+};
+
+/// The port group of ns1: ovn-kubernetes' hash of
+/// `default-network-controller:Namespace:ns1`.
+pub const GROUP: &str = "a9633447981174624809";
+/// The most rules that OVN has rows for here.
+const ROWS: u32 = 20;
+
+/// The interface index of the veth of an `Interface` row: the last digits of its id.
+pub fn ifindex_of(row: RowId) -> u32 {
+    row.to_string()[30..].parse().unwrap_or(1)
+}
+
+/// An `Interface` row for this logical port, of a pod with this UID at 10.244.0.`host`.
+pub fn interface(port: &str, host: u8, uid: &str) -> Interface {
+    Interface {
+        name: format!("veth-{port}").into(),
+        iface_id: port.into(),
+        iface_id_ver: Some(uid.into()),
+        addresses: vec![Ipv4Addr::new(10, 244, 0, host).into()],
+        mac: MacAddress::new([0x0a, 0x58, 10, 244, 0, host]),
+        network: None,
+        sandbox: Some(format!("sandbox-{uid}")),
+        ofport: None,
+        ifindex: None,
+        policing_kbps: 0,
+    }
+}
+
+/// A `Port_Binding` row of a pod of ns1 at 10.244.0.`host`.
+pub fn port_binding(port: &str, host: u8) -> PortBinding {
+    PortBinding {
+        logical_port: port.into(),
+        datapath: DATAPATH,
+        tunnel_key: u32::from(host),
+        namespace: Some("ns1".into()),
+    }
+}
+
+/// An EgressFirewall with these rules.
+pub fn firewall(rules: &[Rule]) -> Firewall {
+    Firewall {
+        rules: rules.to_vec(),
+        subdomains: None,
+        refusal: None,
+    }
+}
+
+/// The EgressFirewall of ns1 is this one now, or is gone; `reset`: it is the only one.
+pub fn firewalls(reset: bool, firewall: Option<Firewall>) -> Input<'static> {
+    let id = FirewallId {
+        namespace: "ns1".into(),
+        name: "default".into(),
+    };
+    Input::Firewalls(FirewallUpdate {
+        reset,
+        firewalls: vec![(id, firewall)],
+    })
+}
+
+/// A rule that allows a name.
+pub fn allow(name: &str) -> Rule {
+    of_name(RuleAction::Allow, name)
+}
+
+/// A rule that denies a name.
+pub fn deny(name: &str) -> Rule {
+    of_name(RuleAction::Deny, name)
+}
+
+fn of_name(action: RuleAction, name: &str) -> Rule {
+    Rule {
+        action,
+        destination: Destination::Name(name.parse().expect("a name")),
+        ports: vec![],
+    }
+}
+
+/// A rule that denies all of IPv4.
+pub fn deny_all() -> Rule {
+    Rule {
+        action: RuleAction::Deny,
+        destination: Destination::Cidr("0.0.0.0/0".parse().expect("a network")),
+        ports: vec![],
+    }
+}
+
+/// The row of a rule's ACL.
+pub fn acl_row(index: u32) -> RowId {
+    RowId::new((0xac1_0000 + u128::from(index)) << 96)
+}
+
+/// The ACL of a rule of ns1; `None` where there is no such rule.
+pub fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
+    let rule = rules.get(index as usize)?;
+    let to = match &rule.destination {
+        Destination::Name(name) => format!("$a{}", address_set_hashes(name, Family::V4)[0]),
+        _ => "0.0.0.0/0".into(),
+    };
+    Some(Acl {
+        namespace: "ns1".into(),
+        rule_index: index,
+        priority: 10_000 - index as u16,
+        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{}", ports_of(rule)),
+        action: match rule.action {
+            RuleAction::Allow => "allow".into(),
+            RuleAction::Deny => "drop".into(),
+        },
+    })
+}
+
+/// The end of an ACL's match for the ports of a rule.
+fn ports_of(rule: &Rule) -> String {
+    let ports = rule.ports.iter().map(|Transport { protocol, port }| {
+        let protocol = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        };
+        match port {
+            Some(port) => format!("({protocol} && ( {protocol}.dst == {port} ))"),
+            None => format!("({protocol})"),
+        }
+    });
+    let ports: Vec<_> = ports.collect();
+    if ports.is_empty() {
+        return String::new();
+    }
+    format!(" && ({})", ports.join(" || "))
+}
+
+/// The row of a rule's logical flow.
+pub fn logical_flow_row(index: u32) -> RowId {
+    RowId::new((0xf00 + u128::from(index)) << 96)
+}
+
+/// The logical flow of a rule of ns1; `None` where there is no such rule.
+pub fn logical_flow(index: u32, rules: &[Rule]) -> Option<LogicalFlow> {
+    let acl = acl(index, rules)?;
+    Some(LogicalFlow {
+        pipeline: Pipeline::Egress,
+        table_id: 4,
+        priority: acl.priority + ACL_PRIORITY_OFFSET,
+        matches: format!("reg0[8] == 1 && ({})", acl.matches),
+        actions: "next;".into(),
+        stage_hint: Some(acl_row(index).prefix()),
+    })
+}
+
+/// The rows of all ACLs that there can be: those of these rules, and no others.
+pub fn acls(rules: &[Rule]) -> Vec<(RowId, Option<Acl>)> {
+    let rows = 0..ROWS;
+    rows.map(|i| (acl_row(i), acl(i, rules))).collect()
+}
+
+/// The same for the logical flows.
+pub fn logical_flows(rules: &[Rule]) -> Vec<(RowId, Option<LogicalFlow>)> {
+    let rows = 0..ROWS;
+    rows.map(|i| (logical_flow_row(i), logical_flow(i, rules)))
+        .collect()
+}
+
+/// A frame as the kernel copies it, for a pod.
+pub fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
+    Frame {
+        ifindex,
+        captured_at,
+        bytes,
+        from_pod: false,
+        held: false,
+        gso_size: 0,
+    }
+}
+
+/// Ethernet, IPv4 and UDP around a DNS answer of 10.96.0.10 to the pod at 10.244.0.5.
+pub fn answer_frame(name: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
+    let name = Name::from_ascii(format!("{name}.")).expect("a name");
+    let mut message = Message::new(7, MessageType::Response, OpCode::Query);
+    message.queries = vec![Query::query(name.clone(), RecordType::A)];
+    message.answers = addresses
+        .iter()
+        .map(|address| Record::from_rdata(name.clone(), ttl, RData::A(A((*address).into()))))
+        .collect();
+    udp_frame(&message.to_vec().expect("encodes"))
+}
+
+/// The same around any payload.
+pub fn udp_frame(payload: &[u8]) -> Vec<u8> {
+    let udp_len = (8 + payload.len()) as u16;
+    let mut frame = vec![0; 12];
+    frame.extend([0x08, 0x00, 0x45, 0]);
+    frame.extend((20 + udp_len).to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
+    frame.extend([0, 53, 0x90, 0]);
+    frame.extend(udp_len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    frame
+}
