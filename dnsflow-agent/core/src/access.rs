@@ -27,16 +27,16 @@ use crate::{
     switch::{Batch, Switch},
 };
 
-/// What rules come to, as long as all that it was made from stands.
+/// The flow templates of rules, until something changes that they were made from.
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
     planner: Planner,
-    /// The ports by where their packets are found, once somebody has asked.
+    /// The ports by the matches of their flows. Made when first asked for.
     by_match: Option<HashMap<PortMatch, PortId>>,
 }
 
 impl Plans {
-    /// Rules, ports or the pipeline may be others than before.
+    /// Forgets what was made: rules, ports or the pipeline may have changed.
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
         self.by_match = None;
@@ -70,12 +70,12 @@ pub(crate) struct Access<'a> {
     pub(crate) refused: &'a mut RefusedAddresses,
 }
 
-/// What a pod was told by one answer.
+/// What one answer tells a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortAnswer<'a> {
     /// The port that is told.
     pub(crate) port: PortId,
-    /// The port whose pod has asked, and to whose account the changes go.
+    /// The port whose pod has asked. Its budget pays for the changes.
     pub(crate) asker: PortId,
     /// The name that rules are matched against.
     pub(crate) name: &'a DomainName,
@@ -85,21 +85,21 @@ pub(crate) struct PortAnswer<'a> {
     pub(crate) at: Timestamp,
 }
 
-/// What came of an answer, for all ports that it is for.
+/// The results of an answer for all ports that are told.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Indices of the rules that the name matches, in order.
     pub(crate) rules: BTreeSet<u32>,
     /// Addresses that were not open before.
     pub(crate) opened: BTreeSet<IpAddr>,
-    /// How many addresses were not opened because the pod is over its budget.
+    /// The number of addresses that were not opened because the pod is over its budget.
     pub(crate) over_budget: usize,
 }
 
 impl Access<'_> {
     // Answers.
 
-    /// One port is told something. Rules are matched once for all addresses.
+    /// Applies an answer to one port. The rules are matched once for all addresses.
     pub(crate) fn apply_answer(
         &mut self,
         answer: PortAnswer<'_>,
@@ -122,7 +122,7 @@ impl Access<'_> {
             outcome.rules.insert(rule.index);
         }
         let facts = self.policy.facts(port_id, &port.row, &sets);
-        // The flows of this name alone, by family: nearly every address has but one name.
+        // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in answer.addresses {
             let mut term = self.cache.term(answer.at, *ttl);
@@ -132,8 +132,8 @@ impl Access<'_> {
             if term.until <= now {
                 continue;
             }
-            // What a rule denies is closed in any case. Such entries stay for an hour, so that the cache's
-            // limits bound their flows.
+            // An address that a rule denies is closed whatever the budget. Such entries stay for an
+            // hour, so that the limits of the cache bound their flows.
             let is_free = matched.is_empty() || is_denied;
             if !is_free
                 && !self.budget.has_left(answer.asker, now)
@@ -218,13 +218,13 @@ impl Access<'_> {
         self.cache.limit_reached(port, limit, &whose, now, out);
     }
 
-    /// Namespace and logical port of a port, where the rules of a namespace hold for it.
+    /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
     fn whose(&self, port: PortId) -> Option<(String, String)> {
         whose(self.ports, self.policy, port)
     }
 
-    /// Forgets the names that ports were told before it was known which of them a rule mentions, where
-    /// that is known now.
+    /// Forgets names that no rule mentions, at ports that were told names before the rules were
+    /// known.
     pub(crate) fn judge(&mut self) {
         for id in self.cache.unjudged().clone() {
             let Some(port) = self.ports.get(id) else {
@@ -237,7 +237,8 @@ impl Access<'_> {
         }
     }
 
-    /// Notes that a name leads to an address; returns whether that is news.
+    /// Notes that a name leads to an address. Returns whether the address did not have the name
+    /// before.
     pub(crate) fn learn(
         &mut self,
         resolution: Resolution<'_>,
@@ -267,7 +268,7 @@ impl Access<'_> {
         learned.is_news
     }
 
-    /// Notes whether an entry's address is never opened; returns why not, if that is news.
+    /// Notes whether an entry's address is never opened. Returns the judgement if it has changed.
     fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Result<(), Refused>> {
         let row = &self.ports.get(id)?.row;
         let judged = self
@@ -278,7 +279,8 @@ impl Access<'_> {
         (was_refused != judged.is_err()).then_some(judged)
     }
 
-    /// What is never opened has changed: closes what is open, and opens what was refused.
+    /// Judges addresses again: closes open ones that are never opened now, and opens those that
+    /// were refused.
     pub(crate) fn rejudge(
         &mut self,
         rejudged: &Rejudged,
@@ -309,7 +311,7 @@ impl Access<'_> {
         }
     }
 
-    /// A port is there: it knows what its pod was told in an earlier run, and what its namespace shares.
+    /// Adds a port, with what its pod was told in an earlier run and what its namespace shares.
     pub(crate) fn open_port(
         &mut self,
         id: PortId,
@@ -324,12 +326,13 @@ impl Access<'_> {
         let pod = port.row.iface_id_ver.as_deref();
         let known = self.cache.open(id, &port.row.iface_id, pod, now);
         self.learn_all(id, known, switch, batch, now, out);
-        // OVN's rows may have been there before the interface.
+        // OVN's rows may have come before the interface.
         self.share(id, switch, batch, now, out);
         self.replan(id, batch, now);
     }
 
-    /// A port without addresses gets those that its namespace shares, if it does.
+    /// Gives a port without addresses those that its namespace shares, if the scope is the
+    /// namespace.
     pub(crate) fn share(
         &mut self,
         port: PortId,
@@ -371,7 +374,7 @@ impl Access<'_> {
 
     // Plans.
 
-    /// Brings the flows of a port in line with names and rules.
+    /// Plans all entries of a port again.
     pub(crate) fn replan(&mut self, port_id: PortId, batch: &mut Batch, now: Timestamp) {
         let Some(port) = self.ports.get(port_id) else {
             return;
@@ -398,7 +401,7 @@ impl Access<'_> {
         }
     }
 
-    /// Brings the flows of one entry in line with its names and the rules.
+    /// Plans one entry again.
     fn replan_entry(
         &mut self,
         port_id: PortId,
@@ -421,7 +424,7 @@ impl Access<'_> {
         self.cache.enforce(port_id, address, plan, batch, now);
     }
 
-    /// Decides over the entries that are due, now that it is known whether they are in use.
+    /// Decides over the entries that are due. To be called when their use is known.
     pub(crate) fn decide_undecided(&mut self, batch: &mut Batch, now: Timestamp) {
         for (port_id, address) in self.cache.take_undecided() {
             let Some(port) = self.ports.get(port_id) else {
@@ -436,13 +439,13 @@ impl Access<'_> {
         }
     }
 
-    /// Makes what the flows of all entries depend on.
+    /// The planner of all flows.
     pub(crate) fn planner(&mut self) -> &mut Planner {
         &mut self.plans.planner
     }
 
-    /// Whether a flow of ours in the switch lets the packets of this connection's pod pass. What OVN
-    /// alone allows or denies is not ours to judge: such a connection is left as it is.
+    /// Whether a flow of ours in the switch lets the pod's packets of this connection pass. A
+    /// connection that OVN alone allows or denies is left as it is.
     pub(crate) fn lets_pass(&self, connection: &BlockedConnection) -> bool {
         let port = self.ports.named(&connection.port);
         let Some((id, port)) = port.and_then(|id| Some((id, self.ports.get(id)?))) else {
@@ -471,19 +474,19 @@ impl Access<'_> {
 
     // What the switch has.
 
-    /// Port and address that a flow is for.
+    /// The port and the address of a flow.
     pub(crate) fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
         let port = self.plans.port_of(key, self.ports, self.policy)?;
         Some((port, key.matches.addresses.dst()))
     }
 
-    /// The entry that a flow would be of.
+    /// The key of the entry that a flow belongs to.
     pub(crate) fn entry_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr, &mut Entry)> {
         let (port, address) = self.entry_key(key)?;
         Some((port, address, self.cache.entry_mut(port, address)?))
     }
 
-    /// An entry, while it is there.
+    /// An entry, if there is one.
     pub(crate) fn entry(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
         self.cache.entry_mut(port, address)
     }
@@ -493,13 +496,14 @@ impl Access<'_> {
         self.cache.entries_mut()
     }
 
-    /// The use of all addresses is known that there were when the count began.
+    /// A reading of counters has ended. The use of all addresses is known that were there at its
+    /// beginning.
     pub(crate) fn counter_reading_ends(&mut self) {
         self.cache.counter_reading_ends();
     }
 
-    /// Takes over flows of an earlier run that the rules of today would still write; what is taken over
-    /// is removed from `found`. Returns how many.
+    /// Adopts the flows of an earlier run that today's rules would still write. Removes them from
+    /// `found`, and returns their number.
     pub(crate) fn adopt(
         &mut self,
         found: &mut HashMap<FlowKey, InstalledFlow>,
@@ -543,21 +547,21 @@ impl Access<'_> {
     }
 }
 
-/// Namespace and logical port of a port, where the rules of a namespace hold for it.
+/// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {
     let row = &ports.get(port)?.row;
     let namespace = policy.namespace_of(row)?;
     Some((namespace.to_owned(), row.iface_id.clone()))
 }
 
-/// Names that some rule denies count for longer.
+/// Prolongs the terms of names that a rule denies.
 fn deny_names(entry: &mut Entry, sets: &[&RuleSet]) {
     entry
         .names
         .deny(|name| sets.iter().any(|set| set.denies(name)));
 }
 
-/// The flows that names, rules and what was adopted come to. What was adopted and denies is kept for
+/// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for
 /// longer.
 fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mut Entry) -> Plan {
     let denies = |rule: &(usize, usize)| {

@@ -18,29 +18,29 @@ use crate::{
     tcp::{ConnectionKey, Segment, Sender, TcpEvent, TcpReassembly},
 };
 
-/// What there is to read in frames, and what of it counts.
+/// Reads frames, and decides which answers count.
 #[derive(Debug)]
 pub(crate) struct Answers {
     /// The ports that DNS servers answer from.
     dns_ports: DnsPorts,
     /// The DNS servers of the options, trusted beside those of the cluster.
     resolvers: BTreeSet<Resolver>,
-    /// The DNS servers that were last said to be trusted.
+    /// The DNS servers that are trusted, as they were last reported.
     trusted: Option<BTreeSet<Resolver>>,
-    /// Whether these were told.
+    /// Whether they were reported.
     trust_reported: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
 }
 
-/// What a frame brought.
+/// The result of reading a frame.
 #[derive(Debug, Default)]
 pub(crate) struct Read {
     /// The answers that are complete now: mostly one.
     pub(crate) answers: SmallVec<[Answer; 1]>,
     /// The connection in which the frame is one of many.
     pub(crate) connection: Option<ConnectionKey>,
-    /// Whether the frame itself carries them: else the pod does not wait for it.
+    /// Whether the frame itself carries the answers. If not, the frame is not held for them.
     pub(crate) carries: bool,
 }
 
@@ -68,7 +68,7 @@ impl Answers {
         self.trust_all(Some(cluster), out);
     }
 
-    /// The same, with `None` while the cluster was not asked.
+    /// The same. `None`: the cluster was not asked yet.
     fn trust_all(&mut self, cluster: Option<&BTreeSet<Resolver>>, out: &mut Output) {
         let cluster_and_options = cluster.into_iter().flatten().chain(&self.resolvers);
         let all: BTreeSet<Resolver> = cluster_and_options.copied().collect();
@@ -77,25 +77,25 @@ impl Answers {
             self.trusted = Some(all.clone());
             self.trust_reported = false;
         }
-        // That there is none is known once the cluster was asked.
+        // An empty set is reported only after the cluster was asked.
         if !self.trust_reported && (cluster.is_some() || !all.is_empty()) {
             self.trust_reported = true;
             out.report(Report::Trusting(all));
         }
     }
 
-    /// The DNS servers that are trusted, once that was said.
+    /// The DNS servers that are trusted; `None` before they were first reported.
     pub(crate) fn trusted(&self) -> Option<&BTreeSet<Resolver>> {
         self.trusted.as_ref()
     }
 
-    /// Forgets what frames of this interface have begun.
+    /// Forgets unfinished messages of this interface.
     pub(crate) fn forget_interface(&mut self, ifindex: u32) {
         self.tcp.forget_interface(ifindex);
         self.fragments.forget_interface(ifindex);
     }
 
-    /// Reads a frame; of an interface that is not known, only what it is.
+    /// Reads a frame. A frame of an unknown interface is only counted.
     pub(crate) fn read(
         &mut self,
         frame: Frame<'_>,
@@ -146,7 +146,7 @@ impl Answers {
         read
     }
 
-    /// Reads a segment that a pod has sent: what it asks, answers will be measured by.
+    /// Reads a segment that a pod has sent. Answers count only for the questions in it.
     fn read_sent(&mut self, frame: Frame<'_>, is_known: bool, now: Timestamp, out: &mut Output) {
         let Ok(Sent::TcpSegment(found)) = walk::to_server(&frame.bytes, &self.dns_ports) else {
             out.counters.frames_not_dns += 1;
@@ -159,7 +159,7 @@ impl Answers {
         }
     }
 
-    /// The program cannot tell whose a later fragment is: the whole datagram can.
+    /// A later fragment has no port numbers. Only the whole datagram shows whose it is.
     fn is_trusted(&self, source: SocketAddr) -> bool {
         let resolver = Resolver {
             address: source.ip(),
@@ -186,7 +186,7 @@ impl Answers {
     }
 }
 
-/// The answer that a DNS message is; what is none is counted.
+/// Decodes a DNS message. A message that is no usable answer is counted.
 fn decode(message: &[u8], out: &mut Output) -> Option<Answer> {
     match Answer::decode(message) {
         Ok(answer) => return Some(answer),
@@ -242,7 +242,7 @@ fn fragment<'a>(found: &walk::Fragment, frame: Frame<'a>) -> Option<Fragment<'a>
 /// IP protocol 17 (RFC 768).
 const PROTOCOL_UDP: u8 = 17;
 
-/// What of a payload was captured.
+/// The captured part of a payload.
 fn captured(frame: Frame<'_>, start: u32, len: u32) -> &[u8] {
     let start = usize::try_from(start).unwrap_or(usize::MAX);
     let rest = frame.bytes.get(start..).unwrap_or_default();

@@ -28,18 +28,18 @@ use crate::{
 pub(crate) struct Cache {
     limits: CacheLimits,
     ports: BTreeMap<PortId, PortCache>,
-    /// How many names the addresses of each port have.
+    /// The number of names of each port.
     names: Shares<PortId>,
-    /// When to look at an entry again: at most one item for each, [`Entry::looked_at`]. It may be
-    /// earlier than anything that expires.
+    /// When each entry is looked at again ([`Entry::looked_at`]). Each entry has at most one item.
+    /// The time may be earlier than the next end of the entry.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
-    /// Entries that are due, and whose use the switch has to tell of first.
+    /// The entries that are due. The switch has to tell first whether they are in use.
     undecided: BTreeSet<(PortId, IpAddr)>,
-    /// Ports that were told names of which it is not known whether a rule mentions them.
+    /// The ports that were told names before it was known whether a rule mentions the names.
     unjudged: BTreeSet<PortId>,
-    /// What an earlier run knew, by logical port, until the port is there.
+    /// The entries of an earlier run, by logical port, until the port comes.
     saved: HashMap<String, Vec<SavedEntry>>,
-    /// Counts changes of what a snapshot would hold.
+    /// The number of changes so far of what a snapshot would hold.
     version: u64,
 }
 
@@ -47,32 +47,33 @@ pub(crate) struct Cache {
 #[derive(Debug, Default)]
 struct PortCache {
     entries: HashMap<IpAddr, Entry>,
-    /// The addresses of each name: those whose entry holds it.
+    /// For each name, the addresses whose entries have the name.
     addresses_of: HashMap<DomainName, Addresses>,
-    /// How many names all addresses have together.
+    /// The number of names that all addresses have together.
     names: usize,
-    /// Limits that were reported to have been reached.
+    /// The limits whose reports were given out.
     limits_reported: BTreeSet<Limit>,
-    /// The entries that mattered least when all were last looked at, and how much; the least last.
+    /// The eviction candidates: the entries that mattered least when all entries were last looked
+    /// at, with their importance, the least important last.
     candidates: Vec<(Importance, IpAddr)>,
-    /// The addresses of one name that may go for others of the same answer, the least important last.
+    /// The eviction candidates among the addresses of one name.
     of_name: Option<NameCandidates>,
-    /// Addresses that came since the beginning of the last count that has ended: an upper bound for
-    /// those whose use is unknown.
+    /// Upper bound for the number of addresses whose use is unknown: those that came after the last
+    /// complete reading of counters had begun.
     uncounted: usize,
-    /// How many of them came since the beginning of the count under way.
+    /// The number of those that came after the reading under way had begun.
     uncounted_next: usize,
-    /// After so many comparisons all entries were in use, for all that was known.
+    /// The number of comparisons after which all entries had to stay.
     all_in_use_after: Option<u32>,
-    /// Whether all of them were denied then.
+    /// Whether all entries were denied then.
     all_are_denied: bool,
 }
 
-/// What may go for the addresses that one answer has for a name.
+/// The addresses of a name that may make room for others of one answer.
 #[derive(Debug)]
 struct NameCandidates {
     name: DomainName,
-    /// When the answer was looked at.
+    /// The time of the answer.
     at: Timestamp,
     addresses: Vec<IpAddr>,
 }
@@ -80,13 +81,14 @@ struct NameCandidates {
 /// The addresses of a name: mostly one.
 type Addresses = SmallVec<[IpAddr; 1]>;
 
-/// How little an entry matters, least first: [`Installed::eviction_priority`], then when it is due.
+/// The importance of an entry, the least first: [`Installed::eviction_priority`], then the time at
+/// which the entry is due.
 type Importance = (u8, Option<Timestamp>);
 
-/// Behind all that [`Installed::eviction_priority`] gives.
+/// Greater than every value of [`Installed::eviction_priority`].
 const IN_USE: u8 = 2;
 
-/// So many entries are forgotten for each time that all are looked at.
+/// One entry of so many becomes a candidate when all are looked at.
 const CANDIDATES_PART: usize = 16;
 
 /// One address that a pod was told.
@@ -94,39 +96,39 @@ const CANDIDATES_PART: usize = 16;
 pub(crate) struct Entry {
     /// The names that lead to the address, and until when.
     pub(crate) names: Names,
-    /// Flows found in the switch at the start, if any.
+    /// The flows of an earlier run that were found in the switch, if any.
     pub(crate) adopted: Option<Box<Adopted>>,
-    /// What names and rules come to.
+    /// The flows that follow from names and rules.
     pub(crate) installed: Installed,
-    /// Whether the address is never opened: then what denies it counts alone.
+    /// Whether the address is never opened. Then only the rules count that deny it.
     pub(crate) is_refused: bool,
-    /// When the entry is looked at again, if it is.
+    /// When the entry is looked at again, if ever.
     looked_at: Option<Timestamp>,
 }
 
-/// Flows found in the switch at the start, whose names nobody remembers.
+/// Flows of an earlier run whose names are not known.
 #[derive(Debug)]
 pub(crate) struct Adopted {
-    /// Their cookies.
+    /// The flows, and their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
-    /// For how long they are kept in any case.
+    /// How long the flows are kept in any case.
     pub(crate) term: Term,
 }
 
-/// How long a name counts that leads to an address.
+/// How long a name counts for an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Term {
-    /// Until when it counts.
+    /// The name counts until this time.
     pub(crate) until: Timestamp,
-    /// Until when it counts at least, once a rule denies it: after its end, the address would be
+    /// A name that a rule denies counts at least until this time: afterwards the address would be
     /// open again.
     pub(crate) deny_until: Timestamp,
-    /// Whether a rule denies it: then it is kept until its time, whatever else has to go.
+    /// Whether a rule denies the name. Then the name is kept to its end, whatever else has to go.
     pub(crate) is_denied: bool,
 }
 
 impl Term {
-    /// A rule denies the name.
+    /// Notes that a rule denies the name.
     pub(crate) fn deny(&mut self) {
         self.until = self.until.max(self.deny_until);
         self.is_denied = true;
@@ -148,9 +150,9 @@ pub(crate) struct Resolution<'a> {
     pub(crate) address: IpAddr,
     /// The name that leads to it.
     pub(crate) name: &'a DomainName,
-    /// For how long it does.
+    /// How long the name counts.
     pub(crate) term: Term,
-    /// How many comparisons with the switch have ended.
+    /// The number of comparisons with the switch that have ended.
     pub(crate) comparisons: u32,
 }
 
@@ -171,28 +173,29 @@ pub(crate) struct Learning<'a> {
 /// What came of a [`Resolution`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Learned {
-    /// Whether it is news that the name leads to the address.
+    /// Whether the address did not have the name before.
     pub(crate) is_news: bool,
-    /// An address that has lost a name to make room: what remains of it is to be planned again.
+    /// An address that has lost a name to make room. The rest of its names is to be planned again.
     pub(crate) replan: Option<IpAddr>,
-    /// Whether it should soon be known which addresses are in use.
+    /// Whether the counters should be read soon, to know which addresses are in use.
     pub(crate) read_counters_soon: bool,
 }
 
 /// Whether there is room for what a pod was told.
 #[derive(Debug)]
 enum Room {
-    /// There is; perhaps an address has lost a name for it, and what remains is to be planned again.
+    /// There is room. If an address has lost a name for that, the rest of its names is to be
+    /// planned again.
     Made { replan: Option<IpAddr> },
-    /// There is none because of this limit: what is within may be in use, or denied.
+    /// There is no room because of this limit: all that is there may be in use, or is denied.
     None(Limit),
 }
 
-/// Whose limit is reached: namespace and logical port, where the rules of a namespace hold for it.
+/// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
-    /// Nobody was told anything.
+    /// An empty cache.
     pub(crate) fn new(limits: CacheLimits) -> Self {
         Self {
             limits,
@@ -208,7 +211,7 @@ impl Cache {
 
     // Ports.
 
-    /// A port is there. Returns what its pod was told in an earlier run: address, name, for how long.
+    /// Adds a port. Returns what its pod was told in an earlier run: address, name and term.
     pub(crate) fn open(
         &mut self,
         port: PortId,
@@ -240,7 +243,7 @@ impl Cache {
             .collect()
     }
 
-    /// A port is gone, and everything that it was told.
+    /// Removes a port with all of its entries.
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         let gone = self.ports.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
@@ -251,12 +254,12 @@ impl Cache {
         self.unjudged.remove(&port);
     }
 
-    /// Every port that there is was opened: no other is coming back.
+    /// Forgets the ports of an earlier run that have not come back: all ports were opened.
     pub(crate) fn forget_saved(&mut self) {
         self.saved.clear();
     }
 
-    /// What is known to this port: address, name, for how long.
+    /// What this port was told: address, name and term.
     pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Term)> {
         let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
         entries
@@ -267,14 +270,14 @@ impl Cache {
             .collect()
     }
 
-    /// How many addresses a port knows.
+    /// The number of addresses of a port.
     pub(crate) fn count(&self, port: PortId) -> usize {
         self.ports.get(&port).map_or(0, |port| port.entries.len())
     }
 
     // Entries.
 
-    /// An entry, while it is there.
+    /// An entry, if there is one.
     pub(crate) fn entry(&self, port: PortId, address: IpAddr) -> Option<&Entry> {
         self.ports.get(&port)?.entries.get(&address)
     }
@@ -284,7 +287,7 @@ impl Cache {
         self.ports.get_mut(&port)?.entries.get_mut(&address)
     }
 
-    /// The entry of an address, made if there is none; `None` where the port is gone.
+    /// The entry of an address, made if there is none. `None` if the port is gone.
     pub(crate) fn entry_or_new(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
         Some(
             self.ports
@@ -303,7 +306,7 @@ impl Cache {
         })
     }
 
-    /// The addresses that a port knows.
+    /// The addresses of a port.
     pub(crate) fn addresses(&self, port: PortId) -> Vec<IpAddr> {
         let port = self.ports.get(&port);
         port.map_or_else(Vec::new, |port| port.entries.keys().copied().collect())
@@ -333,19 +336,19 @@ impl Cache {
         enforced
     }
 
-    /// It is not known yet whether the rules mention all names that this port was told.
+    /// Notes that rules may not mention all names of this port: the rules are not known yet.
     pub(crate) fn judge_later(&mut self, port: PortId) {
         if self.ports.contains_key(&port) {
             self.unjudged.insert(port);
         }
     }
 
-    /// The ports of which that was said.
+    /// The ports for which [`Cache::judge`] is to be called.
     pub(crate) fn unjudged(&self) -> &BTreeSet<PortId> {
         &self.unjudged
     }
 
-    /// Forgets the names of such a port that no rule mentions. No flow is there because of them.
+    /// Forgets the names of a port that no rule mentions. They have no flows.
     pub(crate) fn judge(&mut self, id: PortId, is_mentioned: impl Fn(&DomainName) -> bool) {
         self.unjudged.remove(&id);
         for address in self.addresses(id) {
@@ -366,7 +369,7 @@ impl Cache {
         }
     }
 
-    /// Takes the whole entry of an address, with all that is kept about it elsewhere.
+    /// Removes an entry, and what is kept elsewhere about the entry.
     fn take(&mut self, id: PortId, address: IpAddr) -> Option<Entry> {
         let entry = self.ports.get_mut(&id)?.take(address)?;
         self.end_looks(id, address, &entry);
@@ -375,7 +378,7 @@ impl Cache {
         Some(entry)
     }
 
-    /// An entry is gone: nobody looks at it again.
+    /// Removes an entry from those that are due.
     fn end_looks(&mut self, port: PortId, address: IpAddr, entry: &Entry) {
         if let Some(at) = entry.looked_at {
             self.due.remove(&(at, port, address));
@@ -383,7 +386,7 @@ impl Cache {
         self.undecided.remove(&(port, address));
     }
 
-    /// Looks at an entry when something of it expires, and not later.
+    /// Makes sure that an entry is looked at no later than its next end.
     fn look_in_time(&mut self, port: PortId, address: IpAddr) {
         let ports = &mut self.ports;
         let entry = ports
@@ -401,7 +404,7 @@ impl Cache {
         self.due.insert((due, port, address));
     }
 
-    /// Takes over how many names the addresses of a port have.
+    /// Updates the number of names of a port.
     fn count_names(&mut self, id: PortId) {
         let count = self.ports.get(&id).map_or(0, |port| port.names);
         self.names.set(id, count);
@@ -409,8 +412,8 @@ impl Cache {
 
     // What pods are told.
 
-    /// How many addresses of one answer are looked at. Nobody wants as many as may be kept for one name;
-    /// all of those that a rule denies have to be closed.
+    /// The number of addresses of one answer that are looked at. If a rule denies the name, all of
+    /// them have to be closed. Otherwise as many are enough as may be kept for one name.
     pub(crate) fn addresses_per_answer_max(&self, is_denied: bool) -> usize {
         match is_denied {
             false => self.limits.addresses_per_name_max,
@@ -418,13 +421,13 @@ impl Cache {
         }
     }
 
-    /// Whether it is known to the port that this name leads to the address.
+    /// Whether the port was told that this name leads to the address.
     pub(crate) fn knows(&self, port: PortId, address: IpAddr, name: &DomainName) -> bool {
         let entry = self.entry(port, address);
         entry.is_some_and(|entry| entry.names.until(name).is_some())
     }
 
-    /// How long an address stays that was told at `at` with this TTL.
+    /// The term of an address that was told at `at` with this TTL.
     pub(crate) fn term(&self, at: Timestamp, ttl: Duration) -> Term {
         let CacheLimits {
             min_ttl,
@@ -499,7 +502,7 @@ impl Cache {
         };
         let names_of = port.entries.get(&address).map(|entry| entry.names.len());
         if names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX) {
-            // Of a name that a rule denies, others that none denies take the place.
+            // A name that a rule denies takes the place of one that no rule denies.
             let least = port.entries.get(&address).and_then(|e| e.names.least());
             match least.filter(|_| term.is_denied) {
                 Some(least) => {
@@ -518,7 +521,7 @@ impl Cache {
             return Room::None(Limit::NamesOfPod);
         }
         if self.names.total() >= CACHED_NAMES_MAX {
-            // The port that has most gives way; of those that have as much, this one.
+            // The port with most names gives way. If this port has as many, this port does.
             let most = self.names.most().unwrap_or(id);
             let is_one_of_most = self.names.of(id) >= self.names.of(most);
             let most = if is_one_of_most { id } else { most };
@@ -540,7 +543,8 @@ impl Cache {
         }
     }
 
-    /// Why there is no room among the addresses of a port: others are in use, or all are denied.
+    /// The limit that leaves no room among the addresses of a port: they are in use, or all are
+    /// denied.
     fn limit_of_pod(&self, id: PortId) -> Limit {
         match self.ports.get(&id).is_some_and(|port| port.all_are_denied) {
             true => Limit::DeniedAddresses,
@@ -548,8 +552,8 @@ impl Cache {
         }
     }
 
-    /// Forgets the address of a port that matters least, because of a limit; `false` where all may be in
-    /// use or are denied.
+    /// Forgets the address of a port that matters least, because of a limit. Returns `false` if all
+    /// addresses may be in use or are denied.
     fn evict(&mut self, id: PortId, limit: Limit, learning: &mut Learning<'_>) -> bool {
         let idle_grace = self.limits.idle_grace;
         let Resolution {
@@ -569,8 +573,7 @@ impl Cache {
         true
     }
 
-    /// Takes a name from the one of its addresses that matters least; returns that address. All of them
-    /// are looked at once for each answer.
+    /// Takes a name from the address that matters least for the name, and returns that address.
     fn evict_of_name(&mut self, learning: &mut Learning<'_>) -> Option<IpAddr> {
         let Resolution { port: id, name, .. } = learning.resolution;
         let idle_grace = self.limits.idle_grace;
@@ -592,8 +595,8 @@ impl Cache {
         }
     }
 
-    /// Reports that not all is open that the rules allow, or not all closed that they deny: once, until
-    /// it was far below the limit.
+    /// Reports a limit that keeps an allowed address closed, or a denied one open. The limit is
+    /// reported again only after its port was far below it.
     pub(crate) fn limit_reached(
         &mut self,
         id: PortId,
@@ -629,14 +632,16 @@ impl Cache {
         out.report_of_pod(id, report, now);
     }
 
-    /// From now on, addresses are counted whose use the next count will not tell.
+    /// A reading of counters begins. The reading does not tell the use of addresses that come from
+    /// now on.
     pub(crate) fn counter_reading_begins(&mut self) {
         for port in self.ports.values_mut() {
             port.uncounted_next = 0;
         }
     }
 
-    /// The use of all addresses is known that there were when the count began.
+    /// A reading of counters has ended. The use of all addresses is known that were there at its
+    /// beginning.
     pub(crate) fn counter_reading_ends(&mut self) {
         for port in self.ports.values_mut() {
             port.uncounted = port.uncounted_next;
@@ -650,8 +655,8 @@ impl Cache {
         deadline::at(self.due.first().map(|(at, ..)| *at), Why::Expiry)
     }
 
-    /// Looks at the entries that are due: those without flows end, the others only once the switch
-    /// has said whether they are in use ([`Cache::take_undecided`]).
+    /// Looks at the entries that are due. Entries without flows end. The others are decided over
+    /// when the switch has told whether they are in use ([`Cache::take_undecided`]).
     pub(crate) fn expire(&mut self, batch: &mut Batch, now: Timestamp) {
         while let Some(&(at, port, address)) = self.due.first() {
             if at > now {
@@ -672,13 +677,14 @@ impl Cache {
         }
     }
 
-    /// The entries to be decided over ([`Cache::decide`]), now that the use of their flows is known.
+    /// Takes the entries that [`Cache::decide`] is to be called for. To be called when the use of
+    /// their flows is known.
     pub(crate) fn take_undecided(&mut self) -> BTreeSet<(PortId, IpAddr)> {
         std::mem::take(&mut self.undecided)
     }
 
-    /// Decides over an entry that is due: what is in use stays, by name, for as long as it is. `plan_of`
-    /// has the flows that a name comes to.
+    /// Decides over an entry that is due. A name stays while its flows are in use; `plan_of`
+    /// returns the flows of a name.
     pub(crate) fn decide(
         &mut self,
         port: PortId,
@@ -715,7 +721,7 @@ impl Cache {
         self.end_expired(port, address, batch, now);
     }
 
-    /// Drops what has expired of an entry, and the entry when nothing else holds it.
+    /// Removes what has expired of an entry, and an entry that nothing holds any more.
     fn end_expired(&mut self, port_id: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return;
@@ -739,8 +745,8 @@ impl Cache {
         }
     }
 
-    /// Ends an adoption: keeps of it what the rules still write, and the entry if anything holds it.
-    /// Returns the keys that stay.
+    /// Ends the adoption of an entry's flows. Keeps the flows that the rules still write, and
+    /// returns their keys. Removes an entry that nothing holds any more.
     pub(crate) fn end_adoption(&mut self, port_id: PortId, address: IpAddr) -> Vec<FlowKey> {
         let Some(entry) = self.entry_mut(port_id, address) else {
             return Vec::new();
@@ -764,7 +770,7 @@ impl Cache {
 
     // What outlives the agent.
 
-    /// Takes over what an earlier run has left.
+    /// Takes over the snapshot of an earlier run.
     pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
         for entry in saved {
             let of_port = self.saved.entry(entry.port.clone()).or_default();
@@ -772,12 +778,12 @@ impl Cache {
         }
     }
 
-    /// Grows whenever [`Cache::snapshot`] has something new to say.
+    /// A number that grows whenever [`Cache::snapshot`] would differ.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// The names behind every open address.
+    /// The names of every open address.
     pub(crate) fn snapshot(&self, ports: &Ports, now: Timestamp) -> Vec<SavedEntry> {
         let mut snapshot = Vec::new();
         for (id, cache) in &self.ports {
@@ -799,7 +805,7 @@ impl Cache {
                 });
             }
         }
-        // Ports that have not come back yet.
+        // The ports that have not come back yet.
         snapshot.extend(self.saved.values().flatten().cloned());
         snapshot
     }
@@ -881,8 +887,8 @@ impl Cache {
 }
 
 impl PortCache {
-    /// Adds a name to an address. Returns whether it should soon be known which addresses are in
-    /// use: some may have to go.
+    /// Adds a name to an address. Returns whether the counters should be read soon, because some
+    /// addresses may have to go.
     fn add(
         &mut self,
         address: IpAddr,
@@ -900,7 +906,7 @@ impl PortCache {
         addresses.push(address);
         let of_name = addresses.len();
         if !self.limits_reported.is_empty() {
-            // Far below a limit, reaching it is news again.
+            // A limit that is far away is reported again when it is reached.
             if of_name <= limits.addresses_per_name_max / 2 {
                 let limit = Limit::AddressesOfName(name.clone());
                 self.limits_reported.remove(&limit);
@@ -914,8 +920,8 @@ impl PortCache {
             || self.uncounted > limits.addresses_per_port_max / 2
     }
 
-    /// The address of a name that matters least; `None` where all are in use. All are looked at once for
-    /// each answer.
+    /// The address that matters least for a name; `None` if all have to stay. All addresses of the
+    /// name are looked at once for each answer.
     fn candidate_of_name(
         &mut self,
         name: &DomainName,
@@ -1001,7 +1007,7 @@ impl PortCache {
         least
     }
 
-    /// Takes a name from an address. [`Cache::count_names`] is to follow.
+    /// Takes a name from an address. The caller then calls [`Cache::count_names`].
     fn forget_name(&mut self, name: &DomainName, address: IpAddr) {
         if let Some(entry) = self.entries.get_mut(&address)
             && entry.names.remove(name)
@@ -1016,7 +1022,7 @@ impl PortCache {
         }
     }
 
-    /// Takes the whole entry of an address.
+    /// Removes the entry of an address, with its names.
     fn take(&mut self, address: IpAddr) -> Option<Entry> {
         let names: Vec<DomainName> = self.entries.get(&address)?.names.keys().cloned().collect();
         for name in &names {
@@ -1027,21 +1033,21 @@ impl PortCache {
 }
 
 impl Entry {
-    /// The next moment at which something expires.
+    /// The next end of a name or of the adopted flows.
     fn due(&self) -> Option<Timestamp> {
         let adopted = self.adopted.as_ref().map(|adopted| adopted.term.until);
         self.names.ends().chain(adopted).min()
     }
 
-    /// Whether a rule denies a name that leads to the address, or flows of an earlier run do.
+    /// Whether a rule denies a name of the address, or adopted flows deny the address.
     fn is_denied(&self) -> bool {
         let adopted = self.adopted.as_ref();
         self.names.iter().any(|(_, term)| term.is_denied)
             || adopted.is_some_and(|adopted| adopted.term.is_denied)
     }
 
-    /// How little it matters; `None` for what has to stay: in use, or denied. What is in use gives way to
-    /// what a rule denies (`is_forced`).
+    /// The importance of the entry. `None` if the entry has to stay: it is denied, or in use. An
+    /// entry in use gives way to an address that a rule denies (`is_forced`).
     fn importance(
         &self,
         idle_grace: Duration,
@@ -1056,15 +1062,15 @@ impl Entry {
         Some((priority, self.due()))
     }
 
-    /// Whether nothing holds the entry any more.
+    /// Whether the entry has neither names nor adopted flows.
     fn is_over(&self) -> bool {
         self.names.is_empty() && self.adopted.is_none()
     }
 }
 
-/// Names, and how long each of them counts; in order, each once.
+/// Names with their terms, in order, each once.
 ///
-/// Nearly always one, and never many.
+/// Nearly always there is one name.
 #[derive(Debug, Default)]
 pub(crate) struct Names(SmallVec<[(DomainName, Term); 1]>);
 
@@ -1073,12 +1079,12 @@ impl Names {
         self.0.binary_search_by(|(other, _)| other.cmp(name))
     }
 
-    /// Until when this name counts; `None` where it is not among them.
+    /// The end of this name; `None` if there is no such name.
     pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
         self.place(name).ok().map(|at| self.0[at].1.until)
     }
 
-    /// Lets a name count at least for so long; says whether it is among them at all.
+    /// Prolongs the term of a name. Returns whether there is such a name.
     pub(crate) fn prolong(&mut self, name: &DomainName, term: Term) -> bool {
         let place = self.place(name);
         if let Ok(at) = place {
@@ -1087,7 +1093,7 @@ impl Names {
         place.is_ok()
     }
 
-    /// Says how long a name counts, whether it is known or not.
+    /// Sets the term of a name, and adds the name if it is new.
     pub(crate) fn insert(&mut self, name: DomainName, term: Term) {
         match self.place(&name) {
             Ok(at) => self.0[at].1 = term,
@@ -1095,7 +1101,7 @@ impl Names {
         }
     }
 
-    /// Takes a name out; says whether it was among them.
+    /// Removes a name. Returns whether there was such a name.
     pub(crate) fn remove(&mut self, name: &DomainName) -> bool {
         let place = self.place(name);
         if let Ok(at) = place {
@@ -1104,29 +1110,29 @@ impl Names {
         place.is_ok()
     }
 
-    /// The name that expires first of those that no rule denies.
+    /// Of the names that no rule denies, the one that ends first.
     fn least(&self) -> Option<DomainName> {
         let names = self.iter().filter(|(_, term)| !term.is_denied);
         let least = names.min_by_key(|(_, term)| term.until);
         least.map(|(name, _)| name.clone())
     }
 
-    /// How many there are.
+    /// The number of names.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no name.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them, and how long they count.
+    /// The names with their terms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
         self.0.iter().map(|(name, term)| (name, term))
     }
 
-    /// A rule denies those for which `is_denied` says so: maybe a younger rule than the answer.
+    /// Sets for each name whether a rule denies the name. The rule can be younger than the answer.
     pub(crate) fn deny(&mut self, is_denied: impl Fn(&DomainName) -> bool) {
         for (name, term) in &mut self.0 {
             term.is_denied = is_denied(name);
@@ -1136,12 +1142,12 @@ impl Names {
         }
     }
 
-    /// All of them.
+    /// The names.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &DomainName> {
         self.iter().map(|(name, _)| name)
     }
 
-    /// Their ends.
+    /// The ends of the names.
     pub(crate) fn ends(&self) -> impl Iterator<Item = Timestamp> {
         self.iter().map(|(_, term)| term.until)
     }

@@ -1,5 +1,5 @@
-//! What the node's rules are and where they are enforced: everything that plans are made from, apart
-//! from what the pods were told.
+//! The rules of the node, and where OVN enforces them. Plans are made from this and from what the
+//! pods were told.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -36,11 +36,11 @@ pub const FIREWALL_NAME: &str = "default";
 /// Whether a rule mentions a name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mention {
-    /// Some rule does.
+    /// A rule mentions the name.
     Some,
-    /// None does.
+    /// No rule mentions the name.
     None,
-    /// EgressFirewalls were not read yet, or OVN does not know the port.
+    /// Not known: EgressFirewalls were not read yet, or OVN does not know the port.
     Unknown,
 }
 
@@ -49,11 +49,11 @@ pub(crate) enum Mention {
 struct Unfollowed {
     /// When it came.
     since: Timestamp,
-    /// Whether it has been looked at since it is late.
+    /// Whether it was looked at after it had become late.
     late: bool,
-    /// Those before it, the latest last: OVN may still enforce one of them.
+    /// The EgressFirewalls before it, the latest last. OVN may still enforce one of them.
     former: VecDeque<Firewall>,
-    /// Whether OVN enforces the first of them.
+    /// Whether OVN enforces the first of `former`.
     enforces_former: bool,
 }
 
@@ -66,21 +66,22 @@ pub(crate) struct Policy {
     firewalls: BTreeMap<FirewallId, Firewall>,
     /// Whether EgressFirewalls were read.
     firewalls_read: bool,
-    /// By namespace, the names that its EgressFirewall mentions, or one before it that OVN may still
-    /// enforce, without wildcards.
+    /// By namespace, the names that an EgressFirewall mentions which OVN enforces or may enforce,
+    /// without wildcards.
     names: BTreeMap<String, BTreeSet<DomainName>>,
-    /// By namespace, the EgressFirewalls whose ACLs have not come.
+    /// By namespace, the EgressFirewalls that OVN does not enforce yet.
     unfollowed: BTreeMap<String, Unfollowed>,
     rules: BTreeMap<String, NamespaceRules>,
-    /// Port groups' NB names, to the namespace whose rules hold for them.
+    /// The namespace whose rules hold for each port group, by the group's name in the northbound
+    /// database.
     namespace_by_group: HashMap<String, String>,
-    /// Namespaces whose problems have changed since they were last asked for.
+    /// The namespaces whose problems may have changed since the last report.
     changed_problems: BTreeSet<String>,
-    /// What is wrong with each namespace's rules, as it was reported.
+    /// The problems of each namespace's rules, as they were reported.
     reported: BTreeMap<String, BTreeMap<u32, Problem>>,
     /// The priorities of the logical flows that were last asked for.
     watched: Option<BTreeSet<u16>>,
-    /// Rules may be enforced in other tables than when last asked.
+    /// Whether the tables of the rules may have changed since they were last taken.
     tables_changed: bool,
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
@@ -110,7 +111,7 @@ impl Policy {
         }
     }
 
-    /// Whether rules are enforced where the options say, not where OVN does.
+    /// Whether the options say where rules are enforced (a bridge without OVN).
     pub(crate) fn is_static(&self) -> bool {
         self.profile.is_some()
     }
@@ -129,18 +130,19 @@ impl Policy {
         self.ovn.apply_sb(update)
     }
 
-    /// What leads into the cluster itself, if that may be another than when last asked.
+    /// Takes the networks and addresses of the cluster itself, if they may have changed since they
+    /// were last taken.
     pub(crate) fn take_changed_networks(&mut self) -> Option<ClusterNetworks> {
         self.ovn.take_changed_networks()
     }
 
-    /// The user-defined networks that are the primary ones of their pods, if they may be others than
-    /// when last asked.
+    /// Takes the user-defined networks that are primary networks of pods, if they may have changed
+    /// since they were last taken.
     pub(crate) fn take_changed_primary_networks(&mut self) -> Option<BTreeSet<String>> {
         self.ovn.take_changed_primary_networks()
     }
 
-    /// Returns the namespaces whose EgressFirewall may be another.
+    /// Takes in EgressFirewalls. Returns the namespaces whose EgressFirewall may have changed.
     pub(crate) fn apply_firewalls(
         &mut self,
         update: FirewallUpdate,
@@ -175,7 +177,7 @@ impl Policy {
         namespaces
     }
 
-    /// Another EgressFirewall has come, and OVN may not enforce it yet.
+    /// Notes a changed EgressFirewall, which OVN may not enforce yet.
     fn expect_takeover(&mut self, namespace: String, before: Option<Firewall>, now: Timestamp) {
         if self.is_static() {
             return;
@@ -184,7 +186,7 @@ impl Policy {
         let mut former = known.map(|known| known.former).unwrap_or_default();
         former.extend(before);
         if former.len() > FORMER_FIREWALLS_MAX {
-            // The first may be what OVN enforces: it goes last.
+            // OVN may enforce the first one. The first one is therefore forgotten last.
             former.remove(1);
         }
         let unfollowed = Unfollowed {
@@ -196,8 +198,8 @@ impl Policy {
         self.unfollowed.insert(namespace, unfollowed);
     }
 
-    /// Looks which of a namespace's EgressFirewalls OVN enforces, the latest first; returns it where it
-    /// is not the latest. Without one, what OVN enforces is told from the latest alone.
+    /// Finds the EgressFirewall of a namespace that OVN enforces, the latest first. Returns it if
+    /// it is not the latest. If none is found, OVN's rows are judged by the latest.
     fn follow(&mut self, id: &FirewallId) -> Option<Firewall> {
         let acls = || self.ovn.present_acls(&id.namespace);
         let latest = self.firewalls.get(id)?;
@@ -232,13 +234,13 @@ impl Policy {
         })
     }
 
-    /// When an EgressFirewall is late.
+    /// When the next EgressFirewall becomes late.
     fn late_at(&self) -> Option<Timestamp> {
         let waiting = self.unfollowed.values().filter(|one| !one.late);
         waiting.map(|one| one.since + TAKEOVER_MAX).min()
     }
 
-    /// Looks at the EgressFirewalls that have become late. Nothing but what is told of them changes.
+    /// Looks at the EgressFirewalls that have become late. Only the reports on them change.
     fn look_at_late(&mut self, now: Timestamp) {
         if self.late_at().is_none_or(|at| at > now) {
             return;
@@ -305,7 +307,7 @@ impl Policy {
             (None, _) => NamespaceRules::default(),
         };
         if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
-            // OVN makes nothing of its rules here, and nothing is waited for.
+            // OVN makes nothing of the rules here, so nothing is waited for.
             new.problems.retain(|_, problem| {
                 problem.severity() != Severity::Waiting
                     && !matches!(problem, Problem::NotTakenOver(_))
@@ -335,8 +337,8 @@ impl Policy {
         groups
     }
 
-    /// Adds to what is wrong with an EgressFirewall that ovn-kubernetes has not taken it over, if it
-    /// had the time to: at the rule that is the likely cause.
+    /// Adds the problem that ovn-kubernetes has not taken over an EgressFirewall in time, at the
+    /// rule that is the likely cause.
     fn tell_if_late(
         &self,
         namespace: &str,
@@ -367,7 +369,7 @@ impl Policy {
         problems.insert(index, problem);
     }
 
-    /// Tells what is wrong with EgressFirewalls, where that has changed.
+    /// Reports the problems of EgressFirewalls that have changed.
     pub(crate) fn tell_problems(&mut self, out: &mut Output) {
         for namespace in std::mem::take(&mut self.changed_problems) {
             let rules = self.rules.get(&namespace);
@@ -424,9 +426,9 @@ impl Policy {
             .map(String::as_str)
     }
 
-    /// The cookies of the flows with which OVN denies what the pods of a namespace send, by CIDR and
-    /// the like; `None` where it denies in another way, or with more flows than are worth counting.
-    /// Of `before`, those are kept that OVN may still deny with.
+    /// The cookies of the flows with which OVN denies packets of a namespace's pods, by CIDR and
+    /// the like. `None` if OVN denies in another way, or with more flows than are worth counting.
+    /// The cookies of `before` are kept with which OVN may still deny.
     pub(crate) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
         let written = &self.enforced(namespace)?.rules;
         let denies = |rule: &&Rule| rule.action == RuleAction::Deny;
@@ -437,18 +439,18 @@ impl Policy {
         if self.is_static() || ours || written.iter().filter(denies).any(by_name) {
             return None;
         }
-        // The flow monitor watches the tables of the rules by name alone.
+        // The flow monitor watches only the tables of rules by name.
         let places: BTreeSet<(Pipeline, u8)> = active()
             .flat_map(|rule| &rule.templates)
             .map(|template| (template.pipeline, template.table_id))
             .collect();
         let mut cookies = BTreeSet::new();
         for (acl, flows) in self.ovn.acls_with_rows(namespace) {
-            // `allow`, `allow-related`, `allow-stateless`; what else there is does not let pass.
+            // `allow`, `allow-related` and `allow-stateless`. Every other action denies.
             let denies = !acl.action.starts_with("allow");
             for (row, flow) in flows {
                 let cookie = row.prefix();
-                // ovn-northd may not have followed yet where an ACL has become another.
+                // ovn-northd may not have followed the change of an ACL yet.
                 if !denies && !before.contains(&cookie) {
                     continue;
                 }
@@ -462,8 +464,8 @@ impl Policy {
         (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
     }
 
-    /// Whether a rule of the EgressFirewall that stands before `index` denies these packets by
-    /// their address. Rules by name or by node are not looked at.
+    /// Whether a rule before `index` of the EgressFirewall denies these packets by their address.
+    /// Rules by name or by node are not looked at.
     pub(crate) fn is_denied_before(
         &self,
         namespace: &str,
@@ -490,7 +492,7 @@ impl Policy {
         }
     }
 
-    /// Takes over the names that the EgressFirewalls of a namespace mention.
+    /// Updates the names that the EgressFirewalls of a namespace mention.
     fn collect_names(&mut self, namespace: &str) {
         let id = FirewallId {
             namespace: namespace.to_owned(),
@@ -513,14 +515,14 @@ impl Policy {
         }
     }
 
-    /// The names that the EgressFirewall of a namespace mentions, or one before it that OVN may still
+    /// The names that an EgressFirewall of the namespace mentions which OVN enforces or may
     /// enforce, without wildcards.
     pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
         self.names.get(namespace).cloned().unwrap_or_default()
     }
 
-    /// Whether a rule of the namespace of an interface's pod mentions this name or one above it: the
-    /// rules as they are written, whether or not OVN enforces them yet.
+    /// Whether a rule for an interface's pod mentions this name or a name above it. The rules count
+    /// as they are written, whether or not OVN enforces them yet.
     pub(crate) fn mention(&self, row: &Interface, name: &DomainName) -> Mention {
         if !self.knows_names_for(row) {
             return Mention::Unknown;
@@ -534,7 +536,7 @@ impl Policy {
         }
     }
 
-    /// Whether it is known which names the rules for an interface's pod mention.
+    /// Whether the rules for an interface's pod are known.
     pub(crate) fn knows_names_for(&self, row: &Interface) -> bool {
         let has_namespace = self.is_static() || self.ovn.is_bound(&row.iface_id);
         self.firewalls_read && has_namespace
@@ -559,12 +561,13 @@ impl Policy {
         }
     }
 
-    /// The same, in OVN's terms.
+    /// The same in OVN's pipeline.
     pub(crate) fn tunnel_keys(&self, row: &Interface) -> Option<TunnelKeys> {
         self.ovn.tunnel_keys(&row.iface_id)
     }
 
-    /// What plans for the port of an interface are made from; `None` while that is not known.
+    /// The facts that plans for the port of an interface are made from. `None` while they are not
+    /// known.
     pub(crate) fn facts<'a>(
         &'a self,
         port: PortId,
@@ -596,12 +599,12 @@ impl Policy {
         self.base().is_some() || self.stage().is_none()
     }
 
-    /// Rules may be enforced in tables that the switch was not told of.
+    /// Has the tables of the rules sent to the switch again.
     pub(crate) fn tables_are_unknown(&mut self) {
         self.tables_changed = true;
     }
 
-    /// The OpenFlow tables that rules are enforced in, if they may be others than when last asked.
+    /// Takes the OpenFlow tables of the rules, if they may have changed since they were last taken.
     pub(crate) fn take_changed_tables(&mut self) -> Option<BTreeSet<u8>> {
         std::mem::take(&mut self.tables_changed).then(|| self.tables())
     }
@@ -619,8 +622,8 @@ impl Policy {
             .collect()
     }
 
-    /// Asks for the logical flows of every ACL: also of those of other rules, whose actions may be
-    /// what can be copied.
+    /// Asks for the logical flows of every ACL. Those of rules without a name are asked for, too:
+    /// their actions may be copied.
     pub(crate) fn watch_logical_flows(&mut self, out: &mut Output) {
         let priorities: BTreeSet<u16> = self
             .ovn
@@ -638,7 +641,7 @@ impl Policy {
         self.watched.as_ref() == Some(priorities)
     }
 
-    /// The stage in which rules are enforced, to find the pipeline's base by.
+    /// A stage in which rules are enforced. The pipeline's first table is found by this stage.
     fn stage(&self) -> Option<u8> {
         self.ovn
             .logical_flows()
@@ -647,19 +650,20 @@ impl Policy {
             .map(|flow| flow.table_id)
     }
 
-    /// Looks for the pipeline, unless it is known or being looked for.
+    /// Looks for the pipeline's first table, unless the table is known or is being looked for.
     pub(crate) fn locate(&mut self, out: &mut Output) {
         let question = self.stage().and_then(|stage| self.locator.locate(stage));
         ask(question, out);
     }
 
-    /// The switch has new flows: the pipeline may be elsewhere, and there may be more to copy.
+    /// The switch has new flows: the pipeline's first table may have changed, and more actions may
+    /// be found to copy.
     pub(crate) fn verify(&mut self, now: Timestamp, out: &mut Output) {
         ask(self.locator.verify(), out);
         self.copy_soon(now);
     }
 
-    /// Questions that are open will not be answered.
+    /// Open questions will get no answer.
     pub(crate) fn interrupted(&mut self) {
         self.locator.interrupted();
     }
@@ -677,7 +681,7 @@ impl Policy {
         ])
     }
 
-    /// Asks the switch, where there is one, what is to be asked again.
+    /// Asks the switch again what is due, if there is a connection.
     pub(crate) fn timeout(&mut self, switch_is_up: bool, now: Timestamp, out: &mut Output) {
         if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {
             self.look_for_actions(now, out);
@@ -688,7 +692,7 @@ impl Policy {
         self.look_at_late(now);
     }
 
-    /// Some logical flows of a stage were read.
+    /// Takes in some logical flows of a stage.
     pub(crate) fn sampled(
         &mut self,
         table_id: u8,
@@ -696,8 +700,8 @@ impl Policy {
         now: Timestamp,
         out: &mut Output,
     ) {
-        // Those of the rules come first: the namespace has a pod here, so they are installed, but
-        // for those with an address set that is empty.
+        // The logical flows of rules come first. They are installed, since the namespace has a pod
+        // here. The exceptions are those whose address set is empty.
         let mut ours: Vec<(bool, RowId)> = self
             .ovn
             .logical_flows()
@@ -711,8 +715,8 @@ impl Policy {
         ask(self.locator.sampled(table_id, &sample, now), out);
     }
 
-    /// Learns from flows that were looked up by cookie: the pipeline's base, and actions to copy.
-    /// Returns whether plans may be others now.
+    /// Takes in flows that were looked up by cookie. They show the pipeline's first table, and
+    /// actions to copy. Returns whether plans may have changed.
     pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
         let tables = found.iter().map(|flow| (flow.cookie, flow.table));
         let moved = self.locator.found(tables, now);
@@ -732,7 +736,7 @@ impl Policy {
             }
         }
         if learned {
-            // What can be copied is no problem any more.
+            // Actions that can be copied are no problem any more.
             let namespaces: Vec<String> = self.rules.keys().cloned().collect();
             for namespace in namespaces {
                 self.pair_namespace(&namespace);
@@ -756,8 +760,8 @@ impl Policy {
             .collect()
     }
 
-    /// Looks for OVN's own flows that have the actions which rules would copy. Those known are
-    /// looked up again too: a restarted ovn-controller numbers its meters anew.
+    /// Looks for OVN's own flows whose actions rules would copy. Known ones are looked up again,
+    /// because a restarted ovn-controller numbers its meters anew.
     fn look_for_actions(&mut self, now: Timestamp, out: &mut Output) {
         let wanted = self.sources();
         if wanted.is_empty() {

@@ -37,9 +37,9 @@ labels! {
         Unspecified = "unspecified",
         /// 127.0.0.0/8 and ::1 (RFC 1122, section 3.2.1.3; RFC 4291, section 2.5.3).
         Loopback = "loopback",
-        /// Where a cloud tells an instance its secrets.
+        /// The metadata service of a cloud, which tells an instance its secrets.
         Metadata = "metadata",
-        /// 169.254.0.0/16, fe80::/10 and what fec0::/10 was (RFC 3927; RFC 4291, section 2.5.6;
+        /// 169.254.0.0/16, fe80::/10 and the former fec0::/10 (RFC 3927; RFC 4291, section 2.5.6;
         /// RFC 3879).
         LinkLocal = "link_local",
         /// 224.0.0.0/4 and ff00::/8 (RFC 5771; RFC 4291, section 2.7).
@@ -88,7 +88,7 @@ pub const OVN_KUBERNETES_NETWORKS: &[IpNet] = &[
     v6([0xfd99, 0, 0, 0, 0, 0, 0, 0], 64),
 ];
 
-/// Where clouds serve metadata, and what else is trusted for coming from within a machine.
+/// The metadata services of clouds, and services that trust what comes from within a machine.
 const METADATA: &[IpNet] = &[
     // Most of them: Amazon, Google, Azure, OpenStack.
     v4([169, 254, 169, 254], 32),
@@ -171,7 +171,7 @@ impl Nat64Prefix {
     }
 }
 
-/// Networks of which none overlaps another, in order.
+/// Networks in order. None overlaps another.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Networks(Vec<IpNet>);
 
@@ -200,7 +200,7 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
 
-/// Whose answer it is that has an address.
+/// The port that an address would be opened to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whose<'a> {
     /// The user-defined network of the port.
@@ -209,29 +209,29 @@ pub struct Whose<'a> {
     pub namespace: Option<&'a str>,
 }
 
-/// What was learned of the cluster.
+/// The addresses and networks that were learned of the cluster.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Learned {
     pods: BTreeMap<Concerned, Networks>,
     services: BTreeMap<Concerned, BTreeSet<IpAddr>>,
     nodes: BTreeSet<IpAddr>,
-    /// Where the DNS Services of the cluster are.
+    /// The addresses of the cluster's DNS Services.
     dns: BTreeSet<IpAddr>,
 }
 
-/// Which addresses may be judged otherwise than before.
+/// The addresses that are to be judged again.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Rejudged {
     /// None.
     Nothing,
-    /// These, in each of their forms.
+    /// These addresses, in each of their forms.
     Addresses(BTreeSet<IpAddr>),
     /// All.
     All,
 }
 
 impl Rejudged {
-    /// Whether it may be this one.
+    /// Whether this address is to be judged again.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         match self {
             Self::Nothing => false,
@@ -295,9 +295,9 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Refuses what is always refused, the cluster's networks `cluster` beside
-    /// [`OVN_KUBERNETES_NETWORKS`], and `denied`; but never what is in `allowed`. An address behind one of
-    /// the prefixes `nat64` is judged by the IPv4 address in it.
+    /// Refuses the addresses that are always refused, the cluster's networks `cluster` beside
+    /// [`OVN_KUBERNETES_NETWORKS`], and `denied`. Addresses in `allowed` are never refused. An
+    /// address behind one of the prefixes `nat64` is judged by the IPv4 address in it.
     pub fn new(
         cluster: &[IpNet],
         denied: &[DeniedNetwork],
@@ -357,7 +357,7 @@ impl Refusals {
         self.allowed.contains(address)
     }
 
-    /// What is allowed although it is refused otherwise: by network, the reasons.
+    /// The allowed networks, and the reasons for which their addresses would be refused otherwise.
     fn overridden(&self) -> BTreeMap<IpNet, BTreeSet<&'static str>> {
         let Learned {
             pods,
@@ -444,7 +444,7 @@ impl Refusals {
 }
 
 impl Whose<'_> {
-    /// By what of the cluster the packets of the pod are concerned.
+    /// The parts of the cluster that concern the packets of the pod.
     fn concerned(self) -> impl Iterator<Item = Concerned> {
         let network = self.network.map(|name| Concerned::Network(name.to_owned()));
         let namespace = self
@@ -456,23 +456,24 @@ impl Whose<'_> {
     }
 }
 
-/// The owner of what is never opened: takes it out of answers, counts it and reports it.
+/// The owner of the addresses that are never opened. Takes them out of answers, counts them and
+/// reports them.
 #[derive(Debug)]
 pub(crate) struct RefusedAddresses {
     refusals: Refusals,
     counts: CounterVec<Refused>,
-    /// By port, what was reported, so that each is reported once in a while only.
+    /// By port, the refusals that were reported: each is reported once in a while only.
     reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
-    /// What is allowed although it is refused otherwise, as it was reported.
+    /// The allowed networks that would be refused otherwise, as they were reported.
     overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
-    /// By the addresses of Services, the Services at each.
+    /// The Services at each address.
     services: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// What covers a DNS server that is trusted, as it was reported.
+    /// What else answers at the address of a trusted DNS server, as it was reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
 }
 
 impl RefusedAddresses {
-    /// Nothing was refused yet.
+    /// Nothing was refused yet. Reports what `--allow-answers` opens.
     pub(crate) fn new(refusals: Refusals, out: &mut Output) -> Self {
         let mut refused = Self {
             refusals,
@@ -486,8 +487,8 @@ impl RefusedAddresses {
         refused
     }
 
-    /// Opens nothing of this, which OVN knows to be the cluster's own. Returns what may be judged
-    /// otherwise now.
+    /// Refuses from now on the networks and addresses that OVN knows to be the cluster's own.
+    /// Returns the addresses to be judged again.
     pub(crate) fn learn(&mut self, networks: ClusterNetworks, out: &mut Output) -> Rejudged {
         let ClusterNetworks {
             pods,
@@ -528,8 +529,8 @@ impl RefusedAddresses {
         self.replace(learned, out)
     }
 
-    /// Opens none of these, where the DNS Services of the cluster are. Returns what may be judged
-    /// otherwise now.
+    /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to
+    /// be judged again.
     pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
         let learned = Learned {
             dns,
@@ -552,7 +553,7 @@ impl RefusedAddresses {
         }
     }
 
-    /// Says what `--allow-answers` opens, where that has changed.
+    /// Reports what `--allow-answers` opens, if that has changed.
     fn tell_overridden(&mut self, out: &mut Output) {
         let mut overridden = self.refusals.overridden();
         overridden.retain(|_, reasons| !reasons.is_empty());
@@ -562,7 +563,7 @@ impl RefusedAddresses {
         }
     }
 
-    /// Says which of these DNS servers, which are trusted, somebody else may answer for.
+    /// Reports the trusted DNS servers at whose address somebody else may answer.
     pub(crate) fn look_at_resolvers(&mut self, resolvers: &BTreeSet<Resolver>, out: &mut Output) {
         let mut covered = BTreeMap::new();
         for resolver in resolvers {
@@ -595,7 +596,7 @@ impl RefusedAddresses {
         self.covered = covered;
     }
 
-    /// Whether an address is never opened to this port, and why.
+    /// Checks whether an address may be opened to this port, or why not.
     pub(crate) fn check(
         &self,
         address: IpAddr,
@@ -609,8 +610,8 @@ impl RefusedAddresses {
         self.refusals.check_for(address, whose)
     }
 
-    /// Takes the addresses out of an answer to a port that are never opened. Each is counted, and
-    /// reported if that is news and the pod has not led to too many reports.
+    /// Takes the addresses out of an answer that are never opened to its port. Each is counted.
+    /// Each is reported unless it was reported lately, or the pod has caused too many reports.
     pub(crate) fn take_out(
         &mut self,
         port: (PortId, &Interface, Option<&str>),
@@ -656,7 +657,7 @@ impl RefusedAddresses {
         }
     }
 
-    /// A port is gone.
+    /// Forgets a port that is gone.
     pub(crate) fn forget(&mut self, port: PortId) {
         self.reported.remove(&port);
     }
@@ -666,7 +667,7 @@ impl RefusedAddresses {
         &self.counts
     }
 
-    /// How many ports there is a memory for, and how much there is at most for one.
+    /// The number of ports with reported refusals, and the greatest number for one port.
     #[cfg(test)]
     pub(crate) fn remembered(&self) -> (usize, usize) {
         let most = self.reported.values().map(BTreeSet::len).max();
@@ -674,7 +675,7 @@ impl RefusedAddresses {
     }
 }
 
-/// Networks within the limit: those of everybody first, then the largest.
+/// The networks within the limit: first those that concern everybody, then the largest.
 fn limited(pods: BTreeMap<Concerned, BTreeSet<IpNet>>) -> BTreeMap<Concerned, BTreeSet<IpNet>> {
     let networks = pods.into_iter().flat_map(|(concerned, networks)| {
         networks

@@ -1,18 +1,18 @@
 //! DNS over TCP: from the segments between a pod and a server to the answers that count.
 //!
-//! A message follows its length of two octets (RFC 7766, section 8; RFC 1035, section 4.2.2), and
-//! nothing else says where one begins. So a stream is read only from its beginning, without a gap:
-//! where segments are missing for good, or contradict each other, the whole connection is given up
-//! and counted. A boundary is never guessed, because whoever can choose what a server answers could
-//! place a forged message behind a wrong guess.
+//! A message follows its length of two octets (RFC 7766, section 8; RFC 1035, section 4.2.2).
+//! Nothing else shows where a message begins. A stream is therefore read only from its beginning
+//! and without a gap. If segments are missing for good, or contradict each other, the whole
+//! connection is given up and counted. A boundary is never guessed: whoever chooses a server's
+//! answers could place a forged message behind a wrong guess.
 //!
 //! An answer counts only if the pod has asked: the pod's SYN was seen, the server's SYN-ACK
 //! acknowledges it, and the answer's question is one that the pod has sent on this connection, in
 //! bytes that the server has acknowledged. The program in the kernel has seen to it that the pod's
 //! segments come from an address of its own.
 //!
-//! An answer follows its question, and so do their segments in the ring buffer, whichever CPUs they
-//! pass: a record is there before its packet goes on.
+//! An answer comes after its question. Their segments have the same order in the ring buffer,
+//! whichever CPUs they pass: the record of a packet is written before the packet goes on.
 
 mod questions;
 mod stream;
@@ -116,7 +116,7 @@ labels! {
         Ahead = "ahead",
         /// A segment lay too far ahead of what was read; it was ignored.
         OutOfWindow = "out_of_window",
-        /// A segment of a connection whose beginning was not seen, or that was given up.
+        /// A segment of a connection that was given up, or whose beginning was not seen.
         NoBeginning = "no_beginning",
         /// A server's port opened a connection itself, or accepted one a second time; it was ignored.
         NotAccepted = "not_accepted",
@@ -126,13 +126,13 @@ labels! {
         Unfinished = "unfinished",
         /// Given up: too much was waiting for a missing segment.
         Gap = "gap",
-        /// Given up: two segments differed in the same bytes, or went on behind the end.
+        /// Given up: two segments differed in the same bytes, or data came behind the end.
         Conflict = "conflict",
         /// Given up: a segment was not captured whole.
         Cut = "cut",
         /// Forgotten: there were too many connections, or they held too many bytes.
         Evicted = "evicted",
-        /// Forgotten: nothing was heard of it for too long.
+        /// Forgotten: no segment came for too long.
         Idle = "idle",
     }
 }
@@ -227,7 +227,7 @@ impl TcpReassembly {
     fn begin(&mut self, segment: &Segment<'_>, now: Timestamp) {
         if let Some(known) = self.connections.get_mut(&segment.key) {
             if known.pod.initial() == segment.sequence {
-                // The SYN again.
+                // The SYN came again.
                 return;
             }
             let event = known.end_event();
@@ -259,7 +259,7 @@ impl TcpReassembly {
     }
 }
 
-/// A connection has come to its end.
+/// The end of a connection.
 #[derive(Debug)]
 struct Over {
     /// How.
@@ -284,7 +284,7 @@ struct Connection {
     pod: Stream,
     /// What the server sends, since its SYN-ACK.
     server: Option<Stream>,
-    /// The place in the pod's stream up to which the server has it.
+    /// The place in the pod's stream up to which the server has acknowledged.
     acknowledged: u64,
     questions: Questions,
 }
@@ -305,14 +305,14 @@ impl Connection {
         self.pod.held() + self.server.as_ref().map_or(0, Stream::held)
     }
 
-    /// How the connection ends if it ends now.
+    /// The event of a connection that ends now.
     fn end_event(&self) -> TcpEvent {
         let server = self.server.as_ref();
         server.map_or(TcpEvent::Closed, Stream::end_event)
     }
 
     /// Takes a segment of the pod. Data with its SYN are questions like others (TCP Fast Open, RFC
-    /// 7413): whether the server has taken them, its acknowledgment says.
+    /// 7413): the server's acknowledgment shows whether the server has taken them.
     fn sent(
         &mut self,
         segment: &Segment<'_>,
@@ -328,7 +328,7 @@ impl Connection {
             self.questions.ask(&bytes, end, events);
         }
         match state? {
-            // The pod says no more, and may still listen.
+            // The pod sends no more, and may still receive.
             State::Open | State::Ended => Ok(()),
             State::Reset => Err(self.end_event().into()),
         }
@@ -392,12 +392,12 @@ impl Connection {
         }
     }
 
-    /// The server accepts the connection; returns whether this is how it does.
+    /// Takes the server's SYN-ACK. Returns whether it accepts the connection.
     fn accept(&mut self, initial: u32, events: &mut CounterVec<TcpEvent>) -> bool {
         match &self.server {
             Some(known) if known.initial() == initial => return true,
-            // A server that keeps no state answers a SYN that comes again with another sequence
-            // number (SYN cookies, RFC 4987, section 3.6). It has not said anything yet.
+            // A server without state may answer a repeated SYN with another sequence number (SYN
+            // cookies, RFC 4987, section 3.6). The server has sent no data before.
             Some(known) if known.reached() > known.first() => {
                 events.count(TcpEvent::NotAccepted);
                 return false;

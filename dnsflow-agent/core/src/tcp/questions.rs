@@ -15,7 +15,7 @@ const DNS_QR: u8 = 0x80;
 /// The opcode in the third byte; QUERY is 0 (RFC 1035, section 4.1.1).
 const DNS_OPCODE: u8 = 0x78;
 
-/// What the pod has asked, oldest first.
+/// The questions of the pod, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Questions(VecDeque<Question>);
 
@@ -26,7 +26,7 @@ struct Question {
     end: u64,
 }
 
-/// What an answer repeats of its query.
+/// The parts of a query that its answer repeats.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Header {
     id: u16,
@@ -35,7 +35,8 @@ struct Header {
 }
 
 impl Questions {
-    /// Remembers a query of the pod whose last byte stands before `end`; passes over any other message.
+    /// Remembers a query of the pod whose last byte stands before `end`. Other messages are
+    /// ignored.
     pub(super) fn ask(&mut self, message: &[u8], end: u64, events: &mut CounterVec<TcpEvent>) {
         let Some(header) = header(message, 0) else {
             return;
@@ -48,7 +49,8 @@ impl Questions {
         self.0.push_back(Question { header, end });
     }
 
-    /// Whether this message answers a question that ends before `acknowledged`. It uses that up.
+    /// Whether this message answers a question that ends before `acknowledged`. The question is
+    /// then used up.
     pub(super) fn is_answered(&mut self, message: &[u8], acknowledged: u64) -> bool {
         let Some(answered) = header(message, DNS_QR) else {
             return false;
@@ -82,7 +84,7 @@ fn header(message: &[u8], qr: u8) -> Option<Header> {
     })
 }
 
-/// No name: the question is only hashed.
+/// The name is not needed: the question is only hashed.
 struct Nothing;
 
 impl Names for Nothing {

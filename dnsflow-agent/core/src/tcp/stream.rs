@@ -1,7 +1,7 @@
 //! One direction of a TCP connection: from segments to whole messages.
 //!
-//! Only what the receiver itself would take is read: bytes that it has already, it ignores, and so
-//! does this module. Checksums are not looked at.
+//! This module reads only what the receiver would take. Both ignore bytes that came before.
+//! Checksums are not looked at.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl Messages<'_> {
 /// Whether more can come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum State {
-    /// It can.
+    /// More can come.
     Open,
     /// Everything up to the FIN was read.
     Ended,
@@ -65,10 +65,10 @@ pub(super) struct Stream {
     next: u64,
     /// The length and as much of the message as is there.
     message: Vec<u8>,
-    /// What came before its turn: not overlapping, all behind `next`.
+    /// The pieces that came before their turn. None overlaps another, and all lie behind `next`.
     ahead: BTreeMap<u64, Box<[u8]>>,
     ahead_bytes: usize,
-    /// Where the stream ends, once its FIN was seen.
+    /// The end of the stream, after its FIN was seen.
     end: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ impl Stream {
         first(self.initial)
     }
 
-    /// The place behind everything that was seen, the FIN among it.
+    /// The place behind all that was seen, including the FIN.
     pub(super) fn reached(&self) -> u64 {
         // The FIN takes a sequence number of its own.
         self.end.map_or_else(|| self.data_reached(), |end| end + 1)
@@ -121,8 +121,7 @@ impl Stream {
         }
     }
 
-    /// The place of a sequence number: of all that it can stand for, the nearest to the byte that comes
-    /// next.
+    /// The place of a sequence number. Of all possible places, the nearest to the next byte.
     pub(super) fn place(&self, sequence: u32) -> u64 {
         let distance = sequence.wrapping_sub(self.next as u32).cast_signed();
         self.next.saturating_add_signed(distance.into())
@@ -139,7 +138,7 @@ impl Stream {
         let end = start + segment.payload_len as u64;
         if start > self.next + TCP_AHEAD_BYTES_MAX as u64 {
             if !self.ahead.is_empty() {
-                // The stream has gone on for too long without what is missing.
+                // The stream has gone on for too long without the missing segment.
                 return Err(TcpEvent::Gap);
             }
             messages.events.count(TcpEvent::OutOfWindow);
@@ -225,13 +224,13 @@ impl Stream {
             if message_len(&self.message).is_some_and(|len| self.message.len() == PREFIX_LEN + len)
             {
                 messages.push(&self.message[PREFIX_LEN..], self.next - bytes.len() as u64);
-                // Gives the memory back, too.
+                // This frees the memory, too.
                 self.message = Vec::new();
             }
         }
     }
 
-    /// Keeps what came before its turn, without what is there already.
+    /// Keeps a piece that came before its turn, without the bytes that are there already.
     fn keep(&mut self, start: u64, bytes: &[u8]) -> Result<(), TcpEvent> {
         self.agrees(start, bytes)?;
         let end = start + bytes.len() as u64;
@@ -257,8 +256,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether these bytes are the same as what came before its turn, where they overlap. What a
-    /// receiver takes of two different segments depends on its implementation.
+    /// Whether these bytes agree with the pieces ahead, where they overlap. Which of two different
+    /// segments a receiver takes depends on its implementation.
     fn agrees(&self, start: u64, bytes: &[u8]) -> Result<(), TcpEvent> {
         let end = start + bytes.len() as u64;
         let all_same = self.overlapping(start, end).all(|(place, piece)| {
@@ -286,8 +285,8 @@ impl Stream {
     }
 }
 
-/// The place of the first byte behind a SYN: not zero, so that a segment from before it has a place,
-/// too.
+/// The place of the first byte behind a SYN. It is not zero, so that a segment from before the SYN
+/// has a place, too.
 fn first(initial: u32) -> u64 {
     (1 << 32) + u64::from(initial) + 1
 }
