@@ -1,11 +1,11 @@
-//! The snapshot on disk: which names the flows in the switch were opened for.
+//! The snapshot on disk: the names for which the flows in the switch were written.
 //!
-//! One JSON file in the directory of `--state-dir`, replaced atomically. It is a help, never a
-//! condition: without it, or with one that cannot be read, the agent starts all the same and takes
-//! over the flows that it finds, whose names it then does not know.
+//! One JSON file in the directory of `--state-dir`, replaced atomically. The agent does not depend
+//! on the file. Without a readable file, the agent adopts the flows that it finds, and does not
+//! know their names.
 //!
-//! Whoever can write the file can have addresses opened, so the directory and the file are the agent's
-//! alone.
+//! Whoever can write the file can have addresses opened. Directory and file therefore belong to the
+//! agent alone.
 
 mod directory;
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use directory::Directory;
 
-/// The form of the file. Another one is not read.
+/// The version of the file's form. No other version is read.
 const VERSION: u32 = 2;
 /// The file's name.
 const FILE: &str = "cache.json";
@@ -32,7 +32,7 @@ const FILE: &str = "cache.json";
 const UNUSABLE: &str = "cache.unusable";
 /// What there is in the directory.
 const FILES: &[&str] = &[FILE, UNUSABLE];
-/// A larger file is none of ours: 100,000 entries take about 15 MB.
+/// A larger file is not the agent's: 100,000 entries take about 15 MB.
 const SIZE_MAX: u64 = 256 << 20;
 
 #[derive(Deserialize, Serialize)]
@@ -68,7 +68,7 @@ pub enum StateError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The content is not what this version writes. The file has been set aside.
+    /// The content is not of the form that this version writes. The file was set aside.
     #[error("the snapshot is not usable ({reason}) and was set aside as {}", path.display())]
     Unusable {
         /// What is wrong.
@@ -93,7 +93,7 @@ fn wall_clock_s() -> u64 {
         .as_secs()
 }
 
-/// Writes the snapshot into `dir`, which is made if need be.
+/// Writes the snapshot into `dir`. The directory is made if there is none.
 pub fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
     let stored = Stored {
         version: VERSION,
@@ -107,7 +107,7 @@ pub fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
         .map_err(io_error("write", &dir.join(FILE)))
 }
 
-/// Reads the snapshot in `dir`; nothing where there is none.
+/// Reads the snapshot in `dir`. Returns nothing if there is none.
 pub fn load(dir: &Path) -> Result<Vec<SavedEntry>, StateError> {
     let Some(directory) = open(dir)? else {
         return Ok(Vec::new());

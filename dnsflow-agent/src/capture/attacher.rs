@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
 use crate::clock::now;
 
-/// What the core asks for.
+/// A command of the core.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AttachCommand {
     /// Attach to this interface, and keep trying until [`AttachCommand::Detach`].
@@ -22,7 +22,7 @@ pub enum AttachCommand {
         /// The addresses from which the pod's questions count.
         sources: SourceAddresses,
     },
-    /// From now on, these are the addresses of an interface.
+    /// From now on, questions from these addresses count at an interface.
     TrustSources {
         /// The `Interface` row.
         interface: RowId,
@@ -36,7 +36,7 @@ pub enum AttachCommand {
     },
 }
 
-/// The attachments, and what they need to know of interfaces.
+/// The attachments, and the events of interfaces.
 #[derive(Debug)]
 pub struct Attacher {
     /// Attaches and detaches.
@@ -46,7 +46,7 @@ pub struct Attacher {
 }
 
 impl Attacher {
-    /// Carries out `commands` and tells `inputs` how it went, as long as both are there.
+    /// Carries out `commands` and sends the results to `inputs`, until one of the two is closed.
     pub async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<AttachCommand>,
@@ -54,7 +54,8 @@ impl Attacher {
     ) {
         loop {
             let news = tokio::select! {
-                // News first: many veths that appear together are all seen before any is done with.
+                // Events come first: of many veths that appear together, all are seen before work
+                // on one begins.
                 biased;
                 command = commands.recv() => match command {
                     Some(command) => self.command(command),

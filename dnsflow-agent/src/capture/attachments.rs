@@ -1,6 +1,7 @@
 //! Which veths the programs sit on, and which they wait for.
 //!
-//! No sockets and no clock here: the kernel is behind [`Attach`], time is handed in.
+//! This module has no socket and no clock: the kernel is behind [`Attach`], and the time is handed
+//! in.
 //!
 //! The core is told of a veth's index first, then the program that sees answers is attached, then
 //! the one that sees questions: attaching with TCX waits for all CPUs (`tcx_entry_sync` in Linux
@@ -20,7 +21,7 @@ const RETRY_MIN: Duration = Duration::from_millis(10);
 /// The longest pause.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Where the programs can be attached.
+/// The kernel, as far as programs are attached.
 pub trait Attach {
     /// The programs' place on an interface; dropping it detaches.
     type Link;
@@ -28,8 +29,8 @@ pub trait Attach {
     /// The index of the interface of this name, if there is one.
     fn ifindex(&self, name: &str) -> Option<u32>;
 
-    /// Makes these the addresses of the pod at the interface of this index: what it asks from others does
-    /// not count.
+    /// Sets the addresses of the pod at the interface of this index. Questions from other addresses
+    /// do not count.
     fn trust_sources(&mut self, ifindex: u32, sources: &SourceAddresses);
 
     /// Attaches the program that sees answers to the interface of this name and index. From here
@@ -37,15 +38,15 @@ pub trait Attach {
     ///
     /// # Errors
     ///
-    /// Where there is no such interface, or the kernel refuses.
+    /// If there is no such interface, or the kernel refuses.
     fn attach(&mut self, name: &str, ifindex: u32) -> Result<Self::Link, AttachError>;
 
-    /// Attaches the program that sees questions as well. From a little later on, only answers to
-    /// questions that were seen count.
+    /// Attaches the program that sees questions. After a short time, only answers to questions that
+    /// were seen count.
     ///
     /// # Errors
     ///
-    /// Where there is no such interface any more, or the kernel refuses.
+    /// If the interface is gone, or the kernel refuses.
     fn complete(
         &mut self,
         name: &str,
@@ -54,10 +55,10 @@ pub trait Attach {
     ) -> Result<(), AttachError>;
 }
 
-/// Why the program is not on an interface.
+/// Why a program is not attached to an interface.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// There is none of this name, or it was replaced just now.
+    /// There is no interface of this name, or it was just replaced.
     #[error("there is no interface {name} (yet)")]
     NoInterface {
         /// The interface.
@@ -134,9 +135,9 @@ pub struct Attachments<A: Attach> {
 struct Entry<L> {
     name: String,
     sources: SourceAddresses,
-    /// The index of the interface that has these addresses in the kernel.
+    /// The index of the interface for which the kernel has the addresses.
     trusted_at: Option<u32>,
-    /// How long to wait after the next failure.
+    /// The pause after the next failure.
     pause: Duration,
     state: State<L>,
 }
@@ -147,12 +148,12 @@ enum State<L> {
     Found {
         ifindex: u32,
     },
-    /// The one that sees answers is.
+    /// The program that sees answers is attached.
     Seeing {
         ifindex: u32,
         link: L,
     },
-    /// Both are.
+    /// Both programs are attached.
     Attached {
         ifindex: u32,
         /// Held for its `Drop`.
@@ -194,10 +195,10 @@ impl<A: Attach> Attachments<A> {
         &mut self.program
     }
 
-    /// Looks for the veth, and waits for it where there is none, until [`detach`](Self::detach);
-    /// says what it found. [`work`](Self::work) does the rest.
+    /// Looks for the veth and returns what was found. If there is no veth, later calls look again
+    /// until [`detach`](Self::detach). [`work`](Self::work) attaches the programs.
     ///
-    /// Called again for the same interface, it looks whether the veth is still the one it was.
+    /// A second call for the same interface looks whether the veth is still the same.
     pub fn attach(
         &mut self,
         interface: RowId,
@@ -206,8 +207,8 @@ impl<A: Attach> Attachments<A> {
         now: Timestamp,
     ) -> Input<'static> {
         let mut before = self.entries.remove(&interface);
-        // A row can be replaced by another for the same port in one transaction. The kernel does
-        // not take the programs twice, so the new row takes the place over.
+        // One transaction can replace a row by another for the same port. The kernel does not take
+        // the programs twice, so the new row takes over the attachment.
         if before.as_ref().is_none_or(|entry| entry.name != name) {
             let other = self.entries.iter().find(|(_, entry)| entry.name == name);
             if let Some(other) = other.map(|(row, _)| *row) {
@@ -227,7 +228,7 @@ impl<A: Attach> Attachments<A> {
         self.look(interface, entry, now)
     }
 
-    /// The pod's addresses are others.
+    /// Sets other addresses of the pod.
     pub fn trust_sources(&mut self, interface: RowId, sources: SourceAddresses) {
         if let Some(entry) = self.entries.get_mut(&interface) {
             entry.trust(sources, &mut self.program);
@@ -242,8 +243,8 @@ impl<A: Attach> Attachments<A> {
         }
     }
 
-    /// An interface came, changed or went: whoever waits for it looks again, whoever was on it
-    /// looks whether it still is.
+    /// An interface came, changed or went. Looks again for veths that are waited for, and whether
+    /// attached veths are still there.
     pub fn link_event(&mut self, event: &LinkEvent, now: Timestamp) -> Vec<Input<'static>> {
         let concerned = |entry: &Entry<A::Link>| match (event, entry.state.ifindex()) {
             (LinkEvent::Overrun, _) => true,
@@ -266,7 +267,7 @@ impl<A: Attach> Attachments<A> {
             .min()
     }
 
-    /// Looks again where it is time to.
+    /// Looks again for the veths that are due.
     pub fn handle_timeout(&mut self, now: Timestamp) -> Vec<Input<'static>> {
         let due = |entry: &Entry<A::Link>| match entry.state {
             State::Waiting { retry_at, .. } => retry_at <= now,
@@ -282,8 +283,8 @@ impl<A: Attach> Attachments<A> {
             .any(|entry| matches!(entry.state, State::Found { .. } | State::Seeing { .. }))
     }
 
-    /// Attaches one program to one veth: first the one that sees answers, everywhere. Gives what
-    /// is to be told.
+    /// Attaches one program to one veth. The programs that see answers come first, on all veths.
+    /// Returns the input for the core.
     pub fn work(&mut self, now: Timestamp) -> Option<Input<'static>> {
         let first = |wanted: fn(&State<A::Link>) -> bool| {
             let mut entries = self.entries.iter();
@@ -324,7 +325,7 @@ impl<A: Attach> Attachments<A> {
         }
     }
 
-    /// Looks where `select` selects; gives what has changed.
+    /// Looks for the veths that `select` selects. Returns what has changed.
     fn look_where(
         &mut self,
         select: impl Fn(&Entry<A::Link>) -> bool,
@@ -360,8 +361,7 @@ impl<A: Attach> Attachments<A> {
         news
     }
 
-    /// Looks whether the veth is there, and still the one it was; puts the entry in place and
-    /// says how it is.
+    /// Looks whether the veth is there and still the same. Updates the entry, and returns its state.
     fn look(
         &mut self,
         interface: RowId,
@@ -374,7 +374,7 @@ impl<A: Attach> Attachments<A> {
             .ifindex()
             .is_some_and(|known| Some(known) != ifindex)
         {
-            // One that was replaced takes its link with it.
+            // A veth that was replaced took its link with it.
             entry = Entry {
                 sources: entry.sources,
                 trusted_at: entry.trusted_at,
@@ -384,7 +384,7 @@ impl<A: Attach> Attachments<A> {
         if entry.trusted_at != ifindex {
             entry.distrust(&mut self.program);
             if let Some(ifindex) = ifindex {
-                // Before the programs are there: the first question counts.
+                // The addresses come before the programs, so that the first question counts.
                 self.program.trust_sources(ifindex, &entry.sources);
                 entry.trusted_at = Some(ifindex);
             }
@@ -409,7 +409,7 @@ impl<A: Attach> Attachments<A> {
 }
 
 impl<L> Entry<L> {
-    /// Nothing is known of the interface of this name.
+    /// The entry of an interface of which nothing is known.
     fn new(name: String, now: Timestamp) -> Self {
         Self {
             name,
@@ -423,7 +423,7 @@ impl<L> Entry<L> {
         }
     }
 
-    /// The pod has these addresses.
+    /// Sets the pod's addresses in the kernel.
     fn trust<A: Attach>(&mut self, sources: SourceAddresses, program: &mut A) {
         if self.sources != sources {
             self.sources = sources;
@@ -433,14 +433,14 @@ impl<L> Entry<L> {
         }
     }
 
-    /// Takes the pod's addresses out of the kernel.
+    /// Removes the pod's addresses from the kernel.
     fn distrust<A: Attach>(&mut self, program: &mut A) {
         if let Some(ifindex) = self.trusted_at.take() {
             program.trust_sources(ifindex, &SourceAddresses::default());
         }
     }
 
-    /// Waits for another try.
+    /// Plans another try.
     fn wait(&mut self, interface: RowId, reason: String, now: Timestamp) -> Input<'static> {
         debug!(name = self.name, reason, "not attached, will try again");
         self.state = State::Waiting {

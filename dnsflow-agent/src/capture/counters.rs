@@ -1,4 +1,4 @@
-//! How many packets met which end.
+//! The counters of packets, by reason.
 
 use std::{
     fmt,
@@ -45,7 +45,7 @@ impl ProgramCounters {
     ///
     /// # Errors
     ///
-    /// Where the kernel does not let the map be read.
+    /// If the kernel does not let the map be read.
     pub fn read(&self) -> Result<Vec<(Reason, u64)>, MapError> {
         Reason::ALL
             .iter()
@@ -57,7 +57,7 @@ impl ProgramCounters {
     ///
     /// # Errors
     ///
-    /// Where the kernel does not let the map be read.
+    /// If the kernel does not let the map be read.
     pub fn read_queries(&self) -> Result<Vec<(Reason, u64)>, MapError> {
         Reason::ALL
             .iter()
@@ -69,7 +69,7 @@ impl ProgramCounters {
     ///
     /// # Errors
     ///
-    /// Where the kernel does not let the map be read.
+    /// If the kernel does not let the map be read.
     pub fn of(&self, reason: Reason) -> Result<u64, MapError> {
         match reason {
             Reason::InvalidRecord => Ok(self.invalid_records.load(Ordering::Relaxed)),

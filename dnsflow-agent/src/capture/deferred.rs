@@ -37,12 +37,12 @@ impl DeferredAnswers {
         Ok(Self(queue))
     }
 
-    /// Takes them out, oldest first, and defers those again for which `each` returns `true`; what is
-    /// deferred meanwhile may stay.
+    /// Hands the deferred answers to `each`, oldest first. Defers those again for which `each`
+    /// returns `true`. Answers that are deferred meanwhile may stay.
     ///
     /// # Errors
     ///
-    /// Where the kernel refuses. Those that were handed over are no longer deferred.
+    /// If the kernel refuses. Answers that were handed over are no longer deferred then.
     pub fn replay(&mut self, mut each: impl FnMut(Frame<'_>) -> bool) -> Result<(), MapError> {
         let mut again = Vec::new();
         for _ in 0..DEFERRED_MAX {
@@ -58,7 +58,7 @@ impl DeferredAnswers {
                 Err(error) => return Err(error),
             }
         }
-        // Where there is no room, the oldest one goes, as when the program defers one.
+        // If there is no room, the oldest answer goes, as when the program defers one.
         let push = |deferred| self.0.push(deferred, BPF_EXIST);
         again.into_iter().try_for_each(push)
     }

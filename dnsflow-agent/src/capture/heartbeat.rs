@@ -9,7 +9,7 @@ use super::CaptureError;
 
 /// How often the agent says that it is well.
 pub const BEAT_INTERVAL: Duration = Duration::from_millis(200);
-/// For how long the program trusts it: a stuck agent holds nothing after a second.
+/// How long the program trusts one sign: if the agent is stuck, nothing is held after a second.
 const BEAT_LASTS: Duration = Duration::from_millis(800);
 
 /// The map `HOLD_UNTIL`.
@@ -31,7 +31,7 @@ impl Heartbeat {
     ///
     /// # Errors
     ///
-    /// Where the kernel refuses: nothing is held soon.
+    /// If the kernel refuses. Then nothing is held soon.
     pub fn beat(&mut self, now: Timestamp) -> Result<(), MapError> {
         self.0.set(0, (now + BEAT_LASTS).as_nanos(), 0)
     }
@@ -40,7 +40,7 @@ impl Heartbeat {
     ///
     /// # Errors
     ///
-    /// Where the kernel refuses: answers are held until the last beat is too old.
+    /// If the kernel refuses. Then answers are held until the last sign is too old.
     pub fn stop(&mut self) -> Result<(), MapError> {
         self.0.set(0, 0, 0)
     }

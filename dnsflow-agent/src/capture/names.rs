@@ -1,9 +1,9 @@
 //! The names whose answers leave the kernel.
 //!
-//! A pod's interface belongs to a name set: what its namespace's rules mention. The program passes
-//! answers for these names and everything below them, and for all names where an interface has no
-//! name set. Never fewer: whenever something does not fit or fails, the interfaces of the name set have
-//! no name set in the kernel.
+//! A pod's interface belongs to a name set: the names that the rules of its namespace mention. The
+//! program passes answers for these names and for all names below them. At an interface without a
+//! name set, the program passes all answers. It never passes fewer: if something does not fit or
+//! fails, the kernel gets no name set for the interfaces concerned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use super::CaptureError;
 
 /// The two maps that make up the filter.
 pub trait Tables {
-    /// Puts an interface under a name set, and says whether that has any names.
+    /// Puts an interface under a name set, and tells the kernel whether the name set is empty.
     ///
     /// # Errors
     ///
@@ -56,20 +56,21 @@ pub trait Tables {
 pub struct PutNameSet {
     /// The name set.
     pub name_set: NameSetId,
-    /// Whether it has no names: nothing is ever held there.
+    /// Whether the name set is empty. Then nothing is held at the interface.
     pub empty: bool,
 }
 
-/// How the filter is doing.
+/// The state of the filter.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct FilterState {
-    /// Interfaces whose name set has no filter, because something did not fit or failed.
+    /// The number of interfaces without their name set in the kernel, because something did not fit
+    /// or failed.
     pub unfiltered_interfaces: usize,
-    /// Changes that the kernel refused, ever.
+    /// The number of changes that the kernel has refused.
     pub failures: u64,
 }
 
-/// What the filter is to be, and which of it the kernel has.
+/// The wanted filter, and the part of it that the kernel has.
 #[derive(Debug)]
 pub struct NameFilter<T = KernelTables> {
     tables: T,
@@ -84,14 +85,14 @@ pub struct NameFilter<T = KernelTables> {
 struct NameSet {
     /// The names in the kernel.
     names: BTreeSet<NameHash>,
-    /// Whether these are all.
+    /// Whether these are all wanted names.
     complete: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     name_set: NameSetId,
-    /// The name set in the kernel.
+    /// The name set that the kernel has for the interface.
     put: Option<PutNameSet>,
 }
 
@@ -107,8 +108,8 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Puts an interface under a name set. Until the name set's names are set, and for as long as they
-    /// do not fit, nothing is filtered there; neither where the name set is `None`.
+    /// Puts an interface under a name set; `None` takes the interface out. Nothing is filtered at
+    /// the interface without a name set, or before all names of the name set are in the kernel.
     pub fn set_name_set(&mut self, ifindex: u32, name_set: Option<NameSetId>) {
         match name_set {
             Some(name_set) => {
@@ -124,8 +125,8 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Makes these the names of a name set: those of its rules, whether or not with sub-domains or a
-    /// wildcard in front. Only what has changed is written.
+    /// Sets the names of a name set: those of its rules, without wildcards. Only changes are
+    /// written.
     pub fn set_names<'a>(
         &mut self,
         name_set: NameSetId,
@@ -136,7 +137,7 @@ impl<T: Tables> NameFilter<T> {
             .map(|name| NameHash::of(name.wire()))
             .collect();
         self.name_sets.entry(name_set).or_default();
-        // The new names first: at no time is an interface without those that stay.
+        // New names are put before old ones are taken: the names that stay are always there.
         if self.put_names(name_set, &wanted).is_err() {
             self.set_complete(name_set, false);
         }
@@ -145,7 +146,7 @@ impl<T: Tables> NameFilter<T> {
             old.copied().collect::<Vec<_>>()
         });
         self.take_names(name_set, old.unwrap_or_default());
-        // Where there was no room, there may be some now.
+        // There may be room now.
         let put = self.put_names(name_set, &wanted);
         if let Err(error) = &put {
             warn!(name_set = name_set.0, %error, "answers for a namespace are not filtered");
@@ -155,7 +156,7 @@ impl<T: Tables> NameFilter<T> {
         self.retry();
     }
 
-    /// Writes what is not there yet.
+    /// Puts the names that the kernel does not have yet.
     fn put_names(&mut self, name_set: NameSetId, wanted: &BTreeSet<NameHash>) -> io::Result<()> {
         let entry = self.name_sets.entry(name_set).or_default();
         for &name in wanted {
@@ -179,7 +180,7 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Forgets a name set and its names: nothing is filtered at its interfaces any more.
+    /// Removes a name set and its names. Nothing is filtered at its interfaces any more.
     pub fn remove_name_set(&mut self, name_set: NameSetId) {
         let Some(entry) = self.name_sets.get_mut(&name_set) else {
             return;
@@ -197,7 +198,7 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// How it is doing.
+    /// The state of the filter.
     pub fn state(&self) -> FilterState {
         let unfiltered = self
             .interfaces
@@ -227,7 +228,7 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Interfaces that found no room try again.
+    /// Tries again to put the interfaces for which there was no room.
     fn retry(&mut self) {
         let waiting: Vec<_> = self
             .interfaces
@@ -252,7 +253,8 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Gives the kernel the interface's name set if its names are all there, else none.
+    /// Puts the interface's name set into the kernel if all its names are there; otherwise takes it
+    /// out.
     fn apply(&mut self, ifindex: u32) {
         let Some(interface) = self.interfaces.get_mut(&ifindex) else {
             return;
@@ -277,7 +279,7 @@ impl<T: Tables> NameFilter<T> {
         }
     }
 
-    /// Takes the interface's name set from the kernel; returns whether it is gone.
+    /// Takes the interface's name set out of the kernel. Returns whether it is out.
     fn open(&mut self, ifindex: u32) -> bool {
         let Some(interface) = self.interfaces.get_mut(&ifindex) else {
             return true;

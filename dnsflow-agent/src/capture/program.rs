@@ -1,7 +1,8 @@
 //! The programs in the kernel, and their two ways onto an interface: TCX (a BPF link, Linux 6.6) and
 //! a filter of the clsact qdisc.
 //!
-//! Which one the kernel has is found by trying, not by its version: distributions backport.
+//! The agent tries which one the kernel has. The version would not tell, because distributions
+//! backport.
 
 use std::{fmt, io, num::NonZeroU32};
 
@@ -38,9 +39,10 @@ const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
 /// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum AttachKind {
-    /// A BPF link; it goes with the agent, however the agent ends.
+    /// A BPF link. It goes with the agent, however the agent ends.
     Tcx,
-    /// A filter of the clsact qdisc; one that a killed agent left is replaced by the next.
+    /// A filter of the clsact qdisc. The next agent replaces the filter that a killed agent has
+    /// left.
     Clsact,
 }
 
@@ -126,7 +128,8 @@ impl Program {
             source,
         };
         let options = match kind {
-            // The last of the programs: what the others drop or redirect does not arrive.
+            // Behind the other programs: this program does not see packets that they drop or
+            // redirect.
             AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
             AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
         };
@@ -204,7 +207,7 @@ impl Attach for Program {
         self.unasked.begin(ifindex);
         let (kind, answers) = self.put_first(name, ifindex)?;
         self.found_kind(kind);
-        // Attaching goes by name: is it still the same interface?
+        // The program is attached by the interface's name. Is it still the same interface?
         if self.ifindex(name) != Some(ifindex) {
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),
@@ -251,7 +254,7 @@ fn program_of<'a>(ebpf: &'a mut Ebpf, name: &str) -> Option<&'a mut SchedClassif
     ebpf.program_mut(name)?.try_into().ok()
 }
 
-/// How many CPUs there can be: each puts its records together in a place of its own.
+/// The number of possible CPUs: each has a place of its own in which it makes its records.
 fn possible_cpus() -> Result<u32, CaptureError> {
     let failed = |source| CaptureError::Io {
         operation: "find out how many CPUs there can be",
@@ -261,7 +264,7 @@ fn possible_cpus() -> Result<u32, CaptureError> {
     u32::try_from(count).map_err(|error| failed(io::Error::other(error)))
 }
 
-/// Sees to it that the interface has a clsact qdisc, and no filter that a killed agent left there.
+/// Makes sure that the interface has a clsact qdisc, and no filter that a killed agent has left.
 fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
     match tc::qdisc_add_clsact(name) {
         Ok(()) => return Ok(()),
@@ -301,8 +304,8 @@ fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Before Linux 5.11, maps count against `RLIMIT_MEMLOCK`, whose default is too low for the ring
-/// buffer. Where raising it is not allowed, loading tells.
+/// Raises `RLIMIT_MEMLOCK`: before Linux 5.11, maps count against it, and its default is too low
+/// for the ring buffer. If raising it is not allowed, loading fails and says so.
 fn raise_memlock_limit() {
     let unlimited = rustix::process::Rlimit {
         current: None,
@@ -325,9 +328,9 @@ fn load_error(error: EbpfError) -> CaptureError {
     }
 }
 
-/// Whether the verifier found fault with the program: it answers EACCES too, but says why. One of
-/// its reasons is about rights again: without CAP_PERFMON, variable offsets into a packet are
-/// "prohibited for !root" (`sanitize_err` in Linux kernel/bpf/verifier.c).
+/// Whether the verifier refused the program. The verifier answers EACCES, too, but gives a reason.
+/// One of its reasons is about rights again: without CAP_PERFMON, variable offsets into a packet
+/// are "prohibited for !root" (`sanitize_err` in Linux kernel/bpf/verifier.c).
 fn is_verifiers_own(error: &EbpfError) -> bool {
     let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
         return false;

@@ -5,9 +5,8 @@
 //! it had never been away; the mark stays in the node, because a packet that enters another
 //! network namespace loses it (`skb_scrub_packet` in Linux net/core/skbuff.c).
 //!
-//! Never changes a byte: what the sender left to a device goes into the header that the kernel
-//! takes in front of the frame. The socket never receives, never waits, and nothing is allocated
-//! for a frame.
+//! No byte is changed: the work that the sender left to a device is described in the header in
+//! front of the frame. The socket never receives and never waits. Nothing is allocated for a frame.
 
 mod offload;
 
@@ -30,7 +29,7 @@ use self::offload::{OffloadError, VnetHeader};
 use super::CaptureError;
 
 /// Bytes that may be on their way to the pods. The kernel counts a frame until the pod's stack has
-/// taken it, which mostly is before the call that sent it returns.
+/// taken it. Mostly this is before the sending call returns.
 const SEND_BUFFER_LEN: usize = 4 << 20;
 
 /// `PACKET_VNET_HDR`: a header in front of each frame (Linux include/uapi/linux/if_packet.h).
@@ -48,13 +47,13 @@ pub struct Releaser {
 /// Why a frame is not back on its veth.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// Too much is on its way already. Trying again later can help.
+    /// Too many bytes are on their way already. A later try can succeed.
     #[error("the packet socket's send buffer is full")]
     Full,
     /// There is no such interface any more, or it is down.
     #[error("the interface is gone, or down")]
     InterfaceGone,
-    /// The frame does not fit the interface, and is none that is cut in segments.
+    /// The frame is too long for the interface, and is not to be cut in segments.
     #[error("the frame is longer than the interface's MTU")]
     TooLong,
     /// The way to the pod was closed.
@@ -98,7 +97,7 @@ impl Releaser {
     ///
     /// # Errors
     ///
-    /// Where the kernel refuses the socket or one of its options.
+    /// If the kernel refuses the socket or one of its options.
     pub fn open(mark: u32) -> Result<Self, CaptureError> {
         let failed = |operation| {
             move |source: Errno| CaptureError::Io {
@@ -130,7 +129,7 @@ impl Releaser {
     ///
     /// # Errors
     ///
-    /// Where the frame did not leave. None of them says anything about the next frame.
+    /// If the frame did not leave. An error says nothing about the next frame.
     pub fn release(
         &mut self,
         ifindex: u32,

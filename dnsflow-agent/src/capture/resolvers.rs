@@ -1,6 +1,6 @@
 //! Which resolvers the programs trust.
 //!
-//! Never one that was not given: as long as none is, no answer counts.
+//! Only resolvers that were given are trusted. As long as none is given, no answer counts.
 
 use std::{
     collections::BTreeSet,
@@ -71,7 +71,7 @@ impl Resolvers {
         })
     }
 
-    /// Trusts these resolvers and no others. Gives what of it cannot be; the rest is done.
+    /// Trusts these resolvers and no others. Returns the errors; the rest is done.
     #[must_use = "a resolver that is not trusted opens nothing"]
     pub fn set(&mut self, resolvers: &[(IpAddr, u16)]) -> Vec<ResolverError> {
         let mut errors = Vec::new();
@@ -86,7 +86,7 @@ impl Resolvers {
                 wanted.insert((address, port));
             }
         }
-        // Those that go make room first.
+        // Old resolvers go first, to make room.
         let old: Vec<_> = self.trusted.difference(&wanted).copied().collect();
         for (address, port) in old {
             match self.map.remove(&key(address, port)) {

@@ -1,4 +1,4 @@
-//! Who has used up what an interface may hand to the agent.
+//! Which interfaces have used up what they may hand to the agent.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -22,12 +22,12 @@ impl Shares {
         Ok(Self(map))
     }
 
-    /// How many packets of each interface were left out because its share was used up; those without
-    /// any are not among them.
+    /// By interface, the packets that were left out because its share was used up. Interfaces
+    /// without any are left out.
     ///
     /// # Errors
     ///
-    /// Where the kernel does not let the map be read.
+    /// If the kernel does not let the map be read.
     pub fn left_out(&self) -> Result<BTreeMap<u32, u64>, MapError> {
         let mut left_out = BTreeMap::new();
         for entry in self.0.iter() {

@@ -1,6 +1,6 @@
 //! The addresses from which a pod's questions count, and to which its answers go.
 //!
-//! Never one that was not given: at an interface without any, nothing counts.
+//! Only addresses that were given count. At an interface without any, nothing counts.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -35,7 +35,7 @@ impl Sources {
         })
     }
 
-    /// Makes these the addresses of an interface.
+    /// Sets the addresses of an interface.
     pub(super) fn set(&mut self, ifindex: u32, sources: &SourceAddresses) {
         let left_out = sources.ips.len().saturating_sub(SOURCES_PER_INTERFACE_MAX);
         if left_out > 0 {

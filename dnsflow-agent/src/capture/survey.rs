@@ -1,4 +1,5 @@
-//! What stands on this network namespace's interfaces, for `dnsflow check`. Nothing is changed.
+//! The interfaces of this network namespace and their qdiscs, for `dnsflow check`. Nothing is
+//! changed.
 
 use std::{collections::BTreeMap, io};
 
@@ -15,9 +16,9 @@ use crate::netlink;
 pub struct Link {
     /// Its index.
     pub ifindex: u32,
-    /// What kind of virtual interface it is, such as `veth`; a device has none.
+    /// The kind of virtual interface, such as `veth`; `None` for a device.
     pub kind: Option<String>,
-    /// Whether it stands for a port of a switch in hardware.
+    /// Whether it represents a port of a switch in hardware.
     pub in_switch: bool,
 }
 
@@ -43,7 +44,7 @@ const DATAGRAM_LEN: usize = 32 * 1024;
 ///
 /// # Errors
 ///
-/// Where the kernel does not answer.
+/// If the kernel does not answer.
 pub fn links() -> io::Result<BTreeMap<String, Link>> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -87,7 +88,7 @@ pub fn links() -> io::Result<BTreeMap<String, Link>> {
 ///
 /// # Errors
 ///
-/// Where the kernel does not answer.
+/// If the kernel does not answer.
 pub fn ingress_qdisc(ifindex: u32) -> io::Result<Option<String>> {
     qdisc::at_ingress(ifindex)
 }

@@ -1,8 +1,8 @@
-//! Interfaces at which answers count although their question was not seen: those that the program
-//! for questions is not on yet, or has come to just now.
+//! Interfaces at which answers count although their question was not seen: the program for
+//! questions is not attached yet, or was attached just now.
 //!
-//! Never for longer than a question may have been under way by then. Such answers still have to
-//! come from a trusted resolver.
+//! They count no longer than a question may have been under way. Such answers still have to come
+//! from a trusted resolver.
 
 use std::{fmt, time::Duration};
 
@@ -13,8 +13,9 @@ use tracing::warn;
 use super::CaptureError;
 use crate::clock::now;
 
-/// How long a question that was asked before the program came may still be answered: longer than
-/// usual, and short of the 5 s after which resolvers ask again (`timeout` in resolv.conf(5)).
+/// How long answers may come to a question that was asked before the program was attached. The time
+/// is longer than usual, and shorter than the 5 s after which resolvers ask again (`timeout` in
+/// resolv.conf(5)).
 pub const UNASKED_GRACE: Duration = Duration::from_secs(1);
 
 /// The map `UNASKED_UNTIL`.
@@ -34,12 +35,12 @@ impl Unasked {
         Ok(Self(map))
     }
 
-    /// Before the program for answers is attached.
+    /// To be called before the program for answers is attached.
     pub(super) fn begin(&mut self, ifindex: u32) {
         self.set(ifindex, Timestamp::from_nanos(u64::MAX));
     }
 
-    /// When the program for questions is attached.
+    /// To be called when the program for questions is attached.
     pub(super) fn end_soon(&mut self, ifindex: u32) {
         self.set(ifindex, now() + UNASKED_GRACE);
     }
