@@ -17,8 +17,6 @@ const LABEL_MAX: u8 = 63;
 const TYPE_AND_CLASS: u32 = 4;
 /// The longest question.
 pub const QUESTION_MAX: u32 = NAME_MAX + TYPE_AND_CLASS;
-/// How many labels of a name are looked up. Deeper names count as mentioned.
-pub const LABELS_MAX: u32 = 16;
 /// A power of two that holds the longest question, so that an index is bounded with one AND.
 pub const BUFFER_LEN: usize = 512;
 
@@ -77,9 +75,8 @@ pub struct Buffer {
     /// At the place of each label: where the one in front of it begins. A table, and no list with a
     /// counter, whose every value would be a case of its own to a verifier.
     fronts: [u8; PLACES],
-    /// Where the root label is, how many others there are, and where the last of them begins.
+    /// Where the root label is, and where the last of the others begins.
     end: u32,
-    labels: u32,
     last: u32,
     /// How many bytes there are.
     len: u32,
@@ -93,7 +90,6 @@ impl Default for Buffer {
             bytes: [0; BUFFER_LEN],
             fronts: [0; PLACES],
             end: 0,
-            labels: 0,
             last: NOWHERE.into(),
             len: 0,
             mentioned: 0,
@@ -169,15 +165,11 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
         return Err(Reason::TruncatedQuestion);
     }
     let end = through_memory(&mut buffer.end, end);
-    let labels = through_memory(&mut buffer.labels, labels);
     let mut start = through_memory(&mut buffer.last, last.into()) as u8;
 
     // What the loop finds goes into memory, and the place is compared behind a mask: whether a
     // label began somewhere is nothing that a verifier should remember to the loop's end.
-    through_memory(
-        &mut buffer.mentioned,
-        u32::from(names.all() || labels > LABELS_MAX),
-    );
+    through_memory(&mut buffer.mentioned, u32::from(names.all()));
     let mut hash = NameHash::ROOT;
     let mut done = 0;
     while done < NAME_MAX && done < end {

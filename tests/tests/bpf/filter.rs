@@ -163,7 +163,7 @@ fn no_answer_that_a_rule_could_match_is_kept_back() {
     let Some(mut program) = load(&unshared()) else {
         return;
     };
-    let label = "[a-cA-C]{1,2}";
+    let label = "[a-cA-C]";
     let rules = prop::collection::vec(prop::collection::vec(label, 1..4), 0..6);
     let asked = prop::collection::vec(label, 1..20);
     let mut runner = TestRunner::deterministic();
@@ -182,15 +182,14 @@ fn no_answer_that_a_rule_could_match_is_kept_back() {
         let matches = name
             .suffixes()
             .any(|suffix| rules.iter().any(|rule| rule.wire() == suffix));
-        let deep = asked.len() > 16;
         match program.asked_for(&asked.join(".")) {
             Reason::Captured => {
-                assert!(matches || deep, "{name} for {rules:?}");
+                assert!(matches, "{name} for {rules:?}");
                 passed += 1;
             }
             reason => {
                 assert_eq!(reason, Reason::NoRule);
-                assert!(!matches && !deep, "{name} for {rules:?}");
+                assert!(!matches, "{name} for {rules:?}");
                 kept += 1;
             }
         }
