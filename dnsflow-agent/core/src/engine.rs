@@ -486,7 +486,7 @@ impl Engine {
                 .take_out(whose, name, addresses, now, &mut self.out);
         }
         let recipients = self.ports.recipients(told, &self.policy);
-        let mut batch = self.switch.begin_openings(now);
+        let mut batch = self.switch.begin_openings(told, now);
         let changes_before = batch.len();
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
@@ -508,6 +508,7 @@ impl Engine {
             out.counters.addresses_refused += left_out as u64;
             access.too_many_of_name(told, &answer.name, now, out);
         }
+        let changes = batch.len() - changes_before;
         let Outcome { rules, opened, .. } = outcome;
         let matched = !rules.is_empty();
         let mut opening = None;
@@ -524,12 +525,12 @@ impl Engine {
                 name: answer.name.clone(),
                 addresses: opened.into_iter().collect(),
                 rules: rules.into_iter().collect(),
-                changes: batch.len() - changes_before,
+                changes,
                 captured_at,
             });
         }
         // Also changes that closed an address to make room, or that restored flows.
-        switch.open(batch, opening);
+        switch.open(told, batch, changes, opening);
         if !matched {
             return Wait::Nothing;
         }

@@ -380,6 +380,16 @@ pub enum FlowChange {
     Renew(FlowBody),
 }
 
+impl FlowChange {
+    /// The one flow that is changed; `None` for a change of many.
+    pub fn key(&self) -> Option<&FlowKey> {
+        match self {
+            Self::Add(key, _) | Self::Delete(key, _) => Some(key),
+            Self::Renew(_) => None,
+        }
+    }
+}
+
 /// A flow of ours as the switch reports it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct InstalledFlow {

@@ -87,6 +87,9 @@ pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
+/// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
+pub const CHANGES_UNDER_WAY_MAX: usize = 128;
 /// That a pod's answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Logical flows looked up in the switch for actions to copy.

@@ -8,6 +8,7 @@
 mod batch;
 mod denials;
 mod installed;
+mod queue;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -40,6 +41,7 @@ use crate::{
 };
 use batch::Written;
 use denials::Denials;
+use queue::{Part, Queues, Shares};
 
 pub(crate) use batch::Batch;
 pub(crate) use installed::{Enforced, Installed};
@@ -74,6 +76,16 @@ struct Pending {
     paths: BTreeSet<Path>,
     /// When the batch before it was sent.
     before: Timestamp,
+    /// Whose answers have made its changes.
+    shares: Shares,
+}
+
+/// What the answers of a turn open.
+#[derive(Debug)]
+struct Openings {
+    batch: Batch,
+    openings: Vec<Opening>,
+    shares: Shares,
 }
 
 /// The comparison of the switch with the cache.
@@ -87,6 +99,8 @@ struct Comparison {
     since: Option<Timestamp>,
     /// The flows in the dump so far that no entry has.
     unknown: Vec<InstalledFlow>,
+    /// Batches that had waited, and were sent since the current dump began.
+    sent_late: BTreeSet<BatchId>,
     /// The sentinel flows that the dump has shown, with their cookies.
     sentinels: BTreeMap<Sentinel, Cookie>,
     /// When the next comparison begins.
@@ -124,7 +138,9 @@ pub(crate) struct Switch {
     sentinels: BTreeSet<Sentinel>,
     monitored: BTreeSet<u8>,
     /// The openings of this turn.
-    openings: Option<(Batch, Vec<Opening>)>,
+    openings: Option<Openings>,
+    /// Openings of pods that have too many changes under way.
+    queues: Queues,
     next_batch: u64,
     pending: BTreeMap<BatchId, Pending>,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
@@ -156,6 +172,7 @@ impl Switch {
             sentinels: BTreeSet::new(),
             monitored: BTreeSet::new(),
             openings: None,
+            queues: Queues::default(),
             next_batch: 0,
             pending: BTreeMap::new(),
             unanswered: BTreeSet::new(),
@@ -167,11 +184,13 @@ impl Switch {
         }
     }
 
-    /// How many batches are unanswered, and how many flows of others are remembered.
+    /// How many batches are unanswered, how many pods have changes on their way, how many entries have lost
+    /// flows, and how many flows of others are remembered.
     #[cfg(test)]
-    pub(crate) fn sizes(&self) -> [usize; 3] {
+    pub(crate) fn sizes(&self) -> [usize; 4] {
         [
             self.pending.len(),
+            self.queues.len(),
             self.lost.entries.len(),
             self.foreign.len(),
         ]
@@ -205,6 +224,7 @@ impl Switch {
             Written::In(batch) if self.unanswered.contains(&batch) => Wait::Longest,
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::Batch(batch),
+            Written::In(batch) if self.queues.contain(batch) => Wait::Batch(batch),
             Written::In(batch) if self.revalidation.awaits(batch) => Wait::Batch(batch),
             Written::In(_) => Wait::Nothing,
         }
@@ -213,7 +233,7 @@ impl Switch {
     /// Whether this is the batch of this turn's openings.
     fn opens_in(&self, batch: BatchId) -> bool {
         let openings = self.openings.as_ref();
-        openings.is_some_and(|(openings, _)| openings.id() == Some(batch))
+        openings.is_some_and(|openings| openings.batch.id() == Some(batch))
     }
 
     /// When something is due. A comparison is due only if its result could be judged (`can_judge`).
@@ -257,12 +277,15 @@ impl Switch {
     }
 
     /// Takes the batch of this turn's openings, or makes it; to be handed back by [`Switch::open`].
-    /// The batch is sent as soon as there is a connection.
-    pub(crate) fn begin_openings(&mut self, now: Timestamp) -> Batch {
-        match &mut self.openings {
-            Some((batch, _)) => batch.take(),
-            None => self.batch(self.up, now),
-        }
+    /// The batch is sent as soon as there is a connection. A pod that has too many changes under way has
+    /// a batch of its own, which waits.
+    pub(crate) fn begin_openings(&mut self, asker: PortId, now: Timestamp) -> Batch {
+        let shared = match &mut self.openings {
+            _ if self.queues.are_full(asker) => self.queues.take_last(asker),
+            Some(openings) => Some(openings.batch.take()),
+            None => None,
+        };
+        shared.unwrap_or_else(|| self.batch(self.up, now))
     }
 
     fn batch(&mut self, sends: bool, now: Timestamp) -> Batch {
@@ -289,28 +312,103 @@ impl Switch {
         }
     }
 
-    /// Takes back the batch of openings, with what one answer opened. [`Switch::flush_openings`]
-    /// sends the batch for all answers of the turn.
-    pub(crate) fn open(&mut self, batch: Batch, opening: Option<Opening>) {
-        let mut openings = self.openings.take().map_or_else(Vec::new, |(_, of)| of);
+    /// Takes back the batch of openings, with what one answer to this pod opened by so many changes.
+    /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
+    pub(crate) fn open(
+        &mut self,
+        asker: PortId,
+        batch: Batch,
+        changes: usize,
+        opening: Option<Opening>,
+    ) {
+        if self.queues.are_full(asker) {
+            self.queues.push(asker, batch, opening);
+            return;
+        }
+        let openings = self.openings.take();
+        let (mut openings, mut shares) = openings
+            .map(|before| (before.openings, before.shares))
+            .unwrap_or_default();
         openings.extend(opening);
         if !batch.is_empty() {
-            self.openings = Some((batch, openings));
+            if batch.id().is_some() {
+                *shares.entry(asker).or_default() += changes;
+                self.queues.sent(asker, changes);
+            }
+            self.openings = Some(Openings {
+                batch,
+                openings,
+                shares,
+            });
         }
     }
 
-    /// Sends the openings of this turn.
+    /// Sends the openings of this turn, and those that have waited, as far as there is room for them.
     pub(crate) fn flush_openings(
         &mut self,
         planner: &mut Planner,
         now: Timestamp,
         out: &mut Output,
     ) {
-        if let Some((batch, openings)) = self.openings.take() {
+        if let Some(openings) = self.openings.take() {
+            let Openings {
+                batch,
+                openings,
+                shares,
+            } = openings;
+            self.overtake(&batch, &shares, planner, now, out);
             let batch = Batch { at: now, ..batch };
             // Openings are never atomic.
-            self.send(batch, false, openings, planner, out);
+            self.send(batch, false, openings, shares, planner, out);
         }
+        while let Some(port) = self.queues.next() {
+            self.send_next(port, planner, now, out);
+        }
+    }
+
+    /// Sends what waits and is for flows that a batch changes: the batch comes behind it. What pods with a
+    /// share in the batch have waiting came after their share.
+    fn overtake(
+        &mut self,
+        batch: &Batch,
+        shares: &Shares,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let ports = self.queues.with_flows_of(&batch.changes);
+        for port in ports.into_iter().filter(|port| !shares.contains_key(port)) {
+            while self.send_next(port, planner, now, out) {}
+        }
+    }
+
+    /// Sends the next changes of a pod that wait; returns whether there were any.
+    fn send_next(
+        &mut self,
+        port: PortId,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        let Some(part) = self.queues.take_next(port) else {
+            return false;
+        };
+        let Part {
+            mut batch,
+            openings,
+            has_more,
+        } = part;
+        batch.at = now;
+        if has_more {
+            // Nobody waits for a part but the last.
+            batch.written = self.batch(true, now).written;
+        } else if self.comparison.since.is_some() {
+            self.comparison.sent_late.extend(batch.id());
+        }
+        self.queues.sent(port, batch.len());
+        let shares = Shares::from([(port, batch.len())]);
+        self.send(batch, false, openings, shares, planner, out);
+        true
     }
 
     /// Sends the changes: all or none (`atomic`), or one by one. Returns the number of the batch,
@@ -322,7 +420,9 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        self.send(batch, atomic, Vec::new(), planner, out)
+        let shares = Shares::new();
+        self.overtake(&batch, &shares, planner, batch.at, out);
+        self.send(batch, atomic, Vec::new(), shares, planner, out)
     }
 
     fn send(
@@ -330,6 +430,7 @@ impl Switch {
         batch: Batch,
         atomic: bool,
         openings: Vec<Opening>,
+        shares: Shares,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
@@ -348,6 +449,7 @@ impl Switch {
             );
         }
         if changes.is_empty() {
+            self.queues.answered(&shares);
             return None;
         }
         if ends_gap {
@@ -377,6 +479,7 @@ impl Switch {
                 counted: false,
                 paths,
                 before,
+                shares,
             },
         );
         out.command(Command::Apply {
@@ -402,6 +505,7 @@ impl Switch {
             return false;
         };
         self.lost.batches.remove(&batch);
+        self.queues.answered(&pending.shares);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.looks
@@ -414,6 +518,7 @@ impl Switch {
                     counted,
                     paths,
                     before,
+                    ..
                 } = pending;
                 let revalidation_wait = self
                     .denials
@@ -491,6 +596,7 @@ impl Switch {
         self.denials.disconnected();
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
+        self.unanswered.extend(self.queues.disconnected());
         self.up = false;
         self.compared = false;
         self.comparison = Comparison {
@@ -712,6 +818,7 @@ impl Switch {
             comparison.number += 1;
             comparison.unknown.clear();
             comparison.sentinels.clear();
+            comparison.sent_late.clear();
             comparison.at = Some(now + COMPARE_INTERVAL);
             out.command(Command::Ask(FlowQuestion::Dump));
         }
@@ -809,7 +916,11 @@ impl Switch {
         let mut lost = 0;
         for (port, address, Entry { installed, .. }) in access.entries() {
             let is_on_its_way = match installed.written {
-                Written::In(batch) => self.pending.contains_key(&batch),
+                Written::In(batch) => {
+                    self.pending.contains_key(&batch)
+                        || self.queues.contain(batch)
+                        || self.comparison.sent_late.contains(&batch)
+                }
                 Written::Before | Written::Unsent { .. } => false,
             };
             if !is_on_its_way {

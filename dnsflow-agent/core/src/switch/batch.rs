@@ -54,6 +54,15 @@ impl Batch {
         }
     }
 
+    /// Takes the changes out, and leaves the paths: there is more of the batch.
+    pub(super) fn take_changes(&mut self) -> Self {
+        Self {
+            changes: std::mem::take(&mut self.changes),
+            paths: BTreeSet::new(),
+            ..*self
+        }
+    }
+
     /// Notes that a flow that opens an address was missing, and is among the changes.
     pub(crate) fn end_gap(&mut self) {
         self.ends_gap = true;

@@ -1,10 +1,12 @@
 use super::*;
 use crate::{
     flow::FlowBody,
-    limits::{COUNT_DELAY, HARD_TIMEOUT},
+    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, HARD_TIMEOUT},
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
+
+const PORT: PortId = PortId(1);
 
 const HOLD_MAX: Duration = Duration::from_millis(100);
 
@@ -84,11 +86,11 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
     let mut setup = Setup::compared();
     let mut ids = Vec::new();
     for _ in 0..2 {
-        let mut batch = setup.switch.begin_openings(NOW);
+        let mut batch = setup.switch.begin_openings(PORT, NOW);
         batch.extend([change()]);
         ids.push(batch.id().expect("it is sent"));
         let installed = planned_in(&batch);
-        setup.switch.open(batch, None);
+        setup.switch.open(PORT, batch, 1, None);
         // It can be waited for before it is sent.
         assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(ids[0]));
     }
@@ -105,8 +107,8 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
 #[test]
 fn an_answer_that_changes_nothing_opens_nothing() {
     let mut setup = Setup::compared();
-    let batch = setup.switch.begin_openings(NOW);
-    setup.switch.open(batch, None);
+    let batch = setup.switch.begin_openings(PORT, NOW);
+    setup.switch.open(PORT, batch, 1, None);
     setup
         .switch
         .flush_openings(&mut setup.planner, NOW, &mut setup.out);
@@ -127,10 +129,10 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
         None
     );
     assert_eq!(setup.switch.wait_for(&unsent), Wait::Longest);
-    let mut batch = setup.switch.begin_openings(NOW);
+    let mut batch = setup.switch.begin_openings(PORT, NOW);
     batch.extend([change()]);
     let opened = planned_in(&batch);
-    setup.switch.open(batch, None);
+    setup.switch.open(PORT, batch, 1, None);
     setup
         .switch
         .flush_openings(&mut setup.planner, NOW, &mut setup.out);
@@ -183,4 +185,126 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
     assert_eq!(setup.switch.deadline(true), None);
+}
+
+/// An addition of a flow with this priority.
+fn addition(priority: u16) -> FlowChange {
+    let cookie = Cookie::new(2);
+    let body = FlowBody {
+        cookie,
+        hard_timeout_s: 0,
+        actions: std::sync::Arc::new([]),
+    };
+    let mut key = Sentinel { table: 44, cookie }.key();
+    key.priority = priority;
+    FlowChange::Add(key, body)
+}
+
+/// An answer to this pod changes so many flows of its own; returns what was planned.
+fn told(setup: &mut Setup, port: u32, changes: usize) -> Installed {
+    let cookie = Cookie::new(2);
+    let mut key = Sentinel { table: 44, cookie }.key();
+    key.priority = u16::try_from(port).expect("few");
+    let mut batch = setup.switch.begin_openings(PortId(port), NOW);
+    let change = FlowChange::Delete(key, cookie);
+    batch.extend(std::iter::repeat_n(change, changes));
+    let installed = planned_in(&batch);
+    setup.switch.open(PortId(port), batch, changes, None);
+    installed
+}
+
+fn flush(setup: &mut Setup) -> Vec<usize> {
+    let Setup {
+        switch,
+        planner,
+        out,
+    } = setup;
+    switch.flush_openings(planner, NOW, out);
+    setup
+        .sent()
+        .into_iter()
+        .map(|(_, changes)| changes)
+        .collect()
+}
+
+#[test]
+fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    let waiting = told(&mut setup, 1, CHANGES_UNDER_WAY_MAX + 10);
+    let more = told(&mut setup, 1, 5);
+    assert_eq!(flush(&mut setup), [CHANGES_UNDER_WAY_MAX]);
+    let Written::In(first) = waiting.written else {
+        panic!("{waiting:?}");
+    };
+    assert_eq!(setup.switch.wait_for(&waiting), Wait::Batch(first));
+    // Another pod does not wait.
+    told(&mut setup, 2, 3);
+    assert_eq!(flush(&mut setup), [3]);
+    // Each part goes when the one before it was confirmed; nobody waits for it but the next one.
+    let mut parts = Vec::new();
+    while let Some(batch) = setup.switch.pending.keys().next().copied() {
+        assert_ne!(setup.switch.wait_for(&more), Wait::Nothing);
+        setup
+            .switch
+            .applied(batch, Ok(()), true, NOW, &mut setup.out);
+        parts.extend(flush(&mut setup));
+    }
+    assert_eq!(parts, [CHANGES_UNDER_WAY_MAX, 10, 5]);
+    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn changes_of_the_same_flow_keep_their_order() {
+    for is_commit in [true, false] {
+        let mut setup = Setup::compared();
+        told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+        let mut batch = setup.switch.begin_openings(PortId(1), NOW);
+        batch.extend([addition(9)]);
+        setup.switch.open(PortId(1), batch, 1, None);
+        assert_eq!(flush(&mut setup), [CHANGES_UNDER_WAY_MAX]);
+        let FlowChange::Add(key, body) = addition(9) else {
+            panic!("an addition");
+        };
+        let removal = FlowChange::Delete(key, body.cookie);
+        if is_commit {
+            let mut batch = setup.switch.begin(NOW);
+            batch.extend([removal.clone()]);
+            let Setup {
+                switch,
+                planner,
+                out,
+            } = &mut setup;
+            switch.commit(batch, true, planner, out);
+        } else {
+            let mut batch = setup.switch.begin_openings(PortId(2), NOW);
+            batch.extend([removal.clone()]);
+            setup.switch.open(PortId(2), batch, 1, None);
+            let Setup {
+                switch,
+                planner,
+                out,
+            } = &mut setup;
+            switch.flush_openings(planner, NOW, out);
+        }
+        let commands = std::mem::take(&mut setup.out.commands).into_iter();
+        let changes: Vec<FlowChange> = commands
+            .flat_map(|command| match command {
+                Command::Apply { changes, .. } => changes,
+                _ => Vec::new(),
+            })
+            .collect();
+        assert_eq!(changes[changes.len() - 2..], [addition(9), removal]);
+    }
+}
+
+#[test]
+fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    let waiting = told(&mut setup, 1, 1);
+    flush(&mut setup);
+    setup.switch.disconnected();
+    assert_eq!(setup.switch.wait_for(&waiting), Wait::Longest);
+    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
 }

@@ -1,0 +1,164 @@
+//! What answers open for pods that are told much, on its way to the switch.
+//!
+//! ovs-vswitchd takes the changes of all pods one after the other. If those of one pod went there as fast
+//! as they come, what opens an address for another pod would stand behind thousands. So a pod has few changes
+//! under way at a time. Its other changes wait here in their order, and those of other pods go past them.
+//! What else was weighed: `docs/decisions/under-way.md`.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+
+use super::{Batch, Opening};
+use crate::{
+    flow::{FlowChange, FlowKey},
+    input::BatchId,
+    limits::CHANGES_UNDER_WAY_MAX,
+    ports::PortId,
+};
+
+/// The changes of a batch that each pod's answers have made.
+pub(super) type Shares = BTreeMap<PortId, usize>;
+
+/// Changes that go to the switch now.
+pub(super) struct Part {
+    pub(super) batch: Batch,
+    /// What they open; of a batch that goes in several parts, with the last of them.
+    pub(super) openings: Vec<Opening>,
+    /// Whether there is more of the batch.
+    pub(super) has_more: bool,
+}
+
+/// The changes of all pods that wait, and the number of those that do not.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    ports: BTreeMap<PortId, Queue>,
+    /// The batches that wait.
+    batches: BTreeSet<BatchId>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Changes that the switch has not confirmed.
+    under_way: usize,
+    /// Changes that were not sent, in their order.
+    waiting: VecDeque<(Batch, Vec<Opening>)>,
+}
+
+impl Queue {
+    fn has_room(&self) -> bool {
+        self.under_way < CHANGES_UNDER_WAY_MAX
+    }
+}
+
+impl Queues {
+    /// Whether further changes of this pod have to wait.
+    pub(super) fn are_full(&self, port: PortId) -> bool {
+        let queue = self.ports.get(&port);
+        queue.is_some_and(|queue| !queue.waiting.is_empty() || !queue.has_room())
+    }
+
+    /// Takes the last batch of a pod that waits, if there is room in it; to be handed back by
+    /// [`Queues::push`].
+    pub(super) fn take_last(&mut self, port: PortId) -> Option<Batch> {
+        let (batch, _) = self.ports.get_mut(&port)?.waiting.back_mut()?;
+        (batch.len() < CHANGES_UNDER_WAY_MAX).then(|| batch.take())
+    }
+
+    /// Takes back a batch, or takes a new one.
+    pub(super) fn push(&mut self, port: PortId, batch: Batch, opening: Option<Opening>) {
+        let queue = self.ports.entry(port).or_default();
+        match queue.waiting.back_mut() {
+            Some((last, openings)) if last.id() == batch.id() => {
+                *last = batch;
+                openings.extend(opening);
+            }
+            _ if batch.is_empty() => {}
+            _ => {
+                self.batches.extend(batch.id());
+                queue
+                    .waiting
+                    .push_back((batch, opening.into_iter().collect()));
+            }
+        }
+    }
+
+    /// Whether this batch waits.
+    pub(super) fn contain(&self, batch: BatchId) -> bool {
+        self.batches.contains(&batch)
+    }
+
+    /// So many changes of a pod are on their way.
+    pub(super) fn sent(&mut self, port: PortId, changes: usize) {
+        if changes > 0 {
+            self.ports.entry(port).or_default().under_way += changes;
+        }
+    }
+
+    /// The switch has answered these changes, or they were not sent after all.
+    pub(super) fn answered(&mut self, shares: &Shares) {
+        for (port, changes) in shares {
+            if let Some(queue) = self.ports.get_mut(port) {
+                queue.under_way = queue.under_way.saturating_sub(*changes);
+                if queue.under_way == 0 && queue.waiting.is_empty() {
+                    self.ports.remove(port);
+                }
+            }
+        }
+    }
+
+    /// A pod whose changes wait, and that has room for some.
+    pub(super) fn next(&self) -> Option<PortId> {
+        let mut queues = self.ports.iter();
+        let next = queues.find(|(_, queue)| queue.has_room() && !queue.waiting.is_empty());
+        next.map(|(port, _)| *port)
+    }
+
+    /// Takes the changes of a pod that come next: [`CHANGES_UNDER_WAY_MAX`] at most.
+    pub(super) fn take_next(&mut self, port: PortId) -> Option<Part> {
+        let queue = self.ports.get_mut(&port)?;
+        let (mut batch, openings) = queue.waiting.pop_front()?;
+        if batch.len() <= CHANGES_UNDER_WAY_MAX {
+            batch.id().map(|id| self.batches.remove(&id));
+            return Some(Part {
+                batch,
+                openings,
+                has_more: false,
+            });
+        }
+        let rest = batch.changes.split_off(CHANGES_UNDER_WAY_MAX);
+        let part = batch.take_changes();
+        batch.changes = rest;
+        queue.waiting.push_front((batch, openings));
+        Some(Part {
+            batch: part,
+            openings: Vec::new(),
+            has_more: true,
+        })
+    }
+
+    /// The pods whose waiting changes are of the same flows as these.
+    pub(super) fn with_flows_of(&self, changes: &[FlowChange]) -> Vec<PortId> {
+        if self.batches.is_empty() {
+            return Vec::new();
+        }
+        let keys: HashSet<&FlowKey> = changes.iter().filter_map(FlowChange::key).collect();
+        let concerned = |queue: &Queue| {
+            let changes = queue.waiting.iter().flat_map(|(batch, _)| &batch.changes);
+            let mut of = changes.filter_map(FlowChange::key);
+            of.any(|key| keys.contains(key))
+        };
+        let queues = self.ports.iter();
+        let concerned = queues.filter(|(_, queue)| concerned(queue));
+        concerned.map(|(port, _)| *port).collect()
+    }
+
+    /// The connection is lost. Returns the batches that waited.
+    pub(super) fn disconnected(&mut self) -> BTreeSet<BatchId> {
+        std::mem::take(self).batches
+    }
+
+    /// How many pods have changes under way or waiting.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.ports.len()
+    }
+}
