@@ -43,6 +43,30 @@ impl Wire {
         assert_eq!(sent, frame.len());
     }
 
+    /// Sends a frame out of the interface; whether the kernel took it.
+    pub fn offer(&self, frame: &[u8]) -> bool {
+        rustix::io::write(&self.0, frame).is_ok()
+    }
+
+    /// Gives the packets from now on this mark (socket(7), SO_MARK).
+    pub fn mark(&self, mark: u32) -> io::Result<()> {
+        // SAFETY: the value is of the length given.
+        let set = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MARK,
+                (&raw const mark).cast(),
+                size_of_val(&mark) as u32,
+            )
+        };
+        if set == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
     /// Waits until this frame comes in; others, such as IPv6's own, are passed over.
     ///
     /// # Panics

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use dnsflow_tests::neighbour::syns_repeated;
 use hickory_proto::{
     op::{Edns, Message, Query},
     rr::{Name, RData},
@@ -111,20 +112,6 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     }
     println!("{name} {}", syns_repeated()? - before);
     Ok(())
-}
-
-/// How many SYNs were sent again in this network namespace, ever (`TCPSynRetrans`, Linux
-/// `net/ipv4/proc.c`).
-fn syns_repeated() -> Result<u64> {
-    let file = std::fs::read_to_string("/proc/net/netstat")?;
-    let mut lines = file.lines().filter(|line| line.starts_with("TcpExt:"));
-    let names = lines.next().context("the names")?.split(' ');
-    let values = lines.next().context("the values")?.split(' ');
-    let mut found = names
-        .zip(values)
-        .filter(|(name, _)| *name == "TCPSynRetrans");
-    let (_, count) = found.next().context("TCPSynRetrans")?;
-    Ok(count.parse()?)
 }
 
 /// A query for the name's addresses.

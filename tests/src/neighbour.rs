@@ -1,0 +1,110 @@
+//! A pod that only wants its own names: what others do to it can be seen.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    ops::Range,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt::set_socket_linger;
+
+use crate::{flood::address, frames::query, lab::Lab, pod::DNS};
+
+/// An answer that takes longer is lost.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// A SYN is repeated after one second, and then after two more (RFC 6298, section 2.1).
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Where the "internet" listens.
+const PORT: u16 = 80;
+
+/// What became of a pod's names.
+#[derive(Clone, Debug, Default)]
+pub struct Visits {
+    /// From the question to the connection, of each name that was answered.
+    pub took: Vec<Duration>,
+    /// Questions without an answer.
+    pub unanswered: usize,
+    /// SYNs that were sent again: first packets that were lost.
+    pub syns_repeated: u64,
+}
+
+/// The name with this number below `domain`.
+pub fn numbered(number: u32, domain: &str) -> String {
+    format!("n{number}.{domain}")
+}
+
+/// Asks for each of these names, one every `pause`, and connects at once to where it leads.
+pub fn visit(
+    lab: &Lab,
+    pod: &str,
+    domain: &str,
+    numbers: Range<u32>,
+    pause: Duration,
+) -> Result<Visits> {
+    lab.pod(pod).netns().run(|| {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(DNS)?;
+        let before = syns_repeated()?;
+        let mut visits = Visits::default();
+        let begin = Instant::now();
+        for (turn, number) in (1..).zip(numbers) {
+            let start = Instant::now();
+            if ask(&socket, number, domain)? {
+                connect((address(number), PORT).into())
+                    .with_context(|| numbered(number, domain))?;
+                visits.took.push(start.elapsed());
+            } else {
+                visits.unanswered += 1;
+            }
+            thread::sleep((pause * turn).saturating_sub(begin.elapsed()));
+        }
+        visits.syns_repeated = syns_repeated()? - before;
+        Ok(visits)
+    })
+}
+
+/// Asks for a name; whether the answer came.
+fn ask(socket: &UdpSocket, number: u32, domain: &str) -> Result<bool> {
+    let id = number as u16;
+    socket.send(&query(id, &numbered(number, domain)))?;
+    let end = Instant::now() + ANSWER_LIMIT;
+    let mut buffer = [0; 1500];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.recv(&mut buffer) {
+            Ok(length) if length > 2 && buffer[..2] == id.to_be_bytes() => return Ok(true),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Connects, and ends the connection without leaving anything behind.
+fn connect(to: SocketAddr) -> Result<()> {
+    let stream = TcpStream::connect_timeout(&to, CONNECT_LIMIT)?;
+    set_socket_linger(&stream, Some(Duration::ZERO))?;
+    Ok(())
+}
+
+/// How many SYNs were sent again in this thread's network namespace, ever (`TCPSynRetrans`, Linux
+/// `net/ipv4/proc.c`).
+pub fn syns_repeated() -> Result<u64> {
+    let file = fs::read_to_string("/proc/thread-self/net/netstat")?;
+    let mut lines = file.lines().filter(|line| line.starts_with("TcpExt:"));
+    let names = lines.next().context("the names")?.split(' ');
+    let values = lines.next().context("the values")?.split(' ');
+    let mut found = names
+        .zip(values)
+        .filter(|(name, _)| *name == "TCPSynRetrans");
+    let (_, count) = found.next().context("TCPSynRetrans")?;
+    Ok(count.parse()?)
+}
