@@ -41,14 +41,10 @@ pub(crate) fn expected_stamp(workspace: &Path, object: &Path) -> io::Result<Stri
     ))
 }
 
-/// The directories and files that the object is made from.
+/// The directories and files that the object is made from. `dnsflow-common` takes its version,
+/// which is in the names of symbols, from the workspace's manifest.
 pub(crate) fn roots(workspace: &Path) -> [PathBuf; 3] {
-    [
-        "dnsflow-ebpf",
-        "dnsflow-common/src",
-        "dnsflow-common/Cargo.toml",
-    ]
-    .map(|path| workspace.join(path))
+    ["dnsflow-ebpf", "dnsflow-common", "Cargo.toml"].map(|path| workspace.join(path))
 }
 
 /// Every file below [`roots`], sorted; build output is left out.
@@ -57,7 +53,8 @@ fn files(workspace: &Path) -> io::Result<Vec<PathBuf>> {
     let mut open = roots(workspace).to_vec();
     while let Some(path) = open.pop() {
         if path.is_dir() {
-            if path.file_name().is_none_or(|name| name != "target") {
+            // `dnsflow-ebpf/common` is a link to a root of its own.
+            if !path.is_symlink() && path.file_name().is_none_or(|name| name != "target") {
                 for entry in fs::read_dir(&path)? {
                     open.push(entry?.path());
                 }
@@ -101,8 +98,8 @@ mod tests {
             let workspace = Self(env::temp_dir().join(name));
             workspace.write("dnsflow-ebpf/Cargo.lock", "lock");
             workspace.write("dnsflow-ebpf/src/main.rs", "main");
-            workspace.write("dnsflow-common/Cargo.toml", "manifest");
             workspace.write("dnsflow-common/src/lib.rs", "lib");
+            workspace.write("Cargo.toml", "manifest");
             workspace.write("object", "object");
             workspace
         }
@@ -132,9 +129,9 @@ mod tests {
             ("dnsflow-ebpf/Cargo.lock", "other lock"),
             ("dnsflow-ebpf/src/main.rs", "other main"),
             ("dnsflow-ebpf/.cargo/config.toml", "flags"),
-            ("dnsflow-common/Cargo.toml", "other manifest"),
             ("dnsflow-common/src/lib.rs", "other lib"),
             ("dnsflow-common/src/walk/tests.rs", "new"),
+            ("Cargo.toml", "other manifest"),
             ("object", "other object"),
         ] {
             workspace.write(path, content);
