@@ -15,7 +15,7 @@ mod tools;
 use std::{
     net::IpAddr,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -226,7 +226,9 @@ fn tell(setting: &Setting<'_>) -> Result<()> {
 fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     interrupt::check()?;
     println!("\n== {name}");
+    let start = Instant::now();
     let result = work();
+    println!("   took {:.1} s", start.elapsed().as_secs_f64());
     // A signal may be why it failed.
     interrupt::check()?;
     result.map_err(|error| error.context(format!("{name}: not as it should be")))
