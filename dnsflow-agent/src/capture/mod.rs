@@ -24,6 +24,7 @@ mod resolvers;
 mod shares;
 mod sources;
 pub mod survey;
+mod tcx;
 mod unasked;
 
 use std::{io, num::NonZeroU32};

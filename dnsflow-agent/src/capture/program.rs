@@ -4,7 +4,7 @@
 //! The agent tries which one the kernel has. The version would not tell, because distributions
 //! backport.
 
-use std::{fmt, io, num::NonZeroU32};
+use std::{fmt, io, num::NonZeroU32, os::fd::AsFd as _};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -19,7 +19,7 @@ use dnsflow_core::input::SourceAddresses;
 use tracing::{debug, info, warn};
 
 use super::{
-    Attach, AttachError, CaptureError, Options, qdisc, sources::Sources, unasked::Unasked,
+    Attach, AttachError, CaptureError, Options, qdisc, sources::Sources, tcx, unasked::Unasked,
 };
 
 /// The BPF object that `cargo xtask build-ebpf` made.
@@ -104,6 +104,18 @@ impl Program {
     /// How the program attaches, once it is known.
     pub fn kind(&self) -> Option<AttachKind> {
         self.kind
+    }
+
+    /// Whether the kernel has TCX, without attaching anything.
+    ///
+    /// # Errors
+    ///
+    /// Where the kernel does not say.
+    pub fn kernel_has_tcx(&mut self) -> io::Result<bool> {
+        let program = program_of(&mut self.ebpf, EGRESS);
+        let program = program.ok_or_else(|| io::Error::other("the program is gone"))?;
+        let program = program.fd().map_err(io::Error::other)?;
+        tcx::is_there(program.as_fd())
     }
 
     /// The aya object, for what only tests and diagnostics need.

@@ -47,7 +47,10 @@ pub struct Kernel {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum NotAttached {
     /// This process may not make a network namespace for the trial.
-    NotTried,
+    NotTried {
+        /// Whether the kernel has TCX, which needs no trial.
+        tcx: bool,
+    },
     /// The trial failed.
     Failed(String),
 }

@@ -30,17 +30,18 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         sb,
         source,
     } = facts;
-    let attach = kernel
-        .attach
-        .as_ref()
-        .and_then(|attach| attach.as_ref().ok());
+    let attach = match &kernel.attach {
+        Some(Ok(kind)) => Some(*kind),
+        Some(Err(NotAttached::NotTried { tcx: true })) => Some(AttachKind::Tcx),
+        _ => None,
+    };
     let mut findings = vec![program(kernel)];
     findings.extend(attachment(kernel));
     findings.push(btf(kernel));
     match vswitch {
         Ok(vswitch) => {
             findings.push(interfaces(vswitch));
-            findings.push(qdiscs(&vswitch.interfaces, attach.copied()));
+            findings.push(qdiscs(&vswitch.interfaces, attach));
             findings.push(offload(vswitch));
         }
         Err(reason) => findings.push(Finding::failed(
@@ -105,10 +106,15 @@ fn attachment(kernel: &Kernel) -> Option<Finding> {
             "attach",
             "interfaces take the program by clsact, since this kernel has no TCX (Linux 6.6)",
         ),
-        Err(NotAttached::NotTried) => Finding::warning(
+        Err(NotAttached::NotTried { tcx: true }) => Finding::ok(
             "attach",
-            "whether interfaces take the program was not tried: this takes a network namespace and \
-             CAP_SYS_ADMIN",
+            "the kernel has TCX for the program; no interface was tried, since a network namespace \
+             for that takes CAP_SYS_ADMIN",
+        ),
+        Err(NotAttached::NotTried { tcx: false }) => Finding::warning(
+            "attach",
+            "whether interfaces take the program was not tried: the kernel has no TCX, and clsact is \
+             tried in a network namespace, which takes CAP_SYS_ADMIN",
             "run the check in a privileged container, or look into the agent's log",
         ),
         Err(NotAttached::Failed(reason)) => Finding::failed(

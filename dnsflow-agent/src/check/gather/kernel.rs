@@ -59,7 +59,11 @@ fn trial() -> Trial {
     // this thread is in it.
     match unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
         Ok(()) => {}
-        Err(Errno::PERM) => return (Ok(()), Some(Err(NotAttached::NotTried))),
+        Err(Errno::PERM) => {
+            let program = capture.attacher.attachments.program_mut();
+            let tcx = program.kernel_has_tcx().unwrap_or(false);
+            return (Ok(()), Some(Err(NotAttached::NotTried { tcx })));
+        }
         Err(error) => {
             let reason = format!(
                 "it cannot be tried without a network namespace of its own: {}",

@@ -159,6 +159,23 @@ fn a_kernel_that_refuses_is_a_failure() {
 }
 
 #[test]
+fn tcx_needs_no_trial() {
+    let policed = |tcx| {
+        move |facts: &mut Facts| {
+            facts.kernel.attach = Some(Err(NotAttached::NotTried { tcx }));
+            vswitch(facts).interfaces[1].policed = tcx;
+        }
+    };
+    assert_eq!(changed(policed(true)), []);
+    one(
+        policed(false),
+        "attach",
+        Status::Warning,
+        &["CAP_SYS_ADMIN", "privileged"],
+    );
+}
+
+#[test]
 fn what_is_not_needed_is_not_complained_about() {
     let old = |facts: &mut Facts| {
         facts.kernel.btf = false;
