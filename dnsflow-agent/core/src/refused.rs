@@ -466,8 +466,8 @@ pub(crate) struct RefusedAddresses {
     reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
     /// The allowed networks that would be refused otherwise, as they were reported.
     overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
-    /// The Services at each address.
-    services: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// The Services at each address that more than one of them has.
+    shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// What else answers at the address of a trusted DNS server, as it was reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
 }
@@ -480,7 +480,7 @@ impl RefusedAddresses {
             counts: CounterVec::default(),
             reported: HashMap::new(),
             overridden: BTreeMap::new(),
-            services: BTreeMap::new(),
+            shared: BTreeMap::new(),
             covered: BTreeMap::new(),
         };
         refused.tell_overridden(out);
@@ -493,6 +493,7 @@ impl RefusedAddresses {
         let ClusterNetworks {
             pods,
             services,
+            shared,
             nodes,
         } = networks;
         let count = |pods: &BTreeMap<Concerned, BTreeSet<IpNet>>| -> usize {
@@ -501,20 +502,13 @@ impl RefusedAddresses {
         let all = count(&pods);
         let pods = limited(pods);
         let left_out = all - count(&pods);
-        self.services.clear();
-        for (address, names) in services.values().flatten() {
-            let at_address = self.services.entry(*address).or_default();
-            at_address.extend(names.iter().cloned());
-        }
+        self.shared = shared;
         let pods = pods.into_iter();
-        let services = services.into_iter();
         let learned = Learned {
             pods: pods
                 .map(|(whose, nets)| (whose, Networks::new(nets)))
                 .collect(),
-            services: services
-                .map(|(whose, services)| (whose, services.into_keys().collect()))
-                .collect(),
+            services,
             nodes,
             dns: self.refusals.learned.dns.clone(),
         };
@@ -575,8 +569,7 @@ impl RefusedAddresses {
                     by.insert(format!("the user-defined network {name}"));
                 }
             }
-            let services = self.services.get(&resolver.address);
-            if let Some(services) = services.filter(|services| services.len() > 1) {
+            if let Some(services) = self.shared.get(&resolver.address) {
                 by.extend(
                     services
                         .iter()

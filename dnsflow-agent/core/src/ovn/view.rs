@@ -142,8 +142,10 @@ pub struct ClusterNetworks {
     /// CIDR. What belongs to a user-defined network is its pods' own matter: whoever may make such a
     /// network chooses its addresses.
     pub pods: BTreeMap<Concerned, BTreeSet<IpNet>>,
-    /// The addresses of Services, and the Services at each.
-    pub services: BTreeMap<Concerned, BTreeMap<IpAddr, BTreeSet<String>>>,
+    /// The addresses of Services.
+    pub services: BTreeMap<Concerned, BTreeSet<IpAddr>>,
+    /// The Services at each address that more than one of them has.
+    pub shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// Addresses of nodes.
     pub nodes: BTreeSet<IpAddr>,
 }
@@ -268,11 +270,17 @@ impl OvnView {
             networks.insert(*network);
         }
         all.pods.retain(|_, networks| !networks.is_empty());
+        // There may be hundreds of thousands of addresses; nearly all belong to one Service alone.
+        let mut first_at: HashMap<IpAddr, &String> = HashMap::new();
         for (_, service) in self.load_balancers.iter() {
             let services = all.services.entry(on(&service.network)).or_default();
+            services.extend(service.addresses.iter().copied());
             for address in &service.addresses {
-                let at_address = services.entry(*address).or_default();
-                at_address.insert(service.service.clone());
+                let first = *first_at.entry(*address).or_insert(&service.service);
+                if *first != service.service {
+                    let shared = all.shared.entry(*address).or_default();
+                    shared.extend([first, &service.service].into_iter().cloned());
+                }
             }
         }
         let gateways = self.gateway_ports.iter();

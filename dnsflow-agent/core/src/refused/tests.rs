@@ -394,13 +394,8 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
 fn services_and_nodes_are_refused_in_every_form_and_only_as_long_as_they_are_there() {
     let mut refused = owner();
     let mut out = Output::default();
-    let service: BTreeSet<String> = ["default/api".to_owned()].into();
     let learned = ClusterNetworks {
-        services: [(
-            Concerned::Everybody,
-            [(address("10.96.0.1"), service)].into(),
-        )]
-        .into(),
+        services: [(Concerned::Everybody, [address("10.96.0.1")].into())].into(),
         nodes: [address("192.0.2.9")].into(),
         ..ClusterNetworks::default()
     };
@@ -482,16 +477,9 @@ fn a_resolver_that_others_may_answer_for_is_said_once() {
     refused.learn(
         ClusterNetworks {
             pods: [(Concerned::Network("udn3".into()), pods)].into(),
-            services: [(
-                Concerned::Everybody,
-                [
-                    (address("10.96.0.10"), services(&["kube-system/dns"])),
-                    (
-                        address("10.96.0.11"),
-                        services(&["kube-system/dns", "evil/dns"]),
-                    ),
-                ]
-                .into(),
+            shared: [(
+                address("10.96.0.11"),
+                services(&["kube-system/dns", "evil/dns"]),
             )]
             .into(),
             ..ClusterNetworks::default()

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
     refused::Refusals,
+    resolver::Resolver,
 };
 
 fn node_has(node: &mut Node, address: Option<[u8; 4]>) {
@@ -51,6 +52,37 @@ fn addresses_of_nodes_and_services_are_not_opened() {
     );
     assert_eq!(node.destinations(), ["10.96.0.2".to_owned()].into());
     assert_eq!(refusals_of(&node), [("service", 1), ("node", 2)]);
+}
+
+#[test]
+fn a_second_service_at_the_address_of_a_dns_server_is_told_and_a_second_port_is_not() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let server = Resolver {
+        address: [10, 96, 0, 10].into(),
+        port: 53,
+    };
+    node.give(Input::Resolvers([server].into()));
+    let mut covered = |row, service: &str| {
+        let balancer = LoadBalancer {
+            service: service.into(),
+            network: None,
+            addresses: [server.address].into(),
+        };
+        node.give(Input::Nb(NbUpdate {
+            load_balancers: vec![(RowId::new(row), Some(balancer))],
+            ..NbUpdate::default()
+        }));
+        let told = std::mem::take(&mut node.reports).into_iter();
+        told.filter_map(|report| match report {
+            Report::ResolverCovered { by, .. } => Some(by.into_iter().collect::<Vec<_>>()),
+            _ => None,
+        })
+        .collect::<Vec<_>>()
+    };
+    assert_eq!(covered(0x1b, "kube-system/dns"), [[""; 0]; 0]);
+    assert_eq!(covered(0x1c, "kube-system/dns"), [[""; 0]; 0]);
+    let both = ["the Service evil/dns", "the Service kube-system/dns"];
+    assert_eq!(covered(0x1d, "evil/dns"), [both]);
 }
 
 #[test]
