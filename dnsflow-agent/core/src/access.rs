@@ -140,6 +140,9 @@ impl Access<'_> {
                 && !self.cache.knows(port_id, *address, answer.name)
             {
                 outcome.over_budget += 1;
+                let limit = Limit::FlowChanges;
+                self.cache
+                    .leave_out(port_id, *address, answer.name, limit, now);
                 continue;
             }
             let before = batch.len();

@@ -1,11 +1,14 @@
 //! What each pod was told: addresses, the names that lead to them, until when, and the limits.
 
+mod ended;
+
 use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
@@ -23,6 +26,8 @@ use crate::{
     switch::{Batch, Enforced, Installed},
 };
 
+pub(crate) use ended::{End, EndedName, EndedNames};
+
 /// What every pod was told.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -39,6 +44,8 @@ pub(crate) struct Cache {
     unjudged: BTreeSet<PortId>,
     /// The entries of an earlier run, by logical port, until the port comes.
     saved: HashMap<String, Vec<SavedEntry>>,
+    /// The number of flows of all entries.
+    flows: usize,
     /// The number of changes so far of what a snapshot would hold.
     version: u64,
 }
@@ -53,6 +60,8 @@ struct PortCache {
     names: usize,
     /// The limits whose reports were given out.
     limits_reported: BTreeSet<Limit>,
+    /// The last names that have ended.
+    ended: EndedNames,
     /// The eviction candidates: the entries that mattered least when all entries were last looked
     /// at, with their importance, the least important last.
     candidates: Vec<(Importance, IpAddr)>,
@@ -125,6 +134,20 @@ pub(crate) struct Term {
     pub(crate) deny_until: Timestamp,
     /// Whether a rule denies the name. Then the name is kept to its end, whatever else has to go.
     pub(crate) is_denied: bool,
+    /// What it counts by.
+    pub(crate) origin: Origin,
+}
+
+/// What a name counts by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// An answer, within its TTL.
+    Answer,
+    /// An answer of an earlier run of the agent.
+    Snapshot,
+    /// The address is in use: the TTL is over.
+    InUse,
 }
 
 impl Term {
@@ -135,6 +158,7 @@ impl Term {
     }
 
     fn prolong(&mut self, other: Self) {
+        self.origin = other.origin;
         self.until = self.until.max(other.until);
         self.deny_until = self.deny_until.max(other.deny_until);
         self.is_denied |= other.is_denied;
@@ -205,6 +229,7 @@ impl Cache {
             undecided: BTreeSet::new(),
             unjudged: BTreeSet::new(),
             saved: HashMap::new(),
+            flows: 0,
             version: 0,
         }
     }
@@ -236,6 +261,7 @@ impl Cache {
                         until: now + rest,
                         deny_until: now + deny_rest,
                         is_denied: false,
+                        origin: Origin::Snapshot,
                     };
                     (saved.address, name, term)
                 })
@@ -248,6 +274,7 @@ impl Cache {
         let gone = self.ports.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
             self.end_looks(port, address, &entry);
+            self.flows -= entry.installed.len();
             entry.installed.close(address, batch);
         }
         self.names.set(port, 0);
@@ -314,8 +341,12 @@ impl Cache {
 
     /// How many flows should be in the switch.
     pub(crate) fn flow_count(&self) -> usize {
-        let entries = self.ports.values().flat_map(|port| port.entries.values());
-        entries.map(|entry| entry.installed.len()).sum()
+        self.flows
+    }
+
+    /// How many names all addresses have.
+    pub(crate) fn name_count(&self) -> usize {
+        self.names.total()
     }
 
     /// Makes `plan` the flows of an entry.
@@ -331,7 +362,10 @@ impl Cache {
             return Enforced::default();
         };
         let adopted = entry.adopted.as_ref().map(|adopted| &adopted.flows);
+        let before = entry.installed.len();
         let enforced = entry.installed.enforce(address, plan, adopted, batch, now);
+        let after = entry.installed.len();
+        self.flows = self.flows + after - before;
         self.version += u64::from(enforced.changed);
         enforced
     }
@@ -373,6 +407,7 @@ impl Cache {
     fn take(&mut self, id: PortId, address: IpAddr) -> Option<Entry> {
         let entry = self.ports.get_mut(&id)?.take(address)?;
         self.end_looks(id, address, &entry);
+        self.flows -= entry.installed.len();
         self.count_names(id);
         self.version += 1;
         Some(entry)
@@ -439,6 +474,7 @@ impl Cache {
             until: at + ttl.max(min_ttl).min(max_ttl.max(min_ttl)),
             deny_until: at + deny_ttl,
             is_denied: false,
+            origin: Origin::Answer,
         }
     }
 
@@ -473,6 +509,7 @@ impl Cache {
                     Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
                     _ => out.counters.addresses_refused += 1,
                 }
+                self.leave_out(port_id, address, name, limit.clone(), now);
                 self.limit_reached(port_id, limit, whose, now, out);
                 return learned;
             }
@@ -566,6 +603,11 @@ impl Cache {
         let Some(address) = candidate else {
             return false;
         };
+        let names = self.entry(id, address).map(|entry| &entry.names);
+        let names: Vec<DomainName> = names.into_iter().flat_map(Names::keys).cloned().collect();
+        for name in &names {
+            self.leave_out(id, address, name, limit.clone(), learning.now);
+        }
         self.evicted(id, address, limit, learning);
         if let Some(entry) = self.take(id, address) {
             entry.installed.close(address, learning.batch);
@@ -579,7 +621,9 @@ impl Cache {
         let idle_grace = self.limits.idle_grace;
         let port = self.ports.get_mut(&id)?;
         let address = port.candidate_of_name(name, idle_grace, learning.now)?;
-        self.evicted(id, address, Limit::AddressesOfName(name.clone()), learning);
+        let limit = Limit::AddressesOfName(name.clone());
+        self.leave_out(id, address, name, limit.clone(), learning.now);
+        self.evicted(id, address, limit, learning);
         self.ports.get_mut(&id)?.forget_name(name, address);
         self.count_names(id);
         self.end_expired(id, address, learning.batch, learning.now);
@@ -630,6 +674,25 @@ impl Cache {
             max,
         };
         out.report_of_pod(id, report, now);
+    }
+
+    /// Remembers that a limit left no room for what a port was told.
+    pub(crate) fn leave_out(
+        &mut self,
+        id: PortId,
+        address: IpAddr,
+        name: &DomainName,
+        limit: Limit,
+        now: Timestamp,
+    ) {
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.ended.push(EndedName {
+                address,
+                name: name.clone(),
+                at: now,
+                why: End::Limit(limit),
+            });
+        }
     }
 
     /// A reading of counters begins. The reading does not tell the use of addresses that come from
@@ -703,7 +766,13 @@ impl Cache {
             let in_use = used_at.map(|used_at| used_at + idle_grace);
             if let Some(in_use) = in_use.filter(|in_use| *in_use > now) {
                 let until = in_use.max(term.until);
-                extended.push((name.clone(), Term { until, ..*term }));
+                let origin = Origin::InUse;
+                let term = Term {
+                    until,
+                    origin,
+                    ..*term
+                };
+                extended.push((name.clone(), term));
             }
         }
         for (name, term) in extended {
@@ -733,8 +802,14 @@ impl Cache {
         let expired =
             |(name, term): (&DomainName, &Term)| (term.until <= now).then(|| name.clone());
         let expired: Vec<DomainName> = entry.names.iter().filter_map(expired).collect();
-        for name in &expired {
-            port.forget_name(name, address);
+        for name in expired {
+            port.forget_name(&name, address);
+            port.ended.push(EndedName {
+                address,
+                name,
+                at: now,
+                why: End::Expired,
+            });
         }
         let is_over = port.entries.get(&address).is_some_and(Entry::is_over);
         self.count_names(port_id);
@@ -766,6 +841,34 @@ impl Cache {
             self.look_in_time(port_id, address);
         }
         kept
+    }
+
+    // What people ask.
+
+    /// The addresses of a port that a name leads to.
+    pub(crate) fn addresses_of(&self, port: PortId, name: &DomainName) -> Vec<IpAddr> {
+        let port = self.ports.get(&port);
+        let addresses = port.and_then(|port| port.addresses_of.get(name));
+        addresses.map_or_else(Vec::new, |addresses| addresses.to_vec())
+    }
+
+    /// The last names of a port that have ended, the latest first.
+    pub(crate) fn ended(&self, port: PortId) -> impl Iterator<Item = &EndedName> {
+        let port = self.ports.get(&port).into_iter();
+        port.flat_map(|port| port.ended.latest())
+    }
+
+    /// The limits that a port has reached.
+    pub(crate) fn limits_reached(&self, port: PortId) -> impl Iterator<Item = &Limit> {
+        let port = self.ports.get(&port).into_iter();
+        port.flat_map(|port| &port.limits_reported)
+    }
+
+    /// How long ago the last answer was that a term counts by, at most: what prolongs a denial begins
+    /// with each answer.
+    pub(crate) fn told_since(&self, term: &Term, now: Timestamp) -> Duration {
+        let left = term.deny_until.since(now);
+        self.limits.deny_ttl.saturating_sub(left)
     }
 
     // What outlives the agent.
@@ -840,12 +943,6 @@ impl Cache {
         ]
     }
 
-    /// How many names all addresses have.
-    #[cfg(test)]
-    pub(crate) fn names_in_all(&self) -> usize {
-        self.names.total()
-    }
-
     /// Checks that each collection is within its limit, and that all agree.
     #[cfg(test)]
     pub(crate) fn check(&self) {
@@ -862,6 +959,7 @@ impl Cache {
             );
             assert!(port.names <= limits.names_per_port_max(), "{id:?}");
             assert!(port.limits_reported.len() <= LIMITS_REPORTED_MAX, "{id:?}");
+            assert!(port.ended.len() <= crate::limits::ENDED_NAMES_MAX, "{id:?}");
             assert!(
                 port.candidates.len() <= limits.addresses_per_port_max,
                 "{id:?}"
@@ -879,6 +977,9 @@ impl Cache {
             }
         }
         assert_eq!(looked_at, self.due, "one item for each entry");
+        let entries = self.ports.values().flat_map(|port| port.entries.values());
+        let flows: usize = entries.map(|entry| entry.installed.len()).sum();
+        assert_eq!(flows, self.flows);
         assert!(self.names.total() <= CACHED_NAMES_MAX);
         let is_there = |(id, address): &(PortId, IpAddr)| self.entry(*id, *address).is_some();
         assert!(self.undecided.iter().all(is_there));

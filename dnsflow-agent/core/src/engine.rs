@@ -42,6 +42,7 @@ use crate::{
     sources::{Source, Sources},
     switch::{Batch, Opening, Switch},
     tcp::TcpEvent,
+    view::View,
 };
 
 pub use crate::policy::FIREWALL_NAME;
@@ -397,6 +398,29 @@ impl Engine {
     pub fn port_at(&self, ifindex: u32) -> Option<&str> {
         let port = self.ports.get(self.ports.at_veth(ifindex)?)?;
         Some(&port.row.iface_id)
+    }
+
+    /// The state, to answer a question of people.
+    pub fn view(&self) -> View<'_> {
+        let Self {
+            sources,
+            ports,
+            answers,
+            refused,
+            policy,
+            cache,
+            switch,
+            ..
+        } = self;
+        View {
+            sources,
+            ports,
+            answers,
+            refused,
+            policy,
+            cache,
+            switch,
+        }
     }
 
     // What outlives the agent.

@@ -3,6 +3,8 @@
 //! The `openflow` edge encodes flows to bytes; this module is about their identity. OVS identifies
 //! a flow by table, priority and match, and so does [`FlowKey`].
 
+pub mod text;
+
 use std::{
     cmp::Ordering,
     collections::BTreeMap,

@@ -43,6 +43,7 @@ pub mod tcp;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 pub mod time;
+pub mod view;
 
 pub use input::{Command, Input};
 pub use time::Timestamp;

@@ -69,6 +69,8 @@ pub const CACHED_NAMES_MAX: usize = 1 << 18;
 pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 /// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
 pub const REFUSALS_REPORTED_MAX: usize = 64;
+/// Names of one pod that are remembered after they have ended, for people who ask.
+pub const ENDED_NAMES_MAX: usize = 64;
 /// Limits of one pod that are remembered as told; with more, each is told again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
 /// What answers to one pod lead to is reported this often …

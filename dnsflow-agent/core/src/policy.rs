@@ -120,6 +120,39 @@ impl Policy {
         self.firewalls.len()
     }
 
+    /// The EgressFirewalls that count, by namespace.
+    pub(crate) fn firewalls(&self) -> impl Iterator<Item = (&str, &Firewall)> {
+        let firewalls = self.firewalls.iter();
+        let named = firewalls.filter(|(id, _)| id.name == FIREWALL_NAME);
+        named.map(|(id, firewall)| (id.namespace.as_str(), firewall))
+    }
+
+    /// What is wrong with the EgressFirewall of a namespace, by rule index.
+    pub(crate) fn problems(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
+        let rules = self.rules.get(namespace).into_iter();
+        let problems = rules.flat_map(|rules| &rules.problems);
+        problems.map(|(index, problem)| (*index, problem))
+    }
+
+    /// What is wrong with all EgressFirewalls.
+    pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
+        self.rules
+            .values()
+            .flat_map(|rules| rules.problems.values())
+    }
+
+    /// Whether OVN enforces the EgressFirewall before the present one, as far as that is known.
+    pub(crate) fn enforces_former(&self, namespace: &str) -> bool {
+        let unfollowed = self.unfollowed.get(namespace);
+        unfollowed.is_some_and(|one| one.enforces_former)
+    }
+
+    /// Whether a name without a wildcard stands for its sub-domains as well, where the EgressFirewall
+    /// does not say.
+    pub(crate) fn subdomains(&self) -> bool {
+        self.subdomains
+    }
+
     // What changes it.
 
     pub(crate) fn apply_nb(&mut self, update: NbUpdate) -> Touched {
@@ -223,14 +256,18 @@ impl Policy {
     }
 
     /// The EgressFirewall of a namespace that OVN enforces, as far as that is known.
-    fn enforced(&self, namespace: &str) -> Option<&Firewall> {
+    pub(crate) fn enforced(&self, namespace: &str) -> Option<&Firewall> {
         let unfollowed = self.unfollowed.get(namespace);
         let former = unfollowed.filter(|one| one.enforces_former);
-        former.and_then(|one| one.former.front()).or_else(|| {
-            self.firewalls.get(&FirewallId {
-                namespace: namespace.to_owned(),
-                name: FIREWALL_NAME.to_owned(),
-            })
+        let former = former.and_then(|one| one.former.front());
+        former.or_else(|| self.present(namespace))
+    }
+
+    /// The EgressFirewall of a namespace, whether or not OVN enforces it.
+    pub(crate) fn present(&self, namespace: &str) -> Option<&Firewall> {
+        self.firewalls.get(&FirewallId {
+            namespace: namespace.to_owned(),
+            name: FIREWALL_NAME.to_owned(),
         })
     }
 

@@ -64,8 +64,8 @@ pub(crate) struct Ports {
     not_trusted: BTreeMap<RowId, NotTrusted>,
     /// The interface index of each veth that was found.
     found: BTreeMap<RowId, u32>,
-    /// Interfaces to which attaching was tried, with success or not.
-    tried: BTreeSet<RowId>,
+    /// Interfaces to which attaching was tried; with the reason where the programs are not attached.
+    tried: BTreeMap<RowId, Option<String>>,
     ports: BTreeMap<PortId, Port>,
     next: u32,
     by_name: HashMap<String, PortId>,
@@ -85,7 +85,7 @@ impl Ports {
             sources: BTreeMap::new(),
             not_trusted: BTreeMap::new(),
             found: BTreeMap::new(),
-            tried: BTreeSet::new(),
+            tried: BTreeMap::new(),
             ports: BTreeMap::new(),
             next: 0,
             by_name: HashMap::new(),
@@ -313,13 +313,13 @@ impl Ports {
 
     /// The programs were attached to the veth of an interface for the first time.
     pub(crate) fn attached(&mut self, interface: RowId) {
-        self.tried.insert(interface);
+        self.tried.insert(interface, None);
     }
 
     /// The programs could not be attached yet.
     pub(crate) fn not_attached(&mut self, interface: RowId, reason: String, out: &mut Output) {
         if let Some(row) = self.interfaces.find(interface) {
-            self.tried.insert(interface);
+            self.tried.insert(interface, Some(reason.clone()));
             out.report(Report::NotAttached {
                 interface: row.name.to_string(),
                 reason,
@@ -357,7 +357,18 @@ impl Ports {
     /// Whether attaching was tried for every interface.
     pub(crate) fn are_tried(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
-        interfaces.all(|(id, _)| self.tried.contains(&id))
+        interfaces.all(|(id, _)| self.tried.contains_key(&id))
+    }
+
+    /// Whether the programs are attached to an interface: `None` while that was not tried, else the
+    /// reason why they are not.
+    pub(crate) fn attachment(&self, interface: RowId) -> Option<Option<&str>> {
+        self.tried.get(&interface).map(Option::as_deref)
+    }
+
+    /// Why nothing counts that is told at an interface, if so.
+    pub(crate) fn not_trusted(&self, interface: RowId) -> Option<&NotTrusted> {
+        self.not_trusted.get(&interface)
     }
 
     /// The ports that an answer to this port is for.

@@ -53,7 +53,7 @@ impl NamePattern {
     }
 
     /// Whether the pattern matches a name with `extra` labels in front of the rule's name.
-    fn covers(self, extra: usize) -> bool {
+    pub(crate) fn covers(self, extra: usize) -> bool {
         match self {
             Self::Exact => extra == 0,
             Self::Subdomains => true,

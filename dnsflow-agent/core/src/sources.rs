@@ -1,5 +1,7 @@
 //! Which sources have been read completely, and whether the node is ready.
 
+use crate::view::SourceView;
+
 /// The sources that decisions need.
 #[derive(Debug)]
 pub(crate) struct Sources {
@@ -66,6 +68,32 @@ impl Sources {
     /// The switch is away: the node is not ready.
     pub(crate) fn switch_lost(&mut self) {
         self.ready = false;
+    }
+
+    /// Whether the node is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// What was read, for people who ask.
+    pub(crate) fn view(&self) -> Vec<SourceView> {
+        let ovn = [
+            ("OVN northbound database", self.nb),
+            ("OVN southbound database", self.sb),
+            ("logical flows of the ACLs", self.logical_flows),
+        ];
+        let ovn = ovn.into_iter().filter(|_| !self.without_ovn);
+        [
+            ("Open vSwitch database", self.interfaces),
+            ("EgressFirewalls", self.firewalls),
+        ]
+        .into_iter()
+        .chain(ovn)
+        .map(|(source, is_read)| SourceView {
+            source: source.to_owned(),
+            is_read,
+        })
+        .collect()
     }
 
     /// Makes the node ready if every source has been read, and the `rest` is ready as well. Returns

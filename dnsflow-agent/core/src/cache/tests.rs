@@ -10,6 +10,7 @@ fn term(until: u64) -> Term {
         until: Timestamp::from_nanos(until),
         deny_until: Timestamp::from_nanos(until + 100),
         is_denied: false,
+        origin: Origin::Answer,
     }
 }
 
@@ -104,6 +105,7 @@ impl Setup {
                 until: at(until),
                 deny_until: at(until),
                 is_denied: false,
+                origin: Origin::Answer,
             },
             comparisons: 0,
         };
@@ -194,6 +196,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         until: at(12),
         deny_until: at(13),
         is_denied: false,
+        origin: Origin::Snapshot,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
     assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");

@@ -5,6 +5,7 @@ mod blocked;
 mod comparison;
 mod denied;
 mod expiry;
+mod explain;
 mod hold;
 mod hostile;
 mod limits;

@@ -14,9 +14,10 @@ use std::{
 use super::batch::{Batch, Written};
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Transport},
+    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Transport, text},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
+    view::FlowView,
 };
 
 /// The flows to one address of one port.
@@ -286,6 +287,20 @@ impl Installed {
         let flows = self.flows.iter().filter(matches);
         let deciding = flows.max_by_key(|flow| flow.template.priority)?;
         (!deciding.lost).then_some(deciding.template.priority)
+    }
+
+    /// The flows to `address`, for people who ask.
+    pub(crate) fn view(&self, address: IpAddr, now: Timestamp) -> Vec<FlowView> {
+        let flows = self.flows.iter();
+        let views = flows.filter_map(|flow| {
+            Some(FlowView {
+                flow: text::flow(&flow.template.key(address)?, &flow.template.body),
+                packets: flow.packets,
+                idle_s: now.since(flow.used_at).as_secs(),
+                is_missing: flow.lost,
+            })
+        });
+        views.collect()
     }
 
     fn with(&self, key: &FlowKey) -> Option<&Flow> {

@@ -263,7 +263,7 @@ fn a_pod_has_room_for_so_many_names_and_the_node_for_those_of_many() {
         node.answer("p1", &format!("n{i}.other.test"), &[address], 3600);
     }
     node.engine.cache.check();
-    let names = node.engine.cache.names_in_all();
+    let names = node.engine.cache.name_count();
     let most = node.engine.cache.limits().names_per_port_max();
     assert!((most / 2..=most).contains(&names), "{names} of {most}");
     assert!(names < CACHED_NAMES_MAX);

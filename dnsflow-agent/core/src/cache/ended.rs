@@ -1,0 +1,52 @@
+//! The names that count no more, for people who ask why an address is closed.
+
+use std::{collections::VecDeque, net::IpAddr};
+
+use crate::{Timestamp, limits::ENDED_NAMES_MAX, name::DomainName, report::Limit};
+
+/// Why a name does not lead to an address for a port any more, or never did.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum End {
+    /// Its time is over, and the address was not in use.
+    Expired,
+    /// A limit left no room for it.
+    Limit(Limit),
+}
+
+/// A name that does not lead to an address for a port any more.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct EndedName {
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// The name.
+    pub(crate) name: DomainName,
+    /// When it ended.
+    pub(crate) at: Timestamp,
+    /// Why.
+    pub(crate) why: End,
+}
+
+/// The last names of one port that have ended, the oldest first: at most [`ENDED_NAMES_MAX`].
+#[derive(Debug, Default)]
+pub(crate) struct EndedNames(VecDeque<EndedName>);
+
+impl EndedNames {
+    /// Adds one; the oldest gives way.
+    pub(crate) fn push(&mut self, ended: EndedName) {
+        if self.0.len() == ENDED_NAMES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(ended);
+    }
+
+    /// All of them, the latest first.
+    pub(crate) fn latest(&self) -> impl Iterator<Item = &EndedName> {
+        self.0.iter().rev()
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,101 @@
+//! Flows as text, in the form of `ovs-ofctl dump-flows` (ovs-fields(7), ovs-actions(7)).
+
+use std::fmt::Write as _;
+
+use super::{Action, Addresses, FlowBody, FlowKey, Masked, Match, Protocol};
+
+/// A flow with its cookie, its match and its actions, without counters.
+pub fn flow(key: &FlowKey, body: &FlowBody) -> String {
+    let mut text = format!(
+        "cookie={:#x}, table={}, priority={}",
+        body.cookie.bits(),
+        key.table,
+        key.priority
+    );
+    write_match(&mut text, &key.matches);
+    text.push_str(" actions=");
+    if body.actions.is_empty() {
+        text.push_str("drop");
+    }
+    for (index, action) in body.actions.iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        write_action(&mut text, action);
+    }
+    text
+}
+
+// Writing to a `String` cannot fail.
+
+fn write_match(text: &mut String, matches: &Match) {
+    let Match {
+        metadata,
+        registers,
+        in_port,
+        addresses,
+        transport,
+    } = matches;
+    let protocol = transport.map(|transport| transport.protocol);
+    let protocol = match (protocol, addresses) {
+        (None, Addresses::V4 { .. }) => "ip",
+        (None, Addresses::V6 { .. }) => "ipv6",
+        (Some(Protocol::Tcp), Addresses::V4 { .. }) => "tcp",
+        (Some(Protocol::Tcp), Addresses::V6 { .. }) => "tcp6",
+        (Some(Protocol::Udp), Addresses::V4 { .. }) => "udp",
+        (Some(Protocol::Udp), Addresses::V6 { .. }) => "udp6",
+        (Some(Protocol::Sctp), Addresses::V4 { .. }) => "sctp",
+        (Some(Protocol::Sctp), Addresses::V6 { .. }) => "sctp6",
+    };
+    let _ = write!(text, ",{protocol}");
+    for (register, bits) in registers.iter() {
+        let _ = write!(text, ",reg{register}={}", masked(*bits));
+    }
+    if let Some(metadata) = metadata {
+        let _ = write!(text, ",metadata={metadata:#x}");
+    }
+    if let Some(port) = in_port {
+        let _ = write!(text, ",in_port={port}");
+    }
+    let _ = match addresses {
+        Addresses::V4 { src, dst } => write!(text, ",nw_src={src},nw_dst={dst}"),
+        Addresses::V6 { src, dst } => write!(text, ",ipv6_src={src},ipv6_dst={dst}"),
+    };
+    if let Some(port) = transport.and_then(|transport| transport.port) {
+        let _ = write!(text, ",tp_dst={port}");
+    }
+}
+
+fn write_action(text: &mut String, action: &Action) {
+    let _ = match action {
+        Action::SetRegister { register, bits } => {
+            write!(text, "set_field:{}->reg{register}", masked(*bits))
+        }
+        Action::Resubmit { table } => write!(text, "resubmit(,{table})"),
+        Action::Copied(bytes) => write!(text, "<{} bytes as in OVN's own flow>", bytes.len()),
+        Action::DeleteLearned(sentinel) => write!(
+            text,
+            "learn(table={},cookie={:#x},delete_learned)",
+            sentinel.table,
+            sentinel.cookie.bits()
+        ),
+    };
+}
+
+fn masked(bits: Masked) -> String {
+    match bits.mask() {
+        u32::MAX => hexadecimal(bits.value()),
+        mask => format!("{}/{mask:#x}", hexadecimal(bits.value())),
+    }
+}
+
+/// As `%#x` of C writes: zero has no prefix.
+fn hexadecimal(value: u32) -> String {
+    match value {
+        0 => "0".to_owned(),
+        _ => format!("{value:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
