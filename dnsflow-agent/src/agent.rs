@@ -44,12 +44,18 @@ use crate::{
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
+    control::{
+        self, Inquiries, Inquiry,
+        journal::{self, Journal, Pen},
+        server::Server,
+    },
     k8s::{
         self,
         events::{Notices, Reporter},
     },
     logging::LostLines,
     manifests,
+    metrics::{Metrics, Observed, Packets},
     openflow::{self, Event},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
@@ -129,7 +135,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
     let (datapath, looks) = mpsc::channel(LOOKS_MAX);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
-    let hold = options.hold();
+    let hold = options.held_for();
     let release_mark = release_mark();
     let capture_options = capture::Options {
         ports: options.ports()?,
@@ -173,6 +179,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         capabilities = rights::names(kept),
         "keeping these capabilities and no others"
     );
+    let counters = Arc::new(counters);
     let alarm = {
         let _runtime = hot.enter();
         Alarm::new().map_err(failed("make a timer"))?
@@ -192,6 +199,21 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         }
     }
     let (reporter, notices) = k8s::events::channel();
+    let (inquiries, mut asked) = control::inquiries();
+    let (pen, journal, journal_reports) = journal::journal();
+    let observed = Observed::default();
+    let packets = Arc::clone(&counters);
+    let metrics = Metrics::new(
+        inquiries.clone(),
+        // Where the kernel does not let the maps be read, the hot thread says so.
+        Box::new(move || Packets {
+            to_pods: packets.read().unwrap_or_default(),
+            from_pods: packets.read_queries().unwrap_or_default(),
+        }),
+        Arc::clone(&journal),
+        lost_lines.clone(),
+        observed.clone(),
+    );
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();
     let outside = Outside {
@@ -203,6 +225,10 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         ovn_commands,
         snapshots: snapshots_to_save,
         notices,
+        inquiries,
+        journal,
+        journal_reports,
+        metrics,
         health: Arc::clone(&health),
         estimate: hold.map(|_| Arc::clone(&estimate)),
     };
@@ -231,6 +257,8 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         ovn,
         health,
         reporter,
+        pen,
+        observed,
         snapshots: state_dir.is_some().then_some(snapshots),
         alarm,
         saved_version: 0,
@@ -238,7 +266,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         counters_at: now() + COUNTERS_INTERVAL,
         lost_lines,
     };
-    let result = hot.block_on(node.run(&mut inputs, &mut found));
+    let result = hot.block_on(node.run(&mut inputs, &mut found, &mut asked));
     if let Some(dir) = &state_dir
         && let Err(error) = state::save(dir, &node.engine.snapshot(now()))
     {
@@ -277,6 +305,10 @@ struct Outside {
     ovn_commands: mpsc::Receiver<OvnCommand>,
     snapshots: mpsc::Receiver<Vec<SavedEntry>>,
     notices: Notices,
+    inquiries: Inquiries,
+    journal: Arc<Journal>,
+    journal_reports: journal::Reports,
+    metrics: Metrics,
     health: Arc<Health>,
     /// Where answers are held.
     estimate: Option<Arc<Estimate>>,
@@ -297,6 +329,10 @@ async fn edges(
         ovn_commands,
         snapshots,
         notices,
+        inquiries,
+        journal,
+        journal_reports,
+        metrics,
         health,
         estimate,
     } = outside;
@@ -363,8 +399,17 @@ async fn edges(
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
     }
+    let writing = Arc::clone(&journal);
+    // It ends with the hot thread, which has its other end.
+    let write = async move { writing.write(journal_reports).await };
+    edge("the journal", Box::pin(write));
+    let control = Server::new(inquiries, journal).serve(options.control_socket);
+    edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
-        edge("HTTP clients", Box::pin(api::serve(address, health)));
+        edge(
+            "HTTP clients",
+            Box::pin(api::serve(address, health, metrics)),
+        );
     }
     tokio::select! {
         // Dropped, not sent.
@@ -415,7 +460,7 @@ struct Hot {
     heartbeat: Option<Heartbeat>,
     beat_at: Timestamp,
     estimate: Arc<Estimate>,
-    counters: ProgramCounters,
+    counters: Arc<ProgramCounters>,
     shares: Shares,
     /// What each interface had lost of its own when the counters were last logged.
     over_share: BTreeMap<u32, u64>,
@@ -430,6 +475,8 @@ struct Hot {
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
+    pen: Pen,
+    observed: Observed,
     /// Where snapshots go, if anywhere.
     snapshots: Option<mpsc::Sender<Vec<SavedEntry>>>,
     /// [`Engine::cache_version`] of the last one.
@@ -442,11 +489,12 @@ struct Hot {
 
 impl Hot {
     /// Takes from `found` what the switch answers to questions: there is much of it, and a frame must
-    /// not wait for more than one of them.
+    /// not wait for more than one of them. Answers what people have `asked`.
     async fn run(
         &mut self,
         inputs: &mut mpsc::Receiver<Input<'static>>,
         found: &mut mpsc::Receiver<Input<'static>>,
+        asked: &mut mpsc::Receiver<Inquiry>,
     ) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
@@ -472,6 +520,7 @@ impl Hot {
                     None => break,
                 },
                 Some(input) = found.recv() => self.engine.handle(input, now()),
+                Some(inquiry) = asked.recv() => inquiry(&self.engine, now()),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until the hard timeout of their sentinel flows");
@@ -628,10 +677,12 @@ impl Hot {
             for report in self.engine.take_reports() {
                 match &report {
                     Report::Ready { .. } => self.health.synced(),
+                    Report::Opened { activation, .. } => self.observed.opened(*activation),
                     Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
                     _ => {}
                 }
                 self.reporter.tell(&report);
+                self.pen.note(report.clone());
                 tell(report);
             }
             let commands = self.engine.take_commands();

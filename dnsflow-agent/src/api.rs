@@ -1,11 +1,11 @@
-//! What the agent says of itself by HTTP: `/livez` and `/readyz`, as the kubelet asks.
+//! What the agent says of itself by HTTP: `/livez` and `/readyz`, as the kubelet asks, and `/metrics`.
 //!
 //! It must never make the agent wait, and never end it: the hot thread writes a few atomic
 //! numbers, and an address that is taken is tried again.
 //!
 //! Every process of the node can connect to a loopback address, and may connect as often as it likes. It
-//! learns whether the agent is ready and nothing else, and keeps nobody else from the answer: for a new
-//! connection the oldest goes.
+//! learns whether the agent is ready, and numbers in which no pod, name or address is named. It keeps
+//! nobody else from the answer: for a new connection the oldest goes.
 
 use std::{
     collections::VecDeque,
@@ -34,7 +34,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::clock::now;
+use crate::{
+    clock::now,
+    metrics::{self, Metrics},
+};
 
 /// At most this many connections at once. So many must come after a connection, before its request does,
 /// for it to be closed.
@@ -122,8 +125,19 @@ impl Health {
     }
 }
 
+/// What is served.
+#[derive(Clone, Debug)]
+struct Served {
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+}
+
 /// Answers at this address for ever.
-pub async fn serve(address: SocketAddr, health: Arc<Health>) {
+pub async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Metrics) {
+    let served = Served {
+        health,
+        metrics: Arc::new(metrics),
+    };
     let mut told = false;
     if !address.ip().is_loopback() {
         tracing::warn!(
@@ -134,8 +148,8 @@ pub async fn serve(address: SocketAddr, health: Arc<Health>) {
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                tracing::info!(%address, "answering /livez and /readyz");
-                accept(listener, &health).await;
+                tracing::info!(%address, "answering /livez, /readyz and /metrics");
+                accept(listener, &served).await;
             }
             Err(error) if !told => {
                 told = true;
@@ -151,7 +165,7 @@ pub async fn serve(address: SocketAddr, health: Arc<Health>) {
 }
 
 /// Serves until the listener fails.
-async fn accept(listener: TcpListener, health: &Arc<Health>) {
+async fn accept(listener: TcpListener, served: &Served) {
     let mut connections = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
@@ -167,7 +181,7 @@ async fn accept(listener: TcpListener, health: &Arc<Health>) {
         {
             oldest.abort();
         }
-        let connection = tokio::spawn(serve_connection(stream, Arc::clone(health)));
+        let connection = tokio::spawn(serve_connection(stream, served.clone()));
         connections.push_back(connection.abort_handle());
         // A request that is there already is answered before others can push its connection out.
         yield_now().await;
@@ -178,10 +192,16 @@ async fn accept(listener: TcpListener, health: &Arc<Health>) {
 }
 
 /// Answers one request. A client that breaks off, or is too slow, is its own loss.
-async fn serve_connection(stream: TcpStream, health: Arc<Health>) {
+async fn serve_connection(stream: TcpStream, served: Served) {
     let answer = service_fn(|request: Request<Incoming>| {
-        let response = respond(request.method(), request.uri().path(), &health, now());
-        async move { Ok::<_, Infallible>(response) }
+        let Served { health, metrics } = served.clone();
+        async move {
+            let (method, path) = (request.method(), request.uri().path());
+            Ok::<_, Infallible>(match path {
+                "/metrics" if method == Method::GET => scrape(&metrics).await,
+                _ => respond(method, path, &health, now()),
+            })
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -206,13 +226,36 @@ fn respond(method: &Method, path: &str, health: &Health, now: Timestamp) -> Resp
                 Some(trouble) => (StatusCode::SERVICE_UNAVAILABLE, trouble),
             }
         }
-        ("/livez" | "/readyz", _) => (StatusCode::METHOD_NOT_ALLOWED, "GET only"),
-        _ => (StatusCode::NOT_FOUND, "there are /livez and /readyz"),
+        ("/livez" | "/readyz" | "/metrics", _) => (StatusCode::METHOD_NOT_ALLOWED, "GET only"),
+        _ => (
+            StatusCode::NOT_FOUND,
+            "there are /livez, /readyz and /metrics",
+        ),
     };
-    let mut response = Response::new(Full::new(Bytes::from(format!("{text}\n"))));
+    text_response(status, text)
+}
+
+/// The metrics, as Prometheus asks.
+async fn scrape(metrics: &Metrics) -> Response<Full<Bytes>> {
+    match metrics.scrape().await {
+        Some(text) => response(StatusCode::OK, metrics::CONTENT_TYPE, text),
+        None => text_response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the hot thread does not answer",
+        ),
+    }
+}
+
+fn text_response(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    let kind = "text/plain; charset=utf-8";
+    response(status, kind, Bytes::from(format!("{text}\n")))
+}
+
+fn response(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, plain);
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }
 

@@ -48,6 +48,12 @@ impl Log {
         log
     }
 
+    /// Lines of a log that nobody writes.
+    #[cfg(test)]
+    pub(crate) fn nothing_lost() -> LostLines {
+        Self::writing_to(io::sink(), 1).1.lost_lines()
+    }
+
     /// What to write lines to, none of which waits for `output`.
     fn writing_to(output: impl Write + Send + 'static, lines_max: usize) -> (NonBlocking, Self) {
         let failed = Arc::default();

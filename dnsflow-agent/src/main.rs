@@ -1,19 +1,24 @@
 //! The `dnsflow` program.
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use anyhow::Context as _;
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use dnsflow_agent::{
     agent,
     check::{self, Status},
     cleanup,
+    control::commands::{self, CommandError},
     k8s::egress_firewall::DEFINITION,
     logging::Log,
-    options::{Cli, Command},
+    options::{CacheCommand, Cli, Command, FlowsCommand},
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
+use dnsflow_core::view::Verdict;
+
+/// The exit code of `dnsflow explain` where something is blocked. 1 is a failure, 2 a wrong command line.
+const BLOCKED: u8 = 3;
 
 fn main() -> anyhow::Result<ExitCode> {
     match Cli::parse().command {
@@ -38,11 +43,36 @@ fn main() -> anyhow::Result<ExitCode> {
             Ok(code)
         }
         Command::Check(options) => {
-            let worst = check::run(*options, &mut std::io::stdout()).context("cannot check")?;
+            let worst = check::run(*options, &mut io::stdout()).context("cannot check")?;
             Ok(match worst {
                 Status::Ok | Status::Warning => ExitCode::SUCCESS,
                 Status::Failed => ExitCode::FAILURE,
             })
+        }
+        Command::Status(options) => asked(commands::status(&options, &mut io::stdout().lock())),
+        Command::Cache(CacheCommand::List(options)) => {
+            asked(commands::cache_list(&options, &mut io::stdout().lock()))
+        }
+        Command::Flows(FlowsCommand::List(options)) => {
+            asked(commands::flows_list(&options, &mut io::stdout().lock()))
+        }
+        Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
+        Command::Explain(options) => match commands::explain(&options, &mut io::stdout().lock())? {
+            Verdict::Allowed => Ok(ExitCode::SUCCESS),
+            Verdict::Blocked => Ok(ExitCode::from(BLOCKED)),
+        },
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "dnsflow", &mut io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { command } => {
+            let mut page = Cli::command();
+            if let Some(name) = command {
+                let found = page.find_subcommand(&name).context("no such subcommand")?;
+                page = found.clone().name(format!("dnsflow-{name}"));
+            }
+            clap_mangen::Man::new(page).render(&mut io::stdout())?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Wait => {
             wait::run().context("cannot wait")?;
@@ -56,6 +86,17 @@ fn main() -> anyhow::Result<ExitCode> {
             let removed = cleanup::run(options.openflow_socket, options.state_dir)
                 .context("flows may be left")?;
             println!("{removed} flows removed");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A reader who has seen enough, as `head`, is no failure.
+fn asked(result: Result<(), CommandError>) -> anyhow::Result<ExitCode> {
+    match result {
+        Err(error) if error.is_closed_pipe() => Ok(ExitCode::SUCCESS),
+        result => {
+            result?;
             Ok(ExitCode::SUCCESS)
         }
     }

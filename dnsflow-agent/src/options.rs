@@ -3,7 +3,12 @@
 //! Few options, each with a default where one makes sense, an environment variable and one line
 //! of help.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -17,7 +22,7 @@ use dnsflow_core::{
 };
 use ipnet::IpNet;
 
-use crate::{k8s::DnsService, ovsdb::Remotes};
+use crate::{control, k8s::DnsService, ovsdb::Remotes};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
@@ -33,15 +38,168 @@ pub struct Cli {
 pub enum Command {
     /// Run the node's agent until SIGTERM or SIGINT
     Agent(Box<AgentOptions>),
+    /// Say how the running agent is: sources, switch, pods, resolvers, limits, problems
+    Status(ControlOptions),
+    /// Show the addresses that the pods were told
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Show the flows that let the pods reach them
+    #[command(subcommand)]
+    Flows(FlowsCommand),
+    /// Say why a pod may reach a name or an address, or may not; exit code 3 where it may not
+    Explain(ExplainOptions),
+    /// Show what has happened lately, and with --follow what happens
+    Observe(ObserveOptions),
     /// Remove every flow of dnsflow's from the switch; the agent must not be running
     Cleanup(CleanupOptions),
     /// Say whether the agent could work on this node, and what to do where it could not
     Check(Box<CheckOptions>),
+    /// Print the completions of a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, of a subcommand where one is named: man, man explain
+    Man {
+        /// The subcommand
+        command: Option<String>,
+    },
     /// Wait for SIGTERM or SIGINT, as a container of a DaemonSet whose init container did the work
+    #[command(hide = true)]
     Wait,
     /// Print the EgressFirewall's definition as dnsflow reads it, for tests: ovn-kubernetes owns
     /// the one of a cluster
+    #[command(hide = true)]
     Crd,
+}
+
+/// What `dnsflow cache` can do.
+#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
+pub enum CacheCommand {
+    /// List each name with its address, by pod
+    List(FilterOptions),
+}
+
+/// What `dnsflow flows` can do.
+#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
+pub enum FlowsCommand {
+    /// List each flow with its pod, names and rules
+    List(FilterOptions),
+}
+
+/// Where a running agent answers, and how to print what it says.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ControlOptions {
+    /// The control socket of the agent
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "DNSFLOW_CONTROL_SOCKET",
+        default_value = control::SOCKET
+    )]
+    pub control_socket: PathBuf,
+
+    /// How to print the answer
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub output: OutputFormat,
+}
+
+/// How an answer is printed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum OutputFormat {
+    /// A table for people.
+    Table,
+    /// JSON; of a list, one object a line.
+    Json,
+    /// YAML; of a list, one document each.
+    Yaml,
+}
+
+/// Which cache entries are wanted.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct FilterOptions {
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+
+    /// Only pods of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+
+    /// Only pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+
+    /// Only this name and the names below it
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Only this address
+    #[arg(long)]
+    pub address: Option<IpAddr>,
+}
+
+/// The options of `dnsflow explain`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ExplainOptions {
+    /// The pod, which has to be on this node
+    #[arg(value_name = "NAMESPACE/POD")]
+    pub pod: PodName,
+
+    /// A name or an address, with a port where that matters: example.com:443, 203.0.113.1:53/udp
+    #[arg(value_name = "TARGET")]
+    pub target: String,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
+
+/// A pod of a namespace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The pod.
+    pub name: String,
+}
+
+impl FromStr for PodName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            }),
+            _ => Err("use NAMESPACE/POD"),
+        }
+    }
+}
+
+/// The options of `dnsflow observe`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ObserveOptions {
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+
+    /// Show so many of the last events [default: all that are kept; with --follow: none]
+    #[arg(long, value_name = "COUNT")]
+    pub last: Option<usize>,
+
+    /// Go on with what happens
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Only events of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+
+    /// Only events of pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
 }
 
 /// The options of `dnsflow cleanup`.
@@ -113,6 +271,7 @@ pub struct AgentOptions {
         long,
         value_name = "FLOW",
         env = "DNSFLOW_STATIC_FLOW",
+        hide = true,
         conflicts_with_all = ["ovn_nb", "ovn_sb"]
     )]
     pub static_flow: Option<StaticProfile>,
@@ -130,21 +289,22 @@ pub struct AgentOptions {
     /// Whether an answer waits on the node until the flows that it asks for are installed
     #[arg(
         long,
-        value_name = "MODE",
-        env = "DNSFLOW_MODE",
-        default_value = "hold"
+        value_name = "BOOL",
+        env = "DNSFLOW_HOLD",
+        default_value_t = true,
+        action = ArgAction::Set
     )]
-    pub mode: Mode,
+    pub hold: bool,
 
-    /// Milliseconds after which an answer waits no longer
+    /// The time after which an answer waits no longer, 1s at most
     #[arg(
         long,
-        value_name = "MILLISECONDS",
+        value_name = "TIME",
         env = "DNSFLOW_HOLD_MAX",
-        default_value_t = 500,
-        value_parser = clap::value_parser!(u32).range(1..=1000)
+        default_value = "500ms",
+        value_parser = hold_time
     )]
-    pub hold_max: u32,
+    pub hold_max: Duration,
 
     /// Who may use an address that a pod was told: the pod, or its namespace's pods on the node
     #[arg(
@@ -155,32 +315,35 @@ pub struct AgentOptions {
     )]
     pub scope: ScopeOption,
 
-    /// Seconds for which an address stays at least, however short its TTL
+    /// The time for which an address stays at least, however short its TTL
     #[arg(
         long,
-        value_name = "SECONDS",
+        value_name = "TIME",
         env = "DNSFLOW_MIN_TTL",
-        default_value_t = 60
+        default_value = "60s",
+        value_parser = time
     )]
-    pub min_ttl: u32,
+    pub min_ttl: Duration,
 
-    /// Seconds after which an address goes, unless asked for again or in use
+    /// The time after which an address goes, unless asked for again or in use
     #[arg(
         long,
-        value_name = "SECONDS",
+        value_name = "TIME",
         env = "DNSFLOW_MAX_TTL",
-        default_value_t = 3600
+        default_value = "1h",
+        value_parser = time
     )]
-    pub max_ttl: u32,
+    pub max_ttl: Duration,
 
-    /// Seconds without a packet after which an address past its TTL goes
+    /// The time without a packet after which an address past its TTL goes
     #[arg(
         long,
-        value_name = "SECONDS",
+        value_name = "TIME",
         env = "DNSFLOW_IDLE_GRACE",
-        default_value_t = 60
+        default_value = "60s",
+        value_parser = time
     )]
-    pub idle_grace: u32,
+    pub idle_grace: Duration,
 
     /// Addresses kept for one name of a pod
     #[arg(
@@ -272,9 +435,18 @@ pub struct AgentOptions {
     )]
     pub allow_answers: Vec<IpNet>,
 
-    /// Answer /livez and /readyz by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
+    /// Answer /livez, /readyz and /metrics by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
     #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
     pub listen: Option<SocketAddr>,
+
+    /// Answer `dnsflow status`, `explain` and the like at this socket, which only root can use
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "DNSFLOW_CONTROL_SOCKET",
+        default_value = control::SOCKET
+    )]
+    pub control_socket: PathBuf,
 
     /// How to write the log
     #[arg(
@@ -289,12 +461,11 @@ pub struct AgentOptions {
 impl AgentOptions {
     /// How long cache entries last, and how many there may be.
     pub fn cache_limits(&self) -> CacheLimits {
-        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX).max(1);
         CacheLimits {
-            min_ttl: seconds(self.min_ttl),
-            max_ttl: seconds(self.max_ttl),
-            idle_grace: seconds(self.idle_grace),
+            min_ttl: self.min_ttl,
+            max_ttl: self.max_ttl,
+            idle_grace: self.idle_grace,
             addresses_per_port_max: count(self.max_addresses_per_pod),
             addresses_per_name_max: count(self.max_addresses_per_name),
             ..CacheLimits::default()
@@ -304,21 +475,9 @@ impl AgentOptions {
 
 impl AgentOptions {
     /// How long an answer may wait for its flows; `None` where none does.
-    pub fn hold(&self) -> Option<Duration> {
-        match self.mode {
-            Mode::Hold => Some(Duration::from_millis(self.hold_max.into())),
-            Mode::Observe => None,
-        }
+    pub fn held_for(&self) -> Option<Duration> {
+        self.hold.then_some(self.hold_max)
     }
-}
-
-/// What happens to an answer for a name that a rule mentions.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub enum Mode {
-    /// It reaches the pod when the flows that it asks for are installed.
-    Hold,
-    /// It is copied; no packet is ever touched.
-    Observe,
 }
 
 /// Who may use an address that a pod was told.
@@ -336,6 +495,34 @@ impl From<ScopeOption> for Scope {
             ScopeOption::Pod => Self::Pod,
             ScopeOption::Namespace => Self::Namespace,
         }
+    }
+}
+
+/// The longest time that an option can name: a year.
+const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The longest time for which an answer can be held. A resolver asks again after some seconds.
+const HOLD_MAX: Duration = Duration::from_secs(1);
+
+/// Parses a time with its unit, such as `500ms`, `60s` or `5m`.
+fn time(text: &str) -> Result<Duration, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "a unit is missing, as in {text}s, {text}ms or {text}m"
+        ));
+    }
+    match humantime::parse_duration(text) {
+        Ok(time) if time <= TIME_MAX => Ok(time),
+        Ok(_) => Err("longer than a year".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The same, within the limits of `--hold-max`.
+fn hold_time(text: &str) -> Result<Duration, String> {
+    let time = time(text)?;
+    match (Duration::from_millis(1)..=HOLD_MAX).contains(&time) {
+        true => Ok(time),
+        false => Err("not between 1ms and 1s".to_owned()),
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) const FREE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 7);
 const EVENTS_LIMIT: Duration = Duration::from_secs(20);
 const EVENTS_POLL: Duration = Duration::from_millis(100);
 
-/// `--mode` of the agent.
+/// `--hold` of the agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
     /// Answers wait for their flows.
@@ -170,8 +170,8 @@ impl<'a> Stage<'a> {
     /// An agent in this mode, ready and warm.
     pub(crate) fn agent(&self, mode: Mode, arguments: &[&str]) -> Result<Agent> {
         let mode = match mode {
-            Mode::Hold => "--mode=hold",
-            Mode::Observe => "--mode=observe",
+            Mode::Hold => "--hold=true",
+            Mode::Observe => "--hold=false",
         };
         let mut command = self.lab.agent_command(&agent::binary()?)?;
         // What is told to people by default, and the counters at the end.

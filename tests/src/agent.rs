@@ -73,6 +73,8 @@ impl Lab {
             .arg("--openflow-socket")
             .arg(openflow)
             .args(["--resolver", &DNS_SERVICE.to_string()])
+            .arg("--control-socket")
+            .arg(self.control_socket())
             .args(["--log-format", "json"])
             // The default log, and each address that is opened.
             .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug");
@@ -83,6 +85,21 @@ impl Lab {
         }
         self.node().enter(&mut command)?;
         Ok(command)
+    }
+
+    /// The control socket of the lab's agent.
+    pub fn control_socket(&self) -> PathBuf {
+        self.base().join("control/dnsflow.sock")
+    }
+
+    /// What a subcommand that asks the lab's agent prints, with its exit code.
+    pub fn ask_agent(&self, arguments: &[&str]) -> Result<(String, Option<i32>)> {
+        let output = Command::new(binary()?)
+            .args(arguments)
+            .env("DNSFLOW_CONTROL_SOCKET", self.control_socket())
+            .stderr(Stdio::inherit())
+            .output()?;
+        Ok((String::from_utf8(output.stdout)?, output.status.code()))
     }
 
     /// dnsflow's flows in br-int, without their statistics, sorted.

@@ -43,7 +43,7 @@ fn record_change_keeps_the_old_address_in_use() {
     ])
     .expect("the server starts");
     let _agent = lab
-        .start_agent(&["--min-ttl", "1", "--idle-grace", "2"])
+        .start_agent(&["--min-ttl", "1s", "--idle-grace", "2s"])
         .expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     let mut download = pod.download("www.example.com").expect("curl starts");

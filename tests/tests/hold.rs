@@ -23,7 +23,7 @@ const PATIENT: Duration = Duration::from_secs(5);
 /// Long enough for something to happen meanwhile.
 const HOLD_MAX: Duration = Duration::from_millis(900);
 /// The same as an option.
-const HOLD_MAX_OPTION: [&str; 2] = ["--hold-max", "900"];
+const HOLD_MAX_OPTION: [&str; 2] = ["--hold-max", "900ms"];
 
 fn web(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(203, 0, 113, last)

@@ -316,7 +316,7 @@ fn deny_by_name() {
 }
 
 /// Entries that nobody uses end within seconds, and this name's with them.
-const SHORT: [&str; 4] = ["--min-ttl", "1", "--idle-grace", "2"];
+const SHORT: [&str; 4] = ["--min-ttl", "1s", "--idle-grace", "2s"];
 const IDLE: &str = "idle.test";
 
 /// Has the pod resolve [`IDLE`], which some rule must allow, and waits until its entry has ended.

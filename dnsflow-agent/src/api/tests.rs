@@ -2,7 +2,39 @@ use http_body_util::BodyExt as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use dnsflow_common::reason::Reason;
+use dnsflow_core::engine::{Config, Engine};
+
 use super::*;
+use crate::{
+    control::{inquiries, journal},
+    logging::Log,
+    metrics::{Observed, Packets},
+};
+
+/// A healthy agent with an engine that nothing has happened to.
+fn served() -> Served {
+    let health = Health::default();
+    health.turn(now());
+    let (inquiries, mut asked) = inquiries();
+    tokio::spawn(async move {
+        let engine = Engine::new(Config::default());
+        while let Some(inquiry) = asked.recv().await {
+            inquiry(&engine, now());
+        }
+    });
+    let (_, journal, _) = journal::journal();
+    let packets = Box::new(|| Packets {
+        to_pods: vec![(Reason::Captured, 7)],
+        from_pods: Vec::new(),
+    });
+    let lost = Log::nothing_lost();
+    let metrics = Metrics::new(inquiries, packets, journal, lost, Observed::default());
+    Served {
+        health: Arc::new(health),
+        metrics: Arc::new(metrics),
+    }
+}
 
 fn at(seconds: u64) -> Timestamp {
     Timestamp::default() + Duration::from_secs(1_000_000 + seconds)
@@ -66,11 +98,14 @@ async fn nothing_else_is_there() {
 async fn it_answers_over_a_socket_and_survives_garbage() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let health = Arc::new(Health::default());
-    health.turn(now());
-    let task = tokio::spawn(async move { accept(listener, &health).await });
+    let served = served();
+    let task = tokio::spawn(async move { accept(listener, &served).await });
     for (request, expected) in [
         ("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", "HTTP/1.1 200"),
+        (
+            "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-type: application/openmetrics-text; version=1.0.0",
+        ),
         ("nonsense\r\n\r\n", "HTTP/1.1 400"),
         ("GET /readyz HTTP/1.0\r\n\r\n", "HTTP/1.0 503"),
     ] {
@@ -109,9 +144,8 @@ async fn a_thousand_silent_connections_keep_no_probe_from_its_answer() {
     setrlimit(Resource::Nofile, most).expect("up to the maximum");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let health = Arc::new(Health::default());
-    health.turn(now());
-    let task = tokio::spawn(async move { accept(listener, &health).await });
+    let served = served();
+    let task = tokio::spawn(async move { accept(listener, &served).await });
     let mut silent = Vec::new();
     for number in 0..1000 {
         silent.push(TcpStream::connect(address).await.expect("a connection"));
@@ -130,4 +164,20 @@ async fn a_thousand_silent_connections_keep_no_probe_from_its_answer() {
     }
     assert_eq!(closed, 1000 - CONNECTIONS_MAX);
     task.abort();
+}
+
+#[tokio::test]
+async fn a_scrape_has_every_kind_of_metric() {
+    let response = scrape(&served().metrics).await;
+    let body = response.into_body().collect().await.expect("a body");
+    let text = String::from_utf8(body.to_bytes().to_vec()).expect("text");
+    for line in [
+        "dnsflow_ready 0",
+        "dnsflow_answers_total{result=\"opening\"} 0",
+        "dnsflow_packets_to_pods_total{reason=\"captured\"} 7",
+        "dnsflow_activation_seconds_count 0",
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
 }

@@ -38,7 +38,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         static_flow,
         // Options for what the agent does later are not checked.
         subdomains: _,
-        mode: _,
+        hold: _,
         hold_max: _,
         scope: _,
         min_ttl: _,
@@ -55,6 +55,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         allow_answers: _,
         nat64_prefix: _,
         listen: _,
+        control_socket: _,
         log_format: _,
     } = options;
     let ovs_db = ovs_db.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));

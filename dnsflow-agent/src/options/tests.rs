@@ -43,12 +43,12 @@ fn without_arguments_the_defaults_hold() {
             openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
             static_flow: None,
             subdomains: true,
-            mode: Mode::Hold,
-            hold_max: 500,
+            hold: true,
+            hold_max: Duration::from_millis(500),
             scope: ScopeOption::Pod,
-            min_ttl: 60,
-            max_ttl: 3600,
-            idle_grace: 60,
+            min_ttl: Duration::from_secs(60),
+            max_ttl: Duration::from_secs(3600),
+            idle_grace: Duration::from_secs(60),
             max_addresses_per_name: 256,
             max_addresses_per_pod: 4096,
             max_flow_changes: 256,
@@ -60,6 +60,7 @@ fn without_arguments_the_defaults_hold() {
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             listen: None,
+            control_socket: "/run/dnsflow/dnsflow.sock".into(),
             log_format: LogFormat::Text,
         })
     );
@@ -76,12 +77,12 @@ fn every_option_is_taken() {
         "--ovn-sb=tcp:[::1]:6642",
         "--openflow-socket=/of",
         "--subdomains=false",
-        "--mode=observe",
-        "--hold-max=50",
+        "--hold=false",
+        "--hold-max=50ms",
         "--scope=namespace",
-        "--min-ttl=1",
-        "--max-ttl=2",
-        "--idle-grace=3",
+        "--min-ttl=1s",
+        "--max-ttl=2m",
+        "--idle-grace=3s",
         "--max-addresses-per-name=4",
         "--max-addresses-per-pod=5",
         "--max-flow-changes=6",
@@ -94,6 +95,7 @@ fn every_option_is_taken() {
         "--nat64-prefix=2001:db8:64::/96",
         "--deny-answers=private,198.51.100.0/24",
         "--allow-answers=10.1.0.0/16",
+        "--control-socket=/c",
         "--log-format=json",
     ];
     assert_eq!(
@@ -111,12 +113,12 @@ fn every_option_is_taken() {
             openflow_socket: "/of".into(),
             static_flow: None,
             subdomains: false,
-            mode: Mode::Observe,
-            hold_max: 50,
+            hold: false,
+            hold_max: Duration::from_millis(50),
             scope: ScopeOption::Namespace,
-            min_ttl: 1,
-            max_ttl: 2,
-            idle_grace: 3,
+            min_ttl: Duration::from_secs(1),
+            max_ttl: Duration::from_secs(120),
+            idle_grace: Duration::from_secs(3),
             max_addresses_per_name: 4,
             max_addresses_per_pod: 5,
             max_flow_changes: 6,
@@ -133,6 +135,7 @@ fn every_option_is_taken() {
             nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
+            control_socket: "/c".into(),
             log_format: LogFormat::Json,
         })
     );
@@ -206,7 +209,7 @@ fn each_option_has_a_line_of_help_and_a_variable() {
     let help = agent.clone().term_width(0).render_help().to_string();
     for argument in agent
         .get_arguments()
-        .filter(|argument| argument.get_id() != "help")
+        .filter(|argument| argument.get_id() != "help" && !argument.is_hide_set())
     {
         let name = argument.get_long().expect("a long name");
         let line = help

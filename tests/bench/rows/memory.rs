@@ -47,7 +47,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let flows = stage.scale(100_000, 1000);
     let wipes = stage.scale(5, 1);
     // A cache entry stays while this takes.
-    let arguments = ["--max-addresses-per-pod=131072", "--min-ttl=3600"];
+    let arguments = ["--max-addresses-per-pod=131072", "--min-ttl=1h"];
     let agent = stage.agent(Mode::Hold, &arguments)?;
     let mut asker = Asker::new(stage.lab, RULED)?;
     let asked = stage.fresh(0).start - 1;

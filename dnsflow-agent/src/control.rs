@@ -1,0 +1,81 @@
+//! The control socket: people ask a running agent what it does, and why.
+//!
+//! The agent answers by HTTP with JSON over a Unix socket that only root can use. `kubectl exec` into its
+//! container is enough to ask ([`commands`]).
+//!
+//! The hot thread owns what is asked for. [`Inquiries`] hand it one small question at a time, and the
+//! server waits; a list is asked for in parts. All else (JSON, filters, slow clients) is the server's.
+
+pub mod client;
+pub mod commands;
+pub mod journal;
+mod print;
+pub mod server;
+
+use std::time::{Duration, SystemTime};
+
+use dnsflow_core::{Timestamp, engine::Engine, view::NodeView};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+/// Where the socket is, unless an option says something else.
+pub const SOCKET: &str = "/run/dnsflow/dnsflow.sock";
+
+/// One question waits while another is answered: each costs the hot thread some microseconds, and an
+/// answer to a pod must not wait for many of them.
+const INQUIRIES_MAX: usize = 1;
+/// After this time, the hot thread is stuck, and `/livez` says so.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A question to the hot thread, with the way back.
+pub type Inquiry = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
+
+/// Where questions to the hot thread are asked.
+#[derive(Clone, Debug)]
+pub struct Inquiries(mpsc::Sender<Inquiry>);
+
+/// The way of questions to the hot thread.
+pub fn inquiries() -> (Inquiries, mpsc::Receiver<Inquiry>) {
+    let (sender, receiver) = mpsc::channel(INQUIRIES_MAX);
+    (Inquiries(sender), receiver)
+}
+
+impl Inquiries {
+    /// Asks the hot thread; `None` where it does not answer in time. What `question` does takes the hot
+    /// thread's time: little.
+    pub async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Engine, Timestamp) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        let inquiry: Inquiry = Box::new(move |engine, now| {
+            // Whoever has asked may have gone.
+            let _gone = reply.send(question(engine, now));
+        });
+        let answered = async {
+            self.0.send(inquiry).await.ok()?;
+            answer.await.ok()
+        };
+        timeout(PATIENCE, answered).await.ok()?
+    }
+}
+
+/// The answer to `status`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Status {
+    /// The version of the agent, with its commit where that is known.
+    pub version: String,
+    /// The seconds since the agent has started.
+    pub up_s: u64,
+    /// What the agent knows of its node.
+    #[serde(flatten)]
+    pub node: NodeView,
+}
+
+/// A moment, as RFC 3339 writes it, in UTC with milliseconds.
+fn rfc3339(time: SystemTime) -> String {
+    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
+}

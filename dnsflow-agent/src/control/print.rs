@@ -1,0 +1,428 @@
+//! What the subcommands print for people.
+
+use std::io::{self, Write};
+
+use dnsflow_core::view::{
+    Attachment, EntryView, ExplainedAddress, Explanation, NameView, PortView, StepOutcome, Verdict,
+};
+use serde::Serialize;
+use tabwriter::TabWriter;
+
+use super::{Status, journal::Event};
+
+/// A row of a table.
+pub(super) trait Row {
+    /// The heads of the columns.
+    const HEADS: &'static [&'static str];
+
+    /// The cells, one for each head.
+    fn cells(self) -> Vec<String>;
+}
+
+/// A table that is being written.
+pub(super) struct Table<W: Write> {
+    output: TabWriter<W>,
+}
+
+/// Begins a table.
+pub(super) fn table<R: Row>(output: impl Write) -> io::Result<Table<impl Write>> {
+    let mut output = TabWriter::new(output).padding(3);
+    writeln!(output, "{}", R::HEADS.join("\t"))?;
+    Ok(Table { output })
+}
+
+impl<W: Write> Table<W> {
+    /// Adds rows.
+    pub(super) fn extend<R: Row>(&mut self, rows: impl IntoIterator<Item = R>) -> io::Result<()> {
+        let mut rows = rows.into_iter();
+        rows.try_for_each(|row| writeln!(self.output, "{}", row.cells().join("\t")))
+    }
+
+    /// Ends the table.
+    pub(super) fn end(mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// A name that leads a pod to an address.
+pub(super) struct CacheRow {
+    pod: String,
+    name: String,
+    address: String,
+    ttl: String,
+    origin: String,
+    rules: String,
+    packets: u64,
+    last_used: String,
+}
+
+impl CacheRow {
+    /// The rows of an entry: one for each name, or one without.
+    pub(super) fn of(entry: &EntryView) -> Vec<Self> {
+        let row = |name: Option<&NameView>| Self {
+            pod: pod(&entry.namespace, &entry.pod),
+            name: name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
+            address: entry.address.to_string(),
+            ttl: name.map_or_else(|| "-".to_owned(), |name| seconds(name.ttl_left_s)),
+            origin: match (name, &entry.refused) {
+                (_, Some(reason)) => format!("refused ({reason})"),
+                (Some(name), None) => text(&name.origin),
+                (None, None) => "adopted".to_owned(),
+            },
+            rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
+            packets: entry.flows.iter().map(|flow| flow.packets).sum(),
+            last_used: match entry.flows.iter().map(|flow| flow.idle_s).min() {
+                Some(idle) => format!("{} ago", seconds(idle)),
+                None => "no flow".to_owned(),
+            },
+        };
+        match &entry.names[..] {
+            [] => vec![row(None)],
+            names => names.iter().map(|name| row(Some(name))).collect(),
+        }
+    }
+}
+
+impl Row for CacheRow {
+    const HEADS: &'static [&'static str] = &[
+        "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
+    ];
+
+    fn cells(self) -> Vec<String> {
+        let Self {
+            pod,
+            name,
+            address,
+            ttl,
+            origin,
+            rules,
+            packets,
+            last_used,
+        } = self;
+        let packets = packets.to_string();
+        vec![pod, name, address, ttl, origin, rules, packets, last_used]
+    }
+}
+
+/// A flow, with what it is for.
+#[derive(Debug, Serialize)]
+pub(super) struct FlowRow {
+    namespace: String,
+    pod: String,
+    names: Vec<String>,
+    rules: Vec<u32>,
+    packets: u64,
+    idle_s: u64,
+    is_missing: bool,
+    flow: String,
+}
+
+impl FlowRow {
+    /// The flows of an entry.
+    pub(super) fn of(entry: &EntryView) -> Vec<Self> {
+        let names = entry.names.iter();
+        let mut rules: Vec<u32> = names
+            .clone()
+            .flat_map(|name| &name.rules)
+            .copied()
+            .collect();
+        rules.sort_unstable();
+        rules.dedup();
+        let row = |flow: &dnsflow_core::view::FlowView| Self {
+            namespace: entry.namespace.clone(),
+            pod: entry.pod.clone(),
+            names: names.clone().map(|name| name.name.clone()).collect(),
+            rules: rules.clone(),
+            packets: flow.packets,
+            idle_s: flow.idle_s,
+            is_missing: flow.is_missing,
+            flow: flow.flow.clone(),
+        };
+        entry.flows.iter().map(row).collect()
+    }
+}
+
+impl Row for FlowRow {
+    const HEADS: &'static [&'static str] = &["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"];
+
+    fn cells(self) -> Vec<String> {
+        vec![
+            pod(&self.namespace, &self.pod),
+            self.names.join(","),
+            numbers(&self.rules),
+            self.packets.to_string(),
+            format!("{} ago", seconds(self.idle_s)),
+            match self.is_missing {
+                true => format!("{} (missing)", self.flow),
+                false => self.flow,
+            },
+        ]
+    }
+}
+
+/// A port of which there is something to say.
+struct PortRow<'a>(&'a PortView, String);
+
+impl Row for PortRow<'_> {
+    const HEADS: &'static [&'static str] = &["POD", "INTERFACE", "STATE"];
+
+    fn cells(self) -> Vec<String> {
+        let Self(port, state) = self;
+        vec![
+            pod(&port.namespace, &port.pod),
+            port.interface.clone(),
+            state,
+        ]
+    }
+}
+
+/// `dnsflow status`.
+pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> {
+    let Status {
+        version,
+        up_s,
+        node,
+    } = status;
+    let unread: Vec<_> = node
+        .sources
+        .iter()
+        .filter(|source| !source.is_read)
+        .collect();
+    let unread: Vec<_> = unread.iter().map(|source| &*source.source).collect();
+    let attached = node.ports.iter();
+    let attached = attached.filter(|port| port.attachment == Attachment::Attached);
+    let has_problems = node.firewalls.iter();
+    let has_problems = has_problems.filter(|firewall| !firewall.problems.is_empty());
+    let lines = [
+        ("agent", format!("{version}, up {}", seconds(*up_s))),
+        ("ready", yes_or(node.is_ready, "not yet")),
+        (
+            "switch",
+            match (node.switch_is_connected, node.switch_is_compared) {
+                (false, _) => "not connected".to_owned(),
+                (true, false) => "connected, not compared yet".to_owned(),
+                (true, true) => "connected".to_owned(),
+            },
+        ),
+        (
+            "sources",
+            match unread[..] {
+                [] => "all read".to_owned(),
+                _ => format!("not read yet: {}", unread.join(", ")),
+            },
+        ),
+        (
+            "resolvers",
+            match node.resolvers[..] {
+                [] => "none is trusted: see --resolver and --dns-service".to_owned(),
+                _ => node.resolvers.join(", "),
+            },
+        ),
+        (
+            "ports",
+            format!("{} of {} attached", attached.count(), node.ports.len()),
+        ),
+        (
+            "firewalls",
+            format!(
+                "{}, {} with something to know",
+                node.firewalls.len(),
+                has_problems.count()
+            ),
+        ),
+        (
+            "cache",
+            format!("{} addresses, {} flows", node.addresses, node.flows),
+        ),
+    ];
+    for (head, text) in lines {
+        writeln!(output, "{head:<10} {text}")?;
+    }
+    let mut ports = Vec::new();
+    for port in &node.ports {
+        let attachment = match &port.attachment {
+            Attachment::Attached => None,
+            Attachment::Pending => Some("not attached yet".to_owned()),
+            Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
+        };
+        let not_trusted = port.not_trusted.iter();
+        let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
+        let states = attachment.into_iter().chain(not_trusted);
+        let states = states.chain(port.limits.iter().cloned());
+        ports.extend(states.map(|state| PortRow(port, state)));
+    }
+    if !ports.is_empty() {
+        writeln!(output)?;
+        let mut table = table::<PortRow<'_>>(&mut output)?;
+        table.extend(ports)?;
+        table.end()?;
+    }
+    for firewall in &node.firewalls {
+        for problem in &firewall.problems {
+            writeln!(
+                output,
+                "\nnamespace {}, rule {} ({}): {}",
+                firewall.namespace, problem.rule, problem.severity, problem.text
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// An event, in one line.
+pub(super) fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
+    let mut parts = vec![event.time.clone()];
+    match (&event.namespace, &event.pod) {
+        (Some(namespace), Some(name)) => parts.push(pod(namespace, name)),
+        (Some(namespace), None) => parts.push(namespace.clone()),
+        _ => {}
+    }
+    parts.push(event.event.clone());
+    parts.extend(event.name.clone());
+    if !event.addresses.is_empty() {
+        let addresses: Vec<_> = event.addresses.iter().map(ToString::to_string).collect();
+        parts.push(format!("-> {}", addresses.join(", ")));
+    }
+    match (&event.rules[..], &event.text) {
+        ([], text) if text.is_empty() => {}
+        ([], text) => parts.push(text.clone()),
+        (rules, text) if text.is_empty() => parts.push(format!("(rules {})", numbers(rules))),
+        (_, text) => parts.push(text.clone()),
+    }
+    if let Some(activation) = event.activation_us {
+        parts.push(format!("in {activation} µs"));
+    }
+    writeln!(output, "{}", parts.join("  "))
+}
+
+/// `dnsflow explain`.
+pub(super) fn explanations(
+    explained: &[Explanation],
+    target: &str,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    for explanation in explained {
+        let Explanation {
+            port,
+            addresses,
+            hints,
+            ..
+        } = explanation;
+        let network = port.network.as_deref();
+        let network = network.map_or_else(String::new, |name| format!(" on network {name}"));
+        let pod = pod(&port.namespace, &port.pod);
+        writeln!(output, "pod {pod}{network} to {target}")?;
+        for address in addresses {
+            explained_address(address, output)?;
+        }
+        for hint in hints {
+            writeln!(output, "  hint: {hint}")?;
+        }
+    }
+    Ok(())
+}
+
+fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io::Result<()> {
+    let verdict = match address.verdict {
+        Verdict::Allowed => "ALLOWED",
+        Verdict::Blocked => "BLOCKED",
+    };
+    let to = address
+        .address
+        .map_or_else(String::new, |to| format!("{to} "));
+    let reason = text(&address.reason);
+    writeln!(output, "\n{to}{verdict} ({reason}): {}", address.text)?;
+    if let Some(remedy) = &address.remedy {
+        writeln!(output, "  remedy: {remedy}")?;
+    }
+    if let Some(entry) = &address.entry {
+        for name in &entry.names {
+            writeln!(
+                output,
+                "  told {} ago: {}, for {} more ({}), rules {}",
+                seconds(name.told_s),
+                name.name,
+                seconds(name.ttl_left_s),
+                text(&name.origin),
+                numbers(&name.rules)
+            )?;
+        }
+        if entry.is_adopted {
+            writeln!(
+                output,
+                "  flows of an earlier run, whose names are not known"
+            )?;
+        }
+    }
+    for step in &address.steps {
+        let ports = match step.ports[..] {
+            [] => String::new(),
+            _ => format!(" {}", step.ports.join(",")),
+        };
+        let outcome = match step.outcome {
+            StepOutcome::NoMatch => "does not match",
+            StepOutcome::Decides => "decides",
+            StepOutcome::NotInForce => "not in force",
+            StepOutcome::SomePorts => "for some ports",
+            StepOutcome::TooLate => "too late",
+            StepOutcome::Unknown => "unknown",
+        };
+        let why = match step.why.is_empty() {
+            true => String::new(),
+            false => format!(": {}", step.why),
+        };
+        writeln!(
+            output,
+            "  rule {} {} {}{ports}  {outcome}{why}",
+            step.rule, step.action, step.destination
+        )?;
+    }
+    for flow in address.entry.iter().flat_map(|entry| &entry.flows) {
+        writeln!(
+            output,
+            "  flow {}, {} packets, used {} ago",
+            flow.flow,
+            flow.packets,
+            seconds(flow.idle_s)
+        )?;
+    }
+    Ok(())
+}
+
+fn pod(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+fn numbers(numbers: &[u32]) -> String {
+    match numbers {
+        [] => "none".to_owned(),
+        _ => {
+            let texts: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+            texts.join(",")
+        }
+    }
+}
+
+fn yes_or(is_so: bool, otherwise: &str) -> String {
+    if is_so { "yes" } else { otherwise }.to_owned()
+}
+
+/// The word that stands in JSON for a value.
+fn text(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    let text = value.as_ref().and_then(|value| value.as_str());
+    text.unwrap_or_default().to_owned()
+}
+
+/// A time in its two largest units.
+fn seconds(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests;

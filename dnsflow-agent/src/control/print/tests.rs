@@ -1,0 +1,189 @@
+use dnsflow_core::view::{
+    FirewallView, FlowView, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
+};
+
+use super::*;
+
+fn port() -> PortView {
+    PortView {
+        port: "ns1_pod1".into(),
+        namespace: "ns1".into(),
+        pod: "pod1".into(),
+        interface: "veth1".into(),
+        network: None,
+        addresses: vec!["10.244.0.5".parse().expect("an address")],
+        attachment: Attachment::Attached,
+        not_trusted: None,
+        firewall: Some("ns1".into()),
+        told: 1,
+        limits: vec![],
+    }
+}
+
+fn entry() -> EntryView {
+    EntryView {
+        port: "ns1_pod1".into(),
+        namespace: "ns1".into(),
+        pod: "pod1".into(),
+        network: None,
+        address: "203.0.113.1".parse().expect("an address"),
+        names: vec![NameView {
+            name: "www.example.com".into(),
+            origin: Origin::InUse,
+            ttl_left_s: 3725,
+            told_s: 61,
+            rules: vec![0, 3],
+        }],
+        refused: None,
+        is_adopted: false,
+        flows: vec![FlowView {
+            flow: "cookie=0x1, table=50, priority=10,ip actions=drop".into(),
+            packets: 7,
+            idle_s: 2,
+            is_missing: false,
+        }],
+    }
+}
+
+fn text_of(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
+    let mut output = Vec::new();
+    write(&mut output).expect("memory has room");
+    String::from_utf8(output).expect("text")
+}
+
+#[test]
+fn the_status_names_what_is_not_as_it_should_be() {
+    let failed = PortView {
+        attachment: Attachment::Failed("no such device".into()),
+        limits: vec!["too many addresses".into()],
+        ..port()
+    };
+    let status = Status {
+        version: "1.2.3".into(),
+        up_s: 90_061,
+        node: NodeView {
+            is_ready: false,
+            sources: vec![SourceView {
+                source: "EgressFirewalls".into(),
+                is_read: false,
+            }],
+            switch_is_connected: true,
+            switch_is_compared: false,
+            resolvers: vec!["10.96.0.10:53".into()],
+            ports: vec![port(), failed],
+            firewalls: vec![FirewallView {
+                namespace: "ns1".into(),
+                rules: 2,
+                rules_by_name: 1,
+                problems: vec![ProblemView {
+                    rule: 0,
+                    severity: "waiting".into(),
+                    text: "waiting for OVN".into(),
+                }],
+            }],
+            addresses: 1,
+            flows: 2,
+        },
+    };
+    assert_eq!(
+        text_of(|output| super::status(&status, output)),
+        "\
+agent      1.2.3, up 1d1h
+ready      not yet
+switch     connected, not compared yet
+sources    not read yet: EgressFirewalls
+resolvers  10.96.0.10:53
+ports      1 of 2 attached
+firewalls  1, 1 with something to know
+cache      1 addresses, 2 flows
+
+POD        INTERFACE   STATE
+ns1/pod1   veth1       not attached: no such device
+ns1/pod1   veth1       too many addresses
+
+namespace ns1, rule 0 (waiting): waiting for OVN
+"
+    );
+}
+
+#[test]
+fn the_cache_has_a_line_for_each_name() {
+    let unknown = EntryView {
+        names: vec![],
+        is_adopted: true,
+        flows: vec![],
+        ..entry()
+    };
+    let written = text_of(|output| {
+        let mut table = table::<CacheRow>(output)?;
+        table.extend(CacheRow::of(&entry()))?;
+        table.extend(CacheRow::of(&unknown))?;
+        table.end()
+    });
+    assert_eq!(
+        written,
+        "\
+POD        NAME              ADDRESS       TTL    SOURCE    RULES   PACKETS   USED
+ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use    0,3     7         2s ago
+ns1/pod1   <unknown>         203.0.113.1   -      adopted           0         no flow
+"
+    );
+}
+
+#[test]
+fn an_explanation_begins_with_the_verdict() {
+    let explanation = Explanation {
+        port: port(),
+        verdict: Verdict::Blocked,
+        addresses: vec![ExplainedAddress {
+            address: Some("203.0.113.1".parse().expect("an address")),
+            verdict: Verdict::Blocked,
+            reason: Reason::WrongPort,
+            rule: Some(1),
+            text: "rule 0 allows it for tcp/80 only".into(),
+            remedy: None,
+            steps: vec![RuleStep {
+                rule: 1,
+                action: "Deny".into(),
+                destination: "cidrSelector: 0.0.0.0/0".into(),
+                ports: vec![],
+                outcome: StepOutcome::Decides,
+                why: "203.0.113.1 is in 0.0.0.0/0".into(),
+            }],
+            entry: Some(entry()),
+        }],
+        hints: vec!["look at the weather".into()],
+    };
+    assert_eq!(
+        text_of(|output| explanations(&[explanation], "203.0.113.1:443", output)),
+        "\
+pod ns1/pod1 to 203.0.113.1:443
+
+203.0.113.1 BLOCKED (wrong_port): rule 0 allows it for tcp/80 only
+  told 1m1s ago: www.example.com, for 1h2m more (in_use), rules 0,3
+  rule 1 Deny cidrSelector: 0.0.0.0/0  decides: 203.0.113.1 is in 0.0.0.0/0
+  flow cookie=0x1, table=50, priority=10,ip actions=drop, 7 packets, used 2s ago
+  hint: look at the weather
+"
+    );
+}
+
+#[test]
+fn an_event_is_one_line() {
+    let event = Event {
+        time: "2026-01-01T00:00:00.000Z".into(),
+        event: "opened".into(),
+        namespace: Some("ns1".into()),
+        pod: Some("pod1".into()),
+        name: Some("www.example.com".into()),
+        addresses: vec!["203.0.113.1".parse().expect("an address")],
+        rules: vec![0],
+        activation_us: Some(250),
+        text: String::new(),
+    };
+    assert_eq!(
+        text_of(|mut output| super::event(&event, &mut output)),
+        "2026-01-01T00:00:00.000Z  ns1/pod1  opened  www.example.com  -> 203.0.113.1  (rules 0)  in \
+         250 µs\n"
+    );
+}

@@ -1,0 +1,475 @@
+//! The agent's end of the control socket.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/v1/status` | one object ([`Status`]) |
+//! | `/v1/cache` | one [`EntryView`] a line |
+//! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
+//! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//!
+//! `/v1/cache` takes [`Filter`]. A line is one JSON object.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    convert::Infallible,
+    fs::{self, DirBuilder},
+    io,
+    net::IpAddr,
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dnsflow_core::{
+    name::DomainName,
+    view::{EntryView, Explanation, Target, pod_of_port},
+};
+use futures::{Stream, StreamExt as _, stream};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Frame, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::{
+    fs::{Mode, fchmod},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
+};
+use serde::Serialize;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, broadcast::error::RecvError},
+    time::sleep,
+};
+
+use super::{
+    Inquiries, Status,
+    journal::{Event, Journal},
+};
+use crate::causes::Causes;
+
+/// Clients at once. Only root can connect; a client that finds no room is told so.
+const CLIENTS_MAX: usize = 16;
+/// A request has to be there after this time.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// The wait before a socket that cannot be made is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// Cache entries that one question to the hot thread is for.
+const ENTRIES_PER_INQUIRY: usize = 16;
+
+/// What the server answers from.
+#[derive(Debug)]
+pub struct Server {
+    inquiries: Inquiries,
+    journal: Arc<Journal>,
+    started: Instant,
+}
+
+/// Which entries are wanted: all for which each field that is given holds.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Filter {
+    /// `namespace`: the namespace of the pod.
+    pub namespace: Option<String>,
+    /// `pod`: the pod.
+    pub pod: Option<String>,
+    /// `name`: this name or one below it leads to the address.
+    pub name: Option<DomainName>,
+    /// `address`: the address.
+    pub address: Option<IpAddr>,
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+impl Server {
+    /// A server that asks `inquiries`.
+    pub fn new(inquiries: Inquiries, journal: Arc<Journal>) -> Self {
+        Self {
+            inquiries,
+            journal,
+            started: Instant::now(),
+        }
+    }
+
+    /// Answers at this path for ever.
+    pub async fn serve(self, path: PathBuf) {
+        let server = Arc::new(self);
+        let room = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let mut causes = Causes::<io::ErrorKind>::default();
+        loop {
+            match listen_at(&path) {
+                Ok(listener) => {
+                    causes.end();
+                    tracing::debug!(path = %path.display(), "answering at the control socket");
+                    server.accept(&listener, &room).await;
+                }
+                Err(error) if causes.is_news(error.kind()) => tracing::warn!(
+                    path = %path.display(), %error,
+                    "no control socket, trying again: nobody can ask this agent why; \
+                     --control-socket names another path"
+                ),
+                Err(_) => {}
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Serves until the listener fails.
+    async fn accept(self: &Arc<Self>, listener: &UnixListener, room: &Arc<Semaphore>) {
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept clients of the control socket");
+                    return;
+                }
+            };
+            let place = Arc::clone(room).try_acquire_owned().ok();
+            let server = Arc::clone(self);
+            tokio::spawn(async move {
+                let is_served = place.is_some();
+                serve_client(stream, server, is_served).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn respond(self: &Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
+        if request.method() != Method::GET {
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET only");
+        }
+        let parameters = match Parameters::parse(request.uri().query().unwrap_or_default()) {
+            Ok(parameters) => parameters,
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, error),
+        };
+        let path = request.uri().path();
+        let answer = match path {
+            "/v1/status" => self.status().await,
+            "/v1/cache" => self.cache(parameters).await,
+            "/v1/explain" => self.explain(parameters).await,
+            "/v1/events" => self.events(parameters),
+            _ => {
+                let text = "there are /v1/status, /v1/cache, /v1/explain and /v1/events";
+                return refuse(StatusCode::NOT_FOUND, text);
+            }
+        };
+        answer.unwrap_or_else(|error| match error {
+            Refusal::Request(text) => refuse(StatusCode::BAD_REQUEST, text),
+            Refusal::Stuck => refuse(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the hot thread does not answer",
+            ),
+        })
+    }
+
+    async fn status(&self) -> Result<Response<Body>, Refusal> {
+        let node = self
+            .inquiries
+            .ask(|engine, _| engine.view().node())
+            .await
+            .ok_or(Refusal::Stuck)?;
+        Ok(json(&Status {
+            version: env!("DNSFLOW_VERSION").to_owned(),
+            up_s: self.started.elapsed().as_secs(),
+            node,
+        }))
+    }
+
+    async fn explain(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.required("namespace")?;
+        let pod = parameters.required("pod")?;
+        let target = parameters.required("target")?;
+        parameters.end()?;
+        let target: Target = target.parse().map_err(Refusal::request)?;
+        let explained = self.inquiries.ask(move |engine, now| {
+            let view = engine.view();
+            let ports = view.ports_of(&namespace, &pod).into_iter();
+            let explained = ports.filter_map(|port| view.explain(&port, &target, now));
+            explained.collect::<Vec<Explanation>>()
+        });
+        Ok(json(&explained.await.ok_or(Refusal::Stuck)?))
+    }
+
+    async fn cache(
+        self: &Arc<Self>,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let filter = Filter {
+            namespace: parameters.optional("namespace"),
+            pod: parameters.optional("pod"),
+            name: parameters.parsed("name")?,
+            address: parameters.parsed("address")?,
+        };
+        parameters.end()?;
+        let all = self.inquiries.ask(|engine, _| engine.view().ports());
+        let mut ports = all.await.ok_or(Refusal::Stuck)?;
+        ports.retain(|port| filter.wants_port(port));
+        let listing = Listing {
+            server: Arc::clone(self),
+            filter,
+            ports: ports.into(),
+            addresses: VecDeque::new(),
+        };
+        let parts = stream::unfold(listing, |mut listing| async move {
+            let entries = listing.next().await?;
+            let lines: Vec<Bytes> = entries.iter().map(line).collect();
+            Some((stream::iter(lines), listing))
+        });
+        Ok(lines(parts.flatten()))
+    }
+
+    fn events(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        let last = parameters.parsed("last")?.unwrap_or(usize::MAX);
+        let follow = parameters.parsed("follow")?.unwrap_or(false);
+        parameters.end()?;
+        let (events, live) = self.journal.read(last);
+        let events = stream::iter(events).map(|event| line(&*event));
+        if !follow {
+            return Ok(lines(events));
+        }
+        let live = stream::unfold(live, |mut live| async move {
+            let line = match live.recv().await {
+                Ok(event) => line(&*event),
+                Err(RecvError::Lagged(missed)) => line(&Event {
+                    event: "events_missed".to_owned(),
+                    text: format!("{missed} events came too fast for this client"),
+                    ..Event::default()
+                }),
+                Err(RecvError::Closed) => return None,
+            };
+            Some((line, live))
+        });
+        Ok(lines(events.chain(live)))
+    }
+}
+
+impl Filter {
+    fn wants_port(&self, port: &str) -> bool {
+        let (namespace, pod) = pod_of_port(port);
+        self.namespace.as_deref().is_none_or(|one| one == namespace)
+            && self.pod.as_deref().is_none_or(|one| one == pod)
+    }
+
+    fn wants(&self, entry: &EntryView) -> bool {
+        let Some(wanted) = &self.name else {
+            return true;
+        };
+        entry.names.iter().any(|name| {
+            let name = name.name.parse::<DomainName>();
+            name.is_ok_and(|name| name.suffixes().any(|suffix| suffix == wanted.wire()))
+        })
+    }
+}
+
+/// Entries that are still to be listed: the hot thread is asked for some at a time.
+struct Listing {
+    server: Arc<Server>,
+    filter: Filter,
+    ports: VecDeque<String>,
+    /// The addresses of the first port that are still to come.
+    addresses: VecDeque<IpAddr>,
+}
+
+impl Listing {
+    /// Some entries; `None` at the end, and where the hot thread does not answer.
+    async fn next(&mut self) -> Option<Vec<EntryView>> {
+        loop {
+            let port = self.ports.front()?.clone();
+            if self.addresses.is_empty() {
+                self.addresses = match self.filter.address {
+                    Some(address) => [address].into(),
+                    None => {
+                        let port = port.clone();
+                        let asked = move |engine: &dnsflow_core::engine::Engine, _| {
+                            engine.view().addresses(&port)
+                        };
+                        self.server.inquiries.ask(asked).await?.into()
+                    }
+                };
+            }
+            let count = self.addresses.len().min(ENTRIES_PER_INQUIRY);
+            let part: Vec<IpAddr> = self.addresses.drain(..count).collect();
+            if self.addresses.is_empty() {
+                self.ports.pop_front();
+            }
+            if part.is_empty() {
+                continue;
+            }
+            let asked = self
+                .server
+                .inquiries
+                .ask(move |engine, now| engine.view().entries(&port, &part, now));
+            let mut entries = asked.await?;
+            entries.retain(|entry| self.filter.wants(entry));
+            if !entries.is_empty() {
+                return Some(entries);
+            }
+        }
+    }
+}
+
+/// The parameters of a request, each once.
+#[derive(Debug)]
+struct Parameters(BTreeMap<String, String>);
+
+impl Parameters {
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut parameters = BTreeMap::new();
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            let key = key.into_owned();
+            if parameters.insert(key.clone(), value.into_owned()).is_some() {
+                return Err(format!("`{key}` is given twice"));
+            }
+        }
+        Ok(Self(parameters))
+    }
+
+    fn optional(&mut self, key: &str) -> Option<String> {
+        self.0.remove(key)
+    }
+
+    fn required(&mut self, key: &str) -> Result<String, Refusal> {
+        let missing = || Refusal::Request(format!("`{key}` is missing"));
+        self.optional(key).ok_or_else(missing)
+    }
+
+    fn parsed<T>(&mut self, key: &str) -> Result<Option<T>, Refusal>
+    where
+        T: std::str::FromStr<Err: std::fmt::Display>,
+    {
+        let Some(text) = self.optional(key) else {
+            return Ok(None);
+        };
+        let parsed = text.parse();
+        parsed
+            .map(Some)
+            .map_err(|error| Refusal::Request(format!("`{key}`: {error}")))
+    }
+
+    /// Refuses what nobody has asked for: it may be misspelt.
+    fn end(self) -> Result<(), Refusal> {
+        match self.0.into_keys().next() {
+            Some(key) => Err(Refusal::Request(format!("there is no parameter `{key}`"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Refusal {
+    /// The request is wrong.
+    Request(String),
+    /// The hot thread does not answer.
+    Stuck,
+}
+
+impl Refusal {
+    fn request(error: impl std::fmt::Display) -> Self {
+        Self::Request(error.to_string())
+    }
+}
+
+/// Makes the socket, with its directory. Only root can use it, from its first moment on.
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    remove_leftover(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    // The file gets the mode that the socket has when it is bound (unix(7)).
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, CLIENTS_MAX as i32)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// Removes the socket of an agent that has ended. One at which an agent answers is left alone, and so is
+/// what is no socket.
+fn remove_leftover(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "what is there is no socket",
+        )),
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another agent answers there",
+            )),
+            Err(_) => fs::remove_file(path),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Answers one request. A client that breaks off, or is too slow to ask, is its own loss.
+async fn serve_client(stream: UnixStream, server: Arc<Server>, is_served: bool) {
+    let answer = service_fn(|request: Request<Incoming>| {
+        let server = Arc::clone(&server);
+        async move {
+            Ok::<_, Infallible>(match is_served {
+                true => server.respond(&request).await,
+                false => refuse(StatusCode::SERVICE_UNAVAILABLE, "too many clients"),
+            })
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_LIMIT)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), answer);
+    let _ended = connection.await;
+}
+
+fn json(value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => whole(StatusCode::OK, "application/json", bytes),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn refuse(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    let mut text = text.into();
+    text.push('\n');
+    whole(status, "text/plain; charset=utf-8", text.into_bytes())
+}
+
+fn whole(status: StatusCode, kind: &'static str, bytes: Vec<u8>) -> Response<Body> {
+    let mut response = Response::new(Full::new(Bytes::from(bytes)).boxed_unsync());
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+/// One JSON object a line, as they come.
+fn lines(lines: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
+    let frames = lines.map(|line| Ok::<_, Infallible>(Frame::data(line)));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+fn line(value: &impl Serialize) -> Bytes {
+    // No key of ours is no text, which alone could fail.
+    let mut line = serde_json::to_vec(value).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use dnsflow_core::{
+    Timestamp,
+    engine::{Config, Engine},
+    report::Report,
+};
+use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
+
+use super::*;
+use crate::control::{
+    Inquiry,
+    client::{self, AskError},
+    inquiries, journal,
+};
+
+/// A server at a socket of its own, with an engine that nothing has happened to.
+struct Running {
+    directory: PathBuf,
+    tasks: Vec<JoinHandle<()>>,
+    pen: journal::Pen,
+}
+
+impl Running {
+    async fn start(name: &str) -> Self {
+        let (inquiries, asked) = inquiries();
+        let (pen, journal, reports) = journal::journal();
+        let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
+        let socket = directory.join("dnsflow.sock");
+        let server = Server::new(inquiries, Arc::clone(&journal));
+        let tasks = vec![
+            tokio::spawn(hot_thread(asked)),
+            tokio::spawn(async move { journal.write(reports).await }),
+            tokio::spawn(server.serve(socket.clone())),
+        ];
+        while !socket.exists() {
+            tokio::task::yield_now().await;
+        }
+        Self {
+            directory,
+            tasks,
+            pen,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("dnsflow.sock")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        fs::remove_dir_all(&self.directory).expect("the directory is there");
+    }
+}
+
+async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>) {
+    let engine = Engine::new(Config::default());
+    while let Some(inquiry) = asked.recv().await {
+        inquiry(&engine, Timestamp::default());
+    }
+}
+
+async fn refusal(socket: &Path, path: &str, parameters: &[(&str, String)]) -> String {
+    match client::get::<serde_json::Value>(socket, path, parameters).await {
+        Err(AskError::Refused(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_question_is_answered_and_only_root_can_ask() {
+    let running = Running::start("answers").await;
+    let socket = running.socket();
+    let mode = |path: &Path| {
+        fs::metadata(path)
+            .expect("it is there")
+            .permissions()
+            .mode()
+    };
+    assert_eq!(mode(&socket) & 0o777, 0o600);
+    assert_eq!(mode(&running.directory) & 0o777, 0o700);
+    let status: Status = client::get(&socket, "/v1/status", &[])
+        .await
+        .expect("an answer");
+    assert!(!status.node.is_ready);
+    let pod = [
+        ("namespace", "ns1".to_owned()),
+        ("pod", "a b&c".to_owned()),
+        ("target", "example.com:443".to_owned()),
+    ];
+    let explained: Vec<Explanation> = client::get(&socket, "/v1/explain", &pod)
+        .await
+        .expect("an answer");
+    assert_eq!(explained, []);
+    let mut entries = 0;
+    let count = |_: EntryView| {
+        entries += 1;
+        Ok(())
+    };
+    client::lines(&socket, "/v1/cache", &[], count)
+        .await
+        .expect("an answer");
+    assert_eq!(entries, 0);
+}
+
+#[tokio::test]
+async fn a_wrong_question_gets_a_reason() {
+    let running = Running::start("refusals").await;
+    let socket = running.socket();
+    let one = |key, value: &str| [(key, value.to_owned())];
+    let refused = refusal(&socket, "/v2", &[]).await;
+    assert!(refused.contains("/v1/status"), "{refused}");
+    let refused = refusal(&socket, "/v1/explain", &one("pod", "p")).await;
+    assert_eq!(refused, "`namespace` is missing");
+    let refused = refusal(&socket, "/v1/cache", &one("adress", "::1")).await;
+    assert_eq!(refused, "there is no parameter `adress`");
+    let refused = refusal(&socket, "/v1/cache", &one("address", "1.2.3")).await;
+    assert!(refused.starts_with("`address`: "), "{refused}");
+    let twice = [("name", "a".to_owned()), ("name", "b".to_owned())];
+    assert_eq!(
+        refusal(&socket, "/v1/cache", &twice).await,
+        "`name` is given twice"
+    );
+}
+
+#[tokio::test]
+async fn events_are_followed() {
+    let running = Running::start("events").await;
+    let socket = running.socket();
+    running
+        .pen
+        .note(dnsflow_core::report::Report::Restored { flows: 1 });
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let follow = [("follow", "true".to_owned())];
+    let each = |event: Event| sender.send(event).map_err(io::Error::other);
+    let following = client::lines(&socket, "/v1/events", &follow, each);
+    let expected = async {
+        assert_eq!(events.recv().await.expect("an event").text, "1 flows");
+        running.pen.note(Report::Restored { flows: 2 });
+        assert_eq!(events.recv().await.expect("an event").text, "2 flows");
+    };
+    tokio::select! {
+        ended = following => panic!("{ended:?}"),
+        () = expected => {}
+    }
+}
+
+#[tokio::test]
+async fn clients_beyond_the_limit_are_told_so() {
+    let running = Running::start("limit").await;
+    let socket = running.socket();
+    let mut waiting = Vec::new();
+    for _ in 0..CLIENTS_MAX {
+        let mut client = UnixStream::connect(&socket).await.expect("there is room");
+        client.write_all(b"GET /v1").await.expect("the agent reads");
+        waiting.push(client);
+    }
+    assert_eq!(
+        refusal(&socket, "/v1/status", &[]).await,
+        "too many clients"
+    );
+    waiting.clear();
+    let answered = async {
+        loop {
+            if client::get::<Status>(&socket, "/v1/status", &[])
+                .await
+                .is_ok()
+            {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(REQUEST_LIMIT, answered)
+        .await
+        .expect("who has gone makes room");
+}
+
+#[tokio::test]
+async fn what_an_ended_agent_has_left_is_replaced_and_nothing_else() {
+    let running = Running::start("leftover").await;
+    let socket = running.socket();
+    let in_use = listen_at(&socket).expect_err("an agent answers");
+    assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
+    let leftover = running.directory.join("leftover.sock");
+    drop(listen_at(&leftover).expect("nothing is there"));
+    assert!(leftover.exists());
+    drop(listen_at(&leftover).expect("nobody answers"));
+    let file = running.directory.join("file");
+    fs::write(&file, "precious").expect("there is room");
+    let refused = listen_at(&file).expect_err("it is no socket");
+    assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(fs::read(&file).expect("it is there"), b"precious");
+    let asked = client::get::<Status>(&leftover, "/v1/status", &[]).await;
+    assert!(matches!(asked, Err(AskError::Connect { .. })), "{asked:?}");
+}

@@ -1,0 +1,495 @@
+//! The agent's metrics, in the text format of OpenMetrics.
+//!
+//! Counters and gauges are the numbers that the agent keeps anyway: a scrape asks for them. None has the
+//! name of a pod, of a name or of an address as a label: their number is bounded. `docs/metrics.md` lists
+//! them; a test compares the list.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dnsflow_common::reason::Reason;
+use dnsflow_core::{
+    counter_vec::{CounterVec, Label},
+    counters::Counters,
+    engine::Engine,
+    view::Totals,
+};
+use hyper::body::Bytes;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text::encode},
+    metrics::{counter::ConstCounter, gauge::ConstGauge, histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+use tokio::sync::Mutex;
+
+use crate::{
+    control::{Inquiries, journal::Journal},
+    logging::LostLines,
+};
+
+/// The `Content-Type` of a scrape.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A scrape is answered with numbers that are no older than this: whoever may connect cannot take the hot
+/// thread's time by asking often.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The upper bounds of the histogram of activations, in seconds: answers that wait for nothing take a
+/// fraction of a millisecond, others up to `--hold-max`.
+const ACTIVATION_BUCKETS: [f64; 13] = [
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
+];
+
+/// What is observed as it happens.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// From the capture of an answer to the flows in force.
+    activation: Histogram,
+}
+
+impl Default for Observed {
+    fn default() -> Self {
+        Self {
+            activation: Histogram::new(ACTIVATION_BUCKETS),
+        }
+    }
+}
+
+impl Observed {
+    /// The flows for an answer are in force.
+    pub fn opened(&self, activation: Duration) {
+        self.activation.observe(activation.as_secs_f64());
+    }
+}
+
+/// The packets that the TC programs have looked at, by what became of them.
+#[derive(Clone, Debug, Default)]
+pub struct Packets {
+    /// Those to the pods.
+    pub to_pods: Vec<(Reason, u64)>,
+    /// Those from the pods.
+    pub from_pods: Vec<(Reason, u64)>,
+}
+
+/// Reads the counters of the TC programs.
+pub type ReadPackets = Box<dyn Fn() -> Packets + Send + Sync>;
+
+/// What a scrape is made from.
+pub struct Metrics {
+    inquiries: Inquiries,
+    packets: ReadPackets,
+    journal: Arc<Journal>,
+    lost_lines: LostLines,
+    observed: Observed,
+    /// The last answer, and when it was made.
+    last: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    /// Metrics of these sources.
+    pub fn new(
+        inquiries: Inquiries,
+        packets: ReadPackets,
+        journal: Arc<Journal>,
+        lost_lines: LostLines,
+        observed: Observed,
+    ) -> Self {
+        Self {
+            inquiries,
+            packets,
+            journal,
+            lost_lines,
+            observed,
+            last: Mutex::default(),
+        }
+    }
+
+    /// All metrics; `None` where the hot thread does not answer.
+    pub async fn scrape(&self) -> Option<Bytes> {
+        let mut last = self.last.lock().await;
+        if let Some((at, text)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return Some(text.clone());
+        }
+        let mut families = self.inquiries.ask(|engine, _| of_engine(engine)).await?;
+        families.extend(of_packets((self.packets)()));
+        families.extend([
+            Family::counter(
+                "log_lines_lost",
+                "Lines of the log that were lost because nobody read fast enough.",
+                self.lost_lines.count() as u64,
+            ),
+            Family::counter(
+                "journal_events_lost",
+                "Events that are not in the journal of `dnsflow observe`: too many came at once.",
+                self.journal.lost(),
+            ),
+        ]);
+        let text = Bytes::from(self.write(families)?);
+        *last = Some((Instant::now(), text.clone()));
+        Some(text)
+    }
+
+    fn write(&self, families: Vec<Family>) -> Option<String> {
+        let mut registry = Registry::with_prefix("dnsflow");
+        let version = Info::new([("version", env!("DNSFLOW_VERSION"))]);
+        registry.register("build", "The version of the agent", version);
+        registry.register_with_unit(
+            "activation",
+            "From the capture of an answer in the kernel to its flows in force",
+            Unit::Seconds,
+            self.observed.activation.clone(),
+        );
+        registry.register_collector(Box::new(Families(families)));
+        let mut text = String::new();
+        encode(&mut text, &registry).ok()?;
+        Some(text)
+    }
+}
+
+/// A metric with its values.
+#[derive(Debug)]
+struct Family {
+    /// Without prefix and suffix.
+    name: &'static str,
+    help: &'static str,
+    kind: Kind,
+    values: Values,
+}
+
+#[derive(Debug)]
+enum Values {
+    /// One, without a label.
+    One(u64),
+    /// One for each value of this label.
+    Labelled(&'static str, Vec<(&'static str, u64)>),
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
+impl Family {
+    fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self {
+            name,
+            help,
+            kind: Kind::Counter,
+            values: Values::One(value),
+        }
+    }
+
+    fn gauge(name: &'static str, help: &'static str, value: usize) -> Self {
+        Self {
+            kind: Kind::Gauge,
+            ..Self::counter(name, help, value as u64)
+        }
+    }
+
+    fn counters(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: impl Into<Vec<(&'static str, u64)>>,
+    ) -> Self {
+        Self {
+            name,
+            help,
+            kind: Kind::Counter,
+            values: Values::Labelled(label, values.into()),
+        }
+    }
+
+    fn gauges<const N: usize>(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: [(&'static str, usize); N],
+    ) -> Self {
+        let values = values.map(|(value, count)| (value, count as u64));
+        Self {
+            kind: Kind::Gauge,
+            ..Self::counters(name, help, label, values)
+        }
+    }
+
+    fn by_reason<L: Label>(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        counts: &CounterVec<L>,
+    ) -> Self {
+        let values = counts
+            .iter()
+            .map(|(reason, count)| (reason.as_str(), count));
+        Self::counters(name, help, label, values.collect::<Vec<_>>())
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Counter => ConstCounter::new(0u64).metric_type(),
+            Kind::Gauge => ConstGauge::new(0i64).metric_type(),
+        };
+        let mut metric = encoder.encode_descriptor(self.name, self.help, None, kind)?;
+        match &self.values {
+            Values::One(value) => self.encode_value(*value, metric),
+            Values::Labelled(label, values) => values.iter().try_for_each(|(of, value)| {
+                let labels = [(*label, *of)];
+                self.encode_value(*value, metric.encode_family(&labels)?)
+            }),
+        }
+    }
+
+    fn encode_value(&self, value: u64, encoder: MetricEncoder<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Counter => ConstCounter::new(value).encode(encoder),
+            Kind::Gauge => {
+                ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
+            }
+        }
+    }
+}
+
+/// All metrics of one scrape.
+#[derive(Debug)]
+struct Families(Vec<Family>);
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(families) = self;
+        families
+            .iter()
+            .try_for_each(|family| family.encode(&mut encoder))
+    }
+}
+
+/// What the engine counts. Its fields are listed in full, so that none can be forgotten.
+fn of_engine(engine: &Engine) -> Vec<Family> {
+    let Counters {
+        frames,
+        frames_not_dns,
+        frames_unknown_interface,
+        answers_malformed,
+        answers_unusable,
+        answers_unmatched,
+        answers_unmentioned,
+        answers_known,
+        answers_opening,
+        addresses_evicted,
+        addresses_refused,
+        names_dropped,
+        addresses_over_budget,
+        reports_left_out,
+        flows_added,
+        flows_removed,
+        flows_restored,
+        flows_refused,
+        connections_unblocked,
+        connections_left_blocked,
+    } = *engine.counters();
+    let Totals {
+        is_ready,
+        switch_is_connected,
+        resolvers,
+        attached,
+        pending,
+        failed,
+        not_trusted,
+        firewalls,
+        waiting,
+        not_in_force,
+        caveats,
+        addresses,
+        names,
+        flows,
+    } = engine.view().totals();
+    vec![
+        Family::gauge(
+            "ready",
+            "1 once everything was read and the switch was compared, else 0.",
+            is_ready.into(),
+        ),
+        Family::gauge(
+            "switch_connected",
+            "1 while the OpenFlow connection is up, else 0.",
+            switch_is_connected.into(),
+        ),
+        Family::gauge("resolvers", "DNS servers that are trusted.", resolvers),
+        Family::gauges(
+            "ports",
+            "Logical ports of the node by whether the TC programs are attached.",
+            "state",
+            [
+                ("attached", attached),
+                ("pending", pending),
+                ("failed", failed),
+            ],
+        ),
+        Family::gauge(
+            "ports_not_trusted",
+            "Logical ports at which nothing counts that the pod is told.",
+            not_trusted,
+        ),
+        Family::gauge("firewalls", "EgressFirewalls of the cluster.", firewalls),
+        Family::gauges(
+            "rule_problems",
+            "Rules of EgressFirewalls with a problem, by what it means.",
+            "severity",
+            [
+                ("waiting", waiting),
+                ("not_in_force", not_in_force),
+                ("caveat", caveats),
+            ],
+        ),
+        Family::gauge(
+            "cache_addresses",
+            "Addresses that pods were told.",
+            addresses,
+        ),
+        Family::gauge("cache_names", "Names that lead to these addresses.", names),
+        Family::gauge("flows", "Flows that should be in the switch.", flows),
+        Family::counter("frames", "Frames that came from the TC program.", frames),
+        Family::counters(
+            "frames_ignored",
+            "Frames that are no DNS answer to a known pod.",
+            "reason",
+            [
+                ("not_dns", frames_not_dns),
+                ("unknown_interface", frames_unknown_interface),
+            ],
+        ),
+        Family::counters(
+            "answers",
+            "DNS answers by what became of them.",
+            "result",
+            [
+                ("malformed", answers_malformed),
+                ("unusable", answers_unusable),
+                ("unmatched", answers_unmatched),
+                ("known", answers_known),
+                ("opening", answers_opening),
+            ],
+        ),
+        Family::counter(
+            "answers_unmentioned",
+            "Those of the unmatched answers whose name no rule of the namespace mentions.",
+            answers_unmentioned,
+        ),
+        Family::counters(
+            "addresses_not_kept",
+            "Addresses that a limit left no room for.",
+            "reason",
+            [
+                ("evicted", addresses_evicted),
+                ("no_room", addresses_refused),
+                ("over_budget", addresses_over_budget),
+            ],
+        ),
+        Family::counter(
+            "names_not_kept",
+            "Names that the limit of an address left no room for.",
+            names_dropped,
+        ),
+        Family::by_reason(
+            "addresses_refused",
+            "Addresses that are never opened, by reason.",
+            "reason",
+            engine.refused(),
+        ),
+        Family::counter(
+            "reports_left_out",
+            "Reports that were left out because the answers to a pod lead to too many.",
+            reports_left_out,
+        ),
+        Family::counters(
+            "flow_changes",
+            "Changes of flows in the switch.",
+            "change",
+            [
+                ("added", flows_added),
+                ("removed", flows_removed),
+                ("restored", flows_restored),
+                ("refused", flows_refused),
+            ],
+        ),
+        Family::counters(
+            "blocked_connections",
+            "Connections that OVN had blocked in a gap of the flows, by whether they go on.",
+            "result",
+            [
+                ("unblocked", connections_unblocked),
+                ("left_blocked", connections_left_blocked),
+            ],
+        ),
+        Family::by_reason(
+            "held_answers",
+            "What became of answers that were held.",
+            "event",
+            engine.hold_events(),
+        ),
+        Family::by_reason(
+            "revalidation_waits",
+            "Whether new flows had to wait for revalidation, by batch.",
+            "reason",
+            engine.revalidation_waits(),
+        ),
+        Family::by_reason(
+            "revalidation_ends",
+            "What ended the waits for revalidation.",
+            "event",
+            engine.revalidation_events(),
+        ),
+        Family::by_reason(
+            "tcp_events",
+            "What became of TCP segments of DNS.",
+            "event",
+            engine.tcp_events(),
+        ),
+        Family::by_reason(
+            "fragment_events",
+            "What became of IP fragments of DNS.",
+            "event",
+            engine.fragment_events(),
+        ),
+    ]
+}
+
+/// What the TC programs count.
+fn of_packets(packets: Packets) -> [Family; 2] {
+    let Packets { to_pods, from_pods } = packets;
+    let values = |counts: Vec<(Reason, u64)>| {
+        let counts = counts.into_iter();
+        let counts = counts.map(|(reason, count)| (reason.as_str(), count));
+        counts.collect::<Vec<_>>()
+    };
+    [
+        Family::counters(
+            "packets_to_pods",
+            "Packets to the pods that the TC program has looked at, by what became of them.",
+            "reason",
+            values(to_pods),
+        ),
+        Family::counters(
+            "packets_from_pods",
+            "Packets from the pods that the TC program has looked at, by what became of them.",
+            "reason",
+            values(from_pods),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

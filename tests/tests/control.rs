@@ -1,0 +1,193 @@
+//! People ask a running agent what it does, and why. The witnesses: what `ovs-ofctl` shows of the switch,
+//! and what the pods' own connections come to.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab};
+use serde_json::Value;
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+
+fn firewall(lab: &Lab, rules: &[RuleSpec]) {
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    let rules: Vec<_> = rules.iter().cloned().chain([deny]).collect();
+    lab.set_firewall("ns1", &rules)
+        .expect("the rows are written");
+}
+
+fn ask(lab: &Lab, arguments: &[&str]) -> (String, Option<i32>) {
+    lab.ask_agent(arguments).expect("the program runs")
+}
+
+/// The JSON objects that a list prints, one a line.
+fn list(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
+    let (text, code) = ask(lab, &[arguments, &["-o", "json"]].concat());
+    assert_eq!(code, Some(0), "{text}");
+    let lines = text.lines();
+    lines
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect()
+}
+
+/// What `explain` says of a connection of pod1, in short.
+fn explain(lab: &Lab, pod: &str, target: &str) -> (Option<i32>, String) {
+    let (text, code) = ask(lab, &["explain", pod, target, "-o", "json"]);
+    let explained: Value = serde_json::from_str(&text).expect("a list");
+    let reason = &explained[0]["addresses"][0]["reason"];
+    (code, reason.as_str().unwrap_or_default().to_owned())
+}
+
+fn fetches(lab: &Lab, pod: &str, url: &str, limit: Duration) -> bool {
+    let fetched = lab.pod(pod).fetch(url, limit);
+    fetched.expect("curl runs").result.is_ok()
+}
+
+#[test]
+fn the_flows_that_are_listed_are_those_in_the_switch() {
+    let lab = lab!("control-flows", agent);
+    let ports = RuleSpec::allow_name("www.example.com").ports(&[("TCP", 80)]);
+    firewall(&lab, &[ports, RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    for pod in ["ns1_pod1", "ns1_pod2"] {
+        for name in ["example.com", "www.example.com"] {
+            lab.pod(pod).resolve(name).expect("the name is known");
+        }
+    }
+    let listed: BTreeSet<String> = list(&lab, &["flows", "list"])
+        .iter()
+        .map(|flow| flow["flow"].as_str().expect("a text").to_owned())
+        .collect();
+    let shown = lab.dnsflow_flows().expect("the dump runs");
+    let shown: BTreeSet<String> = shown.into_iter().collect();
+    assert_eq!(listed, shown);
+    assert!(!listed.is_empty());
+}
+
+#[test]
+fn the_cache_shows_what_each_pod_was_told() {
+    let lab = lab!("control-cache", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    pod.resolve("www.example.com").expect("the name is known");
+    let names = |arguments: &[&str]| -> Vec<String> {
+        let entries = list(&lab, &[&["cache", "list"], arguments].concat());
+        let names = entries.iter().map(|entry| {
+            let (name, address) = (&entry["names"][0]["name"], &entry["address"]);
+            format!(
+                "{} {}",
+                name.as_str().unwrap_or("?"),
+                address.as_str().unwrap_or("?")
+            )
+        });
+        names.collect()
+    };
+    let both = ["example.com 203.0.113.1", "www.example.com 203.0.113.2"];
+    assert_eq!(names(&[]), both);
+    assert_eq!(names(&["--namespace", "ns1", "--pod", "pod1"]), both);
+    assert_eq!(names(&["--name", "example.com"]), both);
+    assert_eq!(names(&["--name", "www.example.com"]), both[1..]);
+    assert_eq!(names(&["--address", "203.0.113.1"]), both[..1]);
+    assert!(names(&["--namespace", "ns2"]).is_empty());
+    assert!(names(&["--pod", "pod2"]).is_empty());
+    let (table, _) = ask(&lab, &["cache", "list"]);
+    assert!(table.starts_with("POD "), "{table}");
+    assert!(
+        table.contains("ns1/pod1   www.example.com   203.0.113.2"),
+        "{table}"
+    );
+    let (events, _) = ask(&lab, &["observe", "--namespace", "ns1"]);
+    let opened: Vec<_> = events
+        .lines()
+        .filter(|line| line.contains("opened"))
+        .collect();
+    assert_eq!(opened.len(), 2, "{events}");
+}
+
+#[test]
+fn the_status_says_what_is_well() {
+    let lab = lab!("control-status", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let (text, code) = ask(&lab, &["status"]);
+    assert_eq!(code, Some(0));
+    for line in [
+        "ready      yes",
+        "switch     connected",
+        "sources    all read",
+    ] {
+        assert!(text.contains(&format!("{line}\n")), "{text}");
+    }
+    let status: Value =
+        serde_json::from_str(&ask(&lab, &["status", "-o", "json"]).0).expect("an object");
+    let yaml = ask(&lab, &["status", "-o", "yaml"]).0;
+    assert!(yaml.contains("is_ready: true"), "{yaml}");
+    let ports = status["ports"].as_array().expect("a list");
+    let attached = ports.iter().all(|port| port["attachment"] == "attached");
+    assert!(attached && ports.len() > 2, "{ports:?}");
+}
+
+#[test]
+fn an_explanation_agrees_with_what_becomes_of_the_connection() {
+    let lab = lab!("control-explain", agent);
+    let other_port = RuleSpec::allow_name("mail.example.net").ports(&[("TCP", 25)]);
+    let denied = RuleSpec::deny("203.0.113.4/32").expect("a CIDR");
+    let allowed = RuleSpec::allow("203.0.113.5/32").expect("a CIDR");
+    let names = RuleSpec::allow_name("example.com");
+    firewall(&lab, &[other_port, denied, allowed, names]);
+    lab.serve_dns(&[
+        "www.example.com. 30 IN A 203.0.113.2",
+        "mail.example.net. 30 IN A 203.0.113.3",
+        "denied.example.com. 30 IN A 203.0.113.4",
+        "local.example.com. 30 IN A 127.0.0.1",
+    ])
+    .expect("the server starts");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    for name in [
+        "www.example.com",
+        "mail.example.net",
+        "denied.example.com",
+        "local.example.com",
+    ] {
+        pod.resolve(name).expect("the name is known");
+    }
+    for (pod, address, reason) in [
+        ("pod1", "203.0.113.2", "allowed_by_name"),
+        ("pod1", "203.0.113.5", "allowed_by_network"),
+        ("pod1", "203.0.113.3", "wrong_port"),
+        ("pod1", "203.0.113.4", "denied_by_earlier_rule"),
+        ("pod1", "203.0.113.6", "not_resolved"),
+        ("pod2", "203.0.113.2", "told_to_other_pod"),
+    ] {
+        let (code, said) = explain(&lab, &format!("ns1/{pod}"), &format!("{address}:80"));
+        assert_eq!(said, reason, "{pod} {address}");
+        let passes = code == Some(0);
+        assert!(passes || code == Some(3), "{pod} {address}: {code:?}");
+        let limit = if passes { PATIENT } else { BLOCKED };
+        let url = format!("http://{address}/");
+        assert_eq!(
+            fetches(&lab, &format!("ns1_{pod}"), &url, limit),
+            passes,
+            "{pod} {address}"
+        );
+    }
+    let said = explain(&lab, "ns1/pod1", "nobody.example.com");
+    assert_eq!(said, (Some(3), "not_resolved".to_owned()));
+    let said = explain(&lab, "ns1/pod1", "example.org:443");
+    assert_eq!(said, (Some(3), "denied_by_rule".to_owned()));
+    let said = explain(&lab, "ns2/pod1", "203.0.113.6:80");
+    assert_eq!(said, (Some(0), "no_firewall".to_owned()));
+    let (text, code) = ask(&lab, &["explain", "ns1/nobody", "203.0.113.2"]);
+    assert_eq!((text.as_str(), code), ("", Some(1)));
+}
+
+#[test]
+fn without_an_agent_the_answer_says_where_to_ask() {
+    let lab = lab!("control-nobody", agent);
+    let (text, code) = ask(&lab, &["status"]);
+    assert_eq!((text.as_str(), code), ("", Some(1)));
+}
