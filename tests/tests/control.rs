@@ -47,7 +47,7 @@ fn fetches(lab: &Lab, pod: &str, url: &str, limit: Duration) -> bool {
 #[test]
 fn the_flows_that_are_listed_are_those_in_the_switch() {
     let lab = lab!("control-flows", agent);
-    let ports = RuleSpec::allow_name("www.example.com").ports(&[("TCP", 80)]);
+    let ports = RuleSpec::allow_name("www.example.com").ports(&[("tcp", 80)]);
     firewall(&lab, &[ports, RuleSpec::allow_name("example.com")]);
     let _agent = lab.start_agent(&[]).expect("the agent is ready");
     for pod in ["ns1_pod1", "ns1_pod2"] {
@@ -133,7 +133,7 @@ fn the_status_says_what_is_well() {
 #[test]
 fn an_explanation_agrees_with_what_becomes_of_the_connection() {
     let lab = lab!("control-explain", agent);
-    let other_port = RuleSpec::allow_name("mail.example.net").ports(&[("TCP", 25)]);
+    let other_port = RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 25)]);
     let denied = RuleSpec::deny("203.0.113.4/32").expect("a CIDR");
     let allowed = RuleSpec::allow("203.0.113.5/32").expect("a CIDR");
     let names = RuleSpec::allow_name("example.com");

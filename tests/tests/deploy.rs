@@ -129,7 +129,7 @@ fn what_is_kept_for_the_next_agent_is_on_the_node() -> Result<()> {
 }
 
 #[test]
-fn no_pod_on_node_for_a_directory() -> Result<()> {
+fn no_pod_waits_for_a_directory() -> Result<()> {
     for (name, objects) in variants()? {
         let mut on_node = 0;
         for volume in objects.pod()?.volumes.iter().flatten() {

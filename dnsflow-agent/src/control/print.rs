@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use dnsflow_core::view::{
-    Attachment, EntryView, ExplainedAddress, Explanation, NameView, PortView, StepOutcome, Verdict,
+    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
+    StepOutcome, Verdict,
 };
 use serde::Serialize;
 use tabwriter::TabWriter;
@@ -71,8 +72,8 @@ impl CacheRow {
             },
             rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
             packets: entry.flows.iter().map(|flow| flow.packets).sum(),
-            last_used: match entry.flows.iter().map(|flow| flow.idle_s).min() {
-                Some(idle) => format!("{} ago", seconds(idle)),
+            last_used: match entry.flows.iter().min_by_key(|flow| used(flow)) {
+                Some(flow) => used_text(flow),
                 None => "no flow".to_owned(),
             },
         };
@@ -111,10 +112,8 @@ pub(super) struct FlowRow {
     pod: String,
     names: Vec<String>,
     rules: Vec<u32>,
-    packets: u64,
-    idle_s: u64,
-    is_missing: bool,
-    flow: String,
+    #[serde(flatten)]
+    flow: FlowView,
 }
 
 impl FlowRow {
@@ -128,15 +127,12 @@ impl FlowRow {
             .collect();
         rules.sort_unstable();
         rules.dedup();
-        let row = |flow: &dnsflow_core::view::FlowView| Self {
+        let row = |flow: &FlowView| Self {
             namespace: entry.namespace.clone(),
             pod: entry.pod.clone(),
             names: names.clone().map(|name| name.name.clone()).collect(),
             rules: rules.clone(),
-            packets: flow.packets,
-            idle_s: flow.idle_s,
-            is_missing: flow.is_missing,
-            flow: flow.flow.clone(),
+            flow: flow.clone(),
         };
         entry.flows.iter().map(row).collect()
     }
@@ -150,11 +146,11 @@ impl Row for FlowRow {
             pod(&self.namespace, &self.pod),
             self.names.join(","),
             numbers(&self.rules),
-            self.packets.to_string(),
-            format!("{} ago", seconds(self.idle_s)),
-            match self.is_missing {
-                true => format!("{} (missing)", self.flow),
-                false => self.flow,
+            self.flow.packets.to_string(),
+            used_text(&self.flow),
+            match self.flow.is_missing {
+                true => format!("{} (missing)", self.flow.flow),
+                false => self.flow.flow,
             },
         ]
     }
@@ -380,13 +376,25 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
     for flow in address.entry.iter().flat_map(|entry| &entry.flows) {
         writeln!(
             output,
-            "  flow {}, {} packets, used {} ago",
+            "  flow {}, {} packets, used: {}",
             flow.flow,
             flow.packets,
-            seconds(flow.idle_s)
+            used_text(flow)
         )?;
     }
     Ok(())
+}
+
+/// When a flow was last used, to compare: the latest use is the least.
+fn used(flow: &FlowView) -> (bool, u64) {
+    (flow.packets == 0, flow.idle_s)
+}
+
+fn used_text(flow: &FlowView) -> String {
+    match flow.packets {
+        0 => "never".to_owned(),
+        _ => format!("{} ago", seconds(flow.idle_s)),
+    }
 }
 
 fn pod(namespace: &str, name: &str) -> String {

@@ -1,5 +1,5 @@
 use dnsflow_core::view::{
-    FirewallView, FlowView, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
+    FirewallView, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
 };
 
 use super::*;
@@ -162,7 +162,7 @@ pod ns1/pod1 to 203.0.113.1:443
 203.0.113.1 BLOCKED (wrong_port): rule 0 allows it for tcp/80 only
   told 1m1s ago: www.example.com, for 1h2m more (in_use), rules 0,3
   rule 1 Deny cidrSelector: 0.0.0.0/0  decides: 203.0.113.1 is in 0.0.0.0/0
-  flow cookie=0x1, table=50, priority=10,ip actions=drop, 7 packets, used 2s ago
+  flow cookie=0x1, table=50, priority=10,ip actions=drop, 7 packets, used: 2s ago
   hint: look at the weather
 "
     );
