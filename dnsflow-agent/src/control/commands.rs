@@ -119,7 +119,7 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> Result<(), 
         OutputFormat::Yaml => write_document(&event, output),
     };
     let asked = client::lines(&control.control_socket, "/v1/events", &parameters, each);
-    Ok(block_on(asked)?)
+    block_on(asked)
 }
 
 /// `dnsflow explain`: the verdict over all ports of the pod.
@@ -164,7 +164,7 @@ fn list<T: DeserializeOwned>(
             .map(|address| ("address", address.to_string())),
     ];
     let parameters: Vec<_> = parameters.into_iter().flatten().collect();
-    Ok(block_on(client::lines(socket, path, &parameters, take))?)
+    block_on(client::lines(socket, path, &parameters, take))
 }
 
 fn block_on<T>(asked: impl Future<Output = Result<T, AskError>>) -> Result<T, CommandError> {
