@@ -16,19 +16,20 @@ pub struct CacheLimits {
     pub idle_grace: Duration,
     /// An address that a rule denies stays denied for at least this long: here, expiry opens.
     pub deny_ttl: Duration,
-    /// Addresses remembered for one port, whether a rule matches or not. A pod that resolves more
-    /// has an address forgotten: one that is not open if there is any, else one that expires
-    /// soonest, give or take a sixteenth of all; never one that is in use, or that nobody has had
-    /// the time to use. Where there is no other, the new address is refused.
+    /// Addresses remembered for one port, whether a rule matches or not. If a pod resolves more, an
+    /// address is forgotten: one that is not open, else one of the sixteenth that expires soonest.
+    /// An address in use is never forgotten, and neither is one that nobody has had the time to
+    /// use. If there is no other, the new address is refused.
     pub addresses_per_port_max: usize,
-    /// Addresses kept for one name of one port; beyond, the one that expires first goes, likewise. So
-    /// many addresses of one answer are looked at. It does not hold for names that a rule denies.
+    /// Addresses kept for one name of one port. Beyond, the address that expires first goes, with
+    /// the same exceptions. At most so many addresses of one answer are looked at. Names that a
+    /// rule denies have no such limit.
     pub addresses_per_name_max: usize,
 }
 
 impl CacheLimits {
-    /// Names that all addresses of one port have together: two for each address. Most have one; those of
-    /// shared hosts and content networks have more.
+    /// Names that all addresses of one port have together: two for each address. Most addresses
+    /// have one name; those of shared hosts and content networks have more.
     pub fn names_per_port_max(&self) -> usize {
         self.addresses_per_port_max.saturating_mul(2)
     }
@@ -61,45 +62,46 @@ impl Default for CacheLimits {
 
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
-/// Names remembered on the node, for each address that each port was told. Beyond, the port that has
-/// most forgets one. A name with its entry takes 400 to 700 bytes, of which the name has 255 at most.
+/// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
+/// most names forgets one. A name with its entry takes 400 to 700 bytes, at most 255 of them for
+/// the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
-/// Networks of pods that are learned from OVN. Beyond, the smallest of user-defined networks are left out:
-/// each is a matter of its own pods alone.
+/// Networks of pods that are learned from OVN. Beyond, the smallest user-defined networks are left
+/// out: each concerns its own pods alone.
 pub const CLUSTER_NETWORKS_MAX: usize = 4096;
 /// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
 pub const REFUSALS_REPORTED_MAX: usize = 64;
 /// Names of one pod that are remembered after they have ended, for people who ask.
 pub const ENDED_NAMES_MAX: usize = 64;
-/// Limits of one pod that are remembered as told; with more, each is told again.
+/// Reached limits of one pod that are remembered as reported; with more, each is reported again.
 pub const LIMITS_REPORTED_MAX: usize = 64;
-/// What answers to one pod lead to is reported this often …
+/// Reports that answers to one pod cause are given out this often …
 pub const POD_REPORT_INTERVAL: Duration = Duration::from_secs(4);
-/// … and at once as often as this time allows: sixteen times. The rest is counted.
+/// … and as many at once as this time allows: sixteen. The rest is counted.
 pub const POD_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 
 /// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
 /// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.
 pub const FLOW_CHANGES_PER_SECOND: u32 = 256;
-/// What a pod has not used of that for so long, it may use at once: by default 8,192 changes. A browser
-/// that is opened with all its tabs asks for some hundred names, with up to eight addresses each.
+/// A pod may save up the changes of so long and use them at once: by default 8,192. A browser that
+/// is opened with all its tabs asks for some hundred names, with up to eight addresses each.
 pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
-/// The same for all pods of the node together. Beyond, only pods that have at least half of their own
-/// left go on.
+/// The same for all pods of the node together. Beyond, only pods with at least half of their own
+/// budget left go on.
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
 /// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
-/// That a pod's answers change too many flows is reported this often.
+/// A pod whose answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Logical flows looked up in the switch for actions to copy.
 pub const ACTION_TEXTS_MAX: usize = 256;
-/// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. So many
-/// edits come together only by a script; ovn-kubernetes takes over the last.
+/// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. Only
+/// a script makes more edits at once; ovn-kubernetes takes over the last.
 pub const FORMER_FIREWALLS_MAX: usize = 8;
-/// ovn-kubernetes makes ACLs of an EgressFirewall within this time, or it is told that it has not.
+/// An EgressFirewall for which ovn-kubernetes has made no ACLs within this time is reported.
 pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);
 /// Actions to copy are looked for again this often, while some are missing.
 pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
@@ -110,11 +112,11 @@ pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
-/// A flow's counters tell of packets after this long: ovs-vswitchd reads them from the datapath
-/// every half a second (`other_config:max-revalidator` in ovs-vswitchd.conf.db(5)), and the packets
-/// themselves come some time after the answer.
+/// A flow's counters show packets after this time at the latest: ovs-vswitchd reads them from the
+/// datapath every half a second (`other_config:max-revalidator` in ovs-vswitchd.conf.db(5)), and
+/// the packets come some time after the answer.
 pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
-/// After a flow has vanished, others of the same wipe are waited for this long.
+/// After a flow is lost, the agent waits this long for others of the same wipe.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 
 /// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
@@ -122,15 +124,15 @@ pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
 pub const UNKNOWN_MAX: usize = 1 << 17;
 /// Lost flows are restored in batches of about so many …
 pub const RESTORE_MAX: usize = 2048;
-/// … of which so many are under way: the switch has always something to do, and what an answer opens
-/// never waits behind more.
+/// … of which so many are under way. The switch always has something to do, and an opening never
+/// waits behind more.
 pub const RESTORING_MAX: usize = 2;
 
 /// The DNS header: no message is shorter (RFC 1035, section 4.1.1).
 pub const DNS_MESSAGE_MIN: usize = 12;
 
-/// DNS connections over TCP that are followed on the node. Beyond, the least recently used one goes
-/// of the interface that has most.
+/// DNS connections over TCP that are followed on the node. Beyond, the least recently used one of
+/// the interface with most goes.
 pub const TCP_CONNECTIONS_MAX: usize = 1024;
 /// How many of them one pod's interface can have: a pod cannot push out those of the others.
 pub const TCP_CONNECTIONS_PER_INTERFACE_MAX: usize = 64;
@@ -150,7 +152,7 @@ pub const TCP_AHEAD_PIECES_MAX: usize = 128;
 pub const TCP_IDLE_MAX: Duration = Duration::from_secs(600);
 
 /// Fragmented datagrams that are put together at the same time on the node. Beyond, the oldest one
-/// goes of the interface that has most.
+/// of the interface with most goes.
 pub const FRAGMENTED_MAX: usize = 256;
 /// How many of them one pod's interface can have.
 pub const FRAGMENTED_PER_INTERFACE_MAX: usize = 32;
@@ -161,7 +163,7 @@ pub const FRAGMENT_BYTES_PER_INTERFACE_MAX: usize = FRAGMENT_BYTES_MAX / 16;
 /// Fragments of one datagram: the longest one over links of IPv6's least MTU, 1280 bytes, takes
 /// 54.
 pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
-/// How long a datagram is waited for: as long as Linux does (`net.ipv4.ipfrag_time`).
+/// How long the agent waits for a whole datagram: as long as Linux (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// An answer is held for at most this long, by default. Open vSwitch needs up to two passes over its
@@ -178,8 +180,7 @@ pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Bytes that those of one pod's interface have together.
 pub const HELD_BYTES_PER_INTERFACE_MAX: usize = HELD_BYTES_MAX / 16;
 
-/// Flows of others that are like ones of ours are remembered up to this many. There should be
-/// none.
+/// Flows of others with keys that our flows could have, remembered at most. There should be none.
 pub const FOREIGN_FLOWS_MAX: usize = 4096;
 
 /// ovs-vswitchd begins a pass over its megaflows not earlier than this after the last one began
@@ -193,26 +194,26 @@ pub const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// A pause is at least this part of the time that the newest batch has waited: a long wait gets few
 /// looks, and is longer than need be by this part at most.
 pub const LOOK_PAUSE_PART: u32 = 8;
-/// Paths that one look is for: each is compared with every megaflow that drops. A batch with more
-/// paths waits for the estimated time.
+/// Paths in one look. Each is compared with every megaflow that drops. A batch with more paths
+/// waits for the estimated time.
 pub const PATHS_PER_LOOK_MAX: usize = 64;
 
 /// Open vSwitch keeps a megaflow for this long after its last packet (`other_config:max-idle` in
 /// ovs-vswitchd.conf.db(5), 10 s) and until its revalidators come by (`max-revalidator`, 0.5 s),
 /// unless its database says something else.
 pub const MEGAFLOW_IDLE: Duration = Duration::from_millis(10_500);
-/// What is added to that, as threads come late: beside two passes over all megaflows.
+/// Added to that time, beside two passes over all megaflows, because threads come late.
 pub const MEGAFLOW_IDLE_MARGIN: Duration = Duration::from_millis(1500);
 /// The flows that deny are counted this often.
 pub const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// After rules have changed, further changes are waited for this long before the flows that deny are
 /// counted.
 pub const COUNT_DELAY: Duration = Duration::from_secs(1);
-/// Cookies of flows that deny in one namespace; with more, to count them for each answer would cost
+/// Cookies of flows that deny in one namespace. With more, counting them for each answer would cost
 /// more than it saves.
 pub const COUNTED_PER_NAMESPACE_MAX: usize = 16;
 /// Cookies that are counted for answers that come together.
 pub const COUNTED_PER_BATCH_MAX: usize = 64;
-/// Cookies that are counted every ten seconds, of all namespaces. Of those for which there is no
-/// room, every new flow has to wait for revalidation.
+/// Cookies of all namespaces that are counted every ten seconds. In a namespace for which there is
+/// no room, every new flow has to wait for revalidation.
 pub const COUNTED_COOKIES_MAX: usize = 512;
