@@ -59,6 +59,15 @@ impl Plans {
     }
 }
 
+/// What the pods were told, and what decides how much of it counts.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) cache: Cache,
+    pub(crate) plans: Plans,
+    pub(crate) budget: FlowBudget,
+    pub(crate) refused: RefusedAddresses,
+}
+
 /// What the pods may reach.
 #[derive(Debug)]
 pub(crate) struct Access<'a> {
@@ -94,6 +103,26 @@ pub(crate) struct Outcome {
     pub(crate) opened: BTreeSet<IpAddr>,
     /// The number of addresses that were not opened because the pod is over its budget.
     pub(crate) over_budget: usize,
+}
+
+impl<'a> Access<'a> {
+    /// What these ports may reach by this policy, and by what they were told.
+    pub(crate) fn new(ports: &'a Ports, policy: &'a Policy, told: &'a mut Told) -> Self {
+        let Told {
+            cache,
+            plans,
+            budget,
+            refused,
+        } = told;
+        Self {
+            ports,
+            policy,
+            cache,
+            plans,
+            budget,
+            refused,
+        }
+    }
 }
 
 impl Access<'_> {

@@ -15,7 +15,7 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Outcome, Plans, PortAnswer},
+    access::{Access, Outcome, Plans, PortAnswer, Told},
     answers::{Answers, Read},
     budget::FlowBudget,
     cache::Cache,
@@ -102,11 +102,8 @@ pub struct Engine {
     sources: Sources,
     ports: Ports,
     answers: Answers,
-    refused: RefusedAddresses,
     policy: Policy,
-    cache: Cache,
-    plans: Plans,
-    budget: FlowBudget,
+    told: Told,
     switch: Switch,
     hold: HoldQueue,
     filter: Filter,
@@ -132,11 +129,13 @@ impl Engine {
             sources: Sources::new(profile.is_some()),
             ports: Ports::new(scope, profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            refused: RefusedAddresses::new(refusals, &mut out),
             policy: Policy::new(subdomains, profile),
-            cache: Cache::new(cache_limits),
-            plans: Plans::default(),
-            budget: FlowBudget::new(flow_changes_per_second),
+            told: Told {
+                cache: Cache::new(cache_limits),
+                plans: Plans::default(),
+                budget: FlowBudget::new(flow_changes_per_second),
+                refused: RefusedAddresses::new(refusals, &mut out),
+            },
             switch: Switch::new(hold_max, cache_limits.idle_grace),
             hold: HoldQueue::new(HoldLimits {
                 longest: hold_max,
@@ -156,7 +155,7 @@ impl Engine {
         }
         self.end_turn(now);
         if may_change_plans(&input) {
-            self.plans.forget();
+            self.told.plans.forget();
         }
         let mut batch = self.switch.begin(now);
         self.route(input, &mut batch, now);
@@ -174,7 +173,7 @@ impl Engine {
                 }
                 if reset {
                     // Pods that went while nobody looked.
-                    self.cache.forget_saved();
+                    self.told.cache.forget_saved();
                 }
             }
             Input::Nb(update) => {
@@ -267,7 +266,10 @@ impl Engine {
             Input::Resolvers(resolvers) => {
                 self.answers.trust(&resolvers, &mut self.out);
                 let addresses = resolvers.iter().map(|resolver| resolver.address);
-                let rejudged = self.refused.learn_dns(addresses.collect(), &mut self.out);
+                let rejudged = self
+                    .told
+                    .refused
+                    .learn_dns(addresses.collect(), &mut self.out);
                 self.rejudge(&rejudged, batch, now);
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
@@ -310,10 +312,10 @@ impl Engine {
         self.end_turn(now);
         if self.sources.are_read() {
             let mut batch = self.switch.begin(now);
-            self.cache.expire(&mut batch, now);
+            self.told.cache.expire(&mut batch, now);
             self.commit(batch);
         }
-        let planner = self.plans.planner();
+        let planner = self.told.plans.planner();
         if self.switch.timeout(planner, now, &mut self.out) {
             // OVN may have come back with other tables.
             self.policy.verify(now, &mut self.out);
@@ -330,7 +332,11 @@ impl Engine {
     /// When [`Engine::handle_timeout`] wants to be called, and why.
     pub fn next_deadline(&self) -> Option<Deadline> {
         // A rule that was not read yet may deny what entries lead to, and then they count for longer.
-        let expiry = self.cache.deadline().filter(|_| self.sources.are_read());
+        let expiry = self
+            .told
+            .cache
+            .deadline()
+            .filter(|_| self.sources.are_read());
         deadline::first([
             expiry,
             self.switch.deadline(self.can_judge()),
@@ -344,7 +350,7 @@ impl Engine {
     /// together.
     pub fn end_turn(&mut self, now: Timestamp) {
         self.switch
-            .flush_openings(self.plans.planner(), now, &mut self.out);
+            .flush_openings(self.told.plans.planner(), now, &mut self.out);
     }
 
     /// What is to be done, in this order.
@@ -391,7 +397,7 @@ impl Engine {
 
     /// Addresses that were not opened, by reason.
     pub fn refused(&self) -> &CounterVec<Refused> {
-        self.refused.counts()
+        self.told.refused.counts()
     }
 
     /// The logical port whose frames pass the interface of this index.
@@ -406,9 +412,8 @@ impl Engine {
             sources,
             ports,
             answers,
-            refused,
             policy,
-            cache,
+            told: Told { cache, refused, .. },
             switch,
             ..
         } = self;
@@ -427,22 +432,22 @@ impl Engine {
 
     /// Takes over what an earlier run has left, before anything else is handed in.
     pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
-        self.cache.load_snapshot(saved);
+        self.told.cache.load_snapshot(saved);
     }
 
     /// Grows whenever [`Engine::snapshot`] has something new to say.
     pub fn cache_version(&self) -> u64 {
-        self.cache.version()
+        self.told.cache.version()
     }
 
     /// The names behind every open address.
     pub fn snapshot(&self, now: Timestamp) -> Vec<SavedEntry> {
-        self.cache.snapshot(&self.ports, now)
+        self.told.cache.snapshot(&self.ports, now)
     }
 
     /// How many flows should be in the switch.
     pub fn flow_count(&self) -> usize {
-        self.cache.flow_count()
+        self.told.cache.flow_count()
     }
 
     /// Releases all held frames. The agent stops, so no later call would.
@@ -497,7 +502,7 @@ impl Engine {
             .sets(&port.row)
             .iter()
             .any(|set| set.denies(&answer.name));
-        let most = self.cache.addresses_per_answer_max(is_denied);
+        let most = self.told.cache.addresses_per_answer_max(is_denied);
         let left_out = answer.addresses.len().saturating_sub(most);
         answer.addresses.truncate(most);
         // What a rule denies is closed, wherever it leads.
@@ -506,7 +511,8 @@ impl Engine {
             let Answer {
                 name, addresses, ..
             } = &mut answer;
-            self.refused
+            self.told
+                .refused
                 .take_out(whose, name, addresses, now, &mut self.out);
         }
         let recipients = self.ports.recipients(told, &self.policy);
@@ -561,7 +567,7 @@ impl Engine {
         let mut wait = Wait::Nothing;
         for port in recipients {
             for (address, _) in &answer.addresses {
-                if let Some(entry) = self.cache.entry(port, *address) {
+                if let Some(entry) = self.told.cache.entry(port, *address) {
                     wait = wait.max(self.switch.wait_for(&entry.installed));
                 }
             }
@@ -572,7 +578,7 @@ impl Engine {
     /// Takes over what of OVN's rows leads into the cluster itself.
     fn learn_networks(&mut self, batch: &mut Batch, now: Timestamp) {
         if let Some(networks) = self.policy.take_changed_networks() {
-            let rejudged = self.refused.learn(networks, &mut self.out);
+            let rejudged = self.told.refused.learn(networks, &mut self.out);
             self.rejudge(&rejudged, batch, now);
         }
     }
@@ -582,7 +588,7 @@ impl Engine {
         let (mut access, _, out) = self.access();
         access.rejudge(rejudged, batch, now, out);
         if let Some(trusted) = self.answers.trusted() {
-            self.refused.look_at_resolvers(trusted, &mut self.out);
+            self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }
     }
 
@@ -642,7 +648,7 @@ impl Engine {
             self.policy.locate(&mut self.out);
         }
         self.update_filter(now);
-        if !self.cache.unjudged().is_empty() {
+        if !self.told.cache.unjudged().is_empty() {
             self.access().0.judge();
         }
         if let Some(changes) = changes {
@@ -690,7 +696,7 @@ impl Engine {
 
     fn commit(&mut self, batch: Batch) {
         self.switch
-            .commit(batch, true, self.plans.planner(), &mut self.out);
+            .commit(batch, true, self.told.plans.planner(), &mut self.out);
     }
 
     /// What the pods may reach, the switch that enforces it, and what both give out.
@@ -698,23 +704,12 @@ impl Engine {
         let Self {
             ports,
             policy,
-            cache,
-            plans,
-            budget,
-            refused,
+            told,
             switch,
             out,
             ..
         } = self;
-        let access = Access {
-            ports,
-            policy,
-            cache,
-            plans,
-            budget,
-            refused,
-        };
-        (access, switch, out)
+        (Access::new(ports, policy, told), switch, out)
     }
 }
 

@@ -74,7 +74,7 @@ fn a_name_that_no_rule_mentions_opens_nothing() {
     node.answer("p1", "notexample.com", &[ADDRESS], 300);
     assert_eq!(node.batches(), []);
     assert_eq!(node.engine.counters().answers_unmatched, 1);
-    assert_eq!(node.engine.cache.entries_mut().count(), 0);
+    assert_eq!(node.engine.told.cache.entries_mut().count(), 0);
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn an_address_out_of_use_goes_after_its_ttl() {
     node.pass(COMPARE_INTERVAL + IDLE_GRACE);
     assert_eq!(node.switch.len(), 0);
     assert_eq!(node.engine.flow_count(), 0);
-    assert!(node.engine.cache.is_idle());
+    assert!(node.engine.told.cache.is_idle());
     // It opens again as if for the first time.
     node.answer("p1", "example.com", &[ADDRESS], 1);
     assert_eq!(node.switch.len(), 1);
@@ -51,7 +51,7 @@ pub(super) fn assert_denied_for_an_hour(node: &mut Node, told_at: Timestamp) {
     let denied = |node: &Node| node.open().iter().any(|(.., priority)| *priority == 11_000);
     node.pass(Duration::from_secs(200));
     assert!(denied(node), "behind the end of its TTL");
-    let deny_ttl = node.engine.cache.limits().deny_ttl;
+    let deny_ttl = node.engine.told.cache.limits().deny_ttl;
     node.pass((told_at + deny_ttl).since(node.now) - Duration::from_secs(1));
     assert!(denied(node), "for an hour");
     node.pass(SLACK);

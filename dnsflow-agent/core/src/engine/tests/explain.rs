@@ -172,7 +172,7 @@ fn a_rule_by_name_denies() {
 #[test]
 fn a_limit_left_no_room() {
     let mut node = node(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_name_max = 1;
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 1;
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.answer("p1", "example.com", &[OTHER], 60);
     let reasons = ["203.0.113.1", "203.0.113.2"].map(|target| reason(&node, target).1);

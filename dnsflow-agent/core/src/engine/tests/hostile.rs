@@ -22,12 +22,12 @@ fn addresses(from: u32, count: u32) -> Vec<[u8; 4]> {
 /// The size of each collection that what pods are told can make grow.
 fn sizes(node: &Node) -> Vec<usize> {
     let engine = &node.engine;
-    engine.cache.check();
-    let (ports, most) = engine.refused.remembered();
+    engine.told.cache.check();
+    let (ports, most) = engine.told.refused.remembered();
     vec![
-        engine.cache.sizes().iter().sum(),
+        engine.told.cache.sizes().iter().sum(),
         engine.hold.len(),
-        engine.budget.accounts(),
+        engine.told.budget.accounts(),
         engine.out.accounts(),
         ports,
         most,
@@ -47,7 +47,7 @@ fn nothing_is_remembered_reported_or_asked_because_of_a_name_that_no_rule_mentio
     }
     assert_eq!(node.engine.counters().answers_unmatched, 100);
     assert_eq!(sizes(&node), before);
-    assert_eq!(node.engine.cache.deadline(), None);
+    assert_eq!(node.engine.told.cache.deadline(), None);
     assert_eq!(node.reports, []);
     assert_eq!(node.log, []);
 }
@@ -68,7 +68,7 @@ fn a_static_answer_asked_for_again_and_again_takes_the_same_room() {
     let refused = node.engine.counters().addresses_refused;
     assert_eq!(refused, 50 * (1000 - 256), "each of them is counted");
     node.pass(Duration::from_secs(300));
-    assert!(node.engine.cache.is_idle(), "and all is forgotten");
+    assert!(node.engine.told.cache.is_idle(), "and all is forgotten");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn what_is_remembered_before_rules_are_read_goes_once_none_mentions_it() {
     node.pods.insert("ns1_p1".into(), row);
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     node.answer("p1", "evil.test", &[ADDRESS, OTHER], 600);
-    assert_eq!(node.engine.cache.entries_mut().count(), 2);
+    assert_eq!(node.engine.told.cache.entries_mut().count(), 2);
     node.give(Input::Firewalls(FirewallUpdate {
         reset: true,
         firewalls: vec![],
@@ -95,7 +95,7 @@ fn what_is_remembered_before_rules_are_read_goes_once_none_mentions_it() {
         ..NbUpdate::default()
     }));
     assert_eq!(
-        node.engine.cache.entries_mut().count(),
+        node.engine.told.cache.entries_mut().count(),
         2,
         "whose pod it is, nobody knows"
     );
@@ -107,8 +107,8 @@ fn what_is_remembered_before_rules_are_read_goes_once_none_mentions_it() {
     node.add_logical_port("p1", 5, row);
     node.set_ovn(&rules);
     node.pass(Duration::ZERO);
-    node.engine.cache.check();
-    assert_eq!(node.engine.cache.entries_mut().count(), 1);
+    node.engine.told.cache.check();
+    assert_eq!(node.engine.told.cache.entries_mut().count(), 1);
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
 }
 
@@ -136,7 +136,7 @@ fn a_pod_changes_only_so_many_flows_and_its_neighbour_notices_nothing() {
             assert!(node.destinations().contains(&format!("198.51.100.{host}")));
         }
     }
-    let (_, ports) = (node.engine.cache.check(), node.batches());
+    let (_, ports) = (node.engine.told.cache.check(), node.batches());
     let changes: usize = ports.iter().map(|(_, changes)| changes.len()).sum();
     let seconds = FLOW_BURST_TIME.as_secs() + node.now.since(begin).as_secs();
     let budget = usize::try_from(seconds).expect("few") * FLOW_CHANGES_PER_SECOND as usize;
@@ -157,7 +157,7 @@ fn an_answer_over_budget_goes_back_at_once_and_an_open_address_stays_open() {
     let mut node = Node::with(&[allow("example.com"), deny("bad.test"), deny_all()]);
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     let port = node.engine.ports.named("ns1_p1").expect("it is there");
-    node.engine.budget.spend(port, usize::MAX, node.now);
+    node.engine.told.budget.spend(port, usize::MAX, node.now);
     node.batches();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     node.answer("p1", "ftp.example.com", &[OTHER], 600);
@@ -194,7 +194,7 @@ fn a_browser_that_opens_all_its_tabs_is_within_its_budget() {
 #[test]
 fn what_a_rule_denies_is_not_worn_down_by_other_names() {
     let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = 12;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 12;
     node.answer("p1", "bad.test", &[ADDRESS], 1);
     for i in 0..100 {
         node.answer("p1", &format!("n{i}.example.com"), &addresses(i, 1), 3600);
@@ -219,9 +219,9 @@ fn what_a_rule_denies_is_not_worn_down_by_other_names() {
         node.limits_reported(),
         ["ns1: DeniedAddresses of ns1_p1, 12"]
     );
-    node.engine.cache.check();
+    node.engine.told.cache.check();
     // Its time ends all the same.
-    node.pass(node.engine.cache.limits().deny_ttl + 2 * COMPARE_INTERVAL);
+    node.pass(node.engine.told.cache.limits().deny_ttl + 2 * COMPARE_INTERVAL);
     assert_eq!(node.destinations(), BTreeSet::new());
     node.answer("p1", "www.example.com", &[[198, 51, 100, 1]], 3600);
     assert!(node.destinations().contains("198.51.100.1"));
@@ -249,22 +249,22 @@ fn names_of_one_address_do_not_crowd_out_one_that_is_denied() {
     let open = node.open();
     let priorities: BTreeSet<u16> = open.iter().map(|(.., priority)| *priority).collect();
     assert_eq!(priorities, [10_999, 11_000].into());
-    node.engine.cache.check();
+    node.engine.told.cache.check();
 }
 
 #[test]
 fn a_pod_has_room_for_so_many_names_and_the_node_for_those_of_many() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = 100;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 100;
     node.set_firewall(&[allow("example.com"), deny_all(), allow("other.test")]);
     for i in 0..2000 {
         // OVN does not enforce the rule for these yet: they cost no flow.
         let address = [192, 0, 2, u8::try_from(i % 50).expect("few")];
         node.answer("p1", &format!("n{i}.other.test"), &[address], 3600);
     }
-    node.engine.cache.check();
-    let names = node.engine.cache.name_count();
-    let most = node.engine.cache.limits().names_per_port_max();
+    node.engine.told.cache.check();
+    let names = node.engine.told.cache.name_count();
+    let most = node.engine.told.cache.limits().names_per_port_max();
     assert!((most / 2..=most).contains(&names), "{names} of {most}");
     assert!(names < CACHED_NAMES_MAX);
 }
@@ -441,8 +441,8 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
 fn check_bounds(node: &Node) {
     let engine = &node.engine;
     let ports = engine.ports.iter().count();
-    engine.cache.check();
-    let most = engine.cache.limits().addresses_per_port_max;
+    engine.told.cache.check();
+    let most = engine.told.cache.limits().addresses_per_port_max;
     assert!(
         node.switch.len() <= 2 * ports * most,
         "{} flows",
@@ -453,8 +453,8 @@ fn check_bounds(node: &Node) {
     assert!(connections <= TCP_CONNECTIONS_MAX && datagrams <= FRAGMENTED_MAX);
     let [pending, queues, lost, foreign] = engine.switch.sizes();
     assert!(pending == 0 && queues == 0 && lost <= ports * most && foreign <= FOREIGN_FLOWS_MAX);
-    assert!(engine.budget.accounts() <= ports && engine.out.accounts() <= ports);
-    let (remembered, of_one) = engine.refused.remembered();
+    assert!(engine.told.budget.accounts() <= ports && engine.out.accounts() <= ports);
+    let (remembered, of_one) = engine.told.refused.remembered();
     assert!(remembered <= ports && of_one <= REFUSALS_REPORTED_MAX);
     assert!(engine.out.commands.is_empty() && engine.out.reports.is_empty());
 }
@@ -470,7 +470,7 @@ fn whatever_is_asked_and_answered_every_collection_stays_within_its_bound() {
     let result = runner.run(&harms, |harms| {
         let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);
         node.add_pod("p2", 6);
-        let limits = node.engine.cache.limits_mut();
+        let limits = node.engine.told.cache.limits_mut();
         (limits.addresses_per_port_max, limits.addresses_per_name_max) = (64, 16);
         do_harm(&mut node, &harms);
         Ok(())

@@ -24,7 +24,7 @@ fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
 #[test]
 fn an_address_in_use_is_never_evicted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = 2;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 2;
     node.answer("p1", "example.com", &[ADDRESS, OTHER], 60);
     for (_, packets) in node.switch.values_mut() {
         *packets += 1;
@@ -46,7 +46,7 @@ fn an_address_in_use_is_never_evicted() {
 #[test]
 fn an_address_that_may_be_in_use_is_never_evicted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 2;
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.pass(COUNTERS_DELAY_MAX * 2);
     node.answer("p1", "example.com", &[OTHER], 60);
@@ -71,8 +71,8 @@ fn an_address_that_may_be_in_use_is_never_evicted() {
 fn where_room_gets_short_it_is_soon_known_what_may_go() {
     for (of_port, of_name) in [(8, 256), (4096, 8)] {
         let mut node = Node::with(&[allow("example.com"), deny_all()]);
-        node.engine.cache.limits_mut().addresses_per_port_max = of_port;
-        node.engine.cache.limits_mut().addresses_per_name_max = of_name;
+        node.engine.told.cache.limits_mut().addresses_per_port_max = of_port;
+        node.engine.told.cache.limits_mut().addresses_per_name_max = of_name;
         let told = |host: u8| match of_name {
             8 => "example.com".to_owned(),
             _ => format!("n{host}.example.com"),
@@ -90,7 +90,7 @@ fn where_room_gets_short_it_is_soon_known_what_may_go() {
 #[test]
 fn addresses_chosen_to_go_stay_once_they_are_in_use() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = 32;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 32;
     for host in 1..=32 {
         node.answer(
             "p1",
@@ -119,7 +119,7 @@ fn addresses_chosen_to_go_stay_once_they_are_in_use() {
 #[test]
 fn a_name_keeps_only_so_many_addresses() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 2;
     for host in 1..=4 {
         node.answer(
             "p1",
@@ -147,8 +147,8 @@ fn a_name_keeps_only_so_many_addresses() {
 #[test]
 fn a_limit_is_told_only_where_it_costs_access() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = 2;
-    node.engine.cache.limits_mut().addresses_per_name_max = 2;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 2;
+    node.engine.told.cache.limits_mut().addresses_per_name_max = 2;
     node.set_firewall(&[allow("example.com"), deny_all(), allow("other.test")]);
     for host in 1..=4 {
         node.answer("p1", "other.test", &[[198, 51, 100, host]], 60);

@@ -257,7 +257,7 @@ fn run(steps: Vec<Step>) {
                     model.deferred.push(((pod, name, host), captured_at));
                 }
                 let least = if denied(&node, name) {
-                    node.engine.cache.limits().deny_ttl
+                    node.engine.told.cache.limits().deny_ttl
                 } else {
                     MIN_TTL
                 };
@@ -340,7 +340,7 @@ fn run(steps: Vec<Step>) {
                 if denied(&node, told.1)
                     && let Some(counts) = model.told.get_mut(&told)
                 {
-                    let until = at + node.engine.cache.limits().deny_ttl;
+                    let until = at + node.engine.told.cache.limits().deny_ttl;
                     counts.at_least = until.max(counts.at_least);
                     counts.at_most = until.max(counts.at_most);
                 }
@@ -348,7 +348,7 @@ fn run(steps: Vec<Step>) {
         }
         for ((_, name, _), counts) in &mut model.told {
             if denied(&node, *name) {
-                let until = counts.told_at + node.engine.cache.limits().deny_ttl;
+                let until = counts.told_at + node.engine.told.cache.limits().deny_ttl;
                 counts.at_most = until.max(counts.at_most);
                 // Else it may have been forgotten.
                 if counts.at_least > node.now {

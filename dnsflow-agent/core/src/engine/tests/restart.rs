@@ -100,7 +100,7 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
-    assert_eq!(node.engine.cache.entries_mut().count(), 0);
+    assert_eq!(node.engine.told.cache.entries_mut().count(), 0);
     assert_eq!(node.engine.snapshot(node.now), []);
 }
 

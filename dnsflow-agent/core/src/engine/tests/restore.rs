@@ -6,7 +6,7 @@ use crate::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
 /// A node with so many addresses open, all of which the switch has lost.
 fn wiped(addresses: usize) -> Node {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.cache.limits_mut().addresses_per_port_max = addresses + 1;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = addresses + 1;
     for n in 0..addresses {
         let [.., high, low] = n.to_be_bytes();
         let name = format!("n{n}.example.com");
@@ -95,6 +95,7 @@ fn flows_with_something_in_common_share_it() {
     let port = node.engine.ports.named("ns1_p1");
     let mut templates: Vec<_> = node
         .engine
+        .told
         .cache
         .entries_mut()
         .filter(|(of, ..)| Some(*of) == port)
