@@ -1,6 +1,6 @@
 //! Pods and a name server that do harm as fast as they can.
 //!
-//! The server answers every question at once. The first byte of a question's name says how ([`Kind`]); a name
+//! The server answers every question at once. The first byte of a question's name says how (`Kind`); a name
 //! that ends its first label in a number leads to the address with that number ([`address`]). All of it
 //! runs in threads of the test, with sockets in the namespaces of the lab's pods. Attackers are the last to
 //! be given a processor: what is to be seen is what they do to the agent and the switch, not what they take
