@@ -8,6 +8,7 @@ use std::{
     fs,
     net::Ipv4Addr,
     os::unix::fs::{PermissionsExt as _, chown},
+    path::PathBuf,
     process::Command,
     thread,
     time::Duration,
@@ -56,13 +57,15 @@ fn capabilities() -> Result<BTreeSet<String>> {
     added.collect::<Option<_>>().context("names")
 }
 
-/// Makes the root filesystem read-only but for the directory that is named first, and runs what follows.
+/// Makes the root filesystem read-only but for the two directories that are named first, and runs what
+/// follows.
 const READ_ONLY: &str = r#"
 set -e
 mount --bind "$1" "$1"
+mount --bind "$2" "$2"
 mount -o remount,bind,ro /
 if test -w /; then echo "/ can still be written to" >&2; exit 1; fi
-shift
+shift 2
 exec "$@"
 "#;
 
@@ -75,6 +78,7 @@ fn restricted(lab: &Lab, capabilities: &BTreeSet<String>, subcommand: &str) -> R
     command
         .args(["--mount", "--", "sh", "-c", READ_ONLY, "sh"])
         .arg(lab.base().join("state"))
+        .arg(control_directory(lab)?)
         .arg("setpriv")
         .arg(format!(
             "--bounding-set=-all{}",
@@ -91,6 +95,12 @@ fn restricted(lab: &Lab, capabilities: &BTreeSet<String>, subcommand: &str) -> R
     Ok(command)
 }
 
+/// Where the control socket is made.
+fn control_directory(lab: &Lab) -> Result<PathBuf> {
+    let socket = lab.control_socket();
+    Ok(socket.parent().context("a directory")?.to_owned())
+}
+
 /// The lab whose sockets are not root's, with a firewall and names in it.
 fn prepare(lab: &Lab) -> Result<()> {
     let names = ["udp", "tcp", "later"];
@@ -99,6 +109,7 @@ fn prepare(lab: &Lab) -> Result<()> {
     let deny = RuleSpec::deny("0.0.0.0/0")?;
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])?;
     fs::create_dir(lab.base().join("state"))?;
+    fs::create_dir(control_directory(lab)?)?;
     let run = lab.socket("");
     chown(&run, Some(OTHER_USER), Some(OTHER_USER))?;
     fs::set_permissions(&run, fs::Permissions::from_mode(0o700))?;
