@@ -44,11 +44,7 @@ use crate::{
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
-    control::{
-        self, Inquiries, Inquiry,
-        journal::{self, Journal, Pen},
-        server::Server,
-    },
+    control::{self, Inquiries, Inquiry, journal::Journal, server::Server},
     k8s::{
         self,
         events::{Notices, Reporter},
@@ -200,7 +196,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
     }
     let (reporter, notices) = k8s::events::channel();
     let (inquiries, mut asked) = control::inquiries();
-    let (pen, journal, journal_reports) = journal::journal();
+    let journal = Arc::<Journal>::default();
     let observed = Observed::default();
     let packets = Arc::clone(&counters);
     let metrics = Metrics::new(
@@ -226,8 +222,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         snapshots: snapshots_to_save,
         notices,
         inquiries,
-        journal,
-        journal_reports,
+        journal: Arc::clone(&journal),
         metrics,
         health: Arc::clone(&health),
         estimate: hold.map(|_| Arc::clone(&estimate)),
@@ -257,7 +252,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         ovn,
         health,
         reporter,
-        pen,
+        journal,
         observed,
         snapshots: state_dir.is_some().then_some(snapshots),
         alarm,
@@ -307,7 +302,6 @@ struct Outside {
     notices: Notices,
     inquiries: Inquiries,
     journal: Arc<Journal>,
-    journal_reports: journal::Reports,
     metrics: Metrics,
     health: Arc<Health>,
     /// Where answers are held.
@@ -331,7 +325,6 @@ async fn edges(
         notices,
         inquiries,
         journal,
-        journal_reports,
         metrics,
         health,
         estimate,
@@ -399,10 +392,6 @@ async fn edges(
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
     }
-    let writing = Arc::clone(&journal);
-    // It ends with the hot thread, which has its other end.
-    let write = async move { writing.write(journal_reports).await };
-    edge("the journal", Box::pin(write));
     let control = Server::new(inquiries, journal).serve(options.control_socket);
     edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
@@ -475,7 +464,7 @@ struct Hot {
     ovn: mpsc::Sender<OvnCommand>,
     health: Arc<Health>,
     reporter: Reporter,
-    pen: Pen,
+    journal: Arc<Journal>,
     observed: Observed,
     /// Where snapshots go, if anywhere.
     snapshots: Option<mpsc::Sender<Vec<SavedEntry>>>,
@@ -682,8 +671,8 @@ impl Hot {
                     _ => {}
                 }
                 self.reporter.tell(&report);
-                self.pen.note(report.clone());
-                tell(report);
+                tell(&report);
+                self.journal.note(report);
             }
             let commands = self.engine.take_commands();
             if commands.is_empty() {

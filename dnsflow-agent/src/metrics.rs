@@ -132,7 +132,7 @@ impl Metrics {
             ),
             Family::counter(
                 "journal_events_lost",
-                "Events that are not in the journal of `dnsflow observe`: too many came at once.",
+                "Events that are not in the journal of `dnsflow observe`: they came while somebody read it.",
                 self.journal.lost(),
             ),
         ]);

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 const LINES_MAX: usize = 8;
 
 /// Logs a report.
-pub(super) fn tell(report: Report) {
+pub(super) fn tell(report: &Report) {
     match report {
         Report::Ready {
             attached,
@@ -32,8 +32,8 @@ pub(super) fn tell(report: Report) {
             namespace,
             port,
             %name,
-            addresses = list(&addresses),
-            rules = list(&rules),
+            addresses = list(addresses),
+            rules = list(rules),
             flows,
             // JSON has it as a number up to 64 bits.
             activation_us = u64::try_from(activation.as_micros()).unwrap_or(u64::MAX),
@@ -59,8 +59,8 @@ pub(super) fn tell(report: Report) {
              both a pod can ask in another's name; give its network subnets (IPAM)"
         ),
         Report::ClusterNetworks { networks, left_out } => {
-            let networks = list(&networks);
-            if left_out == 0 {
+            let networks = list(networks);
+            if *left_out == 0 {
                 info!(
                     networks,
                     "no address of the cluster's own networks is opened"
@@ -109,7 +109,7 @@ pub(super) fn tell(report: Report) {
             warn!("no DNS server is trusted: --resolver names one, or --dns-service the cluster's")
         }
         Report::Trusting(resolvers) => {
-            let resolvers = list(&resolvers);
+            let resolvers = list(resolvers);
             info!(resolvers, "believing the answers of these DNS servers");
         }
         Report::Restored { flows } => info!(flows, "flows that had vanished were restored"),
@@ -152,7 +152,7 @@ pub(super) fn tell(report: Report) {
                 problem,
                 severity,
                 like_it,
-            } in problem_lines(&problems, &news)
+            } in problem_lines(problems, news)
             {
                 match (severity, like_it.is_empty()) {
                     (Severity::Waiting, true) => {
@@ -191,7 +191,7 @@ pub(super) fn tell(report: Report) {
             limit: Limit::NamesOfAddress(address),
             max,
         } => {
-            let limit = Limit::NamesOfAddress(address);
+            let limit = Limit::NamesOfAddress(*address);
             warn!(namespace, port, %address, max, "{limit}");
         }
         Report::LimitReached {

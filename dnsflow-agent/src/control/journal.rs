@@ -1,12 +1,13 @@
-//! What happened lately, for people who ask: the agent's reports as events.
+//! What happened lately, for people who ask: the agent's reports, as events.
 //!
-//! The hot thread never waits for the journal: a report that finds no room is counted instead.
+//! The hot thread writes reports into a ring, and wakes nobody. Whoever reads turns them into events. The hot
+//! thread never waits for a reader: a report that comes while one copies some is counted instead.
 
 use std::{
     collections::VecDeque,
     net::IpAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Mutex, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::SystemTime,
@@ -14,16 +15,13 @@ use std::{
 
 use dnsflow_core::{report::Report, view};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{broadcast, mpsc};
 
 use super::rfc3339;
 
-/// Events that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
+/// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
 pub const EVENTS_MAX: usize = 4096;
-/// Reports that wait to become events.
-const REPORTS_MAX: usize = 1024;
-/// Events that wait for a slow client; then it misses some, and is told how many.
-const BEHIND_MAX: usize = 1024;
+/// Reports that are copied at once: the hot thread cannot write meanwhile.
+const COPIED_AT_ONCE: usize = 64;
 
 /// Something that happened.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -55,73 +53,76 @@ pub struct Event {
     pub text: String,
 }
 
-/// The hot thread's end.
-#[derive(Debug)]
-pub struct Pen {
-    reports: mpsc::Sender<(SystemTime, Report)>,
-    lost: Arc<AtomicU64>,
-}
-
-/// The last events, and those to come.
-#[derive(Debug)]
+/// The last reports.
+#[derive(Debug, Default)]
 pub struct Journal {
-    kept: Mutex<VecDeque<Arc<Event>>>,
-    live: broadcast::Sender<Arc<Event>>,
-    lost: Arc<AtomicU64>,
+    kept: Mutex<Kept>,
+    lost: AtomicU64,
 }
 
-/// The reports that are to be written into the journal.
-pub type Reports = mpsc::Receiver<(SystemTime, Report)>;
-
-/// An empty journal, with what writes into it.
-pub fn journal() -> (Pen, Arc<Journal>, Reports) {
-    let (reports, receiver) = mpsc::channel(REPORTS_MAX);
-    let lost = Arc::<AtomicU64>::default();
-    let journal = Journal {
-        kept: Mutex::default(),
-        live: broadcast::channel(BEHIND_MAX).0,
-        lost: Arc::clone(&lost),
-    };
-    (Pen { reports, lost }, Arc::new(journal), receiver)
+#[derive(Debug, Default)]
+struct Kept {
+    reports: VecDeque<(SystemTime, Report)>,
+    /// The number of the report that comes next; the first one had number 0.
+    next: u64,
 }
 
-impl Pen {
-    /// Hands over a report.
-    pub fn note(&self, report: Report) {
-        if self.reports.try_send((SystemTime::now(), report)).is_err() {
-            self.lost.fetch_add(1, Relaxed);
-        }
-    }
+/// What a reader has not read.
+#[derive(Debug, Default)]
+pub struct Unread {
+    /// Reports that were dropped before this reader came to them.
+    pub missed: u64,
+    /// The next events, the oldest first; none at the end of the journal.
+    pub events: Vec<Event>,
+    /// The number to go on with.
+    pub next: u64,
 }
 
 impl Journal {
-    /// Writes what comes, as long as the hot thread is there.
-    pub async fn write(&self, mut reports: Reports) {
-        while let Some((time, report)) = reports.recv().await {
-            self.add(event(time, report));
+    /// Takes a report; the oldest one goes if there is no room.
+    pub fn note(&self, report: Report) {
+        let mut kept = match self.kept.try_lock() {
+            Ok(kept) => kept,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.lost.fetch_add(1, Relaxed);
+                return;
+            }
+        };
+        if kept.reports.len() == EVENTS_MAX {
+            kept.reports.pop_front();
+        }
+        kept.reports.push_back((SystemTime::now(), report));
+        kept.next += 1;
+    }
+
+    /// The number of the report that comes next.
+    pub fn next(&self) -> u64 {
+        let kept = self.kept.lock();
+        kept.unwrap_or_else(PoisonError::into_inner).next
+    }
+
+    /// Some events from the report with this number on.
+    pub fn read(&self, from: u64) -> Unread {
+        let (missed, reports) = {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let oldest = kept.next - kept.reports.len() as u64;
+            let skipped = usize::try_from(from.saturating_sub(oldest)).unwrap_or(usize::MAX);
+            let reports = kept.reports.iter().skip(skipped).take(COPIED_AT_ONCE);
+            let reports: Vec<_> = reports.cloned().collect();
+            (oldest.saturating_sub(from), reports)
+        };
+        Unread {
+            missed,
+            next: from + missed + reports.len() as u64,
+            events: reports
+                .into_iter()
+                .map(|(time, report)| event(time, report))
+                .collect(),
         }
     }
 
-    fn add(&self, event: Event) {
-        let event = Arc::new(event);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == EVENTS_MAX {
-            kept.pop_front();
-        }
-        kept.push_back(Arc::clone(&event));
-        // Nobody may listen. Under the lock, so that no event is in both or in neither.
-        let _listeners = self.live.send(event);
-    }
-
-    /// The last events, at most `last` of them, the oldest first; and those to come.
-    pub fn read(&self, last: usize) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let skipped = kept.len().saturating_sub(last);
-        let events = kept.iter().skip(skipped).cloned().collect();
-        (events, self.live.subscribe())
-    }
-
-    /// How many reports found no room.
+    /// How many reports came while a reader copied some.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }

@@ -42,7 +42,7 @@ use rustix::{
 use serde::Serialize;
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::{Semaphore, broadcast::error::RecvError},
+    sync::Semaphore,
     time::sleep,
 };
 
@@ -60,6 +60,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(5);
 /// Cache entries that one question to the hot thread is for.
 const ENTRIES_PER_INQUIRY: usize = 16;
+/// How often the journal is read for a client that follows it. The hot thread wakes no reader.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the server answers from.
 #[derive(Debug)]
@@ -222,27 +224,21 @@ impl Server {
     }
 
     fn events(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
-        let last = parameters.parsed("last")?.unwrap_or(usize::MAX);
+        let last = parameters.parsed("last")?.unwrap_or(u64::MAX);
         let follow = parameters.parsed("follow")?.unwrap_or(false);
         parameters.end()?;
-        let (events, live) = self.journal.read(last);
-        let events = stream::iter(events).map(|event| line(&*event));
-        if !follow {
-            return Ok(lines(events));
-        }
-        let live = stream::unfold(live, |mut live| async move {
-            let line = match live.recv().await {
-                Ok(event) => line(&*event),
-                Err(RecvError::Lagged(missed)) => line(&Event {
-                    event: "events_missed".to_owned(),
-                    text: format!("{missed} events came too fast for this client"),
-                    ..Event::default()
-                }),
-                Err(RecvError::Closed) => return None,
-            };
-            Some((line, live))
+        let reading = Reading {
+            journal: Arc::clone(&self.journal),
+            from: self.journal.next().saturating_sub(last),
+            follow,
+            is_first: true,
+        };
+        let parts = stream::unfold(reading, |mut reading| async move {
+            let events = reading.next().await?;
+            let lines: Vec<Bytes> = events.iter().map(line).collect();
+            Some((stream::iter(lines), reading))
         });
-        Ok(lines(events.chain(live)))
+        Ok(lines(parts.flatten()))
     }
 }
 
@@ -307,6 +303,44 @@ impl Listing {
             if !entries.is_empty() {
                 return Some(entries);
             }
+        }
+    }
+}
+
+/// Events that are still to be listed.
+struct Reading {
+    journal: Arc<Journal>,
+    /// The number of the next report.
+    from: u64,
+    /// Whether those to come are wanted, too.
+    follow: bool,
+    /// Whether nothing was read: what the journal had dropped before is not missed.
+    is_first: bool,
+}
+
+impl Reading {
+    /// Some events, none of them late by more than [`FOLLOW_INTERVAL`]; `None` at the end.
+    async fn next(&mut self) -> Option<Vec<Event>> {
+        loop {
+            let unread = self.journal.read(self.from);
+            self.from = unread.next;
+            let mut events = unread.events;
+            if unread.missed > 0 && !self.is_first {
+                let missed = Event {
+                    event: "events_missed".to_owned(),
+                    text: format!("{} events came too fast for this client", unread.missed),
+                    ..Event::default()
+                };
+                events.insert(0, missed);
+            }
+            self.is_first = false;
+            if !events.is_empty() {
+                return Some(events);
+            }
+            if !self.follow {
+                return None;
+            }
+            sleep(FOLLOW_INTERVAL).await;
         }
     }
 }

@@ -33,25 +33,42 @@ fn an_answer_becomes_an_event_of_its_pod() {
     assert_eq!(json, expected);
 }
 
-#[tokio::test]
-async fn the_last_events_are_kept_and_new_ones_are_handed_on() {
-    let (pen, journal, reports) = journal();
-    for count in 0..REPORTS_MAX + 3 {
-        pen.note(opened(&format!("ns1_pod{count}")));
+fn pods(unread: &Unread) -> Vec<&str> {
+    let pods = unread.events.iter().map(|event| event.pod.as_deref());
+    pods.map(|pod| pod.expect("a pod")).collect()
+}
+
+#[test]
+fn a_reader_gets_each_event_once_and_in_order() {
+    let journal = Journal::default();
+    for count in 0..COPIED_AT_ONCE + 1 {
+        journal.note(opened(&format!("ns1_pod{count}")));
     }
-    assert_eq!(journal.lost(), 3, "nobody has written yet");
-    let (before, mut live) = journal.read(10);
-    assert!(before.is_empty());
-    drop(pen);
-    journal.write(reports).await;
-    let pod = |event: &Event| event.pod.clone().expect("a pod");
-    let first = live.recv().await.expect("an event");
-    assert_eq!(pod(&first), "pod0");
-    let (last, _) = journal.read(2);
-    let pods: Vec<_> = last.iter().map(|event| pod(event)).collect();
-    assert_eq!(pods, ["pod1022", "pod1023"]);
-    for _ in 0..EVENTS_MAX {
-        journal.add(Event::default());
+    let first = journal.read(0);
+    assert_eq!(first.events.len(), COPIED_AT_ONCE);
+    let second = journal.read(first.next);
+    assert_eq!(pods(&second), ["pod64"]);
+    assert_eq!(journal.next(), second.next);
+    assert!(journal.read(second.next).events.is_empty());
+}
+
+#[test]
+fn a_reader_is_told_what_it_has_missed() {
+    let journal = Journal::default();
+    for count in 0..EVENTS_MAX + 3 {
+        journal.note(opened(&format!("ns1_pod{count}")));
     }
-    assert_eq!(journal.read(usize::MAX).0.len(), EVENTS_MAX);
+    let unread = journal.read(1);
+    assert_eq!(unread.missed, 2);
+    assert_eq!(pods(&unread)[0], "pod3");
+    assert_eq!(journal.lost(), 0);
+}
+
+#[test]
+fn a_report_that_comes_while_a_reader_copies_is_counted() {
+    let journal = Journal::default();
+    let reader = journal.kept.lock().expect("nobody has panicked");
+    journal.note(opened("ns1_pod1"));
+    drop(reader);
+    assert_eq!((journal.lost(), journal.next()), (1, 0));
 }

@@ -11,26 +11,25 @@ use super::*;
 use crate::control::{
     Inquiry,
     client::{self, AskError},
-    inquiries, journal,
+    inquiries,
 };
 
 /// A server at a socket of its own, with an engine that nothing has happened to.
 struct Running {
     directory: PathBuf,
     tasks: Vec<JoinHandle<()>>,
-    pen: journal::Pen,
+    journal: Arc<Journal>,
 }
 
 impl Running {
     async fn start(name: &str) -> Self {
         let (inquiries, asked) = inquiries();
-        let (pen, journal, reports) = journal::journal();
+        let journal = Arc::<Journal>::default();
         let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
         let socket = directory.join("dnsflow.sock");
         let server = Server::new(inquiries, Arc::clone(&journal));
         let tasks = vec![
             tokio::spawn(hot_thread(asked)),
-            tokio::spawn(async move { journal.write(reports).await }),
             tokio::spawn(server.serve(socket.clone())),
         ];
         while !socket.exists() {
@@ -39,7 +38,7 @@ impl Running {
         Self {
             directory,
             tasks,
-            pen,
+            journal,
         }
     }
 
@@ -131,16 +130,14 @@ async fn a_wrong_question_gets_a_reason() {
 async fn events_are_followed() {
     let running = Running::start("events").await;
     let socket = running.socket();
-    running
-        .pen
-        .note(dnsflow_core::report::Report::Restored { flows: 1 });
+    running.journal.note(Report::Restored { flows: 1 });
     let (sender, mut events) = mpsc::unbounded_channel();
     let follow = [("follow", "true".to_owned())];
     let each = |event: Event| sender.send(event).map_err(io::Error::other);
     let following = client::lines(&socket, "/v1/events", &follow, each);
     let expected = async {
         assert_eq!(events.recv().await.expect("an event").text, "1 flows");
-        running.pen.note(Report::Restored { flows: 2 });
+        running.journal.note(Report::Restored { flows: 2 });
         assert_eq!(events.recv().await.expect("an event").text, "2 flows");
     };
     tokio::select! {
