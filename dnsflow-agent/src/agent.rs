@@ -596,10 +596,16 @@ impl Hot {
             self.engine.handle(input, now());
         }
         let Self {
-            engine, records, ..
+            engine,
+            records,
+            deferred,
+            ..
         } = self;
         records.drain(FRAMES_PER_TURN, |frame| {
-            engine.handle(Input::Frame(frame), now());
+            let defer = engine.handle_frame(frame, now());
+            if defer && let Err(error) = deferred.defer(frame) {
+                warn!(%error, "an answer that came before its rule is not looked at");
+            }
         })
     }
 

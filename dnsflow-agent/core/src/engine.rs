@@ -149,8 +149,7 @@ impl Engine {
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
         if let Input::Frame(frame) = input {
-            self.frame(frame, now);
-            self.finish(None, now);
+            self.handle_frame(frame, now);
             return;
         }
         self.end_turn(now);
@@ -162,9 +161,26 @@ impl Engine {
         self.finish(Some(batch), now);
     }
 
+    /// Takes in a frame of the ring buffer. Returns whether to defer it: the kernel let it through for a
+    /// rule that is gone, and a rule may come that mentions its name.
+    pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        let was_wider = self.filter.was_wider(frame.captured_at);
+        self.replay(frame, now) && was_wider
+    }
+
+    /// Takes in a frame that was deferred ([`Command::ReplayAnswers`]). Returns whether to defer it again:
+    /// no rule mentions its name, and one may come.
+    pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        let is_unmentioned = self.frame(frame, now);
+        self.finish(None, now);
+        is_unmentioned
+    }
+
     fn route(&mut self, input: Input<'_>, batch: &mut Batch, now: Timestamp) {
         match input {
-            Input::Frame(frame) => self.frame(frame, now),
+            Input::Frame(frame) => {
+                self.frame(frame, now);
+            }
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
@@ -297,14 +313,6 @@ impl Engine {
                 }
             }
         }
-    }
-
-    /// Takes in a frame that the kernel had deferred ([`Command::ReplayAnswers`]). Returns whether no rule
-    /// mentions its name: it is to be deferred again, for a rule that may come.
-    pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
-        let before = self.out.counters.answers_unmentioned;
-        self.handle(Input::Frame(frame), now);
-        self.out.counters.answers_unmentioned > before
     }
 
     /// Does what is due at `now`.
@@ -458,8 +466,10 @@ impl Engine {
 
     // Steps that concern several owners.
 
-    /// A frame: what it says is taken in; if it was taken off the wire, it waits for that.
-    fn frame(&mut self, frame: Frame<'_>, now: Timestamp) {
+    /// A frame: what it says is taken in; if it was taken off the wire, it waits for that. Returns whether
+    /// it is a whole answer that no rule mentions.
+    fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        let unmentioned_before = self.out.counters.answers_unmentioned;
         let told = self.ports.at_veth(frame.ifindex);
         let Read {
             answers,
@@ -477,6 +487,8 @@ impl Engine {
         if frame.held {
             self.hold.take(frame, connection, wait, now, &mut self.out);
         }
+        let is_whole = carries && connection.is_none();
+        is_whole && self.out.counters.answers_unmentioned > unmentioned_before
     }
 
     /// Takes in an answer; gives what has to be waited for until all that it asks for is installed.

@@ -30,6 +30,8 @@ pub(crate) struct Filter {
     name_sets: BTreeMap<String, NameSet>,
     next_name_set: u32,
     replay_at: Option<Timestamp>,
+    /// When the kernel was last told to keep answers that had left it before.
+    narrowed_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,13 @@ impl Filter {
         }
     }
 
+    /// Whether the kernel may have judged an answer that it saw at this time by names that are no longer
+    /// wanted.
+    pub(crate) fn was_wider(&self, captured_at: Timestamp) -> bool {
+        let narrowed = self.narrowed_at;
+        narrowed.is_some_and(|narrowed_at| captured_at <= narrowed_at + REPLAY_AGAIN)
+    }
+
     /// Gives out the commands that make the filter as wanted. `wanted` has the namespace of each
     /// interface with a filter; `names_in` returns the names that the rules of a namespace mention.
     pub(crate) fn update(
@@ -74,7 +83,11 @@ impl Filter {
         let namespaces: BTreeSet<&str> = wanted.values().copied().collect();
         let mut replay = false;
         for namespace in &namespaces {
-            replay |= self.name(namespace, names_in(namespace), out);
+            let (more, fewer) = self.name(namespace, names_in(namespace), out);
+            replay |= more;
+            if fewer {
+                self.narrowed_at = Some(now);
+            }
         }
         self.interfaces.retain(|ifindex, _| {
             let keep = wanted.contains_key(ifindex);
@@ -91,6 +104,7 @@ impl Filter {
             if let Some(name_set) = name_set
                 && self.interfaces.insert(*ifindex, name_set) != Some(name_set)
             {
+                self.narrowed_at = Some(now);
                 out.command(Command::FilterInterface {
                     ifindex: *ifindex,
                     name_set: Some(name_set),
@@ -112,14 +126,20 @@ impl Filter {
         }
     }
 
-    /// Sets the names of a namespace; returns whether some of them are new.
-    fn name(&mut self, namespace: &str, names: BTreeSet<DomainName>, out: &mut Output) -> bool {
-        let (id, more) = match self.name_sets.get_mut(namespace) {
-            Some(name_set) if name_set.names == names => return false,
+    /// Sets the names of a namespace; returns whether there are more of them, and whether some are gone.
+    fn name(
+        &mut self,
+        namespace: &str,
+        names: BTreeSet<DomainName>,
+        out: &mut Output,
+    ) -> (bool, bool) {
+        let (id, more, fewer) = match self.name_sets.get_mut(namespace) {
+            Some(name_set) if name_set.names == names => return (false, false),
             Some(name_set) => {
                 let more = !names.is_subset(&name_set.names);
+                let fewer = !name_set.names.is_subset(&names);
                 name_set.names.clone_from(&names);
-                (name_set.id, more)
+                (name_set.id, more, fewer)
             }
             None => {
                 self.next_name_set += 1;
@@ -129,14 +149,14 @@ impl Filter {
                     names: names.clone(),
                 };
                 self.name_sets.insert(namespace.to_owned(), name_set);
-                (id, !names.is_empty())
+                (id, !names.is_empty(), false)
             }
         };
         out.command(Command::FilterNames {
             name_set: id,
             names,
         });
-        more
+        (more, fewer)
     }
 }
 

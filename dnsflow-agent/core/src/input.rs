@@ -312,8 +312,8 @@ pub enum Command {
         name_set: Option<NameSetId>,
     },
     /// Hand in the frames that were deferred because no rule mentioned their names
-    /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again that it returns `true`
-    /// for.
+    /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again for which it returns
+    /// `true`.
     ReplayAnswers,
     /// Release a held frame: put it back onto its veth.
     Release(HeldFrame),

@@ -245,7 +245,18 @@ impl Node {
                 .push((ifindex, captured_at, bytes.into()));
             return;
         }
-        self.give(Input::Frame(frame(ifindex, captured_at, bytes)));
+        self.passed(ifindex, captured_at, bytes);
+    }
+
+    /// A frame comes that the kernel has let through.
+    pub fn passed(&mut self, ifindex: u32, captured_at: Timestamp, bytes: &[u8]) {
+        let passed = frame(ifindex, captured_at, bytes);
+        if self.engine.handle_frame(passed, self.now) {
+            self.kernel
+                .deferred
+                .push((ifindex, captured_at, bytes.into()));
+        }
+        self.obey();
     }
 
     // What came of it.

@@ -58,8 +58,25 @@ impl DeferredAnswers {
                 Err(error) => return Err(error),
             }
         }
-        // If there is no room, the oldest answer goes, as when the program defers one.
-        let push = |deferred| self.0.push(deferred, BPF_EXIST);
-        again.into_iter().try_for_each(push)
+        again
+            .into_iter()
+            .try_for_each(|deferred| self.push(deferred))
+    }
+
+    /// Defers an answer that the program let through; one that is too long is left out.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn defer(&mut self, frame: Frame<'_>) -> Result<(), MapError> {
+        match record::Deferred::of(frame.ifindex, frame.captured_at.as_nanos(), frame.bytes) {
+            Some(deferred) => self.push(Deferred(deferred)),
+            None => Ok(()),
+        }
+    }
+
+    /// If there is no room, the oldest answer goes, as when the program defers one.
+    fn push(&mut self, deferred: Deferred) -> Result<(), MapError> {
+        self.0.push(deferred, BPF_EXIST)
     }
 }

@@ -25,6 +25,34 @@ fn a_firewall_edited_after_the_lookup_applies_to_it() {
 }
 
 #[test]
+fn an_answer_that_left_the_kernel_for_a_rule_that_is_gone_counts_for_one_that_comes() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    let captured_at = node.now;
+    let bytes = answer_frame("www.example.com", &[ADDRESS], 300);
+    node.set_firewall(&[deny_all()]);
+    node.set_ovn(&[deny_all()]);
+    node.pass(Duration::from_millis(200));
+    // The agent comes to the frame late: it was busy with the edit.
+    node.passed(ifindex_of(RowId::new(0x105)), captured_at, &bytes);
+    assert_eq!(node.kernel.deferred.len(), 1);
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(node.kernel.deferred.len(), 0);
+}
+
+#[test]
+fn an_answer_that_no_rule_has_mentioned_for_long_is_not_deferred_by_the_agent() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.pass(Duration::from_secs(1));
+    node.kernel.no_room = true;
+    node.answer("p1", "notexample.com", &[ADDRESS], 300);
+    assert_eq!(node.engine.counters().answers_unmentioned, 1);
+    assert_eq!(node.kernel.deferred.len(), 0);
+}
+
+#[test]
 fn a_moved_rule_moves_its_flows_in_one_bundle() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
