@@ -149,7 +149,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         resolvers: options.resolver.iter().copied().collect(),
         dns_ports: capture_options.ports,
     };
-    let socket = options.openflow_socket.clone();
+    let socket = options.openflow_socket.path.clone();
     // Before the edges start: without the program there is nothing to do for them.
     let Capture {
         attacher,
@@ -338,19 +338,19 @@ async fn edges(
         });
     };
     if let Some(estimate) = estimate {
-        let socket = options.openflow_socket.clone();
+        let socket = options.openflow_socket.path.clone();
         let inputs = inputs.clone();
         let watch = async move { vswitchd::watch(&socket, &estimate, looks, inputs).await };
         edge("ovs-vswitchd's datapath", Box::pin(watch));
     }
     if options.static_flow.is_none() {
         let remotes = options.ovs_db.clone();
-        let socket = options.openflow_socket.clone();
+        let socket = options.openflow_socket.path.clone();
         let conntrack = Conntrack::new(remotes, socket);
         let serving = conntrack.run(conntrack_requests, inputs.clone());
         edge("connection tracking", Box::pin(serving));
     }
-    let asking = openflow::questions::ask(options.openflow_socket, questions, found);
+    let asking = openflow::questions::ask(options.openflow_socket.path, questions, found);
     edge("the switch, for questions", Box::pin(asking));
     let whose = match options.static_flow {
         Some(_) => Whose::Anybody,
@@ -392,7 +392,7 @@ async fn edges(
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
     }
-    let control = Server::new(inquiries, journal).serve(options.control_socket);
+    let control = Server::new(inquiries, journal).serve(options.control_socket.path);
     edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
         edge(

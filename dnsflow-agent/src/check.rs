@@ -14,7 +14,10 @@ use std::{fmt, io};
 use serde::Serialize;
 use tokio::runtime;
 
-use crate::options::CheckOptions;
+use crate::{
+    options::{CheckOptions, OutputFormat, OutputOptions},
+    output::{write_json, write_yaml},
+};
 
 /// The answer to one question.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
@@ -84,38 +87,110 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What `--json` prints.
+/// What is printed for programs.
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
     status: Status,
     findings: &'a [Finding],
 }
 
-/// Asks everything, prints the findings to `output`, and returns the worst status.
+/// Asks everything, prints the findings to `output`, and returns whether the agent could work: with
+/// `--strict` only without a warning.
 ///
 /// # Errors
 ///
 /// If the output cannot be written, or a thread cannot be started.
-pub fn run(options: CheckOptions, output: &mut impl io::Write) -> io::Result<Status> {
-    let CheckOptions { agent, json } = options;
+pub fn run(options: CheckOptions, output: &mut impl io::Write) -> io::Result<bool> {
+    let CheckOptions {
+        agent,
+        output: OutputOptions { format },
+        strict,
+    } = options;
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let facts = runtime.block_on(gather::gather(agent));
     let findings = judge::judge(&facts);
+    print(&findings, format, output)?;
+    let worst = if strict { Status::Ok } else { Status::Warning };
+    Ok(findings.iter().all(|finding| finding.status <= worst))
+}
+
+fn print(
+    findings: &[Finding],
+    format: OutputFormat,
+    output: &mut impl io::Write,
+) -> io::Result<()> {
     let worst = findings.iter().map(|finding| finding.status).max();
-    let status = worst.unwrap_or(Status::Ok);
-    if json {
-        let summary = Summary {
-            status,
-            findings: &findings,
-        };
-        serde_json::to_writer(&mut *output, &summary)?;
-        writeln!(output)?;
-    } else {
-        for finding in &findings {
-            writeln!(output, "{finding}")?;
-        }
+    let summary = Summary {
+        status: worst.unwrap_or(Status::Ok),
+        findings,
+    };
+    match format {
+        OutputFormat::Table => findings
+            .iter()
+            .try_for_each(|finding| writeln!(output, "{finding}")),
+        OutputFormat::Json => write_json(&summary, output),
+        OutputFormat::Yaml => write_yaml(&summary, output),
     }
-    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_printed_for_people_and_programs() {
+        let findings = [
+            Finding::ok("btf", "the kernel describes its types"),
+            Finding::warning("offload", "flows may be offloaded", "turn it off"),
+        ];
+        let printed = |format| {
+            let mut output = Vec::new();
+            print(&findings, format, &mut output).expect("memory has room");
+            String::from_utf8(output).expect("text")
+        };
+        assert_eq!(
+            printed(OutputFormat::Table),
+            "\
+ok       btf           the kernel describes its types
+warning  offload       flows may be offloaded; turn it off
+"
+        );
+        assert_eq!(
+            printed(OutputFormat::Json),
+            r#"{
+  "status": "warning",
+  "findings": [
+    {
+      "check": "btf",
+      "status": "ok",
+      "text": "the kernel describes its types"
+    },
+    {
+      "check": "offload",
+      "status": "warning",
+      "text": "flows may be offloaded",
+      "remedy": "turn it off"
+    }
+  ]
+}
+"#
+        );
+        assert_eq!(
+            printed(OutputFormat::Yaml),
+            "\
+---
+status: warning
+findings:
+- check: btf
+  status: ok
+  text: the kernel describes its types
+- check: offload
+  status: warning
+  text: flows may be offloaded
+  remedy: turn it off
+"
+        );
+    }
 }

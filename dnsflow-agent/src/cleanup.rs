@@ -1,9 +1,13 @@
 //! `dnsflow cleanup`: takes every flow of ours out of the switch, when dnsflow leaves a node.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use dnsflow_core::{
-    flow::{FlowChange, InstalledFlow},
+    flow::{FlowChange, InstalledFlow, text},
     input::{BatchError, BatchId, FlowQuestion, FlowReply},
 };
 use tokio::{runtime, time::timeout};
@@ -21,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub enum CleanupError {
     /// No runtime.
     #[error("cannot start the runtime")]
-    Runtime(#[source] std::io::Error),
+    Runtime(#[source] io::Error),
     /// The switch cannot be reached.
     #[error("{0}")]
     NoSwitch(String),
@@ -34,24 +38,75 @@ pub enum CleanupError {
     /// The snapshot cannot be removed.
     #[error(transparent)]
     State(#[from] StateError),
+    /// What would be removed cannot be written.
+    #[error("cannot write what would be removed")]
+    Output(#[from] io::Error),
 }
 
 /// Removes every flow of ours, and the snapshot. Returns the number of flows. The agent must not be
 /// running, because it would restore the flows.
-pub fn run(socket: PathBuf, state_dir: Option<PathBuf>) -> Result<usize, CleanupError> {
+pub fn run(socket: PathBuf, state_dir: Option<&Path>) -> Result<usize, CleanupError> {
+    let removed = block_on(remove_flows(Connection::new(socket)))?;
+    if let Some(dir) = state_dir {
+        state::remove(dir)?;
+    }
+    Ok(removed)
+}
+
+/// Writes what [`run`] would remove, a line for each flow, and removes nothing.
+pub fn dry_run(
+    socket: PathBuf,
+    state_dir: Option<&Path>,
+    output: &mut impl Write,
+) -> Result<(), CleanupError> {
+    let found = block_on(write_flows(Connection::new(socket), output))?;
+    writeln!(output, "{found} flows would be removed")?;
+    if let Some(snapshot) = state_dir.and_then(state::find) {
+        writeln!(output, "{} would be removed", snapshot.display())?;
+    }
+    Ok(())
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, CleanupError>>) -> Result<T, CleanupError> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(CleanupError::Runtime)?;
-    let removed = runtime.block_on(async {
-        timeout(PATIENCE, remove_flows(Connection::new(socket)))
-            .await
-            .map_err(|_| CleanupError::NoAnswer)?
-    })?;
-    if let Some(dir) = state_dir {
-        state::remove(&dir)?;
+    let ended = runtime.block_on(async { timeout(PATIENCE, work).await });
+    ended.map_err(|_| CleanupError::NoAnswer)?
+}
+
+async fn write_flows(
+    mut connection: Connection,
+    output: &mut impl Write,
+) -> Result<usize, CleanupError> {
+    let mut found = 0;
+    loop {
+        match connection.next().await {
+            Event::Up => connection.ask(FlowQuestion::Dump),
+            Event::Down { reason } => return Err(CleanupError::NoSwitch(reason)),
+            Event::Reply(FlowReply::Flows { flows, more }) => {
+                for flow in &flows {
+                    writeln!(output, "{}", text::installed(flow))?;
+                }
+                found += flows.len();
+                if !more {
+                    return Ok(found);
+                }
+            }
+            Event::Refused { request, reason } => {
+                return Err(CleanupError::NoSwitch(format!("{request}: {reason}")));
+            }
+            // This connection changes and monitors nothing.
+            Event::Reply(FlowReply::Found(_) | FlowReply::Counted { .. })
+            | Event::Applied { .. }
+            | Event::CountLost { .. }
+            | Event::FlowLost { .. }
+            | Event::ForeignFlow { .. }
+            | Event::ForeignFlowGone { .. }
+            | Event::MonitorGap => {}
+        }
     }
-    Ok(removed)
 }
 
 async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError> {

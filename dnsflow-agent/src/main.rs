@@ -5,22 +5,22 @@ use std::{io, process::ExitCode};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use dnsflow_agent::{
-    agent,
-    check::{self, Status},
-    cleanup,
+    agent, check, cleanup,
     control::commands::{self, CommandError},
+    exit::Exit,
     k8s::egress_firewall::DEFINITION,
     logging::Log,
-    options::{CacheCommand, Cli, Command, FlowsCommand},
+    options::{CacheCommand, CleanupOptions, Cli, Command, FlowsCommand, OpenflowSocket},
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
 use dnsflow_core::view::Verdict;
 
-/// The exit code of `dnsflow explain` where something is blocked. 1 is a failure, 2 a wrong command line.
-const BLOCKED: u8 = 3;
-
 fn main() -> anyhow::Result<ExitCode> {
+    Ok(run()?.into())
+}
+
+fn run() -> anyhow::Result<Exit> {
     match Cli::parse().command {
         Command::Agent(options) => {
             // No other thread is there yet.
@@ -30,12 +30,12 @@ fn main() -> anyhow::Result<ExitCode> {
             let lost = log.lost_lines();
             let result = agent::run(*options, lost.clone());
             let code = match result {
-                Ok(()) => ExitCode::SUCCESS,
+                Ok(()) => Exit::Done,
                 // Not returned: standard error may be what nobody reads.
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
                     tracing::error!(error, "the agent stops");
-                    ExitCode::FAILURE
+                    Exit::Failed
                 }
             };
             lost.report();
@@ -43,11 +43,10 @@ fn main() -> anyhow::Result<ExitCode> {
             Ok(code)
         }
         Command::Check(options) => {
-            let worst = check::run(*options, &mut io::stdout()).context("cannot check")?;
-            Ok(match worst {
-                Status::Ok | Status::Warning => ExitCode::SUCCESS,
-                Status::Failed => ExitCode::FAILURE,
-            })
+            match check::run(*options, &mut io::stdout()).context("cannot check")? {
+                true => Ok(Exit::Done),
+                false => Ok(Exit::No),
+            }
         }
         Command::Status(options) => asked(commands::status(&options, &mut io::stdout().lock())),
         Command::Cache(CacheCommand::List(options)) => {
@@ -58,12 +57,12 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
         Command::Explain(options) => match commands::explain(&options, &mut io::stdout().lock())? {
-            Verdict::Allowed => Ok(ExitCode::SUCCESS),
-            Verdict::Blocked => Ok(ExitCode::from(BLOCKED)),
+            Verdict::Allowed => Ok(Exit::Done),
+            Verdict::Blocked => Ok(Exit::No),
         },
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "dnsflow", &mut io::stdout());
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Done)
         }
         Command::Man { command } => {
             let mut page = Cli::command();
@@ -72,32 +71,42 @@ fn main() -> anyhow::Result<ExitCode> {
                 page = found.clone().name(format!("dnsflow-{name}"));
             }
             clap_mangen::Man::new(page).render(&mut io::stdout())?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Done)
         }
         Command::Wait => {
             wait::run().context("cannot wait")?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Done)
         }
         Command::Crd => {
             print!("{DEFINITION}");
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Done)
         }
         Command::Cleanup(options) => {
-            let removed = cleanup::run(options.openflow_socket, options.state_dir)
-                .context("flows may be left")?;
-            println!("{removed} flows removed");
-            Ok(ExitCode::SUCCESS)
+            let CleanupOptions {
+                openflow_socket: OpenflowSocket { path },
+                state_dir,
+                dry_run,
+            } = options;
+            let state_dir = state_dir.as_deref();
+            if dry_run {
+                cleanup::dry_run(path, state_dir, &mut io::stdout().lock())
+                    .context("cannot say what would be removed")?;
+            } else {
+                let removed = cleanup::run(path, state_dir).context("flows may be left")?;
+                println!("{removed} flows removed");
+            }
+            Ok(Exit::Done)
         }
     }
 }
 
 /// A reader who has seen enough, as `head`, is no failure.
-fn asked(result: Result<(), CommandError>) -> anyhow::Result<ExitCode> {
+fn asked(result: Result<(), CommandError>) -> anyhow::Result<Exit> {
     match result {
-        Err(error) if error.is_closed_pipe() => Ok(ExitCode::SUCCESS),
+        Err(error) if error.is_closed_pipe() => Ok(Exit::Done),
         result => {
             result?;
-            Ok(ExitCode::SUCCESS)
+            Ok(Exit::Done)
         }
     }
 }

@@ -3,12 +3,9 @@
 //! Few options, each with a default where one makes sense, an environment variable and one line
 //! of help.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    str::FromStr,
-    time::Duration,
-};
+mod asking;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -22,11 +19,20 @@ use dnsflow_core::{
 };
 use ipnet::IpNet;
 
-use crate::{control, k8s::DnsService, ovsdb::Remotes};
+pub use asking::{
+    CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
+    ObserveOptions, OutputFormat, OutputOptions, PodName,
+};
+
+use crate::{exit, k8s::DnsService, ovsdb::Remotes};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "dnsflow", version = env!("DNSFLOW_VERSION"))]
+#[command(
+    name = "dnsflow",
+    version = env!("DNSFLOW_VERSION"),
+    after_help = exit::HELP
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -46,13 +52,13 @@ pub enum Command {
     /// Show the flows that let the pods reach them
     #[command(subcommand)]
     Flows(FlowsCommand),
-    /// Say why a pod may reach a name or an address, or may not; exit code 3 where it may not
+    /// Say why a pod may reach a name or an address, or may not: exit code 3
     Explain(ExplainOptions),
     /// Show what has happened lately, and with --follow what happens
     Observe(ObserveOptions),
     /// Remove every flow of dnsflow's from the switch; the agent must not be running
     Cleanup(CleanupOptions),
-    /// Say whether the agent could work on this node, and what to do where it could not
+    /// Say whether the agent could work on this node, and what to do where it could not: exit code 3
     Check(Box<CheckOptions>),
     /// Print the completions of a shell
     Completion {
@@ -73,150 +79,34 @@ pub enum Command {
     Crd,
 }
 
-/// What `dnsflow cache` can do.
-#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
-pub enum CacheCommand {
-    /// List each name with its address, by pod
-    List(FilterOptions),
-}
-
-/// What `dnsflow flows` can do.
-#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
-pub enum FlowsCommand {
-    /// List each flow with its pod, names and rules
-    List(FilterOptions),
-}
-
-/// Where a running agent answers, and how to print what it says.
+/// Where the switch is told of flows.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
-pub struct ControlOptions {
-    /// The control socket of the agent
+pub struct OpenflowSocket {
+    /// The OpenFlow management socket of the integration bridge
     #[arg(
-        long,
+        id = "openflow_socket",
+        long = "openflow-socket",
         value_name = "PATH",
-        env = "DNSFLOW_CONTROL_SOCKET",
-        default_value = control::SOCKET
+        env = "DNSFLOW_OPENFLOW_SOCKET",
+        default_value = "/var/run/openvswitch/br-int.mgmt"
     )]
-    pub control_socket: PathBuf,
-
-    /// How to print the answer
-    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
-    pub output: OutputFormat,
-}
-
-/// How an answer is printed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub enum OutputFormat {
-    /// A table for people.
-    Table,
-    /// JSON; of a list, one object a line.
-    Json,
-    /// YAML; of a list, one document each.
-    Yaml,
-}
-
-/// Which cache entries are wanted.
-#[derive(Args, Clone, Debug, Eq, PartialEq)]
-pub struct FilterOptions {
-    /// Where to ask.
-    #[command(flatten)]
-    pub control: ControlOptions,
-
-    /// Only pods of this namespace
-    #[arg(short, long)]
-    pub namespace: Option<String>,
-
-    /// Only pods of this name
-    #[arg(long)]
-    pub pod: Option<String>,
-
-    /// Only this name and the names below it
-    #[arg(long)]
-    pub name: Option<String>,
-
-    /// Only this address
-    #[arg(long)]
-    pub address: Option<IpAddr>,
-}
-
-/// The options of `dnsflow explain`.
-#[derive(Args, Clone, Debug, Eq, PartialEq)]
-pub struct ExplainOptions {
-    /// The pod, which has to be on this node
-    #[arg(value_name = "NAMESPACE/POD")]
-    pub pod: PodName,
-
-    /// A name or an address, with a port where that matters: example.com:443, 203.0.113.1:53/udp
-    #[arg(value_name = "TARGET")]
-    pub target: String,
-
-    /// Where to ask.
-    #[command(flatten)]
-    pub control: ControlOptions,
-}
-
-/// A pod of a namespace.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct PodName {
-    /// The namespace.
-    pub namespace: String,
-    /// The pod.
-    pub name: String,
-}
-
-impl FromStr for PodName {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('/') {
-            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(Self {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-            }),
-            _ => Err("use NAMESPACE/POD"),
-        }
-    }
-}
-
-/// The options of `dnsflow observe`.
-#[derive(Args, Clone, Debug, Eq, PartialEq)]
-pub struct ObserveOptions {
-    /// Where to ask.
-    #[command(flatten)]
-    pub control: ControlOptions,
-
-    /// Show so many of the last events [default: all that are kept; with --follow: none]
-    #[arg(long, value_name = "COUNT")]
-    pub last: Option<usize>,
-
-    /// Go on with what happens
-    #[arg(short, long)]
-    pub follow: bool,
-
-    /// Only events of this namespace
-    #[arg(short, long)]
-    pub namespace: Option<String>,
-
-    /// Only events of pods of this name
-    #[arg(long)]
-    pub pod: Option<String>,
+    pub path: PathBuf,
 }
 
 /// The options of `dnsflow cleanup`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct CleanupOptions {
-    /// The OpenFlow management socket of the integration bridge
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "DNSFLOW_OPENFLOW_SOCKET",
-        default_value = "/var/run/openvswitch/br-int.mgmt"
-    )]
-    pub openflow_socket: PathBuf,
+    /// The switch.
+    #[command(flatten)]
+    pub openflow_socket: OpenflowSocket,
 
     /// The agent's directory of that name, whose snapshot goes too
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+
+    /// Say what would be removed, and remove nothing; the agent may be running
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// The options of `dnsflow agent`.
@@ -257,14 +147,9 @@ pub struct AgentOptions {
     #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_SB")]
     pub ovn_sb: Option<Remotes>,
 
-    /// The OpenFlow management socket of the integration bridge
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "DNSFLOW_OPENFLOW_SOCKET",
-        default_value = "/var/run/openvswitch/br-int.mgmt"
-    )]
-    pub openflow_socket: PathBuf,
+    /// The switch.
+    #[command(flatten)]
+    pub openflow_socket: OpenflowSocket,
 
     /// Without OVN: rule 0's flow, as table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)
     #[arg(
@@ -439,14 +324,9 @@ pub struct AgentOptions {
     #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
     pub listen: Option<SocketAddr>,
 
-    /// Answer `dnsflow status`, `explain` and the like at this socket, which only root can use
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "DNSFLOW_CONTROL_SOCKET",
-        default_value = control::SOCKET
-    )]
-    pub control_socket: PathBuf,
+    /// Where it answers.
+    #[command(flatten)]
+    pub control_socket: ControlSocket,
 
     /// How to write the log
     #[arg(
@@ -561,9 +441,13 @@ pub struct CheckOptions {
     #[command(flatten)]
     pub agent: AgentOptions,
 
-    /// Print one JSON object
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputOptions,
+
+    /// A warning counts as a failure: exit code 3
     #[arg(long)]
-    pub json: bool,
+    pub strict: bool,
 }
 
 /// How the log is written.

@@ -139,6 +139,12 @@ pub fn load(dir: &Path) -> Result<Vec<SavedEntry>, StateError> {
     }
 }
 
+/// The snapshot in `dir`, if there is one.
+pub fn find(dir: &Path) -> Option<PathBuf> {
+    let path = dir.join(FILE);
+    path.is_file().then_some(path)
+}
+
 /// Removes the snapshot in `dir`.
 pub fn remove(dir: &Path) -> Result<(), StateError> {
     let Some(directory) = open(dir)? else {

@@ -19,7 +19,7 @@ use dnsflow_tests::{
 use serde_json::Value;
 
 /// `dnsflow check` with the lab agent's arguments, some of them with other values.
-fn check(lab: &Lab, json: bool, instead: &[(&str, &str)]) -> Result<Output> {
+fn check(lab: &Lab, further: &[&str], instead: &[(&str, &str)]) -> Result<Output> {
     let binary = agent::binary()?;
     let agent = lab.agent_command(&binary)?;
     let mut arguments: Vec<OsString> = agent.get_args().map(OsString::from).collect();
@@ -30,15 +30,12 @@ fn check(lab: &Lab, json: bool, instead: &[(&str, &str)]) -> Result<Output> {
         arguments[at + 1] = value.into();
     }
     let mut command = Command::new(binary);
-    command.args(arguments);
-    if json {
-        command.arg("--json");
-    }
+    command.args(arguments).args(further);
     lab.node().enter(&mut command)?;
     Ok(command.output()?)
 }
 
-/// The status of each finding, from what `--json` prints.
+/// The status of each finding, from what `--output json` prints.
 fn statuses(output: &Output) -> Vec<(String, String)> {
     let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let findings = printed["findings"].as_array().expect("findings");
@@ -78,7 +75,7 @@ fn a_node_of_the_lab_is_in_order_and_stays_as_it_was() {
     };
     let before = state();
 
-    let output = check(&lab, true, &[]).expect("it runs");
+    let output = check(&lab, &["-o", "json"], &[]).expect("it runs");
     let found = statuses(&output);
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(found.iter().all(|(_, status)| status == "ok"), "{printed}");
@@ -95,7 +92,7 @@ fn a_node_of_the_lab_is_in_order_and_stays_as_it_was() {
     }
     assert_eq!(state(), before);
 
-    let output = check(&lab, false, &[]).expect("it runs");
+    let output = check(&lab, &[], &[]).expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.lines().count(), found.len(), "{text}");
     assert!(text.lines().all(|line| line.starts_with("ok ")), "{text}");
@@ -110,9 +107,9 @@ fn what_is_missing_is_said_and_the_exit_status_tells() {
         ("--openflow-socket", "/nowhere"),
         ("--ovn-nb", "unix:/nowhere"),
     ];
-    let output = check(&lab, true, &gone).expect("it runs");
+    let output = check(&lab, &["-o", "json"], &gone).expect("it runs");
     let found = statuses(&output);
-    assert_eq!(output.status.code(), Some(1), "{found:?}");
+    assert_eq!(output.status.code(), Some(3), "{found:?}");
     for (check, expected) in [
         ("openflow", "failed"),
         ("ovn-nb", "failed"),
@@ -125,6 +122,12 @@ fn what_is_missing_is_said_and_the_exit_status_tells() {
     }
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(printed.contains("/nowhere"), "{printed}");
+
+    // What is left is the warning about offloading.
+    for (further, code) in [(&[][..], 0), (&["--strict"][..], 3)] {
+        let output = check(&lab, further, &[]).expect("it runs");
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
 }
 
 #[test]

@@ -108,6 +108,74 @@ fn the_cache_shows_what_each_pod_was_told() {
 }
 
 #[test]
+fn what_a_cleanup_would_remove_is_what_it_removes() {
+    let lab = lab!("control-cleanup", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let state = lab.base().join("state");
+    let state = state.to_str().expect("text");
+    let agent = lab
+        .start_agent(&["--state-dir", state])
+        .expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    let cleanup = |further: &[&str]| {
+        let socket = lab.socket("br-int.mgmt");
+        let socket = socket.to_str().expect("text");
+        let options = ["cleanup", "--openflow-socket", socket, "--state-dir", state];
+        let (text, code) = ask(&lab, &[&options, further].concat());
+        assert_eq!(code, Some(0), "{text}");
+        text
+    };
+    // With the sentinel flows, too.
+    let dump = || {
+        let ours = "cookie=0x444e534600000000/0xffffffff00000000";
+        let options = [
+            "--protocols=OpenFlow15",
+            "--no-stats",
+            "dump-flows",
+            "br-int",
+        ];
+        let dump = lab.ofctl(&[&options[..], &[ours]].concat());
+        let dump = dump.expect("the dump runs");
+        let flows = dump.lines().map(str::trim);
+        let flows = flows.filter(|line| line.starts_with("cookie="));
+        flows.map(str::to_owned).collect::<Vec<String>>()
+    };
+    let shown = dump();
+    assert!(shown.len() > lab.dnsflow_flows().expect("the dump runs").len());
+    let would_remove = format!("{} flows would be removed\n", shown.len());
+    // Without counters, timeouts and actions.
+    let matches = |text: &str| -> BTreeSet<String> {
+        let flows = text.lines().filter(|line| line.starts_with("cookie="));
+        let parts = flows.map(|flow| {
+            let flow = flow.split(" actions=").next().expect("a match");
+            let is_match = |part: &&str| {
+                let others = ["n_packets=", "hard_timeout="];
+                !others.iter().any(|other| part.starts_with(other))
+            };
+            let parts = flow.split(", ").filter(is_match);
+            parts.collect::<Vec<_>>().join(", ")
+        });
+        parts.collect()
+    };
+    let listed = cleanup(&["--dry-run"]);
+    assert_eq!(matches(&listed), matches(&shown.join("\n")));
+    assert!(listed.ends_with(&would_remove), "{listed}");
+    assert_eq!(dump().len(), shown.len());
+
+    agent.terminate().expect("it stops");
+    let listed = cleanup(&["--dry-run"]);
+    let snapshot = format!("{state}/cache.json would be removed\n");
+    assert!(
+        listed.ends_with(&format!("{would_remove}{snapshot}")),
+        "{listed}"
+    );
+    assert_eq!(cleanup(&[]), format!("{} flows removed\n", shown.len()));
+    assert!(dump().is_empty());
+    assert_eq!(cleanup(&["--dry-run"]), "0 flows would be removed\n");
+}
+
+#[test]
 fn the_status_says_what_is_well() {
     let lab = lab!("control-status", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);

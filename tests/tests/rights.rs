@@ -227,7 +227,7 @@ fn check_says_what_it_cannot_try() {
     prepare(&lab).expect("it is prepared");
     let capabilities = capabilities().expect("a list");
     let mut command = restricted(&lab, &capabilities, "check").expect("a command line");
-    let output = command.arg("--json").output().expect("it runs");
+    let output = command.args(["-o", "json"]).output().expect("it runs");
     let printed: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let findings = printed["findings"].as_array().expect("findings").iter();
     let (attach, others): (Vec<&Value>, Vec<&Value>) =

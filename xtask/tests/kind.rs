@@ -59,7 +59,7 @@ case "$said" in
     [ "$(wc -l <"$FAKES/rollout")" -lt 3 ] || echo 'daemon set "dnsflow" successfully rolled out' ;;
 *" logs "*"--container check"*) echo "[pod/one/check] ok program" ;;
 *" logs "*"--container cleanup"*) echo "[pod/one/cleanup] 7 flows removed" ;;
-*" exec agent -- dnsflow check --json")
+*" exec agent -- dnsflow check --output json")
     status=$(cat "$FAKES/check" 2>/dev/null || echo ok)
     echo "{\"status\": \"$status\", \"findings\": [{\"check\": \"btf\", \"status\": \"$status\"}]}" ;;
 kubectl*" exec pod -- sh "*) echo "200 0.012" ;;

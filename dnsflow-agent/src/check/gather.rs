@@ -61,7 +61,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     let ovs_db = ovs_db.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));
     let ovn_nb = ovn_nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
     let ovn_sb = ovn_sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
-    let (connection, openflow) = connect(openflow_socket).await;
+    let (connection, openflow) = connect(openflow_socket.path).await;
     let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, connection).await;
     Facts {
         kernel: kernel::ask(),

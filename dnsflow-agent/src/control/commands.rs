@@ -1,21 +1,21 @@
 //! The subcommands that ask a running agent.
 
-use std::{
-    io::{self, IsTerminal as _, Write},
-    path::Path,
-};
+use std::io::{self, Write};
 
 use dnsflow_core::view::{EntryView, Explanation, Verdict};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use tokio::runtime;
 
 use super::{
     Status,
     client::{self, AskError},
     journal::Event,
-    print::{self, CacheRow, FlowRow},
+    print::{self, CacheRow, FlowRow, Row},
 };
-use crate::options::{ControlOptions, ExplainOptions, FilterOptions, ObserveOptions, OutputFormat};
+use crate::{
+    options::{ControlOptions, ExplainOptions, FilterOptions, ObserveOptions, OutputFormat},
+    output::{write_json, write_json_line, write_yaml},
+};
 
 /// Why a subcommand has failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,46 +55,23 @@ impl CommandError {
 
 /// `dnsflow status`.
 pub fn status(options: &ControlOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    let status: Status = block_on(client::get(&options.control_socket, "/v1/status", &[]))?;
-    match options.output {
-        OutputFormat::Table => Ok(print::status(&status, output)?),
-        format => write_value(&status, format, output),
-    }
+    let status: Status = block_on(client::get(&options.socket.path, "/v1/status", &[]))?;
+    Ok(match options.output.format {
+        OutputFormat::Table => print::status(&status, output),
+        OutputFormat::Json => write_json(&status, output),
+        OutputFormat::Yaml => write_yaml(&status, output),
+    }?)
 }
 
 /// `dnsflow cache list`.
 pub fn cache_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    let control = &options.control;
-    let entries = |take: &mut dyn FnMut(EntryView) -> io::Result<()>| {
-        list(&control.control_socket, "/v1/cache", options, take)
-    };
-    match control.output {
-        OutputFormat::Table => {
-            let mut table = print::table::<CacheRow>(output)?;
-            entries(&mut |entry| table.extend(CacheRow::of(&entry)))?;
-            Ok(table.end()?)
-        }
-        OutputFormat::Json => entries(&mut |entry| write_line(&entry, output)),
-        OutputFormat::Yaml => entries(&mut |entry| write_document(&entry, output)),
-    }
+    list(options, |entry| vec![entry], CacheRow::of, output)
 }
 
 /// `dnsflow flows list`.
 pub fn flows_list(options: &FilterOptions, output: &mut impl Write) -> Result<(), CommandError> {
-    let control = &options.control;
-    let rows = |take: &mut dyn FnMut(FlowRow) -> io::Result<()>| {
-        let mut each = |entry: EntryView| FlowRow::of(&entry).into_iter().try_for_each(&mut *take);
-        list(&control.control_socket, "/v1/cache", options, &mut each)
-    };
-    match control.output {
-        OutputFormat::Table => {
-            let mut table = print::table::<FlowRow>(output)?;
-            rows(&mut |row| table.extend([row]))?;
-            Ok(table.end()?)
-        }
-        OutputFormat::Json => rows(&mut |row| write_line(&row, output)),
-        OutputFormat::Yaml => rows(&mut |row| write_document(&row, output)),
-    }
+    let row = |flow: &FlowRow| vec![flow.clone()];
+    list(options, |entry| FlowRow::of(&entry), row, output)
 }
 
 /// `dnsflow observe`.
@@ -112,13 +89,13 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> Result<(), 
             |wanted: &Option<String>, found: &Option<String>| wanted.is_none() || wanted == found;
         is(&options.namespace, &event.namespace) && is(&options.pod, &event.pod)
     };
-    let each = |event: Event| match control.output {
+    let each = |event: Event| match control.output.format {
         _ if !is_wanted(&event) => Ok(()),
         OutputFormat::Table => print::event(&event, output),
-        OutputFormat::Json => write_line(&event, output),
-        OutputFormat::Yaml => write_document(&event, output),
+        OutputFormat::Json => write_json_line(&event, output),
+        OutputFormat::Yaml => write_yaml(&event, output),
     };
-    let asked = client::lines(&control.control_socket, "/v1/events", &parameters, each);
+    let asked = client::lines(&control.socket.path, "/v1/events", &parameters, each);
     block_on(asked)
 }
 
@@ -131,7 +108,7 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> Result<Verd
         ("pod", pod.clone()),
         ("target", options.target.clone()),
     ];
-    let asked = client::get(&control.control_socket, "/v1/explain", &parameters);
+    let asked = client::get(&control.socket.path, "/v1/explain", &parameters);
     let explained: Vec<Explanation> = block_on(asked)?;
     // The agent says so of a pod on other networks for each of its ports: one that passes is enough.
     let Some(verdict) = explained.iter().map(|one| one.verdict).min() else {
@@ -140,70 +117,55 @@ pub fn explain(options: &ExplainOptions, output: &mut impl Write) -> Result<Verd
             pod: pod.clone(),
         });
     };
-    match control.output {
-        OutputFormat::Table => print::explanations(&explained, &options.target, output)?,
-        format => write_value(&explained, format, output)?,
-    }
+    match control.output.format {
+        OutputFormat::Table => print::explanations(&explained, &options.target, output),
+        OutputFormat::Json => write_json(&explained, output),
+        OutputFormat::Yaml => write_yaml(&explained, output),
+    }?;
     Ok(verdict)
 }
 
-/// Asks for JSON lines, with these filters.
-fn list<T: DeserializeOwned>(
-    socket: &Path,
-    path: &str,
+/// Asks for the cache entries that the filters want. `values` are what programs get of an entry, and
+/// `rows` what people get of a value.
+fn list<V: Serialize, R: Row>(
     options: &FilterOptions,
-    take: &mut dyn FnMut(T) -> io::Result<()>,
+    values: impl Fn(EntryView) -> Vec<V>,
+    rows: impl Fn(&V) -> Vec<R>,
+    output: &mut impl Write,
 ) -> Result<(), CommandError> {
+    let FilterOptions {
+        control,
+        namespace,
+        pod,
+        name,
+        address,
+    } = options;
     let text = |key, value: &Option<String>| value.clone().map(|value| (key, value));
     let parameters = [
-        text("namespace", &options.namespace),
-        text("pod", &options.pod),
-        text("name", &options.name),
-        options
-            .address
-            .map(|address| ("address", address.to_string())),
+        text("namespace", namespace),
+        text("pod", pod),
+        text("name", name),
+        address.map(|address| ("address", address.to_string())),
     ];
     let parameters: Vec<_> = parameters.into_iter().flatten().collect();
-    block_on(client::lines(socket, path, &parameters, take))
+    let each = |mut take: &mut dyn FnMut(V) -> io::Result<()>| {
+        let each = |entry| values(entry).into_iter().try_for_each(&mut take);
+        let socket = &control.socket.path;
+        block_on(client::lines(socket, "/v1/cache", &parameters, each))
+    };
+    match control.output.format {
+        OutputFormat::Table => {
+            let mut table = print::table::<R>(output)?;
+            each(&mut |value| table.extend(rows(&value)))?;
+            Ok(table.end()?)
+        }
+        OutputFormat::Json => each(&mut |value| write_json_line(&value, output)),
+        OutputFormat::Yaml => each(&mut |value| write_yaml(&value, output)),
+    }
 }
 
 fn block_on<T>(asked: impl Future<Output = Result<T, AskError>>) -> Result<T, CommandError> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(CommandError::Runtime)?;
     Ok(runtime.block_on(asked)?)
-}
-
-fn write_value(
-    value: &impl Serialize,
-    format: OutputFormat,
-    output: &mut impl Write,
-) -> Result<(), CommandError> {
-    match format {
-        OutputFormat::Yaml => write_document(value, output)?,
-        _ => {
-            serde_json::to_writer_pretty(&mut *output, value).map_err(io::Error::from)?;
-            writeln!(output)?;
-        }
-    }
-    Ok(())
-}
-
-fn write_line(value: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *output, value)?;
-    writeln!(output)?;
-    flush_for_people(output)
-}
-
-fn write_document(value: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
-    let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
-    writeln!(output, "---\n{}", text.trim_end())?;
-    flush_for_people(output)
-}
-
-/// A line that is followed on a terminal is to be seen at once.
-fn flush_for_people(output: &mut impl Write) -> io::Result<()> {
-    match io::stdout().is_terminal() {
-        true => output.flush(),
-        false => Ok(()),
-    }
 }

@@ -106,7 +106,7 @@ impl Row for CacheRow {
 }
 
 /// A flow, with what it is for.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct FlowRow {
     namespace: String,
     pod: String,

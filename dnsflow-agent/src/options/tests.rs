@@ -40,7 +40,9 @@ fn without_arguments_the_defaults_hold() {
             ovs_db: None,
             ovn_nb: None,
             ovn_sb: None,
-            openflow_socket: "/var/run/openvswitch/br-int.mgmt".into(),
+            openflow_socket: OpenflowSocket {
+                path: "/var/run/openvswitch/br-int.mgmt".into(),
+            },
             static_flow: None,
             subdomains: true,
             hold: true,
@@ -60,7 +62,9 @@ fn without_arguments_the_defaults_hold() {
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             listen: None,
-            control_socket: "/run/dnsflow/dnsflow.sock".into(),
+            control_socket: ControlSocket {
+                path: "/run/dnsflow/dnsflow.sock".into(),
+            },
             log_format: LogFormat::Text,
         })
     );
@@ -110,7 +114,7 @@ fn every_option_is_taken() {
             ovs_db: Some(remotes("tcp:127.0.0.1:6640")),
             ovn_nb: Some(remotes("unix:/nb.sock")),
             ovn_sb: Some(remotes("tcp:[::1]:6642")),
-            openflow_socket: "/of".into(),
+            openflow_socket: OpenflowSocket { path: "/of".into() },
             static_flow: None,
             subdomains: false,
             hold: false,
@@ -135,7 +139,7 @@ fn every_option_is_taken() {
             nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
-            control_socket: "/c".into(),
+            control_socket: ControlSocket { path: "/c".into() },
             log_format: LogFormat::Json,
         })
     );

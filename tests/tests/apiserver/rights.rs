@@ -245,7 +245,7 @@ fn findings(cluster: &Cluster) -> Vec<(String, String)> {
     check
         .args([
             "check",
-            "--json",
+            "--output=json",
             "--dns-service=kube-system/k8s-app=kube-dns",
         ])
         .arg("--kubeconfig")

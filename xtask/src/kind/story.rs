@@ -269,7 +269,7 @@ impl<'a> Story<'a> {
             let name = pod["metadata"]["name"].as_str().context("a name")?;
             let node = pod["spec"]["nodeName"].as_str().context("a node")?;
             let mut exec = access.kubectl(&["--namespace", "dnsflow", "exec", name, "--"]);
-            let said = run(exec.args(["dnsflow", "check", "--json"]))?;
+            let said = run(exec.args(["dnsflow", "check", "--output", "json"]))?;
             let said: Value = serde_json::from_str(&said).context("what check says")?;
             let findings = said["findings"].as_array().context("findings")?;
             let ok = |finding: &&Value| finding["status"] == "ok";

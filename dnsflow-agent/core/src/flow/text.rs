@@ -2,7 +2,24 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, Addresses, FlowBody, FlowKey, Masked, Match, Protocol};
+use super::{Action, Addresses, FlowBody, FlowKey, InstalledFlow, Masked, Match, Protocol};
+
+/// A flow that was found in the switch, with its cookie, the packets that it has matched, and its match.
+pub fn installed(flow: &InstalledFlow) -> String {
+    let InstalledFlow {
+        key,
+        cookie,
+        packets,
+    } = flow;
+    let mut text = format!(
+        "cookie={:#x}, table={}, n_packets={packets}, priority={}",
+        cookie.bits(),
+        key.table,
+        key.priority
+    );
+    write_match(&mut text, &key.matches);
+    text
+}
 
 /// A flow with its cookie, its match and its actions, without counters.
 pub fn flow(key: &FlowKey, body: &FlowBody) -> String {

@@ -1,0 +1,41 @@
+//! The exit codes of `dnsflow`. Scripts rely on them: a code keeps its meaning.
+
+use std::process::ExitCode;
+
+/// How a subcommand has ended. The command line's parser has a code of its own for a wrong one, 2.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Exit {
+    /// It has done what it should; where it answers a question, the answer is yes.
+    Done = 0,
+    /// It could not do what it should.
+    Failed = 1,
+    /// The answer is no: a connection is blocked, or the agent could not work.
+    No = 3,
+}
+
+/// What the help says of them.
+pub const HELP: &str = "\
+Exit codes:
+  0  done; where the command answers a question: yes
+  1  the command could not do its work
+  2  wrong command line
+  3  the answer is no: blocked (explain), something has failed (check)";
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_each_code() {
+        for exit in [Exit::Done, Exit::Failed, Exit::No] {
+            let line = format!("\n  {}  ", exit as u8);
+            assert!(HELP.contains(&line), "{exit:?}");
+        }
+    }
+}

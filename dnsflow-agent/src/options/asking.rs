@@ -1,0 +1,159 @@
+//! The options of the subcommands that ask a running agent.
+
+use std::{net::IpAddr, path::PathBuf, str::FromStr};
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::control;
+
+/// What `dnsflow cache` can do.
+#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
+pub enum CacheCommand {
+    /// List each name with its address, by pod
+    List(FilterOptions),
+}
+
+/// What `dnsflow flows` can do.
+#[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
+pub enum FlowsCommand {
+    /// List each flow with its pod, names and rules
+    List(FilterOptions),
+}
+
+/// Where a running agent answers.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ControlSocket {
+    /// The agent's control socket, where it answers `dnsflow status` and the like to root alone
+    #[arg(
+        id = "control_socket",
+        long = "control-socket",
+        value_name = "PATH",
+        env = "DNSFLOW_CONTROL_SOCKET",
+        default_value = control::SOCKET
+    )]
+    pub path: PathBuf,
+}
+
+/// How to print an answer.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct OutputOptions {
+    /// How to print the answer
+    #[arg(
+        id = "output",
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    pub format: OutputFormat,
+}
+
+/// Where a running agent answers, and how to print what it says.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ControlOptions {
+    /// Where to ask.
+    #[command(flatten)]
+    pub socket: ControlSocket,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputOptions,
+}
+
+/// How an answer is printed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum OutputFormat {
+    /// A table for people.
+    Table,
+    /// JSON; of a list, one object a line.
+    Json,
+    /// YAML; of a list, one document each.
+    Yaml,
+}
+
+/// Which cache entries are wanted.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct FilterOptions {
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+
+    /// Only pods of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+
+    /// Only pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+
+    /// Only this name and the names below it
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Only this address
+    #[arg(long)]
+    pub address: Option<IpAddr>,
+}
+
+/// The options of `dnsflow explain`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ExplainOptions {
+    /// The pod, which has to be on this node
+    #[arg(value_name = "NAMESPACE/POD")]
+    pub pod: PodName,
+
+    /// A name or an address, with a port where that matters: example.com:443, 203.0.113.1:53/udp
+    #[arg(value_name = "TARGET")]
+    pub target: String,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
+
+/// A pod of a namespace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The pod.
+    pub name: String,
+}
+
+impl FromStr for PodName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            }),
+            _ => Err("use NAMESPACE/POD"),
+        }
+    }
+}
+
+/// The options of `dnsflow observe`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ObserveOptions {
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+
+    /// Show so many of the last events [default: all that are kept; with --follow: none]
+    #[arg(long, value_name = "COUNT")]
+    pub last: Option<usize>,
+
+    /// Go on with what happens
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Only events of this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+
+    /// Only events of pods of this name
+    #[arg(long)]
+    pub pod: Option<String>,
+}
