@@ -5,6 +5,7 @@
 //! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel; so
 //! does attaching, which blocks, on a third.
 
+pub mod denials;
 mod reports;
 
 use std::{
@@ -21,6 +22,7 @@ use std::{
 
 use dnsflow_core::{
     Command, Input, Timestamp,
+    attempts::Attempts,
     engine::{Config, Engine},
     input::{FlowQuestion, HeldFrame},
     report::Report,
@@ -39,8 +41,9 @@ use tracing::{debug, info, trace, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained,
-        Heartbeat, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares,
+        self, Aside, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained,
+        Heartbeat, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares,
+        Watched,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -60,6 +63,7 @@ use crate::{
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
+use denials::{DenialCounts, Listeners};
 use reports::tell;
 
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
@@ -161,6 +165,8 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         counters,
         log,
         shares,
+        watched,
+        aside,
     } = {
         let _runtime = hot.enter();
         capture::load(&capture_options, attaching.handle())?
@@ -198,6 +204,16 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
     let (inquiries, mut asked) = control::inquiries();
     let journal = Arc::<Journal>::default();
     let observed = Observed::default();
+    let denial_counts = DenialCounts::default();
+    let denials = Denials {
+        aside,
+        attempts: Attempts::new(capture_options.ports),
+        listeners: Listeners {
+            journal: Arc::clone(&journal),
+            events: options.denied_events.then(|| reporter.clone()),
+            counts: denial_counts.clone(),
+        },
+    };
     let packets = Arc::clone(&counters);
     let metrics = Metrics::new(
         inquiries.clone(),
@@ -209,6 +225,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         Arc::clone(&journal),
         lost_lines.clone(),
         observed.clone(),
+        denial_counts,
     );
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();
@@ -219,6 +236,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         conntrack_requests,
         looks,
         ovn_commands,
+        denials,
         snapshots: snapshots_to_save,
         notices,
         inquiries,
@@ -243,6 +261,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         estimate,
         counters,
         shares,
+        watched,
         over_share: BTreeMap::new(),
         attach,
         openflow: openflow::Connection::new(socket),
@@ -298,6 +317,7 @@ struct Outside {
     conntrack_requests: mpsc::Receiver<conntrack::Request>,
     looks: mpsc::Receiver<Vec<Path>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
+    denials: Denials,
     snapshots: mpsc::Receiver<Vec<SavedEntry>>,
     notices: Notices,
     inquiries: Inquiries,
@@ -306,6 +326,13 @@ struct Outside {
     health: Arc<Health>,
     /// Where answers are held.
     estimate: Option<Arc<Estimate>>,
+}
+
+/// What the edge of denied connections is made of.
+struct Denials {
+    aside: Aside,
+    attempts: Attempts,
+    listeners: Listeners,
 }
 
 /// The edges that may take their time. Each owns its connections and ends with this future.
@@ -321,6 +348,7 @@ async fn edges(
         conntrack_requests,
         looks,
         ovn_commands,
+        denials,
         snapshots,
         notices,
         inquiries,
@@ -392,6 +420,13 @@ async fn edges(
             edge("Kubernetes", Box::pin(k8s::watch(client, inputs)));
         }
     }
+    let Denials {
+        aside,
+        attempts,
+        listeners,
+    } = denials;
+    let watch = denials::watch(aside, attempts, inquiries.clone(), listeners);
+    edge("denied connections", Box::pin(watch));
     let control = Server::new(inquiries, journal).serve(options.control_socket.path);
     edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
@@ -451,8 +486,9 @@ struct Hot {
     estimate: Arc<Estimate>,
     counters: Arc<ProgramCounters>,
     shares: Shares,
+    watched: Watched,
     /// What each interface had lost of its own when the counters were last logged.
-    over_share: BTreeMap<u32, u64>,
+    over_share: BTreeMap<u32, LeftOut>,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
     /// goes.
     attach: mpsc::UnboundedSender<AttachCommand>,
@@ -737,6 +773,7 @@ impl Hot {
             Command::FilterInterface { ifindex, name_set } => {
                 self.names.set_name_set(ifindex, name_set)
             }
+            Command::WatchAttempts { ifindex, watched } => self.watched.set(ifindex, watched),
             Command::ReplayAnswers => self.replay(),
             Command::Release(frame) => self.release(&frame),
             Command::FindDropping(paths) => {
@@ -824,14 +861,23 @@ impl Hot {
                 return;
             }
         };
-        for (ifindex, packets) in &left_out {
-            if !self.over_share.contains_key(ifindex) {
-                let port = self.engine.port_at(*ifindex).unwrap_or("unknown");
+        for (ifindex, LeftOut { packets, attempts }) in &left_out {
+            let before = self.over_share.get(ifindex).copied().unwrap_or_default();
+            let port = self.engine.port_at(*ifindex).unwrap_or("unknown");
+            if before.packets == 0 && *packets > 0 {
                 warn!(
                     port,
                     packets,
                     "a pod hands over more DNS than its share: what is beyond opens nothing for it; \
                      other pods lose nothing"
+                );
+            }
+            if before.attempts == 0 && *attempts > 0 {
+                info!(
+                    port,
+                    attempts,
+                    "a pod tries to connect to more places than its share: not each connection that \
+                     is denied is told of; other pods lose nothing"
                 );
             }
         }

@@ -27,6 +27,7 @@ use prometheus_client::{
 use tokio::sync::Mutex;
 
 use crate::{
+    agent::denials::{Counts, DenialCounts},
     control::{Inquiries, journal::Journal},
     logging::LostLines,
 };
@@ -85,6 +86,7 @@ pub struct Metrics {
     journal: Arc<Journal>,
     lost_lines: LostLines,
     observed: Observed,
+    denials: DenialCounts,
     /// The last answer, and when it was made.
     last: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -103,6 +105,7 @@ impl Metrics {
         journal: Arc<Journal>,
         lost_lines: LostLines,
         observed: Observed,
+        denials: DenialCounts,
     ) -> Self {
         Self {
             inquiries,
@@ -110,6 +113,7 @@ impl Metrics {
             journal,
             lost_lines,
             observed,
+            denials,
             last: Mutex::default(),
         }
     }
@@ -124,6 +128,7 @@ impl Metrics {
         }
         let mut families = self.inquiries.ask(|engine, _| of_engine(engine)).await?;
         families.extend(of_packets((self.packets)()));
+        families.extend(of_denials(self.denials.read()));
         families.extend([
             Family::counter(
                 "log_lines_lost",
@@ -174,6 +179,8 @@ enum Values {
     One(u64),
     /// One for each value of this label.
     Labelled(&'static str, Vec<(&'static str, u64)>),
+    /// One for each rule of an EgressFirewall: namespace, index of the rule, value.
+    ByRule(Vec<(String, String, u64)>),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -248,6 +255,10 @@ impl Family {
             Values::One(value) => self.encode_value(*value, metric),
             Values::Labelled(label, values) => values.iter().try_for_each(|(of, value)| {
                 let labels = [(*label, *of)];
+                self.encode_value(*value, metric.encode_family(&labels)?)
+            }),
+            Values::ByRule(values) => values.iter().try_for_each(|(namespace, rule, value)| {
+                let labels = [("namespace", namespace), ("rule", rule)];
                 self.encode_value(*value, metric.encode_family(&labels)?)
             }),
         }
@@ -463,6 +474,37 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
             "What became of IP fragments of DNS.",
             "event",
             engine.fragment_events(),
+        ),
+    ]
+}
+
+/// What is counted of denied connections.
+fn of_denials(counts: Counts) -> [Family; 2] {
+    let Counts {
+        by_rule,
+        others,
+        reports_left_out,
+        not_judged,
+    } = counts;
+    let by_rule = by_rule.into_iter();
+    let by_rule = by_rule.map(|((namespace, rule), count)| (namespace, rule.to_string(), count));
+    // No namespace has an empty name.
+    let others = [(String::new(), String::new(), others)];
+    [
+        Family {
+            name: "denied_connections",
+            help: "Connections of pods that an EgressFirewall denies, to one place once in ten seconds.",
+            kind: Kind::Counter,
+            values: Values::ByRule(others.into_iter().chain(by_rule).collect()),
+        },
+        Family::counters(
+            "denials_left_out",
+            "Attempts to connect that were not judged, and denials that were not reported.",
+            "reason",
+            [
+                ("not_judged", not_judged),
+                ("over_budget", reports_left_out),
+            ],
         ),
     ]
 }

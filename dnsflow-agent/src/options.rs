@@ -320,6 +320,10 @@ pub struct AgentOptions {
     )]
     pub allow_answers: Vec<IpNet>,
 
+    /// Tell of denied connections in an Event on the EgressFirewall, once an hour for each namespace
+    #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
+    pub denied_events: bool,
+
     /// Answer /livez, /readyz and /metrics by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
     #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
     pub listen: Option<SocketAddr>,

@@ -328,6 +328,54 @@ pub struct Share {
     pub deferred_paid_at_ns: u64,
     /// Packets that were left out because the share was used up.
     pub left_out: u64,
+    /// Of the attempts that the agent is told of.
+    pub attempts_paid_at_ns: u64,
+    /// Attempts that the agent was not told of because the share was used up.
+    pub attempts_left_out: u64,
+}
+
+/// An attempt: a pod may begin a connection. Neither the pod's address nor its port is part of the key:
+/// a pod that connects to one place again and again is told of once in a while.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct AttemptKey {
+    /// The pod's interface.
+    pub ifindex: u32,
+    /// The destination port.
+    pub dst_port: u16,
+    version: u8,
+    /// The IP protocol.
+    pub protocol: u8,
+    dst: Address,
+}
+
+impl AttemptKey {
+    /// The key of an attempt; `None` where the frame ends before.
+    #[inline(always)]
+    pub fn new<R: Reader>(
+        frame: &R,
+        ifindex: u32,
+        ip: IpHeader,
+        protocol: u8,
+        dst_port: u16,
+    ) -> Option<Self> {
+        Some(Self {
+            ifindex,
+            dst_port,
+            version: ip.version as u8,
+            protocol,
+            dst: Address::dst(frame, ip)?,
+        })
+    }
+
+    /// The destination address.
+    pub fn dst(&self) -> IpAddr {
+        let [a, b, c, d, ..] = self.dst.octets;
+        match self.version {
+            4 => IpAddr::from([a, b, c, d]),
+            _ => IpAddr::from(self.dst.octets),
+        }
+    }
 }
 
 /// A UDP datagram in fragments (RFC 791, section 3.2; RFC 8200, section 4.5). What both say

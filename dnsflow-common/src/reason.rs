@@ -114,6 +114,14 @@ reasons! {
     QueryDisplaced = "query_displaced",
     /// The pod's query could not be written down.
     QueryLost = "query_lost",
+    /// A pod behind an EgressFirewall may begin a connection: the agent is told.
+    Attempt = "attempt",
+    /// The same, where the agent was told lately of one to this address, protocol and port.
+    AttemptKnown = "attempt_known",
+    /// The same, and the pod has used up its share of what the agent is told of attempts.
+    AttemptOverShare = "attempt_over_share",
+    /// The same, and the ring buffer for attempts had no room.
+    AttemptLost = "attempt_lost",
     /// The pod has used up its share of what the agent is handed.
     OverShare = "over_share",
     /// The ring buffer had no room: the agent does not keep up.

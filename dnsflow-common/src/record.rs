@@ -5,6 +5,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::key::AttemptKey;
+
 /// At most this many bytes of a frame are captured: more than the longest IP packet with its link
 /// header, as virtual devices without a wire in between pass them whole (generic segmentation
 /// offload). What is longer still is a TCP segment whose length its IP header cannot say ("BIG
@@ -45,6 +47,21 @@ pub const KIND_ANSWER: u16 = 1;
 pub const KIND_HELD: u16 = 2;
 /// [`RecordHeader::kind`]: what a pod sends to a DNS server over TCP.
 pub const KIND_SENT: u16 = 3;
+
+/// [`RecordHeader::kind`]: a pod may begin a connection; an [`AttemptKey`] follows. Only in the ring
+/// buffer `ASIDE`.
+pub const KIND_ATTEMPT: u16 = 4;
+
+/// The size of the ring buffer `ASIDE`, in bytes.
+pub const ASIDE_BYTES: u32 = 512 << 10;
+/// How often the agent is told of an interface's attempts, in nanoseconds: 32 times a second …
+pub const ATTEMPT_INTERVAL_NS: u64 = 1_000_000_000 / 32;
+/// … and how many times at once.
+pub const ATTEMPT_BURST: u64 = 128;
+/// For how long the agent is not told again of an attempt with the same key, in nanoseconds.
+pub const ATTEMPT_AGAIN_NS: u64 = 10_000_000_000;
+/// How many attempts are remembered, so that the agent is not told again.
+pub const ATTEMPTS_MAX: u32 = 16_384;
 
 /// What an interface pays for a byte of a record, in nanoseconds of its time: 512 are 1.9 MiB in a
 /// second.
@@ -102,6 +119,38 @@ impl Deferred {
             header: self.header,
             frame,
         })
+    }
+}
+
+/// A record of [`KIND_ATTEMPT`]. [`RecordHeader::captured_len`] is the length of the key.
+#[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
+#[repr(C)]
+pub struct Attempt {
+    /// The header.
+    pub header: RecordHeader,
+    /// Who, and where to.
+    pub key: AttemptKey,
+}
+
+/// A record of the ring buffer `ASIDE`, checked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Aside<'a> {
+    /// A pod may begin a connection.
+    Attempt(Attempt),
+    /// An answer that no rule mentions.
+    Answer(Record<'a>),
+}
+
+impl<'a> Aside<'a> {
+    /// Reads a record; `None` when it is none.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        if let Ok(attempt) = Attempt::read_from_bytes(bytes)
+            && attempt.header.kind == KIND_ATTEMPT
+        {
+            return Some(Self::Attempt(attempt));
+        }
+        let record = Record::parse(bytes)?;
+        (record.header.kind == KIND_ANSWER).then_some(Self::Answer(record))
     }
 }
 

@@ -12,14 +12,14 @@ mod reader;
 mod transport;
 
 pub use self::{
-    ip::{Addresses, EXTENSIONS_MAX, IpHeader, Version},
+    ip::{Addresses, EXTENSIONS_MAX, IpHeader, PROTOCOL_TCP, PROTOCOL_UDP, Version},
     link::{MAC_DST_AT, MAC_SRC_AT, TAGS_MAX, Tags},
     reader::{PORTS_MAX, Ports, Reader, ServerPorts},
     transport::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
 };
 use self::{
-    ip::{Ip, PROTOCOL_TCP, PROTOCOL_UDP, Part},
-    transport::{Server, tcp, udp},
+    ip::{Ip, Part},
+    transport::{TcpHeader, tcp, udp},
 };
 use crate::Reason;
 
@@ -34,13 +34,34 @@ pub enum Packet {
     Fragment(Fragment),
 }
 
-/// What a pod sends to a DNS server that matters. Offsets count from the frame's first byte.
+/// What a pod sends that matters. Offsets count from the frame's first byte.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sent {
     /// A whole UDP datagram with a DNS query.
     UdpQuery(Message),
     /// A piece of a TCP stream in which DNS queries may be, or its beginning or end.
     TcpSegment(Segment),
+    /// What may begin a connection to something else than a DNS server.
+    Attempt(Attempt),
+}
+
+/// The ports from this one on are those that Linux gives to clients, up to 60999
+/// (`net.ipv4.ip_local_port_range` in Linux Documentation/networking/ip-sysctl.rst).
+pub const CLIENT_PORT_MIN: u16 = 32_768;
+
+/// What may begin a connection: a TCP segment with SYN and without ACK, or a whole UDP datagram from
+/// [`CLIENT_PORT_MIN`] or a port above. A datagram from another port is more often the answer of a
+/// server, which no rule for connections concerns.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Attempt {
+    /// The IP header.
+    pub ip: IpHeader,
+    /// The VLAN tags within the frame.
+    pub tags: Tags,
+    /// The IP protocol: [`PROTOCOL_TCP`] or [`PROTOCOL_UDP`].
+    pub protocol: u8,
+    /// The destination port.
+    pub dst_port: u16,
 }
 
 /// A DNS message that fills a UDP datagram.
@@ -169,7 +190,11 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
     let (tags, ip) = headers(frame)?;
     match (ip.protocol, ip.part) {
         (PROTOCOL_TCP, Part::Whole) => {
-            segment(frame, tags, &ip, ports, Server::Source).map(Packet::TcpSegment)
+            let header = tcp(frame, &ip)?;
+            match ports.contains(header.src_port()) {
+                true => segment(frame, tags, &ip, header).map(Packet::TcpSegment),
+                false => Err(Reason::OtherPort),
+            }
         }
         (PROTOCOL_TCP, _) => Err(Reason::FragmentedTcp),
         (
@@ -233,14 +258,13 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
 
 /// Reads a TCP segment that has data, or begins or ends a stream.
 #[inline(always)]
-fn segment<R: Reader, P: ServerPorts>(
+fn segment<R: Reader>(
     frame: &R,
     tags: Tags,
     ip: &Ip,
-    ports: &P,
-    server: Server,
+    header: TcpHeader,
 ) -> Result<Segment, Reason> {
-    let tcp = tcp(frame, ip, ports, server)?;
+    let tcp = header.check(frame, ip)?;
     if tcp.payload_len == 0 && tcp.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0 {
         return Err(Reason::TcpWithoutData);
     }
@@ -258,17 +282,30 @@ fn segment<R: Reader, P: ServerPorts>(
     })
 }
 
-/// Finds what a pod sends to a DNS server in a frame: a standard query over UDP with one question, to
-/// one of `ports`; a segment of a TCP stream to one of `ports` that has data or begins or ends the
-/// stream.
+/// Finds what matters of what a pod sends: a standard query over UDP with one question, to one of
+/// `ports`; a segment of a TCP stream to one of `ports` that has data or begins or ends the stream; what
+/// may begin a connection to another port.
 ///
 /// A query in fragments is none: it would have to be longer than what a question can fill.
 #[inline(always)]
-pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Sent, Reason> {
+pub fn from_pod<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Sent, Reason> {
     let (tags, ip) = headers(frame)?;
     match (ip.protocol, ip.part) {
         (PROTOCOL_TCP, Part::Whole) => {
-            return segment(frame, tags, &ip, ports, Server::Destination).map(Sent::TcpSegment);
+            let header = tcp(frame, &ip)?;
+            let dst_port = header.dst_port();
+            if ports.contains(dst_port) {
+                return segment(frame, tags, &ip, header).map(Sent::TcpSegment);
+            }
+            return match header.begins() {
+                true => Ok(Sent::Attempt(Attempt {
+                    ip: ip.header,
+                    tags,
+                    protocol: PROTOCOL_TCP,
+                    dst_port,
+                })),
+                false => Err(Reason::OtherPort),
+            };
         }
         (PROTOCOL_TCP, _) => return Err(Reason::FragmentedTcp),
         (PROTOCOL_UDP, Part::Whole) => {}
@@ -277,7 +314,15 @@ pub fn to_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Sent
     }
     let udp = udp(frame, &ip)?;
     if !ports.contains(udp.dst_port) {
-        return Err(Reason::OtherPort);
+        return match udp.src_port >= CLIENT_PORT_MIN {
+            true => Ok(Sent::Attempt(Attempt {
+                ip: ip.header,
+                tags,
+                protocol: PROTOCOL_UDP,
+                dst_port: udp.dst_port,
+            })),
+            false => Err(Reason::OtherPort),
+        };
     }
     udp.check_len(&ip)?;
     query(frame, udp.payload, udp.payload_len)?;

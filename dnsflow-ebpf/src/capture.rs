@@ -15,7 +15,8 @@ use dnsflow_common::{
 };
 
 use crate::{
-    maps::{self, DEFERRED, RECORDS, Scratch},
+    attempt,
+    maps::{self, ASIDE, DEFERRED, RECORDS, Scratch},
     share,
     skb::Frame,
 };
@@ -54,7 +55,8 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     }
 }
 
-/// Defers an answer that no rule mentions, unless it is too long, or the pod has many deferred.
+/// Defers an answer that no rule mentions, unless it is too long, or the pod has many deferred. Of a pod
+/// behind an EgressFirewall, a copy goes to the agent at once: the pod's attempts have their names from it.
 #[inline(always)]
 pub fn defer(frame: &Frame<'_>) {
     let len = frame.len();
@@ -69,6 +71,15 @@ pub fn defer(frame: &Frame<'_>) {
                 scratch.cast(),
                 OLDEST_GOES,
             );
+        }
+        if attempt::is_watched(frame) {
+            let len = size_of::<RecordHeader>() as u64
+                + u64::from(bound::length::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(len));
+            // Without room, an attempt has no name, or an older one.
+            // SAFETY: the record is as long.
+            unsafe {
+                bpf_ringbuf_output((&raw const ASIDE).cast_mut().cast(), scratch.cast(), len, 0);
+            }
         }
     }
 }

@@ -8,7 +8,10 @@ use core::ptr;
 
 use dnsflow_common::{
     Reason,
-    walk::{IpHeader, Message, Packet, Segment, Sent, TCP_SYN, Tags, Version},
+    walk::{
+        Attempt, IpHeader, Message, PROTOCOL_TCP, PROTOCOL_UDP, Packet, Segment, Sent, TCP_ACK,
+        TCP_SYN, Tags, Version,
+    },
 };
 
 use crate::maps;
@@ -22,6 +25,8 @@ pub enum Kind {
     Later,
     /// A TCP segment.
     Segment,
+    /// What may begin a connection to something else than a DNS server.
+    Attempt,
 }
 
 /// A packet that was walked. Offsets count from the frame's first byte.
@@ -45,6 +50,8 @@ pub struct Found {
     pub sequence: u32,
     first: u32,
     syn: u32,
+    /// The IP protocol of what may begin a connection, else zero.
+    begins: u32,
     tagged: u32,
     /// The name set.
     name_set: u32,
@@ -79,8 +86,18 @@ impl Found {
     #[inline(always)]
     pub fn sent(packet: &Sent) -> Self {
         match packet {
-            Sent::UdpQuery(message) => Self::message(message),
-            Sent::TcpSegment(segment) => Self::segment(segment),
+            Sent::UdpQuery(message) => Self {
+                begins: u32::from(PROTOCOL_UDP),
+                ..Self::message(message)
+            },
+            Sent::TcpSegment(segment) => Self {
+                begins: match segment.flags & (TCP_SYN | TCP_ACK) {
+                    TCP_SYN => u32::from(PROTOCOL_TCP),
+                    _ => 0,
+                },
+                ..Self::segment(segment)
+            },
+            Sent::Attempt(attempt) => Self::attempt(attempt),
         }
     }
 
@@ -108,6 +125,15 @@ impl Found {
     }
 
     #[inline(always)]
+    fn attempt(attempt: &Attempt) -> Self {
+        Self {
+            dst_port: attempt.dst_port,
+            begins: u32::from(attempt.protocol),
+            ..Self::new(Kind::Attempt, attempt.ip, attempt.tags)
+        }
+    }
+
+    #[inline(always)]
     fn new(kind: Kind, ip: IpHeader, tags: Tags) -> Self {
         Self {
             kind: kind as u32,
@@ -121,6 +147,7 @@ impl Found {
             sequence: 0,
             first: 0,
             syn: 0,
+            begins: 0,
             tagged: u32::from(!tags.is_empty()),
             name_set: 0,
         }
@@ -143,6 +170,7 @@ impl Found {
         match self.kind {
             kind if kind == Kind::Message as u32 => Kind::Message,
             kind if kind == Kind::Later as u32 => Kind::Later,
+            kind if kind == Kind::Attempt as u32 => Kind::Attempt,
             _ => Kind::Segment,
         }
     }
@@ -157,6 +185,15 @@ impl Found {
     #[inline(always)]
     pub fn is_syn(&self) -> bool {
         self.syn != 0
+    }
+
+    /// The IP protocol of what may begin a connection.
+    #[inline(always)]
+    pub fn begins(&self) -> Option<u8> {
+        match self.begins {
+            0 => None,
+            protocol => Some(protocol as u8),
+        }
     }
 
     /// Whether there is a VLAN tag within the frame.

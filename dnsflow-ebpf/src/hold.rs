@@ -29,7 +29,7 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
         Kind::Message => !found.is_first_fragment() && gso_size == 0,
         // What opens a connection carries no answer.
         Kind::Segment => !found.is_syn(),
-        Kind::Later => false,
+        Kind::Later | Kind::Attempt => false,
     };
     // An interface without a name set has no filter: all names, mentioned or not, come to here.
     // SAFETY: the value is a number that is only ever replaced.

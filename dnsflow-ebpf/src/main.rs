@@ -2,7 +2,8 @@
 //! TC ingress what the pod sends.
 //!
 //! The one on ingress remembers the queries that the pod sends to trusted resolvers from its own
-//! addresses. The one on egress copies the answers to them, where some rule of the pod's namespace
+//! addresses, and tells the agent where pods behind an EgressFirewall begin connections to. The one on
+//! egress copies the answers to them, where some rule of the pod's namespace
 //! mentions the name, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
 //! resolvers, where some rule mentions any name. Both count, by reason, every packet. They never
 //! change one, and their verdict
@@ -13,6 +14,7 @@
 #![no_std]
 #![no_main]
 
+mod attempt;
 mod capture;
 mod filter;
 mod found;
@@ -81,6 +83,8 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             // Whether the pod has made the connection, and asked on it, the agent looks at.
             Asked::Perhaps
         }
+        // Only what pods send is one.
+        Kind::Attempt => return Err(Reason::OtherPort),
         Kind::Message => {
             trust::from_resolver(frame, &found)?;
             let asked = trust::answer(frame, &found).inspect_err(|reason| {
@@ -103,13 +107,29 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
 
 #[inline(always)]
 fn ingress(frame: &Frame<'_>) -> Result<Reason, Reason> {
-    let found = Found::sent(&walk::to_server(frame, &maps::DnsPorts)?).put_down()?;
+    let found = Found::sent(&walk::from_pod(frame, &maps::DnsPorts)?).put_down()?;
+    if found.kind() == Kind::Attempt && !attempt::is_watched(frame) {
+        return Err(Reason::OtherPort);
+    }
     // Logical VLANs are dropped (`build_lswitch_lflows_admission_control` in OVN's
     // northd/northd.c).
     if found.has_tag() || frame.has_tag_outside() {
         return Err(Reason::Tagged);
     }
-    trust::to_resolver(frame, &found)?;
+    let to_resolver = match found.kind() {
+        Kind::Attempt => Err(Reason::OtherPort),
+        _ => trust::to_resolver(frame, &found),
+    };
+    if let Err(reason) = to_resolver {
+        // A question to somebody else is an attempt like any other.
+        return match found.begins() {
+            Some(protocol) if attempt::is_watched(frame) => {
+                trust::from_own_address(frame, &found)?;
+                attempt::tell(frame, &found, protocol)
+            }
+            _ => Err(reason),
+        };
+    }
     trust::from_own_address(frame, &found)?;
     if found.kind() == Kind::Segment {
         filter::any_name(frame.ifindex())?;

@@ -10,12 +10,12 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX, NameKey,
-        PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX, SOURCES_MAX, Share, SlotKey,
-        SourceKey, SourceMac,
+        AttemptKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX,
+        NameKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX, SOURCES_MAX, Share,
+        SlotKey, SourceKey, SourceMac,
     },
     question::Buffer,
-    record::{DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
+    record::{ASIDE_BYTES, ATTEMPTS_MAX, DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
     walk::{PORTS_MAX, Ports, ServerPorts},
 };
 
@@ -31,6 +31,19 @@ pub struct Scratch {
 /// Records for the agent. It sets the size when it loads the programs.
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Attempts of the watched interfaces, and the answers to them that no rule mentions, for a thread that
+/// opens nothing.
+#[map]
+pub static ASIDE: RingBuf = RingBuf::with_byte_size(ASIDE_BYTES, 0);
+
+/// The interfaces whose attempts the agent is told of: those of pods behind an EgressFirewall.
+#[map]
+pub static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
+
+/// When the agent was last told of an attempt, in nanoseconds of `CLOCK_MONOTONIC`.
+#[map]
+pub static ATTEMPTS: LruHashMap<AttemptKey, u64> = LruHashMap::with_max_entries(ATTEMPTS_MAX, 0);
 
 /// Answers that no rule mentions, the newest ones: a rule may come.
 #[map]

@@ -5,7 +5,8 @@ use core::ptr;
 use dnsflow_common::{
     key::Share,
     record::{
-        DEFER_BURST, DEFER_INTERVAL_NS, SHARE_BURST_BYTES, SHARE_NS_PER_BYTE, SHARE_RECORD_BYTES,
+        ATTEMPT_BURST, ATTEMPT_INTERVAL_NS, DEFER_BURST, DEFER_INTERVAL_NS, SHARE_BURST_BYTES,
+        SHARE_NS_PER_BYTE, SHARE_RECORD_BYTES,
     },
 };
 
@@ -21,7 +22,12 @@ pub fn pays_for_record(ifindex: u32, len: u32) -> bool {
         SHARE_BURST_BYTES * SHARE_NS_PER_BYTE,
         |share| {
             // SAFETY: `pays` gives the place of a share.
-            unsafe { &raw mut (*share).ring_paid_at_ns }
+            unsafe {
+                (
+                    &raw mut (*share).ring_paid_at_ns,
+                    &raw mut (*share).left_out,
+                )
+            }
         },
     )
 }
@@ -35,18 +41,43 @@ pub fn pays_for_deferring(ifindex: u32) -> bool {
         DEFER_BURST * DEFER_INTERVAL_NS,
         |share| {
             // SAFETY: `pays` gives the place of a share.
-            unsafe { &raw mut (*share).deferred_paid_at_ns }
+            unsafe {
+                (
+                    &raw mut (*share).deferred_paid_at_ns,
+                    &raw mut (*share).left_out,
+                )
+            }
         },
     )
 }
 
-/// Whether what an interface has handed over before is paid for within `burst_ns`. If so, it pays.
+/// Takes one attempt from the interface's share of those that the agent is told of.
+#[inline(always)]
+pub fn pays_for_attempt(ifindex: u32) -> bool {
+    pays(
+        ifindex,
+        ATTEMPT_INTERVAL_NS,
+        ATTEMPT_BURST * ATTEMPT_INTERVAL_NS,
+        |share| {
+            // SAFETY: as above.
+            unsafe {
+                (
+                    &raw mut (*share).attempts_paid_at_ns,
+                    &raw mut (*share).attempts_left_out,
+                )
+            }
+        },
+    )
+}
+
+/// Whether what an interface has handed over before is paid for within `burst_ns`. If so, it pays; if not,
+/// that is counted. `account` gives the places of both.
 #[inline(always)]
 fn pays(
     ifindex: u32,
     cost_ns: u64,
     burst_ns: u64,
-    paid_at: impl FnOnce(*mut Share) -> *mut u64,
+    account: impl FnOnce(*mut Share) -> (*mut u64, *mut u64),
 ) -> bool {
     if !maps::is_shared() {
         return true;
@@ -63,14 +94,14 @@ fn pays(
             }
         }
     };
-    let paid_at = paid_at(share);
+    let (paid_at, left_out) = account(share);
     let now = now_ns();
     // SAFETY: a value of the map stays readable and writable while the program runs. Another CPU may
     // write it meanwhile; then one of the two payments is lost.
     unsafe {
         let paid = ptr::read_volatile(paid_at).max(now);
         if paid - now > burst_ns {
-            (*share).left_out += 1;
+            *left_out += 1;
             return false;
         }
         ptr::write_volatile(paid_at, paid + cost_ns);

@@ -148,7 +148,7 @@ impl Answers {
 
     /// Reads a segment that a pod has sent. Answers count only for the questions in it.
     fn read_sent(&mut self, frame: Frame<'_>, is_known: bool, now: Timestamp, out: &mut Output) {
-        let Ok(Sent::TcpSegment(found)) = walk::to_server(&frame.bytes, &self.dns_ports) else {
+        let Ok(Sent::TcpSegment(found)) = walk::from_pod(&frame.bytes, &self.dns_ports) else {
             out.counters.frames_not_dns += 1;
             return;
         };

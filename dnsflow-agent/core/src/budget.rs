@@ -53,6 +53,11 @@ impl Account {
         self.0.since(now) <= rate.burst / 2
     }
 
+    /// Whether all that was spent is given back.
+    pub(crate) fn is_full(self, now: Timestamp) -> bool {
+        self.0 <= now
+    }
+
     /// Spends so many. More than was left is a debt, which is at most what can be saved up.
     pub(crate) fn spend(&mut self, count: usize, rate: Rate, now: Timestamp) {
         let count = u32::try_from(count).unwrap_or(u32::MAX);

@@ -698,6 +698,10 @@ impl Engine {
             .collect();
         let names_in = |namespace: &str| self.policy.names_in(namespace);
         self.filter.update(&wanted, names_in, now, &mut self.out);
+        let has_rules = |namespace: &str| self.policy.enforced(namespace).is_some();
+        let watched = wanted.iter().filter(|(_, namespace)| has_rules(namespace));
+        let watched = watched.map(|(ifindex, _)| *ifindex).collect();
+        self.filter.watch(watched, &mut self.out);
     }
 
     /// Whether it is known what should be in the switch: else flows of an earlier run would be taken

@@ -3,6 +3,9 @@
 //!
 //! The names come from the EgressFirewall as it is written, also before OVN enforces it. An
 //! interface whose namespace is not known has no filter.
+//!
+//! The interfaces of pods behind an EgressFirewall are watched as well: the kernel tells where their pods
+//! try to connect to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,6 +30,7 @@ pub(crate) struct Filter {
     /// Whether interfaces, namespaces or EgressFirewalls may have changed since.
     is_outdated: bool,
     interfaces: BTreeMap<u32, NameSetId>,
+    watched: BTreeSet<u32>,
     name_sets: BTreeMap<String, NameSet>,
     next_name_set: u32,
     replay_at: Option<Timestamp>,
@@ -124,6 +128,17 @@ impl Filter {
             out.command(Command::ReplayAnswers);
             self.replay_at = Some(now + REPLAY_AGAIN);
         }
+    }
+
+    /// Gives out the commands that watch the attempts of exactly these interfaces.
+    pub(crate) fn watch(&mut self, wanted: BTreeSet<u32>, out: &mut Output) {
+        for ifindex in self.watched.symmetric_difference(&wanted) {
+            out.command(Command::WatchAttempts {
+                ifindex: *ifindex,
+                watched: wanted.contains(ifindex),
+            });
+        }
+        self.watched = wanted;
     }
 
     /// Sets the names of a namespace; returns whether there are more of them, and whether some are gone.

@@ -311,6 +311,13 @@ pub enum Command {
         /// The name set.
         name_set: Option<NameSetId>,
     },
+    /// Tell of the attempts of an interface to connect somewhere, or stop that.
+    WatchAttempts {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// Whether to tell of them.
+        watched: bool,
+    },
     /// Hand in the frames that were deferred because no rule mentioned their names
     /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again for which it returns
     /// `true`.

@@ -5,6 +5,7 @@
 
 mod access;
 mod answers;
+pub mod attempts;
 pub mod blocked;
 mod budget;
 mod cache;

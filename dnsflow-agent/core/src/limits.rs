@@ -217,3 +217,19 @@ pub const COUNTED_PER_BATCH_MAX: usize = 64;
 /// Cookies of all namespaces that are counted every ten seconds. In a namespace for which there is
 /// no room, every new flow has to wait for revalidation.
 pub const COUNTED_COOKIES_MAX: usize = 512;
+
+/// Places that pods were told of, or tried to connect to, which are remembered for the reports of denied
+/// connections: of one interface …
+pub const PLACES_PER_INTERFACE: usize = 256;
+/// … and of all of them. With four names each, they take about ten megabytes.
+pub const PLACES: usize = 16_384;
+/// Names of one place that are remembered, the newest ones.
+pub const HEARD_NAMES_PER_ADDRESS_MAX: usize = 4;
+/// A place that a pod was not told of for this long has no name any more.
+pub const HEARD_TIME: Duration = Duration::from_secs(3600);
+/// A denied connection to one place is reported once in this time.
+pub const DENIAL_REPORT_AGAIN: Duration = Duration::from_secs(60);
+/// Denied connections of one pod are reported this often …
+pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// … and as many at once as this time allows: thirty-two. The rest is counted.
+pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);

@@ -396,6 +396,25 @@ impl Refusals {
             .collect()
     }
 
+    /// Whether the address belongs to the cluster itself: no EgressFirewall is asked about it, because
+    /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
+    /// it comes to them.
+    fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
+        let Learned {
+            pods,
+            services,
+            nodes: _,
+            dns,
+        } = &self.learned;
+        let is_in = |concerned: Concerned| {
+            let pods = pods.get(&concerned);
+            let services = services.get(&concerned);
+            pods.is_some_and(|pods| pods.contains(address))
+                || services.is_some_and(|services| services.contains(&address))
+        };
+        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
+    }
+
     /// Checks one form of an address.
     fn check_form(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
         if self.denied.contains(address) {
@@ -601,6 +620,25 @@ impl RefusedAddresses {
             namespace,
         };
         self.refusals.check_for(address, whose)
+    }
+
+    /// Whether an address belongs to the cluster itself, as this port sees it; nodes are outside.
+    pub(crate) fn is_inside(
+        &self,
+        address: IpAddr,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> bool {
+        let whose = Whose {
+            network: row.network.as_deref(),
+            namespace,
+        };
+        self.refusals.is_inside(address, whose)
+    }
+
+    /// Whether an address is one of a node.
+    pub(crate) fn is_node(&self, address: IpAddr) -> bool {
+        self.refusals.learned.nodes.contains(&address)
     }
 
     /// Takes the addresses out of an answer that are never opened to its port. Each is counted.

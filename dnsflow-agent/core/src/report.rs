@@ -9,7 +9,79 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{name::DomainName, resolver::Resolver};
+use super::{attempts::Attempt, name::DomainName, resolver::Resolver, view};
+
+/// A connection of a pod that its EgressFirewall denies.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Denied {
+    /// The namespace of the EgressFirewall.
+    pub namespace: String,
+    /// The logical port of the pod.
+    pub port: String,
+    /// What the pod has tried.
+    pub attempt: Attempt,
+    /// The names that the pod was told the address for, the newest first.
+    pub names: Vec<ToldName>,
+    /// Why: the same as [`view::Explanation`] says.
+    pub reason: view::Reason,
+    /// The rule that decides, by its index in `spec.egress`.
+    pub rule: Option<u32>,
+    /// That rule as the resource writes it, such as `Deny cidrSelector: 0.0.0.0/0`.
+    pub rule_text: String,
+    /// The reason in words, as far as the rule does not say it.
+    pub text: String,
+    /// What would allow it.
+    pub remedy: Option<String>,
+    /// Whether a rule by name may let the connection pass all the same: ovn-kubernetes resolves the names
+    /// of rules as well.
+    pub unless_resolved: bool,
+}
+
+/// A name that a pod was told an address for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ToldName {
+    /// The name.
+    pub name: DomainName,
+    /// How long ago the last answer was.
+    pub ago: Duration,
+    /// Who has answered, where that is known.
+    pub resolver: Option<Resolver>,
+}
+
+impl fmt::Display for ToldName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            ago,
+            resolver,
+        } = self;
+        write!(f, "{name}, told {}s ago", ago.as_secs())?;
+        match resolver {
+            Some(resolver) => write!(f, " by {resolver}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Denied {
+    /// The rule, the reason and the remedy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rule {
+            Some(rule) => write!(f, "rule {rule} {}", self.rule_text)?,
+            None => f.write_str("no rule")?,
+        }
+        if !self.text.is_empty() {
+            write!(f, ": {}", self.text)?;
+        }
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        if self.unless_resolved {
+            f.write_str("; passes all the same if ovn-kubernetes has resolved the address itself")?;
+        }
+        Ok(())
+    }
+}
 
 /// What a problem means for its rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -211,6 +283,8 @@ pub enum Report {
         /// The limit.
         max: usize,
     },
+    /// A pod tries to connect to where its EgressFirewall denies it.
+    Denied(Box<Denied>),
     /// The program could not be attached yet.
     NotAttached {
         /// The interface.

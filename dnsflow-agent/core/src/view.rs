@@ -3,15 +3,20 @@
 //! The agent writes them as JSON. A field that is added is no break; a field that changes its meaning
 //! is one.
 
+mod attempt;
 mod explain;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Timestamp,
     answers::Answers,
+    attempts::Attempt,
     cache::{Cache, Term},
     firewall::{Destination, Firewall, Rule, RuleAction},
     flow::{Protocol, Transport},
@@ -26,6 +31,7 @@ use crate::{
 };
 
 pub use crate::cache::Origin;
+pub use attempt::Judged;
 pub use explain::{
     ExplainedAddress, Explanation, Reason, RuleStep, StepOutcome, Target, TargetError, Verdict,
 };
@@ -403,6 +409,16 @@ impl View<'_> {
     }
 }
 
+/// An attempt as `dnsflow explain` takes it: `203.0.113.7:443`, `[2001:db8::1]:53/udp`.
+pub fn target_text(attempt: &Attempt) -> String {
+    let at = SocketAddr::new(attempt.address, attempt.port);
+    match attempt.protocol {
+        Protocol::Tcp => at.to_string(),
+        Protocol::Udp => format!("{at}/udp"),
+        Protocol::Sctp => format!("{at}/sctp"),
+    }
+}
+
 /// Namespace and name of the pod of an interface.
 fn pod_of(row: &Interface) -> (&str, &str) {
     pod_of_port(&row.iface_id)
@@ -453,8 +469,8 @@ fn destination_text(destination: &Destination) -> String {
     }
 }
 
-/// Protocol and port of a rule, such as `tcp/443`.
-fn transport_text(transport: Transport) -> String {
+/// Protocol and port of a rule or a connection, such as `tcp/443`.
+pub fn transport_text(transport: Transport) -> String {
     let protocol = match transport.protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",

@@ -5,7 +5,10 @@ use std::{
     fmt::Display,
 };
 
-use dnsflow_core::report::{Limit, NotTrusted, Report, Severity};
+use dnsflow_core::{
+    report::{Limit, NotTrusted, Report, Severity},
+    view,
+};
 use tracing::{debug, info, warn};
 
 /// So many problems of one kind that come together get a line each; of more, one line tells.
@@ -200,6 +203,19 @@ pub(super) fn tell(report: &Report) {
             limit,
             max,
         } => warn!(namespace, port, max, "{limit}"),
+        Report::Denied(denied) => {
+            let names = list(&denied.names);
+            debug!(
+                namespace = denied.namespace,
+                port = denied.port,
+                address = %denied.attempt.address,
+                transport = view::transport_text(denied.attempt.transport()),
+                names,
+                rule = denied.rule,
+                reason = %denied,
+                "a connection is denied"
+            );
+        }
         Report::NotAttached { interface, reason } => {
             debug!(interface, reason, "not attached yet, will try again");
         }

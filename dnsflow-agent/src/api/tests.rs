@@ -7,6 +7,7 @@ use dnsflow_core::engine::{Config, Engine};
 
 use super::*;
 use crate::{
+    agent::denials::DenialCounts,
     control::{inquiries, journal::Journal},
     logging::Log,
     metrics::{Observed, Packets},
@@ -29,7 +30,14 @@ fn served() -> Served {
         from_pods: Vec::new(),
     });
     let lost = Log::nothing_lost();
-    let metrics = Metrics::new(inquiries, packets, journal, lost, Observed::default());
+    let metrics = Metrics::new(
+        inquiries,
+        packets,
+        journal,
+        lost,
+        Observed::default(),
+        DenialCounts::default(),
+    );
     Served {
         health: Arc::new(health),
         metrics: Arc::new(metrics),

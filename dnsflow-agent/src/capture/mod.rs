@@ -8,6 +8,7 @@
 //! hot thread, [`Attacher`] by one of its own, [`ProgramCounters`] and [`ProgramLog`] from wherever it
 //! suits.
 
+mod aside;
 mod attacher;
 mod attachments;
 mod counters;
@@ -26,6 +27,7 @@ mod sources;
 pub mod survey;
 mod tcx;
 mod unasked;
+mod watched;
 
 use std::{io, num::NonZeroU32};
 
@@ -34,6 +36,7 @@ use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
 
 pub use self::{
+    aside::{Aside, Told},
     attacher::{AttachCommand, Attacher},
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
@@ -46,8 +49,9 @@ pub use self::{
     records::{Drained, Records},
     release::{ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
-    shares::Shares,
+    shares::{LeftOut, Shares},
     unasked::UNASKED_GRACE,
+    watched::Watched,
 };
 
 /// What can be set before the programs are loaded.
@@ -170,6 +174,10 @@ pub struct Capture {
     pub counters: ProgramCounters,
     /// Who has handed over more than its share.
     pub shares: Shares,
+    /// Whose attempts to connect somewhere are told of: nobody's yet.
+    pub watched: Watched,
+    /// The attempts.
+    pub aside: Aside,
     /// What the program has to say.
     pub log: ProgramLog,
 }
@@ -189,6 +197,8 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
     let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
     let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
     let shares = Shares::new(program.take_map("SHARES")?)?;
+    let watched = Watched::new(program.take_map("WATCHED")?)?;
+    let aside = Aside::new(program.take_map("ASIDE")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
         records,
@@ -198,6 +208,8 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
         heartbeat,
         counters,
         shares,
+        watched,
+        aside,
         log,
         attacher: Attacher {
             attachments: Attachments::new(program),

@@ -7,6 +7,15 @@ use dnsflow_common::key::Share;
 
 use super::CaptureError;
 
+/// What an interface has lost.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LeftOut {
+    /// Packets of DNS.
+    pub packets: u64,
+    /// Attempts to connect somewhere.
+    pub attempts: u64,
+}
+
 /// The map `SHARES`, which the programs write.
 pub struct Shares(HashMap<MapData, u32, [u8; size_of::<Share>()]>);
 
@@ -22,19 +31,23 @@ impl Shares {
         Ok(Self(map))
     }
 
-    /// By interface, the packets that were left out because its share was used up. Interfaces
-    /// without any are left out.
+    /// By interface, what was left out because its share was used up. Interfaces that have lost nothing
+    /// are not among them.
     ///
     /// # Errors
     ///
     /// If the kernel does not let the map be read.
-    pub fn left_out(&self) -> Result<BTreeMap<u32, u64>, MapError> {
+    pub fn left_out(&self) -> Result<BTreeMap<u32, LeftOut>, MapError> {
         let mut left_out = BTreeMap::new();
         for entry in self.0.iter() {
             let (ifindex, share) = entry?;
             let share: Share = zerocopy::transmute!(share);
-            if share.left_out > 0 {
-                left_out.insert(ifindex, share.left_out);
+            let lost = LeftOut {
+                packets: share.left_out,
+                attempts: share.attempts_left_out,
+            };
+            if lost != LeftOut::default() {
+                left_out.insert(ifindex, lost);
             }
         }
         Ok(left_out)

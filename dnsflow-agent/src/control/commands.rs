@@ -87,7 +87,10 @@ pub fn observe(options: &ObserveOptions, output: &mut impl Write) -> Result<(), 
     let is_wanted = |event: &Event| {
         let is =
             |wanted: &Option<String>, found: &Option<String>| wanted.is_none() || wanted == found;
-        is(&options.namespace, &event.namespace) && is(&options.pod, &event.pod)
+        let kind = options.event.as_ref();
+        is(&options.namespace, &event.namespace)
+            && is(&options.pod, &event.pod)
+            && kind.is_none_or(|kind| *kind == event.event)
     };
     let each = |event: Event| match control.output.format {
         _ if !is_wanted(&event) => Ok(()),

@@ -1,7 +1,8 @@
 //! What happened lately, for people who ask: the agent's reports, as events.
 //!
-//! The hot thread writes reports into a ring, and wakes nobody. Whoever reads turns them into events. The hot
-//! thread never waits for a reader: a report that comes while one copies some is counted instead.
+//! The hot thread and the edge of denied connections write reports into a ring, and wake nobody. Whoever
+//! reads turns them into events. No writer waits: a report that comes while somebody reads or writes is
+//! counted instead.
 
 use std::{
     collections::VecDeque,
@@ -48,6 +49,12 @@ pub struct Event {
     /// From the capture of the answer to the flows in force, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation_us: Option<u64>,
+    /// What the pod has tried to connect to, as `dnsflow explain` takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// Why that is denied: the reason of `dnsflow explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<view::Reason>,
     /// What else there is to say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
@@ -162,6 +169,21 @@ fn event(time: SystemTime, report: Report) -> Event {
             activation_us: u64::try_from(activation.as_micros()).ok(),
             ..of_port("opened", &port)
         },
+        Report::Denied(denied) => {
+            let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            Event {
+                name: denied.names.first().map(|told| told.name.to_string()),
+                addresses: vec![denied.attempt.address],
+                target: Some(view::target_text(&denied.attempt)),
+                reason: Some(denied.reason),
+                rules: denied.rule.into_iter().collect(),
+                text: match told.is_empty() {
+                    true => denied.to_string(),
+                    false => format!("{}; {denied}", told.join(", ")),
+                },
+                ..of_port("denied", &denied.port)
+            }
+        }
         Report::AddressRefused {
             port,
             name,

@@ -274,6 +274,14 @@ pub(super) fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
         _ => {}
     }
     parts.push(event.event.clone());
+    if let Some(target) = &event.target {
+        // The text of what has a name begins with the name.
+        match event.name.is_some() {
+            true => parts.push(format!("{target} = {}", event.text)),
+            false => parts.extend([target.clone(), event.text.clone()]),
+        }
+        return writeln!(output, "{}", parts.join("  "));
+    }
     parts.extend(event.name.clone());
     if !event.addresses.is_empty() {
         let addresses: Vec<_> = event.addresses.iter().map(ToString::to_string).collect();

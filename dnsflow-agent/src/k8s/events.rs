@@ -22,7 +22,10 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::report::{Limit, Report, Severity};
+use dnsflow_core::{
+    report::{Denied, Limit, Report, Severity},
+    view,
+};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -76,6 +79,13 @@ pub enum Notice {
         /// What happened and what to do.
         note: String,
     },
+    /// A connection is denied. Of all in a namespace, the first of an hour is told.
+    Denied {
+        /// The namespace.
+        namespace: String,
+        /// Which one, why, and where the others are.
+        note: String,
+    },
 }
 
 impl Notice {
@@ -127,6 +137,10 @@ impl Notice {
                 name: format!("{port}: {limit}"),
                 note: format!("{limit} ({max}): {port}"),
             }),
+            Report::Denied(denied) => Some(Self::Denied {
+                namespace: denied.namespace.clone(),
+                note: denied_note(denied),
+            }),
             Report::Ready { .. }
             | Report::Opened { .. }
             | Report::AddressRefused { .. }
@@ -143,6 +157,18 @@ impl Notice {
             | Report::NotAttached { .. } => None,
         }
     }
+}
+
+/// The note of a denied connection: what is long stands at the end, which is cut.
+fn denied_note(denied: &Denied) -> String {
+    let (_, pod) = view::pod_of_port(&denied.port);
+    let target = view::target_text(&denied.attempt);
+    let name = denied.names.first();
+    let name = name.map_or_else(String::new, |told| format!(" = {}", told.name));
+    format!(
+        "connections are denied (`dnsflow observe --event denied` lists them), such as {pod} to \
+         {target}{name}: {denied}"
+    )
 }
 
 /// The problems for Events: all, or the first of each kind if there are more than

@@ -12,6 +12,7 @@ fn families() -> Vec<Family> {
         Family::counter("journal_events_lost", "help", 0),
     ]);
     families.extend(of_packets(Packets::default()));
+    families.extend(of_denials(Counts::default()));
     families
 }
 
@@ -40,7 +41,8 @@ fn the_documentation_lists_every_metric() {
 fn no_metric_has_a_label_without_a_bound() {
     let families = families();
     let labels = families.iter().filter_map(|family| match &family.values {
-        Values::One(_) => None,
+        // The number of rules that are counted has a limit.
+        Values::One(_) | Values::ByRule(_) => None,
         Values::Labelled(label, _) => Some(*label),
     });
     let labels: BTreeSet<_> = labels.collect();

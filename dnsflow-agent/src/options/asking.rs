@@ -156,4 +156,8 @@ pub struct ObserveOptions {
     /// Only events of pods of this name
     #[arg(long)]
     pub pod: Option<String>,
+
+    /// Only events of this kind, such as denied
+    #[arg(long, value_name = "KIND")]
+    pub event: Option<String>,
 }

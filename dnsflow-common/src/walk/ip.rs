@@ -6,9 +6,9 @@ use super::Reader;
 use crate::Reason;
 
 /// IP protocol 6 (RFC 9293).
-pub(super) const PROTOCOL_TCP: u8 = 6;
+pub const PROTOCOL_TCP: u8 = 6;
 /// IP protocol 17 (RFC 768).
-pub(super) const PROTOCOL_UDP: u8 = 17;
+pub const PROTOCOL_UDP: u8 = 17;
 
 /// The version of an IP header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -385,12 +385,12 @@ fn impossible_port_lists_are_refused() {
 #[test]
 fn a_query_is_found_and_an_answer_is_none() {
     let mut frame = Parts::answer().build();
-    let to = |frame: &[u8]| to_server(&frame, &Ports::new(&[40_000]).expect("a port"));
+    let to = |frame: &[u8]| from_pod(&frame, &Ports::new(&[40_000]).expect("a port"));
     assert_eq!(to(&frame), Err(Reason::NotQuery));
     frame[DNS + 2] = 1;
     assert_eq!(to(&frame), Ok(Sent::UdpQuery(query_at(&frame))));
     assert_eq!(
-        to_server(&frame.as_slice(), &Ports::DNS),
+        from_pod(&frame.as_slice(), &Ports::DNS),
         Err(Reason::OtherPort)
     );
     frame[DNS + 5] = 2;
@@ -518,8 +518,8 @@ proptest! {
         let (head, tail) = frame.split_at(at.min(frame.len()));
         prop_assert_eq!(from_server(&Split { head, tail }, &Ports::DNS), walk(&frame));
         prop_assert_eq!(
-            to_server(&Split { head, tail }, &Ports::DNS),
-            to_server(&frame.as_slice(), &Ports::DNS)
+            from_pod(&Split { head, tail }, &Ports::DNS),
+            from_pod(&frame.as_slice(), &Ports::DNS)
         );
     }
 

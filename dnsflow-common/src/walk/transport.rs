@@ -1,7 +1,7 @@
 //! UDP and TCP.
 
 use super::{
-    Reader, ServerPorts,
+    Reader,
     ip::{Ip, Part},
 };
 use crate::Reason;
@@ -73,47 +73,54 @@ pub(super) struct Tcp {
     pub(super) payload_len: u32,
 }
 
-/// Whose port is looked at.
-#[derive(Clone, Copy, Eq, PartialEq)]
-pub(super) enum Server {
-    Source,
-    Destination,
+/// The TCP header as it stands in a frame.
+pub(super) struct TcpHeader([u8; TCP_LEN as usize]);
+
+/// Reads a TCP header. What it says of its length is only looked at by [`TcpHeader::check`].
+#[inline(always)]
+pub(super) fn tcp<R: Reader>(frame: &R, ip: &Ip) -> Result<TcpHeader, Reason> {
+    match frame.read(ip.payload) {
+        Some(header) => Ok(TcpHeader(header)),
+        None => Err(Reason::TruncatedTcp),
+    }
 }
 
-/// Reads a TCP header whose server's port must be one of `ports`.
-#[inline(always)]
-pub(super) fn tcp<R: Reader, P: ServerPorts>(
-    frame: &R,
-    ip: &Ip,
-    ports: &P,
-    server: Server,
-) -> Result<Tcp, Reason> {
-    let Some(header) = frame.read::<{ TCP_LEN as usize }>(ip.payload) else {
-        return Err(Reason::TruncatedTcp);
-    };
-    let src_port = u16::from_be_bytes([header[0], header[1]]);
-    let dst_port = u16::from_be_bytes([header[2], header[3]]);
-    let server_port = match server {
-        Server::Source => src_port,
-        Server::Destination => dst_port,
-    };
-    if !ports.contains(server_port) {
-        return Err(Reason::OtherPort);
+impl TcpHeader {
+    #[inline(always)]
+    pub(super) fn src_port(&self) -> u16 {
+        u16::from_be_bytes([self.0[0], self.0[1]])
     }
-    let header_len = u32::from(header[12] >> 4) * 4;
-    if header_len < TCP_LEN || header_len > ip.payload_len {
-        return Err(Reason::InvalidTcp);
+
+    #[inline(always)]
+    pub(super) fn dst_port(&self) -> u16 {
+        u16::from_be_bytes([self.0[2], self.0[3]])
     }
-    if frame.len() < ip.payload + header_len {
-        return Err(Reason::TruncatedTcp);
+
+    /// Whether this is the first segment of a connection, from the side that begins it.
+    #[inline(always)]
+    pub(super) fn begins(&self) -> bool {
+        self.0[13] & (TCP_SYN | TCP_ACK) == TCP_SYN
     }
-    Ok(Tcp {
-        src_port,
-        dst_port,
-        seq: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
-        ack: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
-        flags: header[13],
-        payload: ip.payload + header_len,
-        payload_len: ip.payload_len - header_len,
-    })
+
+    /// Checks that the header fits into the packet and the frame.
+    #[inline(always)]
+    pub(super) fn check<R: Reader>(self, frame: &R, ip: &Ip) -> Result<Tcp, Reason> {
+        let Self(header) = self;
+        let header_len = u32::from(header[12] >> 4) * 4;
+        if header_len < TCP_LEN || header_len > ip.payload_len {
+            return Err(Reason::InvalidTcp);
+        }
+        if frame.len() < ip.payload + header_len {
+            return Err(Reason::TruncatedTcp);
+        }
+        Ok(Tcp {
+            src_port: u16::from_be_bytes([header[0], header[1]]),
+            dst_port: u16::from_be_bytes([header[2], header[3]]),
+            seq: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
+            ack: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
+            flags: header[13],
+            payload: ip.payload + header_len,
+            payload_len: ip.payload_len - header_len,
+        })
+    }
 }

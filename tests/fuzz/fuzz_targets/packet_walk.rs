@@ -6,7 +6,7 @@
 use dnsflow_common::{
     key::{FragmentKey, PENDING_PER_INTERFACE, Query, ResolverKey, SourceKey},
     question::{Buffer, NameHash, Names, question},
-    walk::{DNS_LEN, IpHeader, Packet, Ports, Reader, Segment, Sent, from_server, to_server},
+    walk::{DNS_LEN, IpHeader, Packet, Ports, Reader, Segment, Sent, from_pod, from_server},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -110,8 +110,8 @@ fuzz_target!(|data: &[u8]| {
         Err(_) => {}
     }
 
-    let query = to_server(&frame, &Ports::DNS);
-    assert_eq!(to_server(&split, &Ports::DNS), query);
+    let query = from_pod(&frame, &Ports::DNS);
+    assert_eq!(from_pod(&split, &Ports::DNS), query);
     match query {
         Ok(Sent::UdpQuery(found)) => {
             assert!(found.ip.l3 < found.l4 && found.l4 < found.payload);
@@ -120,6 +120,10 @@ fuzz_target!(|data: &[u8]| {
             read_question(frame, found.payload, found.payload_len);
         }
         Ok(Sent::TcpSegment(found)) => segment(frame, found),
+        Ok(Sent::Attempt(found)) => {
+            assert!(found.ip.l3 < len && !Ports::DNS.contains(found.dst_port));
+            keys(frame, found.ip);
+        }
         Err(_) => {}
     }
 });

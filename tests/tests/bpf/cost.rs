@@ -9,7 +9,10 @@ use std::{
 };
 
 use dnsflow_agent::capture::{EGRESS, INGRESS, Options, RingSize};
-use dnsflow_common::{Reason, walk::TCP_ACK};
+use dnsflow_common::{
+    Reason,
+    walk::{TCP_ACK, TCP_SYN},
+};
 use dnsflow_tests::frames::{Answer, Frame, Transport};
 
 use crate::{Loaded, load, test_run::query_of, unshared};
@@ -154,11 +157,35 @@ fn what_a_packet_costs() {
     ] {
         program.measure(EGRESS, what, frame, reason);
     }
+    let (tcp_443, udp_443) = (tcp_443.turned(), udp_443.turned());
+    let syn = Frame {
+        transport: Transport::Tcp {
+            seq: 1,
+            ack: 0,
+            flags: TCP_SYN,
+            options: 5,
+        },
+        payload: vec![],
+        ..tcp_443.clone()
+    };
     for (what, frame, reason) in [
         ("not IP", &non_ip, Reason::NotIp),
-        ("TCP data", &tcp_443.turned(), Reason::OtherPort),
-        ("other UDP", &udp_443.turned(), Reason::OtherPort),
+        ("TCP data", &tcp_443, Reason::OtherPort),
+        ("TCP SYN, not watched", &syn, Reason::OtherPort),
+        ("other UDP, not watched", &udp_443, Reason::OtherPort),
         ("a query", &query_of(&answer), Reason::QueryRecorded),
+    ] {
+        program.measure(INGRESS, what, frame, reason);
+    }
+    program.capture.watched.set(1, true);
+    // The agent knows of the place from the first packet.
+    for frame in [&tcp_443, &syn, &udp_443] {
+        program.run(INGRESS, &frame.build(), 1).expect("runs");
+    }
+    for (what, frame, reason) in [
+        ("TCP data, watched", &tcp_443, Reason::OtherPort),
+        ("TCP SYN, watched", &syn, Reason::AttemptKnown),
+        ("other UDP, watched", &udp_443, Reason::AttemptKnown),
     ] {
         program.measure(INGRESS, what, frame, reason);
     }

@@ -1,6 +1,7 @@
 //! The BPF programs in this machine's kernel: by `BPF_PROG_TEST_RUN`, and on a real veth.
 
 mod attach;
+mod attempts;
 mod cost;
 mod differential;
 mod filter;

@@ -128,10 +128,12 @@ impl Model {
     }
 
     fn query(&mut self, frame: &[u8]) -> Result<Reason, Reason> {
-        let sent = walk::to_server(&frame, &Ports::DNS)?;
+        let sent = walk::from_pod(&frame, &Ports::DNS)?;
         let (ip, tags, port) = match &sent {
             Sent::UdpQuery(found) => (found.ip, found.tags, found.dst_port),
             Sent::TcpSegment(found) => (found.ip, found.tags, found.dst_port),
+            // The interface is not watched.
+            Sent::Attempt(_) => return Err(Reason::OtherPort),
         };
         if !tags.is_empty() {
             return Err(Reason::Tagged);

@@ -6,7 +6,9 @@ use std::{
 };
 
 use aya::maps::HashMap;
-use dnsflow_agent::capture::{Attach as _, EGRESS, INGRESS, Options, ResolverError, RingSize};
+use dnsflow_agent::capture::{
+    Attach as _, EGRESS, INGRESS, LeftOut, Options, ResolverError, RingSize,
+};
 use dnsflow_common::{
     Reason,
     key::{
@@ -184,7 +186,11 @@ fn queries_that_are_none_are_not_remembered() {
 
 /// Makes everything that is remembered in a map older, by setting the times back. The time stands
 /// in the last 8 bytes of each value.
-fn age<const KEY: usize, const VALUE: usize>(program: &mut Loaded, map: &str, by_ns: u64) {
+pub(crate) fn age<const KEY: usize, const VALUE: usize>(
+    program: &mut Loaded,
+    map: &str,
+    by_ns: u64,
+) {
     let map = program.ebpf().map_mut(map).expect("the map");
     let mut map: HashMap<_, [u8; KEY], [u8; VALUE]> = map.try_into().expect("its types");
     let entries: Vec<_> = map.iter().collect::<Result<_, _>>().expect("read");
@@ -386,7 +392,11 @@ fn a_pod_over_its_share_loses_only_its_own_records() {
         }
         let left_out = program.capture.shares.left_out().expect("read");
         let both = lost(&to_pod, Reason::OverShare) + lost(&from_pod, Reason::OverShare);
-        assert_eq!(left_out, [(flooding, both)].into());
+        let lost = LeftOut {
+            packets: both,
+            attempts: 0,
+        };
+        assert_eq!(left_out, [(flooding, lost)].into());
         program.at = other;
         assert_eq!(
             program.ask(&query_of(&answer()).build()),

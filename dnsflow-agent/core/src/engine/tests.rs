@@ -1,6 +1,7 @@
 //! Stories about one node, told in inputs and checked in commands.
 
 mod answers;
+mod attempts;
 mod blocked;
 mod comparison;
 mod denied;

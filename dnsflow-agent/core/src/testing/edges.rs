@@ -22,6 +22,8 @@ pub struct Kernel {
     names: BTreeMap<NameSetId, BTreeSet<DomainName>>,
     /// Answers for names that no rule mentioned: interface, when the kernel saw it, frame.
     pub deferred: Vec<(u32, Timestamp, Vec<u8>)>,
+    /// The interfaces whose attempts are told of.
+    pub watched: BTreeSet<u32>,
     /// Whether the filter has no room, so that all answers leave the kernel.
     pub no_room: bool,
 }
@@ -137,6 +139,13 @@ impl Node {
                     unblocked: connections.len(),
                     failed: 0,
                 })
+            }
+            Command::WatchAttempts { ifindex, watched } => {
+                match watched {
+                    true => self.kernel.watched.insert(ifindex),
+                    false => self.kernel.watched.remove(&ifindex),
+                };
+                None
             }
             Command::ReplayAnswers => {
                 let mut deferred = std::mem::take(&mut self.kernel.deferred);

@@ -256,7 +256,7 @@ impl View<'_> {
         })
     }
 
-    /// The decision over one address, or over a name without one.
+    /// The decision over one address, or over a name without one, with what the pod was told.
     fn address(
         &self,
         id: PortId,
@@ -265,6 +265,22 @@ impl View<'_> {
         asked: Option<&DomainName>,
         transport: Option<Transport>,
         now: Timestamp,
+    ) -> ExplainedAddress {
+        ExplainedAddress {
+            entry: address.and_then(|address| self.entry(id, port, address, now)),
+            ..self.decide(id, port, address, asked, transport)
+        }
+    }
+
+    /// The decision alone. `asked` is a name that leads to the address as far as people know; whether a
+    /// rule matches, what the pod was told decides.
+    pub(super) fn decide(
+        &self,
+        id: PortId,
+        port: &Port,
+        address: Option<IpAddr>,
+        asked: Option<&DomainName>,
+        transport: Option<Transport>,
     ) -> ExplainedAddress {
         let row = &port.row;
         let entry = address.and_then(|address| self.cache.entry(id, address));
@@ -317,7 +333,7 @@ impl View<'_> {
             text,
             remedy,
             steps: walk.map(|walk| walk.steps).unwrap_or_default(),
-            entry: address.and_then(|address| self.entry(id, port, address, now)),
+            entry: None,
         }
     }
 
@@ -515,7 +531,11 @@ impl View<'_> {
             Some((rule, RuleAction::Deny, by_name)) => {
                 let (reason, text) = match &walk.would {
                     Some((_, reason, text)) => (*reason, text.clone()),
-                    None if walk.allows_names && !by_name && to.names.is_empty() => {
+                    None if walk.allows_names
+                        && !by_name
+                        && to.names.is_empty()
+                        && asked.is_none() =>
+                    {
                         let (reason, text) = self.not_told(id, port, to, asked);
                         (reason, format!("rule {rule} denies it: {text}"))
                     }

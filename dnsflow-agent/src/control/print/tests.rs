@@ -179,11 +179,32 @@ fn an_event_is_one_line() {
         addresses: vec!["203.0.113.1".parse().expect("an address")],
         rules: vec![0],
         activation_us: Some(250),
-        text: String::new(),
+        ..Event::default()
     };
     assert_eq!(
         text_of(|mut output| super::event(&event, &mut output)),
         "2026-01-01T00:00:00.000Z  ns1/pod1  opened  www.example.com  -> 203.0.113.1  (rules 0)  in \
          250 µs\n"
+    );
+}
+
+#[test]
+fn a_denied_connection_is_one_line() {
+    let event = Event {
+        time: "2026-01-01T00:00:00.000Z".into(),
+        event: "denied".into(),
+        namespace: Some("ns1".into()),
+        pod: Some("pod1".into()),
+        name: Some("cdn.example.net".into()),
+        addresses: vec!["203.0.113.7".parse().expect("an address")],
+        target: Some("203.0.113.7:443".into()),
+        rules: vec![3],
+        text: "cdn.example.net, told 4s ago; rule 3 denies it".into(),
+        ..Event::default()
+    };
+    assert_eq!(
+        text_of(|mut output| super::event(&event, &mut output)),
+        "2026-01-01T00:00:00.000Z  ns1/pod1  denied  203.0.113.7:443 = cdn.example.net, told 4s ago; rule \
+         3 denies it\n"
     );
 }

@@ -28,6 +28,7 @@ pub const RETRY_MAX: Duration = Duration::from_secs(300);
 enum About {
     Rule(u32),
     Name(String),
+    Denials,
 }
 
 /// An Event to be created.
@@ -44,9 +45,15 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// The same for the same words, on every node and in every release of Rust (FNV-1a).
+    /// The same for the same words, on every node and in every release of Rust (FNV-1a). Of denied
+    /// connections, the same whatever the words: while the API server has an Event about one of them, it
+    /// takes no other.
     pub fn hash(&self) -> u64 {
-        let text = format!("{}\n{}", self.namespace, self.note);
+        let about = match self.about {
+            About::Rule(_) | About::Name(_) => &self.note,
+            About::Denials => self.reason,
+        };
+        let text = format!("{}\n{about}", self.namespace);
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
@@ -75,6 +82,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct Ledger {
     entries: BTreeMap<(String, About), Entry>,
+    /// When denied connections were last told of, by namespace.
+    denied: BTreeMap<String, Timestamp>,
     /// When an Event was last created in each of their namespaces.
     posted: BTreeMap<String, Timestamp>,
     /// How many Events may be created at once, and since when one more is on its way.
@@ -89,6 +98,7 @@ impl Default for Ledger {
     fn default() -> Self {
         Self {
             entries: BTreeMap::new(),
+            denied: BTreeMap::new(),
             posted: BTreeMap::new(),
             tokens: BURST,
             refill_from: Timestamp::default(),
@@ -109,7 +119,7 @@ impl Ledger {
             } => {
                 self.entries.retain(|(other, about), _| match about {
                     About::Rule(rule) => *other != namespace || problems.contains_key(rule),
-                    About::Name(_) => true,
+                    About::Name(_) | About::Denials => true,
                 });
                 let problems = problems.into_iter();
                 problems
@@ -138,6 +148,19 @@ impl Ledger {
                     due,
                 };
                 self.add((namespace, About::Name(name)), entry)
+            }
+            Notice::Denied { namespace, note } => {
+                self.denied.retain(|_, told| now.since(*told) < REPEAT);
+                let key = (namespace, About::Denials);
+                if self.denied.contains_key(&key.0) || self.entries.contains_key(&key) {
+                    return 0;
+                }
+                let entry = Entry {
+                    note,
+                    reason: "ConnectionDenied",
+                    due,
+                };
+                self.add(key, entry)
             }
         }
     }
@@ -240,6 +263,10 @@ impl Ledger {
                 match &posting.about {
                     // A limit is told again when it is met again.
                     About::Name(_) => drop(self.entries.remove(&key)),
+                    About::Denials => {
+                        self.entries.remove(&key);
+                        self.denied.insert(key.0, now);
+                    }
                     About::Rule(_) => {
                         if let Some(entry) = self.entries.get_mut(&key) {
                             entry.due = now + REPEAT;

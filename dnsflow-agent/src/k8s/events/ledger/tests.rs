@@ -178,3 +178,24 @@ fn the_same_words_have_the_same_hash_everywhere() {
     // FNV-1a of "a\nb", as the function's authors define it.
     assert_eq!(posting("a", "b").hash(), 0xe5be_b119_0415_e670);
 }
+
+#[test]
+fn of_denied_connections_one_an_hour_is_told() {
+    let denied = |namespace: &str, note: &str| Notice::Denied {
+        namespace: namespace.into(),
+        note: note.into(),
+    };
+    let mut ledger = Ledger::default();
+    ledger.take(denied("ns1", "first"), at(0), NONE);
+    let hash = ledger.poll(at(0)).expect("it is due").hash();
+    // Not before it is created, and not before an hour has passed.
+    ledger.take(denied("ns1", "second"), at(0), NONE);
+    ledger.take(denied("ns2", "other"), at(0), NONE);
+    assert_eq!(said(&mut ledger, at(1)), ["ns1: first", "ns2: other"]);
+    ledger.take(denied("ns1", "third"), at(3600), NONE);
+    assert!(said(&mut ledger, at(3600)).is_empty());
+    ledger.take(denied("ns1", "fourth"), at(3601), NONE);
+    // The same name as before, on this node and on others: the API server takes one.
+    assert_eq!(ledger.poll(at(3601)).expect("it is due").hash(), hash);
+    assert_eq!(said(&mut ledger, at(3601)), ["ns1: fourth"]);
+}

@@ -1,0 +1,148 @@
+//! Names the denied connections of the pods, on the thread of the slow edges.
+//!
+//! The kernel tells of attempts to connect somewhere, and of answers that no rule mentions. The hot thread
+//! is asked what becomes of a few attempts at a time; all else is done here. Nothing waits for it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use dnsflow_core::{
+    attempts::Attempts,
+    report::{Denied, Report},
+    view::Judged,
+};
+use tokio::time::sleep;
+use tracing::warn;
+
+use super::reports::tell;
+use crate::{
+    capture::{Aside, Told},
+    clock::now,
+    control::{Inquiries, journal::Journal},
+    k8s::events::Reporter,
+};
+
+/// The ring buffer is looked at this often, where there is something in it.
+const TURN: Duration = Duration::from_millis(100);
+/// Records taken from the ring buffer in one turn: 5,120 a second, as 160 pods with nothing left of their
+/// shares hand over.
+const RECORDS_PER_TURN: usize = 512;
+/// Attempts that the hot thread judges at a time: each takes some microseconds.
+const JUDGED_AT_ONCE: usize = 4;
+/// Pairs of namespace and rule that are counted by themselves; all further ones are counted together.
+pub const RULES_COUNTED_MAX: usize = 256;
+
+/// Denied connections, counted.
+#[derive(Clone, Debug, Default)]
+pub struct DenialCounts(Arc<Mutex<Counts>>);
+
+/// What is counted.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Counts {
+    /// By the EgressFirewall's namespace and the index of the rule that denies.
+    pub by_rule: BTreeMap<(String, u32), u64>,
+    /// Those for which there was no room in `by_rule`, or which no rule denies.
+    pub others: u64,
+    /// Those that were not reported because the pod has led to too many reports.
+    pub reports_left_out: u64,
+    /// Attempts that nobody has judged: the hot thread did not answer.
+    pub not_judged: u64,
+}
+
+impl Counts {
+    fn count(&mut self, denied: &Denied) {
+        let has_room = self.by_rule.len() < RULES_COUNTED_MAX;
+        let key = denied.rule.map(|rule| (denied.namespace.clone(), rule));
+        match key {
+            Some(key) if has_room || self.by_rule.contains_key(&key) => {
+                *self.by_rule.entry(key).or_default() += 1;
+            }
+            _ => self.others += 1,
+        }
+    }
+}
+
+impl DenialCounts {
+    /// The counts of this moment.
+    pub fn read(&self) -> Counts {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where denied connections are told.
+#[derive(Debug)]
+pub(super) struct Listeners {
+    pub(super) journal: Arc<Journal>,
+    /// Kubernetes Events, where they are wanted.
+    pub(super) events: Option<Reporter>,
+    pub(super) counts: DenialCounts,
+}
+
+/// Tells of denied connections, as long as the hot thread is there.
+pub(super) async fn watch(
+    mut aside: Aside,
+    mut attempts: Attempts,
+    inquiries: Inquiries,
+    listeners: Listeners,
+) {
+    loop {
+        if let Err(error) = aside.readable().await {
+            warn!(%error, "denied connections are not told of any more");
+            return;
+        }
+        let mut tried = Vec::new();
+        aside.drain(RECORDS_PER_TURN, |told| match told {
+            Told::Answer(frame) => attempts.hear(frame, now()),
+            Told::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
+        });
+        for some in tried.chunks(JUDGED_AT_ONCE) {
+            let some = some.to_vec();
+            let count = some.len();
+            let judged = inquiries.ask(move |engine, now| {
+                let view = engine.view();
+                let judged = some
+                    .iter()
+                    .map(|(attempt, heard)| view.judge_attempt(attempt, heard, now));
+                judged.collect::<Vec<_>>()
+            });
+            match judged.await {
+                Some(judged) => {
+                    let denied = judged.into_iter().filter_map(|one| match one {
+                        Judged::Denied(denied) => Some(denied),
+                        Judged::Allowed | Judged::NotJudged => None,
+                    });
+                    denied.for_each(|denied| listeners.hear(denied, &mut attempts));
+                }
+                None => listeners.counts.lock().not_judged += count as u64,
+            }
+        }
+        listeners.counts.lock().reports_left_out = attempts.left_out();
+        attempts.forget_old(now());
+        sleep(TURN).await;
+    }
+}
+
+impl Listeners {
+    fn hear(&self, denied: Box<Denied>, attempts: &mut Attempts) {
+        self.counts.lock().count(&denied);
+        if !attempts.is_news(&denied.attempt, now()) {
+            return;
+        }
+        let report = Report::Denied(denied);
+        if let Some(events) = &self.events {
+            events.tell(&report);
+        }
+        tell(&report);
+        self.journal.note(report);
+    }
+}
+
+#[cfg(test)]
+mod tests;

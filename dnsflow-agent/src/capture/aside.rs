@@ -1,0 +1,82 @@
+//! What the programs tell aside from the answers that open addresses: where pods behind an EgressFirewall
+//! try to connect to, and which of their answers no rule mentions.
+
+use std::{fmt, io, os::fd::AsFd as _};
+
+use aya::maps::{Map, MapData, RingBuf};
+use dnsflow_common::{
+    record,
+    walk::{PROTOCOL_TCP, PROTOCOL_UDP},
+};
+use dnsflow_core::{Timestamp, attempts::Attempt, flow::Protocol, input::Frame};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::{CaptureError, Drained, records};
+
+/// One thing that the programs told.
+#[derive(Clone, Copy, Debug)]
+pub enum Told<'a> {
+    /// A pod tries to connect somewhere.
+    Attempt(Attempt),
+    /// A pod got this answer. No rule mentions its name.
+    Answer(Frame<'a>),
+}
+
+/// The ring buffer `ASIDE`.
+pub struct Aside(RingBuf<MapData>);
+
+impl fmt::Debug for Aside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aside").finish_non_exhaustive()
+    }
+}
+
+impl Aside {
+    pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
+        let ring = RingBuf::try_from(map).map_err(|_| CaptureError::Object { what: "ASIDE" })?;
+        Ok(Self(ring))
+    }
+
+    /// Waits until there is something to [`drain`](Self::drain). May be cancelled.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses to watch the ring buffer, or the runtime shuts down.
+    pub async fn readable(&self) -> io::Result<()> {
+        // SAFETY: the ring buffer owns its map's descriptor, always gives this one, and keeps it open
+        // for longer than the wait.
+        let ring = unsafe { AsyncFd::register_with_interest(self.0.as_fd(), Interest::READABLE) }?;
+        ring.readable().await?.retain_ready();
+        Ok(())
+    }
+
+    /// Hands at most `limit` records to `each`, oldest first.
+    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Told<'_>)) -> Drained {
+        for _ in 0..limit {
+            let Some(item) = self.0.next() else {
+                return Drained::Empty;
+            };
+            if let Some(told) = record::Aside::parse(&item).and_then(told) {
+                each(told);
+            }
+        }
+        Drained::Limit
+    }
+}
+
+fn told(record: record::Aside<'_>) -> Option<Told<'_>> {
+    match record {
+        record::Aside::Answer(answer) => Some(Told::Answer(records::frame(answer)?)),
+        record::Aside::Attempt(record::Attempt { header, key }) => Some(Told::Attempt(Attempt {
+            ifindex: key.ifindex,
+            protocol: match key.protocol {
+                PROTOCOL_TCP => Protocol::Tcp,
+                PROTOCOL_UDP => Protocol::Udp,
+                _ => return None,
+            },
+            address: key.dst(),
+            port: key.dst_port,
+            at: Timestamp::from_nanos(header.captured_at_ns),
+        })),
+    }
+}

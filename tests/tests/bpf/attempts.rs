@@ -1,0 +1,212 @@
+//! Of which connections the agent is told, and of which it is not.
+
+use std::{net::SocketAddr, time::Duration};
+
+use dnsflow_agent::capture::{Aside, Drained, INGRESS, LeftOut, Options, Told};
+use dnsflow_common::{
+    Reason,
+    record::{ATTEMPT_AGAIN_NS, ATTEMPT_BURST},
+    walk::{CLIENT_PORT_MIN, TCP_ACK, TCP_SYN},
+};
+use dnsflow_core::{attempts::Attempt, flow::Protocol};
+use dnsflow_tests::frames::{Fragment, Frame, Transport};
+
+use crate::{
+    Loaded, load,
+    netns::ifindex,
+    test_run::{answer, query_of},
+    trust::age,
+    with_veth,
+};
+
+/// What the pod sends to begin a connection to port 443.
+fn syn() -> Frame {
+    let mut frame = Frame::from_pod(Vec::new());
+    frame.dst.set_port(443);
+    frame.transport = Transport::Tcp {
+        seq: 1,
+        ack: 0,
+        flags: TCP_SYN,
+        options: 5,
+    };
+    frame
+}
+
+fn datagram() -> Frame {
+    Frame {
+        transport: Transport::Udp { len: None },
+        payload: vec![7; 100],
+        ..syn()
+    }
+}
+
+fn watched() -> Option<Loaded> {
+    let mut program = load(&Options::default())?;
+    program.capture.watched.set(1, true);
+    Some(program)
+}
+
+/// What the agent was told of attempts: interface, protocol and destination; and how many answers.
+fn told(aside: &mut Aside) -> (Vec<(u32, Protocol, SocketAddr)>, usize) {
+    let (mut attempts, mut answers) = (Vec::new(), 0);
+    let drained = aside.drain(usize::MAX, |told| match told {
+        Told::Attempt(Attempt {
+            ifindex,
+            protocol,
+            address,
+            port,
+            at: _,
+        }) => attempts.push((ifindex, protocol, (address, port).into())),
+        Told::Answer(_) => answers += 1,
+    });
+    assert_eq!(drained, Drained::Empty);
+    (attempts, answers)
+}
+
+#[test]
+fn a_connection_is_told_of_once() {
+    let Some(mut program) = watched() else {
+        return;
+    };
+    for (frame, protocol) in [
+        (syn(), Protocol::Tcp),
+        (datagram(), Protocol::Udp),
+        (syn().over_v6(), Protocol::Tcp),
+        (datagram().over_v6(), Protocol::Udp),
+    ] {
+        assert_eq!(program.ask(&frame.build()), Reason::Attempt);
+        let (attempts, _) = told(&mut program.capture.aside);
+        assert_eq!(attempts, [(1, protocol, frame.dst)]);
+        // A SYN that is sent again, and another connection to the same place.
+        assert_eq!(program.ask(&frame.build()), Reason::AttemptKnown);
+        let mut other = frame.clone();
+        other.src.set_port(50_000);
+        assert_eq!(program.ask(&other.build()), Reason::AttemptKnown);
+        assert_eq!(told(&mut program.capture.aside).0, []);
+    }
+    let mut other_port = syn();
+    other_port.dst.set_port(444);
+    assert_eq!(program.ask(&other_port.build()), Reason::Attempt);
+    age::<24, 8>(&mut program, "ATTEMPTS", ATTEMPT_AGAIN_NS);
+    assert_eq!(program.ask(&syn().build()), Reason::Attempt, "later");
+}
+
+#[test]
+fn what_begins_no_connection_is_not_told_of() {
+    let Some(mut program) = watched() else {
+        return;
+    };
+    let with_flags = |flags| Frame {
+        transport: Transport::Tcp {
+            seq: 1,
+            ack: 1,
+            flags,
+            options: 0,
+        },
+        ..syn()
+    };
+    let mut from_server_port = datagram();
+    from_server_port.src.set_port(CLIENT_PORT_MIN - 1);
+    let fragment = Frame {
+        fragment: Some(Fragment {
+            id: 1,
+            offset: 0,
+            more: true,
+        }),
+        ..datagram()
+    };
+    let tagged = Frame {
+        tags: vec![(0x8100, 5)],
+        ..syn()
+    };
+    let mut foreign = syn();
+    foreign.mac_src[5] ^= 1;
+    for (reason, frame) in [
+        (Reason::OtherPort, with_flags(TCP_ACK)),
+        (Reason::OtherPort, with_flags(TCP_SYN | TCP_ACK)),
+        (Reason::OtherPort, from_server_port),
+        (Reason::FragmentedQuery, fragment),
+        (Reason::Tagged, tagged),
+        (Reason::ForeignAddress, foreign),
+    ] {
+        assert_eq!(program.ask(&frame.build()), reason);
+    }
+    // What the pod is sent begins nothing of its own.
+    let mut answered = syn().turned();
+    answered.src.set_port(443);
+    program.run_once(&answered.build());
+    assert_eq!(told(&mut program.capture.aside), (vec![], 0));
+}
+
+#[test]
+fn a_question_to_somebody_else_is_an_attempt() {
+    let Some(mut program) = watched() else {
+        return;
+    };
+    let mut asked = query_of(&answer());
+    assert_eq!(program.ask(&asked.build()), Reason::QueryRecorded);
+    asked.dst.set_ip([192, 0, 2, 53].into());
+    let mut over_tcp = syn();
+    over_tcp.dst = asked.dst;
+    assert_eq!(program.ask(&asked.build()), Reason::Attempt);
+    assert_eq!(program.ask(&over_tcp.build()), Reason::Attempt);
+    let (attempts, _) = told(&mut program.capture.aside);
+    let expected = [(1, Protocol::Udp, asked.dst), (1, Protocol::Tcp, asked.dst)];
+    assert_eq!(attempts, expected);
+}
+
+#[test]
+fn an_answer_that_no_rule_mentions_is_told_of_where_attempts_are() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    program.filter(1, &["example.org"]);
+    for (is_watched, expected) in [(false, 0), (true, 1), (false, 0)] {
+        program.capture.watched.set(1, is_watched);
+        program.ask(&query_of(&answer()).build());
+        assert_eq!(program.run_once(&answer().build()).0, Reason::NoRule);
+        let syn = match is_watched {
+            true => Reason::Attempt,
+            false => Reason::OtherPort,
+        };
+        assert_eq!(program.ask(&self::syn().build()), syn);
+        let (attempts, answers) = told(&mut program.capture.aside);
+        assert_eq!((attempts.len(), answers), (expected, expected));
+    }
+}
+
+#[test]
+fn a_pod_that_tries_many_places_loses_only_its_own() {
+    with_veth(&Options::default(), |mut program| {
+        let (flooding, other) = (1, ifindex("host"));
+        program.trust_at(other);
+        for at in [flooding, other] {
+            program.capture.watched.set(at, true);
+        }
+        let tries = 4 * u16::try_from(ATTEMPT_BURST).expect("few");
+        for port in 1..=tries {
+            let mut frame = syn();
+            frame.dst.set_port(1000 + port);
+            program.run(INGRESS, &frame.build(), 1).expect("runs");
+        }
+        let [_, from_pod] = program.counters();
+        let count = |reason: Reason| from_pod[reason.index() as usize].1;
+        let lost = count(Reason::AttemptOverShare);
+        assert_eq!(count(Reason::Attempt) + lost, u64::from(tries));
+        assert!(lost > u64::from(tries) / 2, "{lost}");
+        let left_out = program.capture.shares.left_out().expect("read");
+        let expected = LeftOut {
+            packets: 0,
+            attempts: lost,
+        };
+        assert_eq!(left_out, [(flooding, expected)].into());
+        program.at = other;
+        assert_eq!(program.ask(&syn().build()), Reason::Attempt);
+        let (attempts, _) = told(&mut program.capture.aside);
+        let of_other = attempts.iter().filter(|(at, ..)| *at == other);
+        assert_eq!(of_other.count(), 1);
+        program.at = flooding;
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(program.ask(&syn().build()), Reason::Attempt, "with time");
+    });
+}
