@@ -144,6 +144,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
     };
     let config = Config {
         subdomains: options.subdomains,
+        dry_run: options.dry_run,
         scope: options.scope.into(),
         cache_limits: options.cache_limits(),
         flow_changes_per_second: options.max_flow_changes,

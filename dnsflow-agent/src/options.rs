@@ -320,6 +320,10 @@ pub struct AgentOptions {
     )]
     pub allow_answers: Vec<IpNet>,
 
+    /// Decide and tell what would be opened, and install nothing
+    #[arg(long, env = "DNSFLOW_DRY_RUN")]
+    pub dry_run: bool,
+
     /// Tell of denied connections in an Event on the EgressFirewall, once an hour for each namespace
     #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
     pub denied_events: bool,
@@ -358,9 +362,9 @@ impl AgentOptions {
 }
 
 impl AgentOptions {
-    /// How long an answer may wait for its flows; `None` where none does.
+    /// How long an answer may wait for its flows; `None` where none does. In a dry run, there are none.
     pub fn held_for(&self) -> Option<Duration> {
-        self.hold.then_some(self.hold_max)
+        (self.hold && !self.dry_run).then_some(self.hold_max)
     }
 }
 

@@ -194,3 +194,36 @@ fn a_pod_that_tries_everything_hides_no_denial_of_another() {
     let counted = value("dnsflow_denied_connections_total{namespace=\"ns1\",rule=\"1\"}");
     assert!(counted > 100.0, "{counted}");
 }
+
+#[test]
+fn a_dry_run_installs_nothing_and_says_what_it_would_do() {
+    let lab = lab!("denied-dry-run", agent);
+    firewall(&lab, "ns1", &[RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&["--dry-run"]).expect("the agent is ready");
+    lab.pod("ns1_pod1")
+        .resolve("www.example.com")
+        .expect("the name is known");
+    assert!(!fetches(&lab, "ns1_pod1", "203.0.113.2", BLOCKED));
+    wait_denied(
+        &lab,
+        &[[
+            "ns1/pod1",
+            "203.0.113.2:80",
+            "www.example.com",
+            "dry_run",
+            "1",
+        ]],
+    );
+    let (text, _) = lab
+        .ask_agent(&["observe", "--event", "would_open"])
+        .expect("the program runs");
+    print!("{text}");
+    assert!(
+        text.ends_with("ns1/pod1  would_open  www.example.com  -> 203.0.113.2  (rules 0)\n"),
+        "{text}"
+    );
+    let (text, _) = lab.ask_agent(&["status"]).expect("the program runs");
+    print!("{text}");
+    assert!(text.contains("1 as a dry run"), "{text}");
+    assert_eq!(lab.dnsflow_flow_count().expect("the switch answers"), 0);
+}

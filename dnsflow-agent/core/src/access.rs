@@ -101,6 +101,8 @@ pub(crate) struct Outcome {
     pub(crate) rules: BTreeSet<u32>,
     /// Addresses that were not open before.
     pub(crate) opened: BTreeSet<IpAddr>,
+    /// Addresses that would have been opened if this were no dry run.
+    pub(crate) would_open: BTreeSet<IpAddr>,
     /// The number of addresses that were not opened because the pod is over its budget.
     pub(crate) over_budget: usize,
 }
@@ -151,6 +153,7 @@ impl Access<'_> {
             outcome.rules.insert(rule.index);
         }
         let facts = self.policy.facts(port_id, &port.row, &sets);
+        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
         // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in answer.addresses {
@@ -199,6 +202,15 @@ impl Access<'_> {
                 .clone(),
                 Some(facts) => plan(planner, facts, *address, entry),
                 None => Plan::new(),
+            };
+            let plan = match is_dry_run {
+                true => {
+                    if !plan.is_empty() && !is_denied {
+                        outcome.would_open.insert(*address);
+                    }
+                    Plan::new()
+                }
+                false => plan,
             };
             let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
             if enforced.added > 0 {
@@ -413,6 +425,7 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts(port_id, &port.row, &sets);
+        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
         let before = batch.len();
         for address in self.cache.addresses(port_id) {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
@@ -421,7 +434,7 @@ impl Access<'_> {
             deny_names(entry, &sets);
             let planner = &mut self.plans.planner;
             let plan = facts.map(|facts| plan(planner, facts, address, entry));
-            let plan = plan.unwrap_or_default();
+            let plan = plan.filter(|_| !is_dry_run).unwrap_or_default();
             let before = batch.len();
             self.cache.enforce(port_id, address, plan, batch, now);
             if batch.adds_since(before) {
@@ -449,10 +462,11 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts(port_id, &port.row, &sets);
+        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
         deny_names(entry, &sets);
         let planner = &mut self.plans.planner;
         let plan = facts.map(|facts| plan(planner, facts, address, entry));
-        let plan = plan.unwrap_or_default();
+        let plan = plan.filter(|_| !is_dry_run).unwrap_or_default();
         self.cache.enforce(port_id, address, plan, batch, now);
     }
 

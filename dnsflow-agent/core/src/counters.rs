@@ -19,6 +19,8 @@ pub struct Counters {
     pub answers_unmentioned: u64,
     /// Answers whose addresses were all open already.
     pub answers_known: u64,
+    /// Answers that would have opened an address if this were no dry run.
+    pub answers_dry_run: u64,
     /// Answers that opened an address.
     pub answers_opening: u64,
     /// Addresses forgotten because of the limit per port.

@@ -62,6 +62,8 @@ pub struct Config {
     /// Whether a rule's name also stands for its sub-domains, where its EgressFirewall does not
     /// say.
     pub subdomains: bool,
+    /// Whether flows are planned, and not installed.
+    pub dry_run: bool,
     /// Who may use an address that a pod was told.
     pub scope: Scope,
     /// How long cache entries last, and how many there may be.
@@ -84,6 +86,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             subdomains: true,
+            dry_run: false,
             scope: Scope::Pod,
             cache_limits: CacheLimits::default(),
             flow_changes_per_second: FLOW_CHANGES_PER_SECOND,
@@ -115,6 +118,7 @@ impl Engine {
     pub fn new(config: Config) -> Self {
         let Config {
             subdomains,
+            dry_run,
             scope,
             cache_limits,
             flow_changes_per_second,
@@ -129,7 +133,7 @@ impl Engine {
             sources: Sources::new(profile.is_some()),
             ports: Ports::new(scope, profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            policy: Policy::new(subdomains, profile),
+            policy: Policy::new(subdomains, dry_run, profile),
             told: Told {
                 cache: Cache::new(cache_limits),
                 plans: Plans::default(),
@@ -551,11 +555,27 @@ impl Engine {
             access.too_many_of_name(told, &answer.name, now, out);
         }
         let changes = batch.len() - changes_before;
-        let Outcome { rules, opened, .. } = outcome;
+        let Outcome {
+            rules,
+            opened,
+            would_open,
+            over_budget: _,
+        } = outcome;
         let matched = !rules.is_empty();
         let mut opening = None;
         if !matched {
             out.counters.answers_unmatched += 1;
+        } else if !would_open.is_empty() {
+            out.counters.answers_dry_run += 1;
+            if let Some(port) = access.ports.get(told) {
+                let report = Report::WouldOpen {
+                    port: port.row.iface_id.clone(),
+                    name: answer.name.clone(),
+                    addresses: would_open.into_iter().collect(),
+                    rules: rules.into_iter().collect(),
+                };
+                out.report_of_pod(told, report, now);
+            }
         } else if opened.is_empty() {
             out.counters.answers_known += 1;
         } else {

@@ -27,6 +27,9 @@ pub struct Firewall {
     /// Whether names without a wildcard also match their sub-domains, by the resource's annotation;
     /// `None` without an annotation: the agent's option then decides.
     pub subdomains: Option<bool>,
+    /// Whether the agent makes a dry run of the resource, by its annotation: it decides, and installs
+    /// nothing.
+    pub dry_run: bool,
     /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
     pub refusal: Option<String>,
 }

@@ -61,6 +61,8 @@ struct Unfollowed {
 #[derive(Debug)]
 pub(crate) struct Policy {
     subdomains: bool,
+    /// Whether all is a dry run.
+    dry_run: bool,
     profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
@@ -90,9 +92,10 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    pub(crate) fn new(subdomains: bool, profile: Option<StaticProfile>) -> Self {
+    pub(crate) fn new(subdomains: bool, dry_run: bool, profile: Option<StaticProfile>) -> Self {
         Self {
             subdomains,
+            dry_run,
             profile,
             ovn: OvnView::default(),
             firewalls: BTreeMap::new(),
@@ -271,6 +274,13 @@ impl Policy {
         })
     }
 
+    /// Whether the flows of a namespace's rules are planned, and not installed: by the option, or by the
+    /// annotation of the EgressFirewall.
+    pub(crate) fn is_dry_run(&self, namespace: &str) -> bool {
+        let present = self.present(namespace);
+        self.dry_run || present.is_some_and(|firewall| firewall.dry_run)
+    }
+
     /// When the next EgressFirewall becomes late.
     fn late_at(&self) -> Option<Timestamp> {
         let waiting = self.unfollowed.values().filter(|one| !one.late);
@@ -343,6 +353,9 @@ impl Policy {
             (Some(firewall), Some(profile)) => profile.rules(namespace, firewall, self.subdomains),
             (None, _) => NamespaceRules::default(),
         };
+        if self.is_dry_run(namespace) {
+            new.sets.values_mut().for_each(RuleSet::make_dry_run);
+        }
         if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
             // OVN makes nothing of the rules here, so nothing is waited for.
             new.problems.retain(|_, problem| {

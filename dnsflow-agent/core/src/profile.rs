@@ -223,6 +223,7 @@ mod tests {
             ports: vec![],
         };
         let firewall = Firewall {
+            dry_run: false,
             rules: vec![
                 rule("a.test", RuleAction::Allow),
                 rule("b.test", RuleAction::Deny),

@@ -189,6 +189,17 @@ pub enum Report {
         /// Whether the answers had to wait for revalidation as well: the label of the counter.
         revalidation_wait: &'static str,
     },
+    /// A pod would have been given access to an address: this is a dry run.
+    WouldOpen {
+        /// The logical port.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+        /// Rules that the name matched.
+        rules: Vec<u32>,
+    },
     /// Nothing that a pod is told at this port counts.
     PortNotTrusted {
         /// The logical port.

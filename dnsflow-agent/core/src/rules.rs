@@ -103,6 +103,8 @@ pub struct RuleSet {
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
     /// Whether some rule denies.
     any_denies: bool,
+    /// Whether the flows of the rules are planned, and not installed.
+    is_dry_run: bool,
 }
 
 impl RuleSet {
@@ -114,6 +116,16 @@ impl RuleSet {
             .push(self.rules.len());
         self.any_denies |= rule.verdict == RuleAction::Deny;
         self.rules.push(rule);
+    }
+
+    /// Makes a dry run of the rules: their flows are planned, and not installed.
+    pub fn make_dry_run(&mut self) {
+        self.is_dry_run = true;
+    }
+
+    /// Whether the flows of the rules are planned, and not installed.
+    pub fn is_dry_run(&self) -> bool {
+        self.is_dry_run
     }
 
     /// Every rule, in no particular order.

@@ -112,6 +112,9 @@ pub enum Attachment {
 pub struct FirewallView {
     /// Its namespace.
     pub namespace: String,
+    /// Whether the agent installs nothing for it.
+    #[serde(default)]
+    pub is_dry_run: bool,
     /// How many rules it has.
     pub rules: usize,
     /// How many of them are for a name.
@@ -394,6 +397,7 @@ impl View<'_> {
         let by_name = |rule: &&Rule| matches!(rule.destination, Destination::Name(_));
         FirewallView {
             namespace: namespace.to_owned(),
+            is_dry_run: self.policy.is_dry_run(namespace),
             rules: firewall.rules.len(),
             rules_by_name: firewall.rules.iter().filter(by_name).count(),
             problems: self

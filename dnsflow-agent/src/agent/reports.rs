@@ -203,6 +203,18 @@ pub(super) fn tell(report: &Report) {
             limit,
             max,
         } => warn!(namespace, port, max, "{limit}"),
+        Report::WouldOpen {
+            port,
+            name,
+            addresses,
+            rules,
+        } => debug!(
+            port,
+            %name,
+            addresses = list(addresses),
+            rules = list(rules),
+            "would be opened if this were no dry run"
+        ),
         Report::Denied(denied) => {
             let names = list(&denied.names);
             debug!(

@@ -54,6 +54,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         deny_answers: _,
         allow_answers: _,
         nat64_prefix: _,
+        dry_run: _,
         denied_events: _,
         listen: _,
         control_socket: _,

@@ -169,6 +169,17 @@ fn event(time: SystemTime, report: Report) -> Event {
             activation_us: u64::try_from(activation.as_micros()).ok(),
             ..of_port("opened", &port)
         },
+        Report::WouldOpen {
+            port,
+            name,
+            addresses,
+            rules,
+        } => Event {
+            name: Some(name.to_string()),
+            addresses,
+            rules,
+            ..of_port("would_open", &port)
+        },
         Report::Denied(denied) => {
             let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
             Event {

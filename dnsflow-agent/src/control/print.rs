@@ -189,6 +189,8 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
     let attached = attached.filter(|port| port.attachment == Attachment::Attached);
     let has_problems = node.firewalls.iter();
     let has_problems = has_problems.filter(|firewall| !firewall.problems.is_empty());
+    let dry_runs = node.firewalls.iter();
+    let dry_runs = dry_runs.filter(|firewall| firewall.is_dry_run).count();
     let lines = [
         ("agent", format!("{version}, up {}", seconds(*up_s))),
         ("ready", yes_or(node.is_ready, "not yet")),
@@ -221,9 +223,13 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
         (
             "firewalls",
             format!(
-                "{}, {} with something to know",
+                "{}, {} with something to know{}",
                 node.firewalls.len(),
-                has_problems.count()
+                has_problems.count(),
+                match dry_runs {
+                    0 => String::new(),
+                    count => format!(", {count} as a dry run: nothing is installed for them"),
+                }
             ),
         ),
         (

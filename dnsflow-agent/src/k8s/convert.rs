@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::egress_firewall::{NAME, SUBDOMAINS_ANNOTATION};
+use super::egress_firewall::{DRY_RUN_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION};
 
 /// At most this many rules of one EgressFirewall are read.
 ///
@@ -114,7 +114,9 @@ fn read(
             entries.len() - MAX_RULES
         ));
     }
-    let subdomains = subdomains(&object["metadata"]["annotations"], reasons);
+    let annotations = &object["metadata"]["annotations"];
+    let subdomains = switch(annotations, SUBDOMAINS_ANNOTATION, reasons);
+    let dry_run = switch(annotations, DRY_RUN_ANNOTATION, reasons);
     let rules = entries
         .iter()
         .take(MAX_RULES)
@@ -134,6 +136,7 @@ fn read(
         Firewall {
             rules,
             subdomains,
+            dry_run: dry_run.unwrap_or_default(),
             refusal,
         },
     )
@@ -154,15 +157,15 @@ fn refusal(messages: &Value) -> Option<String> {
     Some(shorten(reason, 2 * MAX_QUOTED).escape_debug().to_string())
 }
 
-/// The annotation's value, if it is usable.
-fn subdomains(annotations: &Value, reasons: &mut Vec<String>) -> Option<bool> {
-    match &annotations[SUBDOMAINS_ANNOTATION] {
+/// The value of an annotation that switches something on or off, if it is usable.
+fn switch(annotations: &Value, annotation: &str, reasons: &mut Vec<String>) -> Option<bool> {
+    match &annotations[annotation] {
         Value::Null => None,
         Value::String(value) if value == "true" => Some(true),
         Value::String(value) if value == "false" => Some(false),
         other => {
             reasons.push(format!(
-                "the annotation {SUBDOMAINS_ANNOTATION} is {} and has no effect; write \"true\" \
+                "the annotation {annotation} is {} and has no effect; write \"true\" \
                  or \"false\"",
                 Quoted(other)
             ));

@@ -23,6 +23,8 @@ pub const NAME: &str = "default";
 /// The annotation that says whether names without a wildcard also match their sub-domains:
 /// `"true"` or `"false"`.
 pub const SUBDOMAINS_ANNOTATION: &str = "dnsflow.io/subdomains";
+/// Whether the agent decides over an EgressFirewall, and installs nothing: `"true"` or `"false"`.
+pub const DRY_RUN_ANNOTATION: &str = "dnsflow.io/dry-run";
 
 /// `spec` of an EgressFirewall.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, PartialEq, Serialize)]

@@ -143,6 +143,7 @@ impl Notice {
             }),
             Report::Ready { .. }
             | Report::Opened { .. }
+            | Report::WouldOpen { .. }
             | Report::AddressRefused { .. }
             | Report::ClusterNetworks { .. }
             | Report::PortNotTrusted { .. }

@@ -61,6 +61,7 @@ fn without_arguments_the_defaults_hold() {
             deny_answers: Vec::new(),
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
+            dry_run: false,
             denied_events: false,
             listen: None,
             control_socket: ControlSocket {
@@ -76,6 +77,7 @@ fn every_option_is_taken() {
     let arguments = [
         "--manifests=/m",
         "--dns-service=a/b,c/d.e/f=g",
+        "--dry-run",
         "--denied-events",
         "--listen=127.0.0.1:9473",
         "--ovs-db=tcp:127.0.0.1:6640",
@@ -140,6 +142,7 @@ fn every_option_is_taken() {
             ],
             nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
+            dry_run: true,
             denied_events: true,
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
             control_socket: ControlSocket { path: "/c".into() },

@@ -5,6 +5,7 @@ mod attempts;
 mod blocked;
 mod comparison;
 mod denied;
+mod dry_run;
 mod expiry;
 mod explain;
 mod hold;

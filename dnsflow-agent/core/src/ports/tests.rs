@@ -28,7 +28,7 @@ fn change(ports: &mut Ports, rows: Vec<(RowId, Option<Interface>)>) -> Vec<PortC
 }
 
 fn policy() -> Policy {
-    Policy::new(true, None)
+    Policy::new(true, false, None)
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn deny_all() -> Rule {
 
 fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
+        dry_run: false,
         rules,
         subdomains: None,
         refusal: None,
@@ -342,6 +343,7 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
 fn names_match_by_pattern() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {
+            dry_run: false,
             rules: vec![allow(rule)],
             subdomains: Some(subdomains),
             refusal: None,

@@ -60,6 +60,7 @@ pub fn port_binding(port: &str, host: u8) -> PortBinding {
 /// An EgressFirewall with these rules.
 pub fn firewall(rules: &[Rule]) -> Firewall {
     Firewall {
+        dry_run: false,
         rules: rules.to_vec(),
         subdomains: None,
         refusal: None,

@@ -110,6 +110,7 @@ fn may_be_resolved(reason: Reason) -> bool {
         | Reason::LimitReached
         | Reason::ToldToOtherPod
         | Reason::FlowMissing
+        | Reason::DryRun
         | Reason::NoResolverTrusted
         | Reason::PortNotTrusted
         | Reason::NotAttached

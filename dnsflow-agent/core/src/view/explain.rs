@@ -118,6 +118,8 @@ pub enum Reason {
     RuleNotUsable,
     /// A rule by name would allow it, but the address is never opened.
     AddressRefused,
+    /// A rule by name would allow it, but this is a dry run: no flow is installed.
+    DryRun,
     /// A rule by name would allow it, but the flow is not in the switch.
     FlowMissing,
     /// A rule by name would allow it, but no DNS server is trusted.
@@ -493,7 +495,12 @@ impl View<'_> {
             let text = format!("the address is never opened: {refused}");
             return Some((Reason::AddressRefused, text));
         }
-        let installed = &self.cache.entry(id, address)?.installed;
+        let entry = self.cache.entry(id, address)?;
+        if sets.iter().any(|set| set.is_dry_run()) {
+            let text = "this is a dry run: no flow is installed".to_owned();
+            return Some((Reason::DryRun, text));
+        }
+        let installed = &entry.installed;
         (installed.is_empty() || installed.is_lost()).then(|| {
             let text = "its flow is not in the switch at the moment".to_owned();
             (Reason::FlowMissing, text)

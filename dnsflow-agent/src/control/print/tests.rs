@@ -72,6 +72,7 @@ fn the_status_names_what_is_not_as_it_should_be() {
             resolvers: vec!["10.96.0.10:53".into()],
             ports: vec![port(), failed],
             firewalls: vec![FirewallView {
+                is_dry_run: false,
                 namespace: "ns1".into(),
                 rules: 2,
                 rules_by_name: 1,

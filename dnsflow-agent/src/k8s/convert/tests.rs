@@ -281,6 +281,29 @@ fn objects_that_are_no_firewall_are_named() {
 }
 
 #[test]
+fn the_annotation_makes_a_dry_run() {
+    let read = |value: &str| {
+        let object = serde_saphyr::from_str(&format!(
+            "metadata: {{namespace: ns1, name: default, annotations: {{dnsflow.io/dry-run: {value}}}}}
+spec: {{egress: []}}"
+        ));
+        let object: Value = object.expect("YAML");
+        let Converted {
+            reading, reasons, ..
+        } = firewall(&object);
+        match reading {
+            Reading::Firewall(_, firewall) => (firewall.dry_run, reasons.len()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(read("'true'"), (true, 0));
+    assert_eq!(read("'false'"), (false, 0));
+    assert_eq!(read("null"), (false, 0));
+    // Not a text: said, and without effect.
+    assert_eq!(read("true"), (false, 1));
+}
+
+#[test]
 fn the_annotation_decides_about_subdomains() {
     let with = |value: &str| {
         show(&format!(

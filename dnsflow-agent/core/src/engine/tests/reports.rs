@@ -109,6 +109,7 @@ fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
         ..deny_all()
     };
     let firewall = Firewall {
+        dry_run: false,
         rules: vec![allow("example.com"), invalid],
         subdomains: None,
         refusal: None,

@@ -1,0 +1,111 @@
+//! A dry run decides as always, and installs nothing.
+
+use super::*;
+use crate::{
+    attempts::Attempt,
+    view::{Judged, Reason},
+};
+
+const RULES: fn() -> [Rule; 2] = || [allow("example.com"), deny_all()];
+
+/// The EgressFirewall of ns1, with or without the annotation.
+fn annotate(node: &mut Node, dry_run: bool) {
+    let firewall = Firewall {
+        dry_run,
+        ..firewall(&RULES())
+    };
+    node.give(firewalls(false, Some(firewall)));
+}
+
+fn would_open(node: &Node) -> Vec<(String, Vec<u32>)> {
+    let reports = node.reports.iter();
+    let would_open = reports.filter_map(|report| match report {
+        Report::WouldOpen {
+            port,
+            name,
+            addresses,
+            rules,
+        } => Some((format!("{port} {name} {addresses:?}"), rules.clone())),
+        _ => None,
+    });
+    would_open.collect()
+}
+
+#[test]
+fn the_option_installs_nothing_and_says_what_it_would_open() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        dry_run: true,
+        ..Config::default()
+    });
+    let mut node = node.start(&RULES());
+    for name in ["www.example.com", "www.example.com", "example.net"] {
+        node.answer("p1", name, &[ADDRESS], 60);
+    }
+    assert!(node.switch.is_empty() && node.sentinels.is_empty());
+    let said = [("ns1_p1 www.example.com [203.0.113.1]".to_owned(), vec![0])];
+    assert_eq!(would_open(&node), said);
+    let counters = node.engine.counters();
+    assert_eq!((counters.answers_dry_run, counters.answers_opening), (1, 0));
+    assert!(node.engine.view().node().firewalls[0].is_dry_run);
+    node.pass(Duration::from_secs(600));
+    assert!(node.switch.is_empty());
+}
+
+#[test]
+fn the_annotation_closes_what_is_open_and_back() {
+    let mut node = Node::with(&RULES());
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    annotate(&mut node, true);
+    assert!(node.switch.is_empty());
+    node.answer("p1", "www.example.com", &[OTHER], 600);
+    assert!(node.switch.is_empty());
+    assert_eq!(would_open(&node).len(), 1);
+    annotate(&mut node, false);
+    let both = ["203.0.113.1".to_owned(), "203.0.113.2".to_owned()];
+    assert_eq!(node.destinations(), both.into());
+    assert_eq!(would_open(&node).len(), 1);
+}
+
+#[test]
+fn flows_of_an_earlier_run_are_taken_out() {
+    let mut node = Node::with(&RULES());
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    let (saved, switch) = (node.engine.snapshot(node.now), node.switch.clone());
+    assert!(!switch.is_empty());
+    let mut next = Node::bare();
+    next.engine = Engine::new(Config {
+        dry_run: true,
+        ..Config::default()
+    });
+    next.now = node.now;
+    next.switch = switch;
+    next.engine.load_snapshot(saved);
+    let mut next = next.start(&RULES());
+    next.pass(2 * COMPARE_INTERVAL);
+    assert!(next.switch.is_empty());
+}
+
+#[test]
+fn a_dry_run_is_the_reason_why_a_connection_is_denied() {
+    let mut node = Node::with(&RULES());
+    annotate(&mut node, true);
+    node.answer("p1", "example.com", &[ADDRESS], 600);
+    let attempt = Attempt {
+        ifindex: ifindex_of(node.pods["ns1_p1"]),
+        protocol: Protocol::Tcp,
+        address: ADDRESS.into(),
+        port: 443,
+        at: node.now,
+    };
+    let judged = node.engine.view().judge_attempt(&attempt, &[], node.now);
+    let Judged::Denied(denied) = judged else {
+        panic!("{judged:?}")
+    };
+    assert_eq!((denied.reason, denied.rule), (Reason::DryRun, Some(1)));
+    assert_eq!(
+        denied.text,
+        "rule 0 would allow it, but this is a dry run: no flow is installed"
+    );
+}
