@@ -29,6 +29,8 @@ pub enum Why {
     Copy,
     /// An EgressFirewall should have ACLs by now.
     Takeover,
+    /// The programs should be attached to an interface by now.
+    Attachment,
 }
 
 /// A point in time, and what is due then.

@@ -235,7 +235,7 @@ impl Engine {
                 self.ports.attached(interface);
             }
             Input::AttachFailed { interface, reason } => {
-                self.ports.not_attached(interface, reason, &mut self.out);
+                self.ports.not_attached(interface, reason, now);
             }
             Input::LogicalFlowsWatched { priorities } => {
                 let are_all = self.policy.watches(&priorities);
@@ -333,6 +333,7 @@ impl Engine {
             self.policy.verify(now, &mut self.out);
         }
         self.filter.timeout(now, &mut self.out);
+        self.ports.timeout(now, &mut self.out);
         self.switch
             .count_denials(&self.ports, &self.policy, now, &mut self.out);
         let with_ovn = !self.policy.is_static();
@@ -355,6 +356,7 @@ impl Engine {
             self.filter.deadline(),
             self.hold.deadline(),
             self.policy.deadline(),
+            self.ports.deadline(),
         ])
     }
 

@@ -1,10 +1,14 @@
 //! The pods' interfaces and their logical ports: which pod a frame belongs to, and which ports
 //! belong to one pod.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use crate::{
-    Command,
+    Command, Timestamp,
+    deadline::{self, Deadline, Why},
     engine::Scope,
     input::SourceAddresses,
     output::Output,
@@ -15,6 +19,10 @@ use crate::{
     policy::Policy,
     report::{NotTrusted, Report},
 };
+
+/// For so long attaching may fail before people are told: a row of a pod that comes or goes may be there
+/// without its veth.
+const NOT_ATTACHED_FOR: Duration = Duration::from_secs(5);
 
 /// The engine's number of a port. A number is never used again for another port.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -66,6 +74,9 @@ pub(crate) struct Ports {
     found: BTreeMap<RowId, u32>,
     /// Interfaces to which attaching was tried; with the reason where the programs are not attached.
     tried: BTreeMap<RowId, Option<String>>,
+    /// Interfaces to which the programs are not attached although that was tried: when that is to be
+    /// reported, or `None` once it was.
+    failing: BTreeMap<RowId, Option<Timestamp>>,
     ports: BTreeMap<PortId, Port>,
     next: u32,
     by_name: HashMap<String, PortId>,
@@ -86,6 +97,7 @@ impl Ports {
             not_trusted: BTreeMap::new(),
             found: BTreeMap::new(),
             tried: BTreeMap::new(),
+            failing: BTreeMap::new(),
             ports: BTreeMap::new(),
             next: 0,
             by_name: HashMap::new(),
@@ -106,6 +118,7 @@ impl Ports {
         for Changed { id, old, .. } in gone {
             self.found.remove(&id);
             self.tried.remove(&id);
+            self.failing.remove(&id);
             self.sources.remove(&id);
             self.not_trusted.remove(&id);
             out.command(Command::Detach { interface: id });
@@ -314,16 +327,37 @@ impl Ports {
     /// The programs were attached to the veth of an interface for the first time.
     pub(crate) fn attached(&mut self, interface: RowId) {
         self.tried.insert(interface, None);
+        self.failing.remove(&interface);
     }
 
     /// The programs could not be attached yet.
-    pub(crate) fn not_attached(&mut self, interface: RowId, reason: String, out: &mut Output) {
-        if let Some(row) = self.interfaces.find(interface) {
-            self.tried.insert(interface, Some(reason.clone()));
-            out.report(Report::NotAttached {
-                interface: row.name.to_string(),
-                reason,
-            });
+    pub(crate) fn not_attached(&mut self, interface: RowId, reason: String, now: Timestamp) {
+        if self.interfaces.find(interface).is_some() {
+            self.tried.insert(interface, Some(reason));
+            let report_at = Some(now + NOT_ATTACHED_FOR);
+            self.failing.entry(interface).or_insert(report_at);
+        }
+    }
+
+    /// When [`Ports::timeout`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        let report_at = self.failing.values().flatten().min();
+        deadline::at(report_at.copied(), Why::Attachment)
+    }
+
+    /// Reports the interfaces to which the programs could not be attached for so long, once each.
+    pub(crate) fn timeout(&mut self, now: Timestamp, out: &mut Output) {
+        for (interface, report_at) in &mut self.failing {
+            if report_at.take_if(|at| *at <= now).is_some()
+                && let Some(row) = self.interfaces.find(*interface)
+                && let Some(Some(reason)) = self.tried.get(interface)
+            {
+                out.report(Report::NotAttached {
+                    port: row.iface_id.clone(),
+                    interface: row.name.to_string(),
+                    reason: reason.clone(),
+                });
+            }
         }
     }
 

@@ -296,8 +296,10 @@ pub enum Report {
     },
     /// A pod tries to connect to where its EgressFirewall denies it.
     Denied(Box<Denied>),
-    /// The program could not be attached yet.
+    /// For some seconds the programs could not be attached to an interface; the agent keeps trying.
     NotAttached {
+        /// The logical port of the pod.
+        port: String,
         /// The interface.
         interface: String,
         /// Why.

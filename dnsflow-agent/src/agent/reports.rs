@@ -228,9 +228,16 @@ pub(super) fn tell(report: &Report) {
                 "a connection is denied"
             );
         }
-        Report::NotAttached { interface, reason } => {
-            debug!(interface, reason, "not attached yet, will try again");
-        }
+        Report::NotAttached {
+            port,
+            interface,
+            reason,
+        } => warn!(
+            port,
+            interface,
+            reason,
+            "the TC programs are not attached to a pod's interface: its names open nothing; trying again"
+        ),
     }
 }
 

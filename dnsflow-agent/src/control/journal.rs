@@ -288,9 +288,14 @@ fn event(time: SystemTime, report: Report) -> Event {
             format!("{added} were missing, {removed} too many, {adopted} adopted"),
         ),
         Report::FlowsRefused { reason } => telling("flows_refused", reason),
-        Report::NotAttached { interface, reason } => {
-            telling("not_attached", format!("{interface}: {reason}"))
-        }
+        Report::NotAttached {
+            port,
+            interface,
+            reason,
+        } => Event {
+            text: format!("{interface}: {reason}"),
+            ..of_port("not_attached", &port)
+        },
     }
 }
 

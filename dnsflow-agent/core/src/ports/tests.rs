@@ -111,11 +111,52 @@ fn attaching_is_over_once_it_was_tried_everywhere() {
     assert!(ports.are_tried());
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     assert!(!ports.are_tried());
-    ports.not_attached(ROW, "no such device".into(), &mut out);
+    ports.not_attached(ROW, "no such device".into(), Timestamp::default());
     assert!(ports.are_tried());
+    assert!(ports.deadline().is_some());
+    ports.not_attached(OTHER_ROW, "gone".into(), Timestamp::default());
+    ports.timeout(Timestamp::default() + NOT_ATTACHED_FOR, &mut out);
     assert_eq!(out.reports.len(), 1);
-    ports.not_attached(OTHER_ROW, "gone".into(), &mut out);
-    assert_eq!(out.reports.len(), 1);
+}
+
+#[test]
+fn an_interface_without_the_programs_is_reported_once_it_lasts() {
+    let mut ports = Ports::new(Scope::Pod, true);
+    let mut out = Output::default();
+    change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
+    let reported = |ports: &mut Ports, at: Timestamp| {
+        let mut out = Output::default();
+        ports.timeout(at, &mut out);
+        let reasons = out.reports.into_iter().map(|report| match report {
+            Report::NotAttached { port, reason, .. } => format!("{port}: {reason}"),
+            other => panic!("{other:?}"),
+        });
+        reasons.collect::<Vec<_>>()
+    };
+    let start = Timestamp::default();
+    let later = start + NOT_ATTACHED_FOR;
+    ports.not_attached(ROW, "no such device".into(), start);
+    assert_eq!(ports.deadline(), Some((later, Why::Attachment)));
+    assert!(reported(&mut ports, start).is_empty());
+    // The time counts from the first failure, and the last reason is told.
+    ports.not_attached(ROW, "no clsact".into(), later);
+    assert_eq!(reported(&mut ports, later), ["a: no clsact"]);
+    ports.not_attached(ROW, "another".into(), later);
+    assert!(reported(&mut ports, later + NOT_ATTACHED_FOR).is_empty());
+    assert_eq!(ports.deadline(), None);
+
+    ports.attached(ROW);
+    ports.not_attached(ROW, "gone".into(), later);
+    assert_eq!(reported(&mut ports, later + NOT_ATTACHED_FOR), ["a: gone"]);
+    ports.attached(ROW);
+    ports.not_attached(ROW, "a moment".into(), later);
+    ports.attached(ROW);
+    assert_eq!(ports.deadline(), None);
+    ports.not_attached(ROW, "the pod goes".into(), later);
+    change(&mut ports, vec![(ROW, None)]);
+    assert_eq!(ports.deadline(), None);
+    ports.timeout(later + NOT_ATTACHED_FOR, &mut out);
+    assert!(out.reports.is_empty());
 }
 
 /// What was commanded and reported of sources.
