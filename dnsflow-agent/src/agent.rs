@@ -52,7 +52,7 @@ use crate::{
         self,
         events::{Notices, Reporter},
     },
-    logging::LostLines,
+    logging::{Log, LogView, LostLines},
     manifests,
     metrics::{Metrics, Observed, Packets},
     openflow::{self, Event},
@@ -113,8 +113,10 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
 
 /// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
 /// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody. Logs now and then how
-/// many lines the log has lost.
-pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentError> {
+/// many lines of `log` were lost.
+pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
+    let lost_lines = log.lost_lines();
+    let log_view = log.view();
     let hot = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -216,7 +218,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         },
     };
     let packets = Arc::clone(&counters);
-    let metrics = Metrics::new(
+    let metrics = Arc::new(Metrics::new(
         inquiries.clone(),
         // Where the kernel does not let the maps be read, the hot thread says so.
         Box::new(move || Packets {
@@ -227,7 +229,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         lost_lines.clone(),
         observed.clone(),
         denial_counts,
-    );
+    ));
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();
     let outside = Outside {
@@ -243,6 +245,7 @@ pub fn run(options: AgentOptions, lost_lines: LostLines) -> Result<(), AgentErro
         inquiries,
         journal: Arc::clone(&journal),
         metrics,
+        log: log_view,
         health: Arc::clone(&health),
         estimate: hold.map(|_| Arc::clone(&estimate)),
     };
@@ -323,7 +326,8 @@ struct Outside {
     notices: Notices,
     inquiries: Inquiries,
     journal: Arc<Journal>,
-    metrics: Metrics,
+    metrics: Arc<Metrics>,
+    log: LogView,
     health: Arc<Health>,
     /// Where answers are held.
     estimate: Option<Arc<Estimate>>,
@@ -355,6 +359,7 @@ async fn edges(
         inquiries,
         journal,
         metrics,
+        log,
         health,
         estimate,
     } = outside;
@@ -428,7 +433,8 @@ async fn edges(
     } = denials;
     let watch = denials::watch(aside, attempts, inquiries.clone(), listeners);
     edge("denied connections", Box::pin(watch));
-    let control = Server::new(inquiries, journal).serve(options.control_socket.path);
+    let control = Server::new(inquiries, journal, Arc::clone(&metrics), log)
+        .serve(options.control_socket.path);
     edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
         edge(

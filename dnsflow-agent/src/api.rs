@@ -133,11 +133,8 @@ struct Served {
 }
 
 /// Answers at this address for ever.
-pub async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Metrics) {
-    let served = Served {
-        health,
-        metrics: Arc::new(metrics),
-    };
+pub async fn serve(address: SocketAddr, health: Arc<Health>, metrics: Arc<Metrics>) {
+    let served = Served { health, metrics };
     let mut told = false;
     if !address.ip().is_loopback() {
         tracing::warn!(

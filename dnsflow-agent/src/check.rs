@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::runtime;
 
 use crate::{
-    options::{CheckOptions, OutputFormat, OutputOptions},
+    options::{AgentOptions, CheckOptions, OutputFormat, OutputOptions},
     output::{write_json, write_yaml},
 };
 
@@ -106,14 +106,30 @@ pub fn run(options: CheckOptions, output: &mut impl io::Write) -> io::Result<boo
         output: OutputOptions { format },
         strict,
     } = options;
+    let findings = findings(agent)?;
+    print(&findings, format, output)?;
+    let worst = if strict { Status::Ok } else { Status::Warning };
+    Ok(findings.iter().all(|finding| finding.status <= worst))
+}
+
+/// The answers for an agent with these options.
+fn findings(agent: AgentOptions) -> io::Result<Vec<Finding>> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let facts = runtime.block_on(gather::gather(agent));
-    let findings = judge::judge(&facts);
-    print(&findings, format, output)?;
-    let worst = if strict { Status::Ok } else { Status::Warning };
-    Ok(findings.iter().all(|finding| finding.status <= worst))
+    Ok(judge::judge(&facts))
+}
+
+/// What `dnsflow check --output json` prints.
+///
+/// # Errors
+///
+/// If a thread cannot be started.
+pub(crate) fn json(agent: AgentOptions) -> io::Result<Vec<u8>> {
+    let mut output = Vec::new();
+    print(&findings(agent)?, OutputFormat::Json, &mut output)?;
+    Ok(output)
 }
 
 fn print(

@@ -12,14 +12,22 @@ pub mod journal;
 mod print;
 pub mod server;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    time::{Duration, SystemTime},
+};
 
+use clap::CommandFactory as _;
 use dnsflow_core::{Timestamp, engine::Engine, view::NodeView};
 use serde::{Deserialize, Serialize};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
+
+use crate::options::Cli;
 
 /// Where the socket is, unless an option says something else.
 pub const SOCKET: &str = "/run/dnsflow/dnsflow.sock";
@@ -73,6 +81,37 @@ pub struct Status {
     /// What the agent knows of its node.
     #[serde(flatten)]
     pub node: NodeView,
+}
+
+/// How an agent was started: what its options are, each as it was given.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct AgentCommand {
+    /// The version of the agent, with its commit where that is known.
+    pub version: String,
+    /// The command line.
+    pub arguments: Vec<String>,
+    /// The options that came by environment, and `RUST_LOG`. No other variable is told.
+    pub environment: BTreeMap<String, String>,
+}
+
+impl AgentCommand {
+    /// That of this process.
+    fn of_this_process() -> Self {
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        let cli = Cli::command();
+        let options = cli.find_subcommand("agent").into_iter();
+        let options = options.flat_map(|agent| agent.get_arguments());
+        let names = options.filter_map(|option| Some(option.get_env()?.to_owned()));
+        let names = names.chain([OsString::from("RUST_LOG")]);
+        let environment = names.filter_map(|name| Some((env::var_os(&name)?, name)));
+        Self {
+            version: env!("DNSFLOW_VERSION").to_owned(),
+            arguments: env::args_os().map(text).collect(),
+            environment: environment
+                .map(|(value, name)| (text(name), text(value)))
+                .collect(),
+        }
+    }
 }
 
 /// A moment, as RFC 3339 writes it, in UTC with milliseconds.

@@ -11,6 +11,8 @@ pub enum Exit {
     Failed = 1,
     /// The answer is no: a connection is blocked, or the agent could not work.
     No = 3,
+    /// The answer is not whole: a part of it is missing, and is named.
+    Incomplete = 4,
 }
 
 /// What the help says of them.
@@ -19,7 +21,8 @@ Exit codes:
   0  done; where the command answers a question: yes
   1  the command could not do its work
   2  wrong command line
-  3  the answer is no: blocked (explain), something has failed (check)";
+  3  the answer is no: blocked (explain), something has failed (check)
+  4  the answer is not whole: a part is missing, and is named";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
@@ -33,7 +36,7 @@ mod tests {
 
     #[test]
     fn the_help_names_each_code() {
-        for exit in [Exit::Done, Exit::Failed, Exit::No] {
+        for exit in [Exit::Done, Exit::Failed, Exit::No, Exit::Incomplete] {
             let line = format!("\n  {}  ", exit as u8);
             assert!(HELP.contains(&line), "{exit:?}");
         }

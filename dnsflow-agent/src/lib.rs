@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod bundle;
 pub mod capture;
 mod causes;
 pub mod check;

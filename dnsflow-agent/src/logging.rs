@@ -1,7 +1,11 @@
 //! The log of the agent, on standard error.
 //!
 //! No thread of the agent ever waits for the reader of the log: a thread of the log's own writes, a
-//! line at a time. What finds its queue full is lost and counted.
+//! line at a time. What finds its queue full is lost and counted. The last lines are kept for
+//! `dnsflow bundle`.
+
+mod last;
+mod level;
 
 use std::{
     io::{self, Write},
@@ -15,6 +19,9 @@ use tracing::warn;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
+pub use last::LastLines;
+pub use level::{LevelError, Levels, LogLevel};
+
 use crate::{k8s::QUIET_TARGETS, options::LogFormat};
 
 /// Lines that wait for a slow reader. At 300 bytes a line, which is usual, they take 1.2 MB.
@@ -24,6 +31,8 @@ const LINES_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Log {
     lost: LostLines,
+    last: LastLines,
+    level: LogLevel,
     /// Held for its Drop.
     _writing: WorkerGuard,
 }
@@ -37,8 +46,9 @@ impl Log {
     pub fn start(format: LogFormat) -> Self {
         let filter = EnvFilter::try_from_default_env()
             .unwrap_or_else(|_| EnvFilter::new(format!("info,{QUIET_TARGETS}")));
+        let (filter, level) = LogLevel::of(filter);
         let registry = tracing_subscriber::registry().with(filter);
-        let (writer, log) = Self::writing_to(io::stderr(), LINES_MAX);
+        let (writer, log) = Self::writing_to(io::stderr(), LINES_MAX, level);
         match format {
             LogFormat::Text => registry.with(fmt::layer().with_writer(writer)).init(),
             LogFormat::Json => registry
@@ -51,15 +61,28 @@ impl Log {
     /// Lines of a log that nobody writes.
     #[cfg(test)]
     pub(crate) fn nothing_lost() -> LostLines {
-        Self::writing_to(io::sink(), 1).1.lost_lines()
+        Self::writing_nowhere().lost_lines()
+    }
+
+    /// A log that nobody writes.
+    #[cfg(test)]
+    pub(crate) fn writing_nowhere() -> Self {
+        let (_, level) = LogLevel::of(EnvFilter::new("info"));
+        Self::writing_to(io::sink(), 1, level).1
     }
 
     /// What to write lines to, none of which waits for `output`.
-    fn writing_to(output: impl Write + Send + 'static, lines_max: usize) -> (NonBlocking, Self) {
+    fn writing_to(
+        output: impl Write + Send + 'static,
+        lines_max: usize,
+        level: LogLevel,
+    ) -> (NonBlocking, Self) {
         let failed = Arc::default();
-        let output = CountFailures {
+        let last = LastLines::default();
+        let output = LogOutput {
             output,
             failed: Arc::clone(&failed),
+            last: last.clone(),
         };
         let (writer, guard) = NonBlockingBuilder::default()
             .lossy(true)
@@ -73,6 +96,8 @@ impl Log {
         };
         let log = Self {
             lost,
+            last,
+            level,
             _writing: guard,
         };
         (writer, log)
@@ -82,6 +107,23 @@ impl Log {
     pub fn lost_lines(&self) -> LostLines {
         self.lost.clone()
     }
+
+    /// What people can ask of the log.
+    pub fn view(&self) -> LogView {
+        LogView {
+            last: self.last.clone(),
+            level: self.level.clone(),
+        }
+    }
+}
+
+/// What people can ask of the log while it runs.
+#[derive(Clone, Debug)]
+pub struct LogView {
+    /// The last lines.
+    pub last: LastLines,
+    /// What is logged.
+    pub level: LogLevel,
 }
 
 /// Counts the lines that are in no log.
@@ -112,19 +154,21 @@ impl LostLines {
     }
 }
 
-/// A writer whose failures are counted: nobody is there to be told of them.
-struct CountFailures<W> {
+/// A writer that keeps the last lines, and counts failures: nobody is there to be told of them.
+struct LogOutput<W> {
     output: W,
     failed: Arc<AtomicUsize>,
+    last: LastLines,
 }
 
-impl<W: Write> Write for CountFailures<W> {
+impl<W: Write> Write for LogOutput<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.write_all(line)?;
         Ok(line.len())
     }
 
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        self.last.keep(line);
         if self.output.write_all(line).is_err() {
             self.failed.fetch_add(1, Relaxed);
         }

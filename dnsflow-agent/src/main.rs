@@ -5,7 +5,7 @@ use std::{io, process::ExitCode};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use dnsflow_agent::{
-    agent, check, cleanup,
+    agent, bundle, check, cleanup,
     control::commands::{self, CommandError},
     exit::Exit,
     k8s::egress_firewall::DEFINITION,
@@ -28,7 +28,7 @@ fn run() -> anyhow::Result<Exit> {
             let log = without_any(|| Log::start(options.log_format))
                 .context("cannot start the log's thread")?;
             let lost = log.lost_lines();
-            let result = agent::run(*options, lost.clone());
+            let result = agent::run(*options, &log);
             let code = match result {
                 Ok(()) => Exit::Done,
                 // Not returned: standard error may be what nobody reads.
@@ -56,6 +56,10 @@ fn run() -> anyhow::Result<Exit> {
             asked(commands::flows_list(&options, &mut io::stdout().lock()))
         }
         Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
+        Command::LogLevel(options) => {
+            asked(commands::log_level(&options, &mut io::stdout().lock()))
+        }
+        Command::Bundle(options) => bundle::run(*options).context("no bundle"),
         Command::Explain(options) => match commands::explain(&options, &mut io::stdout().lock())? {
             Verdict::Allowed => Ok(Exit::Done),
             Verdict::Blocked => Ok(Exit::No),

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 
 pub use asking::{
     CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
-    ObserveOptions, OutputFormat, OutputOptions, PodName,
+    LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions, PodName,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};
@@ -56,6 +56,10 @@ pub enum Command {
     Explain(ExplainOptions),
     /// Show what has happened lately, and with --follow what happens
     Observe(ObserveOptions),
+    /// Show what the agent logs, or change it until the agent ends
+    LogLevel(LogLevelOptions),
+    /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options
+    Bundle(Box<BundleOptions>),
     /// Remove every flow of dnsflow's from the switch; the agent must not be running
     Cleanup(CleanupOptions),
     /// Say whether the agent could work on this node, and what to do where it could not: exit code 3
@@ -456,6 +460,18 @@ pub struct CheckOptions {
     /// A warning counts as a failure: exit code 3
     #[arg(long)]
     pub strict: bool,
+}
+
+/// The options of `dnsflow bundle`: where the archive goes, and those of the agent, for `check`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct BundleOptions {
+    /// The archive (.tar.gz), which must not be there yet; - is standard output
+    #[arg(value_name = "FILE|-", default_value = "-")]
+    pub file: PathBuf,
+
+    /// The agent's.
+    #[command(flatten)]
+    pub agent: AgentOptions,
 }
 
 /// How the log is written.

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab};
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::run};
 use serde_json::Value;
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -173,6 +173,96 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
     assert_eq!(cleanup(&[]), format!("{} flows removed\n", shown.len()));
     assert!(dump().is_empty());
     assert_eq!(cleanup(&["--dry-run"]), "0 flows would be removed\n");
+}
+
+#[test]
+fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
+    let lab = lab!("control-bundle", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let started_with = "dnsflow_agent::agent::reports=debug,info";
+    assert_eq!(
+        ask(&lab, &["log-level"]),
+        (format!("{started_with}\n"), Some(0))
+    );
+    assert_eq!(ask(&lab, &["log-level", "loud"]).1, Some(1));
+    let changed = "info,kube_client=off,kube_runtime=off";
+    let answer = format!("{changed}\nthe agent has started with {started_with}\n");
+    assert_eq!(ask(&lab, &["log-level", "info"]), (answer, Some(0)));
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    ask(&lab, &["log-level", "dnsflow_agent=debug"]);
+    pod.resolve("www.example.com").expect("the name is known");
+
+    let directory = lab.base().join("bundle");
+    std::fs::create_dir(&directory).expect("there is room");
+    let file = directory.join("bundle.tar.gz");
+    let bundle = || {
+        let file = file.to_str().expect("text");
+        ask(
+            &lab,
+            &["bundle", file, "--control-socket", &control_socket(&lab)],
+        )
+        .1
+    };
+    let unpack = || {
+        let mut tar = std::process::Command::new("tar");
+        run(tar.arg("-xzf").arg(&file).arg("-C").arg(&directory)).expect("it is an archive");
+        let files = [
+            "contents.json",
+            "status.json",
+            "cache.jsonl",
+            "events.jsonl",
+            "metrics.txt",
+            "log.txt",
+            "log-level.json",
+            "options.json",
+            "check.json",
+        ];
+        files.map(|file| {
+            let path = directory.join("dnsflow-bundle").join(file);
+            std::fs::read_to_string(path).expect(file)
+        })
+    };
+    assert_eq!(bundle(), Some(0));
+    assert_eq!(bundle(), Some(1), "the file is there");
+    let [
+        contents,
+        status,
+        cache,
+        events,
+        metrics,
+        log,
+        level,
+        options,
+        check,
+    ] = unpack();
+    assert!(!contents.contains("error"), "{contents}");
+    assert!(status.contains(r#""is_ready":true"#), "{status}");
+    assert_eq!(cache.lines().count(), 2, "{cache}");
+    assert!(events.contains("www.example.com"), "{events}");
+    assert!(metrics.contains("dnsflow_ready 1\n"), "{metrics}");
+    // What pods are told is logged for debugging alone.
+    let logged = |name: &str| log.contains(&format!(r#""name":"{name}""#));
+    assert_eq!(
+        (logged("example.com"), logged("www.example.com")),
+        (false, true)
+    );
+    assert!(level.contains(started_with), "{level}");
+    assert!(options.contains("--manifests"), "{options}");
+    assert!(check.contains(r#""check": "program""#), "{check}");
+
+    agent.terminate().expect("it stops");
+    std::fs::remove_file(&file).expect("it is there");
+    assert_eq!(bundle(), Some(4));
+    let [contents, status, .., check] = unpack();
+    assert!(contents.contains("no agent answers at"), "{contents}");
+    assert!(status.is_empty(), "{status}");
+    assert!(check.contains(r#""check": "program""#), "{check}");
+}
+
+fn control_socket(lab: &Lab) -> String {
+    lab.control_socket().display().to_string()
 }
 
 #[test]

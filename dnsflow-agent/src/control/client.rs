@@ -4,7 +4,7 @@ use std::{io, path::Path};
 
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{
-    Request, StatusCode,
+    Method, Request, StatusCode,
     body::{Bytes, Incoming},
     client::conn::http1,
 };
@@ -50,10 +50,41 @@ pub async fn get<T: DeserializeOwned>(
     path: &str,
     parameters: &[(&str, String)],
 ) -> Result<T, AskError> {
-    let body = request(socket, path, parameters).await?;
+    value(request(socket, Method::GET, path, parameters).await?).await
+}
+
+/// Changes something, and takes the JSON value that comes back.
+pub async fn put<T: DeserializeOwned>(
+    socket: &Path,
+    path: &str,
+    parameters: &[(&str, String)],
+) -> Result<T, AskError> {
+    value(request(socket, Method::PUT, path, parameters).await?).await
+}
+
+async fn value<T: DeserializeOwned>(body: Incoming) -> Result<T, AskError> {
     let body = Limited::new(body, ANSWER_MAX).collect().await;
     let bytes = body.map_err(AskError::Answer)?.to_bytes();
     serde_json::from_slice(&bytes).map_err(|error| AskError::Answer(error.into()))
+}
+
+/// Asks for text: its first lines, at most `len_max` bytes, and whether there are more.
+pub async fn text(socket: &Path, path: &str, len_max: usize) -> Result<(Vec<u8>, bool), AskError> {
+    let mut body = request(socket, Method::GET, path, &[]).await?;
+    let mut text = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else {
+            continue;
+        };
+        text.extend_from_slice(&data);
+        if text.len() > len_max {
+            text.truncate(len_max);
+            let end = text.iter().rposition(|byte| *byte == b'\n');
+            text.truncate(end.map_or(0, |end| end + 1));
+            return Ok((text, true));
+        }
+    }
+    Ok((text, false))
 }
 
 /// Asks for JSON values, one a line; hands each to `take` as it comes.
@@ -63,7 +94,7 @@ pub async fn lines<T: DeserializeOwned>(
     parameters: &[(&str, String)],
     mut take: impl FnMut(T) -> io::Result<()>,
 ) -> Result<(), AskError> {
-    let mut body = request(socket, path, parameters).await?;
+    let mut body = request(socket, Method::GET, path, parameters).await?;
     let mut pending = Vec::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else {
@@ -84,6 +115,7 @@ pub async fn lines<T: DeserializeOwned>(
 
 async fn request(
     socket: &Path,
+    method: Method,
     path: &str,
     parameters: &[(&str, String)],
 ) -> Result<Incoming, AskError> {
@@ -96,7 +128,9 @@ async fn request(
     tokio::spawn(connection);
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.extend_pairs(parameters);
-    let request = Request::get(format!("{path}?{}", query.finish()))
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("{path}?{}", query.finish()))
         .header("host", "dnsflow")
         .body(Empty::<Bytes>::new());
     let request = request.map_err(|error| AskError::Refused(error.to_string()))?;

@@ -13,7 +13,11 @@ use super::{
     print::{self, CacheRow, FlowRow, Row},
 };
 use crate::{
-    options::{ControlOptions, ExplainOptions, FilterOptions, ObserveOptions, OutputFormat},
+    logging::Levels,
+    options::{
+        ControlOptions, ExplainOptions, FilterOptions, LogLevelOptions, ObserveOptions,
+        OutputFormat,
+    },
     output::{write_json, write_json_line, write_yaml},
 };
 
@@ -60,6 +64,21 @@ pub fn status(options: &ControlOptions, output: &mut impl Write) -> Result<(), C
         OutputFormat::Table => print::status(&status, output),
         OutputFormat::Json => write_json(&status, output),
         OutputFormat::Yaml => write_yaml(&status, output),
+    }?)
+}
+
+/// `dnsflow log-level`.
+pub fn log_level(options: &LogLevelOptions, output: &mut impl Write) -> Result<(), CommandError> {
+    let LogLevelOptions { control, level } = options;
+    let (socket, path) = (&control.socket.path, "/v1/log-level");
+    let levels: Levels = match level {
+        None => block_on(client::get(socket, path, &[])),
+        Some(level) => block_on(client::put(socket, path, &[("level", level.clone())])),
+    }?;
+    Ok(match control.output.format {
+        OutputFormat::Table => print::levels(&levels, output),
+        OutputFormat::Json => write_json(&levels, output),
+        OutputFormat::Yaml => write_yaml(&levels, output),
     }?)
 }
 

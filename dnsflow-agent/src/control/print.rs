@@ -10,6 +10,7 @@ use serde::Serialize;
 use tabwriter::TabWriter;
 
 use super::{Status, journal::Event};
+use crate::logging::Levels;
 
 /// A row of a table.
 pub(super) trait Row {
@@ -267,6 +268,19 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
                 firewall.namespace, problem.rule, problem.severity, problem.text
             )?;
         }
+    }
+    Ok(())
+}
+
+/// `dnsflow log-level`.
+pub(super) fn levels(levels: &Levels, output: &mut impl Write) -> io::Result<()> {
+    let Levels {
+        level,
+        started_with,
+    } = levels;
+    writeln!(output, "{level}")?;
+    if level != started_with {
+        writeln!(output, "the agent has started with {started_with}")?;
     }
     Ok(())
 }

@@ -6,6 +6,10 @@
 //! | `/v1/cache` | one [`EntryView`] a line |
 //! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
 //! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//! | `/v1/log-level` | [`Levels`](crate::logging::Levels); `PUT` with `level=` changes it |
+//! | `/v1/log` | the last lines of the log |
+//! | `/v1/metrics` | the metrics, as `/metrics` has them |
+//! | `/v1/options` | [`AgentCommand`] |
 //!
 //! `/v1/cache` takes [`Filter`]. A line is one JSON object.
 
@@ -47,10 +51,14 @@ use tokio::{
 };
 
 use super::{
-    Inquiries, Status,
+    AgentCommand, Inquiries, Status,
     journal::{Event, Journal},
 };
-use crate::causes::Causes;
+use crate::{
+    causes::Causes,
+    logging::LogView,
+    metrics::{self, Metrics},
+};
 
 /// Clients at once. Only root can connect; a client that finds no room is told so.
 const CLIENTS_MAX: usize = 16;
@@ -60,6 +68,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(5);
 /// Cache entries that one question to the hot thread is for.
 const ENTRIES_PER_INQUIRY: usize = 16;
+/// The `Content-Type` of text.
+const TEXT: &str = "text/plain; charset=utf-8";
 /// How often the journal is read for a client that follows it. The hot thread wakes no reader.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -68,6 +78,8 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 pub struct Server {
     inquiries: Inquiries,
     journal: Arc<Journal>,
+    metrics: Arc<Metrics>,
+    log: LogView,
     started: Instant,
 }
 
@@ -88,10 +100,17 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Server {
     /// A server that asks `inquiries`.
-    pub fn new(inquiries: Inquiries, journal: Arc<Journal>) -> Self {
+    pub fn new(
+        inquiries: Inquiries,
+        journal: Arc<Journal>,
+        metrics: Arc<Metrics>,
+        log: LogView,
+    ) -> Self {
         Self {
             inquiries,
             journal,
+            metrics,
+            log,
             started: Instant::now(),
         }
     }
@@ -140,8 +159,9 @@ impl Server {
     }
 
     async fn respond(self: &Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
-        if request.method() != Method::GET {
-            return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET only");
+        let changes = request.method() == Method::PUT;
+        if !changes && request.method() != Method::GET {
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET and PUT only");
         }
         let parameters = match Parameters::parse(request.uri().query().unwrap_or_default()) {
             Ok(parameters) => parameters,
@@ -149,12 +169,22 @@ impl Server {
         };
         let path = request.uri().path();
         let answer = match path {
+            "/v1/log-level" => self.log_level(parameters, changes),
+            _ if changes => return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET only"),
             "/v1/status" => self.status().await,
             "/v1/cache" => self.cache(parameters).await,
             "/v1/explain" => self.explain(parameters).await,
             "/v1/events" => self.events(parameters),
+            "/v1/log" => parameters
+                .end()
+                .map(|()| whole(StatusCode::OK, TEXT, self.log.last.read())),
+            "/v1/metrics" => self.metrics(parameters).await,
+            "/v1/options" => parameters
+                .end()
+                .map(|()| json(&AgentCommand::of_this_process())),
             _ => {
-                let text = "there are /v1/status, /v1/cache, /v1/explain and /v1/events";
+                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/log-level, \
+                            /v1/log, /v1/metrics and /v1/options";
                 return refuse(StatusCode::NOT_FOUND, text);
             }
         };
@@ -178,6 +208,30 @@ impl Server {
             up_s: self.started.elapsed().as_secs(),
             node,
         }))
+    }
+
+    fn log_level(
+        &self,
+        mut parameters: Parameters,
+        changes: bool,
+    ) -> Result<Response<Body>, Refusal> {
+        let level = match changes {
+            true => Some(parameters.required("level")?),
+            false => None,
+        };
+        parameters.end()?;
+        let Some(level) = level else {
+            return Ok(json(&self.log.level.levels()));
+        };
+        let levels = self.log.level.set(&level).map_err(Refusal::request)?;
+        tracing::info!(level = levels.level, "somebody has changed what is logged");
+        Ok(json(&levels))
+    }
+
+    async fn metrics(&self, parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        parameters.end()?;
+        let text = self.metrics.scrape().await.ok_or(Refusal::Stuck)?;
+        Ok(whole(StatusCode::OK, metrics::CONTENT_TYPE, text))
     }
 
     async fn explain(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
@@ -478,11 +532,11 @@ fn json(value: &impl Serialize) -> Response<Body> {
 fn refuse(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     text.push('\n');
-    whole(status, "text/plain; charset=utf-8", text.into_bytes())
+    whole(status, TEXT, text.into_bytes())
 }
 
-fn whole(status: StatusCode, kind: &'static str, bytes: Vec<u8>) -> Response<Body> {
-    let mut response = Response::new(Full::new(Bytes::from(bytes)).boxed_unsync());
+fn whole(status: StatusCode, kind: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Full::new(bytes.into()).boxed_unsync());
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(CONTENT_TYPE, kind);

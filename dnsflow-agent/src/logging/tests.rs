@@ -23,6 +23,11 @@ impl Write for Reader {
     }
 }
 
+fn writing_to(output: impl Write + Send + 'static, lines_max: usize) -> (NonBlocking, Log) {
+    let (_, level) = LogLevel::of(EnvFilter::new("info"));
+    Log::writing_to(output, lines_max, level)
+}
+
 fn numbered(range: std::ops::Range<usize>) -> String {
     range.map(|number| format!("line {number}\n")).collect()
 }
@@ -45,7 +50,7 @@ fn nobody_waits_for_a_reader_and_what_is_lost_is_counted() {
         arrived,
         gate: gate_of_reader,
     };
-    let (writer, log) = Log::writing_to(reader, 8);
+    let (writer, log) = writing_to(reader, 8);
     write(&writer, 0..1);
     // The log's thread is stuck with this one, so that the queue is empty.
     arrivals.recv().expect("the reader is asked");
@@ -67,12 +72,25 @@ fn the_last_lines_are_written_before_the_end() {
         arrived: mpsc::channel().0,
         gate: mpsc::channel().1,
     };
-    let (writer, log) = Log::writing_to(reader, 1000);
+    let (writer, log) = writing_to(reader, 1000);
     write(&writer, 0..1000);
     assert_eq!(log.lost_lines().count(), 0);
     drop(log);
     let text = String::from_utf8(lines.lock().expect("no panic").clone());
     assert_eq!(text.expect("text"), numbered(0..1000));
+}
+
+#[test]
+fn the_last_lines_are_kept_up_to_a_limit() {
+    let (writer, log) = writing_to(io::sink(), 100_000);
+    let last = log.view().last;
+    write(&writer, 0..50_000);
+    drop(log);
+    let kept = String::from_utf8(last.read()).expect("text");
+    assert!(kept.len() <= LastLines::BYTES_MAX, "{} bytes", kept.len());
+    let first = kept.lines().count();
+    assert!(first > LastLines::BYTES_MAX / 20, "{first} lines");
+    assert_eq!(kept, numbered(50_000 - first..50_000));
 }
 
 #[test]
@@ -90,7 +108,7 @@ fn lines_that_cannot_be_written_count_as_lost() {
         }
     }
 
-    let (writer, log) = Log::writing_to(Gone, 8);
+    let (writer, log) = writing_to(Gone, 8);
     write(&writer, 0..3);
     let lost = log.lost_lines();
     drop(log);

@@ -111,6 +111,19 @@ pub struct ExplainOptions {
     pub control: ControlOptions,
 }
 
+/// The options of `dnsflow log-level`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct LogLevelOptions {
+    /// A level (off, error, warn, info, debug, trace), or directives as RUST_LOG takes them:
+    /// info,dnsflow_agent::agent=debug
+    #[arg(value_name = "LEVEL|DIRECTIVES")]
+    pub level: Option<String>,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
+
 /// A pod of a namespace.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PodName {

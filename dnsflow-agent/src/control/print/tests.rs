@@ -170,6 +170,18 @@ pod ns1/pod1 to 203.0.113.1:443
 }
 
 #[test]
+fn a_level_that_was_changed_is_shown_with_the_one_before() {
+    let mut levels = Levels {
+        level: "info".into(),
+        started_with: "info".into(),
+    };
+    let printed = |levels: &Levels| text_of(|mut output| super::levels(levels, &mut output));
+    assert_eq!(printed(&levels), "info\n");
+    levels.level = "debug".into();
+    assert_eq!(printed(&levels), "debug\nthe agent has started with info\n");
+}
+
+#[test]
 fn an_event_is_one_line() {
     let event = Event {
         time: "2026-01-01T00:00:00.000Z".into(),

@@ -8,10 +8,15 @@ use dnsflow_core::{
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 
 use super::*;
-use crate::control::{
-    Inquiry,
-    client::{self, AskError},
-    inquiries,
+use crate::{
+    control::{
+        Inquiry,
+        client::{self, AskError},
+        inquiries,
+    },
+    agent::denials::DenialCounts,
+    logging::{Levels, Log},
+    metrics::{Observed, Packets},
 };
 
 /// A server at a socket of its own, with an engine that nothing has happened to.
@@ -27,7 +32,16 @@ impl Running {
         let journal = Arc::<Journal>::default();
         let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
         let socket = directory.join("dnsflow.sock");
-        let server = Server::new(inquiries, Arc::clone(&journal));
+        let log = Log::writing_nowhere();
+        let metrics = Metrics::new(
+            inquiries.clone(),
+            Box::new(Packets::default),
+            Arc::clone(&journal),
+            log.lost_lines(),
+            Observed::default(),
+            DenialCounts::default(),
+        );
+        let server = Server::new(inquiries, Arc::clone(&journal), metrics.into(), log.view());
         let tasks = vec![
             tokio::spawn(hot_thread(asked)),
             tokio::spawn(server.serve(socket.clone())),
@@ -124,6 +138,60 @@ async fn a_wrong_question_gets_a_reason() {
         refusal(&socket, "/v1/cache", &twice).await,
         "`name` is given twice"
     );
+}
+
+#[tokio::test]
+async fn what_a_bundle_needs_is_there() {
+    let running = Running::start("bundle").await;
+    let socket = running.socket();
+    let metrics = client::text(&socket, "/v1/metrics", usize::MAX).await;
+    let (metrics, is_cut) = metrics.expect("an answer");
+    assert!(!is_cut);
+    let metrics = String::from_utf8(metrics).expect("text");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    // Cut where a line ends.
+    let (start, is_cut) = client::text(&socket, "/v1/metrics", 1000)
+        .await
+        .expect("an answer");
+    assert!(is_cut && start.len() <= 1000 && start.ends_with(b"\n"));
+    assert!(metrics.as_bytes().starts_with(&start));
+    let options: AgentCommand = client::get(&socket, "/v1/options", &[])
+        .await
+        .expect("an answer");
+    assert_eq!(options.arguments, std::env::args().collect::<Vec<_>>());
+    let (log, _) = client::text(&socket, "/v1/log", 10)
+        .await
+        .expect("an answer");
+    assert!(log.is_empty());
+}
+
+#[tokio::test]
+async fn only_the_log_level_can_be_changed() {
+    let running = Running::start("put").await;
+    let socket = running.socket();
+    let levels: Levels = client::get(&socket, "/v1/log-level", &[])
+        .await
+        .expect("an answer");
+    assert_eq!(levels.level, "info");
+    let level = |text: &str| [("level", text.to_owned())];
+    let put = async |path: &str, parameters: &[(&str, String)]| {
+        let answer = client::put::<Levels>(&socket, path, parameters).await;
+        answer.map_err(|error| error.to_string())
+    };
+    let refused = put("/v1/log-level", &level("loud"))
+        .await
+        .expect_err("no level");
+    assert!(
+        refused.contains("`loud` is neither a level (off, error"),
+        "{refused}"
+    );
+    let refused = put("/v1/status", &[]).await.expect_err("it is only read");
+    assert_eq!(refused, "the agent says: GET only");
+    // There is no log here whose level could change.
+    let refused = put("/v1/log-level", &level("warn"))
+        .await
+        .expect_err("no log");
+    assert_eq!(refused, "the agent says: the log has ended");
 }
 
 #[tokio::test]
