@@ -402,6 +402,7 @@ async fn edges(
             Box::pin(ovn.run(inputs.clone(), ovn_commands)),
         );
     }
+    let control_inputs = inputs.clone();
     if let Some(dir) = options.state_dir {
         edge("the snapshot", Box::pin(save_snapshots(dir, snapshots)));
     }
@@ -433,8 +434,14 @@ async fn edges(
     } = denials;
     let watch = denials::watch(aside, attempts, inquiries.clone(), listeners);
     edge("denied connections", Box::pin(watch));
-    let control = Server::new(inquiries, journal, Arc::clone(&metrics), log)
-        .serve(options.control_socket.path);
+    let control = Server::new(
+        inquiries,
+        control_inputs,
+        journal,
+        Arc::clone(&metrics),
+        log,
+    )
+    .serve(options.control_socket.path);
     edge("the control socket", Box::pin(control));
     if let Some(address) = options.listen {
         edge(

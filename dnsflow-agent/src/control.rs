@@ -9,7 +9,8 @@
 pub mod client;
 pub mod commands;
 pub mod journal;
-mod print;
+pub mod learned;
+pub(crate) mod print;
 pub mod server;
 
 use std::{

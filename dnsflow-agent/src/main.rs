@@ -56,6 +56,7 @@ fn run() -> anyhow::Result<Exit> {
             asked(commands::flows_list(&options, &mut io::stdout().lock()))
         }
         Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
+        Command::Learn(options) => Ok(commands::learn(&options, &mut io::stdout().lock())?),
         Command::LogLevel(options) => {
             asked(commands::log_level(&options, &mut io::stdout().lock()))
         }

@@ -21,7 +21,8 @@ use ipnet::IpNet;
 
 pub use asking::{
     CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
-    LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions, PodName,
+    LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
+    PodName,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};
@@ -56,6 +57,8 @@ pub enum Command {
     Explain(ExplainOptions),
     /// Show what has happened lately, and with --follow what happens
     Observe(ObserveOptions),
+    /// Record what a namespace's pods ask for, and print an EgressFirewall that allows it
+    Learn(LearnOptions),
     /// Show what the agent logs, or change it until the agent ends
     LogLevel(LogLevelOptions),
     /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options

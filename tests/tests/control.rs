@@ -261,6 +261,53 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     assert!(check.contains(r#""check": "program""#), "{check}");
 }
 
+#[test]
+fn what_pods_ask_for_becomes_a_firewall_under_which_they_still_work() {
+    let lab = lab!("control-learn", agent);
+    firewall(&lab, &[RuleSpec::allow("203.0.113.0/24").expect("a CIDR")]);
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    let manifest = std::thread::scope(|scope| {
+        let learning = scope.spawn(|| ask(&lab, &["learn", "-n", "ns1", "--for", "4s"]));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(fetches(
+            &lab,
+            "ns1_pod1",
+            "http://www.example.com/",
+            PATIENT
+        ));
+        let (manifest, code) = learning.join().expect("no panic");
+        assert_eq!(code, Some(0), "{manifest}");
+        manifest
+    });
+    assert!(
+        manifest.contains("dnsName: \"www.example.com\" # 203.0.113.2"),
+        "{manifest}"
+    );
+    assert!(
+        !manifest.contains("\"example.com\""),
+        "asked for before: {manifest}"
+    );
+    assert!(manifest.contains("which this one replaces"), "{manifest}");
+    let read: Value = serde_saphyr::from_str(&manifest).expect("a manifest");
+    let names = read["spec"]["egress"].as_array().expect("rules").iter();
+    let names = names.filter_map(|rule| rule["to"]["dnsName"].as_str());
+    let rules: Vec<_> = names.map(RuleSpec::allow_name).collect();
+    assert_eq!(rules.len(), 1);
+    firewall(&lab, &rules);
+    assert!(fetches(
+        &lab,
+        "ns1_pod1",
+        "http://www.example.com/",
+        PATIENT
+    ));
+    assert!(!fetches(&lab, "ns1_pod1", "http://example.com/", BLOCKED));
+    let (text, code) = ask(&lab, &["learn", "-n", "nobody", "--for", "1s"]);
+    assert_eq!((&*text, code), ("", Some(1)));
+    agent.terminate().expect("it stops");
+}
+
 fn control_socket(lab: &Lab) -> String {
     lab.control_socket().display().to_string()
 }

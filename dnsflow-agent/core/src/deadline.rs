@@ -31,6 +31,8 @@ pub enum Why {
     Takeover,
     /// The programs should be attached to an interface by now.
     Attachment,
+    /// A recording ends.
+    Recording,
 }
 
 /// A point in time, and what is due then.

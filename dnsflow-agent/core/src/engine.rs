@@ -9,7 +9,11 @@
 //! in the switch are those of the cache entries; what is in the switch is only ever compared with
 //! them.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use dnsflow_common::walk::Ports as DnsPorts;
 
@@ -34,6 +38,7 @@ use crate::{
     policy::{Mention, Policy},
     ports::{PortChange, PortId, Ports},
     profile::StaticProfile,
+    recording::Recordings,
     refused::{Refusals, Refused, RefusedAddresses, Rejudged},
     report::Report,
     resolver::Resolver,
@@ -110,6 +115,7 @@ pub struct Engine {
     switch: Switch,
     hold: HoldQueue,
     filter: Filter,
+    recordings: Recordings,
     out: Output,
 }
 
@@ -146,6 +152,7 @@ impl Engine {
                 ..HoldLimits::default()
             }),
             filter: Filter::default(),
+            recordings: Recordings::default(),
             out,
         }
     }
@@ -166,10 +173,11 @@ impl Engine {
     }
 
     /// Takes in a frame of the ring buffer. Returns whether to defer it: the kernel let it through for a
-    /// rule that is gone, and a rule may come that mentions its name.
+    /// rule that is gone or for a recording, and a rule may come that mentions its name.
     pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         let was_wider = self.filter.was_wider(frame.captured_at);
-        self.replay(frame, now) && was_wider
+        let is_recorded = self.recorded_at(frame.ifindex).is_some();
+        self.replay(frame, now) && (was_wider || is_recorded)
     }
 
     /// Takes in a frame that was deferred ([`Command::ReplayAnswers`]). Returns whether to defer it again:
@@ -240,6 +248,18 @@ impl Engine {
             Input::LogicalFlowsWatched { priorities } => {
                 let are_all = self.policy.watches(&priorities);
                 self.sources.logical_flows_read(are_all);
+            }
+            Input::Record {
+                id,
+                namespace,
+                time,
+            } => {
+                self.recordings.begin(id, namespace, time, now);
+                self.filter.outdate();
+            }
+            Input::EndRecording { id } => {
+                self.recordings.end(id);
+                self.filter.outdate();
             }
             Input::SwitchUp => {
                 self.switch.connected(now);
@@ -334,6 +354,9 @@ impl Engine {
         }
         self.filter.timeout(now, &mut self.out);
         self.ports.timeout(now, &mut self.out);
+        if self.recordings.timeout(now) {
+            self.filter.outdate();
+        }
         self.switch
             .count_denials(&self.ports, &self.policy, now, &mut self.out);
         let with_ovn = !self.policy.is_static();
@@ -357,6 +380,7 @@ impl Engine {
             self.hold.deadline(),
             self.policy.deadline(),
             self.ports.deadline(),
+            self.recordings.deadline(),
         ])
     }
 
@@ -429,6 +453,7 @@ impl Engine {
             policy,
             told: Told { cache, refused, .. },
             switch,
+            recordings,
             ..
         } = self;
         View {
@@ -439,6 +464,7 @@ impl Engine {
             policy,
             cache,
             switch,
+            recordings,
         }
     }
 
@@ -508,6 +534,22 @@ impl Engine {
         let Some(port) = self.ports.get(told) else {
             return Wait::Nothing;
         };
+        if !self.recordings.is_empty()
+            && let Some(namespace) = self.policy.filtered_as(&port.row)
+            && self.recordings.are_of(namespace)
+        {
+            let group = self.policy.namespace_of(&port.row);
+            let addresses = answer.addresses.iter().map(|(address, _)| *address);
+            let is_opened = |address: &IpAddr| {
+                let checked = self.told.refused.check(*address, &port.row, group);
+                checked.is_ok()
+            };
+            let addresses: Vec<IpAddr> = addresses.filter(is_opened).collect();
+            // What leads into the cluster alone is no business of an EgressFirewall.
+            if !addresses.is_empty() {
+                self.recordings.note(namespace, &answer.name, &addresses);
+            }
+        }
         // Nothing is remembered, reported or paid for what no rule mentions.
         let mention = self.policy.mention(&port.row, &answer.name);
         if mention == Mention::None {
@@ -713,17 +755,29 @@ impl Engine {
         if !self.sources.know_firewalls() || !self.filter.is_outdated() {
             return;
         }
-        let wanted = self
+        let known: BTreeMap<u32, &str> = self
             .ports
             .iter()
             .filter_map(|(_, port)| Some((port.ifindex?, self.policy.filtered_as(&port.row)?)))
             .collect();
+        let mut wanted = known.clone();
+        wanted.retain(|_, namespace| !self.recordings.are_of(namespace));
         let names_in = |namespace: &str| self.policy.names_in(namespace);
         self.filter.update(&wanted, names_in, now, &mut self.out);
         let has_rules = |namespace: &str| self.policy.enforced(namespace).is_some();
-        let watched = wanted.iter().filter(|(_, namespace)| has_rules(namespace));
+        let watched = known.iter().filter(|(_, namespace)| has_rules(namespace));
         let watched = watched.map(|(ifindex, _)| *ifindex).collect();
         self.filter.watch(watched, &mut self.out);
+    }
+
+    /// The namespace of the pod at an interface, if its names are recorded.
+    fn recorded_at(&self, ifindex: u32) -> Option<&str> {
+        if self.recordings.is_empty() {
+            return None;
+        }
+        let port = self.ports.get(self.ports.at_veth(ifindex)?)?;
+        let namespace = self.policy.filtered_as(&port.row)?;
+        self.recordings.are_of(namespace).then_some(namespace)
     }
 
     /// Whether it is known what should be in the switch: else flows of an earlier run would be taken
@@ -765,6 +819,8 @@ fn may_change_plans(input: &Input<'_>) -> bool {
             | Input::Revalidation(_)
             | Input::Dropping(_)
             | Input::MegaflowsIdle(_)
+            | Input::Record { .. }
+            | Input::EndRecording { .. }
             | Input::Blocked { .. }
             | Input::Unblocked { .. }
     )

@@ -9,6 +9,7 @@ use super::{
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     name::DomainName,
     ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, Pipeline, RowId, SbUpdate},
+    recording::RecordingId,
     resolver::Resolver,
     revalidation::Path,
 };
@@ -116,6 +117,20 @@ pub enum Input<'a> {
         interface: RowId,
         /// The reason, for people.
         reason: String,
+    },
+    /// Somebody wants to know what the pods of a namespace ask for.
+    Record {
+        /// The number that the recording gets.
+        id: RecordingId,
+        /// The namespace.
+        namespace: String,
+        /// For how long, [`TIME_MAX`](crate::recording::TIME_MAX) at most.
+        time: Duration,
+    },
+    /// Nobody wants to know that any more.
+    EndRecording {
+        /// Which recording.
+        id: RecordingId,
     },
     /// The OpenFlow connection is ready for commands.
     SwitchUp,

@@ -31,6 +31,7 @@ mod policy;
 pub mod ports;
 pub mod profile;
 pub mod recent;
+pub mod recording;
 pub mod refused;
 pub mod report;
 pub mod resolver;

@@ -24,6 +24,7 @@ use crate::{
     ovn::rows::Interface,
     policy::Policy,
     ports::{Port, PortId, Ports},
+    recording::{RecordedName, RecordingId, Recordings},
     refused::RefusedAddresses,
     report::{NotTrusted, Severity},
     sources::Sources,
@@ -228,6 +229,7 @@ pub struct View<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) cache: &'a Cache,
     pub(crate) switch: &'a Switch,
+    pub(crate) recordings: &'a Recordings,
 }
 
 impl View<'_> {
@@ -297,6 +299,17 @@ impl View<'_> {
         let ports = self.ports.iter().map(|(_, port)| &port.row);
         let of_pod = ports.filter(|row| pod_of(row) == (namespace, pod));
         of_pod.map(|row| row.iface_id.clone()).collect()
+    }
+
+    /// At most `count` names of a recording from this one on, in the order in which they came, and how
+    /// many answers for further names found no room. `None`: there is no such recording.
+    pub fn recorded(
+        &self,
+        id: RecordingId,
+        from: usize,
+        count: usize,
+    ) -> Option<(Vec<RecordedName>, u64)> {
+        Some(self.recordings.get(id)?.read(from, count))
     }
 
     /// The addresses that a logical port was told, in order.

@@ -1,6 +1,9 @@
 //! The subcommands that ask a running agent.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::{Duration, Instant},
+};
 
 use dnsflow_core::view::{EntryView, Explanation, Verdict};
 use serde::Serialize;
@@ -10,13 +13,15 @@ use super::{
     Status,
     client::{self, AskError},
     journal::Event,
+    learned::{Learned, Line},
     print::{self, CacheRow, FlowRow, Row},
 };
 use crate::{
+    exit::Exit,
     logging::Levels,
     options::{
-        ControlOptions, ExplainOptions, FilterOptions, LogLevelOptions, ObserveOptions,
-        OutputFormat,
+        ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
+        LogLevelOptions, ObserveOptions, OutputFormat,
     },
     output::{write_json, write_json_line, write_yaml},
 };
@@ -33,6 +38,14 @@ pub enum CommandError {
     /// The answer cannot be written.
     #[error("cannot write the answer")]
     Output(#[from] io::Error),
+    /// The namespace has no pods here.
+    #[error(
+        "no pod of {namespace} has an interface on this node: ask the agent of a node with one"
+    )]
+    NoPods {
+        /// The namespace.
+        namespace: String,
+    },
     /// The pod is not on this node.
     #[error(
         "no pod {namespace}/{pod} has an interface on this node: ask the agent of the pod's node, and \
@@ -65,6 +78,73 @@ pub fn status(options: &ControlOptions, output: &mut impl Write) -> Result<(), C
         OutputFormat::Json => write_json(&status, output),
         OutputFormat::Yaml => write_yaml(&status, output),
     }?)
+}
+
+/// `dnsflow learn`: whether it has heard all of the time, or was ended before.
+pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+    let LearnOptions {
+        namespace,
+        time,
+        wildcard,
+        output: format,
+        socket: ControlSocket { path },
+    } = options;
+    let status: Status = block_on(client::get(path, "/v1/status", &[]))?;
+    let ports = status.node.ports.iter();
+    let ports = ports.filter(|port| port.namespace == *namespace);
+    let addresses: Vec<_> = ports.clone().flat_map(|port| &port.addresses).collect();
+    if ports.count() == 0 {
+        return Err(CommandError::NoPods {
+            namespace: namespace.clone(),
+        });
+    }
+    let mut firewalls = status.node.firewalls.iter();
+    let mut learned = Learned {
+        namespace: namespace.clone(),
+        time: *time,
+        families: (
+            addresses.iter().any(|address| address.is_ipv4()),
+            addresses.iter().any(|address| address.is_ipv6()),
+        ),
+        has_firewall: firewalls.any(|firewall| firewall.namespace == *namespace),
+        ..Learned::default()
+    };
+    let parameters = [
+        ("namespace", namespace.clone()),
+        ("for_s", time.as_secs().to_string()),
+    ];
+    let started = Instant::now();
+    let mut is_whole = false;
+    let take = |line| {
+        is_whole |= matches!(line, Line::End { .. });
+        learned.take(line);
+        Ok(())
+    };
+    let heard = block_on(async {
+        tokio::select! {
+            heard = client::lines(path, "/v1/learn", &parameters, take) => heard,
+            _ = tokio::signal::ctrl_c() => Ok(()),
+        }
+    });
+    match heard {
+        // What was heard until then is worth something.
+        Err(CommandError::Ask(AskError::Http(_))) => {}
+        heard => heard?,
+    }
+    if !is_whole {
+        learned.time = Duration::from_secs(started.elapsed().as_secs());
+    }
+    match format {
+        LearnFormat::Manifest => write!(output, "{}", learned.manifest(wildcard)),
+        LearnFormat::Json => learned
+            .names()
+            .try_for_each(|name| write_json_line(&name, output)),
+    }?;
+    Ok(if is_whole {
+        Exit::Done
+    } else {
+        Exit::Incomplete
+    })
 }
 
 /// `dnsflow log-level`.

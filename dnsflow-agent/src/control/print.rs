@@ -6,48 +6,48 @@ use dnsflow_core::view::{
     Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
     StepOutcome, Verdict,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tabwriter::TabWriter;
 
 use super::{Status, journal::Event};
 use crate::logging::Levels;
 
 /// A row of a table.
-pub(super) trait Row {
+pub(crate) trait Row {
     /// The heads of the columns.
-    const HEADS: &'static [&'static str];
+    fn heads() -> Vec<&'static str>;
 
     /// The cells, one for each head.
     fn cells(self) -> Vec<String>;
 }
 
 /// A table that is being written.
-pub(super) struct Table<W: Write> {
+pub(crate) struct Table<W: Write> {
     output: TabWriter<W>,
 }
 
 /// Begins a table.
-pub(super) fn table<R: Row>(output: impl Write) -> io::Result<Table<impl Write>> {
+pub(crate) fn table<R: Row>(output: impl Write) -> io::Result<Table<impl Write>> {
     let mut output = TabWriter::new(output).padding(3);
-    writeln!(output, "{}", R::HEADS.join("\t"))?;
+    writeln!(output, "{}", R::heads().join("\t"))?;
     Ok(Table { output })
 }
 
 impl<W: Write> Table<W> {
     /// Adds rows.
-    pub(super) fn extend<R: Row>(&mut self, rows: impl IntoIterator<Item = R>) -> io::Result<()> {
+    pub(crate) fn extend<R: Row>(&mut self, rows: impl IntoIterator<Item = R>) -> io::Result<()> {
         let mut rows = rows.into_iter();
         rows.try_for_each(|row| writeln!(self.output, "{}", row.cells().join("\t")))
     }
 
     /// Ends the table.
-    pub(super) fn end(mut self) -> io::Result<()> {
+    pub(crate) fn end(mut self) -> io::Result<()> {
         self.output.flush()
     }
 }
 
 /// A name that leads a pod to an address.
-pub(super) struct CacheRow {
+pub(crate) struct CacheRow {
     pod: String,
     name: String,
     address: String,
@@ -60,7 +60,7 @@ pub(super) struct CacheRow {
 
 impl CacheRow {
     /// The rows of an entry: one for each name, or one without.
-    pub(super) fn of(entry: &EntryView) -> Vec<Self> {
+    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
         let row = |name: Option<&NameView>| Self {
             pod: pod(&entry.namespace, &entry.pod),
             name: name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
@@ -86,9 +86,11 @@ impl CacheRow {
 }
 
 impl Row for CacheRow {
-    const HEADS: &'static [&'static str] = &[
-        "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
-    ];
+    fn heads() -> Vec<&'static str> {
+        vec![
+            "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
+        ]
+    }
 
     fn cells(self) -> Vec<String> {
         let Self {
@@ -107,8 +109,8 @@ impl Row for CacheRow {
 }
 
 /// A flow, with what it is for.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct FlowRow {
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct FlowRow {
     namespace: String,
     pod: String,
     names: Vec<String>,
@@ -119,7 +121,7 @@ pub(super) struct FlowRow {
 
 impl FlowRow {
     /// The flows of an entry.
-    pub(super) fn of(entry: &EntryView) -> Vec<Self> {
+    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
         let names = entry.names.iter();
         let mut rules: Vec<u32> = names
             .clone()
@@ -140,7 +142,9 @@ impl FlowRow {
 }
 
 impl Row for FlowRow {
-    const HEADS: &'static [&'static str] = &["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"];
+    fn heads() -> Vec<&'static str> {
+        vec!["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"]
+    }
 
     fn cells(self) -> Vec<String> {
         vec![
@@ -158,10 +162,28 @@ impl Row for FlowRow {
 }
 
 /// A port of which there is something to say.
-struct PortRow<'a>(&'a PortView, String);
+pub(crate) struct PortRow<'a>(&'a PortView, String);
+
+impl<'a> PortRow<'a> {
+    /// What there is to say of a port.
+    pub(crate) fn of(port: &'a PortView) -> Vec<Self> {
+        let attachment = match &port.attachment {
+            Attachment::Attached => None,
+            Attachment::Pending => Some("not attached yet".to_owned()),
+            Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
+        };
+        let not_trusted = port.not_trusted.iter();
+        let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
+        let states = attachment.into_iter().chain(not_trusted);
+        let states = states.chain(port.limits.iter().cloned());
+        states.map(|state| Self(port, state)).collect()
+    }
+}
 
 impl Row for PortRow<'_> {
-    const HEADS: &'static [&'static str] = &["POD", "INTERFACE", "STATE"];
+    fn heads() -> Vec<&'static str> {
+        vec!["POD", "INTERFACE", "STATE"]
+    }
 
     fn cells(self) -> Vec<String> {
         let Self(port, state) = self;
@@ -241,19 +263,7 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
     for (head, text) in lines {
         writeln!(output, "{head:<10} {text}")?;
     }
-    let mut ports = Vec::new();
-    for port in &node.ports {
-        let attachment = match &port.attachment {
-            Attachment::Attached => None,
-            Attachment::Pending => Some("not attached yet".to_owned()),
-            Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
-        };
-        let not_trusted = port.not_trusted.iter();
-        let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
-        let states = attachment.into_iter().chain(not_trusted);
-        let states = states.chain(port.limits.iter().cloned());
-        ports.extend(states.map(|state| PortRow(port, state)));
-    }
+    let ports: Vec<_> = node.ports.iter().flat_map(PortRow::of).collect();
     if !ports.is_empty() {
         writeln!(output)?;
         let mut table = table::<PortRow<'_>>(&mut output)?;
@@ -273,7 +283,7 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
 }
 
 /// `dnsflow log-level`.
-pub(super) fn levels(levels: &Levels, output: &mut impl Write) -> io::Result<()> {
+pub(crate) fn levels(levels: &Levels, output: &mut impl Write) -> io::Result<()> {
     let Levels {
         level,
         started_with,
@@ -286,7 +296,7 @@ pub(super) fn levels(levels: &Levels, output: &mut impl Write) -> io::Result<()>
 }
 
 /// An event, in one line.
-pub(super) fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
+pub(crate) fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
     let mut parts = vec![event.time.clone()];
     match (&event.namespace, &event.pod) {
         (Some(namespace), Some(name)) => parts.push(pod(namespace, name)),
@@ -320,7 +330,7 @@ pub(super) fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
 }
 
 /// `dnsflow explain`.
-pub(super) fn explanations(
+pub(crate) fn explanations(
     explained: &[Explanation],
     target: &str,
     output: &mut impl Write,
@@ -439,7 +449,7 @@ fn numbers(numbers: &[u32]) -> String {
     }
 }
 
-fn yes_or(is_so: bool, otherwise: &str) -> String {
+pub(crate) fn yes_or(is_so: bool, otherwise: &str) -> String {
     if is_so { "yes" } else { otherwise }.to_owned()
 }
 
@@ -451,7 +461,7 @@ fn text(value: &impl Serialize) -> String {
 }
 
 /// A time in its two largest units.
-fn seconds(seconds: u64) -> String {
+pub(crate) fn seconds(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),

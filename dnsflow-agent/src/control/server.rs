@@ -6,12 +6,15 @@
 //! | `/v1/cache` | one [`EntryView`] a line |
 //! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
 //! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//! | `/v1/learn?namespace=&for_s=` | one [`Line`](super::learned::Line) a line, as it comes, for so many seconds |
 //! | `/v1/log-level` | [`Levels`](crate::logging::Levels); `PUT` with `level=` changes it |
 //! | `/v1/log` | the last lines of the log |
 //! | `/v1/metrics` | the metrics, as `/metrics` has them |
 //! | `/v1/options` | [`AgentCommand`] |
 //!
 //! `/v1/cache` takes [`Filter`]. A line is one JSON object.
+
+mod recorded;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,11 +24,12 @@ use std::{
     net::IpAddr,
     os::unix::fs::{DirBuilderExt as _, FileTypeExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
 use dnsflow_core::{
+    Input,
     name::DomainName,
     view::{EntryView, Explanation, Target, pod_of_port},
 };
@@ -46,7 +50,7 @@ use rustix::{
 use serde::Serialize;
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::Semaphore,
+    sync::{Semaphore, mpsc},
     time::sleep,
 };
 
@@ -77,6 +81,8 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Server {
     inquiries: Inquiries,
+    inputs: mpsc::Sender<Input<'static>>,
+    recordings: AtomicU64,
     journal: Arc<Journal>,
     metrics: Arc<Metrics>,
     log: LogView,
@@ -99,15 +105,18 @@ pub struct Filter {
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Server {
-    /// A server that asks `inquiries`.
+    /// A server that asks `inquiries`, and has the hot thread record names by `inputs`.
     pub fn new(
         inquiries: Inquiries,
+        inputs: mpsc::Sender<Input<'static>>,
         journal: Arc<Journal>,
         metrics: Arc<Metrics>,
         log: LogView,
     ) -> Self {
         Self {
             inquiries,
+            inputs,
+            recordings: AtomicU64::new(0),
             journal,
             metrics,
             log,
@@ -175,6 +184,7 @@ impl Server {
             "/v1/cache" => self.cache(parameters).await,
             "/v1/explain" => self.explain(parameters).await,
             "/v1/events" => self.events(parameters),
+            "/v1/learn" => self.learn(parameters).await,
             "/v1/log" => parameters
                 .end()
                 .map(|()| whole(StatusCode::OK, TEXT, self.log.last.read())),
@@ -183,8 +193,8 @@ impl Server {
                 .end()
                 .map(|()| json(&AgentCommand::of_this_process())),
             _ => {
-                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/log-level, \
-                            /v1/log, /v1/metrics and /v1/options";
+                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/learn, \
+                            /v1/log-level, /v1/log, /v1/metrics and /v1/options";
                 return refuse(StatusCode::NOT_FOUND, text);
             }
         };

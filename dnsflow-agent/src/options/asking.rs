@@ -1,8 +1,9 @@
 //! The options of the subcommands that ask a running agent.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr};
+use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
+use dnsflow_core::{name::DomainName, recording};
 
 use crate::control;
 
@@ -109,6 +110,48 @@ pub struct ExplainOptions {
     /// Where to ask.
     #[command(flatten)]
     pub control: ControlOptions,
+}
+
+/// The options of `dnsflow learn`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct LearnOptions {
+    /// The namespace, of whose pods on this node the names are
+    #[arg(short, long)]
+    pub namespace: String,
+
+    /// For how long, 1h at most; ^C ends it earlier
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = learn_time)]
+    pub time: Duration,
+
+    /// Allow *.SUFFIX for names one label below this suffix; may be given more than once
+    #[arg(long, value_name = "SUFFIX", value_delimiter = ',')]
+    pub wildcard: Vec<DomainName>,
+
+    /// What to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "manifest")]
+    pub output: LearnFormat,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub socket: ControlSocket,
+}
+
+/// What `dnsflow learn` prints.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum LearnFormat {
+    /// An EgressFirewall for kubectl apply.
+    Manifest,
+    /// The names with addresses, one object a line.
+    Json,
+}
+
+/// Parses a time between a second and an hour.
+fn learn_time(text: &str) -> Result<Duration, String> {
+    let time = super::time(text)?;
+    match (Duration::from_secs(1)..=recording::TIME_MAX).contains(&time) {
+        true => Ok(time),
+        false => Err("not between 1s and 1h".to_owned()),
+    }
 }
 
 /// The options of `dnsflow log-level`.

@@ -7,14 +7,17 @@ use dnsflow_core::{
 };
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 
+use dnsflow_core::recording;
+
 use super::*;
 use crate::{
+    agent::denials::DenialCounts,
     control::{
         Inquiry,
         client::{self, AskError},
         inquiries,
+        learned::Line,
     },
-    agent::denials::DenialCounts,
     logging::{Levels, Log},
     metrics::{Observed, Packets},
 };
@@ -41,9 +44,16 @@ impl Running {
             Observed::default(),
             DenialCounts::default(),
         );
-        let server = Server::new(inquiries, Arc::clone(&journal), metrics.into(), log.view());
+        let (inputs, given) = mpsc::channel(16);
+        let server = Server::new(
+            inquiries,
+            inputs,
+            Arc::clone(&journal),
+            metrics.into(),
+            log.view(),
+        );
         let tasks = vec![
-            tokio::spawn(hot_thread(asked)),
+            tokio::spawn(hot_thread(asked, given)),
             tokio::spawn(server.serve(socket.clone())),
         ];
         while !socket.exists() {
@@ -70,10 +80,14 @@ impl Drop for Running {
     }
 }
 
-async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>) {
-    let engine = Engine::new(Config::default());
-    while let Some(inquiry) = asked.recv().await {
-        inquiry(&engine, Timestamp::default());
+async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>, mut given: mpsc::Receiver<Input<'static>>) {
+    let mut engine = Engine::new(Config::default());
+    loop {
+        tokio::select! {
+            Some(inquiry) = asked.recv() => inquiry(&engine, Timestamp::default()),
+            Some(input) = given.recv() => engine.handle(input, Timestamp::default()),
+            else => return,
+        }
     }
 }
 
@@ -163,6 +177,46 @@ async fn what_a_bundle_needs_is_there() {
         .await
         .expect("an answer");
     assert!(log.is_empty());
+}
+
+#[tokio::test]
+async fn a_recording_ends_with_its_client_and_there_are_only_so_many() {
+    let running = Running::start("learn").await;
+    let socket = running.socket();
+    let wanted = |for_s: &str| [("namespace", "ns1".to_owned()), ("for_s", for_s.to_owned())];
+    let refused = refusal(&socket, "/v1/learn", &wanted("3601")).await;
+    assert_eq!(refused, "`for_s`: not between 1 and 3600");
+    let refused = refusal(&socket, "/v1/learn", &wanted("0")).await;
+    assert_eq!(refused, "`for_s`: not between 1 and 3600");
+    let parameters = wanted("60");
+    let begin = || client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(()));
+    {
+        let waiting: Vec<_> = (0..recording::RECORDINGS_MAX).map(|_| begin()).collect();
+        let mut all = futures::future::join_all(waiting);
+        let parameters = wanted("1");
+        let more = async {
+            loop {
+                let more = client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(()));
+                if let Err(AskError::Refused(text)) = more.await {
+                    return text;
+                }
+            }
+        };
+        let refused = tokio::select! {
+            ended = &mut all => panic!("{ended:?}"),
+            refused = more => refused,
+        };
+        assert_eq!(refused, "4 recordings go on already");
+    }
+    // The clients have gone.
+    let mut lines = Vec::new();
+    let take = |line: Line| {
+        lines.push(line);
+        Ok(())
+    };
+    let answered = client::lines(&socket, "/v1/learn", &wanted("1"), take).await;
+    answered.expect("there is room again");
+    assert_eq!(lines, [Line::End { left_out: 0 }]);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
 use super::*;
+use crate::recording::RecordingId;
 
 #[test]
 fn a_rule_that_goes_takes_its_flows_with_it() {
@@ -50,6 +51,71 @@ fn an_answer_that_no_rule_has_mentioned_for_long_is_not_deferred_by_the_agent() 
     node.answer("p1", "notexample.com", &[ADDRESS], 300);
     assert_eq!(node.engine.counters().answers_unmentioned, 1);
     assert_eq!(node.kernel.deferred.len(), 0);
+}
+
+#[test]
+fn a_recording_shows_names_that_no_rule_mentions_and_changes_nothing_else() {
+    let id = RecordingId(1);
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "before.test", &[ADDRESS], 300);
+    let time = Duration::from_secs(60);
+    node.give(Input::Record {
+        id,
+        namespace: "ns1".into(),
+        time,
+    });
+    node.answer("p1", "other.test", &[ADDRESS], 300);
+    node.answer("p1", "other.test", &[[203, 0, 113, 2]], 300);
+    node.answer("p1", "inside.test", &[[127, 0, 0, 1]], 300);
+    node.answer("p1", "example.com", &[[203, 0, 113, 3]], 300);
+    let recorded = |node: &Node| {
+        let (names, _) = node.engine.view().recorded(id, 0, 10)?;
+        let names = names
+            .iter()
+            .map(|one| format!("{} {:?}", one.name, one.addresses));
+        Some(names.collect::<Vec<_>>())
+    };
+    let names = ["other.test [203.0.113.1]", "example.com [203.0.113.3]"].map(str::to_owned);
+    assert_eq!(recorded(&node), Some(names.to_vec()));
+    assert_eq!(node.destinations(), ["203.0.113.3".to_owned()].into());
+
+    // As without it: an answer before its rule counts for it, and the filter comes back.
+    node.pass(time + Duration::from_secs(10));
+    assert_eq!(recorded(&node), None);
+    let deferred = node.kernel.deferred.len();
+    node.pass(Duration::from_secs(1));
+    let unmentioned = node.engine.counters().answers_unmentioned;
+    node.answer("p1", "later.test", &[[203, 0, 113, 4]], 300);
+    assert_eq!(node.engine.counters().answers_unmentioned, unmentioned);
+    assert_eq!(node.kernel.deferred.len(), deferred + 1);
+    let rules = [allow("other.test"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    let both = ["203.0.113.1", "203.0.113.2"].map(str::to_owned);
+    assert_eq!(node.destinations(), both.into());
+}
+
+#[test]
+fn a_recording_ends_when_nobody_wants_it() {
+    let id = RecordingId(1);
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.log.clear();
+    node.give(Input::Record {
+        id,
+        namespace: "ns1".into(),
+        time: Duration::from_secs(60),
+    });
+    let filtered = |node: &mut Node| {
+        let log = std::mem::take(&mut node.log);
+        let commands = log.into_iter().filter_map(|command| match command {
+            Command::FilterInterface { name_set, .. } => Some(name_set.is_some()),
+            _ => None,
+        });
+        commands.collect::<Vec<_>>()
+    };
+    assert_eq!(filtered(&mut node), [false]);
+    node.give(Input::EndRecording { id });
+    assert_eq!(filtered(&mut node), [true]);
 }
 
 #[test]
