@@ -16,6 +16,7 @@ pub mod conntrack;
 pub mod control;
 pub mod exit;
 pub mod k8s;
+pub mod kubectl;
 pub mod logging;
 pub mod manifests;
 pub mod metrics;

@@ -1,6 +1,6 @@
 //! The `dnsflow` program.
 
-use std::{io, process::ExitCode};
+use std::{env, io, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
@@ -9,6 +9,7 @@ use dnsflow_agent::{
     control::commands::{self, CommandError},
     exit::Exit,
     k8s::egress_firewall::DEFINITION,
+    kubectl,
     logging::Log,
     options::{CacheCommand, CleanupOptions, Cli, Command, FlowsCommand, OpenflowSocket},
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
@@ -21,6 +22,9 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn run() -> anyhow::Result<Exit> {
+    if kubectl::is_called(env::args_os().next().as_ref()) {
+        return Ok(kubectl::run(&mut io::stdout().lock())?);
+    }
     match Cli::parse().command {
         Command::Agent(options) => {
             // No other thread is there yet.

@@ -261,6 +261,111 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     assert!(check.contains(r#""check": "program""#), "{check}");
 }
 
+/// What `kubectl` does here: the pod agent-1 is the lab's agent, agent-2 cannot be reached, and agent-3 does
+/// not run. As the real one, it adds a line to standard error and hands on the exit code.
+const KUBECTL: &str = r#"#!/bin/sh
+pod() {
+    echo "{\"metadata\":{\"name\":\"$1\"},\"spec\":{\"containers\":[],\"nodeName\":\"$2\"},
+        \"status\":{\"phase\":\"$3\"}}"
+}
+echo "$*" >> "$KUBECTL_LOG"
+while test "$1" = --context; do shift 2; done
+case "$1 $2" in
+"get pods")
+    echo "{\"apiVersion\":\"v1\",\"kind\":\"List\",\"metadata\":{},\"items\":[
+        $(pod agent-2 node-2 Running),$(pod agent-1 node-1 Running),$(pod agent-3 node-3 Pending)]}" ;;
+"get pod") pod "$3" node-1 Running ;;
+"exec --namespace")
+    test "$4" = agent-1 || { echo "error: dial tcp 10.0.0.2:10250: no route to host" >&2; exit 1; }
+    while test "$1" != --; do shift; done
+    shift 2
+    "$DNSFLOW" "$@"
+    code=$?
+    test $code = 0 || echo "command terminated with exit code $code" >&2
+    exit $code ;;
+*) exit 1 ;;
+esac
+"#;
+
+#[test]
+fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let lab = lab!("control-kubectl", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    let directory = lab.base().join("bin");
+    std::fs::create_dir(&directory).expect("there is room");
+    let file = directory.join("kubectl");
+    std::fs::write(&file, KUBECTL).expect("there is room");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let dnsflow = dnsflow_tests::agent::binary().expect("it is built");
+    let plugin = directory.join("kubectl-dnsflow");
+    symlink(&dnsflow, &plugin).expect("there is room");
+    let log = directory.join("log");
+    let ask = |arguments: &[&str]| {
+        let path = std::env::var("PATH").expect("text");
+        let output = std::process::Command::new(&plugin)
+            .args(arguments)
+            .env("PATH", format!("{}:{path}", directory.display()))
+            .env("KUBECTL_LOG", &log)
+            .env("DNSFLOW", &dnsflow)
+            .env("DNSFLOW_CONTROL_SOCKET", lab.control_socket())
+            .output()
+            .expect("it runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (
+            text(output.stdout),
+            text(output.stderr),
+            output.status.code(),
+        )
+    };
+    let (cache, silent, code) = ask(&["cache", "list", "--namespace", "ns1"]);
+    assert_eq!(code, Some(4), "{silent}");
+    assert!(cache.starts_with("NODE     POD "), "{cache}");
+    assert!(
+        cache.contains("node-1   ns1/pod1   example.com   203.0.113.1"),
+        "{cache}"
+    );
+    assert_eq!(
+        silent,
+        "node node-2: error: dial tcp 10.0.0.2:10250: no route to host\n\
+         node node-3: the agent's pod agent-3 does not run\n"
+    );
+    let (status, silent, code) = ask(&["--node", "node-1", "--context", "test", "status"]);
+    assert_eq!((&*silent, code), ("", Some(0)));
+    assert!(status.starts_with("NODE     AGENT "), "{status}");
+    let log = std::fs::read_to_string(log.clone()).expect("it was called");
+    assert!(
+        log.ends_with(
+            "--context test get pods --namespace dnsflow --selector app.kubernetes.io/name=dnsflow \
+             --output json\n--context test exec --namespace dnsflow agent-1 --container agent -- dnsflow \
+             status --output json\n"
+        ),
+        "{log}"
+    );
+    // Only the agent of the pod's node can know, and its no is the answer.
+    let (explained, silent, code) = ask(&["explain", "ns1/pod1", "203.0.113.9:443"]);
+    assert_eq!((&*silent, code), ("", Some(3)), "{explained}");
+    assert!(
+        explained.starts_with("node node-1\npod ns1/pod1 to 203.0.113.9:443\n"),
+        "{explained}"
+    );
+    assert!(
+        explained.contains("203.0.113.9 BLOCKED (not_resolved)"),
+        "{explained}"
+    );
+    let (_, refused, code) = ask(&["cleanup"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        refused.contains("over all nodes there are: status"),
+        "{refused}"
+    );
+    let (_, _, code) = ask(&["cache", "lst"]);
+    assert_eq!(code, Some(2));
+}
+
 #[test]
 fn what_pods_ask_for_becomes_a_firewall_under_which_they_still_work() {
     let lab = lab!("control-learn", agent);
