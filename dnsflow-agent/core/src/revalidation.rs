@@ -144,7 +144,8 @@ impl Revalidation {
             .filter(|(_, waiting)| waiting.is_looked_at())
         {
             if paths.len() + waiting.paths.len() > PATHS_PER_LOOK_MAX {
-                break;
+                // A later batch of fewer paths may fit.
+                continue;
             }
             paths.extend(waiting.paths.iter().cloned());
             batches.push(*batch);

@@ -48,6 +48,24 @@ fn a_batch_is_over_once_nothing_drops_on_its_paths() {
 }
 
 #[test]
+fn a_batch_of_many_paths_does_not_keep_a_smaller_one_from_the_look() {
+    let mut revalidation = waiting();
+    let many: Vec<Path> = (1..PATHS_PER_LOOK_MAX as u8)
+        .map(|to| path(5, to))
+        .collect();
+    begin(&mut revalidation, 1, &many, 0);
+    begin(&mut revalidation, 2, &many[1..], 0);
+    let others: Vec<Path> = (1..PATHS_PER_LOOK_MAX as u8)
+        .map(|to| path(6, to))
+        .collect();
+    begin(&mut revalidation, 3, &others, 0);
+    begin(&mut revalidation, 4, &[path(7, 1)], 0);
+    let looked_at = revalidation.look(at(0)).expect("a look");
+    assert_eq!(looked_at.len(), PATHS_PER_LOOK_MAX);
+    assert!(looked_at.contains(&path(7, 1)));
+}
+
+#[test]
 fn the_longer_a_batch_waits_the_rarer_are_the_looks() {
     let mut revalidation = waiting();
     begin(&mut revalidation, 1, &[path(5, 1)], 0);

@@ -5,7 +5,10 @@
 //! under way at a time. Its other changes wait here in their order, and those of other pods go past them.
 //! What else was weighed: `docs/decisions/under-way.md`.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+    net::IpAddr,
+};
 
 use super::{Batch, Opening};
 use crate::{
@@ -41,11 +44,21 @@ struct Queue {
     under_way: usize,
     /// Changes that were not sent, in their order.
     waiting: VecDeque<(Batch, Vec<Opening>)>,
+    /// The pods' addresses that these changes are for; emptied once nothing waits.
+    sources: BTreeSet<IpAddr>,
 }
 
 impl Queue {
     fn has_room(&self) -> bool {
         self.under_way < CHANGES_UNDER_WAY_MAX
+    }
+
+    /// Whether a change of one of these flows waits.
+    fn has_one_of(&self, keys: &HashSet<&FlowKey>) -> bool {
+        let changes = self.waiting.iter().flat_map(|(batch, _)| &batch.changes);
+        changes
+            .filter_map(FlowChange::key)
+            .any(|key| keys.contains(key))
     }
 }
 
@@ -66,6 +79,7 @@ impl Queues {
     /// Takes back a batch, or takes a new one.
     pub(super) fn push(&mut self, port: PortId, batch: Batch, opening: Option<Opening>) {
         let queue = self.ports.entry(port).or_default();
+        queue.sources.extend(sources(&batch.changes));
         match queue.waiting.back_mut() {
             Some((last, openings)) if last.id() == batch.id() => {
                 *last = batch;
@@ -118,6 +132,9 @@ impl Queues {
         let (mut batch, openings) = queue.waiting.pop_front()?;
         if batch.len() <= CHANGES_UNDER_WAY_MAX {
             batch.id().map(|id| self.batches.remove(&id));
+            if queue.waiting.is_empty() {
+                queue.sources.clear();
+            }
             return Some(Part {
                 batch,
                 openings,
@@ -140,15 +157,17 @@ impl Queues {
         if self.batches.is_empty() {
             return Vec::new();
         }
-        let keys: HashSet<&FlowKey> = changes.iter().filter_map(FlowChange::key).collect();
-        let concerned = |queue: &Queue| {
-            let changes = queue.waiting.iter().flat_map(|(batch, _)| &batch.changes);
-            let mut of = changes.filter_map(FlowChange::key);
-            of.any(|key| keys.contains(key))
-        };
+        // Few pods' answers are for other pods, too. Only their changes are looked at one by one.
+        let sources: BTreeSet<IpAddr> = sources(changes).collect();
         let queues = self.ports.iter();
-        let concerned = queues.filter(|(_, queue)| concerned(queue));
-        concerned.map(|(port, _)| *port).collect()
+        let mut concerned: Vec<(&PortId, &Queue)> = queues
+            .filter(|(_, queue)| !queue.sources.is_disjoint(&sources))
+            .collect();
+        if !concerned.is_empty() {
+            let keys: HashSet<&FlowKey> = changes.iter().filter_map(FlowChange::key).collect();
+            concerned.retain(|(_, queue)| queue.has_one_of(&keys));
+        }
+        concerned.into_iter().map(|(port, _)| *port).collect()
     }
 
     /// The connection is lost. Returns the batches that waited.
@@ -161,4 +180,10 @@ impl Queues {
     pub(super) fn len(&self) -> usize {
         self.ports.len()
     }
+}
+
+/// The pods' addresses that changes are for.
+fn sources(changes: &[FlowChange]) -> impl Iterator<Item = IpAddr> {
+    let keys = changes.iter().filter_map(FlowChange::key);
+    keys.map(|key| key.matches.addresses.src())
 }
