@@ -22,6 +22,20 @@ const ACL: &str = "ACL";
 const LOGICAL_SWITCH: &str = "Logical_Switch";
 const LOGICAL_ROUTER_PORT: &str = "Logical_Router_Port";
 const LOAD_BALANCER: &str = "Load_Balancer";
+
+// External ids of ovn-kubernetes (its go-controller/pkg/libovsdb/ops/db_object_types.go and
+// go-controller/pkg/types/const.go).
+/// The namespace of an EgressFirewall.
+const NAME: &str = "k8s.ovn.org/name";
+/// The index of a rule.
+const RULE_INDEX: &str = "rule-index";
+/// The user-defined network that a row belongs to.
+const NETWORK: &str = "k8s.ovn.org/network";
+/// `primary` or `secondary`: what a user-defined network is to its pods.
+const ROLE: &str = "k8s.ovn.org/role";
+/// Namespace and name of a Service.
+const OWNER: &str = "k8s.ovn.org/owner";
+
 const TABLES: &[Table] = &[
     Table {
         name: ACL,
@@ -29,13 +43,16 @@ const TABLES: &[Table] = &[
             Column::scalar("priority"),
             Column::scalar("match"),
             Column::scalar("action"),
-            Column::map("external_ids"),
+            Column::pairs("external_ids", &[NAME, RULE_INDEX]),
         ],
         deferred: false,
     },
     Table {
         name: LOGICAL_SWITCH,
-        columns: &[Column::map("other_config"), Column::map("external_ids")],
+        columns: &[
+            Column::pairs("other_config", &["subnet", "ipv6_prefix"]),
+            Column::pairs("external_ids", &[NETWORK, ROLE]),
+        ],
         deferred: false,
     },
     Table {
@@ -47,8 +64,8 @@ const TABLES: &[Table] = &[
         name: LOAD_BALANCER,
         columns: &[
             Column::scalar("name"),
-            Column::map("vips"),
-            Column::map("external_ids"),
+            Column::keys("vips"),
+            Column::pairs("external_ids", &[OWNER, NETWORK]),
         ],
         deferred: false,
     },
@@ -98,9 +115,9 @@ pub fn acl(row: &Row) -> Conversion<Acl> {
         ids.value(key)
             .ok_or_else(|| CellError::new("external_ids", format!("no {key}")))
     };
-    let index = id("rule-index")?;
+    let index = id(RULE_INDEX)?;
     Ok(Some(Acl {
-        namespace: id("k8s.ovn.org/name")?.to_owned(),
+        namespace: id(NAME)?.to_owned(),
         rule_index: index.parse().map_err(|_| {
             CellError::new(
                 "external_ids",
@@ -130,13 +147,10 @@ pub fn logical_switch(row: &Row) -> Conversion<LogicalSwitch> {
     let network = ids.value(NETWORK);
     Ok(Some(LogicalSwitch {
         network: network.map(str::to_owned),
-        is_primary: network.is_some() && ids.value("k8s.ovn.org/role") == Some("primary"),
+        is_primary: network.is_some() && ids.value(ROLE) == Some("primary"),
         networks: networks.collect::<Result<_, _>>()?,
     }))
 }
-
-/// The external id with the user-defined network that a row belongs to.
-const NETWORK: &str = "k8s.ovn.org/network";
 
 /// Reads a `Logical_Router_Port` row; `None` where it is not one of a gateway router's towards the outside.
 pub fn gateway_port(row: &Row) -> Conversion<GatewayPort> {
@@ -161,8 +175,7 @@ pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
         return Ok(None);
     }
     let ids = row.pairs("external_ids")?;
-    let vips = row.pairs("vips")?;
-    let addresses = vips.iter().map(|(vip, _)| {
+    let addresses = row.keys("vips")?.into_iter().map(|vip| {
         // With a port, or without (ovn-nb(5)).
         let address = || vip.parse::<IpAddr>().ok();
         let address = vip
@@ -173,10 +186,7 @@ pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
         address.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
     });
     Ok(Some(LoadBalancer {
-        service: ids
-            .value("k8s.ovn.org/owner")
-            .unwrap_or_default()
-            .to_owned(),
+        service: ids.value(OWNER).unwrap_or_default().to_owned(),
         network: ids.value(NETWORK).map(str::to_owned),
         addresses: addresses.collect::<Result<_, _>>()?,
     }))

@@ -37,7 +37,7 @@ const TABLES: &[Table] = &[
             Column::scalar("logical_port"),
             Column::scalar("datapath"),
             Column::scalar("tunnel_key"),
-            Column::map("external_ids"),
+            Column::pairs("external_ids", &["namespace"]),
         ],
         deferred: false,
     },
@@ -59,7 +59,7 @@ const TABLES: &[Table] = &[
             Column::scalar("priority"),
             Column::scalar("match"),
             Column::scalar("actions"),
-            Column::map("external_ids"),
+            Column::pairs("external_ids", &["stage-hint"]),
         ],
         // With the monitor request, 300,000 rows cost the server 300 to 760 ms, whatever the
         // condition; with a change of the condition, 100 ms.

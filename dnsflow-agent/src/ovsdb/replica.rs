@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{
     schema::{Database, Table},
-    value::{Datum, Row},
+    value::Row,
 };
 
 /// The most rows kept of one table.
@@ -167,7 +167,7 @@ fn apply_row(
         Operation::Insert => {
             let mut row = Row::new(table);
             for (column, value) in columns {
-                row.update(&column, |_, cell| *cell = Datum::from_json(value));
+                row.set(&column, value);
             }
             Ok(rows.insert(id, row))
         }
@@ -178,9 +178,7 @@ fn apply_row(
             })?;
             let old = row.clone();
             for (column, value) in columns {
-                row.update(&column, |kind, cell| {
-                    cell.apply(kind, Datum::from_json(value))
-                });
+                row.modify(&column, value);
             }
             Ok(Some(old))
         }

@@ -43,6 +43,20 @@ pub struct Column {
     pub name: &'static str,
     /// The kind.
     pub kind: Kind,
+    /// What the replica keeps of a value.
+    pub kept: Kept,
+}
+
+/// What the replica keeps of the values of a column. A large cluster has much that nobody reads.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kept {
+    /// All of it.
+    All,
+    /// Of a map, the pairs with these keys.
+    Pairs(&'static [&'static str]),
+    /// Of a map, the keys, and a digest of each value: the difference of two maps says "remove" by repeating
+    /// the value (ovsdb-server(7), section 4.1.14).
+    Keys,
 }
 
 impl Column {
@@ -51,6 +65,7 @@ impl Column {
         Self {
             name,
             kind: Kind::Scalar,
+            kept: Kept::All,
         }
     }
 
@@ -59,6 +74,7 @@ impl Column {
         Self {
             name,
             kind: Kind::Set,
+            kept: Kept::All,
         }
     }
 
@@ -67,6 +83,23 @@ impl Column {
         Self {
             name,
             kind: Kind::Map,
+            kept: Kept::All,
+        }
+    }
+
+    /// A column of key-value pairs, of which those with these keys are read.
+    pub const fn pairs(name: &'static str, keys: &'static [&'static str]) -> Self {
+        Self {
+            kept: Kept::Pairs(keys),
+            ..Self::map(name)
+        }
+    }
+
+    /// A column of key-value pairs, of which the keys alone are read.
+    pub const fn keys(name: &'static str) -> Self {
+        Self {
+            kept: Kept::Keys,
+            ..Self::map(name)
         }
     }
 }

@@ -4,13 +4,15 @@
 //! is either a sorted set or a sorted map. Reals are not read: no column that dnsflow uses has
 //! them.
 
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+
 use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Value, json};
 
-use super::schema::{Column, Kind, Table};
+use super::schema::{Column, Kept, Kind, Table};
 
 /// A single value.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Atom {
     /// An integer.
     Integer(i64),
@@ -20,6 +22,8 @@ pub enum Atom {
     String(Box<str>),
     /// A reference to a row.
     Uuid(RowId),
+    /// What is kept of a value that nobody reads ([`Kept::Keys`]).
+    Digest(u64),
 }
 
 impl From<i64> for Atom {
@@ -51,6 +55,7 @@ impl Atom {
             Self::Boolean(value) => json!(value),
             Self::String(text) => json!(text),
             Self::Uuid(row) => json!(["uuid", row.to_string()]),
+            Self::Digest(_) => Value::Null,
         }
     }
 }
@@ -137,6 +142,26 @@ impl Datum {
             }
             _ => None,
         }
+    }
+
+    /// What is kept of this value, or of a difference.
+    fn kept(mut self, kept: Kept) -> Self {
+        match (kept, &mut self.0) {
+            (Kept::Pairs(keys), Repr::Map(pairs)) => {
+                let is_read =
+                    |key: &Atom| matches!(key, Atom::String(key) if keys.contains(&&**key));
+                pairs.retain(|(key, _)| is_read(key));
+                pairs.shrink_to_fit();
+            }
+            (Kept::Keys, Repr::Map(pairs)) => {
+                let digests = BuildHasherDefault::<DefaultHasher>::default();
+                for (_, value) in pairs {
+                    *value = Atom::Digest(digests.hash_one(&*value));
+                }
+            }
+            (Kept::All, _) | (_, Repr::Set(_) | Repr::Unreadable) => {}
+        }
+        self
     }
 
     /// The wire's form.
@@ -254,22 +279,34 @@ impl Row {
         }
     }
 
-    /// Replaces or changes one cell. Columns that are not replicated are left out.
-    pub(super) fn update(&mut self, column: &str, change: impl FnOnce(Kind, &mut Datum)) {
-        if let Some(index) = self.columns.iter().position(|found| found.name == column) {
-            change(self.columns[index].kind, &mut self.cells[index]);
+    /// Sets one cell to a value in the wire's form. Columns that are not replicated are left out.
+    pub(super) fn set(&mut self, column: &str, value: Value) {
+        self.update(column, value, |_, cell, value| *cell = value);
+    }
+
+    /// Changes one cell by a difference in the wire's form. Columns that are not replicated are left out.
+    pub(super) fn modify(&mut self, column: &str, difference: Value) {
+        self.update(column, difference, |kind, cell, difference| {
+            cell.apply(kind, difference);
+        });
+    }
+
+    fn update(&mut self, column: &str, json: Value, change: impl FnOnce(Kind, &mut Datum, Datum)) {
+        let columns = self.columns.iter().zip(&mut self.cells);
+        if let Some((column, cell)) = columns.into_iter().find(|(found, _)| found.name == column) {
+            change(column.kind, cell, Datum::from_json(json).kept(column.kept));
         }
     }
 
-    fn cell(&self, column: &'static str) -> Result<&Datum, CellError> {
-        let index = self.columns.iter().position(|found| found.name == column);
-        index
-            .and_then(|index| self.cells.get(index))
-            .ok_or_else(|| CellError::new(column, "is not replicated"))
+    fn cell(&self, column: &'static str) -> Result<(&Datum, Kept), CellError> {
+        let mut cells = self.columns.iter().zip(&self.cells);
+        let found = cells.find(|(found, _)| found.name == column);
+        let found = found.ok_or_else(|| CellError::new(column, "is not replicated"))?;
+        Ok((found.1, found.0.kept))
     }
 
     fn atoms(&self, column: &'static str) -> Result<&[Atom], CellError> {
-        match &self.cell(column)?.0 {
+        match &self.cell(column)?.0.0 {
             Repr::Set(atoms) => Ok(atoms),
             Repr::Map(_) => Err(CellError::new(column, "holds a map")),
             Repr::Unreadable => Err(CellError::new(column, "holds an unreadable value")),
@@ -328,19 +365,36 @@ impl Row {
         texts.collect()
     }
 
+    /// The keys of a map of strings.
+    pub fn keys(&self, column: &'static str) -> Result<Vec<&str>, CellError> {
+        let keys = self.map(column)?.0.iter().map(|(key, _)| match key {
+            Atom::String(key) => Ok(&**key),
+            _ => Err(CellError::new(
+                column,
+                "has something else than strings as keys",
+            )),
+        });
+        keys.collect()
+    }
+
+    fn map(&self, column: &'static str) -> Result<(&[(Atom, Atom)], Kept), CellError> {
+        let (Datum(repr), kept) = self.cell(column)?;
+        match repr {
+            Repr::Map(pairs) => Ok((pairs, kept)),
+            Repr::Set(atoms) if atoms.is_empty() => Ok((&[], kept)),
+            Repr::Set(_) => Err(CellError::new(column, "is not a map")),
+            Repr::Unreadable => Err(CellError::new(column, "holds an unreadable value")),
+        }
+    }
+
     /// A map of strings.
     pub fn pairs(&self, column: &'static str) -> Result<Pairs<'_>, CellError> {
-        let pairs = match &self.cell(column)?.0 {
-            Repr::Map(pairs) => &pairs[..],
-            Repr::Set(atoms) if atoms.is_empty() => &[],
-            Repr::Set(_) => return Err(CellError::new(column, "is not a map")),
-            Repr::Unreadable => return Err(CellError::new(column, "holds an unreadable value")),
-        };
+        let (pairs, kept) = self.map(column)?;
         let strings = pairs
             .iter()
             .all(|pair| matches!(pair, (Atom::String(_), Atom::String(_))));
         if strings {
-            Ok(Pairs(pairs))
+            Ok(Pairs { pairs, kept })
         } else {
             Err(CellError::new(column, "holds something else than strings"))
         }
@@ -349,11 +403,22 @@ impl Row {
 
 /// A map of strings.
 #[derive(Clone, Copy, Debug)]
-pub struct Pairs<'a>(&'a [(Atom, Atom)]);
+pub struct Pairs<'a> {
+    pairs: &'a [(Atom, Atom)],
+    kept: Kept,
+}
 
 impl<'a> Pairs<'a> {
-    /// The value of this key.
+    /// The value of this key, which the column has to keep.
     pub fn value(&self, key: &str) -> Option<&'a str> {
+        debug_assert!(
+            match self.kept {
+                Kept::All => true,
+                Kept::Pairs(keys) => keys.contains(&key),
+                Kept::Keys => false,
+            },
+            "`{key}` is read and not kept"
+        );
         self.iter()
             .find(|(found, _)| *found == key)
             .map(|(_, value)| value)
@@ -361,7 +426,7 @@ impl<'a> Pairs<'a> {
 
     /// Every pair, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
-        self.0.iter().filter_map(|pair| match pair {
+        self.pairs.iter().filter_map(|pair| match pair {
             (Atom::String(key), Atom::String(value)) => Some((&**key, &**value)),
             _ => None,
         })

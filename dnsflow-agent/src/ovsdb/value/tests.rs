@@ -16,6 +16,8 @@ const TABLE: &Table = &Table {
         Column::scalar("text"),
         Column::set("names"),
         Column::map("pairs"),
+        Column::pairs("some", &["a"]),
+        Column::keys("keys"),
         Column::scalar("link"),
     ],
     deferred: false,
@@ -24,9 +26,40 @@ const TABLE: &Table = &Table {
 fn row(cells: Value) -> Row {
     let mut row = Row::new(TABLE);
     for (column, value) in cells.as_object().unwrap() {
-        row.update(column, |_, cell| *cell = Datum::from_json(value.clone()));
+        row.set(column, value.clone());
     }
     row
+}
+
+#[test]
+fn of_a_map_only_what_is_read_is_kept() {
+    let map = |pairs: Value| json!(["map", pairs]);
+    let mut row = row(json!({
+        "some": map(json!([["a", "1"], ["b", "2"]])),
+        "keys": map(json!([["10.0.0.1:80", "10.244.0.5:8080"], ["10.0.0.2:80", "10.244.0.6:8080"]])),
+    }));
+    let pairs = |row: &Row| {
+        let pairs = row.pairs("some").expect("a map");
+        let pairs = pairs.iter().map(|(key, value)| format!("{key}={value}"));
+        pairs.collect::<Vec<_>>()
+    };
+    assert_eq!(pairs(&row), ["a=1"]);
+    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.1:80", "10.0.0.2:80"]));
+    // A value that changes, the same pair again, which removes it, and a new one.
+    row.modify("some", map(json!([["a", "3"], ["b", "4"]])));
+    assert_eq!(pairs(&row), ["a=3"]);
+    row.modify("some", map(json!([["a", "3"], ["c", "5"]])));
+    assert!(pairs(&row).is_empty());
+    row.modify("keys", map(json!([["10.0.0.1:80", "10.244.0.7:8080"]])));
+    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.1:80", "10.0.0.2:80"]));
+    row.modify(
+        "keys",
+        map(json!([
+            ["10.0.0.1:80", "10.244.0.7:8080"],
+            ["10.0.0.3:80", ""]
+        ])),
+    );
+    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.2:80", "10.0.0.3:80"]));
 }
 
 #[test]
