@@ -1,35 +1,35 @@
-//! Bounds that a verifier sees right where they are used.
+//! Bounds that the verifier sees where they are used.
 //!
-//! A compiler drops a mask that it knows to be useless, and with it what a verifier needs: that knows
-//! less, and before Linux 6.8 forgets the bounds of a value that was spilled to the stack. So the
-//! compiler is made to forget them too.
+//! The compiler removes a mask if it knows that the value is small enough. The verifier knows less than the
+//! compiler: before Linux 6.8, it forgets the bounds of a value that was spilled to the stack. Then the
+//! verifier needs the mask. So the value is hidden from the compiler.
 
-/// The lower bits of `value` that `MASK`, one less than a power of two, has.
+/// The bits of `value` that are set in `MASK`, which is a power of two less one.
 #[inline(always)]
 pub fn masked<const MASK: u32>(value: u32) -> u32 {
     const { assert!(MASK < u32::MAX && (MASK + 1).is_power_of_two()) };
     opaque(value) & MASK
 }
 
-/// `value` itself, which must be from 1 to `MASK` and 1.
+/// `value` itself, which must be from 1 to `MASK + 1`.
 #[inline(always)]
 pub fn length<const MASK: u32>(value: u32) -> u32 {
     const { assert!(MASK < u32::MAX && (MASK + 1).is_power_of_two()) };
     (opaque(value).wrapping_sub(1) & MASK) + 1
 }
 
-/// `value` itself, of which the compiler knows nothing any more.
+/// `value` itself; the compiler knows nothing of the result.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 fn opaque(value: u32) -> u32 {
     let mut value = u64::from(value);
-    // An instruction, since the kernel refuses two source lines at one place.
-    // SAFETY: leaves all as it is.
+    // The kernel refuses two source lines at one instruction, so this is an instruction, and not empty.
+    // SAFETY: the instruction changes nothing.
     unsafe { core::arch::asm!("{0} = {0}", inout(reg) value, options(pure, nomem, nostack)) };
     value as u32
 }
 
-/// Only a verifier needs more.
+/// `value` itself: no verifier reads code of user space.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 fn opaque(value: u32) -> u32 {

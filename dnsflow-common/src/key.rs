@@ -1,7 +1,7 @@
 //! The keys and values of the maps that the BPF programs and the agent share, and their limits.
 //!
-//! A map compares keys byte by byte: no layout here has padding, and each address stands in one
-//! form. Integers are in native byte order.
+//! A map compares keys byte by byte. So no layout here has padding, and an address has one form only.
+//! Integers are in native byte order.
 
 use core::net::IpAddr;
 
@@ -14,42 +14,41 @@ use crate::{
 
 /// How many resolvers can be trusted.
 pub const RESOLVERS_MAX: u32 = 1024;
-/// How many addresses there are over all interfaces ([`SourceKey`]): four for each of 4,096.
+/// The number of addresses of all interfaces together ([`SourceKey`]): four for each of 4,096 interfaces.
 pub const SOURCES_MAX: u32 = 16_384;
 /// How many addresses of one interface count.
 pub const SOURCES_PER_INTERFACE_MAX: usize = 16;
-/// How many queries of one interface are remembered: 512 that wait for a resolver which takes half
-/// a second are a thousand a second. Answered ones leave at once.
+/// How many queries of one interface are remembered. An answered query is forgotten at once. With 512
+/// queries, a pod can ask a resolver that takes half a second a thousand times a second.
 pub const PENDING_PER_INTERFACE: u32 = PENDING_SETS * PENDING_WAYS;
-/// A query belongs to one set of its interface's slots, by its ports and its id …
+/// The sets of slots of an interface. The ports and the id of a query say in which set it is …
 const PENDING_SETS: u32 = 128;
-/// … and may stand in each slot of the set. The oldest query of a full set goes.
+/// … and it may be in each slot of the set. In a full set, the oldest query is replaced.
 pub const PENDING_WAYS: u32 = 4;
-/// How many queries of all interfaces are remembered: those of 256 interfaces that have filled all
-/// their slots. Beyond it, the ones that were not used for the longest time go.
+/// How many queries of all interfaces together are remembered: those of 256 interfaces that have filled all
+/// their slots. Of more, the map drops the least recently used.
 pub const PENDING_MAX: u32 = 256 * PENDING_PER_INTERFACE;
 /// How long a query waits for its answer: twice the time after which resolvers usually ask again
 /// (`timeout` in resolv.conf(5)).
 pub const PENDING_AGE_MAX_NS: u64 = 10_000_000_000;
 /// How many datagrams in fragments are remembered at a time.
 pub const FRAGMENTS_MAX: u32 = 1024;
-/// How long later fragments are waited for. They leave the server back to back.
+/// How long later fragments are let through behind the first. A server sends them back to back.
 pub const FRAGMENT_AGE_MAX_NS: u64 = 1_000_000_000;
 /// How many interfaces have a name set.
 pub const NAME_SETS_MAX: u32 = 4096;
-/// Set in a name set that has no names.
+/// The bit that is set in the number of a name set without names.
 pub const NAME_SET_EMPTY: u32 = 1 << 31;
-/// How many names there are over all name sets.
+/// The number of names of all name sets together.
 pub const NAMES_MAX: u32 = 131_072;
-/// How many interfaces have a share of what the agent is handed.
+/// How many interfaces have a share of the ring buffer.
 pub const SHARES_MAX: u32 = NAME_SETS_MAX;
-/// How many frames that were held are remembered, so that none of them is held again.
+/// How many frames are remembered that were held. None of them is held again.
 pub const HELD_MAX: u32 = 8192;
-/// For how long a frame that was held is not held again. No agent holds one as long
-/// (`--hold-max`).
+/// How long a frame that was held is not held again: longer than any agent holds a frame (`--hold-max`).
 pub const HELD_AGAIN_NS: u64 = 10_000_000_000;
 
-/// An IP address: IPv4 ones in the first four octets, zeros behind them.
+/// An IP address. An IPv4 address is in the first four octets, with zeros behind it.
 #[derive(
     Clone,
     Copy,
@@ -70,7 +69,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// The key form of an address. Those of different families can be equal.
+    /// The form of an address in keys. An IPv4 and an IPv6 address can have the same form.
     pub fn new(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => Self::v4(v4.octets()),
@@ -87,19 +86,19 @@ impl Address {
         }
     }
 
-    /// The same in two words.
+    /// The address as two words.
     #[inline(always)]
     fn words(self) -> [u64; 2] {
         zerocopy::transmute!(self.octets)
     }
 
-    /// Where the packet of this header comes from.
+    /// The source address in this header.
     #[inline(always)]
     fn src<R: Reader>(frame: &R, ip: IpHeader) -> Option<Self> {
         Self::read(frame, ip.version, ip.src())
     }
 
-    /// Where the packet of this header goes.
+    /// The destination address in this header.
     #[inline(always)]
     fn dst<R: Reader>(frame: &R, ip: IpHeader) -> Option<Self> {
         Self::read(frame, ip.version, ip.dst())
@@ -156,7 +155,7 @@ impl ResolverKey {
     }
 }
 
-/// An address that a pod's port has: as its packets' source, what lets a question count.
+/// An address of a pod's port. A question counts if it comes from one of them.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]
@@ -200,13 +199,13 @@ impl SourceKey {
     }
 }
 
-/// The Ethernet address that belongs to a [`SourceKey`], and two zeros. All zero stands for any:
-/// where nobody says which one a port has.
+/// The Ethernet address that belongs to a [`SourceKey`], and two zeros. If all octets are zero, nobody says
+/// which address the port has, and every address counts.
 pub type SourceMac = [u8; 8];
 
-/// A query that a pod sent, as far as its answer repeats it: the resolver's address, the pod's
-/// address, and one word of IP version, resolver's port, pod's port and transaction id. In words: a
-/// comparison is one branch, and a verifier follows each.
+/// The part of a query that its answer repeats: the resolver's address, the pod's address, and one word
+/// with IP version, resolver's port, pod's port and transaction id. The parts are words, so that a
+/// comparison needs one branch only: the verifier follows both ways of each branch.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]
@@ -269,22 +268,22 @@ impl Query {
     /// The first slot of the query's set.
     #[inline(always)]
     pub fn set(&self) -> u32 {
-        // Pods choose ports and ids by chance, or one after the other (RFC 5452): the upper bits of
-        // the product depend on all of them (Knuth, The Art of Computer Programming, volume 3,
-        // section 6.4: multiplicative hashing).
+        // Pods choose ports and ids at random, or one after the other (RFC 5452). The upper bits of the
+        // product depend on all bits of both (Knuth, The Art of Computer Programming, volume 3, section 6.4:
+        // multiplicative hashing).
         let [.., rest] = self.words;
         let mixed = rest.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> (64 - PENDING_SETS.trailing_zeros())) as u32 * PENDING_WAYS
     }
 }
 
-/// A place for a query.
+/// A slot for a query.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct SlotKey {
-    /// The pod's interface, where both query and answer pass.
+    /// The index of the pod's interface. Query and answer pass the same interface.
     pub ifindex: u32,
-    /// Which one, of [`PENDING_PER_INTERFACE`].
+    /// The number of the slot, below [`PENDING_PER_INTERFACE`].
     pub slot: u32,
 }
 
@@ -314,17 +313,17 @@ pub struct HeldKey {
     pub ports: [u16; 2],
 }
 
-/// What an interface may still hand to the agent: the time at which all that it has handed over is
-/// paid for, in nanoseconds of `CLOCK_MONOTONIC` (the "theoretical arrival time" of the generic cell
-/// rate algorithm, ITU-T I.371). Two CPUs that pay at once may pay once: nobody else suffers from that.
+/// The share of an interface: the times at which all that it has handed over is paid for, in nanoseconds of
+/// `CLOCK_MONOTONIC` (the "theoretical arrival time" of the generic cell rate algorithm, ITU-T I.371). If
+/// two CPUs pay at once, one payment may be lost. Other interfaces lose nothing by that.
 #[derive(
     Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
 )]
 #[repr(C)]
 pub struct Share {
-    /// Of the ring buffer.
+    /// When the bytes in the ring buffer are paid for.
     pub ring_paid_at_ns: u64,
-    /// Of the answers that are deferred for a rule that may come.
+    /// When the deferred answers are paid for.
     pub deferred_paid_at_ns: u64,
     /// Packets that were left out because the share was used up.
     pub left_out: u64,
@@ -378,8 +377,8 @@ impl AttemptKey {
     }
 }
 
-/// A UDP datagram in fragments (RFC 791, section 3.2; RFC 8200, section 4.5). What both say
-/// belongs to the key and is not here is always the same: the protocol, UDP.
+/// A UDP datagram in fragments (RFC 791, section 3.2; RFC 8200, section 4.5). Both RFCs also compare the
+/// protocol, which is always UDP here.
 #[derive(Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq)]
 #[repr(C)]
 pub struct FragmentKey {
@@ -387,9 +386,9 @@ pub struct FragmentKey {
     pub ifindex: u32,
     /// The identification.
     pub id: u32,
-    /// Where it comes from.
+    /// The source address.
     pub src: Address,
-    /// Where it goes.
+    /// The destination address.
     pub dst: Address,
     /// The IP version of both.
     pub version: u32,

@@ -1,8 +1,8 @@
-//! What the BPF programs and the agent share: the layouts of a captured record and of the maps, the
-//! names of all reasons for skipping or losing a packet, the packet walk, and how a question is
-//! read and hashed.
+//! What the BPF programs and the agent share: the layouts of records and maps, the reasons for which a
+//! packet is skipped or lost, the packet walk, and the reading and hashing of a question.
 //!
-//! Everything here runs in the kernel as well: no allocation, no panic, no unbounded loop.
+//! All code here runs in the kernel as well. It does not allocate and does not panic, and each loop has a
+//! bound.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 

@@ -1,9 +1,9 @@
 //! The question of a DNS message: read, hashed, and looked up suffix by suffix.
 //!
-//! Name servers copy a question with the case that it was asked in, or with another: all hashes are
-//! of lower-case names (RFC 4343). They are not made to resist anybody: a name that only has the
-//! hash of another wakes the agent, which compares names; a pending query of the same hash needs
-//! an answer of a trusted resolver all the same.
+//! A name server may answer with another case than that of the question, so all hashes are of lower-case
+//! names (RFC 4343). The hashes resist no attacker, and need not. If two names have the same hash, the
+//! answer goes to the agent, which compares the names. If two questions have the same hash, the answer must
+//! still come from a trusted resolver.
 
 use core::ptr;
 
@@ -22,9 +22,9 @@ pub const BUFFER_LEN: usize = 512;
 
 /// The hash of a name without regard to case.
 ///
-/// FNV-1a with 64 bits (Fowler, Noll, Vo) over the name's uncompressed wire format without the root label, *last byte
-/// first*: so the hash of a name is on the way to that of each of its sub-domains, and one pass over
-/// a question meets all its suffixes.
+/// FNV-1a with 64 bits (Fowler, Noll, Vo) over the name's uncompressed wire format without the root label,
+/// *last byte first*. The hash of a name is thus a step on the way to the hash of each of its sub-domains,
+/// and one pass over a name gives the hashes of all its suffixes.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct NameHash(pub u64);
 
@@ -40,13 +40,13 @@ impl NameHash {
             .fold(Self::ROOT, |hash, &byte| hash.lower(byte))
     }
 
-    /// Takes in one byte, an upper-case letter as lower case. Length octets are below all
-    /// letters.
+    /// Takes in one byte, an upper-case letter as lower case. No length octet is a letter: they are all
+    /// smaller.
     #[inline(always)]
     fn lower(self, byte: u8) -> Self {
         let wide = u64::from(byte);
-        // The top bit says whether the byte is from A to Z: no branch, which the verifier would
-        // follow both ways for each byte.
+        // The top bit says whether the byte is from A to Z. There is no branch, because the verifier would
+        // follow both ways of the branch for each byte.
         let upper =
             (!wide.wrapping_sub(b'A'.into()) & wide.wrapping_sub(u64::from(b'Z') + 1)) >> 63;
         self.byte(wide + (upper << 5))
@@ -58,27 +58,27 @@ impl NameHash {
     }
 }
 
-/// The names that matter.
+/// A set of names.
 pub trait Names {
-    /// Whether all names do, whatever they are.
+    /// Whether the set has all names.
     fn all(&self) -> bool;
 
-    /// Whether the name of this hash is mentioned.
+    /// Whether the set has the name with this hash.
     fn mentions(&self, hash: NameHash) -> bool;
 }
 
-/// A question, copied from its first byte on. What stands behind its end is never looked at.
+/// A question, copied from its first byte on. The bytes behind its end are never read.
 #[repr(C)]
 pub struct Buffer {
     /// The bytes.
     pub bytes: [u8; BUFFER_LEN],
-    /// At the place of each label: where the one in front of it begins. A table, and no list with a
-    /// counter, whose every value would be a case of its own to a verifier.
+    /// For the place of each label: the place of the label in front of it. This is a table and not a list
+    /// with a counter, because each value of the counter would be a case of its own to the verifier.
     fronts: [u8; PLACES],
-    /// Where the root label is, and where the last of the others begins.
+    /// The place of the root label, and that of the last label before it.
     end: u32,
     last: u32,
-    /// How many bytes there are.
+    /// The number of bytes.
     len: u32,
     /// Whether a suffix was found mentioned.
     mentioned: u32,
@@ -97,24 +97,24 @@ impl Default for Buffer {
     }
 }
 
-/// What was asked.
+/// What the pod asked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Question {
     /// The hash of name, type and class.
     pub hash: u64,
-    /// Whether the name or a suffix of it is mentioned.
+    /// Whether the name or a suffix of it is in the set of names.
     pub mentioned: bool,
 }
 
 const BYTE: u32 = BUFFER_LEN as u32 - 1;
-/// Where in a name a label can begin, and more: any `u8`.
+/// The places where a label can begin, and more: all values of `u8`.
 const PLACES: usize = 256;
 const PLACE: u32 = PLACES as u32 - 1;
-/// No place: there, not even the root label would fit.
+/// No place: not even the root label fits there.
 const NOWHERE: u8 = 255;
 
-/// `value` itself, of which a verifier knows nothing any more: else each of the values that it
-/// knows to be possible would be a case of its own in all that follows.
+/// `value` itself; the verifier knows nothing of the result. Else each value that the verifier knows to be
+/// possible would be a case of its own in all code that follows.
 #[inline(always)]
 fn through_memory(place: &mut u32, value: u32) -> u32 {
     // SAFETY: the place is borrowed.
@@ -122,7 +122,7 @@ fn through_memory(place: &mut u32, value: u32) -> u32 {
     read(place)
 }
 
-/// What is in memory, not what the compiler knows to be there.
+/// The value in memory. The compiler may not use what it knows of the value.
 #[inline(always)]
 fn read(place: &u32) -> u32 {
     // SAFETY: the place is borrowed.
@@ -133,7 +133,7 @@ fn read(place: &u32) -> u32 {
 ///
 /// # Errors
 ///
-/// Where it ends behind them, or its name is none.
+/// The question does not end within these bytes, or its name is not a name.
 #[inline(always)]
 pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Question, Reason> {
     let len = through_memory(&mut buffer.len, len);
@@ -155,8 +155,8 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
         last = end as u8;
         labels += 1;
         end += 1 + u32::from(label);
-        // The root label needs a place too. A label takes two bytes at least: the second condition
-        // never holds alone, and lets a verifier see the end.
+        // The root label needs a place, too. A label takes at least two bytes, so the second condition never
+        // holds alone. The verifier needs that condition to see that the loop ends.
         if end >= NAME_MAX || labels > NAME_MAX / 2 {
             return Err(Reason::InvalidQuestion);
         }
@@ -167,8 +167,8 @@ pub fn question<N: Names>(buffer: &mut Buffer, len: u32, names: &N) -> Result<Qu
     let end = through_memory(&mut buffer.end, end);
     let mut start = through_memory(&mut buffer.last, last.into()) as u8;
 
-    // What the loop finds goes into memory, and the place is compared behind a mask: whether a
-    // label began somewhere is nothing that a verifier should remember to the loop's end.
+    // The loop writes its finding to memory, and compares a masked place. So the verifier does not remember
+    // to the end of the loop where labels begin.
     through_memory(&mut buffer.mentioned, u32::from(names.all()));
     let mut hash = NameHash::ROOT;
     let mut done = 0;

@@ -1,5 +1,5 @@
-//! Every reason why a packet was skipped or lost, under one name: the index of its kernel
-//! counter, the label of its metric and the name of its test.
+//! The reasons for which a packet is skipped or lost. A reason has one name everywhere: it gives the index
+//! of the counter in the kernel, the label of the metric, and the name of the test.
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident = $label:literal,)+) => {
@@ -101,18 +101,18 @@ reasons! {
     TooOld = "too_old",
     /// No rule of the pod's namespace mentions the name.
     NoRule = "no_rule",
-    /// The pod's MAC or IP address in the packet is none of its port's: the switch lets no such packet
-    /// of a pod pass. Of a port that is not on the network of the resolvers, or whose addresses
-    /// nobody names, this is every packet.
+    /// The pod's MAC or IP address in the packet is not one of its port's. The switch drops such packets
+    /// of a pod. A port has no addresses that count if it is not on the network of the resolvers, or if
+    /// its Interface row names none.
     ForeignAddress = "foreign_address",
-    /// The packet from a pod has a VLAN tag: the switch lets none of them pass.
+    /// The packet from a pod has a VLAN tag. The switch drops such packets.
     Tagged = "tagged",
-    /// The pod's query was written down.
+    /// The pod's query is remembered.
     QueryRecorded = "query_recorded",
-    /// The pod's query was written down in place of an older one of the same pod, which nobody has
-    /// answered: the pod has as many as it may.
+    /// The pod's query is remembered in place of an older query of the same pod, which nobody has answered.
+    /// The pod has as many queries pending as are remembered.
     QueryDisplaced = "query_displaced",
-    /// The pod's query could not be written down.
+    /// The pod's query could not be remembered.
     QueryLost = "query_lost",
     /// A pod behind an EgressFirewall may begin a connection: the agent is told.
     Attempt = "attempt",
@@ -122,13 +122,13 @@ reasons! {
     AttemptOverShare = "attempt_over_share",
     /// The same, and the ring buffer for attempts had no room.
     AttemptLost = "attempt_lost",
-    /// The pod has used up its share of what the agent is handed.
+    /// The pod has used up its share of the ring buffer.
     OverShare = "over_share",
     /// The ring buffer had no room: the agent does not keep up.
     RingFull = "ring_full",
     /// The program could not copy the frame out of the packet buffer.
     CopyFailed = "copy_failed",
-    /// The agent found a record that it could not have been sent (counted in user space).
+    /// The agent found a record that the program cannot have written (counted in user space).
     InvalidRecord = "invalid_record",
 }
 

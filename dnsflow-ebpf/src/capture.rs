@@ -1,5 +1,5 @@
-//! Copying a frame out of the packet buffer: into the ring buffer, or to where answers are deferred for
-//! a rule that may come.
+//! Copying a frame out of the packet buffer: into the ring buffer, or into the queue of answers that are
+//! deferred for a rule that may come.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -21,11 +21,11 @@ use crate::{
     skb::Frame,
 };
 
-/// The flag that makes the oldest entry of a queue go when it is full (`BPF_EXIST`, Linux
+/// The flag with which a full queue drops its oldest entry (`BPF_EXIST`, Linux
 /// `kernel/bpf/queue_stack_maps.c`).
 const OLDEST_GOES: u64 = 2;
 
-/// Hands the frame to the agent as what `kind` says: a record that ends where the captured bytes end.
+/// Hands the frame to the agent as a record of this kind. The record ends where the captured bytes end.
 #[inline(always)]
 pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     let len = frame.len().min(MAX_CAPTURE as u32);
@@ -38,8 +38,8 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     };
     let len = size_of::<RecordHeader>() as u64
         + u64::from(bound::length::<{ MAX_CAPTURE as u32 - 1 }>(len));
-    // Zero flags: the agent is woken when it has read everything before, at once.
-    // SAFETY: the record is as long.
+    // With zero as flags, the kernel wakes the agent at once if the agent had read all records.
+    // SAFETY: the scratch space is at least `len` bytes long.
     let error = unsafe {
         bpf_ringbuf_output(
             (&raw const RECORDS).cast_mut().cast(),
@@ -55,8 +55,9 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     }
 }
 
-/// Defers an answer that no rule mentions, unless it is too long, or the pod has many deferred. Of a pod
-/// behind an EgressFirewall, a copy goes to the agent at once: the pod's attempts have their names from it.
+/// Defers an answer that no rule mentions. An answer that is too long, or of a pod that has used up its
+/// share, is left out. Of a pod behind an EgressFirewall, a copy goes to the agent at once: the agent takes
+/// the names of the pod's attempts from it.
 #[inline(always)]
 pub fn defer(frame: &Frame<'_>) {
     let len = frame.len();
@@ -64,7 +65,7 @@ pub fn defer(frame: &Frame<'_>) {
         && share::pays_for_deferring(frame.ifindex())
         && let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
     {
-        // SAFETY: a record begins as a deferred answer, and is longer.
+        // SAFETY: a record begins like a deferred answer, and is longer.
         unsafe {
             bpf_map_push_elem(
                 (&raw const DEFERRED).cast_mut().cast(),
@@ -84,7 +85,7 @@ pub fn defer(frame: &Frame<'_>) {
     }
 }
 
-/// Makes a record of the first `len` bytes, from 1 to `MASK` and 1.
+/// Makes a record of the first `len` bytes of the frame. `len` is from 1 to `MASK + 1`.
 #[inline(always)]
 fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut Scratch> {
     let scratch = maps::scratch()?;

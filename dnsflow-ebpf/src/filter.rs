@@ -1,4 +1,4 @@
-//! Which names matter to a pod.
+//! The names that the rules for a pod mention.
 
 use dnsflow_common::{
     Reason,
@@ -8,7 +8,7 @@ use dnsflow_common::{
 
 use crate::{found::put_down_name_set, maps};
 
-/// No name: for questions that are only hashed.
+/// No name at all, for questions that are hashed and not judged.
 pub struct Nothing;
 
 impl Names for Nothing {
@@ -23,7 +23,8 @@ impl Names for Nothing {
     }
 }
 
-/// Whether the rules for an interface mention any name, as far as is known.
+/// Checks whether the rules for an interface mention any name. They may, if the interface has no name set
+/// yet.
 #[inline(always)]
 pub fn any_name(ifindex: u32) -> Result<(), Reason> {
     // SAFETY: the value is a number that is only ever replaced.
@@ -36,7 +37,7 @@ pub fn any_name(ifindex: u32) -> Result<(), Reason> {
 /// The names that the rules for an interface mention.
 pub struct Mentioned {
     name_set: u32,
-    /// Whether the interface has no name set, and so no filter.
+    /// Whether the interface has no name set. Then nothing is filtered.
     all: bool,
 }
 

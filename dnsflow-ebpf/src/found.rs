@@ -1,8 +1,8 @@
-//! What the packet walk found, put down in memory.
+//! The result of the packet walk, written to a map and read back.
 //!
-//! The walk has hundreds of ways to its end, and a verifier follows each of them on through all that
-//! comes behind as long as it knows different things about the registers. About what is read back
-//! from a map it knows nothing: there, all ways become one.
+//! The walk has hundreds of paths to its end. The verifier follows each path through all code behind the
+//! walk, as long as the paths leave different values in the registers. The verifier knows nothing of a
+//! value that is read back from a map. There, all paths become one.
 
 use core::ptr;
 
@@ -16,12 +16,12 @@ use dnsflow_common::{
 
 use crate::maps;
 
-/// What there is to be done with a packet.
+/// What a packet is.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub enum Kind {
-    /// A query, or an answer, or its first fragment.
+    /// A query, an answer, or the first fragment of an answer.
     Message,
-    /// Another fragment.
+    /// A later fragment of an answer.
     Later,
     /// A TCP segment.
     Segment,
@@ -38,13 +38,13 @@ pub struct Found {
     l3: u32,
     /// The DNS message.
     pub message: u32,
-    /// Its length, as the headers say.
+    /// The length of the DNS message in bytes, as the headers say.
     pub message_len: u32,
     /// The source port.
     pub src_port: u16,
     /// The destination port.
     pub dst_port: u16,
-    /// What fragments have in common.
+    /// The identification that the fragments of a datagram have in common.
     pub fragment_id: u32,
     /// The TCP sequence number.
     pub sequence: u32,
@@ -153,7 +153,7 @@ impl Found {
         }
     }
 
-    /// The same, from memory.
+    /// Writes the result to a map and reads it back.
     #[inline(always)]
     pub fn put_down(self) -> Result<Self, Reason> {
         let place = maps::FOUND.get_ptr_mut(0).ok_or(Reason::CopyFailed)?;
@@ -164,7 +164,7 @@ impl Found {
         }
     }
 
-    /// What there is to be done.
+    /// What the packet is.
     #[inline(always)]
     pub fn kind(&self) -> Kind {
         match self.kind {
@@ -215,7 +215,7 @@ impl Found {
     }
 }
 
-/// A name set, put down and read back as well.
+/// Writes the number of a name set to a map and reads it back.
 #[inline(always)]
 pub fn put_down_name_set(name_set: u32) -> u32 {
     match maps::FOUND.get_ptr_mut(0) {

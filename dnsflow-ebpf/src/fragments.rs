@@ -1,5 +1,5 @@
-//! Fragments: the first one has the question, later ones have nothing to be judged by but their
-//! first.
+//! Fragments of answers. The first fragment has the ports and the question. A later fragment is judged
+//! by the first one alone.
 
 use dnsflow_common::{
     Reason,
@@ -17,12 +17,12 @@ fn key(frame: &Frame<'_>, found: &Found) -> Result<FragmentKey, Reason> {
 /// Lets the fragments behind this first one be captured.
 #[inline(always)]
 pub fn expect(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
-    // Where this fails, the later fragments are counted.
+    // If there is no room, the later fragments are left out and counted.
     let _ = maps::FRAGMENTS.insert(key(frame, found)?, now_ns(), 0);
     Ok(())
 }
 
-/// Whether the first fragment was captured just before.
+/// Checks that the first fragment was captured just before.
 #[inline(always)]
 pub fn expected(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     // SAFETY: the value is a number that is only ever replaced.

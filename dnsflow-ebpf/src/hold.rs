@@ -14,9 +14,10 @@ use crate::{
     trust::{Asked, now_ns},
 };
 
-/// Whether to hold this answer, which is trusted and which a rule mentions or may mention. Never
-/// where the agent has not said lately that it is well, or could not put the frame back as it is; and
-/// no frame twice.
+/// Whether to hold this answer. The answer is trusted, and a rule mentions its name or may mention it.
+///
+/// Nothing is held unless the agent has said lately that it is well. A frame is not held if the agent
+/// could not put it back unchanged, or if it was held before.
 #[inline(always)]
 pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     let Some(until_ns) = maps::HOLD_UNTIL.get(0) else {
@@ -27,11 +28,12 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     let fits = !frame.has_tag_outside() && !found.has_tag() && frame.len() <= MAX_CAPTURE as u32;
     let kind = match found.kind() {
         Kind::Message => !found.is_first_fragment() && gso_size == 0,
-        // What opens a connection carries no answer.
+        // A segment that opens a connection carries no answer.
         Kind::Segment => !found.is_syn(),
         Kind::Later | Kind::Attempt => false,
     };
-    // An interface without a name set has no filter: all names, mentioned or not, come to here.
+    // An interface without a name set has no filter. Answers come to here whether a rule mentions their
+    // names or not.
     // SAFETY: the value is a number that is only ever replaced.
     let has_names = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
         Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
@@ -41,18 +43,18 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     fits && kind && has_names && now < *until_ns && is_first_time(frame, found, asked, now)
 }
 
-/// Whether this frame was not held before. What the agent puts back is told by its mark, but another
-/// program may have changed that; then the frame would be held again and again.
+/// Whether this frame was not held before. A frame that the agent puts back has the agent's mark. If
+/// another program changes the mark, the frame would be held again and again.
 #[inline(always)]
 fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bool {
-    // The answer has used up its query: it would not come to here a second time.
+    // The answer has used up its query, so it would not come to here a second time.
     if asked == Asked::Seen {
         return true;
     }
     let key = HeldKey {
         ifindex: frame.ifindex(),
         frame_len: frame.len(),
-        // Messages differ in their ports, or are answers to one question.
+        // UDP messages have no sequence number. They differ in their ports, or answer one question.
         sequence: found.sequence,
         ports: [found.src_port, found.dst_port],
     };
@@ -63,7 +65,7 @@ fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bo
     }
 }
 
-/// No interface.
+/// The index of no interface.
 const NOWHERE: u32 = 0;
 
 /// The verdict that takes a packet off the wire: it is redirected to nowhere.

@@ -1,4 +1,5 @@
-//! What each interface may hand to the agent: a pod that has used up its share loses what is its own.
+//! How much each interface may hand to the agent. A pod that has used up its share loses its own
+//! packets, and no other pod loses any.
 
 use core::ptr;
 
@@ -70,8 +71,9 @@ pub fn pays_for_attempt(ifindex: u32) -> bool {
     )
 }
 
-/// Whether what an interface has handed over before is paid for within `burst_ns`. If so, it pays; if not,
-/// that is counted. `account` gives the places of both.
+/// Whether all that an interface has handed over before is paid for within `burst_ns`. If so, the
+/// interface pays `cost_ns` more. If not, the packet is counted as left out. `account` gives the places of
+/// both numbers.
 #[inline(always)]
 fn pays(
     ifindex: u32,
@@ -85,7 +87,7 @@ fn pays(
     let share = match maps::SHARES.get_ptr_mut(&ifindex) {
         Some(share) => share,
         None => {
-            // Where another CPU was faster, its share stays.
+            // If another CPU was faster, the share that it made stays.
             let _ = maps::SHARES.insert(&ifindex, &Share::default(), BPF_NOEXIST);
             match maps::SHARES.get_ptr_mut(&ifindex) {
                 Some(share) => share,
@@ -109,5 +111,5 @@ fn pays(
     true
 }
 
-/// Only makes an entry (`BPF_NOEXIST`, Linux include/uapi/linux/bpf.h).
+/// Makes an entry, and never replaces one (`BPF_NOEXIST`, Linux include/uapi/linux/bpf.h).
 const BPF_NOEXIST: u64 = 1;

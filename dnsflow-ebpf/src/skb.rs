@@ -5,13 +5,14 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::{EbpfContext as _, helpers::generated::bpf_skb_load_bytes, programs::TcContext};
 use dnsflow_common::{bound::masked, walk::Reader};
 
-/// Above all offsets that the packet walk adds up, and below what a verifier takes: 65,535.
+/// A bound for offsets: larger than every sum that the packet walk makes, and smaller than the verifier's
+/// own limit of 65,535.
 const OFFSET: u32 = (1 << 15) - 1;
 
 /// A frame in an skb.
 ///
-/// Bytes in the linear part, where headers usually are, are read directly: a helper call costs
-/// several times as much. A helper reads what lies outside.
+/// Headers are usually in the linear part of the buffer, and are read directly there, because a helper
+/// call costs several times as much. A helper reads the bytes outside of the linear part.
 pub struct Frame<'a> {
     pub ctx: &'a TcContext,
     len: u32,

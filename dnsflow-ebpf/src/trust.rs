@@ -1,5 +1,5 @@
-//! Which answers are trusted: those of trusted resolvers, to what the pod asked, from an address
-//! of its own.
+//! Which answers are trusted: a trusted resolver sends them, and they answer a question that the pod
+//! asked from one of its own addresses.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -14,13 +14,13 @@ use dnsflow_common::{
 
 use crate::{filter, found::Found, maps, skb::Frame};
 
-/// Whether this comes from a trusted resolver.
+/// Checks that the packet comes from a trusted resolver.
 #[inline(always)]
 pub fn from_resolver(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     trusted(ResolverKey::source(frame, found.ip(), found.src_port))
 }
 
-/// Whether this goes to a trusted resolver.
+/// Checks that the packet goes to a trusted resolver.
 #[inline(always)]
 pub fn to_resolver(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     trusted(ResolverKey::destination(frame, found.ip(), found.dst_port))
@@ -35,14 +35,14 @@ fn trusted(key: Option<ResolverKey>) -> Result<(), Reason> {
     }
 }
 
-/// Whether this comes from an address of the pod's port, MAC and IP.
+/// Checks that the packet comes from a MAC and an IP address of the pod's port.
 #[inline(always)]
 pub fn from_own_address(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     let key = SourceKey::source(frame, frame.ifindex(), found.ip());
     own(frame, key, MAC_SRC_AT)
 }
 
-/// Whether this goes to an address of the pod's port, MAC and IP.
+/// Checks that the packet goes to a MAC and an IP address of the pod's port.
 #[inline(always)]
 pub fn to_own_address(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     let key = SourceKey::destination(frame, frame.ifindex(), found.ip());
@@ -66,7 +66,7 @@ fn own(frame: &Frame<'_>, key: Option<SourceKey>, mac_at: u32) -> Result<(), Rea
     }
 }
 
-/// Remembers a pod's query.
+/// Remembers a query of the pod. The answer to the query counts later.
 #[inline(always)]
 pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
     let question = read(frame, found, &filter::Nothing)?;
@@ -87,7 +87,8 @@ pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
     }
 }
 
-/// Where to put a query: where it stands already, else in a free slot, else in that of the oldest.
+/// The slot for a query. A query that is remembered already keeps its slot. A new query takes a free
+/// slot of its set, or the slot of the oldest query.
 #[inline(always)]
 fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
     let mut key = SlotKey {
@@ -95,7 +96,7 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
         slot: pending.query.set(),
     };
     let mut best = key.slot;
-    // A slot with nothing in it is as old as the clock.
+    // An empty slot counts as one that was asked at time zero.
     let mut oldest = u64::MAX;
     for _ in 0..PENDING_WAYS {
         // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
@@ -129,20 +130,21 @@ fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
     }
 }
 
-/// Whether the pod's question was seen.
+/// Whether the program saw the pod's question.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub enum Asked {
-    /// It was, and is used up.
+    /// The program saw the question. The answer has used up the remembered query.
     Seen,
-    /// It may have been asked before it could be seen, or cannot be seen here.
+    /// The pod may have asked before the program was attached, or the question is in a TCP segment,
+    /// which the agent reads.
     Perhaps,
 }
 
 /// Judges an answer of a trusted resolver, and uses up the query that it belongs to.
 #[inline(always)]
 pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
-    // Before the query is looked up, although some answers have none: a verifier goes through this
-    // once for each thing that it knows by now.
+    // The question is read before the query is looked up, although some answers belong to no query. The
+    // verifier walks through this code once for each state that it knows here, and here it knows fewer.
     let question = read(
         frame,
         found,
@@ -160,7 +162,7 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
     if asked != question.hash {
         return Err(Reason::OtherQuestion);
     }
-    // Of two copies of an answer at once on two CPUs, one finds the entry to remove.
+    // Two CPUs may see two copies of an answer at once. One of them finds the entry to remove.
     if maps::PENDING.remove(&slot).is_err() {
         return Err(Reason::NotAsked);
     }
@@ -170,7 +172,7 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
     mentioned(&question).map(|()| Asked::Seen)
 }
 
-/// Where a query stands, its question's hash, and when it was asked.
+/// The slot of a query, the hash of its question, and when the pod asked.
 #[inline(always)]
 fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
     let mut key = SlotKey {
@@ -189,12 +191,12 @@ fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
     None
 }
 
-/// Whether the question may have been asked before it could be seen.
+/// Checks whether the pod may have asked before the program could see the question.
 #[inline(always)]
 fn may_be_unasked(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
     // SAFETY: the value is a number that is only ever replaced.
     match unsafe { maps::UNASKED_UNTIL.get(&frame.ifindex()) } {
-        // From where, nobody has seen; but the answer goes there.
+        // Nobody saw the address that the pod asked from, but the answer goes to that address.
         Some(until_ns) if now_ns() < *until_ns => to_own_address(frame, found),
         _ => Err(Reason::NotAsked),
     }
