@@ -33,6 +33,9 @@ pub const LEFT_TO_VM: &str = "left to `cargo xtask test --vm`";
 /// kube-apiserver, or containers and the internet.
 pub const LEFT_TO_OTHERS: &str = "left to a machine that has it";
 
+/// Ends the reason of a check that takes longer than a run of all tests should.
+pub const LEFT_TO_LONGER: &str = "left to a longer run";
+
 /// The Debian packages that a lab is made of: `openvswitch-switch` brings the switch, `ovn-central`
 /// the databases and northd, `ovn-host` ovn-controller.
 pub const LAB_PACKAGES: &[&str] = &[

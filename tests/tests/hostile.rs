@@ -31,6 +31,7 @@ use dnsflow_tests::{
     neighbour::{Visits, numbered, visit},
     pod::PodSpec,
     process::run,
+    support::{LEFT_TO_LONGER, not_run, this_test},
     topology::DNS_POD_PORT,
 };
 use rustix::process::Pid;
@@ -265,13 +266,23 @@ impl<'a> Scene<'a> {
             );
             ensure!(unanswered == 0, "{phase}: {unanswered} answers lost");
         }
-        let before = quantile(&quiet.activations, P99).max(quantile(&other_port.activations, P99));
-        let p99 = quantile(&attacked.activations, P99);
-        let allowed = before.max(NOISE) * 2;
-        ensure!(
-            attacked.activations.len() < ACTIVATIONS_MIN || p99 <= allowed,
-            "p99 of the activation is {p99:?}, more than {allowed:?}"
-        );
+        let count = attacked.activations.len();
+        if count < ACTIVATIONS_MIN {
+            not_run(
+                &format!("{}: the neighbour's p99", this_test()),
+                format!(
+                    "{count} activations say little of it, {SECONDS_VARIABLE}=60 gives more; {LEFT_TO_LONGER}"
+                ),
+            );
+        } else {
+            let before = [&quiet, &other_port].map(|phase| quantile(&phase.activations, P99));
+            let p99 = quantile(&attacked.activations, P99);
+            let allowed = before[0].max(before[1]).max(NOISE) * 2;
+            ensure!(
+                p99 <= allowed,
+                "p99 of the activation is {p99:?}, more than {allowed:?}"
+            );
+        }
         let flows = lab.dnsflow_flows()?;
         let forged = flows.iter().find(|flow| flow.contains(&FORGED.to_string()));
         ensure!(forged.is_none(), "{forged:?}");

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum as _};
 use dnsflow_tests::support::{
-    LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
+    LEFT_TO_LONGER, LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
 };
 
 use crate::{
@@ -87,7 +87,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
         bail!("failed: {}", tally.broken.join(", "));
     }
     let is_left = |line: &String| {
-        [LEFT_TO_VM, LEFT_TO_OTHERS]
+        [LEFT_TO_VM, LEFT_TO_OTHERS, LEFT_TO_LONGER]
             .iter()
             .any(|left| line.contains(left))
     };
