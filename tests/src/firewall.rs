@@ -1,8 +1,9 @@
 //! EgressFirewalls as ovn-kubernetes turns them into rows of the NB database, and as manifests.
 //!
 //! Rows, names and the order of transactions follow recordings of ovn-kubernetes (August 2026),
-//! with and without its DNS name resolver feature, single-stack and dual-stack. Its unit of identity is the rule's *index*: an edit
-//! changes the existing rows in place, in one transaction, and inserts or deletes at the end.
+//! with and without its DNS name resolver feature, single-stack and dual-stack. ovn-kubernetes knows a rule
+//! by its *index*: an edit changes the existing rows in place, in one transaction, and inserts or deletes at
+//! the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,10 +1,10 @@
 //! Pods and a name server that do harm as fast as they can.
 //!
-//! The server answers every question at once. The first byte of a question's name says how (`Kind`); a name
-//! that ends its first label in a number leads to the address with that number ([`address`]). All of it
-//! runs in threads of the test, with sockets in the namespaces of the lab's pods. Attackers are the last to
-//! be given a processor: what is to be seen is what they do to the agent and the switch, not what they take
-//! from a machine that all share.
+//! The server answers every question at once. The first byte of a question's name says how (`Kind`). A name
+//! that ends its first label in a number leads to the address with that number ([`address`]). Server and
+//! attackers are threads of the test, with sockets in the namespaces of the lab's pods. Attackers run at the
+//! lowest priority, because the tests are for what attackers do to the agent and the switch, and not for the
+//! processors that they take from a shared machine.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! The short form of the benchmark: every row can be filled. What the values are is not looked at.
+//! The short form of the benchmark: every row can be filled. The values are not looked at.
 
 #[path = "../bench/mod.rs"]
 mod bench;

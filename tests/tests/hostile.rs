@@ -1,10 +1,10 @@
 //! Pods and a name server that do as much harm as they can, and a neighbour that must not notice.
 //!
-//! Each scene has three phases, and the neighbour does the same in all of them: nobody
-//! does harm; the attackers send what they have to send to a port that is no DNS server's; they send it to
-//! the DNS server's port. The second phase is what the flood costs the machine and the switch: dnsflow has no
-//! part in it. What is asserted is that the neighbour loses nothing; of an attack that is long enough for
-//! it, also that the third phase is no worse for the neighbour than twice the first or second.
+//! Each scene has three phases, and the neighbour does the same in all of them. In the first phase, nobody
+//! does harm. In the second, the attackers flood a port that is no DNS server's: the phase shows what the
+//! flood costs the machine and the switch without dnsflow. In the third, the attackers flood the DNS server's
+//! port. The neighbour must lose nothing. If the attack is long enough to tell, the neighbour's p99 in the
+//! third phase must be at most twice that of the first or the second.
 //!
 //! The neighbour has a name server of its own. One that all pods share can be kept busy by any pod, with and
 //! without dnsflow.

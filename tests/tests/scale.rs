@@ -35,6 +35,14 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// watch, to tell what changes; the engine), the ACL, and what is missing.
 const BYTES_PER_RULE_MAX: usize = 4_800;
 
+/// Services of the cluster, with so many ports each and so many pods behind each port.
+const SERVICES: u16 = 1_000;
+const PORTS: u16 = 50;
+const BACKENDS: u16 = 8;
+/// Of each port of a Service, the agent keeps the address and port that pods connect to. The first list of
+/// all takes more for a moment.
+const BYTES_PER_PORT_MAX: usize = 800;
+
 fn namespace(number: usize) -> String {
     format!("namespace-{number:05}")
 }
@@ -180,6 +188,36 @@ fn write_acls(lab: &Lab, firewalls: usize) -> Result<()> {
     Ok(())
 }
 
+/// The load balancers of Services as ovn-kubernetes writes them.
+fn write_load_balancers(lab: &Lab) -> Result<()> {
+    let backends: Vec<_> = (0..BACKENDS)
+        .map(|number| format!("10.244.{number}.17:8080"))
+        .collect();
+    let backends = backends.join(",");
+    let mut nb = lab.nb()?;
+    for first in (0..SERVICES).step_by(BATCH) {
+        let services = first..SERVICES.min(first + BATCH as u16);
+        let operations: Vec<_> = services
+            .map(|number| {
+                let [high, low] = number.to_be_bytes();
+                let vips = (1..=PORTS)
+                    .map(|port| [format!("10.97.{high}.{low}:{port}"), backends.clone()]);
+                let service = format!("namespace/service-{number}");
+                let ids = dnsflow_tests::database::map([
+                    ("k8s.ovn.org/kind", "Service"),
+                    ("k8s.ovn.org/owner", &service),
+                ]);
+                json!({"op": "insert", "table": "Load_Balancer", "row": {
+                    "name": format!("Service_{service}_TCP_cluster"), "protocol": "tcp",
+                    "vips": ["map", vips.collect::<Vec<_>>()], "external_ids": ids,
+                }})
+            })
+            .collect();
+        nb.transact(&operations)?;
+    }
+    Ok(())
+}
+
 /// An agent that reads from the API server. Dropping it kills it.
 struct Running(Child);
 
@@ -276,4 +314,20 @@ fn what_is_of_no_concern_here_costs_little() {
         Ok(())
     };
     check().expect("it is in proportion");
+}
+
+#[test]
+fn the_services_of_the_cluster_cost_little() {
+    let lab = lab!("scale-services", agent);
+    let address = SocketAddr::from(([127, 0, 0, 1], 6443));
+    let _server = Server::start(&lab, address, 1).expect("it listens");
+    let (alone, _) = measure(&lab, address).expect("it is ready");
+    write_load_balancers(&lab).expect("the rows are written");
+    let (with_services, _) = measure(&lab, address).expect("it is ready");
+    let per_port = with_services.saturating_sub(alone) / usize::from(SERVICES * PORTS);
+    println!("{per_port} bytes for each port of {SERVICES} Services");
+    assert!(
+        per_port <= BYTES_PER_PORT_MAX,
+        "{per_port} bytes for each port"
+    );
 }
