@@ -109,7 +109,7 @@ mod tests {
         let id = "81d851b7-3bd4-4462-befa-02c878e1854b";
         let mut replica = Replica::new(&DATABASE);
         let update = json!({ "Bridge": { id: { "initial": row } } });
-        replica.apply(update).expect("a row");
+        replica.apply_value(update).expect("a row");
         let (_, row) = replica.rows(BRIDGE).next().expect("one row");
         bridge(row, name).expect("it is readable")
     }

@@ -103,7 +103,7 @@ pub(crate) fn replica(
         updates.insert(id.as_str().unwrap().to_owned(), json!({"initial": columns}));
     }
     let mut replica = Replica::new(database);
-    replica.apply(json!(updates)).unwrap();
+    replica.apply_value(json!(updates)).unwrap();
     replica
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use dnsflow_core::ovn::rows::RowId;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, value::RawValue};
 
 use super::{
     schema::{Database, Table},
@@ -93,9 +93,17 @@ impl Replica {
         self.tables.get(table)?.get(&id)
     }
 
-    /// Applies a `<table-updates2>` and returns the changed rows.
-    pub(crate) fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
-        let Value::Object(updates) = updates else {
+    /// [`Replica::apply`] of JSON that is read already.
+    #[cfg(test)]
+    pub(crate) fn apply_value(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
+        self.apply(&serde_json::value::to_raw_value(&updates).expect("JSON"))
+    }
+
+    /// Applies a `<table-updates2>` and returns the changed rows. The rows are read one after the other:
+    /// as a tree of JSON values, the first update of a large database would take several times the memory
+    /// of the text.
+    pub(crate) fn apply(&mut self, updates: &RawValue) -> Result<Vec<RowChange>, UpdateError> {
+        let Ok(updates) = serde_json::from_str::<Members<'_>>(updates.get()) else {
             return Err(UpdateError::Malformed { table: "?".into() });
         };
         let mut changes = Vec::new();
@@ -106,7 +114,7 @@ impl Replica {
             ) else {
                 return Err(UpdateError::UnknownTable { table: name });
             };
-            let Value::Object(rows) = rows else {
+            let Ok(rows) = serde_json::from_str::<Members<'_>>(rows.get()) else {
                 return Err(UpdateError::Malformed { table: name });
             };
             for (id, update) in rows {
@@ -132,6 +140,9 @@ impl Replica {
     }
 }
 
+/// The members of a JSON object, with values that are not read yet.
+type Members<'a> = BTreeMap<String, &'a RawValue>;
+
 /// What happened to a row (ovsdb-server(7), section 4.1.14, `<row-update2>`).
 #[derive(Clone, Copy)]
 enum Operation {
@@ -143,10 +154,8 @@ enum Operation {
     Delete,
 }
 
-fn operation(update: Value) -> Option<(Operation, Map<String, Value>)> {
-    let Value::Object(update) = update else {
-        return None;
-    };
+fn operation(update: &RawValue) -> Option<(Operation, Map<String, Value>)> {
+    let update: Map<String, Value> = serde_json::from_str(update.get()).ok()?;
     let (name, value) = update.into_iter().next()?;
     match (name.as_str(), value) {
         ("initial" | "insert", Value::Object(columns)) => Some((Operation::Insert, columns)),

@@ -21,7 +21,8 @@ use std::{
 
 use bytes::BytesMut;
 use dnsflow_core::ovn::rows::RowId;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
     replica::{Replica, RowChange, UpdateError},
@@ -149,6 +150,21 @@ enum Request {
     Select { tag: u64 },
 }
 
+/// A message of the server (JSON-RPC 1.0): a request, a notification or an answer.
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(default)]
+    method: Option<String>,
+    #[serde(default)]
+    id: Value,
+    #[serde(borrow, default)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    result: Option<&'a RawValue>,
+    #[serde(default)]
+    error: Value,
+}
+
 /// The conversation.
 #[derive(Debug)]
 pub struct Session {
@@ -271,23 +287,23 @@ impl Session {
 
     /// Takes a message of the server.
     pub fn receive(&mut self, message: &[u8]) -> Result<Option<Event>, SessionError> {
-        let message: Value =
-            serde_json::from_slice(message).map_err(|source| SessionError::Json {
-                database: self.database.name,
-                source,
-            })?;
-        let Value::Object(mut message) = message else {
-            return Err(self.unexpected("not an object"));
-        };
-        let mut take = |name: &str| message.remove(name).unwrap_or_default();
-        let (method, id) = (take("method"), take("id"));
+        let Message {
+            method,
+            id,
+            params,
+            result,
+            error,
+        } = serde_json::from_slice(message).map_err(|source| SessionError::Json {
+            database: self.database.name,
+            source,
+        })?;
         match (method, id) {
-            (Value::String(method), Value::Null) => self.notified(&method, take("params")),
-            (Value::String(method), id) if method == "echo" => {
-                self.send(&json!({"id": id, "result": take("params"), "error": null}));
+            (Some(method), Value::Null) => self.notified(&method, params),
+            (Some(method), id) if method == "echo" => {
+                self.send(&json!({"id": id, "result": params, "error": null}));
                 Ok(None)
             }
-            (Value::String(method), id) => {
+            (Some(method), id) => {
                 let error = json!({"error": "unknown method", "details": method});
                 self.send(&json!({"id": id, "result": null, "error": error}));
                 Ok(None)
@@ -298,18 +314,20 @@ impl Session {
                 let Some(request) = request else {
                     return Err(self.unexpected("an answer to nothing"));
                 };
-                self.answered(request, take("result"), take("error"))
+                self.answered(request, result.unwrap_or(RawValue::NULL), error)
             }
         }
     }
 
-    fn notified(&mut self, method: &str, params: Value) -> Result<Option<Event>, SessionError> {
-        let Value::Array(params) = params else {
-            return Err(self.unexpected("a notification without parameters"));
-        };
+    fn notified(
+        &mut self,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Option<Event>, SessionError> {
         match method {
             "update2" => {
-                let Ok([_, updates]) = <[Value; 2]>::try_from(params) else {
+                let params = params.map(|params| serde_json::from_str(params.get()));
+                let Some(Ok((IgnoredAny, updates))) = params else {
                     return Err(self.unexpected("an update2 without two parameters"));
                 };
                 let changes = self.apply(updates)?;
@@ -325,7 +343,7 @@ impl Session {
     fn answered(
         &mut self,
         request: Request,
-        result: Value,
+        result: &RawValue,
         error: Value,
     ) -> Result<Option<Event>, SessionError> {
         match request {
@@ -375,7 +393,7 @@ impl Session {
         })
     }
 
-    fn apply(&mut self, updates: Value) -> Result<Vec<RowChange>, SessionError> {
+    fn apply(&mut self, updates: &RawValue) -> Result<Vec<RowChange>, SessionError> {
         self.replica
             .apply(updates)
             .map_err(|source| SessionError::Update {
@@ -433,10 +451,11 @@ impl Session {
 }
 
 /// Reads the answer to a transaction of one `select` (RFC 7047, sections 4.1.3 and 5.2.2).
-fn selected(result: Value, error: &Value) -> Result<Vec<RowId>, ServerError> {
+fn selected(result: &RawValue, error: &Value) -> Result<Vec<RowId>, ServerError> {
     if !error.is_null() {
         return Err(ServerError::from_json(error));
     }
+    let result: Value = serde_json::from_str(result.get()).unwrap_or_default();
     let Some(rows) = result.pointer("/0/rows").and_then(Value::as_array) else {
         let outcome = result.get(0).unwrap_or(&result);
         return Err(ServerError::from_json(outcome));

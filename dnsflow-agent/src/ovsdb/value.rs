@@ -367,7 +367,7 @@ impl Row {
 
     /// The keys of a map of strings.
     pub fn keys(&self, column: &'static str) -> Result<Vec<&str>, CellError> {
-        let keys = self.map(column)?.0.iter().map(|(key, _)| match key {
+        let keys = self.map(column)?.pairs.iter().map(|(key, _)| match key {
             Atom::String(key) => Ok(&**key),
             _ => Err(CellError::new(
                 column,
@@ -377,24 +377,26 @@ impl Row {
         keys.collect()
     }
 
-    fn map(&self, column: &'static str) -> Result<(&[(Atom, Atom)], Kept), CellError> {
+    fn map(&self, column: &'static str) -> Result<Pairs<'_>, CellError> {
         let (Datum(repr), kept) = self.cell(column)?;
-        match repr {
-            Repr::Map(pairs) => Ok((pairs, kept)),
-            Repr::Set(atoms) if atoms.is_empty() => Ok((&[], kept)),
-            Repr::Set(_) => Err(CellError::new(column, "is not a map")),
-            Repr::Unreadable => Err(CellError::new(column, "holds an unreadable value")),
-        }
+        let pairs = match repr {
+            Repr::Map(pairs) => &pairs[..],
+            Repr::Set(atoms) if atoms.is_empty() => &[],
+            Repr::Set(_) => return Err(CellError::new(column, "is not a map")),
+            Repr::Unreadable => return Err(CellError::new(column, "holds an unreadable value")),
+        };
+        Ok(Pairs { pairs, kept })
     }
 
     /// A map of strings.
     pub fn pairs(&self, column: &'static str) -> Result<Pairs<'_>, CellError> {
-        let (pairs, kept) = self.map(column)?;
-        let strings = pairs
+        let map = self.map(column)?;
+        let strings = map
+            .pairs
             .iter()
             .all(|pair| matches!(pair, (Atom::String(_), Atom::String(_))));
         if strings {
-            Ok(Pairs { pairs, kept })
+            Ok(map)
         } else {
             Err(CellError::new(column, "holds something else than strings"))
         }

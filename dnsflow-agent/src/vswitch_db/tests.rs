@@ -20,7 +20,7 @@ fn of_anybody(row: &Row) -> Conversion<Interface> {
 fn counted(ids: &[(&str, &str)]) -> [Option<String>; 2] {
     let mut replica = Replica::new(&DATABASE);
     let row = json!({RowId::new(1).to_string(): {"initial": {"external_ids": ["map", ids]}}});
-    replica.apply(json!({INTERFACE: row})).unwrap();
+    replica.apply_value(json!({INTERFACE: row})).unwrap();
     let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
     [Whose::Pods, Whose::Anybody].map(|whose| {
         let found = interface(row, whose).unwrap();
@@ -50,13 +50,13 @@ fn an_interface_is_a_pods_once_it_says_so() {
     let ids = |ids: &[(&str, &str)]| json!({"external_ids": ["map", ids]});
     let plugged = ids(&[("iface-id", "ns1_p1")]);
     replica
-        .apply(json!({INTERFACE: {&id: {"initial": plugged}}}))
+        .apply_value(json!({INTERFACE: {&id: {"initial": plugged}}}))
         .unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, of_pods), []);
     // The difference.
     let sandbox = ids(&[("sandbox", "0123")]);
     let changes = replica
-        .apply(json!({INTERFACE: {&id: {"modify": sandbox}}}))
+        .apply_value(json!({INTERFACE: {&id: {"modify": sandbox}}}))
         .unwrap();
     let changed = converter.changed(&replica, &changes, INTERFACE, of_pods);
     assert!(matches!(&changed[..], [(_, Some(_))]), "{changed:?}");
@@ -130,7 +130,7 @@ fn addresses_that_are_none_leave_the_row_out() {
     };
     let counters = Arc::<OvsdbCounters>::default();
     let mut converter = Converter::new(DATABASE.name, counters.clone());
-    replica.apply(rows("10.0.0.1/24,nonsense")).unwrap();
+    replica.apply_value(rows("10.0.0.1/24,nonsense")).unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, of_anybody), []);
     assert_eq!(
         counters
@@ -138,7 +138,7 @@ fn addresses_that_are_none_leave_the_row_out() {
             .load(std::sync::atomic::Ordering::Relaxed),
         1
     );
-    replica.apply(rows("")).unwrap();
+    replica.apply_value(rows("")).unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, of_anybody).len(), 1);
 }
 
@@ -156,7 +156,7 @@ fn only_ordinary_ports_count() {
         let mut replica = Replica::new(&DATABASE);
         let columns = json!({"external_ids": ["map", [["iface-id", "p"]]], "ofport": ofport});
         let row = json!({RowId::new(1).to_string(): {"initial": columns}});
-        replica.apply(json!({INTERFACE: row})).unwrap();
+        replica.apply_value(json!({INTERFACE: row})).unwrap();
         let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
         assert_eq!(
             of_anybody(row).unwrap().unwrap().ofport,
@@ -181,7 +181,7 @@ fn megaflows_are_kept_for_as_long_as_the_database_says_or_usual() {
         let mut replica = Replica::new(&DATABASE);
         let columns = json!({"other_config": ["map", config]});
         let row = json!({RowId::new(1).to_string(): {"initial": columns}});
-        replica.apply(json!({OPEN_VSWITCH: row})).unwrap();
+        replica.apply_value(json!({OPEN_VSWITCH: row})).unwrap();
         let row = replica.row(OPEN_VSWITCH, RowId::new(1)).unwrap();
         assert_eq!(
             megaflows_idle(row).unwrap(),

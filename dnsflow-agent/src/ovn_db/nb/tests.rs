@@ -86,7 +86,7 @@ fn rows_with_unusable_cells_are_left_out_and_counted_and_the_others_stay() {
         id(6): json!({"initial": {"external_ids": 7}}),
         id(7): row(json!([["k8s.ovn.org/name", "ns"], ["rule-index", "1"]])),
     }});
-    replica.apply(rows).unwrap();
+    replica.apply_value(rows).unwrap();
     let counters = Arc::<OvsdbCounters>::default();
     let update = whole(
         &replica,
@@ -104,7 +104,7 @@ fn only_rows_that_read_differently_are_told() {
     let id = RowId::parse("32cb9193-de93-4a3e-b594-9d441b70c27f").unwrap();
     let mut change = |columns: Value| {
         let changes = replica
-            .apply(json!({"ACL": {id.to_string(): {"modify": columns}}}))
+            .apply_value(json!({"ACL": {id.to_string(): {"modify": columns}}}))
             .unwrap();
         changed(&replica, &changes, &mut converter)
     };
@@ -193,7 +193,7 @@ fn addresses_of_load_balancers_come_with_ports_and_without() {
         id(2): row("Service_ns1/web_TCP_node_router_node1", json!([["198.51.100.8:80", ""]])),
         id(3): row("Service_ns1/web_TCP_cluster", json!([["web:80", ""]])),
     }});
-    replica.apply(rows).unwrap();
+    replica.apply_value(rows).unwrap();
     let counters = Arc::<OvsdbCounters>::default();
     let update = whole(
         &replica,

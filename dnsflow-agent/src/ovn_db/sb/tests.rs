@@ -155,7 +155,7 @@ fn rows_with_unusable_cells_are_left_out_and_counted() {
         },
     });
     let mut replica = Replica::new(&DATABASE);
-    replica.apply(rows).unwrap();
+    replica.apply_value(rows).unwrap();
     let (mut converter, counters) = converter();
     let update = whole(&replica, &mut converter);
     assert_eq!(counters.rows_skipped.load(Relaxed), 8);
@@ -187,7 +187,7 @@ fn the_addresses_of_nodes_are_those_of_their_tunnels() {
         id(2): {"initial": {"ip": "fd00::2"}},
         id(3): {"initial": {"ip": "node3"}},
     }});
-    replica.apply(rows).unwrap();
+    replica.apply_value(rows).unwrap();
     let (mut converter, counters) = converter();
     let update = whole(&replica, &mut converter);
     assert_eq!(counters.rows_skipped.load(Relaxed), 1);

@@ -50,12 +50,10 @@ fn described(replica: &Replica) -> Vec<Described> {
 fn differences_are_applied_and_the_old_row_is_told() {
     let mut replica = Replica::new(DATABASE);
     let id = RowId::parse(ID).unwrap();
-    let changes = replica
-        .apply(update(
+    let changes = replica.apply_value(update(
             "initial",
             json!({"name": "a", "ports": ["set", ["p", "q"]], "ids": ["map", [["k", "1"], ["l", "2"]]]}),
-        ))
-        .unwrap();
+        )).unwrap();
     assert_eq!(
         changes,
         [RowChange {
@@ -66,7 +64,7 @@ fn differences_are_applied_and_the_old_row_is_told() {
     );
     let before = replica.row("T", id).unwrap().clone();
     let changes = replica
-        .apply(update(
+        .apply_value(update(
             "modify",
             json!({
                 "name": "b",
@@ -92,7 +90,7 @@ fn differences_are_applied_and_the_old_row_is_told() {
             vec![("l".into(), "3".into()), ("m".into(), "4".into())]
         )]
     );
-    let changes = replica.apply(update("delete", Value::Null)).unwrap();
+    let changes = replica.apply_value(update("delete", Value::Null)).unwrap();
     assert!(changes[0].old.is_some());
     assert_eq!(replica.rows("T").count(), 0);
 }
@@ -100,9 +98,9 @@ fn differences_are_applied_and_the_old_row_is_told() {
 #[test]
 fn columns_that_were_left_out_can_be_modified() {
     let mut replica = Replica::new(DATABASE);
-    replica.apply(update("insert", json!({}))).unwrap();
+    replica.apply_value(update("insert", json!({}))).unwrap();
     let changes = json!({"name": "a", "ports": "p", "ids": ["map", [["k", "1"]]]});
-    replica.apply(update("modify", changes)).unwrap();
+    replica.apply_value(update("modify", changes)).unwrap();
     assert_eq!(
         described(&replica),
         [("a".into(), vec!["p".into()], vec![("k".into(), "1".into())])]
@@ -129,7 +127,7 @@ fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
         (json!({"T": {ID: {}}}), "table T: malformed update"),
         (json!([]), "table ?: malformed update"),
     ] {
-        let error = Replica::new(DATABASE).apply(updates).unwrap_err();
+        let error = Replica::new(DATABASE).apply_value(updates).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
 }
@@ -143,9 +141,9 @@ fn the_rows_of_a_table_are_limited() {
         json!({"T": {id: {"insert": {}}}})
     };
     for number in [1, 2, 2] {
-        replica.apply(insert(number)).unwrap();
+        replica.apply_value(insert(number)).unwrap();
     }
-    let error = replica.apply(insert(3)).unwrap_err();
+    let error = replica.apply_value(insert(3)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "table T has more than 2 rows of interest"
@@ -155,7 +153,7 @@ fn the_rows_of_a_table_are_limited() {
 #[test]
 fn deleting_a_row_that_was_never_of_interest_changes_nothing() {
     let mut replica = Replica::new(DATABASE);
-    let changes = replica.apply(update("delete", Value::Null)).unwrap();
+    let changes = replica.apply_value(update("delete", Value::Null)).unwrap();
     assert_eq!(changes.len(), 1);
     assert_eq!(changes[0].old, None);
 }
@@ -180,7 +178,7 @@ proptest! {
     ) {
         let mut replica = Replica::new(DATABASE);
         for (operation, column, value) in steps {
-            if replica.apply(update(&operation, json!({column: value}))).is_err() {
+            if replica.apply_value(update(&operation, json!({column: value}))).is_err() {
                 break;
             }
         }

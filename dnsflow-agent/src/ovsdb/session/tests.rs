@@ -275,7 +275,7 @@ fn messages_that_do_not_fit_end_the_session() {
         ),
         (
             json!({"method": "update2", "id": null}),
-            "a notification without parameters",
+            "an update2 without two parameters",
         ),
         (
             json!({"method": "monitor_canceled", "params": ["dnsflow"], "id": null}),
