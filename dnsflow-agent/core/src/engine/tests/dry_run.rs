@@ -72,19 +72,17 @@ fn the_annotation_closes_what_is_open_and_back() {
 fn flows_of_an_earlier_run_are_taken_out() {
     let mut node = Node::with(&RULES());
     node.answer("p1", "example.com", &[ADDRESS], 600);
-    let (saved, switch) = (node.engine.snapshot(node.now), node.switch.clone());
-    assert!(!switch.is_empty());
-    let mut next = Node::bare();
-    next.engine = Engine::new(Config {
+    let saved = node.engine.snapshot(node.now);
+    assert!(!node.switch.is_empty());
+    let config = Config {
         dry_run: true,
         ..Config::default()
-    });
-    next.now = node.now;
-    next.switch = switch;
-    next.engine.load_snapshot(saved);
-    let mut next = next.start(&RULES());
-    next.pass(2 * COMPARE_INTERVAL);
-    assert!(next.switch.is_empty());
+    };
+    let mut after = restart::after_restart_with(&mut node, &saved, &RULES(), config);
+    after.pass(2 * COMPARE_INTERVAL);
+    // The name is known, and its flow is not wanted.
+    assert_eq!(after.engine.view().addresses("ns1_p1").len(), 1);
+    assert!(after.switch.is_empty());
 }
 
 #[test]
