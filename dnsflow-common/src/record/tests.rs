@@ -77,3 +77,24 @@ fn an_answer_that_is_kept_ends_where_it_was_captured() {
     deferred.header.captured_len = DEFERRED_FRAME_MAX as u32 + 1;
     assert_eq!(deferred.record(), None);
 }
+
+#[test]
+fn what_is_told_aside_is_an_attempt_or_an_answer() {
+    let key = [7; size_of::<AttemptKey>()];
+    let attempt = record(|header| header.kind = KIND_ATTEMPT, &key);
+    let Some(Aside::Attempt(read)) = Aside::parse(&attempt) else {
+        panic!("an attempt");
+    };
+    assert_eq!(read.key.as_bytes(), key);
+    let answer = record(|_| (), &key);
+    assert!(matches!(Aside::parse(&answer), Some(Aside::Answer(_))));
+    for kind in [KIND_HELD, KIND_SENT] {
+        let other = record(|header| header.kind = kind, &key);
+        assert_eq!(Aside::parse(&other), None, "{kind}");
+    }
+    for len in 0..attempt.len() {
+        assert_eq!(Aside::parse(&attempt[..len]), None, "cut to {len}");
+    }
+    // The hot thread takes none of them.
+    assert_eq!(Record::parse(&attempt), None);
+}

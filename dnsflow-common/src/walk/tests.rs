@@ -532,3 +532,42 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_may_begin_a_connection_is_found() {
+    for (v6, tags) in [(false, Vec::new()), (true, Vec::from([5]))] {
+        let udp = Parts {
+            v6,
+            tags: tags.clone(),
+            ..Parts::answer()
+        };
+        let tcp = Parts {
+            tcp: true,
+            ..udp.clone()
+        };
+        let (mut udp, mut tcp) = (udp.build(), tcp.build());
+        let l4 = match walk(&udp) {
+            Ok(Packet::UdpAnswer(found)) => found.l4 as usize,
+            other => panic!("{other:?}"),
+        };
+        let found = |frame: &Vec<u8>| match from_pod(&frame.as_slice(), &Ports::DNS) {
+            Ok(Sent::Attempt(found)) => Ok((found.protocol, found.dst_port)),
+            Ok(other) => panic!("{other:?}"),
+            Err(reason) => Err(reason),
+        };
+        let mut source = |port: u16| {
+            udp[l4..][..2].copy_from_slice(&port.to_be_bytes());
+            found(&udp)
+        };
+        assert_eq!(source(CLIENT_PORT_MIN), Ok((PROTOCOL_UDP, 40_000)));
+        assert_eq!(source(CLIENT_PORT_MIN - 1), Err(Reason::OtherPort));
+        let mut flags = |flags| {
+            tcp[l4 + 13] = flags;
+            found(&tcp)
+        };
+        assert_eq!(flags(TCP_SYN), Ok((PROTOCOL_TCP, 40_000)));
+        for other in [TCP_SYN | TCP_ACK, TCP_ACK, TCP_RST, 0] {
+            assert_eq!(flags(other), Err(Reason::OtherPort), "{other:#x}");
+        }
+    }
+}
