@@ -54,6 +54,9 @@ pub const KIND_ATTEMPT: u16 = 4;
 
 /// The size of the ring buffer `ASIDE`, in bytes.
 pub const ASIDE_BYTES: u32 = 512 << 10;
+/// An attempt wakes the agent. Answers in `ASIDE` wait for the next attempt, or until there are more bytes
+/// than this.
+pub const ASIDE_UNREAD_MAX: u32 = ASIDE_BYTES / 4;
 /// How often the agent is told of an interface's attempts, in nanoseconds: 32 times a second …
 pub const ATTEMPT_INTERVAL_NS: u64 = 1_000_000_000 / 32;
 /// … and how many times at once.

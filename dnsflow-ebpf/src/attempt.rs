@@ -1,7 +1,7 @@
 //! Where pods behind an EgressFirewall begin connections to: the agent is told, and says which of them are
 //! denied. Nothing waits for that.
 
-use aya_ebpf::helpers::generated::bpf_ringbuf_output;
+use aya_ebpf::{bindings::BPF_RB_FORCE_WAKEUP, helpers::generated::bpf_ringbuf_output};
 use dnsflow_common::{
     Reason,
     key::AttemptKey,
@@ -59,7 +59,8 @@ pub fn tell(frame: &Frame<'_>, found: &Found, protocol: u8) -> Result<Reason, Re
             (&raw const ASIDE).cast_mut().cast(),
             (&raw const record).cast_mut().cast(),
             size_of::<Attempt>() as u64,
-            0,
+            // Answers may wait in front of it.
+            BPF_RB_FORCE_WAKEUP.into(),
         )
     };
     if error != 0 {

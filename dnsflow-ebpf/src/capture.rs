@@ -3,14 +3,18 @@
 
 use aya_ebpf::{
     EbpfContext as _,
+    bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     helpers::generated::{
-        bpf_ktime_get_ns, bpf_map_push_elem, bpf_ringbuf_output, bpf_skb_load_bytes,
+        bpf_ktime_get_ns, bpf_map_push_elem, bpf_ringbuf_output, bpf_ringbuf_query,
+        bpf_skb_load_bytes,
     },
 };
 use aya_log_ebpf::warn;
 use dnsflow_common::{
     Reason, bound,
-    record::{DEFERRED_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader},
+    record::{
+        ASIDE_UNREAD_MAX, DEFERRED_FRAME_MAX, KIND_ANSWER, KIND_HELD, MAX_CAPTURE, RecordHeader,
+    },
     walk::Reader as _,
 };
 
@@ -56,8 +60,8 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
 }
 
 /// Defers an answer that no rule mentions. An answer that is too long, or of a pod that has used up its
-/// share, is left out. Of a pod behind an EgressFirewall, a copy goes to the agent at once: the agent takes
-/// the names of the pod's attempts from it.
+/// share, is left out. Of a pod behind an EgressFirewall, a copy goes into the ring buffer of attempts: the
+/// agent takes the names of the pod's attempts from it.
 #[inline(always)]
 pub fn defer(frame: &Frame<'_>) {
     let len = frame.len();
@@ -77,9 +81,15 @@ pub fn defer(frame: &Frame<'_>) {
             let len = size_of::<RecordHeader>() as u64
                 + u64::from(bound::length::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(len));
             // Without room, an attempt has no name, or an older one.
-            // SAFETY: the record is as long.
+            // SAFETY: the scratch space is at least `len` bytes long.
             unsafe {
-                bpf_ringbuf_output((&raw const ASIDE).cast_mut().cast(), scratch.cast(), len, 0);
+                let ring = (&raw const ASIDE).cast_mut().cast();
+                let unread = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA.into());
+                let wake = match unread > ASIDE_UNREAD_MAX.into() {
+                    true => BPF_RB_FORCE_WAKEUP,
+                    false => BPF_RB_NO_WAKEUP,
+                };
+                bpf_ringbuf_output(ring, scratch.cast(), len, wake.into());
             }
         }
     }

@@ -167,15 +167,23 @@ impl<'a> Stage<'a> {
         result
     }
 
-    /// An agent in this mode, ready and warm.
+    /// An agent in this mode, ready and warm, that logs what it opens.
     pub(crate) fn agent(&self, mode: Mode, arguments: &[&str]) -> Result<Agent> {
+        self.agent_with_log(mode, arguments, "info,dnsflow_agent::agent=debug")
+    }
+
+    /// The same with the log of an installation: nothing is logged of an address that is opened.
+    pub(crate) fn installed_agent(&self, mode: Mode) -> Result<Agent> {
+        self.agent_with_log(mode, &[], "info")
+    }
+
+    fn agent_with_log(&self, mode: Mode, arguments: &[&str], log: &str) -> Result<Agent> {
         let mode = match mode {
             Mode::Hold => "--hold=true",
             Mode::Observe => "--hold=false",
         };
         let mut command = self.lab.agent_command(&agent::binary()?)?;
-        // What is told to people by default, and the counters at the end.
-        command.env("RUST_LOG", "info,dnsflow_agent::agent=debug");
+        command.env("RUST_LOG", log);
         command.arg(mode).args(arguments);
         let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
         let mut asker = Asker::new(self.lab, RULED)?;

@@ -57,7 +57,7 @@ fn cost(stage: &Stage<'_>, agent: &Agent, name: fn(u32) -> String) -> Result<Cos
 /// The row `cpu_us_per_match`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let _counted = enable_stats(Stats::RunTime).context("cannot count the programs' time")?;
-    let agent = stage.agent(Mode::Hold, &[])?;
+    let agent = stage.installed_agent(Mode::Hold)?;
     let matched = cost(stage, &agent, matching)?;
     let other = cost(stage, &agent, unrelated)?;
     ensure!(agent.terminate()?.success(), "the agent has failed");

@@ -1,22 +1,24 @@
 //! Of which connections the agent is told, and of which it is not.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, pin::pin, time::Duration};
 
 use dnsflow_agent::capture::{Aside, Drained, INGRESS, LeftOut, Options, Told};
 use dnsflow_common::{
     Reason,
-    record::{ATTEMPT_AGAIN_NS, ATTEMPT_BURST},
+    record::{ASIDE_UNREAD_MAX, ATTEMPT_AGAIN_NS, ATTEMPT_BURST, RecordHeader},
     walk::{CLIENT_PORT_MIN, TCP_ACK, TCP_SYN},
 };
 use dnsflow_core::{attempts::Attempt, flow::Protocol};
 use dnsflow_tests::frames::{Fragment, Frame, Transport};
+use futures::poll;
+use tokio::time::timeout;
 
 use crate::{
     Loaded, load,
     netns::ifindex,
     test_run::{answer, query_of},
     trust::age,
-    with_veth,
+    unshared, with_veth,
 };
 
 /// What the pod sends to begin a connection to port 443.
@@ -173,6 +175,57 @@ fn an_answer_that_no_rule_mentions_is_told_of_where_attempts_are() {
         let (attempts, answers) = told(&mut program.capture.aside);
         assert_eq!((attempts.len(), answers), (expected, expected));
     }
+}
+
+#[test]
+fn an_answer_waits_for_the_next_attempt_or_for_many_others() {
+    let (Some(mut program), Some(mut other)) = (load(&unshared()), watched()) else {
+        return;
+    };
+    program.capture.watched.set(1, true);
+    program.filter(1, &["example.org"]);
+    // Its ring buffer is watched while it runs.
+    std::mem::swap(&mut program.capture.aside, &mut other.capture.aside);
+    let Loaded {
+        capture, runtime, ..
+    } = &mut other;
+    let bytes = answer().build();
+    let hear = |program: &mut Loaded| {
+        program.ask(&query_of(&answer()).build());
+        assert_eq!(program.run_once(&bytes).0, Reason::NoRule);
+    };
+    let soon = Duration::from_millis(50);
+    let late = Duration::from_secs(5);
+    // The kernel puts eight bytes in front of each record (Linux kernel/bpf/ringbuf.c).
+    let record = (8 + size_of::<RecordHeader>() + bytes.len()).next_multiple_of(8);
+    let unread_max = ASIDE_UNREAD_MAX as usize / record;
+    runtime.block_on(async {
+        let mut readable = pin!(capture.aside.readable());
+        assert!(poll!(&mut readable).is_pending());
+        for _ in 0..unread_max {
+            hear(&mut program);
+        }
+        let woken = timeout(soon, &mut readable).await;
+        assert!(woken.is_err(), "answers have woken the agent");
+        // The kernel looks at what is unread before it adds a record.
+        hear(&mut program);
+        hear(&mut program);
+        let woken = timeout(late, readable).await.expect("many answers");
+        woken.expect("the runtime runs");
+    });
+    let (attempts, answers) = told(&mut capture.aside);
+    assert_eq!((attempts.len(), answers), (0, unread_max + 2));
+    runtime.block_on(async {
+        let mut readable = pin!(capture.aside.readable());
+        assert!(poll!(&mut readable).is_pending());
+        hear(&mut program);
+        assert!(timeout(soon, &mut readable).await.is_err());
+        assert_eq!(program.ask(&syn().build()), Reason::Attempt);
+        let woken = timeout(late, readable).await.expect("an attempt");
+        woken.expect("the runtime runs");
+    });
+    let (attempts, answers) = told(&mut capture.aside);
+    assert_eq!((attempts.len(), answers), (1, 1));
 }
 
 #[test]
