@@ -715,29 +715,30 @@ impl Hot {
         self.engine.handle(input, now());
     }
 
-    /// Carries out the engine's commands; what comes of them at once goes back into it.
+    /// Carries out the engine's commands; what comes of them at once goes back into it. What there is to
+    /// tell people comes last: pods wait for the commands.
     fn carry_out(&mut self) {
         loop {
             self.engine.end_turn(now());
-            for report in self.engine.take_reports() {
-                match &report {
-                    Report::Ready { .. } => self.health.synced(),
-                    Report::Opened { activation, .. } => self.observed.opened(*activation),
-                    Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
-                    _ => {}
-                }
-                self.reporter.tell(&report);
-                tell(&report);
-                self.journal.note(report);
-            }
             let commands = self.engine.take_commands();
             if commands.is_empty() {
-                return;
+                break;
             }
             for command in commands {
                 self.command(command);
             }
             self.openflow.flush();
+        }
+        for report in self.engine.take_reports() {
+            match &report {
+                Report::Ready { .. } => self.health.synced(),
+                Report::Opened { activation, .. } => self.observed.opened(*activation),
+                Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
+                _ => {}
+            }
+            self.reporter.tell(&report);
+            tell(&report);
+            self.journal.note(report);
         }
     }
 
