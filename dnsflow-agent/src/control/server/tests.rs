@@ -3,11 +3,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use dnsflow_core::{
     Timestamp,
     engine::{Config, Engine},
+    recording::{self, RecordingId},
     report::Report,
 };
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
-
-use dnsflow_core::recording;
 
 use super::*;
 use crate::{
@@ -27,6 +26,7 @@ struct Running {
     directory: PathBuf,
     tasks: Vec<JoinHandle<()>>,
     journal: Arc<Journal>,
+    inquiries: Inquiries,
 }
 
 impl Running {
@@ -46,7 +46,7 @@ impl Running {
         );
         let (inputs, given) = mpsc::channel(16);
         let server = Server::new(
-            inquiries,
+            inquiries.clone(),
             inputs,
             Arc::clone(&journal),
             metrics.into(),
@@ -63,11 +63,19 @@ impl Running {
             directory,
             tasks,
             journal,
+            inquiries,
         }
     }
 
     fn socket(&self) -> PathBuf {
         self.directory.join("dnsflow.sock")
+    }
+
+    /// Whether the recording with this number goes on.
+    async fn is_recorded(&self, number: u64) -> bool {
+        let id = RecordingId(number);
+        let asked = move |engine: &Engine, _| engine.view().recorded(id, 0, 0).is_some();
+        self.inquiries.ask(asked).await.expect("the engine answers")
     }
 }
 
@@ -195,18 +203,19 @@ async fn a_recording_ends_with_its_client_and_there_are_only_so_many() {
         let mut all = futures::future::join_all(waiting);
         let parameters = wanted("1");
         let more = async {
-            loop {
-                let more = client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(()));
-                if let Err(AskError::Refused(text)) = more.await {
-                    return text;
+            for number in 0..recording::RECORDINGS_MAX as u64 {
+                while !running.is_recorded(number).await {
+                    sleep(Duration::from_millis(1)).await;
                 }
             }
+            client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(())).await
         };
         let refused = tokio::select! {
             ended = &mut all => panic!("{ended:?}"),
             refused = more => refused,
         };
-        assert_eq!(refused, "4 recordings go on already");
+        let refused = refused.expect_err("there is no room").to_string();
+        assert_eq!(refused, "the agent says: 4 recordings go on already");
     }
     // The clients have gone.
     let mut lines = Vec::new();
