@@ -6,7 +6,10 @@
 use dnsflow_common::{
     key::{FragmentKey, PENDING_PER_INTERFACE, Query, ResolverKey, SourceKey},
     question::{Buffer, NameHash, Names, question},
-    walk::{DNS_LEN, IpHeader, Packet, Ports, Reader, Segment, Sent, from_pod, from_server},
+    walk::{
+        DNS_LEN, IpHeader, Packet, Ports, Reader, Segment, Sent, ServerPorts as _, from_pod,
+        from_server,
+    },
 };
 use libfuzzer_sys::fuzz_target;
 
