@@ -424,8 +424,7 @@ impl Access<'_> {
             return;
         };
         let sets = self.policy.sets(&port.row);
-        let facts = self.policy.facts(port_id, &port.row, &sets);
-        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
+        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let before = batch.len();
         for address in self.cache.addresses(port_id) {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
@@ -434,8 +433,8 @@ impl Access<'_> {
             deny_names(entry, &sets);
             let planner = &mut self.plans.planner;
             let plan = facts.map(|facts| plan(planner, facts, address, entry));
-            let plan = plan.filter(|_| !is_dry_run).unwrap_or_default();
             let before = batch.len();
+            let plan = plan.unwrap_or_default();
             self.cache.enforce(port_id, address, plan, batch, now);
             if batch.adds_since(before) {
                 batch.is_for(&port.row, address);
@@ -461,12 +460,11 @@ impl Access<'_> {
             return;
         };
         let sets = self.policy.sets(&port.row);
-        let facts = self.policy.facts(port_id, &port.row, &sets);
-        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
+        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         deny_names(entry, &sets);
         let planner = &mut self.plans.planner;
         let plan = facts.map(|facts| plan(planner, facts, address, entry));
-        let plan = plan.filter(|_| !is_dry_run).unwrap_or_default();
+        let plan = plan.unwrap_or_default();
         self.cache.enforce(port_id, address, plan, batch, now);
     }
 
@@ -477,7 +475,7 @@ impl Access<'_> {
                 continue;
             };
             let sets = self.policy.sets(&port.row);
-            let facts = self.policy.facts(port_id, &port.row, &sets);
+            let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
             let planner = &mut self.plans.planner;
             let plan_of = |name: &DomainName| Some(planner.for_names(facts?, address, [name]));
             self.cache.decide(port_id, address, plan_of, batch, now);

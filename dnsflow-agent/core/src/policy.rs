@@ -634,6 +634,17 @@ impl Policy {
         })
     }
 
+    /// The same for flows that are installed: `None` in a dry run as well, which installs none.
+    pub(crate) fn facts_to_install<'a>(
+        &'a self,
+        port: PortId,
+        row: &'a Interface,
+        sets: &'a [&'a RuleSet],
+    ) -> Option<PortFacts<'a>> {
+        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
+        self.facts(port, row, sets).filter(|_| !is_dry_run)
+    }
+
     // Where OVN's pipeline is in the switch.
 
     /// The OpenFlow table that templates count from.
