@@ -63,7 +63,7 @@ use crate::{
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
-use denials::{DenialCounts, Listeners};
+use denials::{Connections, DenialCounts, Listeners};
 use reports::tell;
 
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
@@ -215,6 +215,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
             journal: Arc::clone(&journal),
             events: options.denied_events.then(|| reporter.clone()),
             counts: denial_counts.clone(),
+            connections: Connections::new(),
         },
     };
     let packets = Arc::clone(&counters);
@@ -432,6 +433,7 @@ async fn edges(
         attempts,
         listeners,
     } = denials;
+    let connections = listeners.connections.clone();
     let watch = denials::watch(aside, attempts, inquiries.clone(), listeners);
     edge("denied connections", Box::pin(watch));
     let control = Server::new(
@@ -439,6 +441,7 @@ async fn edges(
         control_inputs,
         journal,
         Arc::clone(&metrics),
+        connections,
         log,
     )
     .serve(options.control_socket.path);

@@ -8,10 +8,12 @@
 
 pub mod client;
 pub mod commands;
+pub mod history;
 pub mod journal;
 pub mod learned;
 pub(crate) mod print;
 pub mod server;
+pub mod trial;
 
 use std::{
     collections::BTreeMap,

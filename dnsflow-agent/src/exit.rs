@@ -9,7 +9,7 @@ pub enum Exit {
     Done = 0,
     /// It could not do what it should.
     Failed = 1,
-    /// The answer is no: a connection is blocked, or the agent could not work.
+    /// The answer is no: a connection is blocked or would be, or the agent could not work.
     No = 3,
     /// The answer is not whole: a part of it is missing, and is named.
     Incomplete = 4,
@@ -21,7 +21,7 @@ Exit codes:
   0  done; where the command answers a question: yes
   1  the command could not do its work
   2  wrong command line
-  3  the answer is no: blocked (explain), something has failed (check)
+  3  the answer is no: blocked (explain), would be denied (try), something has failed (check)
   4  the answer is not whole: a part is missing, and is named";
 
 impl From<Exit> for ExitCode {

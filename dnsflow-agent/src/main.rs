@@ -61,6 +61,7 @@ fn run() -> anyhow::Result<Exit> {
         }
         Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
         Command::Learn(options) => Ok(commands::learn(&options, &mut io::stdout().lock())?),
+        Command::Try(options) => Ok(commands::try_firewalls(&options, &mut io::stdout().lock())?),
         Command::LogLevel(options) => {
             asked(commands::log_level(&options, &mut io::stdout().lock()))
         }

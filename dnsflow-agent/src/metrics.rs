@@ -481,12 +481,13 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
 }
 
 /// What is counted of denied connections.
-fn of_denials(counts: Counts) -> [Family; 2] {
+fn of_denials(counts: Counts) -> [Family; 3] {
     let Counts {
         by_rule,
         others,
         reports_left_out,
         not_judged,
+        places_forgotten,
     } = counts;
     let by_rule = by_rule.into_iter();
     let by_rule = by_rule.map(|((namespace, rule), count)| (namespace, rule.to_string(), count));
@@ -507,6 +508,11 @@ fn of_denials(counts: Counts) -> [Family; 2] {
                 ("not_judged", not_judged),
                 ("over_budget", reports_left_out),
             ],
+        ),
+        Family::counter(
+            "history_places_forgotten",
+            "Places where pods have connected to that were forgotten within an hour: there was no room.",
+            places_forgotten,
         ),
     ]
 }

@@ -22,7 +22,7 @@ use ipnet::IpNet;
 pub use asking::{
     CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
     LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
-    PodName,
+    PodName, TryOptions,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};
@@ -59,6 +59,8 @@ pub enum Command {
     Observe(ObserveOptions),
     /// Record what a namespace's pods ask for, and print an EgressFirewall that allows it
     Learn(LearnOptions),
+    /// Say what EgressFirewalls that are not applied would have done with the last hour's connections
+    Try(TryOptions),
     /// Show what the agent logs, or change it until the agent ends
     LogLevel(LogLevelOptions),
     /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options

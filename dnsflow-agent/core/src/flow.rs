@@ -13,6 +13,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 /// Marks a flow as dnsflow's: the upper half of every [`Cookie`] ("DNSF" in ASCII).
 ///
 /// OVN uses the first 32 bits of a UUID as cookie. The upper half of OVN's cookies is therefore
@@ -140,7 +142,8 @@ impl Addresses {
 }
 
 /// The transport protocols that an EgressFirewall rule can name.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// IP protocol 6.
     Tcp,

@@ -19,6 +19,7 @@ mod filter;
 pub mod firewall;
 pub mod flow;
 pub mod fragments;
+pub mod history;
 pub mod hold;
 pub mod input;
 pub mod limits;
@@ -45,6 +46,7 @@ pub mod tcp;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 pub mod time;
+pub mod trial;
 pub mod view;
 
 pub use input::{Command, Input};

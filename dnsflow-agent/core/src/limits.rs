@@ -227,6 +227,15 @@ pub const PLACES: usize = 16_384;
 pub const HEARD_NAMES_PER_ADDRESS_MAX: usize = 4;
 /// A place that a pod was not told of for this long has no name any more.
 pub const HEARD_TIME: Duration = Duration::from_secs(3600);
+/// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
+/// interface …
+pub const HISTORY_PER_INTERFACE: usize = 512;
+/// … and of all of them. With two names each, they take about ten megabytes.
+pub const HISTORY_CONNECTIONS: usize = 16_384;
+/// Names of one such place that are remembered, the newest ones.
+pub const HISTORY_NAMES_PER_CONNECTION_MAX: usize = 8;
+/// Such a place is remembered for this long after the last attempt.
+pub const HISTORY_TIME: Duration = Duration::from_secs(3600);
 /// A denied connection to one place is reported once in this time.
 pub const DENIAL_REPORT_AGAIN: Duration = Duration::from_secs(60);
 /// Denied connections of one pod are reported this often …

@@ -66,6 +66,8 @@ pub(crate) struct Policy {
     profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
+    /// By namespace, when the rules of its EgressFirewall came.
+    came_at: BTreeMap<String, Timestamp>,
     /// Whether EgressFirewalls were read.
     firewalls_read: bool,
     /// By namespace, the names that an EgressFirewall mentions which OVN enforces or may enforce,
@@ -99,6 +101,7 @@ impl Policy {
             profile,
             ovn: OvnView::default(),
             firewalls: BTreeMap::new(),
+            came_at: BTreeMap::new(),
             firewalls_read: false,
             names: BTreeMap::new(),
             unfollowed: BTreeMap::new(),
@@ -192,6 +195,7 @@ impl Policy {
                 let keep = kept.contains(id);
                 if !keep {
                     self.unfollowed.remove(&id.namespace);
+                    self.came_at.remove(&id.namespace);
                     namespaces.insert(id.namespace.clone());
                 }
                 keep
@@ -201,13 +205,17 @@ impl Policy {
             namespaces.insert(id.namespace.clone());
             let Some(firewall) = firewall else {
                 self.unfollowed.remove(&id.namespace);
+                self.came_at.remove(&id.namespace);
                 self.firewalls.remove(&id);
                 continue;
             };
             let namespace = id.namespace.clone();
             match self.firewalls.insert(id, firewall.clone()) {
                 Some(before) if before.is_like(&firewall) => {}
-                before => self.expect_takeover(namespace, before, now),
+                before => {
+                    self.came_at.insert(namespace.clone(), now);
+                    self.expect_takeover(namespace, before, now);
+                }
             }
         }
         namespaces
@@ -272,6 +280,11 @@ impl Policy {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
         })
+    }
+
+    /// When the rules of a namespace's EgressFirewall came.
+    pub(crate) fn came_at(&self, namespace: &str) -> Option<Timestamp> {
+        self.came_at.get(namespace).copied()
     }
 
     /// Whether the flows of a namespace's rules are planned, and not installed: by the option, or by the

@@ -92,6 +92,11 @@ impl<K: Clone + Eq + Hash + OfInterface, V> Recent<K, V> {
         self.bytes
     }
 
+    /// All entries, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().map(|(key, entry)| (key, &entry.value))
+    }
+
     /// The entry of this key; it keeps its place in the order.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         Some(&mut self.entries.get_mut(key)?.value)

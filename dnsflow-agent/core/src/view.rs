@@ -124,6 +124,19 @@ pub struct FirewallView {
     pub problems: Vec<ProblemView>,
 }
 
+/// Some rules of a namespace's EgressFirewall, with what holds for all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RulesView {
+    /// Rules from the one on that was asked for, as [`Firewall`] has them.
+    pub part: Firewall,
+    /// How many rules the EgressFirewall has.
+    pub count: usize,
+    /// When the rules came.
+    pub came_at: Timestamp,
+    /// Whether OVN still enforces the EgressFirewall before this one.
+    pub enforces_former: bool,
+}
+
 /// A problem of a rule.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ProblemView {
@@ -288,6 +301,36 @@ impl View<'_> {
         totals
     }
 
+    /// Whether a name without a wildcard stands for its sub-domains as well, where the EgressFirewall does
+    /// not say.
+    pub fn subdomains(&self) -> bool {
+        self.policy.subdomains()
+    }
+
+    /// At most `count` rules of a namespace's EgressFirewall from this one on. `None`: there is no such
+    /// EgressFirewall.
+    pub fn rules(&self, namespace: &str, from: usize, count: usize) -> Option<RulesView> {
+        let firewall = self.policy.present(namespace)?;
+        let Firewall {
+            rules,
+            subdomains,
+            dry_run,
+            refusal,
+        } = firewall;
+        let part = rules.iter().skip(from).take(count);
+        Some(RulesView {
+            part: Firewall {
+                rules: part.cloned().collect(),
+                subdomains: *subdomains,
+                dry_run: *dry_run,
+                refusal: refusal.clone(),
+            },
+            count: rules.len(),
+            came_at: self.policy.came_at(namespace).unwrap_or_default(),
+            enforces_former: self.policy.enforces_former(namespace),
+        })
+    }
+
     /// The logical ports of this node.
     pub fn ports(&self) -> Vec<String> {
         let ports = self.ports.iter();
@@ -428,8 +471,13 @@ impl View<'_> {
 
 /// An attempt as `dnsflow explain` takes it: `203.0.113.7:443`, `[2001:db8::1]:53/udp`.
 pub fn target_text(attempt: &Attempt) -> String {
-    let at = SocketAddr::new(attempt.address, attempt.port);
-    match attempt.protocol {
+    target_text_of(attempt.address, attempt.protocol, attempt.port)
+}
+
+/// The same, of its parts.
+pub fn target_text_of(address: IpAddr, protocol: Protocol, port: u16) -> String {
+    let at = SocketAddr::new(address, port);
+    match protocol {
         Protocol::Tcp => at.to_string(),
         Protocol::Udp => format!("{at}/udp"),
         Protocol::Sctp => format!("{at}/sctp"),

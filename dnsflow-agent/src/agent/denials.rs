@@ -1,4 +1,4 @@
-//! Names the denied connections of the pods, on the thread of the slow edges.
+//! Names the denied connections of the pods, and remembers all, on the thread of the slow edges.
 //!
 //! The kernel tells of attempts to connect somewhere, and of answers that no rule mentions. The hot thread
 //! is asked what becomes of a few attempts at a time; all else is done here. Nothing waits for it.
@@ -11,6 +11,7 @@ use std::{
 
 use dnsflow_core::{
     attempts::Attempts,
+    history::{ConnectionView, History, Place, Tried},
     report::{Denied, Report},
     view::Judged,
 };
@@ -50,6 +51,8 @@ pub struct Counts {
     pub reports_left_out: u64,
     /// Attempts that nobody has judged: the hot thread did not answer.
     pub not_judged: u64,
+    /// Places that the history has forgotten within their hour: there was no room.
+    pub places_forgotten: u64,
 }
 
 impl Counts {
@@ -76,16 +79,59 @@ impl DenialCounts {
     }
 }
 
-/// Where denied connections are told.
+/// The connections of the last hour, for the thread that sees them and for those that ask.
+#[derive(Clone, Debug)]
+pub struct Connections(Arc<Mutex<History>>);
+
+impl Connections {
+    /// None is known yet.
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(History::new(now()))))
+    }
+
+    /// The places where the pods of a namespace have connected to, or those of all namespaces.
+    pub fn places(&self, namespace: Option<&str>) -> Vec<Place> {
+        self.lock().places(namespace, now())
+    }
+
+    /// What was seen of some places.
+    pub fn of(&self, places: &[Place]) -> Vec<ConnectionView> {
+        self.lock().connections(places, now())
+    }
+
+    /// The time that is known of, and how many places were forgotten within it.
+    pub fn extent(&self) -> (Duration, u64) {
+        let history = self.lock();
+        (history.known_for(now()), history.forgotten())
+    }
+
+    /// Remembers an attempt.
+    pub(crate) fn note(&self, tried: Tried) {
+        self.lock().note(tried, now());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, History> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where connections are told.
 #[derive(Debug)]
 pub(super) struct Listeners {
     pub(super) journal: Arc<Journal>,
     /// Kubernetes Events, where they are wanted.
     pub(super) events: Option<Reporter>,
     pub(super) counts: DenialCounts,
+    pub(super) connections: Connections,
 }
 
-/// Tells of denied connections, as long as the hot thread is there.
+/// Tells of denied connections, and remembers all, as long as the hot thread is there.
 pub(super) async fn watch(
     mut aside: Aside,
     mut attempts: Attempts,
@@ -115,17 +161,23 @@ pub(super) async fn watch(
                 judged.collect::<Vec<_>>()
             });
             match judged.await {
-                Some(judged) => {
-                    let denied = judged.into_iter().filter_map(|one| match one {
-                        Judged::Denied(denied) => Some(denied),
-                        Judged::Allowed | Judged::NotJudged => None,
-                    });
-                    denied.for_each(|denied| listeners.hear(denied, &mut attempts));
-                }
+                Some(judged) => judged.into_iter().for_each(|one| match one {
+                    Judged::Denied(tried, denied) => {
+                        listeners.connections.note(*tried);
+                        listeners.hear(denied, &mut attempts);
+                    }
+                    Judged::Allowed(tried) => listeners.connections.note(*tried),
+                    Judged::NotJudged => {}
+                }),
                 None => listeners.counts.lock().not_judged += count as u64,
             }
         }
-        listeners.counts.lock().reports_left_out = attempts.left_out();
+        let (_, forgotten) = listeners.connections.extent();
+        {
+            let mut counts = listeners.counts.lock();
+            counts.reports_left_out = attempts.left_out();
+            counts.places_forgotten = forgotten;
+        }
         attempts.forget_old(now());
     }
 }

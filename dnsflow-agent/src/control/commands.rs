@@ -12,16 +12,19 @@ use tokio::runtime;
 use super::{
     Status,
     client::{self, AskError},
+    history::{Known, PresentFirewall},
     journal::Event,
     learned::{Learned, Line},
     print::{self, CacheRow, FlowRow, Row},
+    trial::{Change, Trialled},
 };
 use crate::{
     exit::Exit,
     logging::Levels,
+    manifests::Files,
     options::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
-        LogLevelOptions, ObserveOptions, OutputFormat,
+        LogLevelOptions, ObserveOptions, OutputFormat, TryOptions,
     },
     output::{write_json, write_json_line, write_yaml},
 };
@@ -38,6 +41,9 @@ pub enum CommandError {
     /// The answer cannot be written.
     #[error("cannot write the answer")]
     Output(#[from] io::Error),
+    /// The manifests say nothing.
+    #[error("cannot read the manifests: {0}")]
+    Manifests(String),
     /// The namespace has no pods here.
     #[error(
         "no pod of {namespace} has an interface on this node: ask the agent of a node with one"
@@ -145,6 +151,41 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
     } else {
         Exit::Incomplete
     })
+}
+
+/// `dnsflow try`: whether all that is allowed would stay allowed.
+pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+    let TryOptions { file, control } = options;
+    let Files { firewalls, reasons } = Files::read(file).map_err(CommandError::Manifests)?;
+    for reason in &reasons {
+        eprintln!("{reason}");
+    }
+    if firewalls.is_empty() {
+        return Err(CommandError::Manifests(
+            "no EgressFirewall in it".to_owned(),
+        ));
+    }
+    let socket = &control.socket.path;
+    let mut exit = Exit::Done;
+    for (id, firewall, problems) in firewalls {
+        let namespace = [("namespace", id.namespace.clone())];
+        let (present, known) = block_on(async {
+            let present: PresentFirewall = client::get(socket, "/v1/firewall", &namespace).await?;
+            Ok((present, Known::ask(socket, Some(&id.namespace)).await?))
+        })?;
+        let trialled = Trialled::new(&id, &firewall, &present, &known, problems);
+        match control.output.format {
+            OutputFormat::Table => print::trialled(&trialled, output),
+            OutputFormat::Json => write_json_line(&trialled, output),
+            OutputFormat::Yaml => write_yaml(&trialled, output),
+        }?;
+        if trialled.count(Change::WouldDeny) > 0 {
+            exit = Exit::No;
+        } else if trialled.is_unwatched() && exit == Exit::Done {
+            exit = Exit::Incomplete;
+        }
+    }
+    Ok(exit)
 }
 
 /// `dnsflow log-level`.

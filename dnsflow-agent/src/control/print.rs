@@ -9,7 +9,11 @@ use dnsflow_core::view::{
 use serde::{Deserialize, Serialize};
 use tabwriter::TabWriter;
 
-use super::{Status, journal::Event};
+use super::{
+    Status,
+    journal::Event,
+    trial::{Change, Changed, Trialled},
+};
 use crate::logging::Levels;
 
 /// A row of a table.
@@ -278,6 +282,90 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
                 firewall.namespace, problem.rule, problem.severity, problem.text
             )?;
         }
+    }
+    Ok(())
+}
+
+/// A connection for which a tried EgressFirewall changes something.
+struct ChangedRow<'a> {
+    namespace: &'a str,
+    changed: &'a Changed,
+}
+
+impl Row for ChangedRow<'_> {
+    fn heads() -> Vec<&'static str> {
+        vec![
+            "CHANGE",
+            "POD",
+            "DESTINATION",
+            "NAMES",
+            "NOW",
+            "THEN",
+            "LAST",
+        ]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self { namespace, changed } = self;
+        vec![
+            changed.change.text().to_owned(),
+            pod(namespace, &changed.pod),
+            changed.target.clone(),
+            match changed.names[..] {
+                [] => "-".to_owned(),
+                _ => changed.names.join(","),
+            },
+            changed.now.text.clone(),
+            changed.then.text.clone(),
+            format!("{} ago", seconds(changed.last_s)),
+        ]
+    }
+}
+
+/// `dnsflow try`.
+pub(crate) fn trialled(trialled: &Trialled, output: &mut impl Write) -> io::Result<()> {
+    let Trialled {
+        namespace,
+        rules_now,
+        rules_then,
+        known_s,
+        changed,
+        stay_allowed,
+        stay_denied,
+        problems,
+        notes,
+    } = trialled;
+    let now = match rules_now {
+        Some(count) => format!("{count} rules now"),
+        None => "no EgressFirewall now".to_owned(),
+    };
+    writeln!(
+        output,
+        "namespace {namespace}: {now}, {rules_then} rules then; connections of the last {}, on this node",
+        seconds(*known_s)
+    )?;
+    for (head, count) in [
+        ("would deny", trialled.count(Change::WouldDeny)),
+        ("would allow", trialled.count(Change::WouldAllow)),
+        ("not known", trialled.count(Change::NotKnown)),
+        ("stay allowed", *stay_allowed),
+        ("stay denied", *stay_denied),
+    ] {
+        writeln!(output, "{head:<13} {count}")?;
+    }
+    if !changed.is_empty() {
+        writeln!(output)?;
+        let mut table = table::<ChangedRow<'_>>(&mut *output)?;
+        table.extend(
+            changed
+                .iter()
+                .map(|changed| ChangedRow { namespace, changed }),
+        )?;
+        table.end()?;
+    }
+    let lines = problems.iter().map(|text| ("problem", text));
+    for (head, text) in lines.chain(notes.iter().map(|text| ("note", text))) {
+        writeln!(output, "{head}: {text}")?;
     }
     Ok(())
 }

@@ -6,6 +6,8 @@
 //! | `/v1/cache` | one [`EntryView`] a line |
 //! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
 //! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//! | `/v1/history?namespace=` | one [`Line`](super::history::Line) a line |
+//! | `/v1/firewall?namespace=` | [`PresentFirewall`](super::history::PresentFirewall) |
 //! | `/v1/learn?namespace=&for_s=` | one [`Line`](super::learned::Line) a line, as it comes, for so many seconds |
 //! | `/v1/log-level` | [`Levels`](crate::logging::Levels); `PUT` with `level=` changes it |
 //! | `/v1/log` | the last lines of the log |
@@ -14,6 +16,7 @@
 //!
 //! `/v1/cache` takes [`Filter`]. A line is one JSON object.
 
+mod history;
 mod recorded;
 
 use std::{
@@ -59,6 +62,7 @@ use super::{
     journal::{Event, Journal},
 };
 use crate::{
+    agent::denials::Connections,
     causes::Causes,
     logging::LogView,
     metrics::{self, Metrics},
@@ -85,6 +89,7 @@ pub struct Server {
     recordings: AtomicU64,
     journal: Arc<Journal>,
     metrics: Arc<Metrics>,
+    connections: Connections,
     log: LogView,
     started: Instant,
 }
@@ -111,6 +116,7 @@ impl Server {
         inputs: mpsc::Sender<Input<'static>>,
         journal: Arc<Journal>,
         metrics: Arc<Metrics>,
+        connections: Connections,
         log: LogView,
     ) -> Self {
         Self {
@@ -119,6 +125,7 @@ impl Server {
             recordings: AtomicU64::new(0),
             journal,
             metrics,
+            connections,
             log,
             started: Instant::now(),
         }
@@ -184,6 +191,8 @@ impl Server {
             "/v1/cache" => self.cache(parameters).await,
             "/v1/explain" => self.explain(parameters).await,
             "/v1/events" => self.events(parameters),
+            "/v1/history" => self.history(parameters),
+            "/v1/firewall" => self.firewall(parameters).await,
             "/v1/learn" => self.learn(parameters).await,
             "/v1/log" => parameters
                 .end()
@@ -193,8 +202,8 @@ impl Server {
                 .end()
                 .map(|()| json(&AgentCommand::of_this_process())),
             _ => {
-                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/learn, \
-                            /v1/log-level, /v1/log, /v1/metrics and /v1/options";
+                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/history, \
+                            /v1/firewall, /v1/learn, /v1/log-level, /v1/log, /v1/metrics and /v1/options";
                 return refuse(StatusCode::NOT_FOUND, text);
             }
         };

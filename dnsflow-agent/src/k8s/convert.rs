@@ -14,10 +14,11 @@ use dnsflow_core::{
 };
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::Resource as _;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::egress_firewall::{DRY_RUN_ANNOTATION, NAME, SUBDOMAINS_ANNOTATION};
+use super::egress_firewall::{DRY_RUN_ANNOTATION, EgressFirewall, NAME, SUBDOMAINS_ANNOTATION};
 
 /// At most this many rules of one EgressFirewall are read.
 ///
@@ -140,6 +141,56 @@ fn read(
             refusal,
         },
     )
+}
+
+/// Writes an EgressFirewall as the resource has it, so that [`firewall`] reads the same rules. A rule that
+/// cannot be used has no destination.
+pub fn resource(namespace: &str, firewall: &Firewall) -> Value {
+    let Firewall {
+        rules,
+        subdomains,
+        dry_run,
+        refusal: _,
+    } = firewall;
+    let switches = [
+        (SUBDOMAINS_ANNOTATION, *subdomains),
+        (DRY_RUN_ANNOTATION, dry_run.then_some(true)),
+    ];
+    let switches = switches.into_iter();
+    let annotations: Map<String, Value> = switches
+        .filter_map(|(name, value)| Some((name.to_owned(), value?.to_string().into())))
+        .collect();
+    let rule = |rule: &Rule| {
+        let to = match &rule.destination {
+            Destination::Name(name) => json!({ "dnsName": name.written() }),
+            Destination::Cidr(network) => json!({ "cidrSelector": network.to_string() }),
+            Destination::Nodes => json!({ "nodeSelector": {} }),
+            Destination::Invalid(_) => json!({}),
+        };
+        let port = |transport: &Transport| {
+            let protocol = match transport.protocol {
+                Protocol::Tcp => "TCP",
+                Protocol::Udp => "UDP",
+                Protocol::Sctp => "SCTP",
+            };
+            json!({ "protocol": protocol, "port": transport.port.unwrap_or(0) })
+        };
+        let action = match rule.action {
+            RuleAction::Allow => "Allow",
+            RuleAction::Deny => "Deny",
+        };
+        let mut entry = json!({ "type": action, "to": to });
+        if !rule.ports.is_empty() {
+            entry["ports"] = rule.ports.iter().map(port).collect();
+        }
+        entry
+    };
+    json!({
+        "apiVersion": EgressFirewall::api_version(&()),
+        "kind": EgressFirewall::kind(&()),
+        "metadata": { "name": NAME, "namespace": namespace, "annotations": annotations },
+        "spec": { "egress": rules.iter().map(rule).collect::<Vec<Value>>() },
+    })
 }
 
 /// What ovn-kubernetes writes into `status.messages` for each zone that could not apply the resource,

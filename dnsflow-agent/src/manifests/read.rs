@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -150,6 +150,54 @@ impl Directory {
     }
 }
 
+/// The firewalls of some files, and what is wrong with them.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// Each firewall, with what is wrong with it.
+    pub firewalls: Vec<(FirewallId, Firewall, Vec<String>)>,
+    /// What is wrong with the files and with other objects.
+    pub reasons: Vec<String>,
+}
+
+impl Files {
+    /// Reads these files; `-` is standard input. An error says which file cannot be read, and why.
+    pub fn read(paths: &[PathBuf]) -> Result<Self, String> {
+        let mut files = Self::default();
+        let mut total = 0;
+        for path in paths {
+            let name = path.display();
+            let read = match path.as_os_str() == "-" {
+                true => text_of(&io::stdin(), &mut total),
+                false => text(path, &mut total),
+            };
+            let documents = read.and_then(|text| documents(path, &text));
+            let documents = documents.map_err(|reason| format!("{name}: {reason}"))?;
+            let mut content = Content::default();
+            for document in &documents {
+                content.add(document, &[]);
+            }
+            let reasons = content.reasons.into_iter();
+            files
+                .reasons
+                .extend(reasons.map(|reason| format!("{name}: {reason}")));
+            for (id, firewall) in content.firewalls {
+                if files.firewalls.iter().any(|(known, ..)| *known == id) {
+                    return Err(format!("{name}: a second EgressFirewall {id}; name one"));
+                }
+                let reasons = content.objects.remove(&id.to_string());
+                let reasons = reasons.unwrap_or_default();
+                files.firewalls.push((id, firewall, reasons));
+            }
+            for (object, reasons) in content.objects {
+                let reasons = reasons.into_iter();
+                let reasons = reasons.map(|reason| format!("{name}: {object}: {reason}"));
+                files.reasons.extend(reasons);
+            }
+        }
+        Ok(files)
+    }
+}
+
 /// What one file says.
 #[derive(Default)]
 struct Content {
@@ -212,7 +260,17 @@ fn text(path: &Path, total: &mut u64) -> Result<String, String> {
         .custom_flags(flags)
         .open(path)
         .map_err(|error| format!("cannot be opened: {error}"))?;
-    let bytes = bytes(&file).map_err(|error| format!("cannot be read: {error}"))?;
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
+        return Err("cannot be read: it is not a regular file".into());
+    }
+    text_of(&file, total)
+}
+
+/// What can be read, as text. Adds its length to `total`.
+fn text_of(source: impl Read, total: &mut u64) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    let read = source.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| format!("cannot be read: {error}"))?;
     let length = bytes.len() as u64;
     if length == 0 {
         return Err("is empty and taken for half written; delete it if it is not needed".into());
@@ -237,15 +295,6 @@ fn text(path: &Path, total: &mut u64) -> Result<String, String> {
     })?;
     *total += length;
     Ok(text)
-}
-
-fn bytes(file: &File) -> io::Result<Vec<u8>> {
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 fn documents(path: &Path, text: &str) -> Result<Vec<Value>, String> {

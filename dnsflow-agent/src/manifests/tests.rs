@@ -413,3 +413,32 @@ fn the_number_of_files_is_limited() {
     );
     assert_eq!(snapshot.reasons.len(), MAX_FILES);
 }
+
+#[test]
+fn files_are_read_by_themselves_and_an_error_names_the_file() {
+    let directory = Temporary::new();
+    directory.write("a.yaml", &firewall("a", "a.test"));
+    directory.write("b.yaml", &firewall("b", "\"*.*\""));
+    directory.write("other.yaml", "kind: Pod\nmetadata: {name: a}\n");
+    directory.write("bad.json", "{");
+    let path = |name: &str| directory.0.join(name);
+    let files = Files::read(&[path("a.yaml"), path("b.yaml"), path("other.yaml")]);
+    let files = files.expect("they can be read");
+    let ids = files.firewalls.iter().map(|(id, ..)| id.to_string());
+    assert_eq!(ids.collect::<Vec<_>>(), ["a/default", "b/default"]);
+    assert!(files.firewalls[0].2.is_empty());
+    let problems = &files.firewalls[1].2;
+    assert!(problems[0].starts_with("rule 0: dnsName"), "{problems:?}");
+    for (paths, expected) in [
+        (vec![path("bad.json")], "bad.json: document 1, line 1"),
+        (vec![path("none.yaml")], "none.yaml: cannot be opened"),
+        (vec![directory.0.clone()], "it is not a regular file"),
+        (
+            vec![path("a.yaml"), path("a.yaml")],
+            "a second EgressFirewall a/default",
+        ),
+    ] {
+        let error = Files::read(&paths).expect_err(expected);
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -154,6 +154,18 @@ fn learn_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The options of `dnsflow try`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct TryOptions {
+    /// A manifest of EgressFirewalls, YAML or *.json; - is standard input; may be given more than once
+    #[arg(short, long = "filename", value_name = "FILE|-", required = true)]
+    pub file: Vec<PathBuf>,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
+
 /// The options of `dnsflow log-level`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct LogLevelOptions {

@@ -7,6 +7,7 @@ use super::{Reason, RuleStep, StepOutcome, Verdict, View};
 use crate::{
     Timestamp,
     attempts::{Attempt, Heard},
+    history::Tried,
     policy::Mention,
     report::{Denied, ToldName},
 };
@@ -18,9 +19,9 @@ pub enum Judged {
     /// or on the link, a rule by node may match, or not everything was read yet.
     NotJudged,
     /// It is allowed.
-    Allowed,
+    Allowed(Box<Tried>),
     /// It is denied.
-    Denied(Box<Denied>),
+    Denied(Box<Tried>, Box<Denied>),
 }
 
 impl View<'_> {
@@ -46,17 +47,12 @@ impl View<'_> {
             |heard: &&Heard| self.policy.mention(row, &heard.name) == Mention::None;
         let asked = heard.iter().find(is_unmentioned).map(|heard| &heard.name);
         let decided = self.decide(id, port, Some(address), asked, Some(attempt.transport()));
-        if decided.verdict == Verdict::Allowed {
-            return Judged::Allowed;
-        }
         let by_node = |step: &RuleStep| step.outcome == StepOutcome::Unknown;
-        if self.refused.is_node(address) && decided.steps.iter().any(by_node) {
+        let is_node = self.refused.is_node(address);
+        let is_allowed = decided.verdict == Verdict::Allowed;
+        if !is_allowed && is_node && decided.steps.iter().any(by_node) {
             return Judged::NotJudged;
         }
-        let rule = decided
-            .steps
-            .iter()
-            .find(|step| step.outcome == StepOutcome::Decides);
         let mut names: Vec<ToldName> = self
             .cache
             .entry(id, address)
@@ -78,15 +74,33 @@ impl View<'_> {
             }
         }
         names.sort_by_key(|told| told.ago);
+        let tried = Box::new(Tried {
+            namespace: namespace.to_owned(),
+            port: row.iface_id.clone(),
+            attempt: *attempt,
+            names: names.iter().map(|told| told.name.clone()).collect(),
+            verdict: decided.verdict,
+            reason: decided.reason,
+            rule: decided.rule,
+            is_refused: self.refusal(address, row).is_some(),
+            is_node,
+        });
+        if is_allowed {
+            return Judged::Allowed(tried);
+        }
+        let rule = decided
+            .steps
+            .iter()
+            .find(|step| step.outcome == StepOutcome::Decides);
         let denies = decided.rule.map(|rule| format!("rule {rule} denies it"));
         let rest = denies.and_then(|denies| decided.text.strip_prefix(&denies));
         let text = match rest {
             Some(rest) => rest.trim_start_matches(": ").to_owned(),
             None => decided.text,
         };
-        Judged::Denied(Box::new(Denied {
-            namespace: namespace.to_owned(),
-            port: row.iface_id.clone(),
+        let denied = Denied {
+            namespace: tried.namespace.clone(),
+            port: tried.port.clone(),
             attempt: *attempt,
             names,
             reason: decided.reason,
@@ -98,7 +112,8 @@ impl View<'_> {
             text,
             remedy: decided.remedy,
             unless_resolved: may_be_resolved(decided.reason),
-        }))
+        };
+        Judged::Denied(tried, Box::new(denied))
     }
 }
 

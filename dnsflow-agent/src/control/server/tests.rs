@@ -2,9 +2,13 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use dnsflow_core::{
     Timestamp,
+    attempts::Attempt,
     engine::{Config, Engine},
+    flow::Protocol,
+    history::Tried,
     recording::{self, RecordingId},
     report::Report,
+    view::{Reason, Verdict},
 };
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 
@@ -14,6 +18,7 @@ use crate::{
     control::{
         Inquiry,
         client::{self, AskError},
+        history::{Known, PresentFirewall},
         inquiries,
         learned::Line,
     },
@@ -27,6 +32,7 @@ struct Running {
     tasks: Vec<JoinHandle<()>>,
     journal: Arc<Journal>,
     inquiries: Inquiries,
+    connections: Connections,
 }
 
 impl Running {
@@ -45,11 +51,13 @@ impl Running {
             DenialCounts::default(),
         );
         let (inputs, given) = mpsc::channel(16);
+        let connections = Connections::new();
         let server = Server::new(
             inquiries.clone(),
             inputs,
             Arc::clone(&journal),
             metrics.into(),
+            connections.clone(),
             log.view(),
         );
         let tasks = vec![
@@ -64,6 +72,7 @@ impl Running {
             tasks,
             journal,
             inquiries,
+            connections,
         }
     }
 
@@ -325,4 +334,46 @@ async fn what_an_ended_agent_has_left_is_replaced_and_nothing_else() {
     assert_eq!(fs::read(&file).expect("it is there"), b"precious");
     let asked = client::get::<Status>(&leftover, "/v1/status", &[]).await;
     assert!(matches!(asked, Err(AskError::Connect { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn the_history_of_a_namespace_comes_with_its_extent() {
+    let running = Running::start("history").await;
+    let socket = running.socket();
+    let present: PresentFirewall =
+        client::get(&socket, "/v1/firewall", &[("namespace", "ns1".to_owned())])
+            .await
+            .expect("an answer");
+    assert_eq!((present.resource, present.subdomains), (None, true));
+    let refused = refusal(&socket, "/v1/firewall", &[]).await;
+    assert_eq!(refused, "`namespace` is missing");
+    for (namespace, port) in (0..70).map(|port| ("ns1", port)).chain([("ns2", 1)]) {
+        running.connections.note(Tried {
+            namespace: namespace.to_owned(),
+            port: format!("{namespace}_pod1"),
+            attempt: Attempt {
+                ifindex: 7,
+                protocol: Protocol::Udp,
+                address: [203, 0, 113, 1].into(),
+                port: port + if namespace == "ns1" { 0 } else { 1000 },
+                at: Timestamp::default(),
+            },
+            names: vec!["a.test".parse().expect("a name")],
+            verdict: Verdict::Blocked,
+            reason: Reason::WrongPort,
+            rule: Some(1),
+            is_refused: false,
+            is_node: false,
+        });
+    }
+    let known = Known::ask(&socket, Some("ns1")).await.expect("an answer");
+    assert_eq!(known.connections.len(), 70);
+    assert_eq!(known.forgotten, 0);
+    let one = &known.connections[69];
+    assert_eq!(
+        (&*one.pod, one.port, &*one.names),
+        ("pod1", 69, &["a.test".to_owned()][..])
+    );
+    let all = Known::ask(&socket, None).await.expect("an answer");
+    assert_eq!(all.connections.len(), 71);
 }

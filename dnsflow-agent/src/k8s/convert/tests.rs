@@ -425,3 +425,43 @@ fn what_ovn_kubernetes_could_not_apply_is_read_from_the_status() {
         assert_eq!(refusal(strange), None);
     }
 }
+
+#[test]
+fn what_is_written_reads_the_same() {
+    let object: Value = serde_saphyr::from_str(
+        "apiVersion: k8s.ovn.org/v1
+kind: EgressFirewall
+metadata: {name: default, namespace: ns1, annotations: {dnsflow.io/subdomains: \"false\"}}
+spec:
+  egress:
+  - {type: Allow, to: {dnsName: \"*.Example.com.\"}, ports: [{protocol: TCP, port: 443}, {protocol: UDP}]}
+  - {type: Deny, to: {cidrSelector: 2001:db8::/32}}
+  - {type: Allow, to: {nodeSelector: {matchLabels: {a: b}}}}
+",
+    )
+    .expect("YAML");
+    let Reading::Firewall(id, read) = firewall(&object).reading else {
+        panic!("{object}");
+    };
+    let written = resource("ns1", &read);
+    let again = firewall(&written);
+    assert_eq!(again.reading, Reading::Firewall(id, read.clone()));
+    assert_eq!(again.reasons, Vec::<String>::new());
+    let unusable = Firewall {
+        rules: vec![Rule {
+            action: RuleAction::Allow,
+            destination: Destination::Invalid("misspelt".into()),
+            ports: Vec::new(),
+        }],
+        dry_run: true,
+        ..read
+    };
+    let Reading::Firewall(_, again) = firewall(&resource("ns1", &unusable)).reading else {
+        panic!("{written}");
+    };
+    assert!(matches!(
+        again.rules[0].destination,
+        Destination::Invalid(_)
+    ));
+    assert!(again.dry_run);
+}

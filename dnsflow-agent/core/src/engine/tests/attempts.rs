@@ -3,8 +3,9 @@
 use super::*;
 use crate::{
     attempts::{Attempt, Attempts},
+    history::Tried,
     report::Denied,
-    view::{Judged, Reason},
+    view::{Judged, Reason, Verdict},
 };
 
 /// A pod of ns1 tries to connect to port 443 over TCP.
@@ -26,7 +27,14 @@ fn judge(node: &Node, attempts: &mut Attempts, attempt: Attempt) -> Judged {
 
 fn denied(node: &Node, attempts: &mut Attempts, address: &str) -> Denied {
     match judge(node, attempts, attempt(node, "p1", address)) {
-        Judged::Denied(denied) => *denied,
+        Judged::Denied(_, denied) => *denied,
+        judged => panic!("{judged:?}"),
+    }
+}
+
+fn allowed(node: &Node, attempts: &mut Attempts, attempt: Attempt) -> Tried {
+    match judge(node, attempts, attempt) {
+        Judged::Allowed(tried) => *tried,
         judged => panic!("{judged:?}"),
     }
 }
@@ -77,14 +85,22 @@ fn what_the_pod_was_told_for_a_rule_is_not_denied() {
     node.answer("p1", "example.com", &[ADDRESS], 60);
     node.add_pod("p2", 6);
     let at = |pod| attempt(&node, pod, "203.0.113.1");
-    assert_eq!(judge(&node, &mut attempts, at("p1")), Judged::Allowed);
+    let tried = allowed(&node, &mut attempts, at("p1"));
+    assert_eq!((&*tried.namespace, &*tried.port), ("ns1", "ns1_p1"));
+    assert_eq!(tried.reason, Reason::AllowedByName);
+    assert_eq!(tried.rule, Some(0));
+    assert_eq!(tried.names, ["example.com".parse().expect("a name")]);
+    assert!(!tried.is_refused && !tried.is_node);
     // The neighbour was not told.
     let other = judge(&node, &mut attempts, at("p2"));
-    let Judged::Denied(other) = other else {
+    let Judged::Denied(tried, other) = other else {
         panic!("{other:?}")
     };
     assert_eq!(other.reason, Reason::ToldToOtherPod);
     assert_eq!(other.port, "ns1_p2");
+    assert_eq!(tried.port, "ns1_p2");
+    assert_eq!(tried.verdict, Verdict::Blocked);
+    assert!(tried.names.is_empty());
 }
 
 #[test]
@@ -104,7 +120,7 @@ fn a_name_of_a_rule_for_another_port_is_said_with_the_rule() {
     assert_eq!(denied.text, "rule 0 allows it for tcp/80 only");
     let mut other = attempt(&node, "p1", "203.0.113.1");
     other.port = 80;
-    assert_eq!(judge(&node, &mut attempts, other), Judged::Allowed);
+    allowed(&node, &mut attempts, other);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn a_dry_run_is_the_reason_why_a_connection_is_denied() {
         at: node.now,
     };
     let judged = node.engine.view().judge_attempt(&attempt, &[], node.now);
-    let Judged::Denied(denied) = judged else {
+    let Judged::Denied(_, denied) = judged else {
         panic!("{judged:?}")
     };
     assert_eq!((denied.reason, denied.rule), (Reason::DryRun, Some(1)));

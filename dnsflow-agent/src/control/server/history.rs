@@ -1,0 +1,112 @@
+//! `/v1/history` and `/v1/firewall`.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use dnsflow_core::{history::Place, view::RulesView};
+use futures::{StreamExt as _, stream};
+use hyper::{Response, body::Bytes};
+
+use super::{Body, Parameters, Refusal, Server, json, line, lines};
+use crate::{
+    clock::now,
+    control::history::{Line, PresentFirewall},
+    k8s::convert,
+};
+
+/// Places of the history that are read at once.
+const PLACES_AT_ONCE: usize = 64;
+/// Rules that one question to the hot thread is for.
+const RULES_PER_INQUIRY: usize = 64;
+
+impl Server {
+    pub(super) fn history(
+        self: &Arc<Self>,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.optional("namespace");
+        parameters.end()?;
+        let listing = Listing {
+            server: Arc::clone(self),
+            places: self.connections.places(namespace.as_deref()).into(),
+            is_over: false,
+        };
+        let parts = stream::unfold(listing, |mut listing| async move {
+            let lines: Vec<Bytes> = listing.next()?.iter().map(line).collect();
+            Some((stream::iter(lines), listing))
+        });
+        Ok(lines(parts.flatten()))
+    }
+
+    pub(super) async fn firewall(
+        &self,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.required("namespace")?;
+        parameters.end()?;
+        let mut read: Option<RulesView> = None;
+        let subdomains = loop {
+            let from = read.as_ref().map_or(0, |read| read.part.rules.len());
+            let of = namespace.clone();
+            let asked = self.inquiries.ask(move |engine, _| {
+                let view = engine.view();
+                (view.rules(&of, from, RULES_PER_INQUIRY), view.subdomains())
+            });
+            let (part, subdomains) = asked.await.ok_or(Refusal::Stuck)?;
+            let is_same = |known: &RulesView, part: &RulesView| {
+                (known.came_at, known.count) == (part.came_at, part.count)
+            };
+            read = match (read.take(), part) {
+                (Some(mut known), Some(part)) if is_same(&known, &part) => {
+                    known.part.rules.extend(part.part.rules);
+                    Some(known)
+                }
+                // It has changed meanwhile: from the beginning.
+                (Some(_), Some(_)) => None,
+                (_, part) => part,
+            };
+            let is_whole = |read: &RulesView| read.part.rules.len() == read.count;
+            if read.as_ref().is_none_or(is_whole) && (from == 0 || read.is_some()) {
+                break subdomains;
+            }
+        };
+        let read = read.as_ref();
+        Ok(json(&PresentFirewall {
+            resource: read.map(|read| convert::resource(&namespace, &read.part)),
+            subdomains,
+            came_s: read.map_or(0, |read| now().since(read.came_at).as_secs()),
+            enforces_former: read.is_some_and(|read| read.enforces_former),
+        }))
+    }
+}
+
+/// Places that are still to be listed.
+struct Listing {
+    server: Arc<Server>,
+    places: VecDeque<Place>,
+    /// Whether the end was told.
+    is_over: bool,
+}
+
+impl Listing {
+    /// The next lines; `None` after the last one.
+    fn next(&mut self) -> Option<Vec<Line>> {
+        if self.is_over {
+            return None;
+        }
+        let count = self.places.len().min(PLACES_AT_ONCE);
+        let part: Vec<Place> = self.places.drain(..count).collect();
+        let mut lines: Vec<Line> = {
+            let seen = self.server.connections.of(&part).into_iter();
+            seen.map(Line::Connection).collect()
+        };
+        if self.places.is_empty() {
+            self.is_over = true;
+            let (known, forgotten) = self.server.connections.extent();
+            lines.push(Line::End {
+                known_s: known.as_secs(),
+                forgotten,
+            });
+        }
+        Some(lines)
+    }
+}

@@ -1,0 +1,135 @@
+//! What the agent remembers of connections, and what people learn from it. The witness is what becomes of
+//! the pods' own connections.
+
+use std::{fs, time::Duration};
+
+use dnsflow_tests::{
+    firewall::{self, RuleSpec},
+    lab,
+    lab::Lab,
+    process::wait_until,
+};
+use serde_json::Value;
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+
+/// These rules, and behind them one that denies all else.
+fn and_deny(rules: &[RuleSpec]) -> Vec<RuleSpec> {
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    rules.iter().cloned().chain([deny]).collect()
+}
+
+fn fetches(lab: &Lab, pod: &str, address: &str, limit: Duration) -> bool {
+    let url = format!("http://{address}/");
+    let fetched = lab.pod(pod).fetch(&url, limit);
+    fetched.expect("curl runs").result.is_ok()
+}
+
+fn ask(lab: &Lab, arguments: &[&str]) -> (String, Option<i32>) {
+    lab.ask_agent(arguments).expect("the program runs")
+}
+
+/// Asks until the answer is about so many connections: the agent hears of them a little later.
+fn ask_about(
+    lab: &Lab,
+    arguments: &[&str],
+    count: impl Fn(&Value) -> usize,
+    wanted: usize,
+) -> Value {
+    let mut answer = Value::Null;
+    let heard = wait_until("the connections", PATIENT, || {
+        let (text, _) = ask(lab, &[arguments, &["-o", "json"]].concat());
+        answer = serde_json::from_str(&text)?;
+        Ok(count(&answer) == wanted)
+    });
+    assert!(heard.is_ok(), "{answer:#}");
+    answer
+}
+
+/// What `dnsflow try` says becomes of each target.
+fn changes(answer: &Value) -> Vec<(String, String)> {
+    let changed = answer["changed"].as_array().expect("a list").iter();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let changes = changed.map(|one| (text(&one["target"]), text(&one["change"])));
+    changes.collect()
+}
+
+#[test]
+fn what_a_firewall_would_have_done_is_what_it_does_once_applied() {
+    let lab = lab!("history-try", agent);
+    let present = and_deny(&[
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::allow("203.0.113.5/32").expect("a CIDR"),
+    ]);
+    lab.set_firewall("ns1", &present)
+        .expect("the rows are written");
+    let names = [
+        ("www.example.com", "203.0.113.2"),
+        ("mail.example.net", "203.0.113.3"),
+        ("cdn.example.org", "203.0.113.4"),
+    ];
+    let records = names.map(|(name, address)| format!("{name}. 30 IN A {address}"));
+    lab.serve_dns(&records.each_ref().map(String::as_str))
+        .expect("the server starts");
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let addresses = ["2", "3", "4", "5", "6"].map(|last| format!("203.0.113.{last}"));
+    let try_all = || {
+        for (name, _) in names {
+            pod.resolve(name).expect("the name is known");
+        }
+        addresses
+            .each_ref()
+            .map(|address| fetches(&lab, "ns1_pod1", address, BLOCKED))
+    };
+    assert_eq!(try_all(), [true, false, false, true, false]);
+
+    let other = and_deny(&[
+        RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 80)]),
+        RuleSpec::allow_name("example.org").ports(&[("tcp", 443)]),
+        RuleSpec::allow("203.0.113.5/32").expect("a CIDR"),
+    ]);
+    let file = lab.base().join("tried.yaml");
+    fs::write(&file, firewall::manifest("ns1", &other)).expect("there is room");
+    let file = file.to_str().expect("text");
+    let stay = |answer: &Value| {
+        let counts = ["stay_allowed", "stay_denied"].map(|key| answer[key].as_u64());
+        counts.map(|count| count.expect("a number"))
+    };
+    let seen = |answer: &Value| changes(answer).len() + stay(answer).iter().sum::<u64>() as usize;
+    let answer = ask_about(&lab, &["try", "-f", file], seen, addresses.len());
+    let expected = [
+        ("203.0.113.2:80", "would_deny"),
+        ("203.0.113.3:80", "would_allow"),
+    ];
+    assert_eq!(
+        changes(&answer),
+        expected.map(|(target, change)| (target.to_owned(), change.to_owned()))
+    );
+    assert_eq!(stay(&answer), [1, 2]);
+    let (text, code) = ask(&lab, &["try", "-f", file]);
+    print!("{text}");
+    assert_eq!(code, Some(3));
+    assert!(
+        text.contains(
+            "would deny    ns1/pod1   203.0.113.2:80   www.example.com    allowed by rule 0"
+        ),
+        "{text}"
+    );
+
+    // What is there changes nothing.
+    let same = lab.manifests().join("ns1.yaml");
+    let (text, code) = ask(&lab, &["try", "-f", same.to_str().expect("text")]);
+    assert_eq!(code, Some(0), "{text}");
+    // Pods without an EgressFirewall are not watched.
+    let nobody = lab.base().join("unwatched.yaml");
+    fs::write(&nobody, firewall::manifest("ns2", &other)).expect("there is room");
+    let (text, code) = ask(&lab, &["try", "-f", nobody.to_str().expect("text")]);
+    assert_eq!(code, Some(4), "{text}");
+
+    lab.set_firewall("ns1", &other)
+        .expect("the rows are written");
+    assert_eq!(try_all(), [false, true, false, true, false]);
+}
