@@ -23,6 +23,7 @@ use crate::{
     ports::{PortId, Ports},
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
+    resolver::ServerId,
     rules::RuleSet,
     switch::{Batch, Switch},
 };
@@ -90,6 +91,8 @@ pub(crate) struct PortAnswer<'a> {
     pub(crate) name: &'a DomainName,
     /// The addresses, and for how long each may be kept.
     pub(crate) addresses: &'a [(IpAddr, Duration)],
+    /// The server that has answered.
+    pub(crate) server: Option<ServerId>,
     /// When the kernel saw the answer.
     pub(crate) at: Timestamp,
 }
@@ -158,6 +161,7 @@ impl Access<'_> {
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in answer.addresses {
             let mut term = self.cache.term(answer.at, *ttl);
+            term.server = answer.server;
             if is_denied {
                 term.deny();
             }

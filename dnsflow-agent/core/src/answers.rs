@@ -14,7 +14,7 @@ use crate::{
     input::Frame,
     output::Output,
     report::Report,
-    resolver::Resolver,
+    resolver::{Resolver, ServerId, Servers},
     tcp::{ConnectionKey, Segment, Sender, TcpEvent, TcpReassembly},
 };
 
@@ -27,6 +27,8 @@ pub(crate) struct Answers {
     resolvers: BTreeSet<Resolver>,
     /// The DNS servers that are trusted, as they were last reported.
     trusted: Option<BTreeSet<Resolver>>,
+    /// All that were trusted at some time.
+    servers: Servers,
     /// Whether they were reported.
     trust_reported: bool,
     tcp: TcpReassembly,
@@ -38,6 +40,8 @@ pub(crate) struct Answers {
 pub(crate) struct Read {
     /// The answers that are complete now: mostly one.
     pub(crate) answers: SmallVec<[Answer; 1]>,
+    /// The server that has sent them.
+    pub(crate) server: Option<ServerId>,
     /// The connection in which the frame is one of many.
     pub(crate) connection: Option<ConnectionKey>,
     /// Whether the frame itself carries the answers. If not, the frame is not held for them.
@@ -55,6 +59,7 @@ impl Answers {
             dns_ports,
             resolvers,
             trusted: None,
+            servers: Servers::default(),
             trust_reported: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
@@ -74,6 +79,7 @@ impl Answers {
         let all: BTreeSet<Resolver> = cluster_and_options.copied().collect();
         if self.trusted.as_ref() != Some(&all) {
             out.command(Command::TrustResolvers(all.clone()));
+            self.servers.add(&all);
             self.trusted = Some(all.clone());
             self.trust_reported = false;
         }
@@ -87,6 +93,11 @@ impl Answers {
     /// The DNS servers that are trusted; `None` before they were first reported.
     pub(crate) fn trusted(&self) -> Option<&BTreeSet<Resolver>> {
         self.trusted.as_ref()
+    }
+
+    /// The server with a number.
+    pub(crate) fn server(&self, id: ServerId) -> Option<Resolver> {
+        self.servers.get(id)
     }
 
     /// Forgets unfinished messages of this interface.
@@ -118,8 +129,11 @@ impl Answers {
             return read;
         }
         match packet {
-            Packet::UdpAnswer(message) => match message.payload_of(frame.bytes) {
+            Packet::UdpAnswer(found) => match found.payload_of(frame.bytes) {
                 Some(message) => {
+                    let addresses = found.ip.addresses(&frame.bytes);
+                    let source = addresses.map(|of| SocketAddr::new(of.src, found.src_port));
+                    read.server = source.and_then(|source| self.servers.number(source.into()));
                     read.answers.extend(decode(message, out));
                     read.carries = true;
                 }
@@ -130,6 +144,7 @@ impl Answers {
                     let messages = self.tcp.feed(&segment, now);
                     let answers = messages.into_iter().filter_map(|m| decode(&m, out));
                     read.answers.extend(answers);
+                    read.server = self.servers.number(segment.key.server.into());
                     read.connection = Some(segment.key);
                     read.carries = true;
                 }
@@ -139,6 +154,7 @@ impl Answers {
                     && let Some(datagram) = self.fragments.feed(&fragment, now)
                     && self.is_trusted(datagram.source)
                 {
+                    read.server = self.servers.number(datagram.source.into());
                     read.answers.extend(decode(&datagram.payload, out));
                 }
             }
@@ -161,12 +177,8 @@ impl Answers {
 
     /// A later fragment has no port numbers. Only the whole datagram shows whose it is.
     fn is_trusted(&self, source: SocketAddr) -> bool {
-        let resolver = Resolver {
-            address: source.ip(),
-            port: source.port(),
-        };
         let trusted = self.trusted.as_ref();
-        trusted.is_some_and(|trusted| trusted.contains(&resolver))
+        trusted.is_some_and(|trusted| trusted.contains(&source.into()))
     }
 
     /// What became of TCP segments.

@@ -21,6 +21,7 @@ use crate::{
     plan::Plan,
     ports::{PortId, Ports},
     report::{Limit, Report},
+    resolver::ServerId,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
     switch::{Batch, Enforced, Installed},
@@ -136,7 +137,12 @@ pub(crate) struct Term {
     pub(crate) is_denied: bool,
     /// What it counts by.
     pub(crate) origin: Origin,
+    /// The server that has told it last, where that is known.
+    pub(crate) server: Option<ServerId>,
 }
+
+// There is one for each name of each address of each pod.
+const _: () = assert!(size_of::<Term>() == 24);
 
 /// What a name counts by.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -159,6 +165,7 @@ impl Term {
 
     fn prolong(&mut self, other: Self) {
         self.origin = other.origin;
+        self.server = other.server.or(self.server);
         self.until = self.until.max(other.until);
         self.deny_until = self.deny_until.max(other.deny_until);
         self.is_denied |= other.is_denied;
@@ -262,6 +269,7 @@ impl Cache {
                         deny_until: now + deny_rest,
                         is_denied: false,
                         origin: Origin::Snapshot,
+                        server: None,
                     };
                     (saved.address, name, term)
                 })
@@ -475,6 +483,7 @@ impl Cache {
             deny_until: at + deny_ttl,
             is_denied: false,
             origin: Origin::Answer,
+            server: None,
         }
     }
 

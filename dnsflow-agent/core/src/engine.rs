@@ -41,7 +41,7 @@ use crate::{
     recording::Recordings,
     refused::{Refusals, Refused, RefusedAddresses, Rejudged},
     report::Report,
-    resolver::Resolver,
+    resolver::{Resolver, ServerId},
     revalidation::RevalidationEvent,
     snapshot::SavedEntry,
     sources::{Source, Sources},
@@ -505,13 +505,14 @@ impl Engine {
         let told = self.ports.at_veth(frame.ifindex);
         let Read {
             answers,
+            server,
             connection,
             carries,
         } = self.answers.read(frame, told.is_some(), now, &mut self.out);
         let mut wait = Wait::Nothing;
         for answer in answers {
             let Some(told) = told else { continue };
-            let needs = self.answer(told, answer, frame.captured_at, now);
+            let needs = self.answer(told, answer, server, frame.captured_at, now);
             if carries {
                 wait = wait.max(needs);
             }
@@ -528,6 +529,7 @@ impl Engine {
         &mut self,
         told: PortId,
         mut answer: Answer,
+        server: Option<ServerId>,
         captured_at: Timestamp,
         now: Timestamp,
     ) -> Wait {
@@ -589,6 +591,7 @@ impl Engine {
                 asker: told,
                 name: &answer.name,
                 addresses: &answer.addresses,
+                server,
                 at: captured_at,
             };
             access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);

@@ -688,6 +688,11 @@ impl RefusedAddresses {
         }
     }
 
+    /// The addresses that were refused to a port of late, each with the name that led to it.
+    pub(crate) fn reported(&self, id: PortId) -> impl Iterator<Item = &(DomainName, IpAddr)> {
+        self.reported.get(&id).into_iter().flatten()
+    }
+
     /// Forgets a port that is gone.
     pub(crate) fn forget(&mut self, port: PortId) {
         self.reported.remove(&port);

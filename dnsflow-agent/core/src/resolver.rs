@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU8,
     str::FromStr,
 };
 
@@ -52,6 +53,47 @@ impl FromStr for Resolver {
             address: ip,
             port: address.port(),
         })
+    }
+}
+
+impl From<SocketAddr> for Resolver {
+    fn from(source: SocketAddr) -> Self {
+        Self {
+            address: source.ip(),
+            port: source.port(),
+        }
+    }
+}
+
+/// The number of a DNS server. A cache entry remembers it in a byte that would be padding.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct ServerId(NonZeroU8);
+
+/// The DNS servers that were trusted since the start, each with a number. There are
+/// 255 numbers; the servers behind them have none.
+#[derive(Debug, Default)]
+pub(crate) struct Servers(Vec<Resolver>);
+
+impl Servers {
+    /// Gives numbers to those that have none.
+    pub(crate) fn add<'a>(&mut self, resolvers: impl IntoIterator<Item = &'a Resolver>) {
+        for resolver in resolvers {
+            if self.0.len() < usize::from(u8::MAX) && !self.0.contains(resolver) {
+                self.0.push(*resolver);
+            }
+        }
+    }
+
+    /// The number of a server. There are few: a look at each is cheaper than a hash.
+    pub(crate) fn number(&self, resolver: Resolver) -> Option<ServerId> {
+        let index = self.0.iter().position(|known| *known == resolver)?;
+        let number = u8::try_from(index + 1).ok().and_then(NonZeroU8::new)?;
+        Some(ServerId(number))
+    }
+
+    /// The server with a number.
+    pub(crate) fn get(&self, ServerId(number): ServerId) -> Option<Resolver> {
+        self.0.get(usize::from(number.get()) - 1).copied()
     }
 }
 

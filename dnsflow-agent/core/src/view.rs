@@ -27,6 +27,7 @@ use crate::{
     recording::{RecordedName, RecordingId, Recordings},
     refused::RefusedAddresses,
     report::{NotTrusted, Severity},
+    resolver::Resolver,
     sources::Sources,
     switch::Switch,
 };
@@ -182,6 +183,9 @@ pub struct NameView {
     pub ttl_left_s: u64,
     /// The seconds since the last answer.
     pub told_s: u64,
+    /// The server that has sent the last answer; none where an earlier run of the agent saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolver: Option<String>,
     /// The indices of the rules that match the name.
     pub rules: Vec<u32>,
 }
@@ -409,8 +413,14 @@ impl View<'_> {
             origin: term.origin,
             ttl_left_s: term.until.since(now).as_secs(),
             told_s: self.cache.told_since(term, now).as_secs(),
+            resolver: self.resolver(term).map(|resolver| resolver.to_string()),
             rules,
         }
+    }
+
+    /// Who has told a name last, where that is known.
+    fn resolver(&self, term: &Term) -> Option<Resolver> {
+        self.answers.server(term.server?)
     }
 
     fn refusal(&self, address: IpAddr, row: &Interface) -> Option<String> {

@@ -459,9 +459,11 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
     }
     if let Some(entry) = &address.entry {
         for name in &entry.names {
+            let resolver = name.resolver.as_ref();
+            let by = resolver.map_or_else(String::new, |resolver| format!(" by {resolver}"));
             writeln!(
                 output,
-                "  told {} ago: {}, for {} more ({}), rules {}",
+                "  told {} ago{by}: {}, for {} more ({}), rules {}",
                 seconds(name.told_s),
                 name.name,
                 seconds(name.ttl_left_s),

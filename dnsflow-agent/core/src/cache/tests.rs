@@ -11,6 +11,7 @@ fn term(until: u64) -> Term {
         deny_until: Timestamp::from_nanos(until + 100),
         is_denied: false,
         origin: Origin::Answer,
+        server: None,
     }
 }
 
@@ -106,6 +107,7 @@ impl Setup {
                 deny_until: at(until),
                 is_denied: false,
                 origin: Origin::Answer,
+                server: None,
             },
             comparisons: 0,
         };
@@ -197,6 +199,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         deny_until: at(13),
         is_denied: false,
         origin: Origin::Snapshot,
+        server: None,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
     assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");

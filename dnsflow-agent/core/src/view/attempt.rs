@@ -61,7 +61,7 @@ impl View<'_> {
             .map(|(name, term)| ToldName {
                 name: name.clone(),
                 ago: self.cache.told_since(term, now),
-                resolver: None,
+                resolver: self.resolver(term),
             })
             .collect();
         for heard in heard {

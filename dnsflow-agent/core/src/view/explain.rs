@@ -592,6 +592,21 @@ impl View<'_> {
             Some(wanted) => wanted == address,
             None => asked == Some(name),
         };
+        let refused = self.refused.reported(id);
+        let mut refused = refused.filter(|(name, address)| is_it(*address, name));
+        let told_refused = refused.find_map(|(name, address)| {
+            let why = self.refusal(*address, &port.row)?;
+            Some(format!(
+                "{name} leads to {address}, which is never opened: {why}"
+            ))
+        });
+        let never = to
+            .address
+            .and_then(|address| self.refusal(address, &port.row));
+        let never = never.map(|why| format!("no answer opens the address: {why}"));
+        if let Some(text) = told_refused.or(never) {
+            return (Reason::AddressRefused, text);
+        }
         let mut ended = self.cache.ended(id);
         if let Some(ended) = ended.find(|ended| is_it(ended.address, &ended.name)) {
             return match &ended.why {

@@ -219,6 +219,34 @@ fn the_address_is_never_opened() {
 }
 
 #[test]
+fn the_pod_was_told_only_what_is_never_opened() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "local.example.com", &[[127, 0, 0, 1]], 60);
+    let explained = address(explain(&node, "p1", "local.example.com"));
+    assert_eq!(explained.reason, Reason::AddressRefused);
+    let leads = "local.example.com leads to 127.0.0.1, which is never opened: loopback";
+    assert!(explained.text.ends_with(leads), "{}", explained.text);
+    let blocked = |rule| (Verdict::Blocked, Reason::AddressRefused, Some(rule));
+    assert_eq!(reason(&node, "127.0.0.1:443"), blocked(1));
+    assert_eq!(
+        reason(&node, "169.254.169.254:80"),
+        blocked(1),
+        "never told"
+    );
+    let other = reason(&node, "other.example.com").1;
+    assert_eq!(other, Reason::NotResolved);
+}
+
+#[test]
+fn an_explanation_names_the_dns_server() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    let explained = address(explain(&node, "p1", TARGET));
+    let entry = explained.entry.expect("an entry");
+    assert_eq!(entry.names[0].resolver.as_deref(), Some("10.96.0.10:53"));
+}
+
+#[test]
 fn another_pod_was_told() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.add_pod("p2", 6);
