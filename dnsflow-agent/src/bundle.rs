@@ -79,8 +79,8 @@ struct PartInfo {
     error: Option<String>,
 }
 
-/// Writes the archive. Names what is missing on standard error.
-pub fn run(options: BundleOptions) -> Result<Exit, BundleError> {
+/// Writes the archive, where no file is named to `output`, which is standard output. Names what is missing on standard error.
+pub fn run(options: BundleOptions, output: &mut impl Write) -> Result<Exit, BundleError> {
     let BundleOptions { file, agent } = options;
     let write = |source| BundleError::Write {
         path: file.clone(),
@@ -90,7 +90,7 @@ pub fn run(options: BundleOptions) -> Result<Exit, BundleError> {
         if io::stdout().is_terminal() {
             return Err(BundleError::Terminal);
         }
-        return make(agent, &mut io::stdout().lock(), write);
+        return make(agent, output, write);
     }
     let mut new = OpenOptions::new();
     let archive = new.write(true).create_new(true).mode(0o600).open(&file);

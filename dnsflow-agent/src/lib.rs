@@ -23,7 +23,7 @@ pub mod metrics;
 mod netlink;
 pub mod openflow;
 pub mod options;
-mod output;
+pub mod output;
 pub mod ovn_db;
 pub mod ovsdb;
 pub mod rights;

@@ -1,29 +1,36 @@
 //! The `dnsflow` program.
 
-use std::{env, io, process::ExitCode};
+use std::{env, io::Write as _, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use dnsflow_agent::{
     agent, bundle, check, cleanup,
-    control::commands::{self, CommandError},
+    control::commands,
     exit::Exit,
     k8s::egress_firewall::DEFINITION,
     kubectl,
     logging::Log,
     options::{CacheCommand, CleanupOptions, Cli, Command, FlowsCommand, OpenflowSocket},
+    output::Output,
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
 use dnsflow_core::view::Verdict;
 
 fn main() -> anyhow::Result<ExitCode> {
-    Ok(run()?.into())
+    let mut output = Output::of_this_process();
+    let result = run(&mut output);
+    let exit = match output.reader_has_gone() {
+        true => Exit::Done,
+        false => result?,
+    };
+    Ok(exit.into())
 }
 
-fn run() -> anyhow::Result<Exit> {
+fn run(output: &mut Output) -> anyhow::Result<Exit> {
     if kubectl::is_called(env::args_os().next().as_ref()) {
-        return Ok(kubectl::run(&mut io::stdout().lock())?);
+        return Ok(kubectl::run(output)?);
     }
     match Cli::parse().command {
         Command::Agent(options) => {
@@ -44,35 +51,33 @@ fn run() -> anyhow::Result<Exit> {
             };
             lost.report();
             drop(log);
-            Ok(code)
+            return Ok(code);
         }
         Command::Check(options) => {
-            match check::run(*options, &mut io::stdout()).context("cannot check")? {
+            return match check::run(*options, output).context("cannot check")? {
                 true => Ok(Exit::Done),
                 false => Ok(Exit::No),
-            }
+            };
         }
-        Command::Status(options) => asked(commands::status(&options, &mut io::stdout().lock())),
-        Command::Cache(CacheCommand::List(options)) => {
-            asked(commands::cache_list(&options, &mut io::stdout().lock()))
+        Command::Status(options) => commands::status(&options, output)?,
+        Command::Cache(CacheCommand::List(options)) => commands::cache_list(&options, output)?,
+        Command::Flows(FlowsCommand::List(options)) => commands::flows_list(&options, output)?,
+        Command::Observe(options) => commands::observe(&options, output)?,
+        Command::Learn(options) => return Ok(commands::learn(&options, output)?),
+        Command::Try(options) => return Ok(commands::try_firewalls(&options, output)?),
+        Command::LogLevel(options) => commands::log_level(&options, output)?,
+        Command::Bundle(options) => return bundle::run(*options, output).context("no bundle"),
+        Command::Explain(options) => {
+            return match commands::explain(&options, output)? {
+                Verdict::Allowed => Ok(Exit::Done),
+                Verdict::Blocked => Ok(Exit::No),
+            };
         }
-        Command::Flows(FlowsCommand::List(options)) => {
-            asked(commands::flows_list(&options, &mut io::stdout().lock()))
-        }
-        Command::Observe(options) => asked(commands::observe(&options, &mut io::stdout().lock())),
-        Command::Learn(options) => Ok(commands::learn(&options, &mut io::stdout().lock())?),
-        Command::Try(options) => Ok(commands::try_firewalls(&options, &mut io::stdout().lock())?),
-        Command::LogLevel(options) => {
-            asked(commands::log_level(&options, &mut io::stdout().lock()))
-        }
-        Command::Bundle(options) => bundle::run(*options).context("no bundle"),
-        Command::Explain(options) => match commands::explain(&options, &mut io::stdout().lock())? {
-            Verdict::Allowed => Ok(Exit::Done),
-            Verdict::Blocked => Ok(Exit::No),
-        },
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "dnsflow", &mut io::stdout());
-            Ok(Exit::Done)
+            // Not written at once: what writes it panics where nobody reads.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "dnsflow", &mut script);
+            output.write_all(&script)?;
         }
         Command::Man { command } => {
             let mut page = Cli::command();
@@ -80,17 +85,10 @@ fn run() -> anyhow::Result<Exit> {
                 let found = page.find_subcommand(&name).context("no such subcommand")?;
                 page = found.clone().name(format!("dnsflow-{name}"));
             }
-            clap_mangen::Man::new(page).render(&mut io::stdout())?;
-            Ok(Exit::Done)
+            clap_mangen::Man::new(page).render(output)?;
         }
-        Command::Wait => {
-            wait::run().context("cannot wait")?;
-            Ok(Exit::Done)
-        }
-        Command::Crd => {
-            print!("{DEFINITION}");
-            Ok(Exit::Done)
-        }
+        Command::Wait => wait::run().context("cannot wait")?,
+        Command::Crd => output.write_all(DEFINITION.as_bytes())?,
         Command::Cleanup(options) => {
             let CleanupOptions {
                 openflow_socket: OpenflowSocket { path },
@@ -99,24 +97,14 @@ fn run() -> anyhow::Result<Exit> {
             } = options;
             let state_dir = state_dir.as_deref();
             if dry_run {
-                cleanup::dry_run(path, state_dir, &mut io::stdout().lock())
+                cleanup::dry_run(path, state_dir, output)
                     .context("cannot say what would be removed")?;
             } else {
                 let removed = cleanup::run(path, state_dir).context("flows may be left")?;
-                println!("{removed} flows removed");
+                writeln!(output, "{removed} flows removed")?;
             }
-            Ok(Exit::Done)
         }
     }
-}
-
-/// A reader who has seen enough, as `head`, is no failure.
-fn asked(result: Result<(), CommandError>) -> anyhow::Result<Exit> {
-    match result {
-        Err(error) if error.is_closed_pipe() => Ok(Exit::Done),
-        result => {
-            result?;
-            Ok(Exit::Done)
-        }
-    }
+    output.flush()?;
+    Ok(Exit::Done)
 }

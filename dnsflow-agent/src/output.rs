@@ -1,8 +1,49 @@
-//! How subcommands print a value for programs.
+//! Standard output, and how subcommands print a value for programs.
 
 use std::io::{self, IsTerminal as _, Write};
 
 use serde::Serialize;
+
+/// Standard output that remembers whether its reader has gone. A reader who has seen enough, as `head`, is no
+/// failure.
+#[derive(Debug)]
+pub struct Output {
+    stdout: io::Stdout,
+    reader_has_gone: bool,
+}
+
+impl Output {
+    /// That of this process.
+    pub fn of_this_process() -> Self {
+        Self {
+            stdout: io::stdout(),
+            reader_has_gone: false,
+        }
+    }
+
+    /// Whether something could not be written because nobody reads it.
+    pub fn reader_has_gone(&self) -> bool {
+        self.reader_has_gone
+    }
+
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            self.reader_has_gone |= error.kind() == io::ErrorKind::BrokenPipe;
+        })
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = self.stdout.write(bytes);
+        self.note(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.stdout.flush();
+        self.note(result)
+    }
+}
 
 /// Prints one value.
 pub(crate) fn write_json(value: &impl Serialize, output: &mut impl Write) -> io::Result<()> {

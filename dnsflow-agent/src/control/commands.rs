@@ -65,17 +65,6 @@ pub enum CommandError {
     },
 }
 
-impl CommandError {
-    /// Whether the reader of the answer has gone.
-    pub fn is_closed_pipe(&self) -> bool {
-        let error = match self {
-            Self::Output(error) | Self::Ask(AskError::Output(error)) => error,
-            _ => return false,
-        };
-        error.kind() == io::ErrorKind::BrokenPipe
-    }
-}
-
 /// `dnsflow status`.
 pub fn status(options: &ControlOptions, output: &mut impl Write) -> Result<(), CommandError> {
     let status: Status = block_on(client::get(&options.socket.path, "/v1/status", &[]))?;
