@@ -1,10 +1,20 @@
 //! People ask a running agent what it does, and why. The witnesses: what `ovs-ofctl` shows of the switch,
 //! and what the pods' own connections come to.
 
-use std::{collections::BTreeSet, time::Duration};
+mod snapshots;
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 
 use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::run};
 use serde_json::Value;
+use snapshots::Snapshots;
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
@@ -195,7 +205,7 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     pod.resolve("www.example.com").expect("the name is known");
 
     let directory = lab.base().join("bundle");
-    std::fs::create_dir(&directory).expect("there is room");
+    fs::create_dir(&directory).expect("there is room");
     let file = directory.join("bundle.tar.gz");
     let bundle = || {
         let file = file.to_str().expect("text");
@@ -206,7 +216,7 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
         .1
     };
     let unpack = || {
-        let mut tar = std::process::Command::new("tar");
+        let mut tar = Command::new("tar");
         run(tar.arg("-xzf").arg(&file).arg("-C").arg(&directory)).expect("it is an archive");
         let files = [
             "contents.json",
@@ -221,7 +231,7 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
         ];
         files.map(|file| {
             let path = directory.join("dnsflow-bundle").join(file);
-            std::fs::read_to_string(path).expect(file)
+            fs::read_to_string(path).expect(file)
         })
     };
     assert_eq!(bundle(), Some(0));
@@ -253,7 +263,7 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     assert!(check.contains(r#""check": "program""#), "{check}");
 
     agent.terminate().expect("it stops");
-    std::fs::remove_file(&file).expect("it is there");
+    fs::remove_file(&file).expect("it is there");
     assert_eq!(bundle(), Some(4));
     let [contents, status, .., check] = unpack();
     assert!(contents.contains("no agent answers at"), "{contents}");
@@ -287,33 +297,61 @@ case "$1 $2" in
 esac
 "#;
 
+/// `kubectl dnsflow`, with [`KUBECTL`].
+struct Plugin<'a> {
+    lab: &'a Lab,
+    directory: PathBuf,
+    program: PathBuf,
+}
+
+impl<'a> Plugin<'a> {
+    fn new(lab: &'a Lab) -> Self {
+        let directory = lab.base().join("bin");
+        fs::create_dir(&directory).expect("there is room");
+        let file = directory.join("kubectl");
+        fs::write(&file, KUBECTL).expect("there is room");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        let program = directory.join("kubectl-dnsflow");
+        symlink(binary(), &program).expect("there is room");
+        Self {
+            lab,
+            directory,
+            program,
+        }
+    }
+
+    /// What kubectl was asked, a call a line.
+    fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let path = std::env::var("PATH").expect("text");
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .env("PATH", format!("{}:{path}", self.directory.display()))
+            .env("KUBECTL_LOG", self.log())
+            .env("DNSFLOW", binary())
+            .env("DNSFLOW_CONTROL_SOCKET", self.lab.control_socket());
+        command
+    }
+}
+
+fn binary() -> PathBuf {
+    dnsflow_tests::agent::binary().expect("it is built")
+}
+
 #[test]
 fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
     let lab = lab!("control-kubectl", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);
     let _agent = lab.start_agent(&[]).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     pod.resolve("example.com").expect("the name is known");
-    let directory = lab.base().join("bin");
-    std::fs::create_dir(&directory).expect("there is room");
-    let file = directory.join("kubectl");
-    std::fs::write(&file, KUBECTL).expect("there is room");
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let dnsflow = dnsflow_tests::agent::binary().expect("it is built");
-    let plugin = directory.join("kubectl-dnsflow");
-    symlink(&dnsflow, &plugin).expect("there is room");
-    let log = directory.join("log");
+    let plugin = Plugin::new(&lab);
     let ask = |arguments: &[&str]| {
-        let path = std::env::var("PATH").expect("text");
-        let output = std::process::Command::new(&plugin)
-            .args(arguments)
-            .env("PATH", format!("{}:{path}", directory.display()))
-            .env("KUBECTL_LOG", &log)
-            .env("DNSFLOW", &dnsflow)
-            .env("DNSFLOW_CONTROL_SOCKET", lab.control_socket())
-            .output()
-            .expect("it runs");
+        let output = plugin.command(arguments).output().expect("it runs");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
         (
             text(output.stdout),
@@ -336,7 +374,7 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
     let (status, silent, code) = ask(&["--node", "node-1", "--context", "test", "status"]);
     assert_eq!((&*silent, code), ("", Some(0)));
     assert!(status.starts_with("NODE     AGENT "), "{status}");
-    let log = std::fs::read_to_string(log.clone()).expect("it was called");
+    let log = fs::read_to_string(plugin.log()).expect("it was called");
     assert!(
         log.ends_with(
             "--context test get pods --namespace dnsflow --selector app.kubernetes.io/name=dnsflow \
@@ -364,6 +402,72 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
     );
     let (_, _, code) = ask(&["cache", "lst"]);
     assert_eq!(code, Some(2));
+    let mut snapshots = Snapshots::default();
+    for command in [
+        "status",
+        "cache list",
+        "flows list",
+        "explain ns1/pod1 example.com",
+        "observe --event opened",
+        "log-level",
+    ] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let (output, silent, code) = ask(&arguments);
+        let output = format!("{output}{silent}");
+        snapshots.add(
+            "kubectl",
+            &format!("kubectl dnsflow {command}"),
+            &output,
+            code,
+        );
+    }
+    snapshots.check();
+}
+
+#[test]
+fn whoever_has_read_enough_ends_a_command_quietly() {
+    let lab = lab!("control-unread", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    pod.resolve("example.com").expect("the name is known");
+    let plugin = Plugin::new(&lab);
+    let socket = lab.socket("br-int.mgmt").display().to_string();
+    let cleanup = format!("cleanup --dry-run --openflow-socket {socket}");
+    let alone = [
+        "status",
+        "cache list",
+        "flows list -o json",
+        "explain ns1/pod1 203.0.113.9",
+        "observe --event opened",
+        "learn -n ns1 --for 1s",
+        "log-level",
+        "bundle",
+        "check",
+        "completion bash",
+        "man",
+        "crd",
+        &cleanup,
+    ];
+    let alone = alone.map(|command| {
+        let mut program = Command::new(binary());
+        program.env("DNSFLOW_CONTROL_SOCKET", lab.control_socket());
+        (program, command)
+    });
+    let merged = ["--node node-1 cache list", "--node node-1 status -o yaml"];
+    let merged = merged.map(|command| (plugin.command(&[]), command));
+    for (mut program, arguments) in alone.into_iter().chain(merged) {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        drop(reader);
+        program.args(arguments.split(' ')).stdout(writer);
+        let output = program.output().expect("it runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (output.status.code(), &*errors),
+            (Some(0), ""),
+            "{arguments}"
+        );
+    }
 }
 
 #[test]

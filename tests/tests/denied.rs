@@ -1,6 +1,8 @@
 //! Denied connections have names. The witness is what becomes of the pods' own connections, and for UDP
 //! what the switch would do with the datagram.
 
+mod snapshots;
+
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
@@ -9,6 +11,7 @@ use std::{
 
 use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::wait_until};
 use serde_json::Value;
+use snapshots::Snapshots;
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
@@ -214,16 +217,12 @@ fn a_dry_run_installs_nothing_and_says_what_it_would_do() {
             "1",
         ]],
     );
-    let (text, _) = lab
-        .ask_agent(&["observe", "--event", "would_open"])
-        .expect("the program runs");
-    print!("{text}");
-    assert!(
-        text.ends_with("ns1/pod1  would_open  www.example.com  -> 203.0.113.2  (rules 0)\n"),
-        "{text}"
-    );
-    let (text, _) = lab.ask_agent(&["status"]).expect("the program runs");
-    print!("{text}");
-    assert!(text.contains("1 as a dry run"), "{text}");
+    let mut snapshots = Snapshots::default();
+    for command in ["observe --event would_open", "status"] {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let (text, code) = lab.ask_agent(&arguments).expect("the program runs");
+        snapshots.add("dry-run", &format!("dnsflow {command}"), &text, code);
+    }
+    snapshots.check();
     assert_eq!(lab.dnsflow_flow_count().expect("the switch answers"), 0);
 }

@@ -1,5 +1,7 @@
 //! What the tree promises about itself and a compiler does not check.
 
+mod snapshots;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -162,4 +164,84 @@ fn every_test_that_the_document_on_security_names_is_there() {
         !texts.iter().any(|text| text.contains(&function))
     });
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new());
+}
+
+/// Commands with what they print, from a text with prompts.
+fn outputs(text: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut outputs: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in text.lines() {
+        match (line.strip_prefix("$ "), outputs.last_mut()) {
+            (Some(command), _) => outputs.push((command, Vec::new())),
+            (None, _) if line.starts_with("exit code ") => {}
+            (None, Some((_, lines))) => lines.push(line),
+            (None, None) => {}
+        }
+    }
+    for (_, lines) in &mut outputs {
+        while lines.last().is_some_and(|line| line.is_empty()) {
+            lines.pop();
+        }
+    }
+    outputs
+}
+
+/// Whether the document shows these lines. In it, `…` stands for any part of a line, and alone for any lines.
+fn shows(document: &[&str], lines: &[&str]) -> bool {
+    let Some((first, rest)) = document.split_first() else {
+        return lines.is_empty();
+    };
+    if *first == "…" {
+        return (0..=lines.len()).any(|skipped| shows(rest, &lines[skipped..]));
+    }
+    let Some((line, others)) = lines.split_first() else {
+        return false;
+    };
+    let mut parts = first.split('…');
+    let start = parts.next().unwrap_or_default();
+    let mut left = line.strip_prefix(start);
+    let mut parts: Vec<&str> = parts.collect();
+    let end = parts.pop();
+    for part in parts {
+        left = left.and_then(|left| Some(left.split_once(part)?.1));
+    }
+    let is_line = match (left, end) {
+        (Some(left), Some(end)) => left.ends_with(end),
+        (Some(left), None) => left.is_empty(),
+        (None, _) => false,
+    };
+    is_line && shows(rest, others)
+}
+
+/// People read an output in the documents as what they will see.
+#[test]
+fn every_output_in_the_document_on_asking_was_reviewed() {
+    let workspace = workspace();
+    let mut reviewed = String::new();
+    for entry in fs::read_dir(workspace.join("tests/tests/snapshots")).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|ending| ending == "txt") {
+            reviewed += &fs::read_to_string(path).expect("a text");
+        }
+    }
+    let reviewed = outputs(&reviewed);
+    let text = fs::read_to_string(workspace.join("docs/asking.md")).expect("a text");
+    // A block is indented by four; between two blocks stands a line that is not.
+    let blocks = text.lines().filter_map(|line| match line {
+        "" => Some(""),
+        line => line.strip_prefix("    ").or(Some("$ ")),
+    });
+    let blocks = snapshots::stated(&blocks.collect::<Vec<_>>().join("\n"));
+    let mut shown = outputs(&blocks);
+    shown.retain(|(command, _)| !command.is_empty());
+    assert!(shown.len() > 10, "{shown:#?}");
+    for (command, document) in shown {
+        let of_it = |(other, _): &&(&str, Vec<&str>)| *other == command;
+        let known: Vec<_> = reviewed.iter().filter(of_it).collect();
+        assert!(
+            known.iter().any(|(_, lines)| shows(&document, lines)),
+            "docs/asking.md shows of `{command}`\n{}\nA lab test adds outputs to tests/tests/snapshots; \
+             reviewed was {known:#?}",
+            document.join("\n")
+        );
+    }
 }

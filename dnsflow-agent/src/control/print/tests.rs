@@ -32,6 +32,7 @@ fn entry() -> EntryView {
             origin: Origin::InUse,
             ttl_left_s: 3725,
             told_s: 61,
+            resolver: Some("10.96.0.10:53".into()),
             rules: vec![0, 3],
         }],
         refused: None,
@@ -161,7 +162,7 @@ fn an_explanation_begins_with_the_verdict() {
 pod ns1/pod1 to 203.0.113.1:443
 
 203.0.113.1 BLOCKED (wrong_port): rule 0 allows it for tcp/80 only
-  told 1m1s ago: www.example.com, for 1h2m more (in_use), rules 0,3
+  told 1m1s ago by 10.96.0.10:53: www.example.com, for 1h2m more (in_use), rules 0,3
   rule 1 Deny cidrSelector: 0.0.0.0/0  decides: 203.0.113.1 is in 0.0.0.0/0
   flow cookie=0x1, table=50, priority=10,ip actions=drop, 7 packets, used: 2s ago
   hint: look at the weather

@@ -1,0 +1,298 @@
+//! What the subcommands print for people is what was reviewed (`snapshots/`), in the situations in which
+//! people ask. `docs/asking.md` shows nothing else.
+
+mod snapshots;
+
+use std::{
+    net::SocketAddrV4,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use dnsflow_tests::{
+    agent,
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    ovs::{Daemon, Stop},
+    process::wait_until,
+    topology::{DNS_POD, DNS_POD_PORT},
+};
+use serde_json::Value;
+use snapshots::Snapshots;
+
+/// Longer than it takes until the switch has told of packets and idle flows.
+const LIMIT: Duration = Duration::from_secs(60);
+const PATIENT: Duration = Duration::from_secs(5);
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+
+fn rules() -> Vec<RuleSpec> {
+    vec![
+        RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 25)]),
+        RuleSpec::deny("203.0.113.4/32").expect("a CIDR"),
+        RuleSpec::allow("203.0.113.5/32").expect("a CIDR"),
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
+    ]
+}
+
+const RECORDS: &[&str] = &[
+    "www.example.com. 300 IN A 203.0.113.2",
+    "mail.example.net. 300 IN A 203.0.113.3",
+    "denied.example.com. 300 IN A 203.0.113.4",
+    "cdn.example.org. 300 IN A 203.0.113.6",
+    "short.example.com. 1 IN A 203.0.113.7",
+    "local.example.com. 300 IN A 127.0.0.1",
+];
+
+fn ask(lab: &Lab, arguments: &[&str]) -> (String, Option<i32>) {
+    lab.ask_agent(arguments).expect("the program runs")
+}
+
+/// Asks, and adds the answer to a snapshot.
+fn show(snapshots: &mut Snapshots, name: &'static str, lab: &Lab, arguments: &[&str]) {
+    let (output, code) = ask(lab, arguments);
+    let command = format!("dnsflow {}", arguments.join(" "));
+    snapshots.add(name, &command, &output, code);
+}
+
+/// Explains a connection of pod1 in ns1, adds the answer, and compares the reason.
+fn explain(snapshots: &mut Snapshots, lab: &Lab, target: &str, expected: &str) {
+    explain_pod(snapshots, lab, "ns1/pod1", target, expected);
+}
+
+fn explain_pod(snapshots: &mut Snapshots, lab: &Lab, pod: &str, target: &str, expected: &str) {
+    assert_eq!(reason(lab, pod, target), expected, "{pod} {target}");
+    show(snapshots, "explain", lab, &["explain", pod, target]);
+}
+
+fn reason(lab: &Lab, pod: &str, target: &str) -> String {
+    let (text, _) = ask(lab, &["explain", pod, target, "-o", "json"]);
+    let explained: Value = serde_json::from_str(&text).expect("a list");
+    let reason = &explained[0]["addresses"][0]["reason"];
+    reason.as_str().unwrap_or_default().to_owned()
+}
+
+fn fetches(lab: &Lab, pod: &str, address: &str, limit: Duration) -> bool {
+    let url = format!("http://{address}/");
+    let fetched = lab.pod(pod).fetch(&url, limit);
+    fetched.expect("curl runs").result.is_ok()
+}
+
+/// A subcommand with the lab agent's options.
+fn with_options(lab: &Lab, subcommand: &str, other: &[(&str, &str)]) -> Command {
+    let binary = agent::binary().expect("it is built");
+    let agent = lab.agent_command(&binary).expect("a command");
+    let arguments = agent.get_args().map(|argument| {
+        let text = argument.to_str().expect("text").to_owned();
+        if text == "agent" {
+            subcommand.to_owned()
+        } else {
+            text
+        }
+    });
+    let mut arguments: Vec<String> = arguments.collect();
+    for (option, value) in other {
+        let at = arguments.iter().position(|argument| argument == option);
+        arguments[at.expect("the agent has it") + 1] = (*value).to_owned();
+    }
+    let mut command = Command::new(binary);
+    command.args(arguments);
+    lab.node().enter(&mut command).expect("a namespace");
+    command
+}
+
+#[test]
+fn answers_are_printed_as_reviewed() {
+    let lab = lab!("outputs", agent);
+    lab.set_firewall("ns1", &rules())
+        .expect("the rows are written");
+    lab.serve_dns(RECORDS).expect("the server starts");
+    let limits = [
+        "--max-addresses-per-name=1",
+        "--min-ttl=1s",
+        "--idle-grace=1s",
+    ];
+    let _agent = lab.start_agent(&limits).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    for name in [
+        "www.example.com",
+        "mail.example.net",
+        "denied.example.com",
+        "local.example.com",
+    ] {
+        pod.resolve(name).expect("the name is known");
+    }
+    let mut snapshots = Snapshots::default();
+    let all = &mut snapshots;
+    let observe = |event| ["observe", "--event", event];
+    show(all, "observe", &lab, &observe("opened"));
+    show(all, "observe", &lab, &observe("address_refused"));
+
+    for name in ["cdn.example.org", "short.example.com"] {
+        pod.resolve(name).expect("the name is known");
+    }
+    assert!(fetches(&lab, "ns1_pod1", "203.0.113.2", PATIENT));
+    for (address, denied) in [("203.0.113.6", 1), ("203.0.113.3", 2), ("203.0.113.8", 3)] {
+        assert!(!fetches(&lab, "ns1_pod1", address, BLOCKED), "{address}");
+        wait_until("the denial", PATIENT, || {
+            Ok(ask(&lab, &observe("denied")).0.lines().count() == denied)
+        })
+        .expect("it is told of");
+    }
+    show(all, "observe", &lab, &observe("denied"));
+    // The switch has told of the packets, and that nobody uses what has expired.
+    wait_until("the counters", LIMIT, || {
+        let (listed, _) = ask(&lab, &["explain", "ns1/pod1", "203.0.113.2", "-o", "json"]);
+        let is_expired = reason(&lab, "ns1/pod1", "203.0.113.7") == "expired";
+        let explained: Value = serde_json::from_str(&listed)?;
+        let flows = explained[0]["addresses"][0]["entry"]["flows"].as_array();
+        let mut flows = flows.into_iter().flatten();
+        Ok(is_expired && flows.any(|flow| flow["packets"].as_u64() > Some(0)))
+    })
+    .expect("they come");
+
+    explain(all, &lab, "203.0.113.2:80", "allowed_by_name");
+    explain(all, &lab, "203.0.113.5:80", "allowed_by_network");
+    explain_pod(all, &lab, "ns2/pod1", "203.0.113.6:80", "no_firewall");
+    // Twelve situations in which something is blocked; the last four are in the other test.
+    explain(all, &lab, "cdn.example.org:443", "denied_by_rule");
+    explain(all, &lab, "203.0.113.6:443", "not_resolved");
+    explain(all, &lab, "api.example.com", "not_resolved");
+    explain(all, &lab, "mail.example.net:80", "wrong_port");
+    explain(all, &lab, "denied.example.com", "denied_by_earlier_rule");
+    explain(all, &lab, "short.example.com", "expired");
+    explain(all, &lab, "local.example.com", "address_refused");
+    explain_pod(all, &lab, "ns1/pod2", "203.0.113.2:80", "told_to_other_pod");
+
+    show(all, "cache-list", &lab, &["cache", "list"]);
+    show(all, "flows-list", &lab, &["flows", "list"]);
+    show(all, "log-level", &lab, &["log-level"]);
+    show(all, "log-level", &lab, &["log-level", "debug"]);
+    show(all, "status", &lab, &["status"]);
+
+    // A second address of a name is one too many.
+    lab.serve_dns(&["www.example.com. 300 IN A 203.0.113.1"])
+        .expect("the server starts");
+    pod.resolve("www.example.com").expect("the name is known");
+    explain(all, &lab, "203.0.113.2:443", "limit_reached");
+
+    let socket = lab.socket("br-int.mgmt").display().to_string();
+    let cleanup = ["cleanup", "--openflow-socket", &socket, "--dry-run"];
+    let (output, code) = ask(&lab, &cleanup);
+    // The switch has them in no order.
+    let output = snapshots::stated(&output);
+    let mut lines: Vec<&str> = output.lines().collect();
+    let count = lines.pop().expect("the number of flows");
+    lines.sort_unstable();
+    // How many sentinel flows there are depends on OVN's release.
+    lines.dedup();
+    lines.push(count);
+    let output: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    all.add(
+        "cleanup-dry-run",
+        "dnsflow cleanup --dry-run",
+        &output,
+        code,
+    );
+
+    let output = with_options(&lab, "check", &[]).output().expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let text = text.replace(&lab.base().display().to_string(), "<lab>");
+    all.add("check", "dnsflow check", &text, output.status.code());
+
+    let learning = ["learn", "--namespace", "ns1", "--for", "3s"];
+    let (manifest, code) = thread::scope(|scope| {
+        let learning = scope.spawn(|| ask(&lab, &learning));
+        thread::sleep(Duration::from_secs(1));
+        pod.resolve("www.example.com").expect("the name is known");
+        learning.join().expect("no panic")
+    });
+    all.add(
+        "learn",
+        "dnsflow learn --namespace ns1 --for 3s",
+        &manifest,
+        code,
+    );
+
+    let mut tar = Command::new("tar");
+    let mut bundle = with_options(&lab, "bundle", &[]);
+    let mut bundle = bundle.stdout(Stdio::piped()).spawn().expect("it runs");
+    let archive = bundle.stdout.take().expect("a pipe");
+    let listed = tar.args(["--list", "--gzip"]).stdin(archive).output();
+    let listed = String::from_utf8(listed.expect("tar runs").stdout).expect("text");
+    let code = bundle.wait().expect("it ends").code();
+    all.add(
+        "bundle",
+        "dnsflow bundle | tar --list --gzip",
+        &listed,
+        code,
+    );
+
+    snapshots.check();
+}
+
+#[test]
+fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
+    let lab = lab!("outputs-unknown", agent);
+    lab.set_firewall("ns1", &rules())
+        .expect("the rows are written");
+    lab.serve_dns(RECORDS).expect("the server starts");
+    let mut snapshots = Snapshots::default();
+    let all = &mut snapshots;
+
+    // The agent has just started: a database of OVN's does not answer yet.
+    lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
+        .expect("it stops");
+    let agent = lab.spawn_agent(&[]).expect("it starts");
+    wait_until("the agent to answer", PATIENT, || {
+        Ok(lab.control_socket().exists() && ask(&lab, &["status"]).1 == Some(0))
+    })
+    .expect("it answers");
+    wait_until("the programs to be attached", PATIENT, || {
+        Ok(ask(&lab, &["status"]).0.contains("4 of 4 attached"))
+    })
+    .expect("they are");
+    unknown(all, &lab, "203.0.113.2:80", "agent_starting");
+    show(all, "status-starting", &lab, &["status"]);
+    lab.start_daemon(Daemon::NbDb).expect("it starts");
+    let agent = agent.wait_ready().expect("it is ready");
+
+    // The pod asks a server that is not trusted: itself, and not by the address of the Service.
+    let pod = lab.pod("ns1_pod1");
+    let server = SocketAddrV4::new(DNS_POD, DNS_POD_PORT);
+    pod.resolve_at(server, "www.example.com")
+        .expect("the name is known");
+    unknown(all, &lab, "www.example.com:80", "not_resolved");
+
+    // ovn-kubernetes has not written the ACL of a new rule, and never does.
+    let mut rules = rules();
+    rules.insert(0, RuleSpec::allow_name("*.example.org"));
+    lab.write_manifest("ns1", &rules).expect("a file");
+    pod.resolve("cdn.example.org").expect("the name is known");
+    wait_until("the agent to read the rules", PATIENT, || {
+        Ok(reason(&lab, "ns1/pod1", "203.0.113.6:80") == "acl_missing")
+    })
+    .expect("it reads them");
+    unknown(all, &lab, "203.0.113.6:80", "acl_missing");
+    wait_until("ovn-kubernetes to have had its time", LIMIT, || {
+        Ok(reason(&lab, "ns1/pod1", "203.0.113.6:80") == "firewall_not_taken_over")
+    })
+    .expect("it is over");
+    unknown(all, &lab, "203.0.113.6:80", "firewall_not_taken_over");
+    show(all, "status-problem", &lab, &["status"]);
+    agent.terminate().expect("it stops");
+    snapshots.check();
+}
+
+fn unknown(snapshots: &mut Snapshots, lab: &Lab, target: &str, expected: &str) {
+    assert_eq!(reason(lab, "ns1/pod1", target), expected, "{target}");
+    show(
+        snapshots,
+        "explain-unknown",
+        lab,
+        &["explain", "ns1/pod1", target],
+    );
+}
