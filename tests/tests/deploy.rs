@@ -17,12 +17,12 @@ use dnsflow_agent::{
 };
 use dnsflow_tests::support::{not_run, this_test};
 use k8s_openapi::api::{
-    core::v1::{Namespace, Pod, Probe, Service, Volume, VolumeMount},
+    core::v1::{ContainerPort, Namespace, Pod, Probe, Service, Volume, VolumeMount},
     discovery::v1::EndpointSlice,
 };
 use manifests::{
-    ERRANDS, Grant, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents, kind_story,
-    resources, typed,
+    ERRANDS, Grant, MONITORED, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents,
+    kind_story, resources, typed,
 };
 use rustix::thread::CapabilitySet;
 
@@ -155,6 +155,7 @@ fn every_object_says_what_it_is_part_of() -> Result<()> {
         "base/daemonset.yaml",
         "overlays/openshift/dns.yaml",
         "overlays/openshift/scc.yaml",
+        "components/podmonitor/podmonitor.yaml",
     ];
     let expected = serde_json::json!({
         "app.kubernetes.io/name": "dnsflow",
@@ -290,11 +291,47 @@ fn the_probes_ask_where_the_agent_listens() -> Result<()> {
                 .as_ref()
                 .and_then(|probe: &Probe| probe.http_get.as_ref());
             let get = get.context("an HTTP probe")?;
-            assert_eq!(get.host, Some(listen.ip().to_string()), "{name}");
+            let host = match listen.ip().is_unspecified() {
+                true => "127.0.0.1".to_owned(),
+                false => listen.ip().to_string(),
+            };
+            assert_eq!(get.host, Some(host), "{name}");
             let port = serde_json::to_value(&get.port)?;
             assert_eq!(port, listen.port(), "{name}");
             assert_eq!(get.path.as_deref(), Some(path), "{name}");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_pod_monitor_finds_the_metrics() -> Result<()> {
+    for (name, objects) in variants()? {
+        let is_monitored = name == MONITORED;
+        assert_eq!(
+            objects.pod_monitors.len(),
+            usize::from(is_monitored),
+            "{name}"
+        );
+        let listen = options(&objects)?.listen.context("--listen")?;
+        assert_eq!(listen.ip().is_loopback(), !is_monitored, "{name}");
+        let Some(monitor) = objects.pod_monitors.first() else {
+            continue;
+        };
+        let selector = &objects.daemon_sets[0].spec.selector;
+        assert_eq!(monitor["spec"]["selector"], serde_json::to_value(selector)?);
+        assert_eq!(monitor["metadata"]["namespace"], "dnsflow");
+        let [endpoint] = &monitor["spec"]["podMetricsEndpoints"]
+            .as_array()
+            .context("endpoints")?[..]
+        else {
+            bail!("not one endpoint");
+        };
+        let mut ports = objects.container()?.ports.iter().flatten();
+        let named = |port: &&ContainerPort| port.name.as_deref() == endpoint["port"].as_str();
+        let port = ports.find(named).context("a port of this name")?;
+        assert_eq!(port.container_port, i32::from(listen.port()));
+        assert_eq!(endpoint["path"], "/metrics");
     }
     Ok(())
 }

@@ -23,7 +23,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// What runs the agent, built on the base.
-pub(crate) const OVERLAYS: &[&str] = &["overlays/kind", "overlays/openshift", RESTRICTED];
+pub(crate) const OVERLAYS: &[&str] =
+    &["overlays/kind", "overlays/openshift", RESTRICTED, MONITORED];
+/// What the Prometheus Operator scrapes.
+pub(crate) const MONITORED: &str = "overlays/monitored";
 /// What runs the agent without `privileged`.
 pub(crate) const RESTRICTED: &str = "overlays/restricted";
 /// What runs something else on every node, with the command that it runs.
@@ -98,6 +101,8 @@ pub(crate) struct Objects {
     pub(crate) roles: Vec<Role>,
     pub(crate) bindings: Vec<RoleBinding>,
     pub(crate) daemon_sets: Vec<DaemonSet>,
+    /// The Prometheus Operator's, whose type is not at hand.
+    pub(crate) pod_monitors: Vec<Value>,
 }
 
 impl Objects {
@@ -111,6 +116,9 @@ impl Objects {
             (RBAC, Some("Role")) => self.roles.push(typed(value)?),
             (RBAC, Some("RoleBinding")) => self.bindings.push(typed(value)?),
             (Some("apps/v1"), Some("DaemonSet")) => self.daemon_sets.push(typed(value)?),
+            (Some("monitoring.coreos.com/v1"), Some("PodMonitor")) => {
+                self.pod_monitors.push(value.clone());
+            }
             (version, kind) => bail!("an object of the unknown kind {kind:?} in {version:?}"),
         }
         Ok(())
