@@ -1,5 +1,6 @@
 //! What the tree promises about itself and a compiler does not check.
 
+mod reference;
 mod snapshots;
 
 use std::{
@@ -164,6 +165,23 @@ fn every_test_that_the_document_on_security_names_is_there() {
         !texts.iter().any(|text| text.contains(&function))
     });
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new());
+}
+
+#[test]
+fn the_reference_of_options_is_that_of_the_parser() {
+    let file = workspace().join("docs/reference.md");
+    let text = reference::text();
+    if std::env::var_os(snapshots::BLESS).is_some() {
+        fs::write(&file, &text).expect("the file can be written");
+    }
+    let written = fs::read_to_string(&file).unwrap_or_default();
+    let mut lines = written.lines().zip(text.lines());
+    let differs = lines.find(|(written, made)| written != made);
+    assert!(
+        written == text,
+        "docs/reference.md is out of date ({differs:?}): run this test with {}=1",
+        snapshots::BLESS
+    );
 }
 
 /// Commands with what they print, from a text with prompts.

@@ -23,7 +23,7 @@ use similar::TextDiff;
 
 /// The environment variable that, whatever its value, has the files written anew. `git diff` then shows what
 /// there is to review.
-const BLESS: &str = "DNSFLOW_BLESS";
+pub(crate) const BLESS: &str = "DNSFLOW_BLESS";
 
 /// What commands have printed, by the name of the file where it was reviewed.
 #[derive(Debug, Default)]

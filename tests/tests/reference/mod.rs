@@ -1,0 +1,134 @@
+//! The text of `docs/reference.md`: each command with its options, as the command line's parser has them.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use clap::{Arg, Command, CommandFactory as _, Id};
+use dnsflow_agent::{kubectl::Plugin, options::Cli};
+
+const HEAD: &str = "\
+# Commands and options
+
+Made from the command line's parser; `DNSFLOW_BLESS=1 cargo test -p dnsflow-tests --test tidy` writes this file anew, and a
+test fails where it is out of date. What the answers mean is in [asking.md](asking.md).
+
+A TIME has a unit: `500ms`, `60s`, `5m`, `1h`. A list has commas, in an environment variable too. An option on the command
+line comes before its environment variable. `--help` is an option of each command, and `dnsflow --version` names the
+version.
+";
+
+/// The whole document.
+pub(crate) fn text() -> String {
+    let cli = Cli::command();
+    let agent = cli.find_subcommand("agent").expect("it is there");
+    let of_agent: BTreeSet<&Id> = agent.get_arguments().map(Arg::get_id).collect();
+    let mut text = HEAD.to_owned();
+    for command in shown(&cli) {
+        section(command, "dnsflow", &of_agent, &mut text);
+    }
+    let plugin = Plugin::command();
+    section(&plugin.name("dnsflow"), "kubectl", &of_agent, &mut text);
+    text
+}
+
+fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+    let commands = command.get_subcommands();
+    commands.filter(|command| !command.is_hide_set())
+}
+
+fn section(command: &Command, parent: &str, of_agent: &BTreeSet<&Id>, text: &mut String) {
+    let name = format!("{parent} {}", command.get_name());
+    if command.has_subcommands() {
+        for below in shown(command) {
+            section(below, &name, of_agent, text);
+        }
+        return;
+    }
+    let arguments = command.get_arguments();
+    let arguments: Vec<&Arg> = arguments.filter(|one| !one.is_hide_set()).collect();
+    let is_shared = |one: &Arg| name != "dnsflow agent" && of_agent.contains(one.get_id());
+    // A command with a few of the agent's options has them in its own table.
+    let shares_all = arguments.iter().filter(|one| is_shared(one)).count() > 10;
+    let own = arguments.into_iter();
+    let own = own.filter(|one| !(shares_all && is_shared(one)));
+    let (positional, options): (Vec<&Arg>, Vec<&Arg>) = own.partition(|one| one.is_positional());
+    let about = command.get_about().map(ToString::to_string);
+    let values: String = positional
+        .iter()
+        .map(|one| format!(" {}", value(one)))
+        .collect();
+    let _ = write!(
+        text,
+        "\n## {name}{values}\n\n{}.\n",
+        about.unwrap_or_default()
+    );
+    let rows = positional.iter().chain(&options);
+    let rows: Vec<String> = rows.map(|one| row(one)).collect();
+    if !rows.is_empty() {
+        let _ = write!(
+            text,
+            "\n| option | default | environment | meaning |\n|---|---|---|---|\n{}",
+            rows.concat()
+        );
+    }
+    if shares_all {
+        let _ = writeln!(
+            text,
+            "\nAll options of [dnsflow agent](#dnsflow-agent) are options of this command, too."
+        );
+    }
+}
+
+fn row(argument: &Arg) -> String {
+    let names = match (argument.get_short(), argument.get_long()) {
+        (Some(short), Some(long)) => format!("-{short}, --{long}"),
+        (None, Some(long)) => format!("--{long}"),
+        _ => String::new(),
+    };
+    let takes_value = argument.get_action().takes_values();
+    let option = match (names.is_empty(), takes_value) {
+        (true, _) => value(argument),
+        (false, true) => format!("{names} {}", value(argument)),
+        (false, false) => names,
+    };
+    let defaults = argument.get_default_values().iter();
+    let defaults: Vec<_> = defaults.map(|one| one.to_string_lossy()).collect();
+    let is_needed = argument.is_required_set();
+    let default = match (&defaults[..], is_needed) {
+        ([], true) => "must be given".to_owned(),
+        ([], false) => String::new(),
+        _ => format!("`{}`", defaults.join(",")),
+    };
+    let environment = argument
+        .get_env()
+        .map(|name| format!("`{}`", name.to_string_lossy()));
+    let mut meaning = argument
+        .get_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let possible = argument.get_possible_values();
+    if takes_value && !possible.is_empty() {
+        let possible: Vec<String> = possible
+            .iter()
+            .map(|one| format!("`{}`", one.get_name()))
+            .collect();
+        let _ = write!(meaning, " ({})", possible.join(", "));
+    }
+    let cells = [
+        format!("`{option}`"),
+        default,
+        environment.unwrap_or_default(),
+        meaning.replace('*', "\\*"),
+    ];
+    let cells = cells.map(|cell| cell.replace('|', "\\|"));
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// The name of an argument's value.
+fn value(argument: &Arg) -> String {
+    let names = argument.get_value_names().into_iter().flatten();
+    let names: Vec<&str> = names.map(|name| name.as_str()).collect();
+    match names[..] {
+        [] => argument.get_id().as_str().to_uppercase(),
+        _ => names.join(" "),
+    }
+}
