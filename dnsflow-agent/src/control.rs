@@ -12,6 +12,7 @@ pub mod history;
 pub mod journal;
 pub mod learned;
 pub(crate) mod print;
+pub mod pruned;
 pub mod server;
 pub mod trial;
 
@@ -115,6 +116,11 @@ impl AgentCommand {
                 .collect(),
         }
     }
+}
+
+/// A moment, as RFC 3339 writes it, in UTC with microseconds.
+pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
+    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.6}"))
 }
 
 /// A moment, as RFC 3339 writes it, in UTC with milliseconds.

@@ -26,6 +26,7 @@ pub mod options;
 pub mod output;
 pub mod ovn_db;
 pub mod ovsdb;
+pub mod replay;
 pub mod rights;
 pub mod state;
 pub mod vswitch_db;

@@ -13,6 +13,7 @@ use dnsflow_agent::{
     logging::Log,
     options::{CacheCommand, CleanupOptions, Cli, Command, FlowsCommand, OpenflowSocket},
     output::Output,
+    replay,
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
@@ -65,6 +66,8 @@ fn run(output: &mut Output) -> anyhow::Result<Exit> {
         Command::Observe(options) => commands::observe(&options, output)?,
         Command::Learn(options) => return Ok(commands::learn(&options, output)?),
         Command::Try(options) => return Ok(commands::try_firewalls(&options, output)?),
+        Command::Prune(options) => return Ok(commands::prune(&options, output)?),
+        Command::Replay(options) => return Ok(replay::run(&options, output)?),
         Command::LogLevel(options) => commands::log_level(&options, output)?,
         Command::Bundle(options) => return bundle::run(*options, output).context("no bundle"),
         Command::Explain(options) => {

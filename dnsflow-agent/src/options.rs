@@ -22,7 +22,7 @@ use ipnet::IpNet;
 pub use asking::{
     CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
     LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
-    PodName, TryOptions,
+    PodName, PruneOptions, ReplayOptions, TryOptions,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};
@@ -61,6 +61,11 @@ pub enum Command {
     Learn(LearnOptions),
     /// Say what EgressFirewalls that are not applied would have done with the last hour's connections
     Try(TryOptions),
+    /// Say which rules of a namespace nobody has used, which names its wildcards stand for, and what
+    /// ovn-kubernetes alone would have denied
+    Prune(PruneOptions),
+    /// Say what a capture of pods' packets would have opened and denied; needs no agent and no privilege
+    Replay(ReplayOptions),
     /// Show what the agent logs, or change it until the agent ends
     LogLevel(LogLevelOptions),
     /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options

@@ -24,6 +24,7 @@ use crate::ovsdb::{
     session::ServerError,
 };
 
+pub(crate) mod address_sets;
 pub mod nb;
 pub mod sb;
 

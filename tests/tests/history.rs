@@ -3,13 +3,15 @@
 
 mod snapshots;
 
-use std::{fs, time::Duration};
+use std::{fs, process::Command, time::Duration};
 
 use dnsflow_tests::{
+    agent,
     firewall::{self, RuleSpec},
     lab,
     lab::Lab,
     process::wait_until,
+    support,
 };
 use serde_json::Value;
 use snapshots::Snapshots;
@@ -131,4 +133,92 @@ fn what_a_firewall_would_have_done_is_what_it_does_once_applied() {
     lab.set_firewall("ns1", &other)
         .expect("the rows are written");
     assert_eq!(try_all(), [false, true, false, true, false]);
+}
+
+#[test]
+fn what_nobody_uses_and_what_ovn_alone_would_deny_is_said() {
+    let lab = lab!("history-prune", agent);
+    let rules = and_deny(&[
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::allow_name("www.example.net"),
+        RuleSpec::allow("203.0.113.5/32").expect("a CIDR"),
+    ]);
+    lab.set_firewall("ns1", &rules)
+        .expect("the rows are written");
+    lab.serve_dns(&[
+        "www.example.com. 30 IN A 203.0.113.2",
+        "api.example.com. 30 IN A 203.0.113.3",
+    ])
+    .expect("the server starts");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    for name in ["www.example.com", "api.example.com"] {
+        let known = lab.pod("ns1_pod1").resolve(name);
+        known.expect("the name is known");
+    }
+    let central = [203, 0, 113, 3].into();
+    lab.resolve_centrally("example.com", &[central])
+        .expect("OVN takes it");
+    assert!(fetches(&lab, "ns1_pod1", "203.0.113.2", PATIENT));
+    assert!(fetches(&lab, "ns1_pod1", "203.0.113.3", PATIENT));
+    assert!(!fetches(&lab, "ns1_pod1", "203.0.113.9", BLOCKED));
+
+    let nb = format!("unix:{}", lab.socket("ovnnb_db.sock").display());
+    let prune = ["prune", "-n", "ns1", "--ovn-nb", &nb];
+    let places = |answer: &Value| {
+        let rules = answer["rules"].as_array().expect("a list").iter();
+        let places = rules.map(|rule| rule["places"].as_u64().expect("a number") as usize);
+        places.sum()
+    };
+    let answer = ask_about(&lab, &prune, places, 3);
+    let rules = answer["rules"].as_array().expect("a list").iter();
+    let used: Vec<_> = rules.map(|rule| rule["used"].as_str()).collect();
+    let used: Vec<_> = used.into_iter().flatten().collect();
+    assert_eq!(used, ["connected", "never", "never", "connected"]);
+    let only = answer["only_by_answer"].as_array().expect("it was asked");
+    let only: Vec<_> = only.iter().map(|one| &one["target"]).collect();
+    assert_eq!(only, ["203.0.113.2:80"]);
+    let (text, code) = ask(&lab, &prune);
+    assert_eq!(code, Some(0));
+    let mut snapshots = Snapshots::default();
+    snapshots.add("prune", "dnsflow prune --namespace ns1", &text, code);
+    snapshots.check();
+    let (text, code) = ask(&lab, &["prune", "-n", "ns1", "--ovn-nb", "unix:/nowhere"]);
+    assert_eq!(code, Some(4), "{text}");
+    let (text, code) = ask(&lab, &["prune", "-n", "ns2"]);
+    assert_eq!((&*text, code), ("", Some(1)));
+
+    // Without the agent's flows, OVN is alone.
+    agent.terminate().expect("it stops");
+    let socket = lab.socket("br-int.mgmt");
+    let socket = socket.to_str().expect("text");
+    let (text, code) = ask(&lab, &["cleanup", "--openflow-socket", socket]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!fetches(&lab, "ns1_pod1", "203.0.113.2", BLOCKED));
+    assert!(fetches(&lab, "ns1_pod1", "203.0.113.3", PATIENT));
+}
+
+/// The capture was made in a pod of a lab; unit tests of the agent say what is in it.
+#[test]
+fn a_capture_is_replayed_without_an_agent() {
+    let workspace = support::workspace().expect("a workspace");
+    let mut snapshots = Snapshots::default();
+    let arguments = [
+        "replay",
+        "eth.pcap",
+        "--manifests",
+        "manifests",
+        "--resolver",
+        "10.96.0.10",
+        "--cluster-networks",
+        "10.244.0.0/16",
+    ];
+    let output = Command::new(agent::binary().expect("it is built"))
+        .args(arguments)
+        .current_dir(workspace.join("dnsflow-agent/src/replay/tests"))
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let command = format!("dnsflow {}", arguments.join(" "));
+    snapshots.add("replay", &command, &text, output.status.code());
+    snapshots.check();
 }

@@ -95,6 +95,11 @@ impl Trial {
     pub fn decide(&self, facts: &Facts<'_>) -> Outcome {
         let told = facts.names.iter().flat_map(|name| self.matching(name));
         let told: BTreeSet<u32> = told.collect();
+        self.decide_by(facts, |rule| told.contains(&rule))
+    }
+
+    /// The same, where the rules by name match for another reason than what the pod was told.
+    pub fn decide_by(&self, facts: &Facts<'_>, matches_name: impl Fn(u32) -> bool) -> Outcome {
         let mut may_match: Vec<(RuleAction, Unless)> = Vec::new();
         let mut decided = (RuleAction::Allow, None);
         for (index, rule) in (0..).zip(&self.rules) {
@@ -111,7 +116,7 @@ impl Trial {
                     false
                 }
                 Destination::Name(_) => {
-                    let is_told = told.contains(&index);
+                    let is_told = matches_name(index);
                     let is_opened = rule.action == RuleAction::Deny || !facts.is_refused;
                     // Where the pod was told a name, ovn-kubernetes is unlikely to know another one.
                     if (is_told && !is_opened) || facts.names.is_empty() {

@@ -526,6 +526,17 @@ fn severity(severity: Severity) -> &'static str {
     }
 }
 
+/// A rule as the resource writes it, such as `Allow dnsName: example.com tcp/443`.
+pub fn rule_text(rule: &Rule) -> String {
+    let ports = rule.ports.iter().copied().map(transport_text);
+    let ports: String = ports.map(|ports| format!(" {ports}")).collect();
+    let (action, destination) = (
+        action_text(rule.action),
+        destination_text(&rule.destination),
+    );
+    format!("{action} {destination}{ports}")
+}
+
 /// The action of a rule, as the resource writes it.
 fn action_text(action: RuleAction) -> &'static str {
     match action {

@@ -1,6 +1,7 @@
 //! The subcommands that ask a running agent.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     time::{Duration, Instant},
 };
@@ -16,6 +17,7 @@ use super::{
     journal::Event,
     learned::{Learned, Line},
     print::{self, CacheRow, FlowRow, Row},
+    pruned::{self, Pruning},
     trial::{Change, Trialled},
 };
 use crate::{
@@ -24,9 +26,10 @@ use crate::{
     manifests::Files,
     options::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
-        LogLevelOptions, ObserveOptions, OutputFormat, TryOptions,
+        LogLevelOptions, ObserveOptions, OutputFormat, PruneOptions, TryOptions,
     },
     output::{write_json, write_json_line, write_yaml},
+    ovn_db::address_sets,
 };
 
 /// Why a subcommand has failed.
@@ -44,6 +47,12 @@ pub enum CommandError {
     /// The manifests say nothing.
     #[error("cannot read the manifests: {0}")]
     Manifests(String),
+    /// The namespace has no EgressFirewall.
+    #[error("namespace {namespace} has no EgressFirewall")]
+    NoFirewall {
+        /// The namespace.
+        namespace: String,
+    },
     /// The namespace has no pods here.
     #[error(
         "no pod of {namespace} has an interface on this node: ask the agent of a node with one"
@@ -145,7 +154,9 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
 /// `dnsflow try`: whether all that is allowed would stay allowed.
 pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
     let TryOptions { file, control } = options;
-    let Files { firewalls, reasons } = Files::read(file).map_err(CommandError::Manifests)?;
+    let Files {
+        firewalls, reasons, ..
+    } = Files::read(file).map_err(CommandError::Manifests)?;
     for reason in &reasons {
         eprintln!("{reason}");
     }
@@ -175,6 +186,59 @@ pub fn try_firewalls(options: &TryOptions, output: &mut impl Write) -> Result<Ex
         }
     }
     Ok(exit)
+}
+
+/// `dnsflow prune`: whether OVN's database could be asked, too.
+pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+    let PruneOptions {
+        namespace,
+        ovn_nb,
+        control,
+    } = options;
+    let socket = &control.socket.path;
+    let parameters = [("namespace", namespace.clone())];
+    let mut entries: Vec<EntryView> = Vec::new();
+    let take = |entry| {
+        entries.push(entry);
+        Ok(())
+    };
+    let (present, known) = block_on(async {
+        let present: PresentFirewall = client::get(socket, "/v1/firewall", &parameters).await?;
+        client::lines(socket, "/v1/cache", &parameters, take).await?;
+        Ok((present, Known::ask(socket, Some(namespace)).await?))
+    })?;
+    let Some(firewall) = present.firewall() else {
+        return Err(CommandError::NoFirewall {
+            namespace: namespace.clone(),
+        });
+    };
+    let names = pruned::names_of(&firewall);
+    let resolved = block_on(async {
+        Ok(match names[..] {
+            [] => Ok(BTreeMap::new()),
+            _ => address_sets::of_names(ovn_nb.clone(), &names).await,
+        })
+    })?;
+    if let Err(error) = &resolved {
+        eprintln!("what ovn-kubernetes alone would have denied is missing: {error}");
+    }
+    let pruning = Pruning::new(
+        namespace,
+        (&firewall, present.subdomains),
+        present.came_s,
+        &known,
+        &entries,
+        resolved.as_ref().ok(),
+    );
+    match control.output.format {
+        OutputFormat::Table => print::pruning(&pruning, output),
+        OutputFormat::Json => write_json(&pruning, output),
+        OutputFormat::Yaml => write_yaml(&pruning, output),
+    }?;
+    Ok(match resolved {
+        Ok(_) => Exit::Done,
+        Err(_) => Exit::Incomplete,
+    })
 }
 
 /// `dnsflow log-level`.

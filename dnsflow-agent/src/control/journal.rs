@@ -136,7 +136,7 @@ impl Journal {
 }
 
 /// A report as an event.
-fn event(time: SystemTime, report: Report) -> Event {
+pub(crate) fn event(time: SystemTime, report: Report) -> Event {
     let base = |event: &str| Event {
         time: rfc3339(time),
         event: event.to_owned(),

@@ -12,6 +12,7 @@ use tabwriter::TabWriter;
 use super::{
     Status,
     journal::Event,
+    pruned::{Pruning, RuleUse, Since, Used},
     trial::{Change, Changed, Trialled},
 };
 use crate::logging::Levels;
@@ -366,6 +367,95 @@ pub(crate) fn trialled(trialled: &Trialled, output: &mut impl Write) -> io::Resu
     let lines = problems.iter().map(|text| ("problem", text));
     for (head, text) in lines.chain(notes.iter().map(|text| ("note", text))) {
         writeln!(output, "{head}: {text}")?;
+    }
+    Ok(())
+}
+
+/// What is known of a rule.
+struct RuleRow<'a>(&'a RuleUse);
+
+impl Row for RuleRow<'_> {
+    fn heads() -> Vec<&'static str> {
+        vec!["RULE", "TEXT", "USED", "PLACES", "NAMES"]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self(rule) = self;
+        let names = rule.names.iter().map(|name| match name.last_s {
+            Some(last_s) => format!("{} ({} ago)", name.name, seconds(last_s)),
+            None => format!("{} (told)", name.name),
+        });
+        let names: Vec<_> = names.collect();
+        vec![
+            rule.rule.to_string(),
+            rule.text.clone(),
+            match (rule.used, rule.last_s) {
+                (Used::Connected, Some(last_s)) => format!("{} ago", seconds(last_s)),
+                (Used::Connected, None) => "yes".to_owned(),
+                (Used::Told, _) => "told only".to_owned(),
+                (Used::Never, _) => "never".to_owned(),
+                (Used::NotKnown, _) => "not known".to_owned(),
+            },
+            rule.places.to_string(),
+            match names[..] {
+                [] => "-".to_owned(),
+                _ => names.join(", "),
+            },
+        ]
+    }
+}
+
+/// `dnsflow prune`.
+pub(crate) fn pruning(pruning: &Pruning, output: &mut impl Write) -> io::Result<()> {
+    let Pruning {
+        namespace,
+        known_s,
+        known_since,
+        rules,
+        only_by_answer,
+    } = pruning;
+    let since = match known_since {
+        Since::AgentStart => "since the agent has started",
+        Since::FirewallChange => "since the EgressFirewall has changed",
+        Since::AnHour => "nothing older is remembered",
+    };
+    writeln!(
+        output,
+        "namespace {namespace}: what its pods on this node have done for {} ({since})\n",
+        seconds(*known_s)
+    )?;
+    let mut table = table::<RuleRow<'_>>(&mut *output)?;
+    table.extend(rules.iter().map(RuleRow))?;
+    table.end()?;
+    writeln!(output)?;
+    let unused: Vec<u32> = pruning.unused().map(|rule| rule.rule).collect();
+    writeln!(output, "never used: rules {}", numbers(&unused))?;
+    for rule in rules.iter().filter(|rule| !rule.narrower.is_empty()) {
+        writeln!(
+            output,
+            "instead of the wildcard of rule {}: {}",
+            rule.rule,
+            rule.narrower.join(", ")
+        )?;
+    }
+    let Some(only) = only_by_answer else {
+        return Ok(());
+    };
+    writeln!(
+        output,
+        "connections that ovn-kubernetes alone would deny now: {}",
+        only.len()
+    )?;
+    for one in only {
+        writeln!(
+            output,
+            "  {} to {} ({}), rule {}, {} ago",
+            pod(namespace, &one.pod),
+            one.target,
+            one.names.join(", "),
+            one.rule,
+            seconds(one.last_s)
+        )?;
     }
     Ok(())
 }

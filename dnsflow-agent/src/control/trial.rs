@@ -160,9 +160,9 @@ pub(crate) fn decide(trial: &Trial, connection: &ConnectionView) -> Outcome {
 
 impl PresentFirewall {
     /// The rules that are there.
-    pub(crate) fn trial(&self) -> Option<Trial> {
+    pub(crate) fn firewall(&self) -> Option<Firewall> {
         match convert::firewall(self.resource.as_ref()?).reading {
-            Reading::Firewall(_, firewall) => Some(Trial::new(&firewall, self.subdomains)),
+            Reading::Firewall(_, firewall) => Some(firewall),
             Reading::Unreadable(_) | Reading::Ignored => None,
         }
     }
@@ -178,7 +178,8 @@ impl Trialled {
         problems: Vec<String>,
     ) -> Self {
         let then = Trial::new(firewall, present.subdomains);
-        let now = present.trial();
+        let now = present.firewall();
+        let now = now.map(|now| Trial::new(&now, present.subdomains));
         let mut trialled = Self {
             namespace: id.namespace.clone(),
             rules_now: now.as_ref().map(|now| now.rules().len()),

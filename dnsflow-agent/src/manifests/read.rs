@@ -157,6 +157,23 @@ pub struct Files {
     pub firewalls: Vec<(FirewallId, Firewall, Vec<String>)>,
     /// What is wrong with the files and with other objects.
     pub reasons: Vec<String>,
+    /// The pods among the objects.
+    pub pods: Vec<Value>,
+}
+
+/// The manifests of a directory, in the order of their names.
+pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let names = Directory::new(directory.to_owned()).names()?;
+    Ok(names.iter().map(|name| directory.join(name)).collect())
+}
+
+/// The pods of a document, which may be a list.
+fn pods(document: &Value) -> Vec<Value> {
+    match (document["kind"].as_str(), document["items"].as_array()) {
+        (Some("Pod"), _) => vec![document.clone()],
+        (Some("List"), Some(items)) => items.iter().flat_map(pods).collect(),
+        _ => Vec::new(),
+    }
 }
 
 impl Files {
@@ -175,6 +192,7 @@ impl Files {
             let mut content = Content::default();
             for document in &documents {
                 content.add(document, &[]);
+                files.pods.extend(pods(document));
             }
             let reasons = content.reasons.into_iter();
             files

@@ -2,10 +2,11 @@
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, Subcommand, ValueEnum};
-use dnsflow_core::{name::DomainName, recording};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
+use dnsflow_core::{name::DomainName, recording, refused::parse_network, resolver::Resolver};
+use ipnet::IpNet;
 
-use crate::control;
+use crate::{control, ovsdb::Remotes, replay::PodAddresses};
 
 /// What `dnsflow cache` can do.
 #[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
@@ -164,6 +165,54 @@ pub struct TryOptions {
     /// Where to ask.
     #[command(flatten)]
     pub control: ControlOptions,
+}
+
+/// The options of `dnsflow prune`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct PruneOptions {
+    /// The namespace whose EgressFirewall it is about
+    #[arg(short, long)]
+    pub namespace: String,
+
+    /// OVN's northbound database [default: the first that exists of the usual sockets]
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_NB")]
+    pub ovn_nb: Option<Remotes>,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
+
+/// The options of `dnsflow replay`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ReplayOptions {
+    /// The capture: pcap or pcapng, of a pod's interface or of tcpdump -i any
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// Read EgressFirewalls, and pods with their addresses, from the manifests here
+    #[arg(long, value_name = "DIR")]
+    pub manifests: Option<PathBuf>,
+
+    /// A pod with its addresses, as ns1/web=10.244.0.5,fd00::5; may be given more than once
+    #[arg(long, value_name = "POD=ADDRESS")]
+    pub pod: Vec<PodAddresses>,
+
+    /// A DNS server that is trusted: IP, IP:PORT or [IPv6]:PORT, more than one with commas
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
+    pub resolver: Vec<Resolver>,
+
+    /// The cluster's own networks, which are never opened, and where connections are not judged
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_network)]
+    pub cluster_networks: Vec<IpNet>,
+
+    /// Whether a dnsName without a wildcard also matches its sub-domains
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    pub subdomains: bool,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputOptions,
 }
 
 /// The options of `dnsflow log-level`.

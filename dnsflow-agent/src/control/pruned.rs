@@ -1,0 +1,272 @@
+//! Which rules of an EgressFirewall nobody has used lately, and what keeps pods working
+//! (`dnsflow prune`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use dnsflow_core::{
+    firewall::{Destination, Firewall, RuleAction},
+    name::{DnsName, DomainName},
+    trial::{Facts, Trial},
+    view::{self, EntryView, Verdict},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{history::Known, trial};
+
+/// What is known of the rules of a namespace.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Pruning {
+    /// The namespace.
+    pub namespace: String,
+    /// The seconds that are known of.
+    pub known_s: u64,
+    /// What limits this time: `agent_start`, `firewall_change` or `an_hour`.
+    pub known_since: Since,
+    /// The rules, in their order.
+    pub rules: Vec<RuleUse>,
+    /// The connections that ovn-kubernetes alone would have denied; none where this could not be asked.
+    pub only_by_answer: Option<Vec<OnlyByAnswer>>,
+}
+
+/// What limits the time that is known of.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Since {
+    /// The agent has started then.
+    AgentStart,
+    /// The rules of the EgressFirewall came then.
+    FirewallChange,
+    /// Nothing older is remembered.
+    AnHour,
+}
+
+/// What is known of a rule.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct RuleUse {
+    /// Its index in `spec.egress`.
+    pub rule: u32,
+    /// The rule, as the resource writes it.
+    pub text: String,
+    /// Whether anything has used it.
+    pub used: Used,
+    /// The places (pod, address, protocol, port) over which it decided.
+    pub places: usize,
+    /// The seconds since the last use, where there was one.
+    pub last_s: Option<u64>,
+    /// The names that it has matched, with the seconds since a connection to each, where there was one.
+    pub names: Vec<NameUse>,
+    /// The names that would replace the rule's wildcard; none where it has none.
+    pub narrower: Vec<String>,
+}
+
+/// Whether anything has used a rule.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Used {
+    /// It has decided over a connection.
+    Connected,
+    /// Pods were told addresses for it, and did not connect.
+    Told,
+    /// By nothing that is known.
+    Never,
+    /// The agent cannot know: the rule selects nodes, or cannot be used.
+    NotKnown,
+}
+
+/// A name that a rule has matched.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct NameUse {
+    /// The name.
+    pub name: String,
+    /// The seconds since the last connection; none where pods were only told.
+    pub last_s: Option<u64>,
+}
+
+/// A connection that the pod's own DNS answer has allowed.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct OnlyByAnswer {
+    /// The pod.
+    pub pod: String,
+    /// The destination, as `dnsflow explain` takes it.
+    pub target: String,
+    /// The names that the pod was told the address for.
+    pub names: Vec<String>,
+    /// The rule that allows it.
+    pub rule: u32,
+    /// The seconds since the last attempt.
+    pub last_s: u64,
+}
+
+/// The names of a firewall's rules, by the rule's index.
+pub(crate) fn names_of(firewall: &Firewall) -> Vec<(u32, DnsName)> {
+    let rules = (0..).zip(&firewall.rules);
+    let names = rules.filter_map(|(index, rule)| match &rule.destination {
+        Destination::Name(name) => Some((index, name.clone())),
+        Destination::Cidr(_) | Destination::Nodes | Destination::Invalid(_) => None,
+    });
+    names.collect()
+}
+
+/// What is known of one rule, while it is gathered.
+#[derive(Default)]
+struct Gathered {
+    places: usize,
+    last_s: Option<u64>,
+    names: BTreeMap<String, Option<u64>>,
+}
+
+impl Gathered {
+    fn use_at(&mut self, ago_s: u64) {
+        self.last_s = Some(self.last_s.map_or(ago_s, |last| last.min(ago_s)));
+    }
+
+    fn name(&mut self, name: &str, ago_s: Option<u64>) {
+        let last = self.names.entry(name.to_owned()).or_default();
+        *last = match (*last, ago_s) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+    }
+}
+
+impl Pruning {
+    /// What connections and cache entries say of the rules. `came_s` are the seconds since the rules came,
+    /// and `resolved` what ovn-kubernetes has resolved the name of each rule to.
+    pub fn new(
+        namespace: &str,
+        (firewall, subdomains): (&Firewall, bool),
+        came_s: u64,
+        known: &Known,
+        entries: &[EntryView],
+        resolved: Option<&BTreeMap<u32, BTreeSet<IpAddr>>>,
+    ) -> Self {
+        let trial = Trial::new(firewall, subdomains);
+        let mut gathered: BTreeMap<u32, Gathered> = BTreeMap::new();
+        for connection in &known.connections {
+            let Some(rule) = trial::decide(&trial, connection).rule else {
+                continue;
+            };
+            let of_rule = gathered.entry(rule).or_default();
+            of_rule.places += 1;
+            of_rule.use_at(connection.last_s);
+            for name in trial::names_of(connection) {
+                if trial.matching(&name).any(|matching| matching == rule) {
+                    of_rule.name(&name.to_string(), Some(connection.last_s));
+                }
+            }
+        }
+        for entry in entries {
+            let used = entry.flows.iter().filter(|flow| flow.packets > 0);
+            let used_s = used.map(|flow| flow.idle_s).min();
+            for name in &entry.names {
+                for rule in &name.rules {
+                    let of_rule = gathered.entry(*rule).or_default();
+                    of_rule.name(&name.name, used_s);
+                    if let Some(used_s) = used_s {
+                        of_rule.use_at(used_s);
+                    }
+                }
+            }
+        }
+        let known_s = known.time.as_secs();
+        let (known_s, known_since) = match known_s {
+            _ if came_s < known_s => (came_s, Since::FirewallChange),
+            3600.. => (known_s, Since::AnHour),
+            _ => (known_s, Since::AgentStart),
+        };
+        let rules = (0..).zip(&firewall.rules).map(|(index, rule)| {
+            let Gathered {
+                places,
+                last_s,
+                names,
+            } = gathered.remove(&index).unwrap_or_default();
+            let is_wildcard = match &rule.destination {
+                Destination::Name(name) => name.is_wildcard(),
+                Destination::Cidr(_) | Destination::Nodes | Destination::Invalid(_) => false,
+            };
+            RuleUse {
+                rule: index,
+                text: view::rule_text(rule),
+                used: match (&rule.destination, last_s) {
+                    (Destination::Nodes | Destination::Invalid(_), _) => Used::NotKnown,
+                    (_, Some(_)) => Used::Connected,
+                    (_, None) if !names.is_empty() => Used::Told,
+                    (_, None) => Used::Never,
+                },
+                places,
+                last_s,
+                narrower: match is_wildcard {
+                    true => names.keys().cloned().collect(),
+                    false => Vec::new(),
+                },
+                names: names
+                    .into_iter()
+                    .map(|(name, last_s)| NameUse { name, last_s })
+                    .collect(),
+            }
+        });
+        Self {
+            namespace: namespace.to_owned(),
+            known_s,
+            known_since,
+            rules: rules.collect(),
+            only_by_answer: resolved
+                .map(|resolved| only_by_answer(firewall, &trial, known, resolved)),
+        }
+    }
+
+    /// The rules that nothing has used.
+    pub fn unused(&self) -> impl Iterator<Item = &RuleUse> {
+        self.rules.iter().filter(|rule| rule.used == Used::Never)
+    }
+}
+
+/// The connections that a rule by name allows, and that the same rules would deny with the addresses that
+/// ovn-kubernetes has resolved alone.
+fn only_by_answer(
+    firewall: &Firewall,
+    trial: &Trial,
+    known: &Known,
+    resolved: &BTreeMap<u32, BTreeSet<IpAddr>>,
+) -> Vec<OnlyByAnswer> {
+    let allows_by_name = |rule: u32| {
+        let rule = usize::try_from(rule)
+            .ok()
+            .and_then(|rule| firewall.rules.get(rule));
+        rule.is_some_and(|rule| {
+            rule.action == RuleAction::Allow && matches!(rule.destination, Destination::Name(_))
+        })
+    };
+    let only = known.connections.iter().filter_map(|connection| {
+        let rule = trial::decide(trial, connection).rule?;
+        if !allows_by_name(rule) {
+            return None;
+        }
+        let names: Vec<DomainName> = trial::names_of(connection);
+        let facts = Facts {
+            address: connection.address,
+            transport: connection.transport(),
+            names: &names,
+            is_refused: false,
+            is_node: connection.is_node,
+        };
+        let alone = trial.decide_by(&facts, |rule| {
+            let addresses = resolved.get(&rule);
+            addresses.is_some_and(|addresses| addresses.contains(&connection.address))
+        });
+        (alone.verdict == Verdict::Blocked).then(|| OnlyByAnswer {
+            pod: connection.pod.clone(),
+            target: view::target_text_of(connection.address, connection.protocol, connection.port),
+            names: connection.names.clone(),
+            rule,
+            last_s: connection.last_s,
+        })
+    });
+    only.collect()
+}
+
+#[cfg(test)]
+mod tests;

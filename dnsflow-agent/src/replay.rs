@@ -1,0 +1,500 @@
+//! `dnsflow replay`: a capture through the whole core, without node, cluster and privileges.
+//!
+//! The engine is the agent's. The kernel's part is in [`kernel`], by the same walk over the packets and the
+//! same keys; the switch's part is one that obeys at once ([`switch`]). Time is that of the capture, so that
+//! the same capture always leads to the same answer.
+
+pub mod capture;
+mod kernel;
+mod pods;
+mod switch;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::IpAddr,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use dnsflow_core::{
+    Command, Input, Timestamp,
+    attempts::{Attempt, Attempts},
+    engine::{Config, Engine},
+    firewall::FirewallUpdate,
+    flow::Protocol,
+    input::Frame,
+    ovn::rows::{Interface, InterfaceUpdate, MacAddress, RowId},
+    profile::StaticProfile,
+    refused::{Refusals, TooManyNetworks},
+    report::Report,
+    view::{self, Judged, Verdict},
+};
+use serde::{Deserialize, Serialize};
+
+pub use self::pods::{PodAddresses, PodAddressesError};
+use self::{
+    capture::{Capture, CaptureError, Packet},
+    kernel::{Kernel, Sent},
+    switch::Switch,
+};
+use crate::{
+    control::{
+        journal::{self, Event},
+        print, rfc3339_micros,
+    },
+    exit::Exit,
+    manifests::Files,
+    options::{OutputFormat, ReplayOptions},
+    output::{write_json_line, write_yaml},
+};
+
+/// Where the flows of a capture would go: the bridge is one without OVN, and nobody looks at its tables.
+const PROFILE: &str = "table=0,priority=10000,actions=resubmit(,1)";
+/// The clock at the first packet: late enough for whatever looks back.
+const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
+/// The kernel tells of attempts to connect to one place once in this time.
+const TOLD_AGAIN: Duration = Duration::from_secs(10);
+/// Deadlines that are met between two packets, at most: a capture that pauses for a year has no more to say.
+const DEADLINES_MAX: usize = 100_000;
+
+/// Why a capture cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The capture cannot be read.
+    #[error("cannot read the capture")]
+    Capture(#[from] CaptureError),
+    /// The manifests cannot be read.
+    #[error("cannot read the manifests: {0}")]
+    Manifests(String),
+    /// Nobody is known whose packets these could be.
+    #[error(
+        "no pod is known: name one with --pod NAMESPACE/POD=ADDRESS, or put its manifest into --manifests"
+    )]
+    NoPods,
+    /// More networks than are looked at.
+    #[error("--cluster-networks: {0}")]
+    TooManyNetworks(#[from] TooManyNetworks),
+    /// The answer cannot be written.
+    #[error("cannot write the answer")]
+    Output(#[from] io::Error),
+}
+
+/// A line for programs.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Line {
+    /// Something that would have happened.
+    Event(Event),
+    /// What became of a pod's packets that led to no event.
+    Ignored {
+        /// The namespace.
+        namespace: String,
+        /// The pod.
+        pod: String,
+        /// By reason.
+        reasons: BTreeMap<String, u64>,
+    },
+}
+
+/// `dnsflow replay`. The answer is not whole where the capture is broken off or holds packets that cannot be
+/// read.
+pub fn run(options: &ReplayOptions, output: &mut impl Write) -> Result<Exit, ReplayError> {
+    let files = Files::read(&manifests(options)?).map_err(ReplayError::Manifests)?;
+    for reason in &files.reasons {
+        eprintln!("{reason}");
+    }
+    for (id, _, reasons) in &files.firewalls {
+        for reason in reasons {
+            eprintln!("{id}: {reason}");
+        }
+    }
+    let mut pods = options.pod.clone();
+    pods.extend(files.pods.iter().filter_map(PodAddresses::of_manifest));
+    if pods.is_empty() {
+        return Err(ReplayError::NoPods);
+    }
+    let firewalls = files.firewalls.into_iter();
+    let firewalls = firewalls.map(|(id, firewall, _)| (id, Some(firewall)));
+    let update = FirewallUpdate {
+        reset: true,
+        firewalls: firewalls.collect(),
+    };
+    let mut capture = Capture::open(&options.file)?;
+    let mut replay = Replay::new(options, &pods, update)?;
+    let format = options.output.format;
+    replay.write(format, output)?;
+    let broken = loop {
+        match capture.read() {
+            Ok(Some(packet)) => replay.packet(&packet),
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+        replay.write(format, output)?;
+    };
+    replay.end();
+    replay.write(format, output)?;
+    replay.write_ignored(format, output)?;
+    if capture.cut() > 0 {
+        eprintln!(
+            "{} packets were captured in part: take captures with tcpdump --snapshot-length 0",
+            capture.cut()
+        );
+    }
+    if let Some(error) = &broken {
+        eprintln!("the capture is read up to here: {error}");
+    }
+    Ok(match broken.is_some() || capture.cut() > 0 {
+        true => Exit::Incomplete,
+        false => Exit::Done,
+    })
+}
+
+/// The manifests of the directory, in the order of their names.
+fn manifests(options: &ReplayOptions) -> Result<Vec<PathBuf>, ReplayError> {
+    let Some(directory) = &options.manifests else {
+        return Ok(Vec::new());
+    };
+    crate::manifests::names(directory)
+        .map_err(|error| ReplayError::Manifests(format!("{}: {error}", directory.display())))
+}
+
+/// A pod of the capture.
+struct Pod {
+    ifindex: u32,
+    port: String,
+}
+
+/// The engine with what is around it.
+struct Replay {
+    engine: Engine,
+    kernel: Kernel,
+    switch: Switch,
+    attempts: Attempts,
+    told: BTreeMap<(u32, IpAddr, Protocol, u16), Timestamp>,
+    pods: BTreeMap<IpAddr, Pod>,
+    now: Timestamp,
+    /// The time of the capture's first packet.
+    began: Option<Duration>,
+    lines: Vec<Line>,
+    ignored: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+impl Replay {
+    fn new(
+        options: &ReplayOptions,
+        pods: &[PodAddresses],
+        firewalls: FirewallUpdate,
+    ) -> Result<Self, ReplayError> {
+        let config = Config {
+            subdomains: options.subdomains,
+            // The text is a profile, as a test shows.
+            profile: PROFILE.parse::<StaticProfile>().ok(),
+            resolvers: options.resolver.iter().copied().collect(),
+            refusals: Refusals::new(&options.cluster_networks, &[], &[], &[])?,
+            ..Config::default()
+        };
+        let dns_ports = config.dns_ports;
+        let mut replay = Self {
+            engine: Engine::new(config),
+            kernel: Kernel::new(dns_ports, &options.resolver),
+            switch: Switch::default(),
+            attempts: Attempts::new(dns_ports),
+            told: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            now: START,
+            began: None,
+            lines: Vec::new(),
+            ignored: BTreeMap::new(),
+        };
+        let mut interfaces = Vec::new();
+        for (number, pod) in (1u32..).zip(pods) {
+            let port = format!("{}_{}", pod.namespace, pod.name);
+            let [.., a, b] = number.to_be_bytes();
+            let row = Interface {
+                name: format!("pod{number}").into(),
+                iface_id: port.clone(),
+                iface_id_ver: Some(port.clone()),
+                addresses: pod.addresses.clone(),
+                // Locally administered: the capture's own are not looked at.
+                mac: MacAddress::parse(&format!("02:00:00:00:{a:02x}:{b:02x}")),
+                network: None,
+                sandbox: None,
+                ofport: Some(number),
+                ifindex: Some(number),
+                policing_kbps: 0,
+            };
+            interfaces.push((RowId::new(u128::from(number)), Some(row)));
+            for address in &pod.addresses {
+                let pod = Pod {
+                    ifindex: number,
+                    port: port.clone(),
+                };
+                replay.pods.insert(*address, pod);
+            }
+        }
+        let rows: Vec<(RowId, u32)> = (1u32..)
+            .zip(&interfaces)
+            .map(|(number, (row, _))| (*row, number))
+            .collect();
+        replay.give(Input::SwitchUp);
+        replay.give(Input::Resolvers([].into()));
+        replay.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces,
+        }));
+        for (interface, ifindex) in rows {
+            replay.give(Input::Found { interface, ifindex });
+            replay.give(Input::Attached { interface, ifindex });
+        }
+        replay.give(Input::Firewalls(firewalls));
+        Ok(replay)
+    }
+
+    fn give(&mut self, input: Input<'_>) {
+        self.engine.handle(input, self.now);
+        self.obey();
+    }
+
+    /// Carries out what the engine wants, until it wants no more.
+    fn obey(&mut self) {
+        loop {
+            self.engine.end_turn(self.now);
+            let commands = self.engine.take_commands();
+            for report in self.engine.take_reports() {
+                self.report(report);
+            }
+            if commands.is_empty() {
+                return;
+            }
+            for command in commands {
+                if let Command::ReplayAnswers = command {
+                    // Nothing was deferred: the rules were there before the first answer.
+                    continue;
+                }
+                for input in self.switch.obey(command) {
+                    self.engine.handle(input, self.now);
+                }
+            }
+        }
+    }
+
+    /// Lets time pass, with every deadline met on the way.
+    fn pass_until(&mut self, at: Timestamp) {
+        for _ in 0..DEADLINES_MAX {
+            let due = self.engine.next_deadline().filter(|(due, _)| *due <= at);
+            let Some((due, _)) = due else {
+                break;
+            };
+            self.now = self.now.max(due);
+            self.engine.handle_timeout(self.now);
+            self.obey();
+        }
+        self.now = self.now.max(at);
+    }
+
+    /// What still waits gets the time that it waits for at most.
+    fn end(&mut self) {
+        self.pass_until(self.now + Duration::from_secs(1));
+    }
+
+    fn packet(&mut self, packet: &Packet) {
+        let began = *self.began.get_or_insert(packet.at);
+        self.pass_until(START + packet.at.saturating_sub(began));
+        let bytes = &packet.frame;
+        let Some((source, destination)) = kernel::addresses(bytes) else {
+            return;
+        };
+        if let Some(Pod { ifindex, port }) = self.pods.get(&source) {
+            let (ifindex, port) = (*ifindex, port.clone());
+            self.switch.saw(source, destination);
+            match self.kernel.look_at_sent(bytes) {
+                Ok(Sent::Segment) => self.frame(ifindex, &port, bytes, true),
+                Ok(Sent::Question) => {}
+                Ok(Sent::Attempt(protocol, dst_port)) => {
+                    self.attempt(ifindex, destination, protocol, dst_port, &port);
+                }
+                Err(reason) => self.ignore(&port, reason),
+            }
+        }
+        if let Some(Pod { ifindex, port }) = self.pods.get(&destination) {
+            let (ifindex, port) = (*ifindex, port.clone());
+            match self.kernel.hand_over(bytes) {
+                Ok(()) => self.frame(ifindex, &port, bytes, false),
+                Err(reason) => self.ignore(&port, reason),
+            }
+        }
+    }
+
+    /// A frame that the kernel would have handed over.
+    fn frame(&mut self, ifindex: u32, port: &str, bytes: &[u8], from_pod: bool) {
+        let frame = Frame {
+            ifindex,
+            captured_at: self.now,
+            bytes,
+            from_pod,
+            held: false,
+            gso_size: 0,
+        };
+        let before = self.counted();
+        let is_unmentioned = self.engine.replay(frame, self.now);
+        if is_unmentioned {
+            self.attempts.hear(frame, self.now);
+        }
+        let after = self.counted();
+        for ((reason, before), (_, after)) in before.into_iter().zip(after) {
+            if after > before {
+                self.ignore(port, reason);
+            }
+        }
+        self.obey();
+    }
+
+    /// What the engine counts of answers that open nothing.
+    fn counted(&self) -> [(&'static str, u64); 3] {
+        let counters = self.engine.counters();
+        [
+            ("answer_malformed", counters.answers_malformed),
+            ("answer_unusable", counters.answers_unusable),
+            ("no_rule_matches", counters.answers_unmatched),
+        ]
+    }
+
+    fn attempt(&mut self, ifindex: u32, address: IpAddr, protocol: Protocol, port: u16, of: &str) {
+        let place = (ifindex, address, protocol, port);
+        let is_late = |at: &Timestamp| self.now.since(*at) < TOLD_AGAIN;
+        if self.told.get(&place).is_some_and(is_late) {
+            return;
+        }
+        self.told.insert(place, self.now);
+        let attempt = Attempt {
+            ifindex,
+            protocol,
+            address,
+            port,
+            at: self.now,
+        };
+        let heard = self.attempts.heard(&attempt);
+        let view = self.engine.view();
+        match view.judge_attempt(&attempt, &heard, self.now) {
+            Judged::Denied(_, denied) => self.report(Report::Denied(denied)),
+            Judged::NotJudged => self.ignore(of, "not_judged"),
+            Judged::Allowed(tried) => {
+                let (namespace, pod) = view::pod_of_port(&tried.port);
+                let event = Event {
+                    time: self.time(),
+                    event: "allowed".to_owned(),
+                    namespace: Some(namespace.to_owned()),
+                    pod: Some(pod.to_owned()),
+                    name: tried.names.first().map(ToString::to_string),
+                    addresses: vec![address],
+                    rules: tried.rule.into_iter().collect(),
+                    target: Some(view::target_text(&attempt)),
+                    reason: Some(tried.reason),
+                    text: allowed_text(tried.names.first().map(ToString::to_string), tried.rule),
+                    ..Event::default()
+                };
+                debug_assert_eq!(tried.verdict, Verdict::Allowed);
+                self.lines.push(Line::Event(event));
+            }
+        }
+    }
+
+    fn ignore(&mut self, port: &str, reason: &str) {
+        let reasons = self.ignored.entry(port.to_owned()).or_default();
+        *reasons.entry(reason.to_owned()).or_default() += 1;
+    }
+
+    /// The capture's time, as RFC 3339 writes it.
+    fn time(&self) -> String {
+        let began = self.began.unwrap_or_default();
+        rfc3339_micros(SystemTime::UNIX_EPOCH + began + self.now.since(START))
+    }
+
+    fn report(&mut self, report: Report) {
+        // What concerns the switch, the cluster and the agent itself is made up here.
+        match report {
+            Report::Opened { .. }
+            | Report::Denied(_)
+            | Report::AddressRefused { .. }
+            | Report::LimitReached { .. }
+            | Report::WouldOpen { .. }
+            | Report::Problems { .. } => {}
+            Report::Ready { .. }
+            | Report::PortNotTrusted { .. }
+            | Report::ClusterNetworks { .. }
+            | Report::AllowedAnyway(_)
+            | Report::ResolverCovered { .. }
+            | Report::ForeignFlow { .. }
+            | Report::Trusting(_)
+            | Report::Restored { .. }
+            | Report::Unblocked { .. }
+            | Report::Resynced { .. }
+            | Report::FlowsRefused { .. }
+            | Report::NotAttached { .. } => return,
+        }
+        let event = journal::event(SystemTime::UNIX_EPOCH, report);
+        self.lines.push(Line::Event(Event {
+            time: self.time(),
+            activation_us: None,
+            ..event
+        }));
+    }
+
+    fn write(&mut self, format: OutputFormat, output: &mut impl Write) -> io::Result<()> {
+        for line in self.lines.drain(..) {
+            write_line(&line, format, output)?;
+        }
+        Ok(())
+    }
+
+    fn write_ignored(&mut self, format: OutputFormat, output: &mut impl Write) -> io::Result<()> {
+        for (port, reasons) in std::mem::take(&mut self.ignored) {
+            let (namespace, pod) = view::pod_of_port(&port);
+            let line = Line::Ignored {
+                namespace: namespace.to_owned(),
+                pod: pod.to_owned(),
+                reasons,
+            };
+            write_line(&line, format, output)?;
+        }
+        Ok(())
+    }
+}
+
+fn allowed_text(name: Option<String>, rule: Option<u32>) -> String {
+    let rule = match rule {
+        Some(rule) => format!("rule {rule} allows it"),
+        None => "no rule matches".to_owned(),
+    };
+    match name {
+        // The text of what has a name begins with the name.
+        Some(name) => format!("{name}; {rule}"),
+        None => rule,
+    }
+}
+
+fn write_line(line: &Line, format: OutputFormat, output: &mut impl Write) -> io::Result<()> {
+    match (format, line) {
+        (OutputFormat::Json, line) => write_json_line(line, output),
+        (OutputFormat::Yaml, line) => write_yaml(line, output),
+        (OutputFormat::Table, Line::Event(event)) => print::event(event, output),
+        (
+            OutputFormat::Table,
+            Line::Ignored {
+                namespace,
+                pod,
+                reasons,
+            },
+        ) => {
+            let reasons: Vec<_> = reasons
+                .iter()
+                .map(|(reason, count)| format!("{reason} {count}"))
+                .collect();
+            writeln!(output, "ignored  {namespace}/{pod}  {}", reasons.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! A switch that obeys at once. Its flows count the packets that the capture has.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use dnsflow_core::{
+    Command, Input,
+    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    input::{CookieCount, FlowQuestion, FlowReply},
+};
+
+/// The flows, and what the pods have sent.
+#[derive(Default)]
+pub(super) struct Switch {
+    flows: BTreeMap<FlowKey, Cookie>,
+    /// Packets by source and destination.
+    sent: BTreeMap<(IpAddr, IpAddr), u64>,
+}
+
+impl Switch {
+    /// A pod has sent a packet.
+    pub(super) fn saw(&mut self, source: IpAddr, destination: IpAddr) {
+        *self.sent.entry((source, destination)).or_default() += 1;
+    }
+
+    /// Carries out a command; gives what comes back.
+    pub(super) fn obey(&mut self, command: Command) -> Vec<Input<'static>> {
+        match command {
+            Command::Apply {
+                batch,
+                changes,
+                count,
+                ..
+            } => {
+                changes.into_iter().for_each(|change| self.change(change));
+                let counted = (!count.is_empty()).then(|| counted(Some(batch), &count));
+                let applied = Input::Applied {
+                    batch,
+                    result: Ok(()),
+                };
+                counted.into_iter().chain([applied]).collect()
+            }
+            Command::Ask(FlowQuestion::Dump) => {
+                let flows = self.flows.iter();
+                let flows = flows.map(|(key, cookie)| InstalledFlow {
+                    key: key.clone(),
+                    cookie: *cookie,
+                    packets: self.packets(key),
+                });
+                vec![Input::Reply(FlowReply::Flows {
+                    flows: flows.collect(),
+                    more: false,
+                })]
+            }
+            Command::Ask(FlowQuestion::Count(cookies)) => vec![counted(None, &cookies)],
+            Command::Ask(FlowQuestion::Find(_)) => vec![Input::Reply(FlowReply::Found(Vec::new()))],
+            // No megaflow drops, and no connection is blocked.
+            Command::FindDropping(_) => vec![Input::Dropping(Some(Vec::new()))],
+            Command::FindBlocked => vec![Input::Blocked {
+                connections: Vec::new(),
+                more: false,
+            }],
+            Command::Unblock(connections) => vec![Input::Unblocked {
+                unblocked: connections.len(),
+                failed: 0,
+            }],
+            Command::WatchLogicalFlows { priorities } => {
+                vec![Input::LogicalFlowsWatched { priorities }]
+            }
+            Command::SampleLogicalFlows { pipeline, table_id } => {
+                vec![Input::LogicalFlowSample {
+                    pipeline,
+                    table_id,
+                    flows: Vec::new(),
+                }]
+            }
+            Command::Attach { .. }
+            | Command::TrustSources { .. }
+            | Command::Detach { .. }
+            | Command::TrustResolvers(_)
+            | Command::FilterNames { .. }
+            | Command::ForgetNames { .. }
+            | Command::FilterInterface { .. }
+            | Command::WatchAttempts { .. }
+            | Command::ReplayAnswers
+            | Command::Release(_)
+            | Command::MonitorTables(_) => Vec::new(),
+        }
+    }
+
+    fn change(&mut self, change: FlowChange) {
+        match change {
+            FlowChange::Add(key, body) => {
+                self.flows.insert(key, body.cookie);
+            }
+            FlowChange::Delete(key, cookie) => {
+                if self.flows.get(&key) == Some(&cookie) {
+                    self.flows.remove(&key);
+                }
+            }
+            // Nothing times out here.
+            FlowChange::Renew(_) => {}
+        }
+    }
+
+    fn packets(&self, key: &FlowKey) -> u64 {
+        let (source, destination): (IpAddr, IpAddr) = match key.matches.addresses {
+            Addresses::V4 { src, dst } => (src.into(), dst.into()),
+            Addresses::V6 { src, dst } => (src.into(), dst.into()),
+        };
+        let packets = self.sent.get(&(source, destination));
+        packets.copied().unwrap_or_default()
+    }
+}
+
+fn counted(batch: Option<dnsflow_core::input::BatchId>, cookies: &[u32]) -> Input<'static> {
+    let counts = cookies.iter().map(|cookie| CookieCount {
+        cookie: *cookie,
+        flows: 1,
+        packets: 0,
+    });
+    Input::Reply(FlowReply::Counted {
+        batch,
+        counts: counts.collect(),
+    })
+}

@@ -1,0 +1,160 @@
+use std::path::Path;
+
+use clap::Parser as _;
+
+use super::*;
+use crate::options::{Cli, Command};
+
+/// Captured by tcpdump in a pod's network namespace, while dig and curl did this:
+/// example.com, www.example.com over TCP, www.example.net, a name that does not exist, and example.com from a
+/// server that is not trusted; then a connection to each of five places.
+const EXPECTED: &str = "\
+06.503870Z  ns1/pod1  opened  example.com  -> 203.0.113.1  (rules 0)
+06.545554Z  ns1/pod1  opened  www.example.com  -> 203.0.113.2  (rules 0)
+06.695436Z  ns1/pod1  allowed  203.0.113.1:80 = example.com; rule 0 allows it
+06.729872Z  ns1/pod1  allowed  203.0.113.2:80 = www.example.com; rule 0 allows it
+06.759085Z  ns1/pod1  denied  203.0.113.3:80 = www.example.net, told 0s ago by 10.96.0.10:53; \
+rule 1 Deny cidrSelector: 0.0.0.0/0; allow it before rule 1 with `dnsName: www.example.net`
+06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 1 Deny cidrSelector: 0.0.0.0/0: the pod was told no such \
+answer by a DNS server that is trusted; passes all the same if ovn-kubernetes has resolved the address itself
+07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; \
+rule 1 Deny cidrSelector: 0.0.0.0/0: rule 0 allows it for tcp/80 only
+ignored  ns1/pod1  no_rule_matches 1, not_judged 1, other_port 31, rcode 1, tcp_without_data 4
+";
+
+fn fixture(name: &str) -> PathBuf {
+    // Tests run in the directory of their package.
+    Path::new("src/replay/tests").join(name)
+}
+
+/// What `dnsflow replay` prints of a capture.
+fn replay(file: &Path, more: &[&str]) -> Result<(String, Exit), ReplayError> {
+    let manifests = fixture("manifests");
+    let [file, manifests] = [file, &manifests].map(|path| path.to_str().expect("text"));
+    let arguments = ["dnsflow", "replay", file, "--manifests", manifests];
+    let arguments = [&arguments, more].concat();
+    let cli = Cli::try_parse_from(arguments).expect("right");
+    let Command::Replay(options) = cli.command else {
+        panic!("{cli:?}");
+    };
+    let mut output = Vec::new();
+    let exit = run(&options, &mut output)?;
+    Ok((String::from_utf8(output).expect("text"), exit))
+}
+
+const CLUSTER: [&str; 3] = [
+    "--resolver=10.96.0.10",
+    "--cluster-networks=10.244.0.0/16",
+    "--subdomains=true",
+];
+
+/// The lines, without what the captures differ in: the microseconds, and the date.
+fn without_micros(text: &str) -> String {
+    let line = |line: &str| match line.split_once("Z  ") {
+        Some((time, rest)) => {
+            let second = time.split_once('.').map_or(time, |(second, _)| second);
+            format!("{}  {rest}\n", &second[second.len() - 2..])
+        }
+        None => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_capture_is_replayed_in_its_own_time() {
+    let (text, exit) = replay(&fixture("eth.pcap"), &CLUSTER).expect("it can be read");
+    assert_eq!(text.replace("2026-11-22T17:32:", ""), EXPECTED);
+    assert_eq!(exit, Exit::Done);
+}
+
+#[test]
+fn cooked_captures_and_pcapng_say_the_same() {
+    for name in ["any.pcap", "sll.pcapng"] {
+        let (text, exit) = replay(&fixture(name), &CLUSTER).expect("it can be read");
+        assert_eq!(without_micros(&text), without_micros(EXPECTED), "{name}");
+        assert_eq!(exit, Exit::Done);
+    }
+}
+
+#[test]
+fn only_answers_of_trusted_servers_to_questions_of_pods_count() {
+    let capture = fixture("eth.pcap");
+    let (text, _) = replay(&capture, &["--resolver=10.96.0.11"]).expect("it can be read");
+    assert!(!text.contains("  opened  "), "{text}");
+    assert!(text.contains("untrusted_resolver "), "{text}");
+    let (text, _) =
+        replay(&capture, &["--resolver=10.96.0.10", "-o", "json"]).expect("it can be read");
+    let lines: Result<Vec<Line>, _> = text.lines().map(serde_json::from_str).collect();
+    let lines = lines.expect("objects");
+    let opened = lines.iter().filter(|line| match line {
+        Line::Event(event) => event.event == "opened",
+        Line::Ignored { .. } => false,
+    });
+    assert_eq!(opened.count(), 2);
+    assert!(matches!(lines.last(), Some(Line::Ignored { .. })));
+}
+
+#[test]
+fn a_rule_for_the_name_alone_leaves_its_sub_domains_closed() {
+    let more = ["--resolver=10.96.0.10", "--subdomains=false"];
+    let (text, _) = replay(&fixture("eth.pcap"), &more).expect("it can be read");
+    assert!(text.contains("  opened  example.com  "), "{text}");
+    assert!(!text.contains("  opened  www.example.com  "), "{text}");
+}
+
+#[test]
+fn a_broken_capture_is_read_up_to_there_and_what_is_no_capture_is_refused() {
+    let directory = std::env::temp_dir().join(format!("dnsflow-replay-{}", std::process::id()));
+    std::fs::create_dir(&directory).expect("there is room");
+    let file = directory.join("broken.pcap");
+    let whole = std::fs::read(fixture("eth.pcap")).expect("it is there");
+    std::fs::write(&file, &whole[..whole.len() - 7]).expect("there is room");
+    let (text, exit) = replay(&file, &CLUSTER).expect("it can be read");
+    assert!(text.contains("  opened  www.example.com  "), "{text}");
+    assert_eq!(exit, Exit::Incomplete);
+    std::fs::write(&file, "no capture at all, and long enough for a header").expect("room");
+    let error = replay(&file, &CLUSTER).expect_err("it is none");
+    assert!(matches!(error, ReplayError::Capture(_)), "{error:?}");
+    std::fs::remove_dir_all(&directory).expect("it is there");
+}
+
+#[test]
+fn the_profile_is_one() {
+    PROFILE.parse::<StaticProfile>().expect("a profile");
+}
+
+#[test]
+fn pods_come_by_option_and_by_manifest() {
+    let pod: PodAddresses = "ns1/web=10.244.0.5,fd00::5".parse().expect("a pod");
+    assert_eq!((&*pod.namespace, &*pod.name), ("ns1", "web"));
+    assert_eq!(pod.addresses.len(), 2);
+    for bad in ["web=10.244.0.5", "ns1/web", "ns1/=10.244.0.5", "ns1/web=x"] {
+        assert!(bad.parse::<PodAddresses>().is_err(), "{bad}");
+    }
+    let object = |host: bool, addresses: &str| {
+        let text = format!(
+            "{{kind: Pod, metadata: {{namespace: ns1, name: web}}, spec: {{hostNetwork: {host}}}, \
+             status: {addresses}}}"
+        );
+        serde_saphyr::from_str(&text).expect("YAML")
+    };
+    let both = "{podIP: 10.244.0.5, podIPs: [{ip: 10.244.0.5}, {ip: 'fd00::5'}]}";
+    assert_eq!(PodAddresses::of_manifest(&object(false, both)), Some(pod));
+    assert_eq!(PodAddresses::of_manifest(&object(true, both)), None);
+    assert_eq!(PodAddresses::of_manifest(&object(false, "{}")), None);
+}
+
+/// The walk through a frame's addresses is one of its own: any frame can be handed to it.
+#[test]
+fn frames_that_are_cut_have_no_addresses() {
+    let mut capture = Capture::open(&fixture("eth.pcap")).expect("it can be read");
+    let mut packets = 0;
+    while let Some(packet) = capture.read().expect("it is whole") {
+        packets += 1;
+        for len in 0..packet.frame.len() {
+            let found = kernel::addresses(&packet.frame[..len]);
+            assert!(found.is_none() || len >= 34, "{len}");
+        }
+    }
+    assert!(packets > 40, "{packets}");
+}
