@@ -172,6 +172,36 @@ async fn a_limit_becomes_an_event_that_is_the_same_for_every_pod() {
 }
 
 #[tokio::test]
+async fn an_interface_without_the_programs_becomes_an_event_of_its_pod() {
+    let mut server = Server::start("127.0.0.1:0").await;
+    let (reporter, _kubeconfig, _task) = start(&server);
+    let uid = "0c8c3b1e-0000-4000-8000-000000000002";
+    let long = "p".repeat(253);
+    for pod in ["web-0", &long] {
+        reporter.tell(&Report::NotAttached {
+            port: format!("ns1_{pod}"),
+            pod_uid: Some(uid.into()),
+            interface: "veth1".into(),
+            reason: "no such device".into(),
+        });
+        // The Pod is not read.
+        let request = server.request().await;
+        assert_eq!((&*request.method, request.path()), ("POST", EVENTS));
+        let event = request.object();
+        request.json(201, event.clone()).await;
+        assert_eq!(event["reason"], "NotAttached");
+        let regarding = json!({
+            "apiVersion": "v1", "kind": "Pod", "namespace": "ns1", "name": pod, "uid": uid,
+        });
+        assert_eq!(event["regarding"], regarding);
+        let note = event["note"].as_str().expect("a note");
+        assert!(note.ends_with("no such device"), "{note}");
+        let name = event["metadata"]["name"].as_str().expect("a name");
+        assert!(name.starts_with(&pod[..5]) && name.len() <= 253, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn a_firewall_that_is_gone_gets_no_event() {
     let mut server = Server::start("127.0.0.1:0").await;
     let (reporter, _kubeconfig, _task) = start(&server);

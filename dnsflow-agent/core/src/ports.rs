@@ -354,6 +354,7 @@ impl Ports {
             {
                 out.report(Report::NotAttached {
                     port: row.iface_id.clone(),
+                    pod_uid: row.iface_id_ver.clone(),
                     interface: row.name.to_string(),
                     reason: reason.clone(),
                 });

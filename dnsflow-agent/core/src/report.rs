@@ -300,6 +300,8 @@ pub enum Report {
     NotAttached {
         /// The logical port of the pod.
         port: String,
+        /// The pod's UID, where it is known.
+        pod_uid: Option<String>,
         /// The interface.
         interface: String,
         /// Why.

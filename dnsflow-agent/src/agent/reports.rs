@@ -230,6 +230,7 @@ pub(super) fn tell(report: &Report) {
         }
         Report::NotAttached {
             port,
+            pod_uid: _,
             interface,
             reason,
         } => warn!(

@@ -290,6 +290,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
         Report::FlowsRefused { reason } => telling("flows_refused", reason),
         Report::NotAttached {
             port,
+            pod_uid: _,
             interface,
             reason,
         } => Event {

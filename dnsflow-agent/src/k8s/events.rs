@@ -1,4 +1,4 @@
-//! Reports what is wrong with an EgressFirewall as Kubernetes Events.
+//! Reports what is wrong with an EgressFirewall, or with a Pod of this node, as Kubernetes Events.
 //!
 //! The engine's reports go into [`Reporter::tell`], which never waits; [`post`] creates the Events.
 //! What must never happen: that the agent waits for it, that many nodes flood the API server, or
@@ -54,6 +54,8 @@ const NOTICES_MAX: usize = 256;
 /// At most this many characters of a note; the API server takes 1024 bytes (Kubernetes,
 /// `NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
 const NOTE_MAX: usize = 240;
+/// At most this many characters of an object's name are in the name of an Event about it.
+const EVENT_NAME_MAX: usize = 200;
 /// `reportingController` of the Events.
 const CONTROLLER: &str = "dnsflow.io/agent";
 /// The name of this node, as the kernel has it (proc_sys_kernel(5)); with hostNetwork it is the
@@ -86,6 +88,25 @@ pub enum Notice {
         /// Which one, why, and where the others are.
         note: String,
     },
+    /// The TC programs cannot be attached to a Pod's interface.
+    NotAttached {
+        /// The Pod.
+        pod: PodRef,
+        /// Why.
+        note: String,
+    },
+}
+
+/// A Pod of this node.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct PodRef {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID, as ovn-kubernetes has written it beside the interface. `kubectl describe` finds an Event by
+    /// it.
+    pub uid: Option<String>,
 }
 
 impl Notice {
@@ -141,6 +162,25 @@ impl Notice {
                 namespace: denied.namespace.clone(),
                 note: denied_note(denied),
             }),
+            Report::NotAttached {
+                port,
+                pod_uid,
+                interface: _,
+                reason,
+            } => {
+                let (namespace, name) = view::pod_of_port(port);
+                Some(Self::NotAttached {
+                    pod: PodRef {
+                        namespace: namespace.to_owned(),
+                        name: name.to_owned(),
+                        uid: pod_uid.clone(),
+                    },
+                    note: format!(
+                        "names in the EgressFirewall open nothing for this Pod: the TC programs \
+                         cannot be attached to its interface (the agent tries again): {reason}"
+                    ),
+                })
+            }
             Report::Ready { .. }
             | Report::Opened { .. }
             | Report::WouldOpen { .. }
@@ -154,8 +194,7 @@ impl Notice {
             | Report::Restored { .. }
             | Report::Resynced { .. }
             | Report::FlowsRefused { .. }
-            | Report::Unblocked { .. }
-            | Report::NotAttached { .. } => None,
+            | Report::Unblocked { .. } => None,
         }
     }
 }
@@ -351,17 +390,20 @@ impl Poster {
             }
         };
         let namespace = &posting.namespace;
-        let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
-        let Some(firewall) = firewalls
-            .get_opt(NAME)
-            .await
-            .map_err(|error| failed(&error))?
-        else {
-            // The EgressFirewall is gone.
-            return Ok(Outcome::Known);
+        let regarding = match posting.pod() {
+            Some(pod) => of_pod(pod),
+            None => {
+                let firewalls = Api::<Stored>::namespaced(client.clone(), namespace);
+                let firewall = firewalls.get_opt(NAME).await;
+                match firewall.map_err(|error| failed(&error))? {
+                    Some(firewall) => of_firewall(namespace, &firewall),
+                    // The EgressFirewall is gone.
+                    None => return Ok(Outcome::Known),
+                }
+            }
         };
         let events = Api::<Event>::namespaced(client, namespace);
-        let event = event(posting, &firewall, &self.instance);
+        let event = event(posting, regarding, &self.instance);
         match events.create(&PostParams::default(), &event).await {
             Ok(_) => Ok(Outcome::Created),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Known),
@@ -389,15 +431,50 @@ fn kind(error: &kube::Error) -> u16 {
     }
 }
 
-fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
+/// The EgressFirewall of a namespace, for an Event about it.
+fn of_firewall(namespace: &str, firewall: &Stored) -> ObjectReference {
     let text = |field: &str| {
         firewall.object["metadata"][field]
             .as_str()
             .map(str::to_owned)
     };
+    ObjectReference {
+        api_version: Some(EgressFirewall::api_version(&()).into_owned()),
+        kind: Some(EgressFirewall::kind(&()).into_owned()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(NAME.into()),
+        // `kubectl describe` finds the Event by this.
+        uid: text("uid"),
+        resource_version: text("resourceVersion"),
+        ..ObjectReference::default()
+    }
+}
+
+/// A Pod, for an Event about it. The Pod is not read: the agent has no right to, and needs none.
+fn of_pod(pod: &PodRef) -> ObjectReference {
+    let PodRef {
+        namespace,
+        name,
+        uid,
+    } = pod.clone();
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(namespace),
+        name: Some(name),
+        uid,
+        ..ObjectReference::default()
+    }
+}
+
+fn event(posting: &Posting, regarding: ObjectReference, instance: &str) -> Event {
+    let name = regarding.name.as_deref().unwrap_or(NAME);
+    // Names of objects have 253 characters at most. An Event's name begins with that of what it is about.
+    let name: String = name.chars().take(EVENT_NAME_MAX).collect();
+    let name = name.trim_end_matches(['.', '-']);
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{NAME}.dnsflow-{:016x}", posting.hash())),
+            name: Some(format!("{name}.dnsflow-{:016x}", posting.hash())),
             namespace: Some(posting.namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -406,16 +483,7 @@ fn event(posting: &Posting, firewall: &Stored, instance: &str) -> Event {
         reason: Some(posting.reason.into()),
         action: Some("Enforce".into()),
         note: Some(convert::shorten(&posting.note, NOTE_MAX)),
-        regarding: Some(ObjectReference {
-            api_version: Some(EgressFirewall::api_version(&()).into_owned()),
-            kind: Some(EgressFirewall::kind(&()).into_owned()),
-            namespace: Some(posting.namespace.clone()),
-            name: Some(NAME.into()),
-            // `kubectl describe` finds the Event by this.
-            uid: text("uid"),
-            resource_version: text("resourceVersion"),
-            ..ObjectReference::default()
-        }),
+        regarding: Some(regarding),
         reporting_controller: Some(CONTROLLER.into()),
         reporting_instance: Some(instance.into()),
         ..Event::default()

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use dnsflow_core::Timestamp;
 
-use super::Notice;
+use super::{Notice, PodRef};
 
 /// At most this many things are remembered. Beyond, the namespace with most of them gives one up.
 pub const ENTRIES_MAX: usize = 1024;
@@ -29,12 +29,13 @@ enum About {
     Rule(u32),
     Name(String),
     Denials,
+    Pod(PodRef),
 }
 
 /// An Event to be created.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Posting {
-    /// The EgressFirewall's namespace.
+    /// The namespace of what it is about.
     pub namespace: String,
     /// What it is about.
     about: About,
@@ -45,13 +46,23 @@ pub struct Posting {
 }
 
 impl Posting {
+    /// The Pod that it is about; none where that is an EgressFirewall.
+    pub fn pod(&self) -> Option<&PodRef> {
+        match &self.about {
+            About::Pod(pod) => Some(pod),
+            About::Rule(_) | About::Name(_) | About::Denials => None,
+        }
+    }
+
     /// The same for the same words, on every node and in every release of Rust (FNV-1a). Of denied
     /// connections, the same whatever the words: while the API server has an Event about one of them, it
     /// takes no other.
     pub fn hash(&self) -> u64 {
-        let about = match self.about {
+        let about = match &self.about {
             About::Rule(_) | About::Name(_) => &self.note,
             About::Denials => self.reason,
+            // Another Pod of the same name has another UID.
+            About::Pod(pod) => pod.uid.as_ref().unwrap_or(&pod.name),
         };
         let text = format!("{}\n{about}", self.namespace);
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -119,7 +130,7 @@ impl Ledger {
             } => {
                 self.entries.retain(|(other, about), _| match about {
                     About::Rule(rule) => *other != namespace || problems.contains_key(rule),
-                    About::Name(_) | About::Denials => true,
+                    About::Name(_) | About::Denials | About::Pod(_) => true,
                 });
                 let problems = problems.into_iter();
                 problems
@@ -148,6 +159,14 @@ impl Ledger {
                     due,
                 };
                 self.add((namespace, About::Name(name)), entry)
+            }
+            Notice::NotAttached { pod, note } => {
+                let entry = Entry {
+                    note,
+                    reason: "NotAttached",
+                    due,
+                };
+                self.add((pod.namespace.clone(), About::Pod(pod)), entry)
             }
             Notice::Denied { namespace, note } => {
                 self.denied.retain(|_, told| now.since(*told) < REPEAT);
@@ -261,8 +280,8 @@ impl Ledger {
                 self.retry = RETRY_MIN;
                 self.posted.insert(posting.namespace.clone(), now);
                 match &posting.about {
-                    // A limit is told again when it is met again.
-                    About::Name(_) => drop(self.entries.remove(&key)),
+                    // A limit is told again when it is met again, and so is an interface that fails again.
+                    About::Name(_) | About::Pod(_) => drop(self.entries.remove(&key)),
                     About::Denials => {
                         self.entries.remove(&key);
                         self.denied.insert(key.0, now);

@@ -45,6 +45,30 @@ fn what_lasts_is_said_once_an_hour() {
 }
 
 #[test]
+fn a_pod_is_told_of_once_until_its_interface_fails_again() {
+    let notice = |uid: &str| Notice::NotAttached {
+        pod: PodRef {
+            namespace: "ns1".into(),
+            name: "web-0".into(),
+            uid: Some(uid.into()),
+        },
+        note: "no such device".into(),
+    };
+    let mut ledger = Ledger::default();
+    ledger.take(notice("1"), at(0), NONE);
+    ledger.take(notice("1"), at(0), NONE);
+    // What is said of rules does not end it.
+    ledger.take(rules("ns1", &[]), at(0), NONE);
+    let first = ledger.poll(at(0)).expect("a posting");
+    assert_eq!(first.pod().map(|pod| &*pod.name), Some("web-0"));
+    ledger.done(&first, Outcome::Created, at(0));
+    assert_eq!(ledger.poll(at(10_000)), None);
+    ledger.take(notice("2"), at(10_000), NONE);
+    let second = ledger.poll(at(10_000)).expect("a posting");
+    assert_ne!(first.hash(), second.hash());
+}
+
+#[test]
 fn what_changes_is_said_anew_and_what_is_over_no_more() {
     let mut ledger = Ledger::default();
     ledger.take(rules("ns1", &[(0, "bad"), (1, "bad")]), at(0), NONE);
