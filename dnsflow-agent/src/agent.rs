@@ -47,7 +47,11 @@ use crate::{
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
-    control::{self, Inquiries, Inquiry, journal::Journal, server::Server},
+    control::{
+        self, Inquiries, Inquiry,
+        journal::Journal,
+        server::{Server, Slow},
+    },
     k8s::{
         self,
         events::{Notices, Reporter},
@@ -63,7 +67,7 @@ use crate::{
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
-use denials::{Connections, DenialCounts, Listeners};
+use denials::{Connections, DenialCounts, Heard, Listeners};
 use reports::tell;
 
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
@@ -210,7 +214,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let denial_counts = DenialCounts::default();
     let denials = Denials {
         aside,
-        attempts: Attempts::new(capture_options.ports),
+        heard: Heard::new(Attempts::new(capture_options.ports)),
         listeners: Listeners {
             journal: Arc::clone(&journal),
             events: options.denied_events.then(|| reporter.clone()),
@@ -337,7 +341,7 @@ struct Outside {
 /// What the edge of denied connections is made of.
 struct Denials {
     aside: Aside,
-    attempts: Attempts,
+    heard: Heard,
     listeners: Listeners,
 }
 
@@ -396,7 +400,9 @@ async fn edges(
         "Open vSwitch's database",
         Box::pin(vswitch.run(inputs.clone())),
     );
-    if options.static_flow.is_none() {
+    let has_ovn = options.static_flow.is_none();
+    let northbound = has_ovn.then(|| options.ovn_nb.clone());
+    if has_ovn {
         let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb);
         edge(
             "OVN's databases",
@@ -430,18 +436,22 @@ async fn edges(
     }
     let Denials {
         aside,
-        attempts,
+        heard,
         listeners,
     } = denials;
     let connections = listeners.connections.clone();
-    let watch = denials::watch(aside, attempts, inquiries.clone(), listeners);
+    let watch = denials::watch(aside, heard.clone(), inquiries.clone(), listeners);
     edge("denied connections", Box::pin(watch));
     let control = Server::new(
         inquiries,
         control_inputs,
         journal,
         Arc::clone(&metrics),
-        connections,
+        Slow {
+            connections,
+            heard,
+            northbound,
+        },
         log,
     )
     .serve(options.control_socket.path);

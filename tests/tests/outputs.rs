@@ -157,9 +157,15 @@ fn answers_are_printed_as_reviewed() {
     explain(all, &lab, "203.0.113.2:80", "allowed_by_name");
     explain(all, &lab, "203.0.113.5:80", "allowed_by_network");
     explain_pod(all, &lab, "ns2/pod1", "203.0.113.6:80", "no_firewall");
+    // What only ovn-kubernetes has resolved, only OVN lets pass.
+    assert!(!fetches(&lab, "ns1_pod1", "203.0.113.1", BLOCKED));
+    lab.resolve_centrally("example.com", &[[203, 0, 113, 1].into()])
+        .expect("the row is written");
+    assert!(fetches(&lab, "ns1_pod1", "203.0.113.1", PATIENT));
+    explain(all, &lab, "203.0.113.1:80", "allowed_by_ovn");
     // Twelve situations in which something is blocked; the last four are in the other test.
     explain(all, &lab, "cdn.example.org:443", "denied_by_rule");
-    explain(all, &lab, "203.0.113.6:443", "not_resolved");
+    explain(all, &lab, "203.0.113.6:443", "denied_by_rule");
     explain(all, &lab, "api.example.com", "not_resolved");
     explain(all, &lab, "mail.example.net:80", "wrong_port");
     explain(all, &lab, "denied.example.com", "denied_by_earlier_rule");

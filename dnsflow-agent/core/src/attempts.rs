@@ -154,6 +154,21 @@ impl Attempts {
         self.heard.get_mut(&place).cloned().unwrap_or_default()
     }
 
+    /// The names that led pods to an address, with the interface of each pod, the newest first.
+    pub fn heard_at(&self, address: IpAddr) -> Vec<(u32, Heard)> {
+        let of_it = self
+            .heard
+            .iter()
+            .filter(|(place, _)| place.address == address);
+        let each = of_it.flat_map(|(place, heard)| {
+            let heard = heard.iter();
+            heard.map(|heard| (place.ifindex, heard.clone()))
+        });
+        let mut heard: Vec<_> = each.collect();
+        heard.sort_by_key(|(_, heard)| std::cmp::Reverse(heard.at));
+        heard
+    }
+
     /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led
     /// to too many reports. In the second case, it is counted.
     pub fn is_news(&mut self, attempt: &Attempt, now: Timestamp) -> bool {

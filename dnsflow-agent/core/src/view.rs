@@ -35,7 +35,8 @@ use crate::{
 pub use crate::cache::Origin;
 pub use attempt::Judged;
 pub use explain::{
-    ExplainedAddress, Explanation, Reason, RuleStep, StepOutcome, Target, TargetError, Verdict,
+    Beside, ExplainedAddress, Explanation, HeardName, Reason, RuleStep, StepOutcome, Target,
+    TargetError, Verdict,
 };
 
 /// A node.

@@ -5,12 +5,13 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use dnsflow_core::{
-    attempts::Attempts,
+    attempts::{self, Attempts},
     history::{ConnectionView, History, Place, Tried},
     report::{Denied, Report},
     view::Judged,
@@ -79,6 +80,27 @@ impl DenialCounts {
     }
 }
 
+/// Answers that no rule mentions, and what was reported: for the thread that sees them and for those that
+/// ask.
+#[derive(Clone, Debug)]
+pub struct Heard(Arc<Mutex<Attempts>>);
+
+impl Heard {
+    /// With what was heard so far.
+    pub fn new(attempts: Attempts) -> Self {
+        Self(Arc::new(Mutex::new(attempts)))
+    }
+
+    /// The names that led pods to an address, with the interface of each pod, the newest first.
+    pub fn at(&self, address: IpAddr) -> Vec<(u32, attempts::Heard)> {
+        self.lock().heard_at(address)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Attempts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The connections of the last hour, for the thread that sees them and for those that ask.
 #[derive(Clone, Debug)]
 pub struct Connections(Arc<Mutex<History>>);
@@ -134,7 +156,7 @@ pub(super) struct Listeners {
 /// Tells of denied connections, and remembers all, as long as the hot thread is there.
 pub(super) async fn watch(
     mut aside: Aside,
-    mut attempts: Attempts,
+    heard: Heard,
     inquiries: Inquiries,
     listeners: Listeners,
 ) {
@@ -146,10 +168,13 @@ pub(super) async fn watch(
         // More comes meanwhile. A wait behind the reading would end at once for each answer of that time.
         sleep(TURN).await;
         let mut tried = Vec::new();
-        aside.drain(RECORDS_PER_TURN, |told| match told {
-            Told::Answer(frame) => attempts.hear(frame, now()),
-            Told::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
-        });
+        {
+            let mut attempts = heard.lock();
+            aside.drain(RECORDS_PER_TURN, |told| match told {
+                Told::Answer(frame) => attempts.hear(frame, now()),
+                Told::Attempt(attempt) => tried.push((attempt, attempts.heard(&attempt))),
+            });
+        }
         for some in tried.chunks(JUDGED_AT_ONCE) {
             let some = some.to_vec();
             let count = some.len();
@@ -164,7 +189,7 @@ pub(super) async fn watch(
                 Some(judged) => judged.into_iter().for_each(|one| match one {
                     Judged::Denied(tried, denied) => {
                         listeners.connections.note(*tried);
-                        listeners.hear(denied, &mut attempts);
+                        listeners.hear(denied, &mut heard.lock());
                     }
                     Judged::Allowed(tried) => listeners.connections.note(*tried),
                     Judged::NotJudged => {}
@@ -175,10 +200,10 @@ pub(super) async fn watch(
         let (_, forgotten) = listeners.connections.extent();
         {
             let mut counts = listeners.counts.lock();
-            counts.reports_left_out = attempts.left_out();
+            counts.reports_left_out = heard.lock().left_out();
             counts.places_forgotten = forgotten;
         }
-        attempts.forget_old(now());
+        heard.lock().forget_old(now());
     }
 }
 

@@ -568,6 +568,15 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
             )?;
         }
     }
+    for heard in &address.heard {
+        writeln!(
+            output,
+            "  told {} ago by {}: {}, which no rule mentions",
+            seconds(heard.told_s),
+            heard.resolver,
+            heard.name
+        )?;
+    }
     for step in &address.steps {
         let ports = match step.ports[..] {
             [] => String::new(),

@@ -20,7 +20,7 @@ mod history;
 mod recorded;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     convert::Infallible,
     fs::{self, DirBuilder},
     io,
@@ -33,8 +33,8 @@ use std::{
 
 use dnsflow_core::{
     Input,
-    name::DomainName,
-    view::{EntryView, Explanation, Target, pod_of_port},
+    name::{DnsName, DomainName},
+    view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict, pod_of_port},
 };
 use futures::{Stream, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -62,10 +62,12 @@ use super::{
     journal::{Event, Journal},
 };
 use crate::{
-    agent::denials::Connections,
+    agent::denials::{Connections, Heard},
     causes::Causes,
     logging::LogView,
     metrics::{self, Metrics},
+    ovn_db::address_sets,
+    ovsdb::Remotes,
 };
 
 /// Clients at once. Only root can connect; a client that finds no room is told so.
@@ -78,8 +80,23 @@ const RETRY: Duration = Duration::from_secs(5);
 const ENTRIES_PER_INQUIRY: usize = 16;
 /// The `Content-Type` of text.
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Addresses of an explanation that OVN is asked about.
+const ASKED_ADDRESSES: usize = 16;
+/// Addresses of one name that a hint names.
+const ADDRESSES_SHOWN: usize = 8;
 /// How often the journal is read for a client that follows it. The hot thread wakes no reader.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What slow threads know.
+#[derive(Clone, Debug)]
+pub struct Slow {
+    /// Where pods have connected to.
+    pub connections: Connections,
+    /// Answers that no rule mentions.
+    pub heard: Heard,
+    /// Where OVN's northbound database is, as the option says; none without OVN.
+    pub northbound: Option<Option<Remotes>>,
+}
 
 /// What the server answers from.
 #[derive(Debug)]
@@ -89,7 +106,7 @@ pub struct Server {
     recordings: AtomicU64,
     journal: Arc<Journal>,
     metrics: Arc<Metrics>,
-    connections: Connections,
+    slow: Slow,
     log: LogView,
     started: Instant,
 }
@@ -116,7 +133,7 @@ impl Server {
         inputs: mpsc::Sender<Input<'static>>,
         journal: Arc<Journal>,
         metrics: Arc<Metrics>,
-        connections: Connections,
+        slow: Slow,
         log: LogView,
     ) -> Self {
         Self {
@@ -125,7 +142,7 @@ impl Server {
             recordings: AtomicU64::new(0),
             journal,
             metrics,
-            connections,
+            slow,
             log,
             started: Instant::now(),
         }
@@ -259,13 +276,45 @@ impl Server {
         let target = parameters.required("target")?;
         parameters.end()?;
         let target: Target = target.parse().map_err(Refusal::request)?;
+        let mut beside = Beside::default();
+        if let Target::Address(address, _) = &target {
+            beside.heard = self.slow.heard.at(*address);
+        }
+        let asked = (&*namespace, &*pod, &target);
+        let explained = self.explained(asked, beside.clone()).await?;
+        let mut verdicts = explained.iter().map(|one| one.verdict);
+        // OVN is asked where that may change the answer.
+        let is_asked = verdicts.any(|verdict| verdict == Verdict::Blocked);
+        let Some(nb) = self.slow.northbound.as_ref().filter(|_| is_asked) else {
+            return Ok(json(&explained));
+        };
+        let addresses = explained.iter().flat_map(|one| &one.addresses);
+        let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
+        let addresses: Vec<IpAddr> = addresses.into_iter().take(ASKED_ADDRESSES).collect();
+        beside.sets = address_sets::with(nb.clone(), &addresses).await.ok();
+        let mut explained = self.explained(asked, beside).await?;
+        for one in &mut explained {
+            let hints = resolved_names(nb, one).await;
+            one.hints.extend(hints);
+        }
+        Ok(json(&explained))
+    }
+
+    /// What the engine says of a target at each port of a pod.
+    async fn explained(
+        &self,
+        (namespace, pod, target): (&str, &str, &Target),
+        beside: Beside,
+    ) -> Result<Vec<Explanation>, Refusal> {
+        let (namespace, pod) = (namespace.to_owned(), pod.to_owned());
+        let target = target.clone();
         let explained = self.inquiries.ask(move |engine, now| {
             let view = engine.view();
             let ports = view.ports_of(&namespace, &pod).into_iter();
-            let explained = ports.filter_map(|port| view.explain(&port, &target, now));
+            let explained = ports.filter_map(|port| view.explain(&port, &target, &beside, now));
             explained.collect::<Vec<Explanation>>()
         });
-        Ok(json(&explained.await.ok_or(Refusal::Stuck)?))
+        explained.await.ok_or(Refusal::Stuck)
     }
 
     async fn cache(
@@ -313,6 +362,42 @@ impl Server {
         });
         Ok(lines(parts.flatten()))
     }
+}
+
+/// What ovn-kubernetes has resolved the name of the rule to, where the pod was told no address.
+async fn resolved_names(nb: &Option<Remotes>, explained: &Explanation) -> Vec<String> {
+    let mut hints = Vec::new();
+    let untold = explained.addresses.iter();
+    let untold = untold.filter(|one| one.address.is_none());
+    let steps = untold.flat_map(|one| &one.steps);
+    for step in steps.filter(|step| step.outcome == StepOutcome::Decides) {
+        let name = step.destination.strip_prefix("dnsName: ");
+        let Some(name) = name.and_then(|name| name.parse::<DnsName>().ok()) else {
+            continue;
+        };
+        let names = [(step.rule, name)];
+        let Ok(mut addresses) = address_sets::of_names(nb.clone(), &names).await else {
+            continue;
+        };
+        let addresses = addresses.remove(&step.rule).unwrap_or_default();
+        let [(_, name)] = &names;
+        let shown = addresses.iter().take(ADDRESSES_SHOWN);
+        let shown: Vec<String> = shown.map(ToString::to_string).collect();
+        let more = match addresses.len().saturating_sub(ADDRESSES_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let name = name.written();
+        hints.push(match &shown[..] {
+            [] => format!("ovn-kubernetes has resolved {name} to no address"),
+            _ => format!(
+                "ovn-kubernetes has resolved {name} to {}{more}: rule {} lets these pass by itself",
+                shown.join(", "),
+                step.rule
+            ),
+        });
+    }
+    hints
 }
 
 impl Filter {

@@ -14,7 +14,10 @@ use dnsflow_core::{
 use tokio::time::timeout;
 
 use super::{NB_OPTION, NB_SOCKETS};
-use crate::ovsdb::{Clause, Column, Condition, Connection, Database, Event, Remotes, Table};
+use crate::ovsdb::{
+    Clause, Column, Condition, Connection, Database, Event, Function, Remotes, Table,
+    value::{Atom, Datum},
+};
 
 const ADDRESS_SET: &str = "Address_Set";
 
@@ -39,7 +42,6 @@ pub(crate) async fn of_names(
     nb: Option<Remotes>,
     names: &[(u32, DnsName)],
 ) -> Result<BTreeMap<u32, BTreeSet<IpAddr>>, String> {
-    let nb = nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
     let mut rules: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for (rule, name) in names {
         for family in [Family::V4, Family::V6] {
@@ -50,8 +52,47 @@ pub(crate) async fn of_names(
         }
     }
     let clauses = rules.keys().map(|set| Clause::equal("name", set.as_str()));
-    let condition = Condition::AnyOf(clauses.collect());
-    let conditions = [(ADDRESS_SET, condition)].into();
+    let mut addresses: BTreeMap<u32, BTreeSet<IpAddr>> = BTreeMap::new();
+    for (name, found) in read(nb, clauses.collect()).await? {
+        for rule in rules.get(&name).into_iter().flatten() {
+            addresses.entry(*rule).or_default().extend(&found);
+        }
+    }
+    Ok(addresses)
+}
+
+/// By address, the numbers in the names of the sets that have it.
+///
+/// # Errors
+///
+/// When the database does not answer in time.
+pub(crate) async fn with(
+    nb: Option<Remotes>,
+    addresses: &[IpAddr],
+) -> Result<BTreeMap<IpAddr, BTreeSet<u64>>, String> {
+    let clauses = addresses.iter().map(|address| Clause {
+        column: "addresses",
+        function: Function::Includes,
+        value: Datum::scalar(Atom::from(&*address.to_string())),
+    });
+    let mut sets: BTreeMap<IpAddr, BTreeSet<u64>> = BTreeMap::new();
+    for (name, found) in read(nb, clauses.collect()).await? {
+        let number = name.strip_prefix('a').and_then(|name| name.parse().ok());
+        let Some(number) = number else { continue };
+        for address in found.iter().filter(|one| addresses.contains(one)) {
+            sets.entry(*address).or_default().insert(number);
+        }
+    }
+    Ok(sets)
+}
+
+/// The sets for which one of the clauses holds: name and addresses.
+async fn read(
+    nb: Option<Remotes>,
+    clauses: Vec<Clause>,
+) -> Result<Vec<(String, Vec<IpAddr>)>, String> {
+    let nb = nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
+    let conditions = [(ADDRESS_SET, Condition::AnyOf(clauses))].into();
     let mut connection = Connection::new(&DATABASE, conditions, &nb, NB_OPTION);
     let synced = async { while connection.next().await != Event::Synced {} };
     if timeout(PATIENCE, synced).await.is_err() {
@@ -60,16 +101,12 @@ pub(crate) async fn of_names(
             PATIENCE.as_secs()
         ));
     }
-    let mut addresses: BTreeMap<u32, BTreeSet<IpAddr>> = BTreeMap::new();
     let rows = connection.replica().into_iter();
-    for (_, row) in rows.flat_map(|replica| replica.rows(ADDRESS_SET)) {
-        let (Ok(name), Ok(texts)) = (row.text("name"), row.texts("addresses")) else {
-            continue;
-        };
-        let found: Vec<IpAddr> = texts.iter().filter_map(|text| text.parse().ok()).collect();
-        for rule in rules.get(name).into_iter().flatten() {
-            addresses.entry(*rule).or_default().extend(&found);
-        }
-    }
-    Ok(addresses)
+    let rows = rows.flat_map(|replica| replica.rows(ADDRESS_SET));
+    let sets = rows.filter_map(|(_, row)| {
+        let (name, texts) = (row.text("name").ok()?, row.texts("addresses").ok()?);
+        let addresses = texts.iter().filter_map(|text| text.parse().ok());
+        Some((name.to_owned(), addresses.collect()))
+    });
+    Ok(sets.collect())
 }

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::{Reason, RuleStep, StepOutcome, Verdict, View};
+use super::{Reason, RuleStep, StepOutcome, Verdict, View, explain::Asked};
 use crate::{
     Timestamp,
     attempts::{Attempt, Heard},
@@ -46,7 +46,13 @@ impl View<'_> {
         let is_unmentioned =
             |heard: &&Heard| self.policy.mention(row, &heard.name) == Mention::None;
         let asked = heard.iter().find(is_unmentioned).map(|heard| &heard.name);
-        let decided = self.decide(id, port, Some(address), asked, Some(attempt.transport()));
+        let asked = Asked {
+            address: Some(address),
+            name: asked,
+            transport: Some(attempt.transport()),
+            sets: None,
+        };
+        let decided = self.decide(id, port, asked);
         let by_node = |step: &RuleStep| step.outcome == StepOutcome::Unknown;
         let is_node = self.refused.is_node(address);
         let is_allowed = decided.verdict == Verdict::Allowed;
@@ -134,6 +140,7 @@ fn may_be_resolved(reason: Reason) -> bool {
         | Reason::NoRuleDenies
         | Reason::AllowedByNetwork
         | Reason::AllowedByName
+        | Reason::AllowedByOvn
         | Reason::DeniedByRule
         | Reason::DeniedByEarlierRule
         | Reason::WrongPort

@@ -1,17 +1,24 @@
 //! Why a pod may reach an address, or may not: the EgressFirewall's rules in their order, with what the
 //! pod was told.
 
-use std::{net::IpAddr, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{EntryView, PortView, View, action_text, destination_text, transport_text};
 use crate::{
     Timestamp,
+    attempts::Heard,
     cache::End,
     firewall::{Destination, Firewall, Rule, RuleAction},
     flow::{Protocol, Transport},
     name::{DnsName, DomainName},
+    ovn::hash::{Family, address_set_hashes},
+    policy::Mention,
     ports::{Port, PortId},
     report::Severity,
     rules::{NamePattern, Problem},
@@ -96,6 +103,8 @@ pub enum Reason {
     AllowedByNetwork,
     /// A rule by name allows it, and the pod was told the address for such a name.
     AllowedByName,
+    /// A rule by name allows it, and ovn-kubernetes has resolved the name to the address itself.
+    AllowedByOvn,
     /// A rule denies it, and no rule by name would allow it.
     DeniedByRule,
     /// A rule by name would allow it, but a rule before that one denies it.
@@ -167,6 +176,27 @@ pub struct RuleStep {
     pub why: String,
 }
 
+/// A name that led the pod to an address, although no rule mentions the name.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HeardName {
+    /// The name.
+    pub name: String,
+    /// The seconds since the answer.
+    pub told_s: u64,
+    /// Who has answered.
+    pub resolver: String,
+}
+
+/// What others than the engine know of a target.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Beside {
+    /// Names that no rule mentioned when they led pods to the address, with the interface index of the
+    /// pod, the newest first.
+    pub heard: Vec<(u32, Heard)>,
+    /// By address, OVN's address sets that have it: the numbers in their names. `None` if OVN was not asked.
+    pub sets: Option<BTreeMap<IpAddr, BTreeSet<u64>>>,
+}
+
 /// The decision over one address.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ExplainedAddress {
@@ -186,6 +216,9 @@ pub struct ExplainedAddress {
     pub steps: Vec<RuleStep>,
     /// What the pod was told, with the flows.
     pub entry: Option<EntryView>,
+    /// Names that led the pod to it, and that no rule mentions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub heard: Vec<HeardName>,
 }
 
 /// The answer to "why can this pod not reach that?".
@@ -201,12 +234,58 @@ pub struct Explanation {
     pub hints: Vec<String>,
 }
 
+/// A connection that is asked about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked<'a> {
+    pub(super) address: Option<IpAddr>,
+    /// A name that leads to the address as far as people know. Whether a rule matches, what the pod was told
+    /// decides.
+    pub(super) name: Option<&'a DomainName>,
+    pub(super) transport: Option<Transport>,
+    /// OVN's address sets that have the address.
+    pub(super) sets: Option<&'a BTreeSet<u64>>,
+}
+
 /// A destination, with what makes rules match it.
 struct Destined<'a> {
     address: Option<IpAddr>,
     /// The names that lead to it.
     names: Vec<&'a DomainName>,
     transport: Option<Transport>,
+    /// OVN's address sets that have the address.
+    sets: Option<&'a BTreeSet<u64>>,
+}
+
+impl Destined<'_> {
+    /// A name that leads to it and that a rule by name covers.
+    fn told(&self, rule: &DnsName, pattern: NamePattern) -> Option<&DomainName> {
+        let mut names = self.names.iter().copied();
+        names.find(|told| covers(rule, pattern, told))
+    }
+
+    /// Whether ovn-kubernetes has resolved the name of a rule to it.
+    fn is_in_set_of(&self, rule: &DnsName) -> bool {
+        let Some((address, sets)) = self.address.zip(self.sets) else {
+            return false;
+        };
+        let family = match address {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(_) => Family::V6,
+        };
+        let hashes = address_set_hashes(rule, family);
+        hashes.iter().any(|hash| sets.contains(hash))
+    }
+}
+
+/// What makes a rule match.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum By {
+    /// A network, or all there is.
+    Network,
+    /// A name that leads to the address.
+    Name,
+    /// OVN's address set of the rule's name, and nothing that the pod was told.
+    AddressSet,
 }
 
 /// What the walk through the rules has found.
@@ -214,7 +293,7 @@ struct Destined<'a> {
 struct Walk {
     steps: Vec<RuleStep>,
     /// The rule that decides.
-    decided: Option<(u32, RuleAction, bool)>,
+    decided: Option<(u32, RuleAction, By)>,
     /// The first rule by name that would allow it, and what keeps it from doing so.
     would: Option<(u32, Reason, String)>,
     /// Whether some rule by name before the decision allows anything.
@@ -224,22 +303,60 @@ struct Walk {
 impl View<'_> {
     /// Explains what becomes of a pod's connections to a target, at this logical port. `None` where the
     /// port is not on this node.
-    pub fn explain(&self, port: &str, target: &Target, now: Timestamp) -> Option<Explanation> {
+    pub fn explain(
+        &self,
+        port: &str,
+        target: &Target,
+        beside: &Beside,
+        now: Timestamp,
+    ) -> Option<Explanation> {
         let id = self.ports.named(port)?;
         let port = self.ports.get(id)?;
+        let sets = |address| beside.sets.as_ref()?.get(&address);
         let addresses = match target {
             Target::Address(address, transport) => {
-                vec![self.address(id, port, Some(*address), None, *transport, now)]
+                let heard = beside.heard.iter();
+                let heard = heard.filter(|(ifindex, _)| self.ports.at_veth(*ifindex) == Some(id));
+                // Of a name that a rule mentions by now, only the cache counts.
+                let heard = heard
+                    .map(|(_, heard)| heard)
+                    .filter(|heard| self.policy.mention(&port.row, &heard.name) == Mention::None);
+                let heard: Vec<&Heard> = heard.collect();
+                let asked = Asked {
+                    address: Some(*address),
+                    name: heard.first().map(|heard| &heard.name),
+                    transport: *transport,
+                    sets: sets(*address),
+                };
+                let heard = heard.iter().map(|heard| HeardName {
+                    name: heard.name.to_string(),
+                    told_s: now.since(heard.at).as_secs(),
+                    resolver: heard.resolver.to_string(),
+                });
+                vec![ExplainedAddress {
+                    heard: heard.collect(),
+                    ..self.address(id, port, asked, now)
+                }]
             }
             Target::Name(name, transport) => {
                 let mut told = self.cache.addresses_of(id, name);
                 told.sort_unstable();
+                let none = Asked {
+                    name: Some(name),
+                    transport: *transport,
+                    ..Asked::default()
+                };
                 let each = told.iter().map(|address| {
-                    self.address(id, port, Some(*address), Some(name), *transport, now)
+                    let asked = Asked {
+                        address: Some(*address),
+                        sets: sets(*address),
+                        ..none
+                    };
+                    self.address(id, port, asked, now)
                 });
                 let mut each: Vec<_> = each.collect();
                 if each.is_empty() {
-                    each.push(self.address(id, port, None, Some(name), *transport, now));
+                    each.push(self.address(id, port, none, now));
                 }
                 each
             }
@@ -248,7 +365,7 @@ impl View<'_> {
         let verdict = verdicts.max().unwrap_or(Verdict::Allowed);
         let hints = match verdict {
             Verdict::Allowed => Vec::new(),
-            Verdict::Blocked => self.hints(port, &addresses),
+            Verdict::Blocked => self.hints(port, &addresses, beside.sets.is_some()),
         };
         Some(Explanation {
             port: self.port(id, port),
@@ -263,27 +380,24 @@ impl View<'_> {
         &self,
         id: PortId,
         port: &Port,
-        address: Option<IpAddr>,
-        asked: Option<&DomainName>,
-        transport: Option<Transport>,
+        asked: Asked<'_>,
         now: Timestamp,
     ) -> ExplainedAddress {
+        let told = |address| self.entry(id, port, address, now);
         ExplainedAddress {
-            entry: address.and_then(|address| self.entry(id, port, address, now)),
-            ..self.decide(id, port, address, asked, transport)
+            entry: asked.address.and_then(told),
+            ..self.decide(id, port, asked)
         }
     }
 
-    /// The decision alone. `asked` is a name that leads to the address as far as people know; whether a
-    /// rule matches, what the pod was told decides.
-    pub(super) fn decide(
-        &self,
-        id: PortId,
-        port: &Port,
-        address: Option<IpAddr>,
-        asked: Option<&DomainName>,
-        transport: Option<Transport>,
-    ) -> ExplainedAddress {
+    /// The decision alone.
+    pub(super) fn decide(&self, id: PortId, port: &Port, asked: Asked<'_>) -> ExplainedAddress {
+        let Asked {
+            address,
+            name: asked,
+            transport,
+            sets,
+        } = asked;
         let row = &port.row;
         let entry = address.and_then(|address| self.cache.entry(id, address));
         let told = entry.into_iter().flat_map(|entry| entry.names.keys());
@@ -296,6 +410,7 @@ impl View<'_> {
             address,
             names,
             transport,
+            sets,
         };
         let namespace = self.policy.filtered_as(row);
         let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
@@ -336,6 +451,7 @@ impl View<'_> {
             remedy,
             steps: walk.map(|walk| walk.steps).unwrap_or_default(),
             entry: None,
+            heard: Vec::new(),
         }
     }
 
@@ -360,8 +476,19 @@ impl View<'_> {
         for (index, rule) in (0..).zip(&firewall.rules) {
             let (outcome, why) = self.step(id, port, firewall, index, rule, to, &mut walk);
             if outcome == StepOutcome::Decides {
-                let by_name = matches!(rule.destination, Destination::Name(_));
-                walk.decided = Some((index, rule.action, by_name));
+                let by = match &rule.destination {
+                    Destination::Name(name) => {
+                        let pattern = NamePattern::of(name, firewall, self.policy.subdomains());
+                        match to.told(name, pattern) {
+                            Some(_) => By::Name,
+                            None => By::AddressSet,
+                        }
+                    }
+                    Destination::Cidr(_) | Destination::Nodes | Destination::Invalid(_) => {
+                        By::Network
+                    }
+                };
+                walk.decided = Some((index, rule.action, by));
             }
             // Of many rules that have nothing to do with it, nobody wants to read.
             if outcome != StepOutcome::NoMatch || !why.is_empty() {
@@ -412,11 +539,13 @@ impl View<'_> {
                 if rule.action == RuleAction::Allow && !is_decided {
                     walk.allows_names = true;
                 }
-                let matched = to.names.iter().find(|told| covers(name, pattern, told));
-                if matched.is_some() {
+                let is_told = to.told(name, pattern).is_some();
+                // What OVN has in its own set, OVN lets pass, whatever the agent does.
+                let is_in_set = to.is_in_set_of(name);
+                if is_told && !is_in_set {
                     blocked_by = self.not_in_force(id, port, index, rule, name, to.address);
                 }
-                matched.is_some()
+                is_told || is_in_set
             }
         };
         if !matches {
@@ -522,24 +651,30 @@ impl View<'_> {
                 let text = "no rule matches: OVN lets pass".to_owned();
                 (Verdict::Allowed, Reason::NoRuleDenies, None, text)
             }
-            Some((rule, RuleAction::Allow, false)) => {
+            Some((rule, RuleAction::Allow, By::Network)) => {
                 let text = format!("rule {rule} allows it");
                 (Verdict::Allowed, Reason::AllowedByNetwork, Some(rule), text)
             }
-            Some((rule, RuleAction::Allow, true)) if is_told => {
+            Some((rule, RuleAction::Allow, By::AddressSet)) => {
+                let text = format!(
+                    "rule {rule} allows it, and ovn-kubernetes has resolved its name to the address itself"
+                );
+                (Verdict::Allowed, Reason::AllowedByOvn, Some(rule), text)
+            }
+            Some((rule, RuleAction::Allow, By::Name)) if is_told => {
                 let text = format!("rule {rule} allows it, and the pod was told the address");
                 (Verdict::Allowed, Reason::AllowedByName, Some(rule), text)
             }
-            Some((rule, RuleAction::Allow, true)) => {
+            Some((rule, RuleAction::Allow, By::Name)) => {
                 let (reason, text) = self.not_told(id, port, to, asked);
                 let text = format!("rule {rule} would allow it, but {text}");
                 (Verdict::Blocked, reason, Some(rule), text)
             }
-            Some((rule, RuleAction::Deny, by_name)) => {
+            Some((rule, RuleAction::Deny, by)) => {
                 let (reason, text) = match &walk.would {
                     Some((_, reason, text)) => (*reason, text.clone()),
                     None if walk.allows_names
-                        && !by_name
+                        && by == By::Network
                         && to.names.is_empty()
                         && asked.is_none() =>
                     {
@@ -642,7 +777,12 @@ impl View<'_> {
     }
 
     /// What else may be the cause where something is blocked.
-    fn hints(&self, port: &Port, addresses: &[ExplainedAddress]) -> Vec<String> {
+    fn hints(
+        &self,
+        port: &Port,
+        addresses: &[ExplainedAddress],
+        ovn_was_asked: bool,
+    ) -> Vec<String> {
         let mut hints = Vec::new();
         let namespace = self.policy.filtered_as(&port.row);
         if namespace.is_some_and(|namespace| self.policy.enforces_former(namespace)) {
@@ -661,11 +801,13 @@ impl View<'_> {
                 "a pod that uses DNS over HTTPS or TLS, or a cache of its own, asks where nobody sees it"
                     .to_owned(),
             );
-            hints.push(
-                "ovn-kubernetes resolves the names of rules as well: it may let pass what this agent \
-                 does not know"
-                    .to_owned(),
-            );
+            if !ovn_was_asked {
+                hints.push(
+                    "ovn-kubernetes resolves the names of rules as well: it may let pass what this agent \
+                     does not know"
+                        .to_owned(),
+                );
+            }
         }
         hints
     }
@@ -709,6 +851,12 @@ fn matched_text(rule: &Rule, to: &Destined<'_>) -> String {
     match (&rule.destination, to.address) {
         (Destination::Cidr(network), Some(address)) => format!("{address} is in {network}"),
         (Destination::Cidr(network), None) => format!("every address is in {network}"),
+        (Destination::Name(name), Some(address)) if to.names.is_empty() => {
+            format!(
+                "ovn-kubernetes has resolved {} to {address}",
+                name.written()
+            )
+        }
         (_, Some(address)) => {
             let names: Vec<String> = to.names.iter().map(ToString::to_string).collect();
             format!("the pod was told {address} for {}", names.join(", "))

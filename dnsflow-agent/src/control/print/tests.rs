@@ -1,5 +1,5 @@
 use dnsflow_core::view::{
-    FirewallView, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
+    FirewallView, HeardName, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
 };
 
 use super::*;
@@ -153,6 +153,11 @@ fn an_explanation_begins_with_the_verdict() {
                 why: "203.0.113.1 is in 0.0.0.0/0".into(),
             }],
             entry: Some(entry()),
+            heard: vec![HeardName {
+                name: "cdn.example.org".into(),
+                told_s: 4,
+                resolver: "10.96.0.10:53".into(),
+            }],
         }],
         hints: vec!["look at the weather".into()],
     };
@@ -163,6 +168,7 @@ pod ns1/pod1 to 203.0.113.1:443
 
 203.0.113.1 BLOCKED (wrong_port): rule 0 allows it for tcp/80 only
   told 1m1s ago by 10.96.0.10:53: www.example.com, for 1h2m more (in_use), rules 0,3
+  told 4s ago by 10.96.0.10:53: cdn.example.org, which no rule mentions
   rule 1 Deny cidrSelector: 0.0.0.0/0  decides: 203.0.113.1 is in 0.0.0.0/0
   flow cookie=0x1, table=50, priority=10,ip actions=drop, 7 packets, used: 2s ago
   hint: look at the weather

@@ -27,7 +27,7 @@ impl Server {
         parameters.end()?;
         let listing = Listing {
             server: Arc::clone(self),
-            places: self.connections.places(namespace.as_deref()).into(),
+            places: self.slow.connections.places(namespace.as_deref()).into(),
             is_over: false,
         };
         let parts = stream::unfold(listing, |mut listing| async move {
@@ -96,12 +96,12 @@ impl Listing {
         let count = self.places.len().min(PLACES_AT_ONCE);
         let part: Vec<Place> = self.places.drain(..count).collect();
         let mut lines: Vec<Line> = {
-            let seen = self.server.connections.of(&part).into_iter();
+            let seen = self.server.slow.connections.of(&part).into_iter();
             seen.map(Line::Connection).collect()
         };
         if self.places.is_empty() {
             self.is_over = true;
-            let (known, forgotten) = self.server.connections.extent();
+            let (known, forgotten) = self.server.slow.connections.extent();
             lines.push(Line::End {
                 known_s: known.as_secs(),
                 forgotten,

@@ -1,8 +1,9 @@
 use std::os::unix::fs::PermissionsExt as _;
 
+use dnsflow_common::walk::Ports;
 use dnsflow_core::{
     Timestamp,
-    attempts::Attempt,
+    attempts::{Attempt, Attempts},
     engine::{Config, Engine},
     flow::Protocol,
     history::Tried,
@@ -57,7 +58,11 @@ impl Running {
             inputs,
             Arc::clone(&journal),
             metrics.into(),
-            connections.clone(),
+            Slow {
+                connections: connections.clone(),
+                heard: Heard::new(Attempts::new(Ports::DNS)),
+                northbound: None,
+            },
             log.view(),
         );
         let tasks = vec![

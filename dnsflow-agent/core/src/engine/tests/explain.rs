@@ -4,8 +4,11 @@ use ipnet::IpNet;
 
 use super::*;
 use crate::{
+    attempts::Heard,
     limits::TAKEOVER_MAX,
-    view::{ExplainedAddress, Explanation, Reason, StepOutcome, Verdict},
+    name::DnsName,
+    ovn::hash::{Family, address_set_hashes},
+    view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
 };
 
 const TARGET: &str = "203.0.113.1:443";
@@ -20,10 +23,12 @@ fn node(rules: &[Rule]) -> Node {
 
 fn explain(node: &Node, pod: &str, target: &str) -> Explanation {
     let target = target.parse().expect("a target");
-    let explained = node
-        .engine
-        .view()
-        .explain(&format!("ns1_{pod}"), &target, node.now);
+    explain_with(node, pod, target, &Beside::default())
+}
+
+fn explain_with(node: &Node, pod: &str, target: Target, beside: &Beside) -> Explanation {
+    let view = node.engine.view();
+    let explained = view.explain(&format!("ns1_{pod}"), &target, beside, node.now);
     explained.expect("the pod is there")
 }
 
@@ -238,6 +243,74 @@ fn the_pod_was_told_only_what_is_never_opened() {
 }
 
 #[test]
+fn a_name_that_no_rule_mentions_is_the_remedy() {
+    let mut node = node(&[allow("example.com"), deny_all()]);
+    node.add_pod("p2", 6);
+    let heard = |pod: &str, name: &str, at| {
+        let heard = Heard {
+            name: DomainName::from_presentation(name).expect("a name"),
+            at,
+            resolver: "10.96.0.10:53".parse().expect("a resolver"),
+        };
+        (ifindex_of(node.pods[&format!("ns1_{pod}")]), heard)
+    };
+    let beside = Beside {
+        heard: vec![
+            heard("p1", "www.example.com", node.now),
+            heard("p1", "cdn.example.org", node.now),
+            heard("p2", "other.example.org", node.now),
+        ],
+        sets: None,
+    };
+    let target = || TARGET.parse().expect("a target");
+    let explained = address(explain_with(&node, "p1", target(), &beside));
+    assert_eq!(explained.reason, Reason::DeniedByRule);
+    let names = |explained: &ExplainedAddress| -> Vec<String> {
+        let heard = explained.heard.iter();
+        heard.map(|heard| heard.name.clone()).collect()
+    };
+    // A rule mentions the first one, and the last one was told to another pod.
+    assert_eq!(names(&explained), ["cdn.example.org"]);
+    let remedy = "allow it before rule 1 with `dnsName: cdn.example.org`";
+    assert_eq!(explained.remedy.as_deref(), Some(remedy));
+    let other = address(explain_with(&node, "p2", target(), &beside));
+    assert_eq!(names(&other), ["other.example.org"]);
+}
+
+#[test]
+fn what_ovn_has_resolved_itself_passes() {
+    let node = node(&[allow_port("example.com", 443), deny_all()]);
+    let name: DnsName = "example.com".parse().expect("a name");
+    let with_sets = |hashes: &[u64]| Beside {
+        heard: vec![],
+        sets: Some([(ADDRESS.into(), hashes.iter().copied().collect())].into()),
+    };
+    let explained = |target: &str, beside: &Beside| {
+        let target = target.parse().expect("a target");
+        explain_with(&node, "p1", target, beside)
+    };
+    for hash in address_set_hashes(&name, Family::V4) {
+        let explained = address(explained(TARGET, &with_sets(&[hash, 7])));
+        let decided = (explained.verdict, explained.reason, explained.rule);
+        assert_eq!(decided, (Verdict::Allowed, Reason::AllowedByOvn, Some(0)));
+        let why = "ovn-kubernetes has resolved example.com to 203.0.113.1";
+        assert_eq!(explained.steps[0].why, why);
+    }
+    let [hash, _] = address_set_hashes(&name, Family::V4);
+    let other_port = address(explained("203.0.113.1:80", &with_sets(&[hash])));
+    assert_eq!(other_port.reason, Reason::WrongPort);
+    // OVN has other addresses: nothing is left to guess.
+    let not_there = explained(TARGET, &with_sets(&[7]));
+    let guesses = |explained: &Explanation| {
+        let mut hints = explained.hints.iter();
+        hints.any(|hint| hint.contains("it may let pass"))
+    };
+    assert!(!guesses(&not_there), "{:?}", not_there.hints);
+    assert_eq!(address(not_there).reason, Reason::NotResolved);
+    assert!(guesses(&explained(TARGET, &Beside::default())));
+}
+
+#[test]
 fn an_explanation_names_the_dns_server() {
     let mut node = node(&[allow("example.com"), deny_all()]);
     node.answer("p1", "example.com", &[ADDRESS], 60);
@@ -305,14 +378,15 @@ fn a_port_of_another_node_cannot_be_explained() {
     let node = node(&[deny_all()]);
     let target = TARGET.parse().expect("a target");
     assert_eq!(
-        node.engine.view().explain("ns1_p9", &target, node.now),
+        node.engine
+            .view()
+            .explain("ns1_p9", &target, &Beside::default(), node.now),
         None
     );
 }
 
 #[test]
 fn targets_are_parsed() {
-    use crate::view::Target;
     let tcp = |port| {
         Some(Transport {
             protocol: Protocol::Tcp,
