@@ -14,8 +14,17 @@ fuzz_target!(|message: &[u8]| {
     assert!(answer.question.name.wire().ends_with(answer.name.wire()));
     assert_eq!(answer.id.to_be_bytes(), message[..2]);
     assert!(answer.addresses.len() <= ADDRESSES_MAX);
-    let distinct: BTreeSet<_> = answer.addresses.iter().map(|(address, _)| address).collect();
+    let distinct: BTreeSet<_> = answer
+        .addresses
+        .iter()
+        .map(|(address, _)| address)
+        .collect();
     assert_eq!(distinct.len(), answer.addresses.len());
     let longest = u64::from(u32::MAX >> 1);
-    assert!(answer.addresses.iter().all(|(_, ttl)| ttl.as_secs() <= longest));
+    assert!(
+        answer
+            .addresses
+            .iter()
+            .all(|(_, ttl)| ttl.as_secs() <= longest)
+    );
 });

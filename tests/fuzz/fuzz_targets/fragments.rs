@@ -30,7 +30,10 @@ fn key(datagram: u8) -> DatagramKey {
     let (source, destination): (IpAddr, IpAddr) = if datagram & 4 == 0 {
         ([10, 96, 0, 10].into(), [10, 244, 0, 5].into())
     } else {
-        ([0xfd00, 0, 0, 0, 0, 0, 0, 10].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 5].into())
+        (
+            [0xfd00, 0, 0, 0, 0, 0, 0, 10].into(),
+            [0xfd00, 0, 0, 0, 0, 0, 0, 5].into(),
+        )
     };
     DatagramKey {
         ifindex: (datagram & 1).into(),

@@ -19,8 +19,14 @@ fuzz_target!(|input: (Vec<Vec<u8>>, String)| {
     };
     // RFC 1035, section 3.1: 255 octets, of which the root label takes one.
     assert!(name.wire().len() < 255);
-    assert_eq!(DomainName::from_presentation(&name.to_string()).as_ref(), Ok(&name));
-    let upper: Vec<_> = labels.iter().map(|label| label.to_ascii_uppercase()).collect();
+    assert_eq!(
+        DomainName::from_presentation(&name.to_string()).as_ref(),
+        Ok(&name)
+    );
+    let upper: Vec<_> = labels
+        .iter()
+        .map(|label| label.to_ascii_uppercase())
+        .collect();
     let upper = DomainName::from_labels(upper.iter().map(Vec::as_slice));
     assert_eq!(upper.as_ref(), Ok(&name));
     assert_eq!(name.labels().count(), labels.len());
@@ -29,7 +35,10 @@ fuzz_target!(|input: (Vec<Vec<u8>>, String)| {
         let suffix = DomainName::from_labels(labels[first..].iter().map(Vec::as_slice));
         let suffix = suffix.expect("it is shorter");
         assert_eq!(suffixes.next(), Some(suffix.wire()));
-        assert_eq!(NameHash::of(suffix.wire()), NameHash::of(&suffix.wire().to_ascii_uppercase()));
+        assert_eq!(
+            NameHash::of(suffix.wire()),
+            NameHash::of(&suffix.wire().to_ascii_uppercase())
+        );
     }
     assert_eq!(suffixes.next(), None);
 });

@@ -44,7 +44,7 @@ impl Names for Even {
     }
 
     fn mentions(&self, hash: NameHash) -> bool {
-        hash.0 % 2 == 0
+        hash.0.is_multiple_of(2)
     }
 }
 

@@ -41,7 +41,8 @@ fuzz_target!(|data: &[u8]| {
     let bytes = &bytes[..bytes.len().min(BUFFER_LEN)];
     let mut buffer = Buffer::default();
     buffer.bytes[..bytes.len()].copy_from_slice(bytes);
-    let mut read = |names: Vec<NameHash>| question(&mut buffer, bytes.len() as u32, &Mentioned(names));
+    let mut read =
+        |names: Vec<NameHash>| question(&mut buffer, bytes.len() as u32, &Mentioned(names));
     let found = read(Vec::new());
     let plain = labels(bytes).filter(|(_, root)| *root < 255 && root + 5 <= bytes.len());
     let Some((starts, root)) = plain else {

@@ -13,7 +13,10 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(record.frame.len(), data.len() - size_of::<RecordHeader>());
         assert!(record.frame.len() <= MAX_CAPTURE);
         assert!(record.header.frame_len as usize >= record.frame.len());
-        assert!(matches!(record.header.kind, KIND_ANSWER | KIND_HELD | KIND_SENT));
+        assert!(matches!(
+            record.header.kind,
+            KIND_ANSWER | KIND_HELD | KIND_SENT
+        ));
         // What the pod has not got must be there as a whole.
         let is_whole = record.header.frame_len as usize == record.frame.len();
         assert!(is_whole || record.header.kind != KIND_HELD);
