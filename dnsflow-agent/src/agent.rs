@@ -24,7 +24,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::Attempts,
     engine::{Config, Engine},
-    input::{FlowQuestion, HeldFrame},
+    input::{AttachCommand, FlowQuestion, HeldFrame},
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -41,9 +41,8 @@ use tracing::{debug, info, trace, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, Aside, AttachCommand, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained,
-        Heartbeat, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares,
-        Watched,
+        self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Heartbeat,
+        LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares, Watched,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -757,21 +756,7 @@ impl Hot {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Attach {
-                interface,
-                name,
-                policed,
-                sources,
-            } => self.attach(AttachCommand::Attach {
-                interface,
-                name,
-                policed,
-                sources,
-            }),
-            Command::TrustSources { interface, sources } => {
-                self.attach(AttachCommand::TrustSources { interface, sources });
-            }
-            Command::Detach { interface } => self.attach(AttachCommand::Detach { interface }),
+            Command::Attachment(command) => self.attach(command),
             Command::Apply {
                 batch,
                 atomic,

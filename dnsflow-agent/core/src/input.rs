@@ -277,10 +277,10 @@ pub struct FoundFlow {
 /// At most this many rows come back from [`Command::SampleLogicalFlows`].
 pub const LOGICAL_FLOW_SAMPLE_MAX: usize = 64;
 
-/// Something to be done.
+/// What the TC programs are to be attached to.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Command {
-    /// Attach the TC programs to this interface, and keep trying until [`Command::Detach`].
+pub enum AttachCommand {
+    /// Attach the TC programs to this interface, and keep trying until [`AttachCommand::Detach`].
     Attach {
         /// The `Interface` row.
         interface: RowId,
@@ -304,6 +304,13 @@ pub enum Command {
         /// The `Interface` row.
         interface: RowId,
     },
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Attach the TC programs to an interface, or detach them.
+    Attachment(AttachCommand),
     /// Trust the answers of these DNS servers, and of no others.
     TrustResolvers(BTreeSet<Resolver>),
     /// Set the names of a name set: answers for them and for all names below them leave the

@@ -10,7 +10,7 @@ use crate::{
     Command, Timestamp,
     deadline::{self, Deadline, Why},
     engine::Scope,
-    input::SourceAddresses,
+    input::{AttachCommand, SourceAddresses},
     output::Output,
     ovn::{
         rows::{Interface, InterfaceUpdate, RowId},
@@ -121,7 +121,7 @@ impl Ports {
             self.failing.remove(&id);
             self.sources.remove(&id);
             self.not_trusted.remove(&id);
-            out.command(Command::Detach { interface: id });
+            out.command(Command::Attachment(AttachCommand::Detach { interface: id }));
             if let Some(old) = old {
                 self.interface_gone(id, &old, &mut changes);
             }
@@ -137,12 +137,12 @@ impl Ports {
             if old.as_ref().is_none_or(replaced) {
                 let sources = self.sources_of(&row).unwrap_or_default();
                 self.sources.insert(id, sources.clone());
-                out.command(Command::Attach {
+                out.command(Command::Attachment(AttachCommand::Attach {
                     interface: id,
                     name: row.name.to_string(),
                     policed,
                     sources,
-                });
+                }));
             }
             self.trust_sources(id, &row, out);
             if let Some(old) = old.filter(|old| old.iface_id != row.iface_id) {
@@ -177,10 +177,10 @@ impl Ports {
         let sources = sources.unwrap_or_default();
         if self.sources.get(&id) != Some(&sources) {
             self.sources.insert(id, sources.clone());
-            out.command(Command::TrustSources {
+            out.command(Command::Attachment(AttachCommand::TrustSources {
                 interface: id,
                 sources,
-            });
+            }));
         }
         // Which networks are primary is known a moment later than the interfaces.
         let is_final = row.network.is_none() || self.primary_networks.is_some();

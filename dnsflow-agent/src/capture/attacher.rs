@@ -1,40 +1,12 @@
 //! The task that attaches the programs, on a thread of its own: attaching and detaching block for
 //! milliseconds, and no answer may wait for them.
 
-use dnsflow_core::{Input, input::SourceAddresses, ovn::rows::RowId};
+use dnsflow_core::{Input, input::AttachCommand};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
 use crate::clock::now;
-
-/// A command of the core.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum AttachCommand {
-    /// Attach to this interface, and keep trying until [`AttachCommand::Detach`].
-    Attach {
-        /// The `Interface` row.
-        interface: RowId,
-        /// The host side of the veth.
-        name: String,
-        /// Whether Open vSwitch is to limit what the pod sends.
-        policed: bool,
-        /// The addresses from which the pod's questions count.
-        sources: SourceAddresses,
-    },
-    /// From now on, questions from these addresses count at an interface.
-    TrustSources {
-        /// The `Interface` row.
-        interface: RowId,
-        /// The addresses.
-        sources: SourceAddresses,
-    },
-    /// Detach, or stop trying to attach.
-    Detach {
-        /// The `Interface` row.
-        interface: RowId,
-    },
-}
 
 /// The attachments, and the events of interfaces.
 #[derive(Debug)]

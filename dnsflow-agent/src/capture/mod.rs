@@ -37,7 +37,7 @@ use tokio::runtime::Handle;
 
 pub use self::{
     aside::{Aside, Told},
-    attacher::{AttachCommand, Attacher},
+    attacher::Attacher,
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
     deferred::DeferredAnswers,

@@ -163,10 +163,12 @@ fn an_interface_without_the_programs_is_reported_once_it_lasts() {
 fn trusted(out: &mut Output) -> (Vec<(RowId, usize)>, Vec<Report>) {
     let commands = std::mem::take(&mut out.commands);
     let sources = commands.into_iter().filter_map(|command| match command {
-        Command::Attach {
-            interface, sources, ..
-        }
-        | Command::TrustSources { interface, sources } => Some((interface, sources.ips.len())),
+        Command::Attachment(
+            AttachCommand::Attach {
+                interface, sources, ..
+            }
+            | AttachCommand::TrustSources { interface, sources },
+        ) => Some((interface, sources.ips.len())),
         _ => None,
     });
     (sources.collect(), std::mem::take(&mut out.reports))

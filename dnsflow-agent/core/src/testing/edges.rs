@@ -9,7 +9,7 @@ use crate::{
     Command, Input, Timestamp,
     dns::Answer,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
-    input::{BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, NameSetId},
+    input::{AttachCommand, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, NameSetId},
     name::DomainName,
     ovn::rows::RowId,
     revalidation::Path,
@@ -71,7 +71,7 @@ impl Node {
     /// Carries out one command. Returns its answer, or the last of several.
     fn carry_out(&mut self, command: Command) -> Option<Input<'static>> {
         match command {
-            Command::Attach { interface, .. } => {
+            Command::Attachment(AttachCommand::Attach { interface, .. }) => {
                 let ifindex = ifindex_of(interface);
                 Some(Input::Attached { interface, ifindex })
             }
@@ -160,9 +160,8 @@ impl Node {
             Command::Release(_)
             | Command::Apply { .. }
             | Command::Ask(FlowQuestion::Dump)
-            | Command::Detach { .. }
+            | Command::Attachment(_)
             | Command::TrustResolvers(_)
-            | Command::TrustSources { .. }
             | Command::MonitorTables(_) => None,
         }
     }

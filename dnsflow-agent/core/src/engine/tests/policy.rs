@@ -1,7 +1,7 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
 use super::*;
-use crate::recording::RecordingId;
+use crate::{input::AttachCommand, recording::RecordingId};
 
 #[test]
 fn a_rule_that_goes_takes_its_flows_with_it() {
@@ -146,9 +146,12 @@ fn a_pod_that_goes_takes_its_flows_with_it() {
     node.answer("p1", "example.com", &[ADDRESS], 300);
     node.remove_interface("p1");
     assert_eq!(node.switch.len(), 0);
-    assert!(node.log.contains(&Command::Detach {
-        interface: RowId::new(0x105)
-    }));
+    assert!(
+        node.log
+            .contains(&Command::Attachment(AttachCommand::Detach {
+                interface: RowId::new(0x105)
+            }))
+    );
 }
 
 #[test]
