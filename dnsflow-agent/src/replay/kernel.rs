@@ -1,5 +1,6 @@
-//! What the TC programs do with a packet, by plain maps: the same walk, the same questions, the same keys.
-//! The programs themselves need a kernel; a test compares the two.
+//! What the TC programs do with a packet, by plain maps. The packet walk, the reading of questions and the keys
+//! are those of the programs (`dnsflow-common`). What is decided by them is written a second time here: the
+//! programs themselves need a kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -73,9 +73,7 @@ impl Switch {
                     flows: Vec::new(),
                 }]
             }
-            Command::Attach { .. }
-            | Command::TrustSources { .. }
-            | Command::Detach { .. }
+            Command::Attachment(_)
             | Command::TrustResolvers(_)
             | Command::FilterNames { .. }
             | Command::ForgetNames { .. }
