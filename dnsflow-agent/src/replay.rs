@@ -1,7 +1,7 @@
 //! `dnsflow replay`: a capture through the whole core, without node, cluster and privileges.
 //!
-//! The engine is the agent's. The kernel's part is in [`kernel`], by the same walk over the packets and the
-//! same keys; the switch's part is one that obeys at once ([`switch`]). Time is that of the capture, so that
+//! The engine is the agent's. The kernel's part is in `kernel`, by the same walk over the packets and the
+//! same keys; the switch's part is one that obeys at once (`switch`). Time is that of the capture, so that
 //! the same capture always leads to the same answer.
 
 pub mod capture;

@@ -198,8 +198,8 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "POD=ADDRESS")]
     pub pod: Vec<PodAddresses>,
 
-    /// A DNS server that is trusted: IP, IP:PORT or [IPv6]:PORT, more than one with commas
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
+    /// A DNS server that is trusted, as pods know it; more than one with commas
+    #[arg(long, value_name = "IP[:PORT]", value_delimiter = ',', required = true)]
     pub resolver: Vec<Resolver>,
 
     /// The cluster's own networks, which are never opened, and where connections are not judged
