@@ -154,6 +154,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         cache_limits: options.cache_limits(),
         flow_changes_per_second: options.max_flow_changes,
         hold_max: hold.unwrap_or_default(),
+        keep_flows_s: options.keep_flows_s,
         profile: options.static_flow.clone(),
         refusals: options.refusals()?,
         resolvers: options.resolver.iter().copied().collect(),

@@ -5,7 +5,7 @@
 
 mod asking;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -204,6 +204,16 @@ pub struct AgentOptions {
         value_parser = hold_time
     )]
     pub hold_max: Duration,
+
+    /// The time for which flows stay in the switch when no agent runs, 30s to 18h
+    #[arg(
+        long = "keep-flows",
+        value_name = "TIME",
+        env = "DNSFLOW_KEEP_FLOWS",
+        default_value = "5m",
+        value_parser = keep_seconds
+    )]
+    pub keep_flows_s: u16,
 
     /// Who may use an address that a pod was told: the pod, or its namespace's pods on the node
     #[arg(
@@ -404,6 +414,8 @@ impl From<ScopeOption> for Scope {
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The longest time for which an answer can be held. A resolver asks again after some seconds.
 const HOLD_MAX: Duration = Duration::from_secs(1);
+/// How many seconds flows can stay without an agent. The sentinel flows are renewed after a third of them.
+const KEEP_FLOWS: RangeInclusive<u16> = 30..=18 * 3600;
 
 /// Parses a time with its unit, such as `500ms`, `60s` or `5m`.
 fn time(text: &str) -> Result<Duration, String> {
@@ -426,6 +438,13 @@ fn hold_time(text: &str) -> Result<Duration, String> {
         true => Ok(time),
         false => Err("not between 1ms and 1s".to_owned()),
     }
+}
+
+/// A time within the limits of `--keep-flows`, in seconds. OpenFlow's timeouts have 16 bits for them.
+fn keep_seconds(text: &str) -> Result<u16, String> {
+    let seconds = u16::try_from(time(text)?.as_secs()).ok();
+    let within = seconds.filter(|seconds| KEEP_FLOWS.contains(seconds));
+    within.ok_or_else(|| "not between 30s and 18h".to_owned())
 }
 
 /// Options that are right one by one, but not together.

@@ -1,12 +1,16 @@
 //! The flows survive restarts of what they live in: the agent puts them back.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
+    process::wait_until,
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -63,4 +67,51 @@ fn vswitchd_stopped_and_started() {
 fn vswitchd_killed() {
     let lab = lab!("restart-vswitchd-kill", agent);
     flows_come_back(&lab, Daemon::Vswitchd, Stop::Kill);
+}
+
+/// The hard timeouts that Open vSwitch shows: those of the agent's sentinel flows.
+fn timeouts(lab: &Lab) -> BTreeSet<String> {
+    let dump = lab.ofctl(&["dump-flows", "br-int"]).expect("the dump runs");
+    let words = dump.split([' ', ',']);
+    let timeouts = words.filter_map(|word| word.strip_prefix("hard_timeout="));
+    timeouts.map(str::to_owned).collect()
+}
+
+#[test]
+fn without_an_agent_flows_stay_as_long_as_the_last_one_was_told() {
+    let lab = lab!("restart-agent-keep", agent);
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let agent = lab.start_agent(&["--keep-flows=1h"]);
+    let agent = agent.expect("the agent is ready");
+    let fetch = |url| {
+        let fetch = lab.pod("ns1_pod1").fetch(url, PATIENT);
+        fetch.expect("curl runs").result
+    };
+    fetch("http://www.example.com/").expect("the rule allows it");
+    assert_eq!(timeouts(&lab), BTreeSet::from(["3600".to_owned()]));
+    let before = lab.dnsflow_flows().expect("the dump runs");
+    agent.kill().expect("it is killed");
+
+    let agent = lab.start_agent(&["--keep-flows=30s"]);
+    let agent = agent.expect("the agent is ready");
+    wait_until("the new time", PATIENT, || {
+        Ok(timeouts(&lab) == BTreeSet::from(["30".to_owned()]))
+    })
+    .expect("the sentinel flows are written again");
+    assert_eq!(lab.dnsflow_flows().expect("the dump runs"), before);
+    fetch("http://203.0.113.2/").expect("the address is open");
+    agent.kill().expect("it is killed");
+    let killed = Instant::now();
+    // The flows were renewed ten seconds before at most.
+    let limit = Duration::from_secs(45);
+    wait_until("the end of the flows", limit, || {
+        Ok(lab.dnsflow_flow_count()? == 0)
+    })
+    .expect("they end");
+    let kept = killed.elapsed();
+    println!("without an agent, the flows stayed for {kept:.1?}");
+    assert!(kept > Duration::from_secs(19), "{kept:?}");
+    fetch("http://203.0.113.2/").expect_err("the address is closed");
 }

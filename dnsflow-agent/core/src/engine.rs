@@ -32,7 +32,7 @@ use crate::{
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
     input::{FlowReply, Frame},
-    limits::{CacheLimits, FLOW_CHANGES_PER_SECOND},
+    limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
     output::Output,
     ovn::view::Touched,
     policy::{Mention, Policy},
@@ -77,6 +77,9 @@ pub struct Config {
     pub flow_changes_per_second: u32,
     /// How long an answer that was taken off the wire is held at most.
     pub hold_max: Duration,
+    /// How long flows stay in the switch when no agent renews them, in seconds: the hard timeout of their
+    /// sentinel flows.
+    pub keep_flows_s: u16,
     /// The ports that DNS servers answer from.
     pub dns_ports: DnsPorts,
     /// Where rules go on a bridge without OVN.
@@ -96,6 +99,7 @@ impl Default for Config {
             cache_limits: CacheLimits::default(),
             flow_changes_per_second: FLOW_CHANGES_PER_SECOND,
             hold_max: HoldLimits::default().longest,
+            keep_flows_s: KEEP_FLOWS_S,
             dns_ports: DnsPorts::DNS,
             profile: None,
             refusals: Refusals::default(),
@@ -129,6 +133,7 @@ impl Engine {
             cache_limits,
             flow_changes_per_second,
             hold_max,
+            keep_flows_s,
             dns_ports,
             profile,
             refusals,
@@ -146,7 +151,7 @@ impl Engine {
                 budget: FlowBudget::new(flow_changes_per_second),
                 refused: RefusedAddresses::new(refusals, &mut out),
             },
-            switch: Switch::new(hold_max, cache_limits.idle_grace),
+            switch: Switch::new(hold_max, keep_flows_s, cache_limits.idle_grace),
             hold: HoldQueue::new(HoldLimits {
                 longest: hold_max,
                 ..HoldLimits::default()

@@ -106,10 +106,9 @@ pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);
 /// Actions to copy are looked for again this often, while some are missing.
 pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The switch removes our flows when the agent has not renewed their sentinel flows for this long.
-pub const HARD_TIMEOUT: Duration = Duration::from_secs(300);
-/// The agent renews the sentinel flows this often.
-pub const RENEW_INTERVAL: Duration = Duration::from_secs(100);
+/// The switch removes our flows when no agent has renewed their sentinel flows for so many seconds, by
+/// default. The agent renews them after a third of the time.
+pub const KEEP_FLOWS_S: u16 = 300;
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
 /// A flow's counters show packets after this time at the latest: ovs-vswitchd reads them from the

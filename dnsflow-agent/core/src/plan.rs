@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 use super::{
     firewall::RuleAction,
     flow::{Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Sentinel, Transport},
-    limits::HARD_TIMEOUT,
     name::DomainName,
     ovn::{
         template::{AclTemplate, CachedActions},
@@ -258,12 +257,13 @@ impl Planner {
             .collect()
     }
 
-    /// Cookie, timeout and actions of a sentinel flow.
-    pub fn sentinel_body(&mut self, sentinel: Sentinel) -> FlowBody {
+    /// Cookie, timeout and actions of a sentinel flow that ends `hard_timeout_s` seconds after its last
+    /// renewal.
+    pub fn sentinel_body(&mut self, sentinel: Sentinel, hard_timeout_s: u16) -> FlowBody {
         let actions = sentinel.actions();
         FlowBody {
             cookie: self.cookies.cookie(&actions),
-            hard_timeout_s: u16::try_from(HARD_TIMEOUT.as_secs()).unwrap_or(u16::MAX),
+            hard_timeout_s,
             actions,
         }
     }

@@ -28,8 +28,8 @@ use crate::{
     hold::Wait,
     input::{BatchError, BatchId, CookieCount, FlowQuestion},
     limits::{
-        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RENEW_INTERVAL, RESTORE_DELAY,
-        RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX,
+        RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
     },
     name::DomainName,
     output::Output,
@@ -136,6 +136,8 @@ pub(crate) struct Switch {
     renew_at: Option<Timestamp>,
     /// The sentinel flows that should be in the switch now.
     sentinels: BTreeSet<Sentinel>,
+    /// Their hard timeout, in seconds.
+    keep_flows_s: u16,
     monitored: BTreeSet<u8>,
     /// The openings of this turn.
     openings: Option<Openings>,
@@ -160,8 +162,9 @@ pub(crate) struct Switch {
 
 impl Switch {
     /// There is no connection yet. `hold_max`: the longest time for which an answer is held.
-    /// `idle_grace`: how long an unused address stays open.
-    pub(crate) fn new(hold_max: Duration, idle_grace: Duration) -> Self {
+    /// `keep_flows_s`: how long flows stay without an agent. `idle_grace`: how long an unused address
+    /// stays open.
+    pub(crate) fn new(hold_max: Duration, keep_flows_s: u16, idle_grace: Duration) -> Self {
         Self {
             up: false,
             compared: false,
@@ -170,6 +173,7 @@ impl Switch {
             lost: Lost::default(),
             renew_at: None,
             sentinels: BTreeSet::new(),
+            keep_flows_s,
             monitored: BTreeSet::new(),
             openings: None,
             queues: Queues::default(),
@@ -587,7 +591,7 @@ impl Switch {
     pub(crate) fn connected(&mut self, now: Timestamp) {
         self.up = true;
         self.comparison.at = Some(now);
-        self.renew_at = Some(now + RENEW_INTERVAL);
+        self.renew_at = Some(now + self.renew_interval());
         self.denials.connected(now);
     }
 
@@ -638,11 +642,17 @@ impl Switch {
 
     // Sentinel flows.
 
+    /// Two renewals may be lost.
+    fn renew_interval(&self) -> Duration {
+        Duration::from_secs(self.keep_flows_s.into()) / 3
+    }
+
     /// Restarts the hard timeout of the sentinel flows.
     fn renew(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
         let mut batch = self.begin(now);
-        let sentinels = self.sentinels.iter();
-        batch.extend(sentinels.map(|sentinel| FlowChange::Renew(planner.sentinel_body(*sentinel))));
+        let bodies = self.sentinels.iter();
+        let bodies = bodies.map(|sentinel| planner.sentinel_body(*sentinel, self.keep_flows_s));
+        batch.extend(bodies.map(FlowChange::Renew));
         self.commit(batch, false, planner, out);
     }
 
@@ -664,15 +674,17 @@ impl Switch {
         }
         if !missing.is_empty() {
             let add = |sentinel: Sentinel| {
-                FlowChange::Add(sentinel.key(), planner.sentinel_body(sentinel))
+                let body = planner.sentinel_body(sentinel, self.keep_flows_s);
+                FlowChange::Add(sentinel.key(), body)
             };
             changes.splice(..0, missing.into_iter().map(add));
         }
     }
 
     /// Compares the sentinel flows of a dump with those that there should be: restores missing
-    /// ones, and removes those that no flow needs any more.
-    fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
+    /// ones, and removes those that no flow needs any more. Those of an earlier run may have another
+    /// timeout, which a renewal would keep: with `is_first`, all are written again.
+    fn compare_sentinels(&mut self, is_first: bool, planner: &mut Planner, batch: &mut Batch) {
         let found = std::mem::take(&mut self.comparison.sentinels);
         let needed = planner.sentinels();
         for (sentinel, cookie) in &found {
@@ -682,9 +694,9 @@ impl Switch {
             }
         }
         for sentinel in needed {
-            let body = planner.sentinel_body(sentinel);
+            let body = planner.sentinel_body(sentinel, self.keep_flows_s);
             self.sentinels.insert(sentinel);
-            if found.get(&sentinel) != Some(&body.cookie) {
+            if is_first || found.get(&sentinel) != Some(&body.cookie) {
                 batch.extend([FlowChange::Add(sentinel.key(), body)]);
             }
         }
@@ -876,14 +888,15 @@ impl Switch {
             .into_iter()
             .map(|flow| (flow.key.clone(), flow))
             .collect();
-        let adopted = if std::mem::replace(&mut self.adopted, is_all) {
+        let is_first = !std::mem::replace(&mut self.adopted, is_all);
+        let adopted = if !is_first {
             0
         } else {
             access.adopt(&mut unknown, self.comparison.number, &mut batch, now)
         };
         let added = self.find_lost(access, since);
         let removed = unknown.len();
-        self.compare_sentinels(access.planner(), &mut batch);
+        self.compare_sentinels(is_first, access.planner(), &mut batch);
         if self
             .comparison
             .read_counters_at
@@ -944,7 +957,7 @@ impl Switch {
         out: &mut Output,
     ) -> bool {
         if self.renew_at.is_some_and(|at| at <= now) {
-            self.renew_at = Some(now + RENEW_INTERVAL);
+            self.renew_at = Some(now + self.renew_interval());
             self.renew(planner, now, out);
         }
         self.lost.at.take_if(|at| *at <= now).is_some()

@@ -40,6 +40,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         subdomains: _,
         hold: _,
         hold_max: _,
+        keep_flows_s: _,
         scope: _,
         min_ttl: _,
         max_ttl: _,

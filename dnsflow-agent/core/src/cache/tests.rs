@@ -92,7 +92,7 @@ impl Setup {
         assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
         Self {
             cache,
-            switch: Switch::new(Duration::ZERO, Duration::ZERO),
+            switch: Switch::new(Duration::ZERO, crate::limits::KEEP_FLOWS_S, Duration::ZERO),
             out: Output::default(),
         }
     }

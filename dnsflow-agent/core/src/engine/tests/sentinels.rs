@@ -1,7 +1,7 @@
 //! The flows on which the life of all others depends.
 
 use super::*;
-use crate::limits::{HARD_TIMEOUT, RENEW_INTERVAL};
+use crate::limits::KEEP_FLOWS_S;
 
 fn node() -> Node {
     Node::with(&[allow("example.com"), deny_all()])
@@ -26,7 +26,7 @@ fn the_first_flow_brings_its_sentinel_and_the_next_ones_do_not() {
         panic!("a sentinel, then the flow: {first:?}");
     };
     assert_eq!(Sentinel::of(line), Some(sentinel_of(key, flow.cookie)));
-    assert_eq!(u64::from(body.hard_timeout_s), HARD_TIMEOUT.as_secs());
+    assert_eq!(body.hard_timeout_s, KEEP_FLOWS_S);
     assert_eq!(flow.hard_timeout_s, 0);
     node.answer("p1", "example.com", &[OTHER], 300);
     let second = changes(&mut node);
@@ -39,7 +39,7 @@ fn only_sentinels_are_renewed() {
     let mut node = node();
     node.answer("p1", "example.com", &[ADDRESS, OTHER], 3600);
     node.log.clear();
-    node.pass(RENEW_INTERVAL);
+    node.pass(Duration::from_secs(100));
     let renewals = changes(&mut node);
     let [FlowChange::Renew(body)] = &renewals[..] else {
         panic!("one for all flows: {renewals:?}");
@@ -86,4 +86,36 @@ fn a_sentinel_goes_when_nothing_depends_on_it() {
     node.add_pod_as("p1", 5, "uid-2", RowId::new(0x999));
     node.answer("p1", "example.com", &[ADDRESS], 3600);
     assert_eq!((node.sentinels.len(), node.switch.len()), (1, 1));
+}
+
+#[test]
+fn after_a_restart_sentinels_have_the_time_that_flows_are_kept_now() {
+    let mut before = node();
+    before.answer("p1", "example.com", &[ADDRESS], 3600);
+    let (sentinel, cookie) = before.sentinels.first_key_value().expect("a sentinel");
+    let (key, cookie) = (sentinel.key(), *cookie);
+    let rules = [allow("example.com"), deny_all()];
+    let config = Config {
+        keep_flows_s: 60,
+        ..Config::default()
+    };
+    let mut after = restart::after_restart_with(&mut before, &[], &rules, config);
+    let written = changes(&mut after);
+    let is_added = |change: &FlowChange| match change {
+        FlowChange::Add(added, body) => {
+            *added == key && (body.cookie, body.hard_timeout_s) == (cookie, 60)
+        }
+        _ => false,
+    };
+    assert!(written.iter().any(is_added), "{written:?}");
+    after.log.clear();
+    // Renewed at once and after each third of a minute, and written no second time.
+    let renewed = [(10, 1), (9, 0), (2, 1)];
+    for (seconds, times) in renewed {
+        after.pass(Duration::from_secs(seconds));
+        let renewals = changes(&mut after);
+        let is_renewal = |change: &FlowChange| matches!(change, FlowChange::Renew(_));
+        assert!(renewals.iter().all(is_renewal), "{renewals:?}");
+        assert_eq!(renewals.len(), times, "after {seconds} s");
+    }
 }
