@@ -101,7 +101,7 @@ impl View<'_> {
         let denies = decided.rule.map(|rule| format!("rule {rule} denies it"));
         let rest = denies.and_then(|denies| decided.text.strip_prefix(&denies));
         let text = match rest {
-            Some(rest) => rest.trim_start_matches(": ").to_owned(),
+            Some(rest) => rest.trim_start_matches(", and ").to_owned(),
             None => decided.text,
         };
         let denied = Denied {

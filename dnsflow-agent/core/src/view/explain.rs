@@ -573,7 +573,11 @@ impl View<'_> {
         match (blocked_by, ports) {
             (Some((reason, text)), _) => {
                 if would_allow {
-                    let would = format!("rule {index} would allow it, but {text}");
+                    let but = match reason {
+                        Reason::AclMissing | Reason::RuleNotUsable => "is not in force: ",
+                        _ => "",
+                    };
+                    let would = format!("rule {index} would allow it, but {but}{text}");
                     walk.would = Some((index, reason, would));
                 }
                 (StepOutcome::NotInForce, text)
@@ -679,7 +683,7 @@ impl View<'_> {
                         && asked.is_none() =>
                     {
                         let (reason, text) = self.not_told(id, port, to, asked);
-                        (reason, format!("rule {rule} denies it: {text}"))
+                        (reason, format!("rule {rule} denies it, and {text}"))
                     }
                     None => (Reason::DeniedByRule, format!("rule {rule} denies it")),
                 };
@@ -752,7 +756,13 @@ impl View<'_> {
                         ended.name
                     ),
                 ),
-                End::Limit(limit) => (Reason::LimitReached, limit.to_string()),
+                End::Limit(limit) => (
+                    Reason::LimitReached,
+                    format!(
+                        "a limit left no room for this address of {} ({limit})",
+                        ended.name
+                    ),
+                ),
             };
         }
         let is_told = |other: PortId| match (to.address, asked) {
