@@ -4,9 +4,7 @@
 //! all the same: an agent that does not answer is worth a report.
 
 use std::{
-    fs::OpenOptions,
     io::{self, IsTerminal as _, Write},
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -20,6 +18,7 @@ use crate::{
     control::client,
     exit::Exit,
     options::{AgentOptions, BundleOptions},
+    output::new_file,
 };
 
 /// The folder in the archive.
@@ -92,9 +91,7 @@ pub fn run(options: BundleOptions, output: &mut impl Write) -> Result<Exit, Bund
         }
         return make(agent, output, write);
     }
-    let mut new = OpenOptions::new();
-    let archive = new.write(true).create_new(true).mode(0o600).open(&file);
-    make(agent, &mut archive.map_err(write)?, write)
+    make(agent, &mut new_file(&file).map_err(write)?, write)
 }
 
 fn make(

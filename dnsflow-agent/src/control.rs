@@ -13,6 +13,7 @@ pub mod journal;
 pub mod learned;
 pub(crate) mod print;
 pub mod pruned;
+pub mod reported;
 pub mod server;
 pub mod trial;
 

@@ -67,6 +67,7 @@ fn run(output: &mut Output) -> anyhow::Result<Exit> {
         Command::Learn(options) => return Ok(commands::learn(&options, output)?),
         Command::Try(options) => return Ok(commands::try_firewalls(&options, output)?),
         Command::Prune(options) => return Ok(commands::prune(&options, output)?),
+        Command::Report(options) => return Ok(commands::report(&options, output)?),
         Command::Replay(options) => return Ok(replay::run(&options, output)?),
         Command::LogLevel(options) => commands::log_level(&options, output)?,
         Command::Bundle(options) => return bundle::run(*options, output).context("no bundle"),

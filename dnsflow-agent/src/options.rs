@@ -22,7 +22,7 @@ use ipnet::IpNet;
 pub use asking::{
     CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
     LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
-    PodName, PruneOptions, ReplayOptions, TryOptions,
+    PodName, PruneOptions, ReplayOptions, ReportFormat, ReportOptions, TryOptions,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};
@@ -64,6 +64,8 @@ pub enum Command {
     /// Say which rules of a namespace nobody has used, which names its wildcards stand for, and what
     /// ovn-kubernetes alone would have denied
     Prune(PruneOptions),
+    /// Write a page about this node to send on: rules and their use, names, denied connections, latency
+    Report(ReportOptions),
     /// Say what a capture of pods' packets would have opened and denied; needs no agent and no privilege
     Replay(ReplayOptions),
     /// Show what the agent logs, or change it until the agent ends

@@ -1,6 +1,11 @@
 //! Standard output, and how subcommands print a value for programs.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, IsTerminal as _, Write},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
 
 use serde::Serialize;
 
@@ -43,6 +48,13 @@ impl Write for Output {
         let result = self.stdout.flush();
         self.note(result)
     }
+}
+
+/// A file that was not there, and that only its owner can read: names of pods and of what they ask for are
+/// nobody else's.
+pub(crate) fn new_file(path: &Path) -> io::Result<File> {
+    let mut new = OpenOptions::new();
+    new.write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Prints one value.

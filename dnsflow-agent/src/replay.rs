@@ -85,7 +85,7 @@ pub enum ReplayError {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
     /// Something that would have happened.
-    Event(Event),
+    Event(Box<Event>),
     /// What became of a pod's packets that led to no event.
     Ignored {
         /// The namespace.
@@ -395,7 +395,7 @@ impl Replay {
                     ..Event::default()
                 };
                 debug_assert_eq!(tried.verdict, Verdict::Allowed);
-                self.lines.push(Line::Event(event));
+                self.lines.push(Line::Event(Box::new(event)));
             }
         }
     }
@@ -434,11 +434,11 @@ impl Replay {
             | Report::NotAttached { .. } => return,
         }
         let event = journal::event(SystemTime::UNIX_EPOCH, report);
-        self.lines.push(Line::Event(Event {
+        self.lines.push(Line::Event(Box::new(Event {
             time: self.time(),
             activation_us: None,
             ..event
-        }));
+        })));
     }
 
     fn write(&mut self, format: OutputFormat, output: &mut impl Write) -> io::Result<()> {

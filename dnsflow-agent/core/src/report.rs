@@ -63,6 +63,14 @@ impl fmt::Display for ToldName {
     }
 }
 
+impl Denied {
+    /// What lets the connection pass all the same, where that is not known.
+    pub fn unless(&self) -> Option<&'static str> {
+        let unless = "passes all the same if ovn-kubernetes has resolved the address itself";
+        self.unless_resolved.then_some(unless)
+    }
+}
+
 impl fmt::Display for Denied {
     /// The rule, the reason and the remedy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,10 +84,10 @@ impl fmt::Display for Denied {
         if let Some(remedy) = &self.remedy {
             write!(f, "; {remedy}")?;
         }
-        if self.unless_resolved {
-            f.write_str("; passes all the same if ovn-kubernetes has resolved the address itself")?;
+        match self.unless() {
+            Some(unless) => write!(f, "; {unless}"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

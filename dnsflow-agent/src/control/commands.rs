@@ -18,6 +18,7 @@ use super::{
     learned::{Learned, Line},
     print::{self, CacheRow, FlowRow, Row},
     pruned::{self, Pruning},
+    reported::NodeReport,
     trial::{Change, Trialled},
 };
 use crate::{
@@ -26,10 +27,11 @@ use crate::{
     manifests::Files,
     options::{
         ControlOptions, ControlSocket, ExplainOptions, FilterOptions, LearnFormat, LearnOptions,
-        LogLevelOptions, ObserveOptions, OutputFormat, PruneOptions, TryOptions,
+        LogLevelOptions, ObserveOptions, OutputFormat, PruneOptions, ReportOptions, TryOptions,
     },
     output::{write_json, write_json_line, write_yaml},
     ovn_db::address_sets,
+    page::{Page, PageError},
 };
 
 /// Why a subcommand has failed.
@@ -44,6 +46,9 @@ pub enum CommandError {
     /// The answer cannot be written.
     #[error("cannot write the answer")]
     Output(#[from] io::Error),
+    /// There is no page.
+    #[error(transparent)]
+    Page(#[from] PageError),
     /// The manifests say nothing.
     #[error("cannot read the manifests: {0}")]
     Manifests(String),
@@ -239,6 +244,29 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
         Ok(_) => Exit::Done,
         Err(_) => Exit::Incomplete,
     })
+}
+
+/// `dnsflow report`: whether there was room for all.
+pub fn report(options: &ReportOptions, output: &mut impl Write) -> Result<Exit, CommandError> {
+    let ReportOptions {
+        html,
+        format: _,
+        namespace,
+        socket,
+    } = options;
+    let report = block_on(NodeReport::ask(&socket.path, namespace.as_deref()))?;
+    for what in &report.left_out {
+        eprintln!("no room for {what}");
+    }
+    let exit = match report.left_out.is_empty() {
+        true => Exit::Done,
+        false => Exit::Incomplete,
+    };
+    match html {
+        None => write_json_line(&report, output)?,
+        Some(file) => Page::new(vec![report], Vec::new()).write(file, output)?,
+    }
+    Ok(exit)
 }
 
 /// `dnsflow log-level`.

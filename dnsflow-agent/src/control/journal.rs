@@ -55,6 +55,12 @@ pub struct Event {
     /// Why that is denied: the reason of `dnsflow explain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<view::Reason>,
+    /// The same in words, as far as the rule does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What would allow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
     /// What else there is to say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
@@ -187,6 +193,12 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
                 addresses: vec![denied.attempt.address],
                 target: Some(view::target_text(&denied.attempt)),
                 reason: Some(denied.reason),
+                why: {
+                    let text = Some(&*denied.text).filter(|text| !text.is_empty());
+                    let parts: Vec<_> = text.into_iter().chain(denied.unless()).collect();
+                    (!parts.is_empty()).then(|| parts.join("; "))
+                },
+                remedy: denied.remedy.clone(),
                 rules: denied.rule.into_iter().collect(),
                 text: match told.is_empty() {
                     true => denied.to_string(),

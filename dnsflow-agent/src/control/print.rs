@@ -200,8 +200,8 @@ impl Row for PortRow<'_> {
     }
 }
 
-/// `dnsflow status`.
-pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> {
+/// What there is to say of the agent as a whole: heads, and a text for each.
+pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
     let Status {
         version,
         up_s,
@@ -219,7 +219,7 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
     let has_problems = has_problems.filter(|firewall| !firewall.problems.is_empty());
     let dry_runs = node.firewalls.iter();
     let dry_runs = dry_runs.filter(|firewall| firewall.is_dry_run).count();
-    let lines = [
+    [
         ("agent", format!("{version}, up {}", seconds(*up_s))),
         ("ready", yes_or(node.is_ready, "not yet")),
         (
@@ -264,8 +264,13 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
             "cache",
             format!("{} addresses, {} flows", node.addresses, node.flows),
         ),
-    ];
-    for (head, text) in lines {
+    ]
+}
+
+/// `dnsflow status`.
+pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> {
+    let node = &status.node;
+    for (head, text) in status_lines(status) {
         writeln!(output, "{head:<10} {text}")?;
     }
     let ports: Vec<_> = node.ports.iter().flat_map(PortRow::of).collect();
@@ -389,19 +394,33 @@ impl Row for RuleRow<'_> {
         vec![
             rule.rule.to_string(),
             rule.text.clone(),
-            match (rule.used, rule.last_s) {
-                (Used::Connected, Some(last_s)) => format!("{} ago", seconds(last_s)),
-                (Used::Connected, None) => "yes".to_owned(),
-                (Used::Told, _) => "told only".to_owned(),
-                (Used::Never, _) => "never".to_owned(),
-                (Used::NotKnown, _) => "not known".to_owned(),
-            },
+            rule_used(rule),
             rule.places.to_string(),
             match names[..] {
                 [] => "-".to_owned(),
                 _ => names.join(", "),
             },
         ]
+    }
+}
+
+/// Whether and when a rule was used.
+pub(crate) fn rule_used(rule: &RuleUse) -> String {
+    match (rule.used, rule.last_s) {
+        (Used::Connected, Some(last_s)) => format!("{} ago", seconds(last_s)),
+        (Used::Connected, None) => "yes".to_owned(),
+        (Used::Told, _) => "told only".to_owned(),
+        (Used::Never, _) => "never".to_owned(),
+        (Used::NotKnown, _) => "not known".to_owned(),
+    }
+}
+
+/// What limits the time that is known of.
+pub(crate) fn since(since: Since) -> &'static str {
+    match since {
+        Since::AgentStart => "since the agent has started",
+        Since::FirewallChange => "since the EgressFirewall has changed",
+        Since::AnHour => "nothing older is remembered",
     }
 }
 
@@ -414,11 +433,7 @@ pub(crate) fn pruning(pruning: &Pruning, output: &mut impl Write) -> io::Result<
         rules,
         only_by_answer,
     } = pruning;
-    let since = match known_since {
-        Since::AgentStart => "since the agent has started",
-        Since::FirewallChange => "since the EgressFirewall has changed",
-        Since::AnHour => "nothing older is remembered",
-    };
+    let since = since(*known_since);
     writeln!(
         output,
         "namespace {namespace}: what its pods on this node have done for {} ({since})\n",
@@ -628,7 +643,7 @@ fn pod(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-fn numbers(numbers: &[u32]) -> String {
+pub(crate) fn numbers(numbers: &[u32]) -> String {
     match numbers {
         [] => "none".to_owned(),
         _ => {
@@ -643,7 +658,7 @@ pub(crate) fn yes_or(is_so: bool, otherwise: &str) -> String {
 }
 
 /// The word that stands in JSON for a value.
-fn text(value: &impl Serialize) -> String {
+pub(crate) fn text(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).ok();
     let text = value.as_ref().and_then(|value| value.as_str());
     text.unwrap_or_default().to_owned()

@@ -13,7 +13,6 @@ pub mod ledger;
 
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
-    fs,
     hash::BuildHasher as _,
     sync::{
         Arc,
@@ -43,7 +42,7 @@ use super::{
     convert,
     egress_firewall::{EgressFirewall, NAME, Stored},
 };
-use crate::{causes::Causes, clock::now};
+use crate::{causes::Causes, clock::now, node};
 
 /// The nodes spread their Events about one change over this time.
 pub const SPREAD: Duration = Duration::from_secs(30);
@@ -58,9 +57,6 @@ const NOTE_MAX: usize = 240;
 const EVENT_NAME_MAX: usize = 200;
 /// `reportingController` of the Events.
 const CONTROLLER: &str = "dnsflow.io/agent";
-/// The name of this node, as the kernel has it (proc_sys_kernel(5)); with hostNetwork it is the
-/// node's own.
-const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 
 /// A notice about an EgressFirewall.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -295,14 +291,10 @@ impl Reporter {
 /// Creates Events until the channel of reports is closed. Each cause of failure is logged once; a
 /// notice is tried again until it is over.
 pub async fn post(options: ClientOptions, mut notices: Notices, spread: Duration) {
-    let instance = fs::read_to_string(HOSTNAME).unwrap_or_default();
     let mut poster = Poster {
         options,
         client: None,
-        instance: match instance.trim() {
-            "" => "unknown".into(),
-            name => convert::shorten(name, 100),
-        },
+        instance: convert::shorten(&node::name(), 100),
         causes: Causes::default(),
     };
     let mut ledger = Ledger::default();

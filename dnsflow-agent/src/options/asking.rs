@@ -183,6 +183,38 @@ pub struct PruneOptions {
     pub control: ControlOptions,
 }
 
+/// The options of `dnsflow report`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct ReportOptions {
+    /// Write one HTML page, which needs no other file; the file must not be there yet; - is standard output
+    #[arg(
+        long,
+        value_name = "FILE|-",
+        required_unless_present = "format",
+        conflicts_with = "format"
+    )]
+    pub html: Option<PathBuf>,
+
+    /// Print what the page is made of
+    #[arg(id = "format", short = 'o', long = "output", value_name = "FORMAT")]
+    pub format: Option<ReportFormat>,
+
+    /// Only this namespace
+    #[arg(short, long)]
+    pub namespace: Option<String>,
+
+    /// Where to ask.
+    #[command(flatten)]
+    pub socket: ControlSocket,
+}
+
+/// How programs get a report.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum ReportFormat {
+    /// JSON: one object for each node.
+    Json,
+}
+
 /// The options of `dnsflow replay`.
 #[derive(Args, Clone, Debug, Eq, PartialEq)]
 pub struct ReplayOptions {

@@ -119,7 +119,9 @@ fn query(kind: &str, name: &str, edns: Option<Edns>) -> Result<Message> {
     let mut query = Message::query();
     query.metadata.recursion_desired = true;
     query.edns = edns;
-    let mut name = Name::from_ascii(name)?;
+    // A label may hold any byte (RFC 2181, section 11).
+    let labels = name.trim_end_matches('.').split('.');
+    let mut name = Name::from_labels(labels.map(str::as_bytes))?;
     // As it comes back in the answer.
     name.set_fqdn(true);
     query.add_query(Query::query(name, kind.parse()?));
