@@ -5,23 +5,29 @@
 //! them (`docs/decisions/kubectl-plugin.md`).
 
 mod agents;
+mod follow;
 mod merge;
+mod united;
 
-use std::{ffi::OsString, io, path::Path};
+use std::{ffi::OsString, io, path::Path, time::Duration};
 
 use clap::Parser;
+use dnsflow_core::view::PortView;
 use tokio::runtime;
 
 use crate::{
     exit::Exit,
+    manifests,
     options::{
-        CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, ObserveOptions,
-        OutputFormat,
+        self, CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
+        ObserveOptions, OutputFormat, ReportOptions,
     },
 };
 use agents::{Kubectl, KubectlError};
 use merge::Question;
 
+/// Agents that are followed at the same time: each takes a process of kubectl.
+const FOLLOWED_MAX: usize = 128;
 /// The name under which kubectl finds this program.
 const NAME: &str = "kubectl-dnsflow";
 
@@ -58,7 +64,12 @@ pub struct Plugin {
     #[arg(long, value_name = "CONTEXT")]
     context: Option<String>,
 
-    /// status, cache list, flows list, explain, observe, log-level or check, with their options
+    /// The time that one node may take for its answer
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = options::time)]
+    timeout: Duration,
+
+    /// status, cache list, flows list, explain, observe, log-level, check, learn, try, prune or report, with
+    /// their options
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -76,9 +87,9 @@ pub enum PluginError {
     Runtime(#[source] io::Error),
     /// The command is for one node.
     #[error(
-        "over all nodes there are: status, cache list, flows list, explain, observe without --follow, \
-         log-level and check; all others are for one agent: kubectl exec --namespace {namespace} POD -- \
-         dnsflow …"
+        "over all nodes there are: status, cache list, flows list, explain, observe, log-level, check, \
+         learn, try, prune and report; all others are for one agent: kubectl exec --namespace {namespace} \
+         POD -- dnsflow …"
     )]
     OneNode {
         /// The namespace of the agents.
@@ -97,6 +108,23 @@ pub enum PluginError {
         namespace: String,
         /// The labels.
         selector: String,
+    },
+    /// Too many agents to follow.
+    #[error(
+        "{count} nodes are too many to follow, {FOLLOWED_MAX} are possible: name some with --node"
+    )]
+    TooMany {
+        /// How many there are.
+        count: usize,
+    },
+    /// The manifests cannot be read.
+    #[error("cannot read the manifests: {0}")]
+    Manifests(String),
+    /// The namespace has no pods there.
+    #[error("no pod of {namespace} has an interface on the nodes that have answered")]
+    NoPods {
+        /// The namespace.
+        namespace: String,
     },
     /// The answer cannot be written.
     #[error("cannot write the answer")]
@@ -117,25 +145,30 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
         node: nodes,
         kubeconfig,
         context,
+        timeout: patience,
         command,
     } = Plugin::parse();
     let one_node = || PluginError::OneNode {
         namespace: agents_namespace.clone(),
     };
-    let (question, format) = question(&command).ok_or_else(one_node)?;
+    let asked = asked(&command)?.ok_or_else(one_node)?;
     let options = [("--kubeconfig", kubeconfig), ("--context", context)];
     let options = options
         .into_iter()
         .filter_map(|(name, value)| Some([name.to_owned(), value?]));
-    let kubectl = Kubectl::new(options.flatten().collect(), agents_namespace.clone());
+    let kubectl = Kubectl {
+        options: options.flatten().collect(),
+        namespace: agents_namespace.clone(),
+        patience,
+    };
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(PluginError::Runtime)?;
-    let answers = runtime.block_on(async {
+    runtime.block_on(async {
         let mut agents = kubectl.agents(&agents_selector).await?;
         if !nodes.is_empty() {
             agents.retain(|agent| nodes.contains(&agent.node));
         }
-        if let Question::Explain { namespace, pod, .. } = &question {
+        if let Asked::Once(Question::Explain { namespace, pod, .. }, _) = &asked {
             let node = kubectl.node_of(namespace, pod).await?;
             agents.retain(|agent| agent.node == node);
         }
@@ -145,17 +178,60 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
                 selector: agents_selector,
             });
         }
-        Ok(kubectl.ask(agents, &in_json(&command)).await)
-    })?;
-    Ok(merge::write(&question, format, answers, output)?)
+        let count = agents.len();
+        if count > FOLLOWED_MAX && !matches!(asked, Asked::Once(..)) {
+            return Err(PluginError::TooMany { count });
+        }
+        match asked {
+            Asked::Once(question, format) => {
+                let (arguments, input) = match &question {
+                    Question::Try(manifests) => (
+                        in_json(&command, &["-f", "--filename"], &["-f", "-"]),
+                        Some(&**manifests),
+                    ),
+                    Question::Report(_) => (in_json(&command, &["--html"], &[]), None),
+                    _ => (in_json(&command, &[], &[]), None),
+                };
+                let answers = kubectl.ask(agents, &arguments, input).await;
+                Ok(merge::write(&question, format, answers, output)?)
+            }
+            Asked::Events(format) => {
+                let heard = kubectl.follow(agents, &in_json(&command, &[], &[]), |_| true);
+                Ok(follow::events(heard, format, output).await?)
+            }
+            Asked::Learn(options) => {
+                let lines = in_format("lines", &command, &[], &[]);
+                let namespace = options.namespace.clone();
+                let is_there = move |port: &PortView| port.namespace == namespace;
+                let heard = kubectl.follow(agents, &lines, move |status| {
+                    status.node.ports.iter().any(&is_there)
+                });
+                let exit = follow::learn(heard, &options, output).await?;
+                exit.ok_or(PluginError::NoPods {
+                    namespace: options.namespace,
+                })
+            }
+        }
+    })
 }
 
-/// What a command line asks of agents, and how the answer is to be printed; `None` for what is no question
-/// to all of them. A wrong command line ends the process, as does one that asks for help.
-fn question(command: &[String]) -> Option<(Question, OutputFormat)> {
+/// What a command line asks of agents.
+#[derive(Debug, PartialEq)]
+enum Asked {
+    /// One answer of each, and how it is to be printed.
+    Once(Question, OutputFormat),
+    /// The events that come.
+    Events(OutputFormat),
+    /// A recording.
+    Learn(LearnOptions),
+}
+
+/// What a command line asks of agents; `None` for what is no question to all of them. A wrong command line
+/// ends the process, as does one that asks for help.
+fn asked(command: &[String]) -> Result<Option<Asked>, PluginError> {
     let arguments = ["kubectl dnsflow"].into_iter().map(str::to_owned);
     let cli = Cli::try_parse_from(arguments.chain(command.iter().cloned()));
-    Some(match cli.unwrap_or_else(|error| error.exit()).command {
+    let (question, format) = match cli.unwrap_or_else(|error| error.exit()).command {
         Command::Status(control) => (Question::Status, control.output.format),
         Command::Cache(CacheCommand::List(options)) => {
             (Question::Cache, options.control.output.format)
@@ -176,34 +252,54 @@ fn question(command: &[String]) -> Option<(Question, OutputFormat)> {
             (question, control.output.format)
         }
         Command::Observe(ObserveOptions {
-            follow: false,
-            control,
-            ..
-        }) => (Question::Observe, control.output.format),
+            follow, control, ..
+        }) => match follow {
+            true => return Ok(Some(Asked::Events(control.output.format))),
+            false => (Question::Observe, control.output.format),
+        },
         Command::LogLevel(options) => (Question::LogLevel, options.control.output.format),
         Command::Check(options) => {
             let CheckOptions { output, .. } = *options;
             (Question::Check, output.format)
         }
-        _ => return None,
-    })
+        Command::Learn(options) => return Ok(Some(Asked::Learn(options))),
+        Command::Try(options) => {
+            let manifests = manifests::texts(&options.file).map_err(PluginError::Manifests)?;
+            (Question::Try(manifests), options.control.output.format)
+        }
+        Command::Prune(options) => (Question::Prune, options.control.output.format),
+        Command::Report(ReportOptions { html, .. }) => (Question::Report(html), OutputFormat::Json),
+        _ => return Ok(None),
+    };
+    Ok(Some(Asked::Once(question, format)))
 }
 
-/// The same command with `--output json`, which programs read.
-fn in_json(command: &[String]) -> Vec<String> {
+/// The same command for programs, without these options and with these arguments.
+fn in_json(command: &[String], without: &[&str], with: &[&str]) -> Vec<String> {
+    in_format("json", command, without, with)
+}
+
+fn in_format(format: &str, command: &[String], without: &[&str], with: &[&str]) -> Vec<String> {
+    let without = [&["-o", "--output"], without].concat();
     let mut rest = command.iter();
     let mut kept = Vec::new();
     while let Some(argument) = rest.next() {
-        match argument.as_str() {
-            "-o" | "--output" => {
-                rest.next();
-            }
-            one if one.starts_with("--output=") => {}
-            one if one.starts_with("-o") && !one.starts_with("--") => {}
-            _ => kept.push(argument.clone()),
+        // With its value behind it, or within.
+        if without.contains(&argument.as_str()) {
+            rest.next();
+        } else if !without.iter().any(|option| match option.starts_with("--") {
+            true => argument.starts_with(&format!("{option}=")),
+            false => argument.starts_with(option) && !argument.starts_with("--"),
+        }) {
+            kept.push(argument.clone());
         }
     }
-    kept.extend(["--output".to_owned(), "json".to_owned()]);
+    let output = ["--output", format];
+    kept.extend(
+        with.iter()
+            .chain(&output)
+            .map(|argument| (*argument).to_owned()),
+    );
     kept
 }
 
@@ -232,18 +328,37 @@ mod tests {
     fn agents_are_asked_for_json_whatever_people_want() {
         for written in ["-o yaml", "--output yaml", "-oyaml", "--output=yaml"] {
             let command = words(&format!("cache list {written} -n ns1"));
-            assert_eq!(in_json(&command), words("cache list -n ns1 --output json"));
-            let (question, format) = question(&command).expect("a question");
-            assert_eq!((question, format), (Question::Cache, OutputFormat::Yaml));
+            assert_eq!(
+                in_json(&command, &[], &[]),
+                words("cache list -n ns1 --output json")
+            );
+            let asked = asked(&command).expect("no manifests");
+            assert_eq!(
+                asked,
+                Some(Asked::Once(Question::Cache, OutputFormat::Yaml))
+            );
         }
-        assert_eq!(in_json(&words("status")), words("status --output json"));
+        assert_eq!(
+            in_json(&words("status"), &[], &[]),
+            words("status --output json")
+        );
+        for written in ["-f a", "-fa", "--filename a", "--filename=a"] {
+            let command = words(&format!("try {written}"));
+            assert_eq!(
+                in_json(&command, &["-f", "--filename"], &["-f", "-"]),
+                words("try -f - --output json")
+            );
+        }
     }
 
     #[test]
     fn what_is_for_one_agent_is_no_question_to_all() {
-        for command in ["agent", "cleanup", "observe --follow", "bundle", "wait"] {
-            assert_eq!(question(&words(command)), None, "{command}");
+        let is_asked = |command: &str| asked(&words(command)).expect("no manifests").is_some();
+        for command in ["agent", "cleanup", "bundle", "wait"] {
+            assert!(!is_asked(command), "{command}");
         }
-        assert!(question(&words("observe --last 3")).is_some());
+        for command in ["observe --last 3", "observe --follow", "prune -n ns1"] {
+            assert!(is_asked(command), "{command}");
+        }
     }
 }

@@ -29,7 +29,7 @@ use notify::{
 use tokio::{sync::mpsc, time::Instant};
 
 use self::read::Directory;
-pub use self::read::{Files, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, names};
+pub use self::read::{Files, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, names, texts};
 use crate::k8s::reports::Reports;
 
 /// Changes are read when there was none for this long.

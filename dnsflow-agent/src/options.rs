@@ -420,7 +420,7 @@ const HOLD_MAX: Duration = Duration::from_secs(1);
 const KEEP_FLOWS: RangeInclusive<u16> = 30..=18 * 3600;
 
 /// Parses a time with its unit, such as `500ms`, `60s` or `5m`.
-fn time(text: &str) -> Result<Duration, String> {
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(format!(
             "a unit is missing, as in {text}s, {text}ms or {text}m"

@@ -5,14 +5,21 @@ mod snapshots;
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    io::{self, BufRead as _, BufReader},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::PathBuf,
-    process::Command,
+    process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::run};
+use dnsflow_tests::{
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    process::{run, wait_until},
+};
 use serde_json::Value;
 use snapshots::Snapshots;
 
@@ -272,7 +279,9 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
 }
 
 /// What `kubectl` does here: the pod agent-1 is the lab's agent, agent-2 cannot be reached, and agent-3 does
-/// not run. As the real one, it adds a line to standard error and hands on the exit code.
+/// not run. The labels `odd` are those of agent-1, of agent-4 that is the lab's agent as well, of agent-5 that
+/// hangs, and of agent-6 that never stops talking. As the real one, it adds a line to standard error and hands
+/// on the exit code.
 const KUBECTL: &str = r#"#!/bin/sh
 pod() {
     echo "{\"metadata\":{\"name\":\"$1\"},\"spec\":{\"containers\":[],\"nodeName\":\"$2\"},
@@ -282,11 +291,17 @@ echo "$*" >> "$KUBECTL_LOG"
 while test "$1" = --context; do shift 2; done
 case "$1 $2" in
 "get pods")
+    test "$6" = odd && exec echo "{\"items\":[$(pod agent-1 node-1 Running),$(pod agent-4 node-4 Running),
+        $(pod agent-5 node-5 Running),$(pod agent-6 node-6 Running)]}"
     echo "{\"apiVersion\":\"v1\",\"kind\":\"List\",\"metadata\":{},\"items\":[
         $(pod agent-2 node-2 Running),$(pod agent-1 node-1 Running),$(pod agent-3 node-3 Pending)]}" ;;
 "get pod") pod "$3" node-1 Running ;;
 "exec --namespace")
-    test "$4" = agent-1 || { echo "error: dial tcp 10.0.0.2:10250: no route to host" >&2; exit 1; }
+    case "$4" in
+    agent-5) exec sleep 60 ;;
+    agent-6) exec yes ;;
+    esac
+    test "$4" = agent-1 || test "$4" = agent-4 || { echo "error: dial tcp 10.0.0.2:10250: no route to host" >&2; exit 1; }
     while test "$1" != --; do shift; done
     shift 2
     "$DNSFLOW" "$@"
@@ -422,6 +437,156 @@ fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
         );
     }
     snapshots.check();
+}
+
+#[test]
+fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
+    let lab = lab!("control-nodes", agent);
+    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    lab.serve_dns(&[
+        "example.com. 30 IN A 203.0.113.1",
+        "www.example.com. 30 IN A 203.0.113.2",
+        "api.example.com. 30 IN A 203.0.113.3",
+    ])
+    .expect("the server starts");
+    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let plugin = Plugin::new(&lab);
+    let odd = |nodes: &[&str], arguments: &[&str]| {
+        let mut all = vec!["--agents-selector", "odd", "--timeout", "3s"];
+        all.extend(nodes.iter().flat_map(|node| ["--node", node]));
+        all.extend(arguments);
+        let mut command = plugin.command(&all);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    let ask_odd = |nodes: &[&str], arguments: &[&str]| {
+        let output = odd(nodes, arguments).output().expect("it runs");
+        (
+            text(output.stdout),
+            text(output.stderr),
+            output.status.code(),
+        )
+    };
+    let both = ["node-1", "node-4"];
+
+    // Neither who hangs nor who says too much keeps the others from being heard.
+    let (status, silent, code) = ask_odd(&["node-1", "node-5", "node-6"], &["status"]);
+    assert_eq!(code, Some(4), "{silent}");
+    assert_eq!(status.lines().count(), 2, "{status}");
+    assert_eq!(
+        silent,
+        "node node-5: kubectl exec: no answer within 3s\n\
+         node node-6: an answer of more than 268435456 bytes\n"
+    );
+
+    // One agent records for three who ask, two of them as nodes.
+    let learn = ["learn", "--namespace", "ns1", "--for", "3s"];
+    let (alone, merged) = thread::scope(|scope| {
+        let alone = scope.spawn(|| ask(&lab, &learn));
+        let merged = scope.spawn(|| ask_odd(&both, &learn));
+        thread::sleep(Duration::from_secs(1));
+        for name in ["www.example.com", "example.com"] {
+            pod.resolve(name).expect("the name is known");
+        }
+        (
+            alone.join().expect("no panic"),
+            merged.join().expect("no panic"),
+        )
+    });
+    assert!(
+        alone.0.contains("dnsName: \"www.example.com\""),
+        "{alone:?}"
+    );
+    assert_eq!(merged, (alone.0, String::new(), alone.1));
+    let (_, silent, code) = ask_odd(&both, &["learn", "-n", "nowhere", "--for", "1s"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        silent.contains("no pod of nowhere has an interface"),
+        "{silent}"
+    );
+
+    // What two nodes have done is the sum, here twice the same.
+    assert!(fetches(&lab, "ns1_pod1", "http://203.0.113.1/", PATIENT));
+    assert!(!fetches(&lab, "ns1_pod1", "http://203.0.113.9/", BLOCKED));
+    let nb = format!("unix:{}", lab.socket("ovnnb_db.sock").display());
+    let prune = ["prune", "-n", "ns1", "--ovn-nb", &nb, "-o", "json"];
+    let rules = |text: &str| -> Vec<(String, u64)> {
+        let answer: Value = serde_json::from_str(text).expect("an object");
+        let rules = answer["rules"].as_array().expect("a list").iter();
+        let of_rule = rules.map(|rule| {
+            let used = rule["used"].as_str().expect("a word").to_owned();
+            (used, rule["places"].as_u64().expect("a number"))
+        });
+        of_rule.collect()
+    };
+    wait_until("both connections", PATIENT, || {
+        let known = rules(&ask(&lab, &prune).0);
+        Ok(known.iter().all(|(_, places)| *places == 1))
+    })
+    .expect("they are known");
+    let (answer, silent, code) = ask_odd(&both, &prune);
+    assert_eq!((&*silent, code), ("", Some(0)), "{answer}");
+    let used = |used: &str, places| (used.to_owned(), places);
+    assert_eq!(rules(&answer), [used("connected", 2), used("connected", 2)]);
+    let (answer, _, code) = ask_odd(&[], &prune);
+    assert_eq!((rules(&answer).len(), code), (2, Some(4)));
+
+    // The manifest is on the user's machine.
+    let file = lab.base().join("tried.yaml");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    let manifest = dnsflow_tests::firewall::manifest("ns1", &[deny]);
+    fs::write(&file, manifest).expect("there is room");
+    let file = file.to_str().expect("text");
+    let (answer, silent, code) = ask_odd(&both, &["try", "-f", file]);
+    assert_eq!((&*silent, code), ("", Some(3)), "{answer}");
+    for line in [
+        "would deny    2\n",
+        "stay denied   2\n",
+        "\nNODE     CHANGE  ",
+    ] {
+        assert!(answer.contains(line), "{answer}");
+    }
+    for node in both {
+        let row = format!("\n{node}   would deny   ns1/pod1   203.0.113.1:80 ");
+        assert!(answer.contains(&row), "{answer}");
+    }
+    let log = fs::read_to_string(plugin.log()).expect("it was called");
+    let exec = "--container agent --stdin -- dnsflow try -f - --output json";
+    assert!(log.contains(exec), "{log}");
+
+    // Events come as they happen, and end with the agents.
+    let following = ["observe", "--follow", "--event", "opened"];
+    let mut followed = odd(&["node-1", "node-4", "node-5"], &following);
+    let mut followed = followed.spawn().expect("it runs");
+    let mut lines = BufReader::new(followed.stdout.take().expect("a pipe")).lines();
+    let asked_before = log.matches("-- dnsflow observe").count();
+    wait_until("both to be followed", PATIENT, || {
+        let log = fs::read_to_string(plugin.log())?;
+        Ok(log.matches("-- dnsflow observe").count() == asked_before + 2)
+    })
+    .expect("they are");
+    thread::sleep(Duration::from_secs(1));
+    pod.resolve("api.example.com").expect("the name is known");
+    let mut came: Vec<String> = (0..2)
+        .map(|_| lines.next().expect("a line").expect("text"))
+        .collect();
+    came.sort();
+    for (line, node) in came.iter().zip(both) {
+        assert!(line.starts_with(&format!("{node}  20")), "{line}");
+        assert!(
+            line.contains("  ns1/pod1  opened  api.example.com  -> "),
+            "{line}"
+        );
+    }
+    agent.terminate().expect("it stops");
+    let output = followed.wait_with_output().expect("it ends");
+    let silent = text(output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{silent}");
+    for node in ["node-1", "node-4", "node-5"] {
+        assert!(silent.contains(&format!("node {node}: ")), "{silent}");
+    }
 }
 
 #[test]

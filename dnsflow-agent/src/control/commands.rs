@@ -94,30 +94,21 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
     let LearnOptions {
         namespace,
         time,
-        wildcard,
+        wildcard: _,
         output: format,
         socket: ControlSocket { path },
     } = options;
     let status: Status = block_on(client::get(path, "/v1/status", &[]))?;
-    let ports = status.node.ports.iter();
-    let ports = ports.filter(|port| port.namespace == *namespace);
-    let addresses: Vec<_> = ports.clone().flat_map(|port| &port.addresses).collect();
-    if ports.count() == 0 {
+    let mut learned = Learned {
+        namespace: namespace.clone(),
+        time: *time,
+        ..Learned::default()
+    };
+    if !learned.meet(&status) {
         return Err(CommandError::NoPods {
             namespace: namespace.clone(),
         });
     }
-    let mut firewalls = status.node.firewalls.iter();
-    let mut learned = Learned {
-        namespace: namespace.clone(),
-        time: *time,
-        families: (
-            addresses.iter().any(|address| address.is_ipv4()),
-            addresses.iter().any(|address| address.is_ipv6()),
-        ),
-        has_firewall: firewalls.any(|firewall| firewall.namespace == *namespace),
-        ..Learned::default()
-    };
     let parameters = [
         ("namespace", namespace.clone()),
         ("for_s", time.as_secs().to_string()),
@@ -126,6 +117,10 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
     let mut is_whole = false;
     let take = |line| {
         is_whole |= matches!(line, Line::End { .. });
+        if *format == LearnFormat::Lines {
+            write_json_line(&line, output)?;
+            output.flush()?;
+        }
         learned.take(line);
         Ok(())
     };
@@ -143,12 +138,7 @@ pub fn learn(options: &LearnOptions, output: &mut impl Write) -> Result<Exit, Co
     if !is_whole {
         learned.time = Duration::from_secs(started.elapsed().as_secs());
     }
-    match format {
-        LearnFormat::Manifest => write!(output, "{}", learned.manifest(wildcard)),
-        LearnFormat::Json => learned
-            .names()
-            .try_for_each(|name| write_json_line(&name, output)),
-    }?;
+    learned.write(options, output)?;
     Ok(if is_whole {
         Exit::Done
     } else {
@@ -236,7 +226,7 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
         resolved.as_ref().ok(),
     );
     match control.output.format {
-        OutputFormat::Table => print::pruning(&pruning, output),
+        OutputFormat::Table => print::pruning(&pruning, "this node", output),
         OutputFormat::Json => write_json(&pruning, output),
         OutputFormat::Yaml => write_yaml(&pruning, output),
     }?;

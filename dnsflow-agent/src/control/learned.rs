@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
+    io::{self, Write},
     net::IpAddr,
     time::Duration,
 };
@@ -10,7 +11,12 @@ use std::{
 use dnsflow_core::name::DomainName;
 use serde::{Deserialize, Serialize};
 
-use crate::k8s::egress_firewall::NAME;
+use super::Status;
+use crate::{
+    k8s::egress_firewall::NAME,
+    options::{LearnFormat, LearnOptions},
+    output::write_json_line,
+};
 
 /// A line of the answer to `learn`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -87,6 +93,35 @@ impl BySuffix {
 }
 
 impl Learned {
+    /// Takes in what a node says of itself. Returns whether pods of the namespace are there.
+    pub(crate) fn meet(&mut self, status: &Status) -> bool {
+        let ports = status.node.ports.iter();
+        let mut ports = ports
+            .filter(|port| port.namespace == self.namespace)
+            .peekable();
+        let is_there = ports.peek().is_some();
+        let (has_v4, has_v6) = &mut self.families;
+        for address in ports.flat_map(|port| &port.addresses) {
+            *has_v4 |= address.is_ipv4();
+            *has_v6 |= address.is_ipv6();
+        }
+        let mut firewalls = status.node.firewalls.iter();
+        self.has_firewall |= firewalls.any(|firewall| firewall.namespace == self.namespace);
+        is_there
+    }
+
+    /// Prints what was heard, but for lines, which are printed as they come.
+    pub(crate) fn write(&self, options: &LearnOptions, output: &mut impl Write) -> io::Result<()> {
+        match options.output {
+            LearnFormat::Manifest => write!(output, "{}", self.manifest(&options.wildcard)),
+            LearnFormat::Json => {
+                let mut names = self.names();
+                names.try_for_each(|name| write_json_line(&name, output))
+            }
+            LearnFormat::Lines => Ok(()),
+        }
+    }
+
     /// Takes a line.
     pub fn take(&mut self, line: Line) {
         match line {

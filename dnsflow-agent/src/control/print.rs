@@ -293,9 +293,11 @@ pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> 
 }
 
 /// A connection for which a tried EgressFirewall changes something.
-struct ChangedRow<'a> {
-    namespace: &'a str,
-    changed: &'a Changed,
+pub(crate) struct ChangedRow<'a> {
+    /// The namespace of the pod.
+    pub(crate) namespace: &'a str,
+    /// The connection.
+    pub(crate) changed: &'a Changed,
 }
 
 impl Row for ChangedRow<'_> {
@@ -330,50 +332,53 @@ impl Row for ChangedRow<'_> {
 
 /// `dnsflow try`.
 pub(crate) fn trialled(trialled: &Trialled, output: &mut impl Write) -> io::Result<()> {
-    let Trialled {
-        namespace,
-        rules_now,
-        rules_then,
-        known_s,
-        changed,
-        stay_allowed,
-        stay_denied,
-        problems,
-        notes,
-    } = trialled;
-    let now = match rules_now {
+    let namespace = &trialled.namespace;
+    trial_counts(trialled, "this node", output)?;
+    if !trialled.changed.is_empty() {
+        writeln!(output)?;
+        let changed = trialled.changed.iter();
+        let mut table = table::<ChangedRow<'_>>(&mut *output)?;
+        table.extend(changed.map(|changed| ChangedRow { namespace, changed }))?;
+        table.end()?;
+    }
+    trial_notes(trialled, output)
+}
+
+/// How many connections of these nodes change in which way.
+pub(crate) fn trial_counts(
+    trialled: &Trialled,
+    nodes: &str,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let now = match trialled.rules_now {
         Some(count) => format!("{count} rules now"),
         None => "no EgressFirewall now".to_owned(),
     };
     writeln!(
         output,
-        "namespace {namespace}: {now}, {rules_then} rules then; connections of the last {}, on this node",
-        seconds(*known_s)
+        "namespace {}: {now}, {} rules then; connections of the last {}, on {nodes}",
+        trialled.namespace,
+        trialled.rules_then,
+        seconds(trialled.known_s)
     )?;
     for (head, count) in [
         ("would deny", trialled.count(Change::WouldDeny)),
         ("would allow", trialled.count(Change::WouldAllow)),
         ("not known", trialled.count(Change::NotKnown)),
-        ("stay allowed", *stay_allowed),
-        ("stay denied", *stay_denied),
+        ("stay allowed", trialled.stay_allowed),
+        ("stay denied", trialled.stay_denied),
     ] {
         writeln!(output, "{head:<13} {count}")?;
     }
-    if !changed.is_empty() {
-        writeln!(output)?;
-        let mut table = table::<ChangedRow<'_>>(&mut *output)?;
-        table.extend(
-            changed
-                .iter()
-                .map(|changed| ChangedRow { namespace, changed }),
-        )?;
-        table.end()?;
-    }
-    let lines = problems.iter().map(|text| ("problem", text));
-    for (head, text) in lines.chain(notes.iter().map(|text| ("note", text))) {
-        writeln!(output, "{head}: {text}")?;
-    }
     Ok(())
+}
+
+/// What is wrong with a manifest, and what else there is to know.
+pub(crate) fn trial_notes(trialled: &Trialled, output: &mut impl Write) -> io::Result<()> {
+    let problems = trialled.problems.iter().map(|text| ("problem", text));
+    let notes = trialled.notes.iter().map(|text| ("note", text));
+    let mut lines = problems.chain(notes);
+    lines.try_for_each(|(head, text)| writeln!(output, "{head}: {text}"))
 }
 
 /// What is known of a rule.
@@ -424,8 +429,8 @@ pub(crate) fn since(since: Since) -> &'static str {
     }
 }
 
-/// `dnsflow prune`.
-pub(crate) fn pruning(pruning: &Pruning, output: &mut impl Write) -> io::Result<()> {
+/// `dnsflow prune`, of these nodes.
+pub(crate) fn pruning(pruning: &Pruning, nodes: &str, output: &mut impl Write) -> io::Result<()> {
     let Pruning {
         namespace,
         known_s,
@@ -436,7 +441,7 @@ pub(crate) fn pruning(pruning: &Pruning, output: &mut impl Write) -> io::Result<
     let since = since(*known_since);
     writeln!(
         output,
-        "namespace {namespace}: what its pods on this node have done for {} ({since})\n",
+        "namespace {namespace}: what its pods on {nodes} have done for {} ({since})\n",
         seconds(*known_s)
     )?;
     let mut table = table::<RuleRow<'_>>(&mut *output)?;

@@ -3,23 +3,31 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write},
+    path::PathBuf,
 };
 
 use dnsflow_core::view::{Attachment, EntryView, Explanation, NodeView};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::agents::{Answer, Said};
+use super::{
+    agents::{Answer, Said},
+    united,
+};
 use crate::{
     control::{
         Status,
         journal::Event,
         print::{self, CacheRow, FlowRow, PortRow, Row},
+        pruned::Pruning,
+        reported::NodeReport,
+        trial::Trialled,
     },
     exit::Exit,
     logging::Levels,
     options::OutputFormat,
     output::{write_json_line, write_yaml},
+    page::Page,
 };
 
 /// What the agents were asked.
@@ -46,10 +54,16 @@ pub(super) enum Question {
     LogLevel,
     /// `check`.
     Check,
+    /// `try`, with the manifests.
+    Try(String),
+    /// `prune`.
+    Prune,
+    /// `report`, as a page where one is asked for.
+    Report(Option<PathBuf>),
 }
 
 /// A row with its node.
-struct OnNode<R>(String, R);
+pub(super) struct OnNode<R>(pub(super) String, pub(super) R);
 
 impl<R: Row> Row for OnNode<R> {
     fn heads() -> Vec<&'static str> {
@@ -78,37 +92,62 @@ pub(super) fn write(
                 if said.is_no {
                     exit = Exit::No;
                 }
+                silent.extend(said.missing.clone().map(|missing| (node.clone(), missing)));
                 values.extend(values_of(said).map(|value| (node.clone(), value)));
             }
-            Err(reason) => silent.push(format!("node {node}: {reason}")),
+            Err(reason) => silent.push((node, reason)),
         }
     }
+    match question {
+        // A rule is unused if no node has used it: of all nodes, there is one answer.
+        Question::Prune => {
+            let values = vec![united::pruning(typed(&values)?, &mut silent)?];
+            print_values(
+                question,
+                format,
+                values.into_iter().flatten().collect(),
+                output,
+            )?;
+        }
+        Question::Report(Some(file)) => {
+            let nodes = typed::<NodeReport>(&values)?.into_iter();
+            let nodes = nodes.map(|(node, report)| NodeReport { node, ..report });
+            let page = Page::new(nodes.collect(), silent.clone());
+            page.write(file, output).map_err(io::Error::other)?;
+        }
+        _ => print_values(question, format, values, output)?,
+    }
+    output.flush()?;
+    for (node, reason) in &silent {
+        eprintln!("node {node}: {reason}");
+    }
+    Ok(match silent.is_empty() {
+        true => exit,
+        false => Exit::Incomplete,
+    })
+}
+
+/// Prints what the nodes have said, each value with its node.
+fn print_values(
+    question: &Question,
+    format: OutputFormat,
+    mut values: Vec<(String, Value)>,
+    output: &mut impl Write,
+) -> io::Result<()> {
     if *question == Question::Observe {
         // RFC 3339 in UTC, of one length: the order of the texts is that of the times.
         let time = |value: &Value| value["time"].as_str().unwrap_or_default().to_owned();
         values.sort_by_cached_key(|(_, value)| time(value));
     }
     match format {
-        OutputFormat::Table => tables(question, &values, output)?,
-        OutputFormat::Json => {
-            for (node, value) in values {
-                write_json_line(&with_node(node, value), output)?;
-            }
-        }
-        OutputFormat::Yaml => {
-            for (node, value) in values {
-                write_yaml(&with_node(node, value), output)?;
-            }
-        }
+        OutputFormat::Table => tables(question, &values, output),
+        OutputFormat::Json => values
+            .into_iter()
+            .try_for_each(|(node, value)| write_json_line(&with_node(node, value), output)),
+        OutputFormat::Yaml => values
+            .into_iter()
+            .try_for_each(|(node, value)| write_yaml(&with_node(node, value), output)),
     }
-    output.flush()?;
-    for reason in &silent {
-        eprintln!("{reason}");
-    }
-    Ok(match silent.is_empty() {
-        true => exit,
-        false => Exit::Incomplete,
-    })
 }
 
 /// The objects of an answer: a list is its elements.
@@ -119,7 +158,7 @@ fn values_of(said: Said) -> impl Iterator<Item = Value> {
     })
 }
 
-fn with_node(node: String, mut value: Value) -> Value {
+pub(super) fn with_node(node: String, mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.insert("node".to_owned(), Value::String(node));
     }
@@ -177,6 +216,14 @@ fn tables(
             table(levels.map(|(node, levels)| OnNode(node, levels)), output)
         }
         Question::Check => table(findings(values), output),
+        Question::Try(_) => united::trials(typed::<Trialled>(values)?, output),
+        Question::Prune => typed::<Pruning>(values)?
+            .iter()
+            .try_for_each(|(nodes, pruning)| print::pruning(pruning, nodes, output)),
+        // Without a page, a report is for programs.
+        Question::Report(_) => values.iter().try_for_each(|(node, value)| {
+            write_json_line(&with_node(node.clone(), value.clone()), output)
+        }),
     }
 }
 
@@ -184,7 +231,10 @@ fn on_node<R>(node: String, rows: Vec<R>) -> impl Iterator<Item = OnNode<R>> {
     rows.into_iter().map(move |row| OnNode(node.clone(), row))
 }
 
-fn table<R: Row>(rows: impl IntoIterator<Item = R>, output: &mut impl Write) -> io::Result<()> {
+pub(super) fn table<R: Row>(
+    rows: impl IntoIterator<Item = R>,
+    output: &mut impl Write,
+) -> io::Result<()> {
     let mut table = print::table::<R>(output)?;
     table.extend(rows)?;
     table.end()
@@ -319,6 +369,7 @@ mod tests {
             said: Ok(Said {
                 values: values.to_vec(),
                 is_no,
+                missing: None,
             }),
         }
     }

@@ -167,6 +167,28 @@ pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(names.iter().map(|name| directory.join(name)).collect())
 }
 
+/// The documents of these files as one text of YAML; `-` is standard input. An error says which file cannot be
+/// read, and why.
+pub fn texts(paths: &[PathBuf]) -> Result<String, String> {
+    let mut total = 0;
+    let mut texts = Vec::new();
+    for path in paths {
+        let read = named(path, &mut total).and_then(|text| documents(path, &text));
+        let read = read.map_err(|reason| format!("{}: {reason}", path.display()))?;
+        // What is JSON is YAML.
+        texts.extend(read.iter().map(Value::to_string));
+    }
+    Ok(texts.join("\n---\n"))
+}
+
+/// A file that somebody names; `-` is standard input.
+fn named(path: &Path, total: &mut u64) -> Result<String, String> {
+    match path.as_os_str() == "-" {
+        true => text_of(&io::stdin(), total),
+        false => text(path, total),
+    }
+}
+
 /// The pods of a document, which may be a list.
 fn pods(document: &Value) -> Vec<Value> {
     match (document["kind"].as_str(), document["items"].as_array()) {
@@ -183,11 +205,7 @@ impl Files {
         let mut total = 0;
         for path in paths {
             let name = path.display();
-            let read = match path.as_os_str() == "-" {
-                true => text_of(&io::stdin(), &mut total),
-                false => text(path, &mut total),
-            };
-            let documents = read.and_then(|text| documents(path, &text));
+            let documents = named(path, &mut total).and_then(|text| documents(path, &text));
             let documents = documents.map_err(|reason| format!("{name}: {reason}"))?;
             let mut content = Content::default();
             for document in &documents {

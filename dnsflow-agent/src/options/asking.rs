@@ -144,6 +144,8 @@ pub enum LearnFormat {
     Manifest,
     /// The names with addresses, one object a line.
     Json,
+    /// What is heard, as it comes, one object a line.
+    Lines,
 }
 
 /// Parses a time between a second and an hour.
