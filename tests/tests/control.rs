@@ -543,7 +543,7 @@ fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
     assert_eq!((&*silent, code), ("", Some(3)), "{answer}");
     for line in [
         "would deny    2\n",
-        "stay denied   2\n",
+        "not known     2\n",
         "\nNODE     CHANGE  ",
     ] {
         assert!(answer.contains(line), "{answer}");
