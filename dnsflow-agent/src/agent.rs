@@ -33,7 +33,7 @@ use dnsflow_core::{
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     task::JoinSet,
 };
 use tracing::{debug, info, trace, warn};
@@ -42,7 +42,7 @@ use crate::{
     api::{self, Health},
     capture::{
         self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Heartbeat,
-        LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares, Watched,
+        Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares, Watched,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -138,7 +138,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let (questions, questions_to_ask) = mpsc::channel(QUESTIONS_MAX);
     let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
     let (datapath, looks) = mpsc::channel(LOOKS_MAX);
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (stop, stopped) = oneshot::channel::<()>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.held_for();
     let release_mark = release_mark();
@@ -161,6 +161,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         dns_ports: capture_options.ports,
     };
     let socket = options.openflow_socket.path.clone();
+    let keep_flows_s = options.keep_flows_s;
     // Before the edges start: without the program there is nothing to do for them.
     let Capture {
         attacher,
@@ -168,6 +169,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         resolvers,
         names,
         deferred,
+        left,
         heartbeat,
         counters,
         log,
@@ -176,7 +178,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         aside,
     } = {
         let _runtime = hot.enter();
-        capture::load(&capture_options, attaching.handle())?
+        let pins = options.pin_dir.as_deref();
+        capture::take_over(&capture_options, attaching.handle(), pins)?
     };
     hot.spawn(log.run());
     let releaser = Releaser::open(release_mark.get())?;
@@ -194,10 +197,11 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         Alarm::new().map_err(failed("make a timer"))?
     };
     let (attach, attach_commands) = mpsc::unbounded_channel();
+    let (ready, is_ready) = oneshot::channel();
     let attach_inputs = input_sender.clone();
     let attaching = thread::Builder::new()
         .name("attach".into())
-        .spawn(move || attaching.block_on(attacher.run(attach_commands, attach_inputs)))
+        .spawn(move || attaching.block_on(attacher.run(attach_commands, attach_inputs, is_ready)))
         .map_err(failed("start the thread that attaches"))?;
     let state_dir = options.state_dir.clone();
     let mut engine = Engine::new(config);
@@ -265,7 +269,11 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         names,
         deferred,
         releaser,
-        heartbeat: hold.map(|_| heartbeat),
+        left,
+        ready: Some(ready),
+        heartbeat,
+        holds: hold.is_some(),
+        keep: Duration::from_secs(keep_flows_s.into()),
         beat_at: now(),
         estimate,
         counters,
@@ -349,7 +357,7 @@ struct Denials {
 async fn edges(
     options: AgentOptions,
     outside: Outside,
-    stopped: tokio::sync::oneshot::Receiver<()>,
+    stopped: oneshot::Receiver<()>,
 ) -> Result<(), AgentError> {
     let Outside {
         inputs,
@@ -507,8 +515,15 @@ struct Hot {
     names: NameFilter,
     deferred: DeferredAnswers,
     releaser: Releaser,
-    /// Where answers are held.
-    heartbeat: Option<Heartbeat>,
+    /// What was captured while there was no agent.
+    left: Vec<Left>,
+    /// Tells the thread that attaches that the node is known.
+    ready: Option<oneshot::Sender<()>>,
+    heartbeat: Heartbeat,
+    /// Whether answers are held.
+    holds: bool,
+    /// How long flows stay without an agent, and frames are captured.
+    keep: Duration,
     beat_at: Timestamp,
     estimate: Arc<Estimate>,
     counters: Arc<ProgramCounters>,
@@ -594,7 +609,7 @@ impl Hot {
         [
             self.engine.next_deadline().map(|(at, _)| at),
             self.snapshots.is_some().then_some(self.snapshot_at),
-            self.heartbeat.is_some().then_some(self.beat_at),
+            Some(self.beat_at),
         ]
         .into_iter()
         .flatten()
@@ -617,13 +632,17 @@ impl Hot {
 
     /// Says that this thread is well, when it is time to.
     fn beat(&mut self, now: Timestamp) {
-        if let Some(heartbeat) = &mut self.heartbeat
-            && self.beat_at <= now
-        {
-            self.beat_at = now + BEAT_INTERVAL;
+        if self.beat_at > now {
+            return;
+        }
+        self.beat_at = now + BEAT_INTERVAL;
+        if let Err(error) = self.heartbeat.capture_until(now + self.keep) {
+            warn!(%error, "answers will not be captured");
+        }
+        if self.holds {
             let estimate = self.estimate.time();
             self.engine.handle(Input::Revalidation(estimate), now);
-            if let Err(error) = heartbeat.beat(now) {
+            if let Err(error) = self.heartbeat.beat(now) {
                 warn!(%error, "answers are not held");
             }
         }
@@ -631,9 +650,7 @@ impl Hot {
 
     /// Puts back what is held, and holds nothing any more.
     fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
-        if let Some(heartbeat) = &mut self.heartbeat
-            && let Err(error) = heartbeat.stop()
-        {
+        if let Err(error) = self.heartbeat.stop() {
             warn!(%error, "answers may be held for another moment, and be lost");
         }
         while self.frames(inputs) == Drained::Limit {}
@@ -670,6 +687,27 @@ impl Hot {
                 warn!(%error, "an answer that came before its rule is not looked at");
             }
         })
+    }
+
+    /// Takes in what was captured while there was no agent. The node is known: whose frames they are, and
+    /// which rules there are.
+    fn take_over(&mut self) {
+        let Self { engine, left, .. } = self;
+        let mut frames = 0_u64;
+        for mut left in left.drain(..) {
+            left.drain(|frame| {
+                frames += 1;
+                // Nothing that the earlier programs have captured is deferred: a rule mentioned it.
+                engine.handle_frame(frame, now());
+            });
+        }
+        if frames > 0 {
+            info!(frames, "taken over what was captured while no agent ran");
+        }
+        if let Some(ready) = self.ready.take() {
+            // Without a receiver, that thread has ended, and with it this agent does.
+            let _ = ready.send(());
+        }
     }
 
     fn release(&mut self, frame: &HeldFrame) {
@@ -742,9 +780,13 @@ impl Hot {
             }
             self.openflow.flush();
         }
+        let mut is_known = false;
         for report in self.engine.take_reports() {
             match &report {
-                Report::Ready { .. } => self.health.synced(),
+                Report::Ready { .. } => {
+                    self.health.synced();
+                    is_known = true;
+                }
                 Report::Opened { activation, .. } => self.observed.opened(*activation),
                 Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
                 _ => {}
@@ -752,6 +794,10 @@ impl Hot {
             self.reporter.tell(&report);
             tell(&report);
             self.journal.note(report);
+        }
+        if is_known && self.ready.is_some() {
+            self.take_over();
+            self.carry_out();
         }
     }
 

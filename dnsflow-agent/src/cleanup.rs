@@ -13,6 +13,7 @@ use dnsflow_core::{
 use tokio::{runtime, time::timeout};
 
 use crate::{
+    capture::remove_pins,
     openflow::{CHANGES_MAX, Connection, Event},
     state::{self, StateError},
 };
@@ -38,17 +39,32 @@ pub enum CleanupError {
     /// The snapshot cannot be removed.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The programs cannot be removed.
+    #[error("the programs may be left on the veths")]
+    Pins(#[source] io::Error),
     /// What would be removed cannot be written.
     #[error("cannot write what would be removed")]
     Output(#[from] io::Error),
 }
 
-/// Removes every flow of ours, and the snapshot. Returns the number of flows. The agent must not be
-/// running, because it would restore the flows.
-pub fn run(socket: PathBuf, state_dir: Option<&Path>) -> Result<usize, CleanupError> {
+/// The directories in which the agent has left something.
+#[derive(Clone, Copy, Debug)]
+pub struct Dirs<'a> {
+    /// The snapshot.
+    pub state: Option<&'a Path>,
+    /// The programs.
+    pub pins: Option<&'a Path>,
+}
+
+/// Removes every flow of ours, the snapshot, and the programs. Returns the number of flows. The agent must
+/// not be running, because it would restore the flows.
+pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<usize, CleanupError> {
     let removed = block_on(remove_flows(Connection::new(socket)))?;
-    if let Some(dir) = state_dir {
+    if let Some(dir) = dirs.state {
         state::remove(dir)?;
+    }
+    if let Some(dir) = dirs.pins {
+        remove_pins(dir).map_err(CleanupError::Pins)?;
     }
     Ok(removed)
 }
@@ -56,13 +72,16 @@ pub fn run(socket: PathBuf, state_dir: Option<&Path>) -> Result<usize, CleanupEr
 /// Writes what [`run`] would remove, a line for each flow, and removes nothing.
 pub fn dry_run(
     socket: PathBuf,
-    state_dir: Option<&Path>,
+    dirs: &Dirs<'_>,
     output: &mut impl Write,
 ) -> Result<(), CleanupError> {
     let found = block_on(write_flows(Connection::new(socket), output))?;
     writeln!(output, "{found} flows would be removed")?;
-    if let Some(snapshot) = state_dir.and_then(state::find) {
+    if let Some(snapshot) = dirs.state.and_then(state::find) {
         writeln!(output, "{} would be removed", snapshot.display())?;
+    }
+    if let Some(dir) = dirs.pins.filter(|dir| dir.exists()) {
+        writeln!(output, "{} would be removed", dir.display())?;
     }
     Ok(())
 }

@@ -97,14 +97,18 @@ fn run(output: &mut Output) -> anyhow::Result<Exit> {
             let CleanupOptions {
                 openflow_socket: OpenflowSocket { path },
                 state_dir,
+                pin_dir,
                 dry_run,
             } = options;
-            let state_dir = state_dir.as_deref();
+            let dirs = cleanup::Dirs {
+                state: state_dir.as_deref(),
+                pins: pin_dir.as_deref(),
+            };
             if dry_run {
-                cleanup::dry_run(path, state_dir, output)
+                cleanup::dry_run(path, &dirs, output)
                     .context("cannot say what would be removed")?;
             } else {
-                let removed = cleanup::run(path, state_dir).context("flows may be left")?;
+                let removed = cleanup::run(path, &dirs).context("flows may be left")?;
                 writeln!(output, "{removed} flows removed")?;
             }
         }

@@ -120,6 +120,10 @@ pub struct CleanupOptions {
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// The agent's directory of that name, whose programs leave the veths
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
+    pub pin_dir: Option<PathBuf>,
+
     /// Say what would be removed, and remove nothing; the agent may be running
     #[arg(long)]
     pub dry_run: bool,
@@ -287,6 +291,10 @@ pub struct AgentOptions {
     /// Keep here what a restarted agent should know: the names behind the open addresses
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+
+    /// Keep the programs here, on a BPF file system, when the agent ends: the next one reads the answers between
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
+    pub pin_dir: Option<PathBuf>,
 
     /// Trust the answers of this DNS server, as pods know it; may be given more than once
     #[arg(

@@ -122,6 +122,8 @@ reasons! {
     AttemptOverShare = "attempt_over_share",
     /// The same, and the ring buffer for attempts had no room.
     AttemptLost = "attempt_lost",
+    /// No agent has been there for longer than flows stay in the switch.
+    Unattended = "unattended",
     /// The pod has used up its share of the ring buffer.
     OverShare = "over_share",
     /// The ring buffer had no room: the agent does not keep up.

@@ -7,6 +7,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::key::AttemptKey;
 
+/// The layout of a record. It counts up with each change of [`RecordHeader`], of the kinds or of what follows: an
+/// agent reads what the programs of an earlier one have written only if the layout is the same.
+pub const LAYOUT: u32 = 1;
+
 /// At most this many bytes of a frame are captured: more than the longest IP packet with its link
 /// header, as virtual devices without a wire in between pass them whole (generic segmentation
 /// offload). What is longer still is a TCP segment whose length its IP header cannot say ("BIG

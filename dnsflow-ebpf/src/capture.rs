@@ -20,9 +20,10 @@ use dnsflow_common::{
 
 use crate::{
     attempt,
-    maps::{self, ASIDE, DEFERRED, RECORDS, Scratch},
+    maps::{self, ASIDE, CAPTURE_UNTIL, DEFERRED, RECORDS, Scratch},
     share,
     skb::Frame,
+    trust::now_ns,
 };
 
 /// The flag with which a full queue drops its oldest entry (`BPF_EXIST`, Linux
@@ -32,6 +33,9 @@ const OLDEST_GOES: u64 = 2;
 /// Hands the frame to the agent as a record of this kind. The record ends where the captured bytes end.
 #[inline(always)]
 pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
+    if !is_attended() {
+        return Reason::Unattended;
+    }
     let len = frame.len().min(MAX_CAPTURE as u32);
     if !share::pays_for_record(frame.ifindex(), len) {
         return Reason::OverShare;
@@ -92,6 +96,15 @@ pub fn defer(frame: &Frame<'_>) {
                 bpf_ringbuf_output(ring, scratch.cast(), len, wake.into());
             }
         }
+    }
+}
+
+/// Whether somebody may come to read what is captured.
+#[inline(always)]
+fn is_attended() -> bool {
+    match CAPTURE_UNTIL.get(0) {
+        Some(until) => *until == 0 || now_ns() < *until,
+        None => false,
     }
 }
 

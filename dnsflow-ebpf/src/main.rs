@@ -49,6 +49,15 @@ pub fn dnsflow_egress(ctx: TcContext) -> i32 {
         Ok(reason) | Err(reason) => reason,
     };
     maps::count(&maps::COUNTERS, reason);
+    CONTINUE
+}
+
+/// Takes an answer off the wire. The classifier for the TC egress hook goes on with this program where an answer is
+/// to be held.
+#[classifier]
+pub fn dnsflow_hold(ctx: TcContext) -> i32 {
+    let reason = capture::capture(&Frame::new(&ctx), KIND_HELD);
+    maps::count(&maps::COUNTERS, reason);
     match reason {
         Reason::Held => hold::take_off(),
         _ => CONTINUE,
@@ -98,11 +107,10 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             asked
         }
     };
-    let kind = match hold::holds(frame, &found, asked) {
-        true => KIND_HELD,
-        false => KIND_ANSWER,
-    };
-    Ok(capture::capture(frame, kind))
+    if hold::holds(frame, &found, asked) {
+        hold::go_on(frame);
+    }
+    Ok(capture::capture(frame, KIND_ANSWER))
 }
 
 #[inline(always)]

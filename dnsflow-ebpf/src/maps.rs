@@ -5,7 +5,7 @@ use aya_ebpf::{
     Global,
     helpers::generated::bpf_get_smp_processor_id,
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, Queue, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf},
 };
 use dnsflow_common::{
     Reason,
@@ -53,6 +53,15 @@ pub static DEFERRED: Queue<Deferred> = Queue::with_max_entries(DEFERRED_MAX, 0);
 /// long as it is well.
 #[map]
 pub static HOLD_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
+
+/// The program that takes answers off the wire. Not pinned: when the agent, which alone has it open, ends in whatever
+/// way, the kernel takes the program out (`prog_array_map_clear` in Linux `kernel/bpf/arraymap.c`).
+#[map]
+pub static HOLDERS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Until when frames are captured, likewise; zero without an end. The programs can outlive their agent.
+#[map]
+pub static CAPTURE_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
 
 /// One record per CPU, by its number; the agent sets how many there are. Not a per-CPU array: its
 /// values may not be longer than 32 KiB (`PCPU_MIN_UNIT_SIZE`, Linux `include/linux/percpu.h`).

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, unmount},
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ use crate::{
 /// this is not below the workspace.
 const PARENT: &str = "/tmp";
 const PREFIX: &str = "dnsflow-";
+/// The lab's BPF file system, if one is mounted, below the lab's directory.
+const BPF_FS: &str = "bpf";
 
 /// The longest name of a lab, in bytes.
 const NAME_MAX: usize = 40;
@@ -273,6 +276,14 @@ impl Lab {
         self.state.cluster
     }
 
+    /// Mounts a BPF file system of the lab's own.
+    pub fn bpf_fs(&self) -> Result<PathBuf> {
+        let dir = self.base().join(BPF_FS);
+        fs::create_dir(&dir)?;
+        mount("bpf", &dir, "bpf", MountFlags::empty(), None)?;
+        Ok(dir)
+    }
+
     pub(crate) fn helper(&self) -> &Path {
         &self.state.helper
     }
@@ -474,6 +485,10 @@ fn tear_down(name: &str, base: &Path) -> Result<()> {
     kill_all(&namespaces)?;
     for namespace in namespaces {
         namespace.delete()?;
+    }
+    if base.join(BPF_FS).exists() {
+        // Not mounted if the lab ended in between.
+        let _ = unmount(base.join(BPF_FS), UnmountFlags::DETACH);
     }
     if base.exists() {
         fs::remove_dir_all(base).with_context(|| format!("cannot remove {}", base.display()))?;

@@ -115,15 +115,17 @@ fn the_agent_takes_its_arguments() -> Result<()> {
 #[test]
 fn what_is_kept_for_the_next_agent_is_on_the_node() -> Result<()> {
     for (name, objects) in variants()? {
-        let directory = options(&objects)?.state_dir.context("--state-dir")?;
-        let directory = directory.display().to_string();
-        let mut mounts = objects.container()?.volume_mounts.iter().flatten();
-        let mount = mounts.find(|mount| mount.mount_path == directory);
-        let volume = &mount.context("a mount")?.name;
-        let mut volumes = objects.pod()?.volumes.iter().flatten();
-        let volume = volumes.find(|found| found.name == *volume);
-        let path = volume.and_then(|volume| volume.host_path.as_ref());
-        assert_eq!(path.context("a hostPath")?.path, directory, "{name}");
+        let options = options(&objects)?;
+        for directory in [options.state_dir, options.pin_dir] {
+            let directory = directory.context("--state-dir and --pin-dir")?;
+            let mut mounts = objects.container()?.volume_mounts.iter().flatten();
+            let mount = mounts.find(|mount| directory.starts_with(&mount.mount_path));
+            let mount = mount.context("a mount")?;
+            let mut volumes = objects.pod()?.volumes.iter().flatten();
+            let volume = volumes.find(|found| found.name == mount.name);
+            let path = volume.and_then(|volume| volume.host_path.as_ref());
+            assert_eq!(path.context("a hostPath")?.path, mount.mount_path, "{name}");
+        }
     }
     Ok(())
 }
@@ -390,7 +392,12 @@ fn the_daemon_set_fits_together() -> Result<()> {
             .collect();
         assert_eq!(volumes, mounts, "{name}");
         let paths: BTreeSet<&str> = mounts.values().map(String::as_str).collect();
-        let mut expected = BTreeSet::from(["/var/lib/dnsflow", "/var/run/openvswitch", control]);
+        let mut expected = BTreeSet::from([
+            "/sys/fs/bpf",
+            "/var/lib/dnsflow",
+            "/var/run/openvswitch",
+            control,
+        ]);
         if name == "overlays/openshift" {
             expected.insert("/var/run/ovn-ic");
         }

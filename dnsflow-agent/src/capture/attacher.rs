@@ -2,10 +2,11 @@
 //! milliseconds, and no answer may wait for them.
 
 use dnsflow_core::{Input, input::AttachCommand};
-use tokio::sync::mpsc;
+use futures::FutureExt as _;
+use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
-use super::{AttachKind, Attachments, LinkEvent, LinkEvents, Program};
+use super::{Attach as _, AttachKind, Attachments, LinkEvent, LinkEvents, Program};
 use crate::clock::now;
 
 /// The attachments, and the events of interfaces.
@@ -18,12 +19,16 @@ pub struct Attacher {
 }
 
 impl Attacher {
-    /// Carries out `commands` and sends the results to `inputs`, until one of the two is closed.
+    /// Carries out `commands` and sends the results to `inputs`, until one of the two is closed. Takes
+    /// away what is left of earlier agents when the node is `ready`.
     pub async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<AttachCommand>,
         inputs: mpsc::Sender<Input<'static>>,
+        ready: oneshot::Receiver<()>,
     ) {
+        let ready = ready.fuse();
+        tokio::pin!(ready);
         loop {
             let news = tokio::select! {
                 // Events come first: of many veths that appear together, all are seen before work
@@ -40,6 +45,10 @@ impl Attacher {
                         self.attachments.link_event(&LinkEvent::Overrun, now())
                     }
                 },
+                Ok(()) = &mut ready => {
+                    self.attachments.program_mut().sweep();
+                    Vec::new()
+                }
                 () = std::future::ready(()), if self.attachments.has_work() => {
                     self.attachments.work(now()).into_iter().collect()
                 }

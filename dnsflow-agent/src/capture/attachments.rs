@@ -23,7 +23,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// The kernel, as far as programs are attached.
 pub trait Attach {
-    /// The programs' place on an interface; dropping it detaches.
+    /// The programs' place on an interface. It may outlive the agent, but for [`Attach::detach`].
     type Link;
 
     /// The index of the interface of this name, if there is one.
@@ -53,6 +53,12 @@ pub trait Attach {
         ifindex: u32,
         link: &mut Self::Link,
     ) -> Result<(), AttachError>;
+
+    /// Takes the programs off an interface.
+    fn detach(&mut self, link: Self::Link);
+
+    /// All interfaces that are wanted have been seen: what earlier agents have put onto others goes.
+    fn sweep(&mut self);
 }
 
 /// Why a program is not attached to an interface.
@@ -92,6 +98,17 @@ pub enum AttachError {
         name: String,
         /// The qdisc's kind.
         kind: String,
+    },
+    /// The link cannot be kept for the next agent.
+    #[error(
+        "cannot keep the program on {name} for the next agent: {}",
+        chain(source)
+    )]
+    Pin {
+        /// The interface.
+        name: String,
+        /// Why not.
+        source: super::PinsError,
     },
     /// The program is no longer loaded.
     #[error("the program is not loaded")]
@@ -156,8 +173,7 @@ enum State<L> {
     /// Both programs are attached.
     Attached {
         ifindex: u32,
-        /// Held for its `Drop`.
-        _link: L,
+        link: L,
     },
     Waiting {
         retry_at: Timestamp,
@@ -218,8 +234,8 @@ impl<A: Attach> Attachments<A> {
         let mut entry = match before {
             Some(entry) if entry.name == name => entry,
             before => {
-                if let Some(mut entry) = before {
-                    entry.distrust(&mut self.program);
+                if let Some(entry) = before {
+                    entry.leave(&mut self.program);
                 }
                 Entry::new(name, now)
             }
@@ -237,9 +253,9 @@ impl<A: Attach> Attachments<A> {
 
     /// Detaches, or stops trying to attach.
     pub fn detach(&mut self, interface: RowId) {
-        if let Some(mut entry) = self.entries.remove(&interface) {
+        if let Some(entry) = self.entries.remove(&interface) {
             debug!(name = entry.name, "detached");
-            entry.distrust(&mut self.program);
+            entry.leave(&mut self.program);
         }
     }
 
@@ -302,13 +318,15 @@ impl<A: Attach> Attachments<A> {
                 .program
                 .attach(&entry.name, ifindex)
                 .map(|link| State::Seeing { ifindex, link }),
-            State::Seeing { ifindex, mut link } => self
-                .program
-                .complete(&entry.name, ifindex, &mut link)
-                .map(|()| State::Attached {
-                    ifindex,
-                    _link: link,
-                }),
+            State::Seeing { ifindex, mut link } => {
+                match self.program.complete(&entry.name, ifindex, &mut link) {
+                    Ok(()) => Ok(State::Attached { ifindex, link }),
+                    Err(error) => {
+                        self.program.detach(link);
+                        Err(error)
+                    }
+                }
+            }
             other => Ok(other),
         };
         match done {
@@ -375,11 +393,12 @@ impl<A: Attach> Attachments<A> {
             .is_some_and(|known| Some(known) != ifindex)
         {
             // A veth that was replaced took its link with it.
-            entry = Entry {
-                sources: entry.sources,
-                trusted_at: entry.trusted_at,
-                ..Entry::new(entry.name, now)
+            let next = Entry {
+                sources: entry.sources.clone(),
+                trusted_at: entry.trusted_at.take(),
+                ..Entry::new(entry.name.clone(), now)
             };
+            std::mem::replace(&mut entry, next).leave(&mut self.program);
         }
         if entry.trusted_at != ifindex {
             entry.distrust(&mut self.program);
@@ -437,6 +456,14 @@ impl<L> Entry<L> {
     fn distrust<A: Attach>(&mut self, program: &mut A) {
         if let Some(ifindex) = self.trusted_at.take() {
             program.trust_sources(ifindex, &SourceAddresses::default());
+        }
+    }
+
+    /// Takes what there is of it out of the kernel.
+    fn leave<A: Attach<Link = L>>(mut self, program: &mut A) {
+        self.distrust(program);
+        if let State::Seeing { link, .. } | State::Attached { link, .. } = self.state {
+            program.detach(link);
         }
     }
 

@@ -14,8 +14,10 @@ mod attachments;
 mod counters;
 mod deferred;
 mod heartbeat;
+mod holders;
 mod links;
 mod names;
+mod pins;
 mod program;
 mod program_log;
 mod qdisc;
@@ -29,11 +31,14 @@ mod tcx;
 mod unasked;
 mod watched;
 
-use std::{io, num::NonZeroU32};
+use std::{io, num::NonZeroU32, path::Path};
 
 use aya::EbpfError;
 use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
+use tracing::warn;
+
+use pins::Pins;
 
 pub use self::{
     aside::{Aside, Told},
@@ -44,6 +49,7 @@ pub use self::{
     heartbeat::{BEAT_INTERVAL, Heartbeat},
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
+    pins::{Left, PinsError, remove_all as remove_pins},
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
@@ -168,6 +174,8 @@ pub struct Capture {
     pub names: NameFilter,
     /// Answers for names that did not.
     pub deferred: DeferredAnswers,
+    /// What programs of earlier agents have captured while there was no agent, oldest first.
+    pub left: Vec<Left>,
     /// Lets answers be held; none is so far.
     pub heartbeat: Heartbeat,
     /// How many packets met which end.
@@ -185,8 +193,32 @@ pub struct Capture {
 /// Loads the embedded programs. To be called within a tokio runtime, the one that will drive
 /// [`Records`]; `attaching` is the one that will drive the [`Attacher`].
 pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureError> {
+    take_over(options, attaching, None)
+}
+
+/// The same, with a directory of a BPF file system: the programs stay on the veths when the agent ends,
+/// and go on to capture. Takes over what an earlier agent has left there.
+pub fn take_over(
+    options: &Options,
+    attaching: &Handle,
+    pins: Option<&Path>,
+) -> Result<Capture, CaptureError> {
     let mut program = Program::load(options)?;
-    let records = Records::new(program.take_map("RECORDS")?)?;
+    let records = program.take_map("RECORDS")?;
+    let mut left = Vec::new();
+    if let Some(dir) = pins {
+        match Pins::open(dir, &records) {
+            Ok((pins, found)) => {
+                program.keep_links(pins);
+                left = found;
+            }
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "answers that come between this agent and the next one will not be seen"
+            ),
+        }
+    }
+    let records = Records::new(records)?;
     let counters = ProgramCounters::new(
         program.take_map("COUNTERS")?,
         program.take_map("QUERY_COUNTERS")?,
@@ -195,7 +227,10 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
     let resolvers = Resolvers::new(program.take_map("RESOLVERS")?, options.ports)?;
     let tables = KernelTables::new(program.take_map("NAME_SETS")?, program.take_map("NAMES")?)?;
     let deferred = DeferredAnswers::new(program.take_map("DEFERRED")?)?;
-    let heartbeat = Heartbeat::new(program.take_map("HOLD_UNTIL")?)?;
+    let heartbeat = Heartbeat::new(
+        program.take_map("HOLD_UNTIL")?,
+        program.take_map("CAPTURE_UNTIL")?,
+    )?;
     let shares = Shares::new(program.take_map("SHARES")?)?;
     let watched = Watched::new(program.take_map("WATCHED")?)?;
     let aside = Aside::new(program.take_map("ASIDE")?)?;
@@ -205,6 +240,7 @@ pub fn load(options: &Options, attaching: &Handle) -> Result<Capture, CaptureErr
         resolvers,
         names: NameFilter::new(tables),
         deferred,
+        left,
         heartbeat,
         counters,
         shares,

@@ -4,7 +4,7 @@
 //! The agent tries which one the kernel has. The version would not tell, because distributions
 //! backport.
 
-use std::{fmt, io, num::NonZeroU32, os::fd::AsFd as _};
+use std::{fmt, io, mem, num::NonZeroU32, os::fd::AsFd as _, path::PathBuf};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -19,7 +19,13 @@ use dnsflow_core::input::SourceAddresses;
 use tracing::{debug, info, warn};
 
 use super::{
-    Attach, AttachError, CaptureError, Options, qdisc, sources::Sources, tcx, unasked::Unasked,
+    Attach, AttachError, CaptureError, Options,
+    holders::Holders,
+    pins::{self, Pins},
+    qdisc,
+    sources::Sources,
+    tcx,
+    unasked::Unasked,
 };
 
 /// The BPF object that `cargo xtask build-ebpf` made.
@@ -30,6 +36,9 @@ pub const EGRESS: &str = "dnsflow_egress";
 /// The program that sees what a pod sends: its name in the object, and of its clsact filters.
 pub const INGRESS: &str = "dnsflow_ingress";
 
+/// The program that [`EGRESS`] goes on with to hold an answer.
+const HOLD: &str = "dnsflow_hold";
+
 /// The program for questions, and its hook.
 const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
 /// The program for answers, and its hook.
@@ -39,10 +48,10 @@ const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
 /// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum AttachKind {
-    /// A BPF link. It goes with the agent, however the agent ends.
+    /// A BPF link. It goes with the agent, however the agent ends, unless it is pinned: then the next
+    /// agent puts its own program into the link.
     Tcx,
-    /// A filter of the clsact qdisc. The next agent replaces the filter that a killed agent has
-    /// left.
+    /// A filter of the clsact qdisc. The next agent replaces the filter that an agent has left.
     Clsact,
 }
 
@@ -69,6 +78,10 @@ pub struct Program {
     kind: Option<AttachKind>,
     unasked: Unasked,
     sources: Sources,
+    #[expect(dead_code, reason = "answers are held as long as it is there")]
+    holders: Holders,
+    /// Where links are kept for the next agent.
+    pins: Option<Pins>,
 }
 
 impl Program {
@@ -85,12 +98,16 @@ impl Program {
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)
             .map_err(load_error)?;
-        for (name, _) in PROGRAMS {
+        for name in [EGRESS, INGRESS, HOLD] {
             program_of(&mut ebpf, name)
                 .ok_or(CaptureError::Object { what: name })?
                 .load()
                 .map_err(|error| load_error(error.into()))?;
         }
+        let holders = take_map(&mut ebpf, "HOLDERS")?;
+        let program = program_of(&mut ebpf, HOLD).ok_or(CaptureError::Object { what: HOLD })?;
+        let program = program.fd().map_err(|error| load_error(error.into()))?;
+        let holders = Holders::new(holders, program)?;
         let unasked = Unasked::new(take_map(&mut ebpf, "UNASKED_UNTIL")?)?;
         let sources = Sources::new(take_map(&mut ebpf, "SOURCES")?)?;
         Ok(Self {
@@ -98,7 +115,14 @@ impl Program {
             kind: options.attach,
             unasked,
             sources,
+            holders,
+            pins: None,
         })
+    }
+
+    /// Keeps the links for the next agent from now on, and takes over those of an earlier one.
+    pub(super) fn keep_links(&mut self, pins: Pins) {
+        self.pins = Some(pins);
     }
 
     /// How the program attaches, once it is known.
@@ -127,39 +151,66 @@ impl Program {
         take_map(&mut self.ebpf, name)
     }
 
-    /// Puts one program onto an interface.
+    /// Puts one program onto an interface, in place of that of an earlier agent if that one's link is
+    /// there.
     fn put(
         &mut self,
-        (program, hook): (&'static str, TcAttachType),
+        (name_of_program, hook): (&'static str, TcAttachType),
         name: &str,
+        ifindex: u32,
         kind: AttachKind,
-    ) -> Result<SchedClassifierLink, AttachError> {
+    ) -> Result<Place, AttachError> {
         let refused = |source| AttachError::Refused {
             name: name.to_owned(),
             kind,
             source,
         };
+        let program = program_of(&mut self.ebpf, name_of_program).ok_or(AttachError::Gone)?;
         let options = match kind {
-            // Behind the other programs: this program does not see packets that they drop or
-            // redirect.
-            AttachKind::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+            AttachKind::Tcx => {
+                let left = self.pins.as_mut();
+                if let Some((link, pin)) = left.and_then(|pins| pins.take(ifindex, name_of_program))
+                {
+                    match program.attach_to_link(link) {
+                        Ok(link) => {
+                            let link = program.take_link(link).map_err(refused)?;
+                            return Ok(Place::pinned(link, pin));
+                        }
+                        // The interface that had this index is gone.
+                        Err(error) => debug!(name, %error, "an earlier agent's link is of no use"),
+                    }
+                }
+                // Behind the other programs: this program does not see packets that they drop or
+                // redirect.
+                TcAttachOptions::TcxOrder(LinkOrder::default())
+            }
             AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
         };
-        let program = program_of(&mut self.ebpf, program).ok_or(AttachError::Gone)?;
         let link = program
             .attach_with_options(name, hook, options)
             .map_err(refused)?;
-        program.take_link(link).map_err(refused)
+        let link = program.take_link(link).map_err(refused)?;
+        match (kind, &self.pins) {
+            (_, None) => Ok(Place::own(link)),
+            (AttachKind::Clsact, Some(_)) => Ok(Place::standing(link)),
+            (AttachKind::Tcx, Some(pins)) => match pins.keep(link, ifindex, name_of_program) {
+                Ok((link, pin)) => Ok(Place::pinned(link, pin)),
+                Err(source) => {
+                    warn!("answers that come between this agent and the next one will not be seen");
+                    self.pins = None;
+                    Err(AttachError::Pin {
+                        name: name.to_owned(),
+                        source,
+                    })
+                }
+            },
+        }
     }
 
     /// Puts the program for answers onto an interface, and finds out how.
-    fn put_first(
-        &mut self,
-        name: &str,
-        ifindex: u32,
-    ) -> Result<(AttachKind, SchedClassifierLink), AttachError> {
+    fn put_first(&mut self, name: &str, ifindex: u32) -> Result<(AttachKind, Place), AttachError> {
         if self.kind != Some(AttachKind::Clsact) {
-            match self.put(ANSWERS, name, AttachKind::Tcx) {
+            match self.put(ANSWERS, name, ifindex, AttachKind::Tcx) {
                 Err(error) if self.kind.is_none() && error.means_no_tcx() => {
                     debug!(%error, "no TCX");
                 }
@@ -167,7 +218,7 @@ impl Program {
             }
         }
         prepare_clsact(name, ifindex)?;
-        let link = self.put(ANSWERS, name, AttachKind::Clsact)?;
+        let link = self.put(ANSWERS, name, ifindex, AttachKind::Clsact)?;
         Ok((AttachKind::Clsact, link))
     }
 
@@ -189,14 +240,70 @@ impl Program {
     }
 }
 
-/// The programs' places on an interface; dropping it detaches.
+/// The programs' places on an interface.
 #[derive(Debug)]
 pub struct TcLink {
     kind: AttachKind,
-    #[expect(dead_code, reason = "held for its Drop")]
-    answers: SchedClassifierLink,
-    /// Held for its Drop.
-    questions: Option<SchedClassifierLink>,
+    answers: Place,
+    questions: Option<Place>,
+}
+
+/// A program's place on an interface. When it is dropped, the program goes, unless the place is kept for
+/// the next agent.
+#[derive(Debug)]
+struct Place {
+    /// There until it is dropped.
+    link: Option<SchedClassifierLink>,
+    kept: Kept,
+}
+
+/// What is left of a place when the agent ends.
+#[derive(Debug)]
+enum Kept {
+    /// Nothing.
+    Nothing,
+    /// The link, by this file.
+    Pinned(PathBuf),
+    /// The filter, which the kernel removes only when it is told to.
+    Filter,
+}
+
+impl Place {
+    fn own(link: SchedClassifierLink) -> Self {
+        Self {
+            link: Some(link),
+            kept: Kept::Nothing,
+        }
+    }
+
+    fn pinned(link: SchedClassifierLink, pin: PathBuf) -> Self {
+        Self {
+            link: Some(link),
+            kept: Kept::Pinned(pin),
+        }
+    }
+
+    fn standing(link: SchedClassifierLink) -> Self {
+        Self {
+            link: Some(link),
+            kept: Kept::Filter,
+        }
+    }
+
+    /// Takes the program off the interface.
+    fn give_up(mut self) {
+        if let Kept::Pinned(pin) = mem::replace(&mut self.kept, Kept::Nothing) {
+            pins::remove(&pin);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Kept::Filter = self.kept {
+            mem::forget(self.link.take());
+        }
+    }
 }
 
 impl Attach for Program {
@@ -233,7 +340,7 @@ impl Attach for Program {
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {
-        link.questions = Some(self.put(QUESTIONS, name, link.kind)?);
+        link.questions = Some(self.put(QUESTIONS, name, ifindex, link.kind)?);
         self.unasked.end_soon(ifindex);
         if self.ifindex(name) != Some(ifindex) {
             return Err(AttachError::NoInterface {
@@ -241,6 +348,19 @@ impl Attach for Program {
             });
         }
         Ok(())
+    }
+
+    fn detach(&mut self, link: TcLink) {
+        link.answers.give_up();
+        if let Some(questions) = link.questions {
+            questions.give_up();
+        }
+    }
+
+    fn sweep(&mut self) {
+        if let Some(pins) = &mut self.pins {
+            pins.sweep();
+        }
     }
 }
 

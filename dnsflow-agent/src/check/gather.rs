@@ -49,6 +49,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         max_addresses_per_pod: _,
         max_flow_changes: _,
         state_dir: _,
+        pin_dir: _,
         resolver: _,
         dns_port: _,
         cluster_networks: _,

@@ -56,6 +56,7 @@ fn without_arguments_the_defaults_hold() {
             max_addresses_per_pod: 4096,
             max_flow_changes: 256,
             state_dir: None,
+            pin_dir: None,
             resolver: Vec::new(),
             dns_port: vec![53],
             cluster_networks: Vec::new(),
@@ -97,6 +98,7 @@ fn every_option_is_taken() {
         "--max-addresses-per-pod=5",
         "--max-flow-changes=6",
         "--state-dir=/s",
+        "--pin-dir=/sys/fs/bpf/dnsflow",
         "--resolver=10.96.0.10",
         "--resolver=[fd00::a]:5353,10.0.0.1:54",
         "--dns-port=53",
@@ -134,6 +136,7 @@ fn every_option_is_taken() {
             max_addresses_per_pod: 5,
             max_flow_changes: 6,
             state_dir: Some("/s".into()),
+            pin_dir: Some("/sys/fs/bpf/dnsflow".into()),
             resolver: ["10.96.0.10:53", "[fd00::a]:5353", "10.0.0.1:54"]
                 .map(|text| text.parse().expect("a resolver"))
                 .to_vec(),

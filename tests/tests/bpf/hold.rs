@@ -185,6 +185,25 @@ fn an_agent_that_is_not_well_holds_nothing() {
 }
 
 #[test]
+fn what_nobody_comes_to_read_is_not_captured() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    let answer = answer("example.com");
+    let heartbeat = &mut program.capture.heartbeat;
+    heartbeat
+        .capture_until(now())
+        .expect("the kernel has the map");
+    assert_eq!(program.asked(&answer), Reason::Unattended);
+    let later = now() + Duration::from_secs(60);
+    let heartbeat = &mut program.capture.heartbeat;
+    heartbeat
+        .capture_until(later)
+        .expect("the kernel has the map");
+    assert_eq!(program.asked(&answer), Reason::Held);
+}
+
+#[test]
 fn an_interface_without_a_filter_holds_nothing() {
     let Some(mut program) = holding() else {
         return;

@@ -71,6 +71,12 @@ impl Attach for Kernel {
         state.complete.push(ifindex);
         Ok(())
     }
+
+    fn detach(&mut self, link: Link) {
+        drop(link);
+    }
+
+    fn sweep(&mut self) {}
 }
 
 impl Kernel {

@@ -1,0 +1,321 @@
+//! What outlives the agent in the kernel, so that the next one misses no answer: the links that hold the
+//! programs on the veths, and the ring buffer that the programs go on writing to.
+//!
+//! Both are pinned in a BPF file system. The next agent puts its own programs into the links, and reads
+//! the ring buffer as soon as the agent knows the node. Nothing else is taken over, so that only the
+//! layout of a record has to be the same (`docs/decisions/handover.md`).
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    maps::{Map, MapData, RingBuf},
+    programs::{
+        links::{FdLink, LinkError, PinnedLink},
+        tc::SchedClassifierLink,
+    },
+};
+use dnsflow_common::record::{LAYOUT, Record};
+use dnsflow_core::input::Frame;
+use tracing::{debug, info, warn};
+
+use super::records;
+
+/// The magic number of the BPF file system (`BPF_FS_MAGIC` in Linux `include/uapi/linux/magic.h`).
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+/// Ring buffers of earlier agents that are read: several, if agents ended before they knew the node. Of
+/// more, the oldest are left out.
+const LEFT_MAX: usize = 4;
+/// How the names of pinned ring buffers begin. The layout and a number follow.
+const RECORDS: &str = "records-";
+/// The directory of the pinned links.
+const LINKS: &str = "links";
+
+/// Why nothing can be pinned.
+#[derive(Debug, thiserror::Error)]
+pub enum PinsError {
+    /// The directory cannot be used.
+    #[error("cannot use the directory {path}")]
+    Directory {
+        /// The directory.
+        path: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It is on another file system.
+    #[error(
+        "{path} is not on a BPF file system: mount one (`mount -t bpf bpf /sys/fs/bpf`), and give the \
+         agent's container the node's /sys/fs/bpf"
+    )]
+    OtherFileSystem {
+        /// The directory.
+        path: String,
+    },
+    /// The kernel refuses.
+    #[error("the kernel does not pin {path}")]
+    Refused {
+        /// The file.
+        path: String,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+fn refused(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> PinsError {
+    PinsError::Refused {
+        path: path.display().to_string(),
+        source: Box::new(error),
+    }
+}
+
+/// The directory of what is pinned.
+#[derive(Debug)]
+pub(super) struct Pins {
+    links: PathBuf,
+    /// The links of earlier agents that this one has not taken over.
+    untaken: BTreeSet<PathBuf>,
+}
+
+/// A ring buffer of an earlier agent. When it is dropped, the ring buffer goes.
+pub struct Left {
+    path: PathBuf,
+    ring: RingBuf<MapData>,
+}
+
+impl fmt::Debug for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Left")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Left {
+    /// Hands the frames that nobody has read to `each`, oldest first.
+    pub fn drain(&mut self, mut each: impl FnMut(Frame<'_>)) {
+        while let Some(item) = self.ring.next() {
+            if let Some(frame) = Record::parse(&item).and_then(records::frame) {
+                each(frame);
+            }
+        }
+    }
+}
+
+impl Pins {
+    /// Finds what earlier agents have left, oldest first, and pins this agent's ring buffer.
+    pub(super) fn open(dir: &Path, records: &Map) -> Result<(Self, Vec<Left>), PinsError> {
+        let failed = |source| PinsError::Directory {
+            path: dir.display().to_string(),
+            source,
+        };
+        let links = dir.join(LINKS);
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(&links).map_err(failed)?;
+        let file_system = rustix::fs::statfs(&links).map_err(|error| failed(error.into()))?;
+        if u64::try_from(file_system.f_type) != Ok(BPF_FS_MAGIC) {
+            return Err(PinsError::OtherFileSystem {
+                path: dir.display().to_string(),
+            });
+        }
+        let untaken = files(&links).map_err(failed)?;
+        let (left, next) = left(files(dir).map_err(failed)?);
+        let path = dir.join(format!("{RECORDS}{LAYOUT}-{next}"));
+        records.pin(&path).map_err(|error| refused(&path, error))?;
+        Ok((Self { links, untaken }, left))
+    }
+
+    /// The link that a program of this name has on this interface from an earlier agent, and its file.
+    pub(super) fn take(
+        &mut self,
+        ifindex: u32,
+        program: &str,
+    ) -> Option<(SchedClassifierLink, PathBuf)> {
+        let path = self.path(ifindex, program);
+        if !self.untaken.remove(&path) {
+            return None;
+        }
+        let link = PinnedLink::from_pin(&path).and_then(|link| FdLink::from(link).try_into());
+        match link {
+            Ok(link) => Some((link, path)),
+            Err(error) => {
+                debug!(path = %path.display(), %error, "not a link");
+                None
+            }
+        }
+    }
+
+    /// Pins the link of a program of this name to this interface. Returns the link and its file.
+    pub(super) fn keep(
+        &self,
+        link: SchedClassifierLink,
+        ifindex: u32,
+        program: &str,
+    ) -> Result<(SchedClassifierLink, PathBuf), PinsError> {
+        let path = self.path(ifindex, program);
+        // The link of an interface that is gone, or that could not be taken over.
+        remove(&path);
+        let link = FdLink::try_from(link).map_err(|error| refused(&path, error))?;
+        let link = link.pin(&path).map_err(|error| refused(&path, error))?;
+        let link = FdLink::from(link).try_into();
+        Ok((
+            link.map_err(|error: LinkError| refused(&path, error))?,
+            path,
+        ))
+    }
+
+    /// Removes the links of earlier agents that were not taken over: their interfaces are gone, or are
+    /// none of a pod.
+    pub(super) fn sweep(&mut self) {
+        for path in std::mem::take(&mut self.untaken) {
+            remove(&path);
+        }
+    }
+
+    fn path(&self, ifindex: u32, program: &str) -> PathBuf {
+        self.links.join(format!("{ifindex}-{program}"))
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+/// Removes everything that is pinned in this directory.
+///
+/// # Errors
+///
+/// If a file is left.
+pub fn remove_all(dir: &Path) -> io::Result<()> {
+    for part in [dir.join(LINKS), dir.to_owned()] {
+        let found = match files(&part) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => found?,
+        };
+        for path in found {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The ring buffers among these files, oldest first, and the number of the next one. Those of another
+/// layout are removed, and the oldest of too many.
+fn left(files: BTreeSet<PathBuf>) -> (Vec<Left>, u64) {
+    let mut known: Vec<(u64, PathBuf)> = Vec::new();
+    for path in files {
+        match number(&path) {
+            Some((LAYOUT, number)) => known.push((number, path)),
+            Some(_) => {
+                warn!(
+                    path = %path.display(),
+                    "an agent of another version has left answers; they are not read, and the pods ask \
+                     again when the answers have expired"
+                );
+                remove(&path);
+            }
+            None => {}
+        }
+    }
+    known.sort();
+    let next = known.last().map_or(0, |(last, _)| last + 1);
+    let too_many = known.len().saturating_sub(LEFT_MAX);
+    for (_, path) in known.drain(..too_many) {
+        warn!(path = %path.display(), "too many agents have left answers; the oldest are not read");
+        remove(&path);
+    }
+    let open = |(_, path): (u64, PathBuf)| {
+        let ring = MapData::from_pin(&path).and_then(|map| RingBuf::try_from(Map::RingBuf(map)));
+        match ring {
+            Ok(ring) => Some(Left { path, ring }),
+            Err(error) => {
+                warn!(path = %path.display(), %error, "answers that an agent has left are not read");
+                remove(&path);
+                None
+            }
+        }
+    };
+    (known.into_iter().filter_map(open).collect(), next)
+}
+
+/// The layout and the number in the name of a ring buffer's file.
+fn number(path: &Path) -> Option<(u32, u64)> {
+    let (layout, number) = path
+        .file_name()?
+        .to_str()?
+        .strip_prefix(RECORDS)?
+        .split_once('-')?;
+    Some((layout.parse().ok()?, number.parse().ok()?))
+}
+
+fn files(dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let mut files = BTreeSet::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() {
+            files.insert(entry.path());
+        }
+    }
+    Ok(files)
+}
+
+/// Removes a file that may be gone.
+pub(super) fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            info!(path = %path.display(), %error, "what was pinned is not removed");
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_buffers_file_says_layout_and_number() {
+        let of = |name: &str| number(&Path::new("/sys/fs/bpf/dnsflow").join(name));
+        assert_eq!(of("records-1-0"), Some((1, 0)));
+        assert_eq!(of("records-12-345"), Some((12, 345)));
+        for other in [
+            "links",
+            "records-1",
+            "records--1",
+            "records-1-x",
+            "maps-1-0",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_removed_and_the_numbers_go_on() {
+        let dir = std::env::temp_dir().join(format!("dnsflow-pins-{}", std::process::id()));
+        fs::create_dir(&dir).expect("it is new");
+        let other = LAYOUT + 1;
+        let names = [
+            format!("records-{LAYOUT}-7"),
+            format!("records-{other}-9"),
+            "else".into(),
+        ];
+        for name in &names {
+            fs::write(dir.join(name), "not pinned").expect("it can be written");
+        }
+        let (left, next) = left(files(&dir).expect("it can be listed"));
+        assert_eq!((left.len(), next), (0, 8));
+        assert_eq!(
+            files(&dir).expect("it can be listed"),
+            [dir.join("else")].into()
+        );
+        fs::remove_dir_all(&dir).expect("it is ours");
+    }
+}

@@ -1,0 +1,175 @@
+//! Answers that come while no agent runs are read by the next one.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::Ipv4Addr,
+    path::Path,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use dnsflow_tests::{agent, firewall::RuleSpec, lab, lab::Lab, process::wait_until};
+
+const PATIENT: Duration = Duration::from_secs(5);
+/// Shorter than TCP's second SYN.
+const BLOCKED: Duration = Duration::from_millis(900);
+
+/// The address of the name of this number.
+fn address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(198, 51, 100, number)
+}
+
+fn name(number: u8) -> String {
+    format!("n{number}.example.com")
+}
+
+/// A firewall that allows the names, and a server that knows them and `www.example.com`.
+fn set_up(lab: &Lab) {
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
+    let records = (1..=250).map(|number| format!("{}. 60 IN A {}", name(number), address(number)));
+    let mut records: Vec<_> = records.collect();
+    records.push("www.example.com. 60 IN A 203.0.113.2".to_owned());
+    let records: Vec<_> = records.iter().map(String::as_str).collect();
+    lab.serve_dns(&records).expect("the server starts");
+}
+
+/// Which of the names are open.
+fn open(lab: &Lab) -> BTreeSet<Ipv4Addr> {
+    let flows = lab.dnsflow_flows().expect("the dump runs");
+    let words = flows.iter().flat_map(|flow| flow.split([',', ' ']));
+    let addresses = words.filter_map(|word| word.strip_prefix("nw_dst=")?.parse().ok());
+    addresses
+        .filter(|address: &Ipv4Addr| address.octets()[0] == 198)
+        .collect()
+}
+
+/// The pinned files.
+fn pinned(dir: &Path) -> Vec<String> {
+    let names = |dir: &Path| {
+        let entries = fs::read_dir(dir).expect("it can be listed");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut found = names(dir);
+    found.extend(names(&dir.join("links")));
+    found.sort();
+    found
+}
+
+#[test]
+fn answers_between_two_agents_open_without_being_asked_for_again() {
+    let lab = lab!("handover", agent);
+    set_up(&lab);
+    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let option = format!("--pin-dir={}", dir.display());
+    let start = || lab.start_agent(&[&option]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let fetch = |url, limit| pod.fetch(url, limit).expect("curl runs").result;
+
+    let agent = start();
+    pod.resolve(&name(1)).expect("the name is known");
+    assert_eq!(open(&lab), BTreeSet::from([address(1)]));
+    let links = pinned(&dir);
+    agent.terminate().expect("it ends");
+    assert_eq!(pinned(&dir), links, "they outlive the agent");
+    for number in 2..=20 {
+        pod.resolve(&name(number)).expect("the name is known");
+    }
+    pod.resolve("www.example.com").expect("the name is known");
+    fetch("http://203.0.113.2/", BLOCKED).expect_err("nobody opens it");
+
+    let agent = start();
+    let expected: BTreeSet<_> = (1..=20).map(address).collect();
+    wait_until("the names in between", PATIENT, || {
+        Ok(open(&lab) == expected)
+    })
+    .expect("they are open");
+    fetch("http://203.0.113.2/", PATIENT).expect("it is open");
+    assert_eq!(
+        pinned(&dir).len(),
+        links.len(),
+        "one ring buffer, the same links"
+    );
+
+    // However an agent ends; and an answer that it had taken off the wire is not lost.
+    agent.kill().expect("it is killed");
+    for number in 21..=40 {
+        pod.resolve(&name(number)).expect("the name is known");
+    }
+    let agent = start();
+    let expected: BTreeSet<_> = (1..=40).map(address).collect();
+    wait_until("the names in between", PATIENT, || {
+        Ok(open(&lab) == expected)
+    })
+    .expect("they are open");
+
+    // What comes after it is held again: the first packet passes.
+    pod.resolve(&name(41)).expect("the name is known");
+    assert!(open(&lab).contains(&address(41)));
+    lab.delete_pod("ns1_pod1").expect("the pod is deleted");
+    wait_until("the pod's links to go", PATIENT, || {
+        Ok(pinned(&dir).len() == links.len() - 2)
+    })
+    .expect("they go");
+    agent.terminate().expect("it ends");
+
+    let binary = agent::binary().expect("there is one");
+    let mut cleanup = Command::new(binary);
+    cleanup.arg("cleanup").arg(&option);
+    cleanup
+        .arg("--openflow-socket")
+        .arg(lab.socket("br-int.mgmt"));
+    let cleaned = cleanup.status().expect("it runs");
+    assert!(cleaned.success());
+    assert_eq!(pinned(&dir), ["links"]);
+}
+
+#[test]
+fn no_answer_is_missed_while_one_agent_replaces_another() {
+    let lab = lab!("handover-load", agent);
+    set_up(&lab);
+    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let option = format!("--pin-dir={}", dir.display());
+    let agent = lab.start_agent(&[&option]).expect("the agent is ready");
+    let replaced = AtomicBool::new(false);
+    let asked = thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let pod = lab.pod("ns1_pod1");
+            let mut asked = BTreeSet::new();
+            let mut after = 0;
+            for number in 1..=250 {
+                // A few with the new agent, too.
+                after += u8::from(replaced.load(Ordering::Relaxed));
+                if after > 5 {
+                    break;
+                }
+                // An answer that the old agent had taken off the wire when it ended is asked for again,
+                // as resolvers do.
+                let answer = pod.resolve(&name(number));
+                let answer = answer.or_else(|_| pod.resolve(&name(number)));
+                assert_eq!(answer.expect("the name is known"), [address(number)]);
+                asked.insert(address(number));
+                thread::sleep(Duration::from_millis(20));
+            }
+            asked
+        });
+        thread::sleep(Duration::from_millis(300));
+        agent.terminate().expect("it ends");
+        let agent = lab.start_agent(&[&option]).expect("the agent is ready");
+        replaced.store(true, Ordering::Relaxed);
+        let asked = asking.join().expect("no panic");
+        wait_until("all names", PATIENT, || Ok(open(&lab).is_superset(&asked)))
+            .expect("they are open");
+        drop(agent);
+        asked
+    });
+    println!("{} names were asked for, and all are open", asked.len());
+    assert!(asked.len() > 20, "{asked:?}");
+}
