@@ -123,15 +123,6 @@ impl Attempts {
                 address: *address,
                 transport: (),
             };
-            if self.heard.use_entry(&place, now).is_none() {
-                self.heard.insert(place, Vec::new(), now);
-            }
-            let Some(names) = self.heard.get_mut(&place) else {
-                continue;
-            };
-            names.retain(|heard| heard.name != answer.name);
-            names.truncate(HEARD_NAMES_PER_ADDRESS_MAX - 1);
-            // The newest first.
             let heard = Heard {
                 name: answer.name.clone(),
                 at: frame.captured_at,
@@ -140,7 +131,17 @@ impl Attempts {
                     port: found.src_port,
                 },
             };
-            names.insert(0, heard);
+            match self.heard.use_entry(&place, now) {
+                Some(names) => {
+                    names.retain(|known| known.name != heard.name);
+                    names.truncate(HEARD_NAMES_PER_ADDRESS_MAX - 1);
+                    // The newest first.
+                    names.insert(0, heard);
+                }
+                None => {
+                    self.heard.insert(place, vec![heard], now);
+                }
+            }
         }
     }
 

@@ -168,6 +168,8 @@ pub(super) async fn watch(
         // More comes meanwhile. A wait behind the reading would end at once for each answer of that time.
         sleep(TURN).await;
         let mut tried = Vec::new();
+        let mut denied = Vec::new();
+        let mut not_judged = 0;
         {
             let mut attempts = heard.lock();
             aside.drain(RECORDS_PER_TURN, |told| match told {
@@ -187,33 +189,34 @@ pub(super) async fn watch(
             });
             match judged.await {
                 Some(judged) => judged.into_iter().for_each(|one| match one {
-                    Judged::Denied(tried, denied) => {
+                    Judged::Denied(tried, told) => {
                         listeners.connections.note(*tried);
-                        listeners.hear(denied, &mut heard.lock());
+                        denied.push(told);
                     }
                     Judged::Allowed(tried) => listeners.connections.note(*tried),
                     Judged::NotJudged => {}
                 }),
-                None => listeners.counts.lock().not_judged += count as u64,
+                None => not_judged += count as u64,
             }
         }
         let (_, forgotten) = listeners.connections.extent();
-        {
-            let mut counts = listeners.counts.lock();
-            counts.reports_left_out = heard.lock().left_out();
-            counts.places_forgotten = forgotten;
+        let mut attempts = heard.lock();
+        let mut counts = listeners.counts.lock();
+        for denied in denied {
+            counts.count(&denied);
+            if attempts.is_news(&denied.attempt, now()) {
+                listeners.tell(Report::Denied(denied));
+            }
         }
-        heard.lock().forget_old(now());
+        attempts.forget_old(now());
+        counts.not_judged += not_judged;
+        counts.reports_left_out = attempts.left_out();
+        counts.places_forgotten = forgotten;
     }
 }
 
 impl Listeners {
-    fn hear(&self, denied: Box<Denied>, attempts: &mut Attempts) {
-        self.counts.lock().count(&denied);
-        if !attempts.is_news(&denied.attempt, now()) {
-            return;
-        }
-        let report = Report::Denied(denied);
+    fn tell(&self, report: Report) {
         if let Some(events) = &self.events {
             events.tell(&report);
         }
