@@ -793,7 +793,7 @@ impl Hot {
             }
             self.reporter.tell(&report);
             tell(&report);
-            self.journal.note(report);
+            self.journal.try_note(report);
         }
         if is_known && self.ready.is_some() {
             self.take_over();

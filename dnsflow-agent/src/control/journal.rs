@@ -1,8 +1,8 @@
 //! What happened lately, for people who ask: the agent's reports, as events.
 //!
 //! The hot thread and the edge of denied connections write reports into a ring, and wake nobody. Whoever
-//! reads turns them into events. No writer waits: a report that comes while somebody reads or writes is
-//! counted instead.
+//! reads turns them into events. The hot thread never waits: a report of it that comes while somebody else
+//! reads or writes is counted instead.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use super::rfc3339;
 
 /// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
 pub const EVENTS_MAX: usize = 4096;
-/// Reports that are copied at once: the hot thread cannot write meanwhile.
+/// Reports that are copied at once: nobody can write meanwhile.
 const COPIED_AT_ONCE: usize = 64;
 
 /// Something that happened.
@@ -91,22 +91,33 @@ pub struct Unread {
     pub next: u64,
 }
 
+impl Kept {
+    /// Adds a report; the oldest one goes if there is no room.
+    fn push(&mut self, report: Report) {
+        if self.reports.len() == EVENTS_MAX {
+            self.reports.pop_front();
+        }
+        self.reports.push_back((SystemTime::now(), report));
+        self.next += 1;
+    }
+}
+
 impl Journal {
-    /// Takes a report; the oldest one goes if there is no room.
+    /// Takes a report, once nobody else reads or writes.
     pub fn note(&self, report: Report) {
-        let mut kept = match self.kept.try_lock() {
-            Ok(kept) => kept,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        let kept = self.kept.lock();
+        kept.unwrap_or_else(PoisonError::into_inner).push(report);
+    }
+
+    /// Takes a report of the hot thread, which waits for nobody.
+    pub fn try_note(&self, report: Report) {
+        match self.kept.try_lock() {
+            Ok(mut kept) => kept.push(report),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().push(report),
             Err(TryLockError::WouldBlock) => {
                 self.lost.fetch_add(1, Relaxed);
-                return;
             }
-        };
-        if kept.reports.len() == EVENTS_MAX {
-            kept.reports.pop_front();
         }
-        kept.reports.push_back((SystemTime::now(), report));
-        kept.next += 1;
     }
 
     /// The number of the report that comes next.
@@ -135,7 +146,7 @@ impl Journal {
         }
     }
 
-    /// How many reports came while a reader copied some.
+    /// How many reports of the hot thread came while somebody else read or wrote.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }

@@ -65,10 +65,15 @@ fn a_reader_is_told_what_it_has_missed() {
 }
 
 #[test]
-fn a_report_that_comes_while_a_reader_copies_is_counted() {
+fn while_a_reader_copies_the_hot_thread_loses_its_report_and_others_wait() {
     let journal = Journal::default();
-    let reader = journal.kept.lock().expect("nobody has panicked");
-    journal.note(opened("ns1_pod1"));
-    drop(reader);
-    assert_eq!((journal.lost(), journal.next()), (1, 0));
+    std::thread::scope(|scope| {
+        let reader = journal.kept.lock().expect("nobody has panicked");
+        journal.try_note(opened("ns1_pod1"));
+        let other = scope.spawn(|| journal.note(opened("ns1_pod2")));
+        drop(reader);
+        other.join().expect("no panic");
+    });
+    assert_eq!(journal.lost(), 1);
+    assert_eq!(pods(&journal.read(0)), ["pod2"]);
 }
