@@ -24,7 +24,7 @@ use crate::{
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::RuleSet,
+    rules::{RuleSet, is_dry_run},
     switch::{Batch, Switch},
 };
 
@@ -156,7 +156,7 @@ impl Access<'_> {
             outcome.rules.insert(rule.index);
         }
         let facts = self.policy.facts(port_id, &port.row, &sets);
-        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
+        let is_dry_run = is_dry_run(&sets);
         // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
         for (address, ttl) in answer.addresses {

@@ -26,7 +26,8 @@ use crate::{
     profile::StaticProfile,
     report::{Report, Severity},
     rules::{
-        ACL_PRIORITY_OFFSET, NamespaceRules, NotTakenOver, Problem, RuleSet, is_enforced, pair,
+        ACL_PRIORITY_OFFSET, NamespaceRules, NotTakenOver, Problem, RuleSet, is_dry_run,
+        is_enforced, pair,
     },
 };
 
@@ -654,8 +655,7 @@ impl Policy {
         row: &'a Interface,
         sets: &'a [&'a RuleSet],
     ) -> Option<PortFacts<'a>> {
-        let is_dry_run = sets.iter().any(|set| set.is_dry_run());
-        self.facts(port, row, sets).filter(|_| !is_dry_run)
+        self.facts(port, row, sets).filter(|_| !is_dry_run(sets))
     }
 
     // Where OVN's pipeline is in the switch.

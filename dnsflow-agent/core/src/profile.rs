@@ -152,16 +152,10 @@ impl StaticProfile {
                 }),
             };
             let set = result.sets.entry(namespace.to_owned()).or_default();
+            let pattern = NamePattern::of(name, firewall, subdomains);
             set.push(ActiveRule {
-                namespace: namespace.to_owned(),
-                index: index.into(),
-                name: name.clone(),
-                pattern: NamePattern::of(name, firewall, subdomains),
-                v4: true,
-                v6: true,
-                transports: rule.ports.clone(),
-                verdict: rule.action,
                 templates: vec![template],
+                ..ActiveRule::without_acl(namespace, index.into(), rule, name, pattern)
             });
         }
         result

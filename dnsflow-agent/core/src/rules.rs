@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    firewall::{Destination, Firewall, RuleAction},
+    firewall::{Destination, Firewall, Rule, RuleAction},
     flow::Transport,
     name::{DnsName, DomainName},
     ovn::{
@@ -86,6 +86,28 @@ pub struct ActiveRule {
 }
 
 impl ActiveRule {
+    /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
+    /// logical flows.
+    pub(crate) fn without_acl(
+        namespace: &str,
+        index: u32,
+        rule: &Rule,
+        name: &DnsName,
+        pattern: NamePattern,
+    ) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            index,
+            name: name.clone(),
+            pattern,
+            v4: true,
+            v6: true,
+            transports: rule.ports.clone(),
+            verdict: rule.action,
+            templates: Vec::new(),
+        }
+    }
+
     /// Whether this is the same rule, whatever the templates.
     fn is_like(&self, other: &Self) -> bool {
         self.name == other.name
@@ -107,6 +129,11 @@ pub struct RuleSet {
     is_dry_run: bool,
 }
 
+/// Whether the flows of the rules of a port are planned, and not installed.
+pub(crate) fn is_dry_run(sets: &[&RuleSet]) -> bool {
+    sets.iter().any(|set| set.is_dry_run)
+}
+
 impl RuleSet {
     /// Adds a rule.
     pub fn push(&mut self, rule: ActiveRule) {
@@ -121,11 +148,6 @@ impl RuleSet {
     /// Makes a dry run of the rules: their flows are planned, and not installed.
     pub fn make_dry_run(&mut self) {
         self.is_dry_run = true;
-    }
-
-    /// Whether the flows of the rules are planned, and not installed.
-    pub fn is_dry_run(&self) -> bool {
-        self.is_dry_run
     }
 
     /// Every rule, in no particular order.

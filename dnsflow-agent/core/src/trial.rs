@@ -62,17 +62,8 @@ impl Trial {
         let mut names = RuleSet::default();
         for (index, rule) in (0..).zip(&firewall.rules) {
             if let Destination::Name(name) = &rule.destination {
-                names.push(ActiveRule {
-                    namespace: String::new(),
-                    index,
-                    name: name.clone(),
-                    pattern: NamePattern::of(name, firewall, subdomains),
-                    v4: true,
-                    v6: true,
-                    transports: rule.ports.clone(),
-                    verdict: rule.action,
-                    templates: Vec::new(),
-                });
+                let pattern = NamePattern::of(name, firewall, subdomains);
+                names.push(ActiveRule::without_acl("", index, rule, name, pattern));
             }
         }
         Self {

@@ -21,7 +21,7 @@ use crate::{
     policy::Mention,
     ports::{Port, PortId},
     report::Severity,
-    rules::{NamePattern, Problem},
+    rules::{NamePattern, Problem, is_dry_run},
 };
 
 /// What is asked about.
@@ -629,7 +629,7 @@ impl View<'_> {
             return Some((Reason::AddressRefused, text));
         }
         let entry = self.cache.entry(id, address)?;
-        if sets.iter().any(|set| set.is_dry_run()) {
+        if is_dry_run(&sets) {
             let text = "this is a dry run: no flow is installed".to_owned();
             return Some((Reason::DryRun, text));
         }
