@@ -8,6 +8,8 @@
 
 pub mod client;
 pub mod commands;
+#[cfg(test)]
+mod fixtures;
 pub mod history;
 pub mod journal;
 pub mod learned;

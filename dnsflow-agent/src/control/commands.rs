@@ -17,7 +17,7 @@ use super::{
     journal::Event,
     learned::{Learned, Line},
     print::{self, CacheRow, FlowRow, Row},
-    pruned::{self, Pruning},
+    pruned::{self, Evidence, Pruning},
     reported::NodeReport,
     trial::{Change, Trialled},
 };
@@ -217,14 +217,14 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
     if let Err(error) = &resolved {
         eprintln!("what ovn-kubernetes alone would have denied is missing: {error}");
     }
-    let pruning = Pruning::new(
-        namespace,
-        (&firewall, present.subdomains),
-        present.came_s,
-        &known,
-        &entries,
-        resolved.as_ref().ok(),
-    );
+    let evidence = Evidence {
+        firewall: (&firewall, present.subdomains),
+        came_s: present.came_s,
+        known: &known,
+        entries: &entries,
+        resolved: resolved.as_ref().ok(),
+    };
+    let pruning = Pruning::new(namespace, &evidence);
     match control.output.format {
         OutputFormat::Table => print::pruning(&pruning, "this node", output),
         OutputFormat::Json => write_json(&pruning, output),

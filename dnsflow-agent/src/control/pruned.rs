@@ -8,7 +8,9 @@ use std::{
 
 use dnsflow_core::{
     firewall::{Destination, Firewall, RuleAction},
-    name::{DnsName, DomainName},
+    history::ConnectionView,
+    limits::HISTORY_TIME,
+    name::DnsName,
     trial::{Facts, Trial},
     view::{self, EntryView, Verdict},
 };
@@ -132,28 +134,47 @@ impl Gathered {
     }
 }
 
+/// What is known of the rules of an EgressFirewall, and of what they were used for.
+pub(crate) struct Evidence<'a> {
+    /// The EgressFirewall, and whether its names stand for their sub-domains where it does not say.
+    pub(crate) firewall: (&'a Firewall, bool),
+    /// The seconds since its rules came.
+    pub(crate) came_s: u64,
+    /// The connections of the pods.
+    pub(crate) known: &'a Known,
+    /// What the pods were told.
+    pub(crate) entries: &'a [EntryView],
+    /// What ovn-kubernetes has resolved the name of each rule to, where it could be asked.
+    pub(crate) resolved: Option<&'a BTreeMap<u32, BTreeSet<IpAddr>>>,
+}
+
 impl Pruning {
-    /// What connections and cache entries say of the rules. `came_s` are the seconds since the rules came,
-    /// and `resolved` what ovn-kubernetes has resolved the name of each rule to.
-    pub fn new(
-        namespace: &str,
-        (firewall, subdomains): (&Firewall, bool),
-        came_s: u64,
-        known: &Known,
-        entries: &[EntryView],
-        resolved: Option<&BTreeMap<u32, BTreeSet<IpAddr>>>,
-    ) -> Self {
+    /// What connections and cache entries say of the rules.
+    pub(crate) fn new(namespace: &str, evidence: &Evidence<'_>) -> Self {
+        let Evidence {
+            firewall: (firewall, subdomains),
+            came_s,
+            known,
+            entries,
+            resolved,
+        } = *evidence;
         let trial = Trial::new(firewall, subdomains);
         let mut gathered: BTreeMap<u32, Gathered> = BTreeMap::new();
+        let mut only_by_answer = Vec::new();
         for connection in &known.connections {
-            let Some(rule) = trial::decide(&trial, connection).rule else {
+            let names = trial::names_of(connection);
+            let facts = trial::facts(connection, &names);
+            let Some(rule) = trial.decide(&facts).rule else {
                 continue;
             };
+            if resolved.is_some_and(|resolved| would_be_denied(&trial, rule, &facts, resolved)) {
+                only_by_answer.push(OnlyByAnswer::new(connection, rule));
+            }
             let of_rule = gathered.entry(rule).or_default();
             of_rule.places += 1;
             of_rule.use_at(connection.last_s);
-            for name in trial::names_of(connection) {
-                if trial.matching(&name).any(|matching| matching == rule) {
+            for name in &names {
+                if trial.matching(name).any(|matching| matching == rule) {
                     of_rule.name(&name.to_string(), Some(connection.last_s));
                 }
             }
@@ -172,10 +193,10 @@ impl Pruning {
             }
         }
         let known_s = known.time.as_secs();
-        let (known_s, known_since) = match known_s {
-            _ if came_s < known_s => (came_s, Since::FirewallChange),
-            3600.. => (known_s, Since::AnHour),
-            _ => (known_s, Since::AgentStart),
+        let known_since = match came_s < known_s {
+            true => Since::FirewallChange,
+            false if known.time >= HISTORY_TIME => Since::AnHour,
+            false => Since::AgentStart,
         };
         let rules = (0..).zip(&firewall.rules).map(|(index, rule)| {
             let Gathered {
@@ -210,11 +231,10 @@ impl Pruning {
         });
         Self {
             namespace: namespace.to_owned(),
-            known_s,
+            known_s: known_s.min(came_s),
             known_since,
             rules: rules.collect(),
-            only_by_answer: resolved
-                .map(|resolved| only_by_answer(firewall, &trial, known, resolved)),
+            only_by_answer: resolved.map(|_| only_by_answer),
         }
     }
 
@@ -224,48 +244,41 @@ impl Pruning {
     }
 }
 
-/// The connections that a rule by name allows, and that the same rules would deny with the addresses that
-/// ovn-kubernetes has resolved alone.
-fn only_by_answer(
-    firewall: &Firewall,
+/// Whether a rule by name allows a connection which the same rules would deny with the addresses alone that
+/// ovn-kubernetes has resolved.
+fn would_be_denied(
     trial: &Trial,
-    known: &Known,
+    rule: u32,
+    facts: &Facts<'_>,
     resolved: &BTreeMap<u32, BTreeSet<IpAddr>>,
-) -> Vec<OnlyByAnswer> {
-    let allows_by_name = |rule: u32| {
-        let rule = usize::try_from(rule)
-            .ok()
-            .and_then(|rule| firewall.rules.get(rule));
-        rule.is_some_and(|rule| {
-            rule.action == RuleAction::Allow && matches!(rule.destination, Destination::Name(_))
-        })
+) -> bool {
+    let rule = usize::try_from(rule).ok();
+    let rule = rule.and_then(|rule| trial.rules().get(rule));
+    let allows_by_name = rule.is_some_and(|rule| {
+        rule.action == RuleAction::Allow && matches!(rule.destination, Destination::Name(_))
+    });
+    let is_resolved = |rule| {
+        let addresses = resolved.get(&rule);
+        addresses.is_some_and(|addresses| addresses.contains(&facts.address))
     };
-    let only = known.connections.iter().filter_map(|connection| {
-        let rule = trial::decide(trial, connection).rule?;
-        if !allows_by_name(rule) {
-            return None;
-        }
-        let names: Vec<DomainName> = trial::names_of(connection);
-        let facts = Facts {
-            address: connection.address,
-            transport: connection.transport(),
-            names: &names,
-            is_refused: false,
-            is_node: connection.is_node,
-        };
-        let alone = trial.decide_by(&facts, |rule| {
-            let addresses = resolved.get(&rule);
-            addresses.is_some_and(|addresses| addresses.contains(&connection.address))
-        });
-        (alone.verdict == Verdict::Blocked).then(|| OnlyByAnswer {
+    // ovn-kubernetes opens whatever address it is given.
+    let facts = Facts {
+        is_refused: false,
+        ..*facts
+    };
+    allows_by_name && trial.decide_by(&facts, is_resolved).verdict == Verdict::Blocked
+}
+
+impl OnlyByAnswer {
+    fn new(connection: &ConnectionView, rule: u32) -> Self {
+        Self {
             pod: connection.pod.clone(),
             target: view::target_text_of(connection.address, connection.protocol, connection.port),
             names: connection.names.clone(),
             rule,
             last_s: connection.last_s,
-        })
-    });
-    only.collect()
+        }
+    }
 }
 
 #[cfg(test)]

@@ -178,14 +178,14 @@ impl NamespaceReport {
         };
         client::lines(socket, "/v1/cache", &parameters, take).await?;
         let known = Known::ask(socket, Some(namespace)).await?;
-        let rules = pruned::Pruning::new(
-            namespace,
-            (&firewall, present.subdomains),
-            present.came_s,
-            &known,
-            &entries,
-            None,
-        );
+        let evidence = pruned::Evidence {
+            firewall: (&firewall, present.subdomains),
+            came_s: present.came_s,
+            known: &known,
+            entries: &entries,
+            resolved: None,
+        };
+        let rules = pruned::Pruning::new(namespace, &evidence);
         let mut names = names(&entries);
         let mut denials = denials.of(namespace);
         for (what, count, max) in [

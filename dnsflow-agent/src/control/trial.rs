@@ -147,15 +147,15 @@ pub(crate) fn names_of(connection: &ConnectionView) -> Vec<DomainName> {
         .collect()
 }
 
-/// What rules say of a connection that was seen.
-pub(crate) fn decide(trial: &Trial, connection: &ConnectionView) -> Outcome {
-    trial.decide(&Facts {
+/// A connection that was seen, with what [`names_of`] gives.
+pub(crate) fn facts<'a>(connection: &ConnectionView, names: &'a [DomainName]) -> Facts<'a> {
+    Facts {
         address: connection.address,
         transport: connection.transport(),
-        names: &names_of(connection),
+        names,
         is_refused: connection.is_refused,
         is_node: connection.is_node,
-    })
+    }
 }
 
 impl PresentFirewall {
@@ -194,7 +194,9 @@ impl Trialled {
         // Without an EgressFirewall, all passes.
         let now = now.unwrap_or_else(|| Trial::new(&Firewall::default(), present.subdomains));
         for connection in &known.connections {
-            let (before, after) = (decide(&now, connection), decide(&then, connection));
+            let names = names_of(connection);
+            let facts = facts(connection, &names);
+            let (before, after) = (now.decide(&facts), then.decide(&facts));
             match (Change::between(before, after), after.verdict) {
                 (None, Verdict::Allowed) => trialled.stay_allowed += 1,
                 (None, Verdict::Blocked) => trialled.stay_denied += 1,

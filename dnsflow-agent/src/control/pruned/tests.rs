@@ -1,32 +1,7 @@
-use std::time::Duration;
-
-use dnsflow_core::{
-    flow::Protocol,
-    history::ConnectionView,
-    view::{FlowView, NameView, Origin, Reason},
-};
+use dnsflow_core::view::{FlowView, NameView, Origin};
 
 use super::*;
-use crate::k8s::convert::{self, Reading};
-
-fn connection(last: u8, last_s: u64, names: &[&str]) -> ConnectionView {
-    ConnectionView {
-        namespace: "ns1".into(),
-        pod: "pod1".into(),
-        address: [203, 0, 113, last].into(),
-        protocol: Protocol::Tcp,
-        port: 443,
-        names: names.iter().map(|&name| name.to_owned()).collect(),
-        verdict: Verdict::Allowed,
-        reason: Reason::AllowedByName,
-        rule: Some(0),
-        is_refused: false,
-        is_node: false,
-        first_s: 60,
-        last_s,
-        count: 2,
-    }
-}
+use crate::control::fixtures::{connection, known, read};
 
 fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
     EntryView {
@@ -56,47 +31,43 @@ fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
 
 /// Rules 0 to 5.
 fn firewall() -> Firewall {
-    let resource = serde_saphyr::from_str(
-        "{metadata: {name: default, namespace: ns1}, spec: {egress: [
-           {type: Allow, to: {dnsName: a.test}},
-           {type: Allow, to: {dnsName: '*.b.test'}},
-           {type: Allow, to: {dnsName: c.test}},
-           {type: Allow, to: {dnsName: d.test}},
-           {type: Allow, to: {nodeSelector: {}}},
-           {type: Deny, to: {cidrSelector: 0.0.0.0/0}}]}}",
+    let (_, firewall, _) = read(
+        "{type: Allow, to: {dnsName: a.test}},
+         {type: Allow, to: {dnsName: '*.b.test'}},
+         {type: Allow, to: {dnsName: c.test}},
+         {type: Allow, to: {dnsName: d.test}},
+         {type: Allow, to: {nodeSelector: {}}},
+         {type: Deny, to: {cidrSelector: 0.0.0.0/0}}",
     );
-    match convert::firewall(&resource.expect("YAML")).reading {
-        Reading::Firewall(_, firewall) => firewall,
-        other => panic!("{other:?}"),
-    }
+    firewall
 }
 
-fn known(seconds: u64, connections: Vec<ConnectionView>) -> Known {
-    Known {
-        connections,
-        time: Duration::from_secs(seconds),
-        forgotten: 0,
-    }
+/// What these connections and entries say of the rules, which came so many seconds ago.
+fn prune(known: &Known, entries: &[EntryView], came_s: u64) -> Pruning {
+    let evidence = Evidence {
+        firewall: (&firewall(), true),
+        came_s,
+        known,
+        entries,
+        resolved: None,
+    };
+    Pruning::new("ns1", &evidence)
 }
 
 #[test]
 fn a_rule_is_used_by_connections_and_by_entries() {
     let connections = vec![
-        connection(1, 9, &["www.a.test"]),
+        connection(1, 9, &["www.a.test", "a.test"]),
         connection(2, 5, &["y.b.test", "a.test"]),
         connection(3, 6, &["x.b.test"]),
         connection(4, 4, &[]),
     ];
-    let entries = [entry("z.b.test", &[1], 0), entry("c.test", &[2], 0)];
-    let firewall = firewall();
-    let pruning = Pruning::new(
-        "ns1",
-        (&firewall, true),
-        7200,
-        &known(3600, connections),
-        &entries,
-        None,
-    );
+    let entries = [
+        entry("z.b.test", &[1], 0),
+        entry("c.test", &[2], 0),
+        entry("a.test", &[0], 0),
+    ];
+    let pruning = prune(&known(3600, connections), &entries, 7200);
     let uses: Vec<_> = pruning
         .rules
         .iter()
@@ -123,38 +94,40 @@ fn a_rule_is_used_by_connections_and_by_entries() {
         .collect();
     assert_eq!(of_wildcard, [Some(6), None]);
     assert!(pruning.rules[0].narrower.is_empty());
+    let names = [("a.test", 5), ("www.a.test", 9)].map(|(name, last_s)| NameUse {
+        name: name.into(),
+        last_s: Some(last_s),
+    });
+    assert_eq!(pruning.rules[0].names, names);
     assert_eq!(pruning.known_since, Since::AnHour);
     assert_eq!(pruning.only_by_answer, None);
 }
 
 #[test]
 fn an_entry_whose_flow_has_packets_is_a_use() {
-    let firewall = firewall();
-    let entries = [entry("d.test", &[3], 4)];
-    let pruning = Pruning::new(
-        "ns1",
-        (&firewall, true),
-        7200,
-        &known(60, Vec::new()),
-        &entries,
-        None,
-    );
+    let mut entry = entry("d.test", &[3], 4);
+    let flow = |packets, idle_s| FlowView {
+        packets,
+        idle_s,
+        ..entry.flows[0].clone()
+    };
+    // The flow with the packets that came last says when; one without packets says nothing.
+    let flows = vec![flow(4, 9), flow(1, 7), flow(0, 2)];
+    entry.flows = flows;
+    let pruning = prune(&known(60, Vec::new()), &[entry], 7200);
     assert_eq!(pruning.rules[3].used, Used::Connected);
     assert_eq!(pruning.rules[3].last_s, Some(7));
+    let name = NameUse {
+        name: "d.test".into(),
+        last_s: Some(7),
+    };
+    assert_eq!(pruning.rules[3].names, [name]);
     assert_eq!(pruning.known_since, Since::AgentStart);
 }
 
 #[test]
 fn the_time_that_is_known_of_begins_with_the_rules() {
-    let firewall = firewall();
-    let pruning = Pruning::new(
-        "ns1",
-        (&firewall, true),
-        40,
-        &known(600, Vec::new()),
-        &[],
-        None,
-    );
+    let pruning = prune(&known(600, Vec::new()), &[], 40);
     assert_eq!(
         (pruning.known_s, pruning.known_since),
         (40, Since::FirewallChange)
@@ -176,16 +149,39 @@ fn what_ovn_kubernetes_alone_would_have_denied_is_found() {
         (3, [address(3), address(4)].into()),
     ]
     .into();
-    let firewall = firewall();
-    let pruning = Pruning::new(
-        "ns1",
-        (&firewall, true),
-        7200,
-        &known(3600, connections),
-        &[],
-        Some(&resolved),
-    );
+    let evidence = Evidence {
+        firewall: (&firewall(), true),
+        came_s: 7200,
+        known: &known(3600, connections),
+        entries: &[],
+        resolved: Some(&resolved),
+    };
+    let pruning = Pruning::new("ns1", &evidence);
     let only = pruning.only_by_answer.expect("it was asked");
-    let only: Vec<_> = only.iter().map(|one| (&*one.target, one.rule)).collect();
-    assert_eq!(only, [("203.0.113.2:443", 0)]);
+    let only = only.iter();
+    let only: Vec<_> = only
+        .map(|one| (&*one.target, one.rule, one.last_s))
+        .collect();
+    assert_eq!(only, [("203.0.113.2:443", 0, 9)]);
+}
+
+#[test]
+fn only_what_a_rule_by_name_allows_depends_on_an_answer() {
+    let (_, firewall, _) = read(
+        "{type: Deny, to: {dnsName: bad.test}}, {type: Allow, to: {cidrSelector: 203.0.113.0/24}},
+         {type: Deny, to: {cidrSelector: 0.0.0.0/0}}",
+    );
+    // OVN denies one by a name that the pod was not told, and both rules deny the other.
+    let connections = vec![connection(1, 5, &[]), connection(2, 5, &["bad.test"])];
+    let address = |last: u8| IpAddr::from([203, 0, 113, last]);
+    let resolved = [(0, [address(1), address(2)].into())].into();
+    let evidence = Evidence {
+        firewall: (&firewall, true),
+        came_s: 7200,
+        known: &known(3600, connections),
+        entries: &[],
+        resolved: Some(&resolved),
+    };
+    let pruning = Pruning::new("ns1", &evidence);
+    assert_eq!(pruning.only_by_answer, Some(Vec::new()));
 }
