@@ -1,11 +1,11 @@
 //! `dnsflow replay`: a capture through the whole core, without node, cluster and privileges.
 //!
-//! The engine is the agent's. The kernel's part is in `kernel`, by the same walk over the packets and the
-//! same keys; the switch's part is one that obeys at once (`switch`). Time is that of the capture, so that
+//! The engine is the agent's. The kernel's part is in `kernel`, which tests hold to the TC programs
+//! themselves; the switch's part is one that obeys at once (`switch`). Time is that of the capture, so that
 //! the same capture always leads to the same answer.
 
 pub mod capture;
-mod kernel;
+pub mod kernel;
 mod pods;
 mod switch;
 
@@ -17,6 +17,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use dnsflow_common::{
+    key::{ResolverKey, SourceKey, SourceMac},
+    record::ATTEMPT_AGAIN_NS,
+};
 use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::{Attempt, Attempts},
@@ -54,7 +58,7 @@ const PROFILE: &str = "table=0,priority=10000,actions=resubmit(,1)";
 /// The clock at the first packet: late enough for whatever looks back.
 const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
 /// The kernel tells of attempts to connect to one place once in this time.
-const TOLD_AGAIN: Duration = Duration::from_secs(10);
+const TOLD_AGAIN: Duration = Duration::from_nanos(ATTEMPT_AGAIN_NS);
 /// Deadlines that are met between two packets, at most: a capture that pauses for a year has no more to say.
 const DEADLINES_MAX: usize = 100_000;
 
@@ -197,7 +201,7 @@ impl Replay {
         let dns_ports = config.dns_ports;
         let mut replay = Self {
             engine: Engine::new(config),
-            kernel: Kernel::new(dns_ports, &options.resolver),
+            kernel: Kernel::new(dns_ports),
             switch: Switch::default(),
             attempts: Attempts::new(dns_ports),
             told: BTreeMap::new(),
@@ -207,6 +211,9 @@ impl Replay {
             lines: Vec::new(),
             ignored: BTreeMap::new(),
         };
+        let resolvers = options.resolver.iter();
+        let resolvers = resolvers.map(|one| ResolverKey::new(one.address, one.port));
+        replay.kernel.resolvers = resolvers.collect();
         let mut interfaces = Vec::new();
         for (number, pod) in (1u32..).zip(pods) {
             let port = format!("{}_{}", pod.namespace, pod.name);
@@ -231,6 +238,9 @@ impl Replay {
                     port: port.clone(),
                 };
                 replay.pods.insert(*address, pod);
+                // Every Ethernet address counts: cooked captures have none.
+                let source = SourceKey::new(number, *address);
+                replay.kernel.sources.insert(source, SourceMac::default());
             }
         }
         let rows: Vec<(RowId, u32)> = (1u32..)
@@ -308,20 +318,20 @@ impl Replay {
         if let Some(Pod { ifindex, port }) = self.pods.get(&source) {
             let (ifindex, port) = (*ifindex, port.clone());
             self.switch.saw(source, destination);
-            match self.kernel.look_at_sent(bytes) {
+            match self.kernel.ingress(ifindex, bytes) {
                 Ok(Sent::Segment) => self.frame(ifindex, &port, bytes, true),
                 Ok(Sent::Question) => {}
                 Ok(Sent::Attempt(protocol, dst_port)) => {
                     self.attempt(ifindex, destination, protocol, dst_port, &port);
                 }
-                Err(reason) => self.ignore(&port, reason),
+                Err(reason) => self.ignore(&port, reason.as_str()),
             }
         }
         if let Some(Pod { ifindex, port }) = self.pods.get(&destination) {
             let (ifindex, port) = (*ifindex, port.clone());
-            match self.kernel.hand_over(bytes) {
+            match self.kernel.egress(ifindex, bytes) {
                 Ok(()) => self.frame(ifindex, &port, bytes, false),
-                Err(reason) => self.ignore(&port, reason),
+                Err(reason) => self.ignore(&port, reason.as_str()),
             }
         }
     }

@@ -6,7 +6,6 @@ mod cost;
 mod differential;
 mod filter;
 mod hold;
-mod model;
 mod netns;
 mod release;
 mod test_run;
