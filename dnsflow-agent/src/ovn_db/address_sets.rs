@@ -110,3 +110,6 @@ async fn read(
     });
     Ok(sets.collect())
 }
+
+#[cfg(test)]
+mod tests;

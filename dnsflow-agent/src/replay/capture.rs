@@ -13,7 +13,7 @@ const BUFFER: usize = 1024 * 1024;
 const INTERFACES_MAX: usize = 4096;
 
 /// The length of Ethernet's addresses, in front of the type.
-const ETHERNET_ADDRESSES: usize = 12;
+pub(super) const ETHERNET_ADDRESSES: usize = 12;
 /// Linux' cooked header, version 1: the protocol stands at its end (tcpdump.org's LINKTYPE_LINUX_SLL).
 const COOKED_LEN: usize = 16;
 /// Version 2: the protocol stands at its beginning (LINKTYPE_LINUX_SLL2).

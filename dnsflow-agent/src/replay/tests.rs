@@ -2,7 +2,7 @@ use std::path::Path;
 
 use clap::Parser as _;
 
-use super::*;
+use super::{capture::ETHERNET_ADDRESSES, *};
 use crate::options::{Cli, Command};
 
 /// Captured by tcpdump in a pod's network namespace, while dig and curl did this:
@@ -142,6 +142,159 @@ fn pods_come_by_option_and_by_manifest() {
     assert_eq!(PodAddresses::of_manifest(&object(false, both)), Some(pod));
     assert_eq!(PodAddresses::of_manifest(&object(true, both)), None);
     assert_eq!(PodAddresses::of_manifest(&object(false, "{}")), None);
+    let mut service = object(false, both);
+    service["kind"] = "Service".into();
+    assert_eq!(PodAddresses::of_manifest(&service), None);
+}
+
+/// A capture in a file of its own.
+fn replay_of(test: &str, capture: &[u8]) -> (String, Exit) {
+    let name = format!("dnsflow-replay-{}-{test}.pcap", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, capture).expect("there is room");
+    let replayed = replay(&file, &CLUSTER).expect("it can be read");
+    std::fs::remove_file(&file).expect("it is there");
+    replayed
+}
+
+/// The headers and the packets of a pcap file, as tcpdump writes it (pcap-savefile(5)).
+fn records(capture: &[u8]) -> Vec<Vec<u8>> {
+    let mut rest = &capture[24..];
+    let mut records = Vec::new();
+    while let Some(len) = rest.get(8..12) {
+        let len = u32::from_le_bytes(len.try_into().expect("four")) as usize;
+        let (record, behind) = rest.split_at(16 + len);
+        records.push(record.to_vec());
+        rest = behind;
+    }
+    records
+}
+
+/// The record that was captured at this microsecond, `later_s` seconds later.
+fn later(records: &[Vec<u8>], micros: u32, later_s: u32) -> Vec<u8> {
+    let mut found = records.iter();
+    let found = found.find(|record| record[4..8] == micros.to_le_bytes());
+    let mut record = found.expect("it is there").clone();
+    let at = u32::from_le_bytes(record[..4].try_into().expect("four"));
+    record[..4].copy_from_slice(&(at + later_s).to_le_bytes());
+    record
+}
+
+#[test]
+fn packets_that_were_cut_make_the_answer_incomplete() {
+    let mut capture = std::fs::read(fixture("eth.pcap")).expect("it is there");
+    // The first packet's length on the wire.
+    capture[36] += 1;
+    let (text, exit) = replay_of("cut", &capture);
+    assert_eq!(text.replace("2026-11-22T17:32:", ""), EXPECTED);
+    assert_eq!(exit, Exit::Incomplete);
+}
+
+#[test]
+fn an_attempt_is_told_of_once_in_ten_seconds() {
+    let mut capture = std::fs::read(fixture("eth.pcap")).expect("it is there");
+    let records = records(&capture);
+    for later_s in [5, 15] {
+        capture.extend(later(&records, 804_902, later_s));
+    }
+    let (text, _) = replay_of("told-again", &capture);
+    let told = text.lines().filter(|line| line.contains("203.0.113.2:443"));
+    assert_eq!(told.count(), 2, "{text}");
+}
+
+#[test]
+fn an_address_stays_open_while_it_is_used() {
+    let mut capture = std::fs::read(fixture("eth.pcap")).expect("it is there");
+    let records = records(&capture);
+    let of_first = |later_s| later(&records, 695_436, later_s);
+    let mut used = capture.clone();
+    for later_s in (5..7200).step_by(5) {
+        used.extend(of_first(later_s));
+    }
+    for capture in [&mut capture, &mut used] {
+        capture.extend(of_first(7200));
+    }
+    let last = |capture| {
+        let (text, _) = replay_of("used", capture);
+        let of_it = text.lines().filter(|line| line.contains("203.0.113.1:80"));
+        of_it.last().expect("it is told of").to_owned()
+    };
+    let unused = last(&capture);
+    assert!(unused.contains("  denied  "), "{unused}");
+    let used = last(&used);
+    assert!(used.contains("  allowed  "), "{used}");
+}
+
+/// A block of a pcapng file (draft-ietf-opsawg-pcapng, section 3.1).
+fn block(kind: u32, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len() + 12).expect("short").to_le_bytes();
+    [&kind.to_le_bytes()[..], &len, body, &len].concat()
+}
+
+#[test]
+fn each_section_of_a_pcapng_has_its_interfaces_with_their_time() {
+    // Byte-order magic, version 1.0, section of unknown length (section 4.1).
+    let head = [
+        &0x1a2b_3c4d_u32.to_le_bytes()[..],
+        &[1, 0, 0, 0],
+        &[0xff; 8],
+    ]
+    .concat();
+    // Ethernet, no limit; nanoseconds, 100 seconds to be added (section 4.2: if_tsresol, if_tsoffset).
+    let exact = [
+        &[1, 0, 0, 0, 0, 0, 0, 0][..],
+        &[9, 0, 1, 0, 9, 0, 0, 0],
+        &[14, 0, 8, 0],
+        &100_u64.to_le_bytes(),
+        &[0; 4],
+    ]
+    .concat();
+    // Linux cooked; microseconds.
+    let cooked = [113, 0, 0, 0, 0, 0, 0, 0];
+    let packet = |units: u64, bytes: [u8; 16]| {
+        let (high, low) = ((units >> 32) as u32, units as u32);
+        let words = [0, high, low, 16, 16].map(u32::to_le_bytes).concat();
+        block(6, &[&words[..], &bytes].concat())
+    };
+    let section = block(0x0a0d_0d0a, &head);
+    let capture = [
+        section.clone(),
+        block(1, &exact),
+        packet(2_000_000_007, [7; 16]),
+        section,
+        block(1, &cooked),
+        packet(3_000_004, [9; 16]),
+    ]
+    .concat();
+    let name = format!("dnsflow-replay-{}-sections", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    std::fs::write(&file, capture).expect("there is room");
+    let mut capture = Capture::open(&file).expect("it can be read");
+    std::fs::remove_file(&file).expect("it is there");
+    let mut next = || capture.read().expect("it is whole");
+    let first = next().expect("a packet");
+    assert_eq!(first.at, Duration::new(102, 7));
+    assert_eq!(first.frame, [7; 16]);
+    let second = next().expect("a packet");
+    assert_eq!(second.at, Duration::from_micros(3_000_004));
+    // No Ethernet addresses, and the protocol of the cooked header.
+    let frame = [&[0; ETHERNET_ADDRESSES][..], &[9; 2]].concat();
+    assert_eq!(second.frame, frame);
+    assert_eq!(next(), None);
+}
+
+#[test]
+fn addresses_stand_behind_the_tags() {
+    let packet: Vec<u8> = (0..20).collect();
+    for tags in [
+        &[][..],
+        &[0x81, 0, 0, 5],
+        &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 7],
+    ] {
+        let frame = [&[0; ETHERNET_ADDRESSES], tags, &[8, 0], &packet].concat();
+        let expected = ([12, 13, 14, 15].into(), [16, 17, 18, 19].into());
+        assert_eq!(kernel::addresses(&frame), Some(expected));
+    }
 }
 
 /// The walk through a frame's addresses is one of its own: any frame can be handed to it.

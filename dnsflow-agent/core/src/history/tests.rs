@@ -66,6 +66,10 @@ fn a_connection_is_forgotten_an_hour_after_its_last_attempt() {
     assert_eq!(all(&mut history, at(3601)).len(), 1);
     assert_eq!(history.known_for(at(3601)), HISTORY_TIME);
     assert!(all(&mut history, at(5401)).is_empty());
+    for port in [1, 2] {
+        history.note(tried("p1", 1, port, &[]), at(6000));
+    }
+    assert!(all(&mut history, at(9601)).is_empty());
     assert_eq!(history.forgotten(), 0);
 }
 
@@ -80,6 +84,27 @@ fn a_pod_that_tries_everything_pushes_out_its_own_places() {
     assert_eq!(seen.len(), HISTORY_PER_INTERFACE + 1);
     assert_eq!(seen.last().map(|one| &*one.pod), Some("p2"));
     assert_eq!(history.forgotten(), 3);
+}
+
+#[test]
+fn of_many_pods_the_one_with_most_places_loses_some() {
+    let mut history = History::new(at(0));
+    let pods = (HISTORY_CONNECTIONS / HISTORY_PER_INTERFACE) as u32;
+    let all_of = |ifindex: u32, count: usize, history: &mut History| {
+        for port in 0..count as u16 {
+            history.note(tried("p", ifindex, port, &[]), at(1));
+        }
+    };
+    for ifindex in 1..pods {
+        all_of(ifindex, HISTORY_PER_INTERFACE, &mut history);
+    }
+    all_of(pods, HISTORY_PER_INTERFACE - 1, &mut history);
+    all_of(pods + 1, 3, &mut history);
+    assert_eq!(history.places(None, at(1)).len(), HISTORY_CONNECTIONS);
+    assert_eq!(history.forgotten(), 2);
+    let last = history.places(None, at(1));
+    let last = last.iter().filter(|place| place.ifindex() == pods + 1);
+    assert_eq!(last.count(), 3);
 }
 
 #[test]
@@ -103,6 +128,9 @@ fn names_of_one_place_have_a_limit_and_namespaces_are_apart() {
     let seen = all(&mut history, at(1));
     assert_eq!(seen[0].names.len(), HISTORY_NAMES_PER_CONNECTION_MAX);
     assert_eq!(seen[0].names[0], "n10.test");
+    history.note(tried("p1", 1, 80, &names[..10]), at(1));
+    let seen = all(&mut history, at(1));
+    assert_eq!(seen[0].names.len(), HISTORY_NAMES_PER_CONNECTION_MAX);
     assert!(history.places(Some("ns2"), at(1)).is_empty());
-    assert_eq!(history.places(Some("ns1"), at(1)).len(), 1);
+    assert_eq!(history.places(Some("ns1"), at(1)).len(), 2);
 }

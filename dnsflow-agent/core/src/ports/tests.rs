@@ -128,7 +128,12 @@ fn an_interface_without_the_programs_is_reported_once_it_lasts() {
         let mut out = Output::default();
         ports.timeout(at, &mut out);
         let reasons = out.reports.into_iter().map(|report| match report {
-            Report::NotAttached { port, reason, .. } => format!("{port}: {reason}"),
+            Report::NotAttached {
+                port,
+                reason,
+                pod_uid,
+                ..
+            } => format!("{port} {}: {reason}", pod_uid.unwrap_or_default()),
             other => panic!("{other:?}"),
         });
         reasons.collect::<Vec<_>>()
@@ -140,14 +145,17 @@ fn an_interface_without_the_programs_is_reported_once_it_lasts() {
     assert!(reported(&mut ports, start).is_empty());
     // The time counts from the first failure, and the last reason is told.
     ports.not_attached(ROW, "no clsact".into(), later);
-    assert_eq!(reported(&mut ports, later), ["a: no clsact"]);
+    assert_eq!(reported(&mut ports, later), ["a 1: no clsact"]);
     ports.not_attached(ROW, "another".into(), later);
     assert!(reported(&mut ports, later + NOT_ATTACHED_FOR).is_empty());
     assert_eq!(ports.deadline(), None);
 
     ports.attached(ROW);
     ports.not_attached(ROW, "gone".into(), later);
-    assert_eq!(reported(&mut ports, later + NOT_ATTACHED_FOR), ["a: gone"]);
+    assert_eq!(
+        reported(&mut ports, later + NOT_ATTACHED_FOR),
+        ["a 1: gone"]
+    );
     ports.attached(ROW);
     ports.not_attached(ROW, "a moment".into(), later);
     ports.attached(ROW);

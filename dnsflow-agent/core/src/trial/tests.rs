@@ -157,6 +157,14 @@ fn what_ovn_kubernetes_may_have_resolved_is_said() {
     };
     let blocked = outcome(Verdict::Blocked, Some(3), unless);
     assert_eq!(trial.decide(&refused), blocked);
+    // A rule that denies holds for every address.
+    let told = names(&["bad.test"]);
+    let refused = Facts {
+        is_refused: true,
+        ..facts(&told)
+    };
+    let blocked = outcome(Verdict::Blocked, Some(1), None);
+    assert_eq!(trial.decide(&refused), blocked);
 }
 
 #[test]

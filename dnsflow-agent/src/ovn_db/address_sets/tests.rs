@@ -1,0 +1,116 @@
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixListener,
+    task::JoinHandle,
+};
+
+use super::*;
+
+/// A database that gives these sets to whoever monitors it, and then the request that it got.
+struct Northbound {
+    path: PathBuf,
+    request: JoinHandle<Value>,
+}
+
+impl Northbound {
+    fn start(test: &str, sets: &[(String, &[&str])]) -> Self {
+        let name = format!("dnsflow-sets-{}-{test}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).expect("nobody is there");
+        let rows = (1..).zip(sets).map(|(number, (name, addresses))| {
+            let row = json!({"name": name, "addresses": ["set", addresses]});
+            let id = format!("00000000-0000-4000-8000-{number:012}");
+            (id, json!({"initial": row}))
+        });
+        let rows: serde_json::Map<_, _> = rows.collect();
+        let answer = json!({"id": 0, "result": {"Address_Set": rows}, "error": null}).to_string();
+        let request = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut request = vec![0; 65_536];
+            let len = stream.read(&mut request).await.expect("a request");
+            let written = stream.write_all(answer.as_bytes()).await;
+            written.expect("the client reads");
+            let rest = stream.read(&mut [0; 16]).await;
+            assert_eq!(rest.expect("it closes"), 0);
+            serde_json::from_slice(&request[..len]).expect("JSON")
+        });
+        Self { path, request }
+    }
+
+    fn remotes(&self) -> Option<Remotes> {
+        Some(Remotes::unix(&[self.path.to_str().expect("text")]))
+    }
+
+    /// The conditions that were asked by (RFC 7047, section 4.1.5; ovsdb-server(7), section 4.1.12).
+    async fn end(self) -> Value {
+        let request = self.request.await.expect("no panic");
+        std::fs::remove_file(&self.path).expect("it is there");
+        request["params"][2][ADDRESS_SET][0]["where"].clone()
+    }
+}
+
+fn set_of(name: &DnsName, family: Family) -> String {
+    let [hash, _] = address_set_hashes(name, family);
+    format!("a{hash}")
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+#[tokio::test]
+async fn names_have_the_addresses_of_both_families_and_rules_may_share_a_name() {
+    let [one, other]: [DnsName; 2] = ["a.test", "b.test"].map(|name| name.parse().expect("a name"));
+    let sets = [
+        (set_of(&one, Family::V4), &["203.0.113.1"][..]),
+        (set_of(&one, Family::V6), &["2001:db8::1"]),
+        (set_of(&other, Family::V4), &["203.0.113.2", "203.0.113.3"]),
+    ];
+    let server = Northbound::start("names", &sets);
+    let names = [(0, one.clone()), (2, other), (5, one)];
+    let found = of_names(server.remotes(), &names)
+        .await
+        .expect("it answers");
+    let of_one: BTreeSet<IpAddr> = ["203.0.113.1", "2001:db8::1"].map(address).into();
+    let of_other = ["203.0.113.2", "203.0.113.3"].map(address).into();
+    assert_eq!(
+        found,
+        [(0, of_one.clone()), (2, of_other), (5, of_one)].into()
+    );
+    let conditions = server.end().await;
+    let asked = conditions.as_array().expect("a list");
+    for (set, _) in sets {
+        let clause = json!(["name", "==", set]);
+        assert!(asked.contains(&clause), "{clause} in {asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_has_the_sets_of_names_that_have_it() {
+    let sets = [
+        ("a17".to_owned(), &["203.0.113.1", "203.0.113.9"][..]),
+        ("a18".to_owned(), &["203.0.113.1", "2001:db8::1"]),
+        ("pod_ips".to_owned(), &["203.0.113.1"]),
+    ];
+    let server = Northbound::start("addresses", &sets);
+    let asked = ["203.0.113.1", "2001:db8::1", "203.0.113.5"].map(address);
+    let found = with(server.remotes(), &asked).await.expect("it answers");
+    let expected = [(asked[0], [17, 18].into()), (asked[1], [18].into())];
+    assert_eq!(found, expected.into());
+    let conditions = server.end().await;
+    assert_eq!(
+        conditions[1],
+        json!(["addresses", "includes", "2001:db8::1"])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_does_not_answer_is_named() {
+    let nowhere = Some(Remotes::unix(&["/nonexistent/nb.sock"]));
+    let error = with(nowhere, &[address("203.0.113.1")]).await;
+    let error = error.expect_err("nobody is there");
+    assert!(error.contains("does not answer within 5 s"), "{error}");
+}
