@@ -163,7 +163,7 @@ fn answers_are_printed_as_reviewed() {
         .expect("the row is written");
     assert!(fetches(&lab, "ns1_pod1", "203.0.113.1", PATIENT));
     explain(all, &lab, "203.0.113.1:80", "allowed_by_ovn");
-    // Twelve situations in which something is blocked; the last four are in the other test.
+    // Thirteen situations in which something is blocked; the last five are in the other test.
     explain(all, &lab, "cdn.example.org:443", "denied_by_rule");
     explain(all, &lab, "203.0.113.6:443", "denied_by_rule");
     explain(all, &lab, "api.example.com", "not_resolved");
@@ -248,6 +248,23 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     lab.serve_dns(RECORDS).expect("the server starts");
     let mut snapshots = Snapshots::default();
     let all = &mut snapshots;
+
+    // Nobody has named a DNS server.
+    let binary = agent::binary().expect("it is built");
+    let trusting = lab.agent_command(&binary).expect("a command");
+    let mut arguments = trusting.get_args();
+    let mut untrusting = Command::new(&binary);
+    while let Some(argument) = arguments.next() {
+        match argument == "--resolver" {
+            true => _ = arguments.next(),
+            false => _ = untrusting.arg(argument),
+        }
+    }
+    lab.node().enter(&mut untrusting).expect("there is one");
+    let agent = lab.spawn_agent_command(untrusting).expect("it starts");
+    let agent = agent.wait_ready().expect("it is ready");
+    unknown(all, &lab, "www.example.com:80", "no_resolver_trusted");
+    agent.terminate().expect("it stops");
 
     // The agent has just started: a database of OVN's does not answer yet.
     lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
