@@ -694,7 +694,7 @@ impl Hot {
     fn take_over(&mut self) {
         let Self { engine, left, .. } = self;
         let mut frames = 0_u64;
-        for mut left in left.drain(..) {
+        for left in left.drain(..) {
             left.drain(|frame| {
                 frames += 1;
                 // Nothing that the earlier programs have captured is deferred: a rule mentioned it.

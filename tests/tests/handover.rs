@@ -11,7 +11,15 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_tests::{agent, firewall::RuleSpec, lab, lab::Lab, process::wait_until};
+use dnsflow_tests::{
+    agent,
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    ovs::{Daemon, Stop},
+    process::wait_until,
+    support::{not_run, this_test},
+};
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Shorter than TCP's second SYN.
@@ -63,6 +71,11 @@ fn pinned(dir: &Path) -> Vec<String> {
     found
 }
 
+/// How many of these files are links: none with clsact, whose filters stay by themselves.
+fn links_of(files: &[String]) -> usize {
+    files.iter().filter(|file| file.contains("dnsflow")).count()
+}
+
 #[test]
 fn answers_between_two_agents_open_without_being_asked_for_again() {
     let lab = lab!("handover", agent);
@@ -85,7 +98,21 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     pod.resolve("www.example.com").expect("the name is known");
     fetch("http://203.0.113.2/", BLOCKED).expect_err("nobody opens it");
 
+    // An agent that ends before it knows the node leaves them to the next one.
+    lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
+        .expect("it stops");
+    let agent = lab.spawn_agent(&[&option]).expect("it starts");
+    wait_until("the agent to answer", PATIENT, || {
+        Ok(lab.ask_agent(&["status"])?.1 == Some(0))
+    })
+    .expect("it answers");
+    agent.terminate().expect("it ends");
+    lab.start_daemon(Daemon::NbDb).expect("it starts");
+    let rings = |files: Vec<String>| files.iter().filter(|file| file.contains("records")).count();
+    assert_eq!(rings(pinned(&dir)), 2);
+
     let agent = start();
+    assert_eq!(rings(pinned(&dir)), 1, "they were read");
     let expected: BTreeSet<_> = (1..=20).map(address).collect();
     wait_until("the names in between", PATIENT, || {
         Ok(open(&lab) == expected)
@@ -115,7 +142,8 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     assert!(open(&lab).contains(&address(41)));
     lab.delete_pod("ns1_pod1").expect("the pod is deleted");
     wait_until("the pod's links to go", PATIENT, || {
-        Ok(pinned(&dir).len() == links.len() - 2)
+        let left = links_of(&pinned(&dir));
+        Ok(left == links_of(&links).saturating_sub(2))
     })
     .expect("they go");
     agent.terminate().expect("it ends");
@@ -138,6 +166,11 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
     let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
     let option = format!("--pin-dir={}", dir.display());
     let agent = lab.start_agent(&[&option]).expect("the agent is ready");
+    if links_of(&pinned(&dir)) == 0 {
+        let why = "with clsact, programs are not replaced in one step";
+        not_run(&this_test(), format!("{why}; left to a kernel with TCX"));
+        return;
+    }
     let replaced = AtomicBool::new(false);
     let asked = thread::scope(|scope| {
         let asking = scope.spawn(|| {

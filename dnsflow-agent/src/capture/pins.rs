@@ -82,7 +82,7 @@ pub(super) struct Pins {
     untaken: BTreeSet<PathBuf>,
 }
 
-/// A ring buffer of an earlier agent. When it is dropped, the ring buffer goes.
+/// A ring buffer of an earlier agent. It waits for the next agent until it is read.
 pub struct Left {
     path: PathBuf,
     ring: RingBuf<MapData>,
@@ -97,13 +97,14 @@ impl fmt::Debug for Left {
 }
 
 impl Left {
-    /// Hands the frames that nobody has read to `each`, oldest first.
-    pub fn drain(&mut self, mut each: impl FnMut(Frame<'_>)) {
+    /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
+    pub fn drain(mut self, mut each: impl FnMut(Frame<'_>)) {
         while let Some(item) = self.ring.next() {
             if let Some(frame) = Record::parse(&item).and_then(records::frame) {
                 each(frame);
             }
         }
+        remove(&self.path);
     }
 }
 
@@ -180,12 +181,6 @@ impl Pins {
 
     fn path(&self, ifindex: u32, program: &str) -> PathBuf {
         self.links.join(format!("{ifindex}-{program}"))
-    }
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        remove(&self.path);
     }
 }
 

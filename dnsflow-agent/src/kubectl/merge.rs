@@ -86,13 +86,15 @@ pub(super) fn write(
     let mut exit = Exit::Done;
     let mut values = Vec::new();
     let mut silent = Vec::new();
+    // Of nodes that have answered.
+    let mut missing = Vec::new();
     for Answer { node, said } in answers {
         match said {
             Ok(said) => {
                 if said.is_no {
                     exit = Exit::No;
                 }
-                silent.extend(said.missing.clone().map(|missing| (node.clone(), missing)));
+                missing.extend(said.missing.clone().map(|part| (node.clone(), part)));
                 values.extend(values_of(said).map(|value| (node.clone(), value)));
             }
             Err(reason) => silent.push((node, reason)),
@@ -118,10 +120,10 @@ pub(super) fn write(
         _ => print_values(question, format, values, output)?,
     }
     output.flush()?;
-    for (node, reason) in &silent {
+    for (node, reason) in silent.iter().chain(&missing) {
         eprintln!("node {node}: {reason}");
     }
-    Ok(match silent.is_empty() {
+    Ok(match silent.is_empty() && missing.is_empty() {
         true => exit,
         false => Exit::Incomplete,
     })
@@ -476,6 +478,30 @@ n1     failed   openflow   no answer; start it
             let (_, exit) = written(&Question::Cache, OutputFormat::Json, answers);
             assert_eq!(exit, Exit::Incomplete);
         }
+    }
+
+    #[test]
+    fn a_node_that_does_not_know_a_part_has_answered_all_the_same() {
+        let rule = json!({
+            "rule": 0, "text": "a", "used": "never", "places": 0, "last_s": null, "names": [],
+            "narrower": [],
+        });
+        let pruning = json!({
+            "namespace": "ns1", "known_s": 60, "known_since": "agent_start", "rules": [rule],
+            "only_by_answer": null,
+        });
+        let mut part = answer("n1", std::slice::from_ref(&pruning), false);
+        if let Ok(said) = &mut part.said {
+            said.missing = Some("OVN's database does not answer".to_owned());
+        }
+        let of = |answers| written(&Question::Prune, OutputFormat::Table, answers);
+        let (text, exit) = of(vec![part]);
+        assert!(text.contains("never used: rules 0"), "{text}");
+        assert_eq!(exit, Exit::Incomplete);
+        // Of a node without an answer, nobody knows.
+        let (text, exit) = of(vec![answer("n1", &[pruning], false), silent("n2")]);
+        assert!(text.contains("not known"), "{text}");
+        assert_eq!(exit, Exit::Incomplete);
     }
 
     #[test]

@@ -216,8 +216,8 @@ fn an_address_stays_open_while_it_is_used() {
     }
     let last = |capture| {
         let (text, _) = replay_of("used", capture);
-        let of_it = text.lines().filter(|line| line.contains("203.0.113.1:80"));
-        of_it.last().expect("it is told of").to_owned()
+        let mut of_it = text.lines().filter(|line| line.contains("203.0.113.1:80"));
+        of_it.next_back().expect("it is told of").to_owned()
     };
     let unused = last(&capture);
     assert!(unused.contains("  denied  "), "{unused}");

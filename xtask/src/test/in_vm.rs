@@ -24,8 +24,9 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
-const SHORT: [(&str, &[&str]); 5] = [
+const SHORT: [(&str, &[&str]); 6] = [
     ("bpf", &[]),
+    ("handover", &[]),
     ("hold", &[]),
     (
         "story",
