@@ -292,7 +292,7 @@ pub struct AgentOptions {
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// Keep the programs here, on a BPF file system, when the agent ends: the next one reads the answers between
+    /// Keep the programs on this BPF file system between two agents, and read what they captured
     #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
     pub pin_dir: Option<PathBuf>,
 

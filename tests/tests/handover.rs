@@ -112,12 +112,12 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     assert_eq!(rings(pinned(&dir)), 2);
 
     let agent = start();
-    assert_eq!(rings(pinned(&dir)), 1, "they were read");
     let expected: BTreeSet<_> = (1..=20).map(address).collect();
     wait_until("the names in between", PATIENT, || {
         Ok(open(&lab) == expected)
     })
     .expect("they are open");
+    assert_eq!(rings(pinned(&dir)), 1, "they were read");
     fetch("http://203.0.113.2/", PATIENT).expect("it is open");
     assert_eq!(
         pinned(&dir).len(),

@@ -404,4 +404,6 @@ pub struct InstalledFlow {
     pub cookie: Cookie,
     /// Packets that it has matched.
     pub packets: u64,
+    /// Its hard timeout, in seconds; zero without one.
+    pub hard_timeout_s: u16,
 }

@@ -101,8 +101,8 @@ struct Comparison {
     unknown: Vec<InstalledFlow>,
     /// Batches that had waited, and were sent since the current dump began.
     sent_late: BTreeSet<BatchId>,
-    /// The sentinel flows that the dump has shown, with their cookies.
-    sentinels: BTreeMap<Sentinel, Cookie>,
+    /// The sentinel flows that the dump has shown, with their cookies and hard timeouts.
+    sentinels: BTreeMap<Sentinel, (Cookie, u16)>,
     /// When the next comparison begins.
     at: Option<Timestamp>,
     /// A comparison that begins at this time or later reads the counters of all flows that existed
@@ -683,11 +683,11 @@ impl Switch {
 
     /// Compares the sentinel flows of a dump with those that there should be: restores missing
     /// ones, and removes those that no flow needs any more. Those of an earlier run may have another
-    /// timeout, which a renewal would keep: with `is_first`, all are written again.
-    fn compare_sentinels(&mut self, is_first: bool, planner: &mut Planner, batch: &mut Batch) {
+    /// timeout, which a renewal would keep.
+    fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
         let found = std::mem::take(&mut self.comparison.sentinels);
         let needed = planner.sentinels();
-        for (sentinel, cookie) in &found {
+        for (sentinel, (cookie, _)) in &found {
             if !needed.contains(sentinel) {
                 self.sentinels.remove(sentinel);
                 batch.extend([FlowChange::Delete(sentinel.key(), *cookie)]);
@@ -696,7 +696,7 @@ impl Switch {
         for sentinel in needed {
             let body = planner.sentinel_body(sentinel, self.keep_flows_s);
             self.sentinels.insert(sentinel);
-            if is_first || found.get(&sentinel) != Some(&body.cookie) {
+            if found.get(&sentinel) != Some(&(body.cookie, body.hard_timeout_s)) {
                 batch.extend([FlowChange::Add(sentinel.key(), body)]);
             }
         }
@@ -849,7 +849,8 @@ impl Switch {
         let number = self.comparison.number;
         for flow in found {
             if let Some(sentinel) = Sentinel::of(&flow.key) {
-                self.comparison.sentinels.insert(sentinel, flow.cookie);
+                let found = (flow.cookie, flow.hard_timeout_s);
+                self.comparison.sentinels.insert(sentinel, found);
                 continue;
             }
             let entry = access.entry_of(&flow.key);
@@ -888,15 +889,14 @@ impl Switch {
             .into_iter()
             .map(|flow| (flow.key.clone(), flow))
             .collect();
-        let is_first = !std::mem::replace(&mut self.adopted, is_all);
-        let adopted = if !is_first {
+        let adopted = if std::mem::replace(&mut self.adopted, is_all) {
             0
         } else {
             access.adopt(&mut unknown, self.comparison.number, &mut batch, now)
         };
         let added = self.find_lost(access, since);
         let removed = unknown.len();
-        self.compare_sentinels(is_first, access.planner(), &mut batch);
+        self.compare_sentinels(access.planner(), &mut batch);
         if self
             .comparison
             .read_counters_at

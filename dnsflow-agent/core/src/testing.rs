@@ -42,6 +42,8 @@ pub struct Node {
     pub switch: BTreeMap<FlowKey, (Cookie, u64)>,
     /// The sentinel flows in the switch, with their cookies.
     pub sentinels: BTreeMap<Sentinel, Cookie>,
+    /// The hard timeout of the last one that was written.
+    pub keep_flows_s: u16,
     /// All commands, oldest first, until a test takes them.
     pub log: Vec<Command>,
     /// All reports, oldest first, until a test takes them.
@@ -74,6 +76,7 @@ impl Node {
             now: Timestamp::from_nanos(1_000_000_000_000),
             switch: BTreeMap::new(),
             sentinels: BTreeMap::new(),
+            keep_flows_s: 0,
             log: vec![],
             reports: vec![],
             switch_answers: true,

@@ -908,6 +908,7 @@ fn installed(desc: FlowDesc<'_>) -> Option<InstalledFlow> {
         },
         cookie: Cookie::from_switch(desc.cookie)?,
         packets: desc.packets,
+        hard_timeout_s: desc.hard_timeout_s,
     })
 }
 

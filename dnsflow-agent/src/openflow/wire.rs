@@ -527,6 +527,7 @@ pub(super) struct FlowDesc<'a> {
     /// `None` if the match is not one of ours: it has a field that [`Match`] cannot hold.
     pub(super) matches: Option<Match>,
     pub(super) packets: u64,
+    pub(super) hard_timeout_s: u16,
     /// The actions of `OFPIT_APPLY_ACTIONS`; empty where there are none.
     pub(super) actions: &'a [u8],
 }
@@ -537,10 +538,13 @@ impl<'a> FlowDesc<'a> {
         let table = entry.u8()?;
         entry.u8()?;
         let priority = entry.u16()?;
-        entry.take(8)?; // timeouts, flags, importance
+        entry.u16()?; // idle_timeout
+        let hard_timeout_s = entry.u16()?;
+        entry.take(4)?; // flags, importance
         Ok(Self {
             table,
             priority,
+            hard_timeout_s,
             cookie: entry.u64()?,
             matches: oxm::read_match(entry)?,
             packets: Stats::parse(entry)?.packets,

@@ -45,6 +45,7 @@ impl Switch {
                     key: key.clone(),
                     cookie: *cookie,
                     packets: self.packets(key),
+                    hard_timeout_s: 0,
                 });
                 vec![Input::Reply(FlowReply::Flows {
                     flows: flows.collect(),

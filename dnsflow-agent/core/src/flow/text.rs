@@ -10,6 +10,7 @@ pub fn installed(flow: &InstalledFlow) -> String {
         key,
         cookie,
         packets,
+        hard_timeout_s: _,
     } = flow;
     let mut text = format!(
         "cookie={:#x}, table={}, n_packets={packets}, priority={}",

@@ -200,6 +200,7 @@ impl Node {
             FlowChange::Add(key, body) if let Some(sentinel) = Sentinel::of(&key) => {
                 assert!(body.cookie.is_of_sentinel() && body.hard_timeout_s > 0);
                 self.sentinels.insert(sentinel, body.cookie);
+                self.keep_flows_s = body.hard_timeout_s;
             }
             FlowChange::Delete(key, _) if let Some(sentinel) = Sentinel::of(&key) => {
                 self.sentinels.remove(&sentinel);
@@ -226,6 +227,10 @@ impl Node {
 
     fn dump(&self) -> Vec<InstalledFlow> {
         let installed = |key: FlowKey, cookie: Cookie, packets: u64| InstalledFlow {
+            hard_timeout_s: match Sentinel::of(&key) {
+                Some(_) => self.keep_flows_s,
+                None => 0,
+            },
             key,
             cookie,
             packets,

@@ -69,6 +69,7 @@ fn a_dump_is_asked_for_and_read_as_the_switch_means_it() {
             cookie: body.cookie.bits(),
             matches: Some(key.matches),
             packets: 0,
+            hard_timeout_s: body.hard_timeout_s,
             actions,
         };
         let written: Vec<_> = fixtures::recorded_flows()

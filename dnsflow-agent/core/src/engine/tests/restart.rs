@@ -21,6 +21,7 @@ pub(super) fn after_restart_with(
     node.engine.load_snapshot(snapshot.to_vec());
     node.switch = std::mem::take(&mut before.switch);
     node.sentinels = std::mem::take(&mut before.sentinels);
+    node.keep_flows_s = before.keep_flows_s;
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {

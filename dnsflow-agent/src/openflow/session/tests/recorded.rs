@@ -55,6 +55,7 @@ fn installed(key: FlowKey) -> InstalledFlow {
         key,
         cookie: Cookie::new(1),
         packets: 0,
+        hard_timeout_s: body().hard_timeout_s,
     }
 }
 
