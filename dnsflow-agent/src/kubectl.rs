@@ -22,6 +22,7 @@ use crate::{
         self, CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
         ObserveOptions, OutputFormat, ReportOptions,
     },
+    page::PageError,
 };
 use agents::{Kubectl, KubectlError};
 use merge::Question;
@@ -129,6 +130,9 @@ pub enum PluginError {
     /// The answer cannot be written.
     #[error("cannot write the answer")]
     Output(#[from] io::Error),
+    /// There is no page.
+    #[error(transparent)]
+    Page(#[from] PageError),
 }
 
 /// Whether the program was called by the name of the plugin.
@@ -193,7 +197,7 @@ pub fn run(output: &mut impl io::Write) -> Result<Exit, PluginError> {
                     _ => (in_json(&command, &[], &[]), None),
                 };
                 let answers = kubectl.ask(agents, &arguments, input).await;
-                Ok(merge::write(&question, format, answers, output)?)
+                merge::write(&question, format, answers, output)
             }
             Asked::Events(format) => {
                 let heard = kubectl.follow(agents, &in_json(&command, &[], &[]), |_| true);

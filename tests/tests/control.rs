@@ -556,6 +556,27 @@ fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
     let exec = "--container agent --stdin -- dnsflow try -f - --output json";
     assert!(log.contains(exec), "{log}");
 
+    // One page of them all, which is written once.
+    let file = lab.base().join("nodes.html");
+    let report = ["report", "--html", file.to_str().expect("text")];
+    let (answer, silent, code) = ask_odd(&["node-1", "node-4", "node-5"], &report);
+    assert_eq!((&*answer, code), ("", Some(4)), "{silent}");
+    let page = fs::read_to_string(&file).expect("it is there");
+    for line in [
+        "<h1>dnsflow <small>report on 2 nodes</small></h1>",
+        "<h2>Node node-1</h2>",
+        "<h2>Node node-4</h2>",
+        "Node node-5 has not answered: ",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    assert_eq!(page.matches("203.0.113.9").count(), 2, "denied on both");
+    let (_, refused, code) = ask_odd(&both, &report);
+    assert_eq!(code, Some(1));
+    let refusal = format!("Error: cannot write {}\n", file.display());
+    assert!(refused.starts_with(&refusal), "{refused}");
+    assert!(refused.contains("File exists"), "{refused}");
+
     // Events come as they happen, and end with the agents.
     let following = ["observe", "--follow", "--event", "opened"];
     let mut followed = odd(&["node-1", "node-4", "node-5"], &following);

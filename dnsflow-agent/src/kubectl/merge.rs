@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
+    PluginError,
     agents::{Answer, Said},
     united,
 };
@@ -82,7 +83,7 @@ pub(super) fn write(
     format: OutputFormat,
     answers: Vec<Answer>,
     output: &mut impl Write,
-) -> io::Result<Exit> {
+) -> Result<Exit, PluginError> {
     let mut exit = Exit::Done;
     let mut values = Vec::new();
     let mut silent = Vec::new();
@@ -115,7 +116,7 @@ pub(super) fn write(
             let nodes = typed::<NodeReport>(&values)?.into_iter();
             let nodes = nodes.map(|(node, report)| NodeReport { node, ..report });
             let page = Page::new(nodes.collect(), silent.clone());
-            page.write(file, output).map_err(io::Error::other)?;
+            page.write(file, output)?;
         }
         _ => print_values(question, format, values, output)?,
     }
@@ -513,7 +514,10 @@ n1     failed   openflow   no answer; start it
             answers,
             &mut Vec::new(),
         );
-        let error = error.expect_err("it is no status").to_string();
+        let error = format!(
+            "{:#}",
+            anyhow::Error::from(error.expect_err("it is no status"))
+        );
         assert!(
             error.contains("the agent of node n7 is of another version"),
             "{error}"
