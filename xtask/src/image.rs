@@ -83,10 +83,19 @@ pub(crate) fn run(command: &ImageCommand) -> Result<()> {
 fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
     let name = Name::parse(tag)?;
     let source = Source::of(&workspace()?)?;
+    let mut built = Vec::new();
+    for target in targets {
+        built.push((target, program::build(&workspace()?, target, &source)?));
+    }
+    // What is said of the program must be true of the files that it was compiled from. Nothing is written
+    // before: the archive may lie in the checkout.
+    ensure!(
+        Source::of(&workspace()?)? == source,
+        "the checkout has changed while it was built: build again"
+    );
     let mut programs = Vec::new();
     let mut beside = Vec::new();
-    for target in targets {
-        let built = program::build(&workspace()?, target, &source)?;
+    for (target, built) in built {
         let bytes = fs::read(&built.program)
             .with_context(|| format!("cannot read {}", built.program.display()))?;
         programs.push(Program {
@@ -100,11 +109,6 @@ fn write_archive(file: &Path, tag: &str, targets: &[Target]) -> Result<()> {
             .with_context(|| format!("cannot write {}", list.display()))?;
         beside.extend([debug, list]);
     }
-    // What is said of the program must be true of the files that it was compiled from.
-    ensure!(
-        Source::of(&workspace()?)? == source,
-        "the checkout has changed while it was built: build again"
-    );
     let digest = archive::write(file, &name, &source, &programs)?;
     println!("{} {digest}", file.display());
     for file in beside {
