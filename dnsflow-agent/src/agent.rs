@@ -24,7 +24,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::Attempts,
     engine::{Config, Engine},
-    input::{AttachCommand, FlowQuestion, HeldFrame},
+    input::{AttachCommand, FlowQuestion, Frame, HeldFrame},
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -42,7 +42,8 @@ use crate::{
     api::{self, Health},
     capture::{
         self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Heartbeat,
-        Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers, Shares, Watched,
+        InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers,
+        Shares,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -51,6 +52,7 @@ use crate::{
         journal::Journal,
         server::{Server, Slow},
     },
+    exit::Exit,
     k8s::{
         self,
         events::{Notices, Reporter},
@@ -58,6 +60,7 @@ use crate::{
     logging::{Log, LogView, LostLines},
     manifests,
     metrics::{Metrics, Observed, Packets},
+    one_agent::{Answering, Claim, OneAgentError},
     openflow::{self, Event},
     options::{AgentOptions, OptionsError},
     ovn_db::{OvnCommand, OvnDb},
@@ -102,12 +105,25 @@ pub enum AgentError {
         #[source]
         source: io::Error,
     },
+    /// Another agent runs.
+    #[error(transparent)]
+    OneAgent(#[from] OneAgentError),
     /// The options contradict each other.
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// A task that should run for ever has ended.
     #[error("the edge to {0} has stopped")]
     EdgeStopped(&'static str),
+}
+
+impl AgentError {
+    /// The exit code that says so.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::OneAgent(OneAgentError::Another(_)) => Exit::Another,
+            _ => Exit::Failed,
+        }
+    }
 }
 
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
@@ -118,6 +134,8 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
 /// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody. Logs now and then how
 /// many lines of `log` were lost.
 pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
+    // First of all: what is pinned belongs to an agent that runs.
+    let claim = Claim::make()?;
     let lost_lines = log.lost_lines();
     let log_view = log.view();
     let hot = runtime::Builder::new_current_thread()
@@ -175,6 +193,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         log,
         shares,
         watched,
+        recorded,
         aside,
     } = {
         let _runtime = hot.enter();
@@ -242,6 +261,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();
     let outside = Outside {
+        claim: claim.answering(),
         inputs: input_sender,
         found: found_sender,
         questions: questions_to_ask,
@@ -279,6 +299,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         counters,
         shares,
         watched,
+        recorded,
         over_share: BTreeMap::new(),
         attach,
         openflow: openflow::Connection::new(socket),
@@ -318,6 +339,14 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     }
 }
 
+/// Has the engine look at a frame, and defers an answer that no rule mentions.
+fn hand_in(frame: Frame<'_>, engine: &mut Engine, deferred: &mut DeferredAnswers) {
+    let defer = engine.handle_frame(frame, now());
+    if defer && let Err(error) = deferred.defer(frame) {
+        warn!(%error, "an answer that came before its rule is not looked at");
+    }
+}
+
 /// A mark that nobody knows and that is not zero, which is that of all other packets.
 fn release_mark() -> NonZeroU32 {
     // Seeded by the system (`std::hash::RandomState`).
@@ -328,6 +357,7 @@ fn release_mark() -> NonZeroU32 {
 
 /// The edges' ends of the channels.
 struct Outside {
+    claim: io::Result<Option<Answering>>,
     inputs: mpsc::Sender<Input<'static>>,
     found: mpsc::Sender<Input<'static>>,
     questions: mpsc::Receiver<FlowQuestion>,
@@ -360,6 +390,7 @@ async fn edges(
     stopped: oneshot::Receiver<()>,
 ) -> Result<(), AgentError> {
     let Outside {
+        claim,
         inputs,
         found,
         questions,
@@ -384,6 +415,7 @@ async fn edges(
             name
         });
     };
+    edge("who asks for this agent", Box::pin(Claim::answer(claim)));
     if let Some(estimate) = estimate {
         let socket = options.openflow_socket.path.clone();
         let inputs = inputs.clone();
@@ -528,7 +560,8 @@ struct Hot {
     estimate: Arc<Estimate>,
     counters: Arc<ProgramCounters>,
     shares: Shares,
-    watched: Watched,
+    watched: InterfaceSet,
+    recorded: InterfaceSet,
     /// What each interface had lost of its own when the counters were last logged.
     over_share: BTreeMap<u32, LeftOut>,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
@@ -681,24 +714,23 @@ impl Hot {
             deferred,
             ..
         } = self;
-        records.drain(FRAMES_PER_TURN, |frame| {
-            let defer = engine.handle_frame(frame, now());
-            if defer && let Err(error) = deferred.defer(frame) {
-                warn!(%error, "an answer that came before its rule is not looked at");
-            }
-        })
+        records.drain(FRAMES_PER_TURN, |frame| hand_in(frame, engine, deferred))
     }
 
     /// Takes in what was captured while there was no agent. The node is known: whose frames they are, and
     /// which rules there are.
     fn take_over(&mut self) {
-        let Self { engine, left, .. } = self;
+        let Self {
+            engine,
+            left,
+            deferred,
+            ..
+        } = self;
         let mut frames = 0_u64;
         for left in left.drain(..) {
             left.drain(|frame| {
                 frames += 1;
-                // Nothing that the earlier programs have captured is deferred: a rule mentioned it.
-                engine.handle_frame(frame, now());
+                hand_in(frame, engine, deferred);
             });
         }
         if frames > 0 {
@@ -834,6 +866,7 @@ impl Hot {
                 self.names.set_name_set(ifindex, name_set)
             }
             Command::WatchAttempts { ifindex, watched } => self.watched.set(ifindex, watched),
+            Command::RecordAnswers { ifindex, recorded } => self.recorded.set(ifindex, recorded),
             Command::ReplayAnswers => self.replay(),
             Command::Release(frame) => self.release(&frame),
             Command::FindDropping(paths) => {

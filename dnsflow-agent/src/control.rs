@@ -127,6 +127,6 @@ pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
 }
 
 /// A moment, as RFC 3339 writes it, in UTC with milliseconds.
-fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
 }

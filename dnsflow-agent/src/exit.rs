@@ -13,6 +13,8 @@ pub enum Exit {
     No = 3,
     /// The answer is not whole: a part of it is missing, and is named.
     Incomplete = 4,
+    /// Another agent runs on this node.
+    Another = 5,
 }
 
 /// What the help says of them.
@@ -22,7 +24,8 @@ Exit codes:
   1  the command could not do its work
   2  wrong command line
   3  the answer is no: blocked (explain), would be denied (try), something has failed (check)
-  4  the answer is not whole: a part is missing, and is named";
+  4  the answer is not whole: a part is missing, and is named
+  5  another agent runs on this node (agent)";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
@@ -36,7 +39,14 @@ mod tests {
 
     #[test]
     fn the_help_names_each_code() {
-        for exit in [Exit::Done, Exit::Failed, Exit::No, Exit::Incomplete] {
+        let all = [
+            Exit::Done,
+            Exit::Failed,
+            Exit::No,
+            Exit::Incomplete,
+            Exit::Another,
+        ];
+        for exit in all {
             let line = format!("\n  {}  ", exit as u8);
             assert!(HELP.contains(&line), "{exit:?}");
         }

@@ -22,6 +22,7 @@ pub mod manifests;
 pub mod metrics;
 mod netlink;
 mod node;
+pub mod one_agent;
 pub mod openflow;
 pub mod options;
 pub mod output;

@@ -45,9 +45,10 @@ fn run(output: &mut Output) -> anyhow::Result<Exit> {
                 Ok(()) => Exit::Done,
                 // Not returned: standard error may be what nobody reads.
                 Err(error) => {
+                    let exit = error.exit();
                     let error = format!("{:#}", anyhow::Error::from(error));
                     tracing::error!(error, "the agent stops");
-                    Exit::Failed
+                    exit
                 }
             };
             lost.report();

@@ -23,15 +23,23 @@ impl Names for Nothing {
     }
 }
 
-/// Checks whether the rules for an interface mention any name. They may, if the interface has no name set
-/// yet.
+/// Checks whether the rules for an interface mention any name, or its names are recorded. They may, if the
+/// interface has no name set yet.
 #[inline(always)]
 pub fn any_name(ifindex: u32) -> Result<(), Reason> {
     // SAFETY: the value is a number that is only ever replaced.
     match unsafe { maps::NAME_SETS.get(&ifindex) } {
-        Some(name_set) if *name_set & NAME_SET_EMPTY != 0 => Err(Reason::NoRule),
+        Some(name_set) if *name_set & NAME_SET_EMPTY != 0 && !is_recorded(ifindex) => {
+            Err(Reason::NoRule)
+        }
         _ => Ok(()),
     }
+}
+
+/// Whether the agent wants every answer at an interface, whatever the rules mention.
+#[inline(always)]
+pub fn is_recorded(ifindex: u32) -> bool {
+    maps::RECORDED.get_ptr(ifindex).is_some()
 }
 
 /// The names that the rules for an interface mention.

@@ -4,7 +4,7 @@
 //! The one on ingress remembers the queries that the pod sends to trusted resolvers from its own
 //! addresses, and tells the agent where pods behind an EgressFirewall begin connections to. The one on
 //! egress copies the answers to them, where some rule of the pod's namespace
-//! mentions the name, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
+//! mentions the name or the pod's names are recorded, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
 //! resolvers, where some rule mentions any name. Both count, by reason, every packet. They never
 //! change one, and their verdict
 //! is "continue" but for one case: an answer that is in the ring buffer may be taken off the wire,
@@ -83,31 +83,40 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
     let asked = match found.kind() {
         Kind::Later => {
             fragments::expected(frame, &found)?;
-            Asked::Seen
+            Some(Asked::Seen)
         }
         Kind::Segment => {
             trust::from_resolver(frame, &found)?;
             filter::any_name(frame.ifindex())?;
             trust::to_own_address(frame, &found)?;
             // Whether the pod has made the connection, and asked on it, the agent looks at.
-            Asked::Perhaps
+            Some(Asked::Perhaps)
         }
         // Only what pods send is one.
         Kind::Attempt => return Err(Reason::OtherPort),
         Kind::Message => {
             trust::from_resolver(frame, &found)?;
-            let asked = trust::answer(frame, &found).inspect_err(|reason| {
-                if *reason == Reason::NoRule {
+            let asked = match trust::answer(frame, &found) {
+                Ok(asked) => Some(asked),
+                Err(Reason::NoRule) => {
                     capture::defer(frame);
+                    match filter::is_recorded(frame.ifindex()) {
+                        // Nothing is to be done before the pod has it.
+                        true => None,
+                        false => return Err(Reason::NoRule),
+                    }
                 }
-            })?;
+                Err(reason) => return Err(reason),
+            };
             if found.is_first_fragment() {
                 fragments::expect(frame, &found)?;
             }
             asked
         }
     };
-    if hold::holds(frame, &found, asked) {
+    if let Some(asked) = asked
+        && hold::holds(frame, &found, asked)
+    {
         hold::go_on(frame);
     }
     Ok(capture::capture(frame, KIND_ANSWER))

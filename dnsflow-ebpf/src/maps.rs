@@ -41,6 +41,10 @@ pub static ASIDE: RingBuf = RingBuf::with_byte_size(ASIDE_BYTES, 0);
 #[map]
 pub static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
+/// The interfaces of pods whose names are recorded: the agent is handed every answer.
+#[map]
+pub static RECORDED: HashMap<u32, u8> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
+
 /// When the agent was last told of an attempt, in nanoseconds of `CLOCK_MONOTONIC`.
 #[map]
 pub static ATTEMPTS: LruHashMap<AttemptKey, u64> = LruHashMap::with_max_entries(ATTEMPTS_MAX, 0);

@@ -80,17 +80,26 @@ pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
         question: question.hash,
         asked_at_ns: now_ns(),
     };
-    let (slot, reason) = slot_for(frame.ifindex(), &pending);
-    match maps::PENDING.insert(&slot, &pending, 0) {
+    let (slot, flags, reason) = slot_for(frame.ifindex(), &pending);
+    if maps::PENDING.insert(&slot, &pending, flags).is_ok() {
+        return Ok(reason);
+    }
+    // A query that another CPU sees has taken the free slot meanwhile.
+    let (slot, _, reason) = slot_for(frame.ifindex(), &pending);
+    match maps::PENDING.insert(&slot, &pending, ANY) {
         Ok(()) => Ok(reason),
         Err(_) => Err(Reason::QueryLost),
     }
 }
 
-/// The slot for a query. A query that is remembered already keeps its slot. A new query takes a free
-/// slot of its set, or the slot of the oldest query.
+/// `BPF_ANY` and `BPF_NOEXIST` (Linux `include/uapi/linux/bpf.h`): whatever is there, and only if nothing is.
+const ANY: u64 = 0;
+const NOTHING_THERE: u64 = 1;
+
+/// The slot for a query, and how to write into it. A query that is remembered already keeps its slot. A new
+/// query takes a free slot of its set, or the slot of the oldest query.
 #[inline(always)]
-fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
+fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
     let mut key = SlotKey {
         ifindex,
         slot: pending.query.set(),
@@ -103,7 +112,7 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
         let asked_at_ns = match unsafe { maps::PENDING.get(&key) } {
             None => 0,
             Some(other) if other.query.is(&pending.query) => {
-                return (key, Reason::QueryRecorded);
+                return (key, ANY, Reason::QueryRecorded);
             }
             Some(other) => other.asked_at_ns,
         };
@@ -115,9 +124,10 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, Reason) {
     }
     key.slot = best;
     let is_wanted = pending.asked_at_ns.wrapping_sub(oldest) <= PENDING_AGE_MAX_NS;
-    match oldest != 0 && is_wanted {
-        true => (key, Reason::QueryDisplaced),
-        false => (key, Reason::QueryRecorded),
+    match oldest {
+        0 => (key, NOTHING_THERE, Reason::QueryRecorded),
+        _ if is_wanted => (key, ANY, Reason::QueryDisplaced),
+        _ => (key, ANY, Reason::QueryRecorded),
     }
 }
 

@@ -129,6 +129,33 @@ fn the_agent_starts_no_process() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// A clock that is set changes nothing but times that people read, and the age of the snapshot.
+#[test]
+fn the_wall_clock_is_read_for_people_and_for_the_snapshot() {
+    let source = workspace().join("dnsflow-agent/src");
+    let mut found = Vec::new();
+    for file in rust_files(&source) {
+        let is_test = file.ends_with("tests.rs");
+        let reads = lines_with(
+            std::slice::from_ref(&file),
+            &["SystemTime::now", "Realtime"],
+        );
+        if !is_test && !reads.is_empty() {
+            let file = file.strip_prefix(&source).expect("it is below");
+            found.push(file.display().to_string());
+        }
+    }
+    found.sort();
+    let expected = [
+        "bundle.rs",
+        "control/journal.rs",
+        "control/reported.rs",
+        "one_agent.rs",
+        "state.rs",
+    ];
+    assert_eq!(found, expected);
+}
+
 /// A checkout that has moved works without being built anew.
 #[test]
 fn no_program_has_the_checkouts_path_compiled_in() {
@@ -142,9 +169,10 @@ fn no_program_has_the_checkouts_path_compiled_in() {
 
 /// A claim about security stands beside the test that shows it.
 #[test]
-fn every_test_that_the_document_on_security_names_is_there() {
+fn every_test_that_the_documents_on_security_and_reliability_name_is_there() {
     let workspace = workspace();
-    let text = fs::read_to_string(workspace.join("docs/security.md")).expect("a text");
+    let read = |name| fs::read_to_string(workspace.join("docs").join(name)).expect("a text");
+    let text = read("security.md") + &read("reliability.md");
     let is_name = |word: &&str| {
         let mut letters = word.chars();
         letters
@@ -154,6 +182,7 @@ fn every_test_that_the_document_on_security_names_is_there() {
     let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(is_name).collect();
     assert!(named.len() > 10, "{named:?}");
     let mut files = rust_files(&workspace.join("tests/tests"));
+    files.extend(rust_files(&workspace.join("dnsflow-agent/tests")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/src")));
     files.extend(rust_files(&workspace.join("dnsflow-agent/core/src")));
     let texts = files

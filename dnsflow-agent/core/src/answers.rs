@@ -1,9 +1,12 @@
 //! From a captured frame to the answers that count: which servers are trusted, DNS messages put
 //! together from TCP segments and IP fragments.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
-use dnsflow_common::walk::{self, Packet, Ports as DnsPorts, Sent};
+use dnsflow_common::walk::{self, Message, Packet, Ports as DnsPorts, Sent};
 use smallvec::SmallVec;
 
 use crate::{
@@ -106,25 +109,30 @@ impl Answers {
         self.fragments.forget_interface(ifindex);
     }
 
-    /// Reads a frame. A frame of an unknown interface is only counted.
+    /// Reads a frame that passed an interface of the pod with these addresses. A frame of an unknown interface is only
+    /// counted, and so is one to another address: the interface's index was another pod's when the frame was captured.
     pub(crate) fn read(
         &mut self,
         frame: Frame<'_>,
-        is_known: bool,
+        pod: Option<&[IpAddr]>,
         now: Timestamp,
         out: &mut Output,
     ) -> Read {
         out.counters.frames += 1;
         let mut read = Read::default();
         if frame.from_pod {
-            self.read_sent(frame, is_known, now, out);
+            self.read_sent(frame, pod.is_some(), now, out);
             return read;
         }
         let Ok(packet) = walk::from_server(&frame.bytes, &self.dns_ports) else {
             out.counters.frames_not_dns += 1;
             return read;
         };
-        if !is_known {
+        let (Packet::UdpAnswer(Message { ip, .. })
+        | Packet::TcpSegment(walk::Segment { ip, .. })
+        | Packet::Fragment(walk::Fragment { ip, .. })) = &packet;
+        let to = ip.addresses(&frame.bytes).map(|of| of.dst);
+        if !pod.is_some_and(|pod| to.is_some_and(|to| pod.contains(&to))) {
             out.counters.frames_unknown_interface += 1;
             return read;
         }

@@ -178,11 +178,10 @@ impl Engine {
     }
 
     /// Takes in a frame of the ring buffer. Returns whether to defer it: the kernel let it through for a
-    /// rule that is gone or for a recording, and a rule may come that mentions its name.
+    /// rule that is gone, and a rule may come that mentions its name.
     pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         let was_wider = self.filter.was_wider(frame.captured_at);
-        let is_recorded = self.recorded_at(frame.ifindex).is_some();
-        self.replay(frame, now) && (was_wider || is_recorded)
+        self.replay(frame, now) && was_wider
     }
 
     /// Takes in a frame that was deferred ([`Command::ReplayAnswers`]). Returns whether to defer it again:
@@ -508,12 +507,14 @@ impl Engine {
     fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         let unmentioned_before = self.out.counters.answers_unmentioned;
         let told = self.ports.at_veth(frame.ifindex);
+        let pod = told.and_then(|told| self.ports.get(told));
+        let pod = pod.map(|port| port.row.addresses.as_slice());
         let Read {
             answers,
             server,
             connection,
             carries,
-        } = self.answers.read(frame, told.is_some(), now, &mut self.out);
+        } = self.answers.read(frame, pod, now, &mut self.out);
         let mut wait = Wait::Nothing;
         for answer in answers {
             let Some(told) = told else { continue };
@@ -768,24 +769,16 @@ impl Engine {
             .iter()
             .filter_map(|(_, port)| Some((port.ifindex?, self.policy.filtered_as(&port.row)?)))
             .collect();
-        let mut wanted = known.clone();
-        wanted.retain(|_, namespace| !self.recordings.are_of(namespace));
         let names_in = |namespace: &str| self.policy.names_in(namespace);
-        self.filter.update(&wanted, names_in, now, &mut self.out);
-        let has_rules = |namespace: &str| self.policy.enforced(namespace).is_some();
-        let watched = known.iter().filter(|(_, namespace)| has_rules(namespace));
-        let watched = watched.map(|(ifindex, _)| *ifindex).collect();
+        self.filter.update(&known, names_in, now, &mut self.out);
+        let of_pods_in = |is_in: &dyn Fn(&str) -> bool| {
+            let found = known.iter().filter(|(_, namespace)| is_in(namespace));
+            found.map(|(ifindex, _)| *ifindex).collect()
+        };
+        let watched = of_pods_in(&|namespace| self.policy.enforced(namespace).is_some());
+        let recorded = of_pods_in(&|namespace| self.recordings.are_of(namespace));
         self.filter.watch(watched, &mut self.out);
-    }
-
-    /// The namespace of the pod at an interface, if its names are recorded.
-    fn recorded_at(&self, ifindex: u32) -> Option<&str> {
-        if self.recordings.is_empty() {
-            return None;
-        }
-        let port = self.ports.get(self.ports.at_veth(ifindex)?)?;
-        let namespace = self.policy.filtered_as(&port.row)?;
-        self.recordings.are_of(namespace).then_some(namespace)
+        self.filter.record(recorded, &mut self.out);
     }
 
     /// Whether it is known what should be in the switch: else flows of an earlier run would be taken

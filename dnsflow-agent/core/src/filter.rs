@@ -5,7 +5,8 @@
 //! interface whose namespace is not known has no filter.
 //!
 //! The interfaces of pods behind an EgressFirewall are watched as well: the kernel tells where their pods
-//! try to connect to.
+//! try to connect to. At the interfaces of pods whose names are recorded, all answers leave the kernel; what
+//! no rule mentions is deferred there all the same.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,6 +32,7 @@ pub(crate) struct Filter {
     is_outdated: bool,
     interfaces: BTreeMap<u32, NameSetId>,
     watched: BTreeSet<u32>,
+    recorded: BTreeSet<u32>,
     name_sets: BTreeMap<String, NameSet>,
     next_name_set: u32,
     replay_at: Option<Timestamp>,
@@ -132,13 +134,16 @@ impl Filter {
 
     /// Gives out the commands that watch the attempts of exactly these interfaces.
     pub(crate) fn watch(&mut self, wanted: BTreeSet<u32>, out: &mut Output) {
-        for ifindex in self.watched.symmetric_difference(&wanted) {
-            out.command(Command::WatchAttempts {
-                ifindex: *ifindex,
-                watched: wanted.contains(ifindex),
-            });
-        }
-        self.watched = wanted;
+        replace(&mut self.watched, wanted, out, |ifindex, watched| {
+            Command::WatchAttempts { ifindex, watched }
+        });
+    }
+
+    /// Gives out the commands that record the answers of exactly these interfaces.
+    pub(crate) fn record(&mut self, wanted: BTreeSet<u32>, out: &mut Output) {
+        replace(&mut self.recorded, wanted, out, |ifindex, recorded| {
+            Command::RecordAnswers { ifindex, recorded }
+        });
     }
 
     /// Sets the names of a namespace; returns whether there are more of them, and whether some are gone.
@@ -173,6 +178,19 @@ impl Filter {
         });
         (more, fewer)
     }
+}
+
+/// Makes a set of interfaces the wanted one. Gives out a command for each that comes (`true`) or goes.
+fn replace(
+    set: &mut BTreeSet<u32>,
+    wanted: BTreeSet<u32>,
+    out: &mut Output,
+    command: impl Fn(u32, bool) -> Command,
+) {
+    for ifindex in set.symmetric_difference(&wanted) {
+        out.command(command(*ifindex, wanted.contains(ifindex)));
+    }
+    *set = wanted;
 }
 
 #[cfg(test)]

@@ -340,6 +340,13 @@ pub enum Command {
         /// Whether to tell of them.
         watched: bool,
     },
+    /// Let all answers at an interface leave the kernel, whatever the rules mention, or stop that.
+    RecordAnswers {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// Whether to let them.
+        recorded: bool,
+    },
     /// Hand in the frames that were deferred because no rule mentioned their names
     /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again for which it returns
     /// `true`.

@@ -52,6 +52,8 @@ pub struct Node {
     pub switch_answers: bool,
     /// The rows of the pods' logical ports, by the names of the ports.
     pub pods: BTreeMap<String, RowId>,
+    /// The last octet of each pod's address, by the interface index.
+    hosts: BTreeMap<u32, u8>,
     /// Whether ovn-controller has installed its flows.
     pub ovn_installed: bool,
     /// The OpenFlow table in which ovn-controller has installed them.
@@ -81,6 +83,7 @@ impl Node {
             reports: vec![],
             switch_answers: true,
             pods: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             ovn_installed: true,
             ovn_table: BASE + 4,
             ovn_actions: BTreeMap::new(),
@@ -167,6 +170,7 @@ impl Node {
 
     /// The interface of a pod comes.
     pub fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
+        self.hosts.insert(ifindex_of(row), host);
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
             interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],
@@ -235,7 +239,18 @@ impl Node {
     /// A pod of ns1 is told that a name leads to these addresses.
     pub fn answer(&mut self, pod: &str, name: &str, addresses: &[[u8; 4]], ttl: u32) {
         let ifindex = ifindex_of(self.pods[&format!("ns1_{pod}")]);
-        self.frame(ifindex, &answer_frame(name, addresses, ttl));
+        let bytes = self.to_pod(ifindex, answer_frame(name, addresses, ttl));
+        self.frame(ifindex, &bytes);
+    }
+
+    /// A frame of IPv4, addressed to the pod at this interface.
+    pub fn to_pod(&self, ifindex: u32, mut bytes: Vec<u8>) -> Vec<u8> {
+        // The last octet of the destination, behind Ethernet (RFC 791, section 3.1).
+        const AT: usize = 14 + 19;
+        if let (Some(host), Some(octet)) = (self.hosts.get(&ifindex), bytes.get_mut(AT)) {
+            *octet = *host;
+        }
+        bytes
     }
 
     /// A frame passes the kernel. The agent sees it 50 µs later.
@@ -246,7 +261,9 @@ impl Node {
             self.kernel
                 .deferred
                 .push((ifindex, captured_at, bytes.into()));
-            return;
+            if !self.kernel.recorded.contains(&ifindex) {
+                return;
+            }
         }
         self.passed(ifindex, captured_at, bytes);
     }

@@ -15,6 +15,7 @@ mod counters;
 mod deferred;
 mod heartbeat;
 mod holders;
+mod interfaces;
 mod links;
 mod names;
 mod pins;
@@ -29,7 +30,6 @@ mod sources;
 pub mod survey;
 mod tcx;
 mod unasked;
-mod watched;
 
 use std::{io, num::NonZeroU32, path::Path};
 
@@ -47,6 +47,7 @@ pub use self::{
     counters::ProgramCounters,
     deferred::DeferredAnswers,
     heartbeat::{BEAT_INTERVAL, Heartbeat},
+    interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
     pins::{Left, PinsError, remove_all as remove_pins},
@@ -57,7 +58,6 @@ pub use self::{
     resolvers::{ResolverError, Resolvers},
     shares::{LeftOut, Shares},
     unasked::UNASKED_GRACE,
-    watched::Watched,
 };
 
 /// What can be set before the programs are loaded.
@@ -183,7 +183,9 @@ pub struct Capture {
     /// Who has handed over more than its share.
     pub shares: Shares,
     /// Whose attempts to connect somewhere are told of: nobody's yet.
-    pub watched: Watched,
+    pub watched: InterfaceSet,
+    /// Whose answers leave the kernel whatever the rules mention: nobody's yet.
+    pub recorded: InterfaceSet,
     /// The attempts.
     pub aside: Aside,
     /// What the program has to say.
@@ -232,7 +234,8 @@ pub fn take_over(
         program.take_map("CAPTURE_UNTIL")?,
     )?;
     let shares = Shares::new(program.take_map("SHARES")?)?;
-    let watched = Watched::new(program.take_map("WATCHED")?)?;
+    let watched = InterfaceSet::watched(&mut program)?;
+    let recorded = InterfaceSet::recorded(&mut program)?;
     let aside = Aside::new(program.take_map("ASIDE")?)?;
     let log = ProgramLog::new(program.ebpf_mut())?;
     Ok(Capture {
@@ -245,6 +248,7 @@ pub fn take_over(
         counters,
         shares,
         watched,
+        recorded,
         aside,
         log,
         attacher: Attacher {

@@ -174,7 +174,7 @@ impl Program {
                     match program.attach_to_link(link) {
                         Ok(link) => {
                             let link = program.take_link(link).map_err(refused)?;
-                            return Ok(Place::pinned(link, pin));
+                            return Ok(Place::new(link, Kept::Pinned(pin)));
                         }
                         // The interface that had this index is gone.
                         Err(error) => debug!(name, %error, "an earlier agent's link is of no use"),
@@ -191,10 +191,10 @@ impl Program {
             .map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
         match (kind, &self.pins) {
-            (_, None) => Ok(Place::own(link)),
-            (AttachKind::Clsact, Some(_)) => Ok(Place::standing(link)),
+            (_, None) => Ok(Place::new(link, Kept::Nothing)),
+            (AttachKind::Clsact, Some(_)) => Ok(Place::new(link, Kept::Filter)),
             (AttachKind::Tcx, Some(pins)) => match pins.keep(link, ifindex, name_of_program) {
-                Ok((link, pin)) => Ok(Place::pinned(link, pin)),
+                Ok((link, pin)) => Ok(Place::new(link, Kept::Pinned(pin))),
                 Err(source) => {
                     warn!("answers that come between this agent and the next one will not be seen");
                     self.pins = None;
@@ -269,24 +269,10 @@ enum Kept {
 }
 
 impl Place {
-    fn own(link: SchedClassifierLink) -> Self {
+    fn new(link: SchedClassifierLink, kept: Kept) -> Self {
         Self {
             link: Some(link),
-            kept: Kept::Nothing,
-        }
-    }
-
-    fn pinned(link: SchedClassifierLink, pin: PathBuf) -> Self {
-        Self {
-            link: Some(link),
-            kept: Kept::Pinned(pin),
-        }
-    }
-
-    fn standing(link: SchedClassifierLink) -> Self {
-        Self {
-            link: Some(link),
-            kept: Kept::Filter,
+            kept,
         }
     }
 

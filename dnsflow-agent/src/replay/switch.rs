@@ -80,6 +80,7 @@ impl Switch {
             | Command::ForgetNames { .. }
             | Command::FilterInterface { .. }
             | Command::WatchAttempts { .. }
+            | Command::RecordAnswers { .. }
             | Command::ReplayAnswers
             | Command::Release(_)
             | Command::MonitorTables(_) => Vec::new(),

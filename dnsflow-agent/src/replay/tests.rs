@@ -92,6 +92,17 @@ fn only_answers_of_trusted_servers_to_questions_of_pods_count() {
     });
     assert_eq!(opened.count(), 2);
     assert!(matches!(lines.last(), Some(Line::Ignored { .. })));
+
+    // From the first answer on: nobody has seen its question.
+    let capture = std::fs::read(capture).expect("it is there");
+    let mut records = records(&capture);
+    let first = records
+        .iter()
+        .position(|record| record[4..8] == 503_870_u32.to_le_bytes());
+    records.drain(..first.expect("it is there"));
+    let (text, _) = replay_of("unasked", &[&capture[..24], &records.concat()].concat());
+    assert!(!text.contains("  opened  example.com  "), "{text}");
+    assert!(text.contains("not_asked 1,"), "{text}");
 }
 
 #[test]

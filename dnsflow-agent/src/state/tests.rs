@@ -97,6 +97,29 @@ fn time_passes_between_runs() {
     assert!(name.deny_rest <= Duration::from_secs(2500), "{name:?}");
 }
 
+#[test]
+fn a_clock_that_was_set_adds_no_time() {
+    let dir = Dir::new("clock");
+    save(&dir.0, &entries()).expect("saved");
+    let path = dir.0.join(FILE);
+    let text = fs::read_to_string(&path).expect("read");
+    let stored: Stored = serde_json::from_str(&text).expect("the form");
+    let rest = |saved_at_s: u64| {
+        let mut stored: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        stored["saved_at_s"] = saved_at_s.into();
+        fs::write(&path, stored.to_string()).expect("written");
+        let name = load(&dir.0).expect("loaded")[0].names[0].clone();
+        (name.rest.as_secs(), name.deny_rest.as_secs())
+    };
+    let now = stored.saved_at_s;
+    // Set back by a year: what was left when it was saved.
+    assert_eq!(rest(now + 31_536_000), (3000, 3500));
+    assert_eq!(rest(u64::MAX), (3000, 3500));
+    // Set forward: nothing is left, and what is in use stays open.
+    assert_eq!(rest(now - 31_536_000), (0, 0));
+    assert_eq!(rest(0), (0, 0));
+}
+
 fn mode(path: &Path) -> u32 {
     let metadata = fs::symlink_metadata(path).expect("it is there");
     metadata.mode() & 0o7777

@@ -88,6 +88,40 @@ fn what_a_rule_mentions_is_held() {
 }
 
 #[test]
+fn what_is_recorded_comes_along_unheld() {
+    let Some(mut program) = holding() else {
+        return;
+    };
+    program.capture.recorded.set(IFINDEX, true);
+    assert_eq!(program.asked(&answer("www.example.com")), Reason::Held);
+    assert_eq!(program.asked(&answer("example.org")), Reason::Captured);
+    let mut deferred = Vec::new();
+    let replayed = program.capture.deferred.replay(|frame| {
+        deferred.push(frame.bytes.to_vec());
+        false
+    });
+    replayed.expect("the kernel has a queue");
+    assert_eq!(deferred, [answer("example.org").build()]);
+    let first = Frame {
+        transport: Transport::Udp { len: Some(2408) },
+        fragment: Some(Fragment {
+            id: 77,
+            offset: 0,
+            more: true,
+        }),
+        ..answer("example.org")
+    };
+    assert_eq!(program.asked(&first), Reason::Captured);
+    program.filter(IFINDEX, &[]);
+    let (reason, _) = program.run_once(&segment(TCP_ACK).build());
+    assert_eq!(reason, Reason::Captured);
+    program.capture.recorded.set(IFINDEX, false);
+    assert_eq!(program.asked(&answer("example.org")), Reason::NoRule);
+    let (reason, _) = program.run_once(&segment(TCP_ACK).build());
+    assert_eq!(reason, Reason::NoRule);
+}
+
+#[test]
 fn segments_are_held_but_for_the_first_of_a_connection() {
     let Some(mut program) = holding() else {
         return;

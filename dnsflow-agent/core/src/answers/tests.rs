@@ -43,7 +43,7 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         held: true,
         gso_size: 0,
     };
-    let read = answers.read(frame, true, NOW, &mut out);
+    let read = answers.read(frame, Some(&[]), NOW, &mut out);
     assert!(read.answers.is_empty() && !read.carries && read.connection.is_none());
     assert_eq!((out.counters.frames, out.counters.frames_not_dns), (1, 1));
 }

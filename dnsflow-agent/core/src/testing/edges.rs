@@ -24,6 +24,8 @@ pub struct Kernel {
     pub deferred: Vec<(u32, Timestamp, Vec<u8>)>,
     /// The interfaces whose attempts are told of.
     pub watched: BTreeSet<u32>,
+    /// The interfaces whose answers all leave the kernel.
+    pub recorded: BTreeSet<u32>,
     /// Whether the filter has no room, so that all answers leave the kernel.
     pub no_room: bool,
 }
@@ -144,6 +146,13 @@ impl Node {
                 match watched {
                     true => self.kernel.watched.insert(ifindex),
                     false => self.kernel.watched.remove(&ifindex),
+                };
+                None
+            }
+            Command::RecordAnswers { ifindex, recorded } => {
+                match recorded {
+                    true => self.kernel.recorded.insert(ifindex),
+                    false => self.kernel.recorded.remove(&ifindex),
                 };
                 None
             }

@@ -118,6 +118,21 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
 }
 
 #[test]
+fn an_answer_to_another_pod_opens_nothing_for_the_one_that_has_its_interface_index() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(RowId::new(0x105));
+    let mut of_another = answer_frame("example.com", &[ADDRESS], 300);
+    // The last octet of the destination.
+    of_another[33] = 99;
+    node.passed(ifindex, node.now, &of_another);
+    assert_eq!(node.open(), []);
+    assert_eq!(node.engine.counters().frames_unknown_interface, 1);
+    let of_pod = node.to_pod(ifindex, of_another);
+    node.passed(ifindex, node.now, &of_pod);
+    assert_ne!(node.open(), []);
+}
+
+#[test]
 fn what_is_no_usable_answer_is_counted() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let ifindex = ifindex_of(RowId::new(0x105));

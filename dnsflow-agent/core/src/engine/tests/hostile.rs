@@ -387,6 +387,7 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
                 let told = addresses(*from, *count);
                 let bytes = hostile_frame(labels, SUFFIXES[*suffix], &told, *ttl);
                 let ifindex = ifindex_of(node.pods[&format!("ns1_{}", HOSTILE[*pod].0)]);
+                let bytes = node.to_pod(ifindex, bytes);
                 last = Some((ifindex, bytes.clone()));
                 let frame = Frame {
                     held: *held,

@@ -105,17 +105,12 @@ fn a_recording_ends_when_nobody_wants_it() {
         namespace: "ns1".into(),
         time: Duration::from_secs(60),
     });
-    let filtered = |node: &mut Node| {
-        let log = std::mem::take(&mut node.log);
-        let commands = log.into_iter().filter_map(|command| match command {
-            Command::FilterInterface { name_set, .. } => Some(name_set.is_some()),
-            _ => None,
-        });
-        commands.collect::<Vec<_>>()
-    };
-    assert_eq!(filtered(&mut node), [false]);
+    let p1 = ifindex_of(node.pods["ns1_p1"]);
+    assert_eq!(node.kernel.recorded, [p1].into());
     node.give(Input::EndRecording { id });
-    assert_eq!(filtered(&mut node), [true]);
+    assert_eq!(node.kernel.recorded, [].into());
+    let is_filter = |command: &Command| matches!(command, Command::FilterInterface { .. });
+    assert!(!node.log.iter().any(is_filter), "the filter stays");
 }
 
 #[test]
