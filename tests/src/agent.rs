@@ -277,7 +277,12 @@ impl Agent {
 
     /// Whether it has ended.
     pub fn has_ended(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
+        Ok(self.exit_status()?.is_some())
+    }
+
+    /// How it has ended, if it has.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 
     /// Waits for the event `ready`: programs attached, databases read, switch connected.

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Stdio},
@@ -28,6 +29,11 @@ impl Pod<'_> {
     /// Starts to read the long page of the web server `host`.
     pub fn download(&self, host: &str) -> Result<Download> {
         let file = self.lab().base().join("log").join(format!("{host}.page"));
+        // curl writes over an earlier one only with the first bytes.
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
         let mut command = self.command("curl")?;
         command
             .args(["--silent", "--show-error", "--ipv4", "--noproxy", "*"])
@@ -51,6 +57,11 @@ impl Download {
     /// How many bytes have arrived.
     pub fn received(&self) -> u64 {
         fs::metadata(&self.file).map_or(0, |file| file.len())
+    }
+
+    /// Whether curl has ended: the connection is broken.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
     }
 
     /// Waits until `bytes` more have arrived.

@@ -10,6 +10,7 @@ pub mod download;
 pub mod firewall;
 pub mod flood;
 pub mod frames;
+pub mod hunt;
 pub mod lab;
 pub mod liar;
 pub mod neighbour;

@@ -4,8 +4,10 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal};
+use serde_json::json;
 
 use crate::{
+    database::map_value,
     lab::{Datapath, Lab},
     process::{self, run},
 };
@@ -35,6 +37,20 @@ pub enum Stop {
     /// SIGKILL, as a crash.
     Kill,
 }
+
+/// What the CNI plug-in writes into the Interface row of a pod.
+const IDS: &[&str] = &[
+    "iface-id",
+    "iface-id-ver",
+    "attached_mac",
+    "ip_addresses",
+    "sandbox",
+    "pod-if-name",
+];
+
+/// The pods of a deleted br-int: the names of their interfaces, and the external_ids.
+#[derive(Debug)]
+pub struct Unplugged(Vec<(String, Vec<(&'static str, String)>)>);
 
 impl Daemon {
     fn program(self) -> &'static str {
@@ -163,12 +179,53 @@ impl Lab {
     pub(crate) fn add_bridges(&self) -> Result<()> {
         let datapath = format!("datapath_type={}", self.datapath().ovs_name());
         let external = ["--", "add-br", "br-ex", "--", "set", "Bridge", "br-ex"];
-        let integration = ["--", "add-br", "br-int", "--", "set", "Bridge", "br-int"];
         let mut arguments = external.to_vec();
         arguments.push(&datapath);
-        arguments.extend(integration);
-        arguments.extend([datapath.as_str(), "fail-mode=secure"]);
         self.vsctl(&arguments)?;
+        self.add_integration_bridge()
+    }
+
+    fn add_integration_bridge(&self) -> Result<()> {
+        let datapath = format!("datapath_type={}", self.datapath().ovs_name());
+        // ovn-controller makes one itself where there is none.
+        let bridge = ["--may-exist", "add-br", "br-int"];
+        let settings = ["--", "set", "Bridge", "br-int", &datapath];
+        let mut arguments = [&bridge[..], &settings[..]].concat();
+        arguments.push("fail-mode=secure");
+        self.vsctl(&arguments)?;
+        Ok(())
+    }
+
+    /// Deletes br-int with its ports. Returns what plugs the pods in again, for
+    /// [`Lab::plug_in_again`].
+    pub fn delete_integration_bridge(&self) -> Result<Unplugged> {
+        let mut unplugged = Vec::new();
+        for row in self.ovs_db()?.select("Interface", json!([]))? {
+            let ids = &row["external_ids"];
+            if map_value(ids, "sandbox").is_none() {
+                continue;
+            }
+            let name = row["name"].as_str().context("a name")?.to_owned();
+            // The rest is OVN's.
+            let ids = IDS.iter().filter_map(|&key| {
+                let value = map_value(ids, key)?;
+                Some((key, value.to_owned()))
+            });
+            unplugged.push((name, ids.collect()));
+        }
+        self.vsctl(&["del-br", "br-int"])?;
+        Ok(Unplugged(unplugged))
+    }
+
+    /// Makes br-int anew, with the management port and the pods that were plugged in.
+    pub fn plug_in_again(&self, unplugged: &Unplugged) -> Result<()> {
+        self.add_integration_bridge()?;
+        self.add_management_port()?;
+        for (name, ids) in &unplugged.0 {
+            let ids = ids.iter().map(|(key, value)| (*key, value.as_str()));
+            let ids: Vec<_> = ids.collect();
+            self.add_interface(name, &ids)?;
+        }
         Ok(())
     }
 

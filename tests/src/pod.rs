@@ -290,6 +290,11 @@ impl Lab {
     /// then the veth and the Interface row as its CNI plug-in does. Returns when the Interface
     /// row is written (see [`Lab::wait_wired`]): the moment that the veth appeared.
     pub fn add_pod(&self, spec: &PodSpec) -> Result<Instant> {
+        self.add_pod_at(spec, None)
+    }
+
+    /// The same with this interface index for the host side of the veth, which must be free.
+    pub fn add_pod_at(&self, spec: &PodSpec, index: Option<u32>) -> Result<Instant> {
         let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
         if self.has_ovn() {
             self.add_logical_port(spec, &uid)?;
@@ -309,7 +314,7 @@ impl Lab {
         namespace.delete()?;
         NetNs::create(namespace.name())?;
         let appeared = Instant::now();
-        self.add_veth(&namespace, &host)?;
+        self.add_veth_at(&namespace, &host, "eth0", index)?;
         let mut batch = format!(
             "link set lo up\n\
              link set eth0 address {mac} up\n\
@@ -539,12 +544,32 @@ impl Lab {
 
     /// A veth between the node and a namespace.
     pub(crate) fn add_veth_named(&self, namespace: &NetNs, host: &str, name: &str) -> Result<()> {
+        self.add_veth_at(namespace, host, name, None)
+    }
+
+    fn add_veth_at(
+        &self,
+        namespace: &NetNs,
+        host: &str,
+        name: &str,
+        index: Option<u32>,
+    ) -> Result<()> {
+        let index = index.map_or_else(String::new, |index| format!("index {index} "));
         self.ip_batch(
             &self.node(),
             &format!(
-                "link add {host} type veth peer name {name} netns {namespace}\nlink set {host} up\n"
+                "link add {host} {index}type veth peer name {name} netns {namespace}\nlink set {host} up\n"
             ),
         )
+    }
+
+    /// The interface index of the host side of the pod's veth.
+    pub fn host_index(&self, lsp: &str) -> Result<u32> {
+        let name = self.host_veth(lsp)?;
+        let mut command = self.node_command("ip")?;
+        let line = run(command.args(["-oneline", "link", "show", "dev", &name]))?;
+        let (index, _) = line.split_once(':').context("no interface")?;
+        Ok(index.parse()?)
     }
 
     /// The userspace datapath does not finish checksums that a veth has left to hardware. With the

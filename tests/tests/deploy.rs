@@ -6,6 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -363,6 +364,10 @@ fn the_daemon_set_fits_together() -> Result<()> {
         let update = spec.update_strategy.as_ref().context("a strategy")?;
         let rolling = update.rolling_update.as_ref().context("RollingUpdate")?;
         assert_eq!(rolling.max_surge, None, "{name}");
+        // The next one waits for longer than this one may take to end.
+        let grace_s = pod.termination_grace_period_seconds.context("a time")?;
+        let grace = Duration::from_secs(u64::try_from(grace_s)?);
+        assert!(grace < dnsflow_agent::one_agent::PATIENCE, "{name}");
         let container = &pod.containers[0];
         let security = container
             .security_context

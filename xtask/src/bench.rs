@@ -48,7 +48,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
     prepare::ovn(ovn, &say)?;
     ebpf::build(&say)?;
     say("building the optimized agent and the benchmark (the first time takes some minutes)");
-    let program = build()?;
+    let program = build(NAME)?;
     labs::sweep()?;
     let mut measure = std::process::Command::new(program);
     measure.arg("--root").arg(root_directory(ovn.suite())?);
@@ -67,8 +67,8 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
     Ok(())
 }
 
-/// The benchmark's program, built, with the agent and the lab's helper beside it.
-fn build() -> Result<PathBuf> {
+/// A program of `tests/benches`, built, with the agent and the lab's helper beside it.
+pub(crate) fn build(name: &str) -> Result<PathBuf> {
     let mut agent = cargo();
     agent.args(["build", "--quiet", "--release", "--bins"]);
     agent.args(["--package", "dnsflow-agent", "--package", "dnsflow-tests"]);
@@ -77,7 +77,7 @@ fn build() -> Result<PathBuf> {
 
     let mut bench = cargo();
     bench.args(["bench", "--quiet", "--no-run", "--package", "dnsflow-tests"]);
-    bench.args(["--bench", NAME, "--message-format=json-render-diagnostics"]);
+    bench.args(["--bench", name, "--message-format=json-render-diagnostics"]);
     let output = bench
         .stderr(Stdio::inherit())
         .output()
@@ -88,9 +88,9 @@ fn build() -> Result<PathBuf> {
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == NAME)
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| Some(message["executable"].as_str()?.into()))
-        .context("cargo does not say where the benchmark is")
+        .with_context(|| format!("cargo does not say where {name} is"))
 }
 
 /// The benchmark's target.

@@ -10,6 +10,7 @@ mod kind;
 mod labs;
 mod paths;
 mod prepare;
+mod soak;
 mod test;
 mod unavailable;
 mod vm;
@@ -38,6 +39,8 @@ enum Command {
     Test(test::TestCommand),
     /// Measure what dnsflow costs and how fast it is, in a lab
     Bench(bench::BenchCommand),
+    /// Let dnsflow work for long in a lab, and disturb it
+    Soak(soak::SoakCommand),
     /// Build the agent's image
     Image(image::ImageCommand),
     /// Bring up ovn-kubernetes' kind environment, run the main job in it, and take it down
@@ -80,6 +83,11 @@ fn run(command: Command) -> Result<()> {
             prepare::require_root("bench")?;
             interrupt::install()?;
             bench::run(command)
+        }
+        Command::Soak(command) => {
+            prepare::require_root("soak")?;
+            interrupt::install()?;
+            soak::run(command)
         }
         Command::Image(command) => {
             interrupt::install()?;

@@ -1,0 +1,92 @@
+//! `cargo xtask soak`: dnsflow for long, with random firewalls and restarts, in a lab.
+//!
+//! The program is `tests/benches/soak.rs`. The agent is built optimized, as it is shipped.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use dnsflow_tests::{
+    random::SEED_VARIABLE,
+    support::{DATAPATH_VARIABLE, root_directory, workspace},
+};
+
+use crate::{
+    bench, ebpf, interrupt, labs,
+    prepare::{self, Ovn},
+    vm::{Job, Kernel, Machine},
+};
+
+/// The name of the program.
+const NAME: &str = "soak";
+/// How long it may take beside its time: for the lab, and until all addresses have closed.
+const MARGIN: Duration = Duration::from_secs(900);
+
+/// Lets dnsflow work for long, and disturbs it.
+#[derive(Debug, Args)]
+pub(crate) struct SoakCommand {
+    /// How long
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    minutes: u64,
+    /// Repeat the run with this seed, as far as time allows
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Whose OVN
+    #[arg(long, value_enum, default_value = "bookworm")]
+    ovn: Ovn,
+    /// In a virtual machine with this kernel, on its datapath
+    #[arg(long, value_name = "KERNEL", value_enum)]
+    vm: Option<Kernel>,
+}
+
+/// Builds the program and lets it run.
+pub(crate) fn run(command: SoakCommand) -> Result<()> {
+    let SoakCommand {
+        minutes,
+        seed,
+        ovn,
+        vm,
+    } = command;
+    let say = |text: &str| eprintln!("{text}");
+    prepare::ovn(ovn, &say)?;
+    ebpf::build(&say)?;
+    say("building the optimized agent and the soak (the first time takes some minutes)");
+    let program = bench::build(NAME)?;
+    let root = root_directory(ovn.suite())?.display().to_string();
+    let arguments = ["--root", &root, "--minutes", &minutes.to_string()].map(str::to_owned);
+    let seed = seed.map(|seed| (SEED_VARIABLE, seed.to_string()));
+    if let Some(kernel) = vm {
+        let time = Duration::from_secs(60 * minutes) + MARGIN;
+        return run_in_vm(kernel, program, arguments.into(), seed, time);
+    }
+    labs::sweep()?;
+    let mut soak = Command::new(program);
+    soak.args(arguments).envs(seed);
+    let status = interrupt::spawn(&mut soak).and_then(interrupt::wait);
+    labs::sweep()?;
+    ensure!(status?.success(), "the soak failed");
+    Ok(())
+}
+
+fn run_in_vm(
+    kernel: Kernel,
+    program: PathBuf,
+    arguments: Vec<String>,
+    seed: Option<(&'static str, String)>,
+    limit: Duration,
+) -> Result<()> {
+    let machine = Machine::prepare(kernel, &|text| eprintln!("{text}"))?;
+    let datapath = (DATAPATH_VARIABLE, "system".to_owned());
+    let job = Job {
+        name: NAME.to_owned(),
+        program,
+        arguments,
+        environment: seed.into_iter().chain([datapath]).collect(),
+        directory: workspace()?.join("tests"),
+        stdout: None,
+        limit,
+    };
+    let failed = machine.run(&[job], |line| println!("{line}"))?;
+    ensure!(failed.is_empty(), "the soak failed");
+    Ok(())
+}
