@@ -71,6 +71,8 @@ pub(crate) struct Policy {
     came_at: BTreeMap<String, Timestamp>,
     /// Whether EgressFirewalls were read.
     firewalls_read: bool,
+    /// Whether OVN's northbound database was read: its ACLs tell the namespaces of port groups.
+    nb_read: bool,
     /// By namespace, the names that an EgressFirewall mentions which OVN enforces or may enforce,
     /// without wildcards.
     names: BTreeMap<String, BTreeSet<DomainName>>,
@@ -104,6 +106,7 @@ impl Policy {
             firewalls: BTreeMap::new(),
             came_at: BTreeMap::new(),
             firewalls_read: false,
+            nb_read: false,
             names: BTreeMap::new(),
             unfollowed: BTreeMap::new(),
             rules: BTreeMap::new(),
@@ -163,6 +166,7 @@ impl Policy {
     // What changes it.
 
     pub(crate) fn apply_nb(&mut self, update: NbUpdate) -> Touched {
+        self.nb_read |= update.reset;
         self.ovn.apply_nb(update)
     }
 
@@ -602,7 +606,9 @@ impl Policy {
 
     /// Whether the rules for an interface's pod are known.
     pub(crate) fn knows_names_for(&self, row: &Interface) -> bool {
-        let has_namespace = self.is_static() || self.ovn.is_bound(&row.iface_id);
+        let may_have_namespace = || self.nb_read || self.namespace_of_pod(row).is_some();
+        let has_namespace =
+            self.is_static() || self.ovn.is_bound(&row.iface_id) && may_have_namespace();
         self.firewalls_read && has_namespace
     }
 

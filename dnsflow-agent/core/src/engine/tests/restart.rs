@@ -162,3 +162,78 @@ fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
     let found_at = after.now;
     expiry::assert_denied_for_an_hour(&mut after, found_at);
 }
+
+/// All orders of `items`.
+fn orders<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
+    let [first, rest @ ..] = items else {
+        return vec![Vec::new()];
+    };
+    let into_each_place = |order: Vec<T>| {
+        (0..=order.len()).map(move |place| {
+            let mut longer = order.clone();
+            longer.insert(place, first.clone());
+            longer
+        })
+    };
+    orders(rest).into_iter().flat_map(into_each_place).collect()
+}
+
+#[test]
+fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
+    let rules = [allow("example.com"), deny_all()];
+    let row = RowId::new(0x105);
+    let interfaces = Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+    });
+    let nb = Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(&rules),
+        ..NbUpdate::default()
+    });
+    for namespace in [Some("ns1".to_owned()), None] {
+        let mut node = Node::bare();
+        node.pods.insert("ns1_p1".into(), row);
+        let binding = PortBinding {
+            namespace: namespace.clone(),
+            ..port_binding("ns1_p1", 5)
+        };
+        let sb = Input::Sb(SbUpdate {
+            reset: true,
+            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+            port_bindings: vec![(row, Some(binding))],
+            port_groups: vec![node.group()],
+            logical_flows: logical_flows(&rules),
+            ..SbUpdate::default()
+        });
+        let inputs = [
+            ("switch", Input::SwitchUp),
+            ("interfaces", interfaces.clone()),
+            ("firewalls", firewalls(true, Some(firewall(&rules)))),
+            ("nb", nb.clone()),
+            ("sb", sb),
+        ];
+        for order in orders(&inputs) {
+            let named: Vec<_> = order.iter().map(|(name, _)| *name).collect();
+            let there = named.iter().position(|name| *name == "interfaces");
+            for moment in there.expect("it is one of them")..order.len() {
+                let mut node = Node::bare();
+                node.pods.insert("ns1_p1".into(), row);
+                for (place, (_, input)) in order.iter().enumerate() {
+                    node.give(input.clone());
+                    if place == moment {
+                        let bytes = answer_frame("www.example.com", &[ADDRESS], 300);
+                        node.frame(ifindex_of(row), &bytes);
+                    }
+                }
+                node.pass(Duration::from_secs(1));
+                assert_eq!(
+                    node.destinations(),
+                    ["203.0.113.1".into()].into(),
+                    "told after {:?} of {named:?}, namespace {namespace:?}",
+                    named[moment]
+                );
+            }
+        }
+    }
+}
