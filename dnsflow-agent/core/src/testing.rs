@@ -8,7 +8,7 @@ mod edges;
 mod rows;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
     time::Duration,
 };
@@ -50,6 +50,8 @@ pub struct Node {
     pub reports: Vec<Report>,
     /// Whether the switch answers.
     pub switch_answers: bool,
+    /// The commands that wait to be carried out, where they do.
+    pub waiting: Option<VecDeque<Command>>,
     /// The rows of the pods' logical ports, by the names of the ports.
     pub pods: BTreeMap<String, RowId>,
     /// The last octet of each pod's address, by the interface index.
@@ -82,6 +84,7 @@ impl Node {
             log: vec![],
             reports: vec![],
             switch_answers: true,
+            waiting: None,
             pods: BTreeMap::new(),
             hosts: BTreeMap::new(),
             ovn_installed: true,

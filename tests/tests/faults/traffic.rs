@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    io::ErrorKind,
+    io::{ErrorKind, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -452,10 +452,12 @@ impl<'a> Scene<'a> {
                 let target = format!("{address}:80");
                 self.lab.ask_agent(&["explain", "ns1/pod1", &target])
             });
+            // The last lines of an output are those that are kept.
             panic!(
-                "after {what}: {error}; {} flows, missing {missing:?}, beside them {beside:?}\n{of_missing:?}\n{}",
+                "{}\n{}\n{of_missing:?}\nafter {what}: {error}; {} flows, missing {missing:?}, beside them {beside:?}",
+                self.log(),
+                self.counters().unwrap_or_default(),
                 open.len(),
-                self.log()
             );
         }
     }
@@ -469,6 +471,17 @@ impl<'a> Scene<'a> {
         };
         closed(POD, FORBIDDEN);
         closed(NEIGHBOUR, told.expect("the pod was told one"));
+    }
+
+    /// The agent's counters that are not zero.
+    fn counters(&self) -> Result<String> {
+        let mut client = UnixStream::connect(self.lab.control_socket())?;
+        client.write_all(b"GET /v1/metrics HTTP/1.0\r\nhost: agent\r\n\r\n")?;
+        let mut metrics = String::new();
+        client.read_to_string(&mut metrics)?;
+        let lines = metrics.lines();
+        let lines = lines.filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
+        Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
     /// What the agent has logged.

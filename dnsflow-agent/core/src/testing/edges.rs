@@ -1,6 +1,6 @@
 //! Stand-ins of the edges: each carries out a command as the edge would, and answers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use dnsflow_common::walk::{self, Packet, Ports};
 
@@ -61,6 +61,10 @@ impl Node {
             if commands.is_empty() {
                 return;
             }
+            if let Some(waiting) = &mut self.waiting {
+                waiting.extend(commands);
+                return;
+            }
             for command in commands {
                 self.log.push(command.clone());
                 if let Some(answer) = self.carry_out(command) {
@@ -68,6 +72,19 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Carries out the command that has waited longest. Returns whether there was one.
+    pub fn carry_out_next(&mut self) -> bool {
+        let Some(command) = self.waiting.as_mut().and_then(VecDeque::pop_front) else {
+            return false;
+        };
+        self.log.push(command.clone());
+        if let Some(answer) = self.carry_out(command) {
+            self.engine.handle(answer, self.now);
+        }
+        self.obey();
+        true
     }
 
     /// Carries out one command. Returns its answer, or the last of several.

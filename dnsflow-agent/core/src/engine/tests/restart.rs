@@ -1,5 +1,9 @@
 //! What a restarted agent takes over.
 
+use std::collections::VecDeque;
+
+use proptest::{collection::vec, prelude::*};
+
 use super::*;
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
@@ -236,4 +240,103 @@ fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
             }
         }
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    /// Inputs, answers and the edges' replies come in any order.
+    #[test]
+    fn an_answer_counts_at_any_moment_of_a_slow_start(
+        order in Just([0, 1, 2, 3, 4]).prop_shuffle(),
+        with_snapshot in any::<bool>(),
+        steps in vec((0_u8..3, 0_u64..20_000), 0..60),
+    ) {
+        slow_start(order, with_snapshot, &steps)?;
+    }
+}
+
+/// The steps of a start: 0 is the next input, 1 the next command that is carried out, 2 an answer; each after some
+/// microseconds.
+fn slow_start(
+    order: [usize; 5],
+    with_snapshot: bool,
+    steps: &[(u8, u64)],
+) -> Result<(), TestCaseError> {
+    let rules = [allow("example.com"), deny_all()];
+    let row = RowId::new(0x105);
+    let mut before = Node::with(&rules);
+    let mut wanted = BTreeSet::new();
+    let mut host = 0_u8;
+    let mut tell = |node: &mut Node| {
+        node.answer(
+            "p1",
+            &format!("f{host}.example.com"),
+            &[[198, 18, 0, host]],
+            600,
+        );
+        wanted.insert(format!("198.18.0.{host}"));
+        host += 1;
+    };
+    tell(&mut before);
+    tell(&mut before);
+    let mut node = Node::bare();
+    if with_snapshot {
+        node.engine
+            .load_snapshot(before.engine.snapshot(before.now));
+    }
+    node.now = before.now + Duration::from_secs(3);
+    node.switch = before.switch;
+    node.sentinels = before.sentinels;
+    node.keep_flows_s = before.keep_flows_s;
+    node.pods.insert("ns1_p1".into(), row);
+    node.waiting = Some(VecDeque::new());
+    let inputs = [
+        Input::SwitchUp,
+        Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+        }),
+        firewalls(true, Some(firewall(&rules))),
+        Input::Nb(NbUpdate {
+            reset: true,
+            acls: acls(&rules),
+            ..NbUpdate::default()
+        }),
+        Input::Sb(SbUpdate {
+            reset: true,
+            datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+            port_bindings: vec![(row, Some(port_binding("ns1_p1", 5)))],
+            port_groups: vec![node.group()],
+            logical_flows: logical_flows(&rules),
+            ..SbUpdate::default()
+        }),
+    ];
+    let mut inputs = order.into_iter().map(|place| inputs[place].clone());
+    let mut is_found = false;
+    for (step, micros) in steps {
+        node.pass(Duration::from_micros(*micros));
+        match step {
+            0 => {
+                if let Some(input) = inputs.next() {
+                    node.give(input);
+                }
+            }
+            1 => {
+                let next = node.waiting.as_ref().and_then(VecDeque::front);
+                is_found |= matches!(next, Some(Command::Attachment(_)));
+                node.carry_out_next();
+            }
+            _ if is_found => tell(&mut node),
+            _ => {}
+        }
+    }
+    for input in inputs {
+        node.give(input);
+    }
+    while node.carry_out_next() {}
+    node.waiting = None;
+    node.pass(Duration::from_secs(1));
+    prop_assert_eq!(node.destinations(), wanted);
+    Ok(())
 }
