@@ -58,7 +58,7 @@ use crate::{
         events::{Notices, Reporter},
     },
     logging::{Log, LogView, LostLines},
-    manifests,
+    manifests, memory,
     metrics::{Metrics, Observed, Packets},
     one_agent::{Answering, Claim, OneAgentError},
     openflow::{self, Event},
@@ -830,6 +830,7 @@ impl Hot {
         if is_known && self.ready.is_some() {
             self.take_over();
             self.carry_out();
+            memory::give_back();
         }
     }
 

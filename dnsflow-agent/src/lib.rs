@@ -19,6 +19,7 @@ pub mod k8s;
 pub mod kubectl;
 pub mod logging;
 pub mod manifests;
+pub mod memory;
 pub mod metrics;
 mod netlink;
 mod node;

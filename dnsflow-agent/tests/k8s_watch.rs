@@ -74,7 +74,7 @@ impl Watch {
             words.push(match firewall {
                 Some(firewall) => {
                     let rules = firewall.rules.iter().map(|rule| match &rule.destination {
-                        Destination::Name(name) => name.written().to_owned(),
+                        Destination::Name(name) => name.written().into_owned(),
                         other => format!("{other:?}"),
                     });
                     format!("{}({})", id.namespace, rules.collect::<Vec<_>>().join(" "))

@@ -361,7 +361,7 @@ impl Recording {
                 .sb
                 .values()
                 .filter(|row| {
-                    row.acl.namespace == "ns1"
+                    &*row.acl.namespace == "ns1"
                         && hashes.iter().any(|hash| row.acl.matches.contains(hash))
                 })
                 .collect();
@@ -543,7 +543,7 @@ fn update(row: &mut Row, columns: &Value) {
                         pairs.iter().find(|pair| pair[0] == key)?[1].as_str()
                     })
                 };
-                row.acl.namespace = id("k8s.ovn.org/name").expect("a namespace").to_owned();
+                row.acl.namespace = id("k8s.ovn.org/name").expect("a namespace").into();
                 row.acl.rule_index = id("rule-index").expect("an index").parse().expect("one");
             }
             _ => {}
@@ -554,7 +554,7 @@ fn update(row: &mut Row, columns: &Value) {
 fn empty_row() -> Row {
     Row {
         acl: Acl {
-            namespace: String::new(),
+            namespace: "".into(),
             rule_index: 0,
             priority: 0,
             matches: String::new(),
@@ -634,16 +634,16 @@ fn replay(order: [Heard; 3]) {
             node.check(&format!("{order:?}: {mark}, after {from:?}"));
         }
         let beyond = |row: &&Row| {
-            row.acl.namespace == "ns1" && row.acl.rule_index as usize >= node.rules.len()
+            &*row.acl.namespace == "ns1" && row.acl.rule_index as usize >= node.rules.len()
         };
         stale += usize::from(rows.values().any(|row| beyond(&row)) && !node.rules.is_empty());
     }
     // Not in the recording: the row that is left behind is for a name that has another place.
     let only = rules_at("start:").expect("the firewall")[1].clone();
-    let at = |index| move |row: &&Row| row.acl.namespace == "ns1" && row.acl.rule_index == index;
+    let at = |index| move |row: &&Row| &*row.acl.namespace == "ns1" && row.acl.rule_index == index;
     let second = rows.values().find(at(1)).expect("a second rule").clone();
     assert_eq!(second.acl.matches.matches("$a").count(), 1, "a name");
-    rows.retain(|_, row| row.acl.namespace != "ns1" || row.acl.rule_index < 2);
+    rows.retain(|_, row| &*row.acl.namespace != "ns1" || row.acl.rule_index < 2);
     let first = rows.values_mut().find(|row| at(0)(&&**row));
     first.expect("a first rule").acl.matches = second.acl.matches;
     node.set_rules(vec![only]);

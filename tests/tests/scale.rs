@@ -33,14 +33,14 @@ const BATCH: usize = 250;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Of each rule in a namespace without a pod here, the agent keeps the resource's rule twice (the
 /// watch, to tell what changes; the engine), the ACL, and what is missing.
-const BYTES_PER_RULE_MAX: usize = 3_000;
+const BYTES_PER_RULE_MAX: usize = 1_600;
 
 /// Services of the cluster, with so many ports each and so many pods behind each port.
 const SERVICES: u16 = 1_000;
 const PORTS: u16 = 50;
 const BACKENDS: u16 = 8;
 /// Of each port of a Service, the agent keeps the address and port that pods connect to.
-const BYTES_PER_PORT_MAX: usize = 400;
+const BYTES_PER_PORT_MAX: usize = 100;
 
 fn namespace(number: usize) -> String {
     format!("namespace-{number:05}")

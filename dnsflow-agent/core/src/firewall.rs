@@ -1,5 +1,7 @@
 //! The EgressFirewall as the core sees it, free of Kubernetes types.
 
+use std::sync::Arc;
+
 use ipnet::IpNet;
 
 use super::{flow::Transport, name::DnsName};
@@ -22,8 +24,9 @@ impl std::fmt::Display for FirewallId {
 /// A namespace's EgressFirewall: its rules in their order, of which the first match wins.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Firewall {
-    /// `spec.egress`; the index is the rule's index, also where a rule is invalid.
-    pub rules: Vec<Rule>,
+    /// `spec.egress`; the index is the rule's index, also where a rule is invalid. All copies share the
+    /// rules: a cluster may have tens of thousands.
+    pub rules: Arc<[Rule]>,
     /// Whether names without a wildcard also match their sub-domains, by the resource's annotation;
     /// `None` without an annotation: the agent's option then decides.
     pub subdomains: Option<bool>,

@@ -1,6 +1,12 @@
 //! Domain names in the one form in which the core compares them.
 
-use std::{borrow::Borrow, fmt, hash::Hash, str::FromStr, sync::Arc};
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    hash::Hash,
+    str::FromStr,
+    sync::Arc,
+};
 
 /// The longest name in wire format, root label included (RFC 1035, section 3.1).
 const MAX_NAME_LEN: usize = 255;
@@ -183,15 +189,19 @@ impl fmt::Debug for DomainName {
 /// A rule's `dnsName`: as written, and in the form that is compared.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct DnsName {
-    written: String,
+    /// The text, where the name does not say it: there are many rules.
+    written: Option<Box<str>>,
     name: DomainName,
     wildcard: bool,
 }
 
 impl DnsName {
     /// The text of the resource, case and final dot kept: ovn-kubernetes hashes it.
-    pub fn written(&self) -> &str {
-        &self.written
+    pub fn written(&self) -> Cow<'_, str> {
+        match &self.written {
+            Some(text) => Cow::Borrowed(text),
+            None => Cow::Owned(usual_text(&self.name, self.wildcard)),
+        }
     }
 
     /// The name, or what follows `*.` in a wildcard.
@@ -218,11 +228,21 @@ impl FromStr for DnsName {
             Some(rest) => (true, rest),
             None => (false, text),
         };
+        let name = rest.parse()?;
+        let is_usual = usual_text(&name, wildcard) == text;
         Ok(Self {
-            written: text.to_owned(),
-            name: rest.parse()?,
+            written: (!is_usual).then(|| text.into()),
+            name,
             wildcard,
         })
+    }
+}
+
+/// The text of a `dnsName` in lower case and without final dot.
+fn usual_text(name: &DomainName, wildcard: bool) -> String {
+    match wildcard {
+        true => format!("*.{name}"),
+        false => name.to_string(),
     }
 }
 

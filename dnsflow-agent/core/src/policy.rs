@@ -570,7 +570,7 @@ impl Policy {
         let firewalls = self.firewalls.get(&id).into_iter();
         let names = firewalls
             .chain(former.into_iter().flatten())
-            .flat_map(|firewall| &firewall.rules)
+            .flat_map(|firewall| firewall.rules.iter())
             .filter_map(|rule| match &rule.destination {
                 Destination::Name(name) => Some(name.name().clone()),
                 _ => None,

@@ -131,7 +131,7 @@ impl StaticProfile {
     pub fn rules(&self, namespace: &str, firewall: &Firewall, subdomains: bool) -> NamespaceRules {
         let mut result = NamespaceRules::default();
         result.problems.extend(caveats(firewall));
-        for (index, rule) in (0u16..).zip(&firewall.rules) {
+        for (index, rule) in (0u16..).zip(firewall.rules.iter()) {
             let name = match &rule.destination {
                 Destination::Name(name) => name,
                 Destination::Invalid(reason) => {
@@ -218,10 +218,11 @@ mod tests {
         };
         let firewall = Firewall {
             dry_run: false,
-            rules: vec![
+            rules: [
                 rule("a.test", RuleAction::Allow),
                 rule("b.test", RuleAction::Deny),
-            ],
+            ]
+            .into(),
             subdomains: None,
             refusal: None,
         };

@@ -403,7 +403,7 @@ pub fn pair<'a>(
     found
         .retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name.meaning()));
     let served: BTreeSet<_> = found.iter().map(|(_, rule)| rule.name.meaning()).collect();
-    for (index, rule) in (0..).zip(&firewall.rules) {
+    for (index, rule) in (0..).zip(firewall.rules.iter()) {
         if let Destination::Name(name) = &rule.destination
             && !served.contains(&name.meaning())
         {
@@ -428,7 +428,7 @@ pub fn pair<'a>(
 
 fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
     (0..)
-        .zip(&firewall.rules)
+        .zip(firewall.rules.iter())
         .filter_map(|(index, rule)| match &rule.destination {
             Destination::Invalid(reason) => Some((index, Problem::Invalid(reason.clone()))),
             _ => None,
@@ -439,7 +439,7 @@ fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
 /// What people should know about rules, also if nothing is wrong with the rules.
 pub(crate) fn caveats(firewall: &Firewall) -> impl Iterator<Item = (u32, Problem)> {
     (0..)
-        .zip(&firewall.rules)
+        .zip(firewall.rules.iter())
         .filter_map(|(index, rule)| match (rule.action, &rule.destination) {
             (RuleAction::Deny, Destination::Name(name)) => {
                 Some((index, Problem::DeniesByName(name.clone())))
@@ -495,7 +495,7 @@ struct NamedRules<'a>(HashMap<(Family, u64), Vec<NamedRule<'a>>>);
 impl<'a> NamedRules<'a> {
     fn of(firewall: &'a Firewall) -> Self {
         let mut rules: HashMap<_, Vec<_>> = HashMap::new();
-        for (index, rule) in (0..).zip(&firewall.rules) {
+        for (index, rule) in (0..).zip(firewall.rules.iter()) {
             let Destination::Name(name) = &rule.destination else {
                 continue;
             };
@@ -559,7 +559,7 @@ fn ports(list: &[Transport]) -> BTreeSet<Transport> {
 /// beyond the rules.
 pub fn is_enforced<'a>(firewall: &Firewall, acls: impl Iterator<Item = &'a Acl>) -> bool {
     let mut missing: BTreeSet<u32> = (0..)
-        .zip(&firewall.rules)
+        .zip(firewall.rules.iter())
         .filter(|(_, rule)| matches!(rule.destination, Destination::Name(_)))
         .map(|(index, _)| index)
         .collect();

@@ -3,7 +3,7 @@
 //! The engine enforces rules by OVN's rows. Here is no OVN: an EgressFirewall that was never applied has
 //! no rows. The rules match as they do in the engine ([`RuleSet`]), and the first that matches decides.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
     firewall::{Destination, Firewall, Rule, RuleAction},
@@ -16,7 +16,7 @@ use crate::{
 /// An EgressFirewall whose rules are tried.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    rules: Vec<Rule>,
+    rules: Arc<[Rule]>,
     /// The rules by name.
     names: RuleSet,
 }
@@ -60,14 +60,14 @@ impl Trial {
     /// Tries this EgressFirewall. `subdomains` applies where the EgressFirewall does not say.
     pub fn new(firewall: &Firewall, subdomains: bool) -> Self {
         let mut names = RuleSet::default();
-        for (index, rule) in (0..).zip(&firewall.rules) {
+        for (index, rule) in (0..).zip(firewall.rules.iter()) {
             if let Destination::Name(name) = &rule.destination {
                 let pattern = NamePattern::of(name, firewall, subdomains);
                 names.push(ActiveRule::without_acl("", index, rule, name, pattern));
             }
         }
         Self {
-            rules: firewall.rules.clone(),
+            rules: Arc::clone(&firewall.rules),
             names,
         }
     }
@@ -93,7 +93,7 @@ impl Trial {
     pub fn decide_by(&self, facts: &Facts<'_>, matches_name: impl Fn(u32) -> bool) -> Outcome {
         let mut may_match: Vec<(RuleAction, Unless)> = Vec::new();
         let mut decided = (RuleAction::Allow, None);
-        for (index, rule) in (0..).zip(&self.rules) {
+        for (index, rule) in (0..).zip(self.rules.iter()) {
             if !is_for(rule, facts.transport) {
                 continue;
             }

@@ -111,7 +111,7 @@ mod tests {
         let update = json!({ "Bridge": { id: { "initial": row } } });
         replica.apply_value(update).expect("a row");
         let (_, row) = replica.rows(BRIDGE).next().expect("one row");
-        bridge(row, name).expect("it is readable")
+        bridge(&row, name).expect("it is readable")
     }
 
     #[test]

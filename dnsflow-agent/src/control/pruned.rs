@@ -104,7 +104,7 @@ pub struct OnlyByAnswer {
 
 /// The names of a firewall's rules, by the rule's index.
 pub(crate) fn names_of(firewall: &Firewall) -> Vec<(u32, DnsName)> {
-    let rules = (0..).zip(&firewall.rules);
+    let rules = (0..).zip(firewall.rules.iter());
     let names = rules.filter_map(|(index, rule)| match &rule.destination {
         Destination::Name(name) => Some((index, name.clone())),
         Destination::Cidr(_) | Destination::Nodes | Destination::Invalid(_) => None,
@@ -198,7 +198,7 @@ impl Pruning {
             false if known.time >= HISTORY_TIME => Since::AnHour,
             false => Since::AgentStart,
         };
-        let rules = (0..).zip(&firewall.rules).map(|(index, rule)| {
+        let rules = (0..).zip(firewall.rules.iter()).map(|(index, rule)| {
             let Gathered {
                 places,
                 last_s,

@@ -56,7 +56,7 @@ fn show(firewalls: &BTreeMap<FirewallId, Firewall>) -> String {
     let mut text = String::new();
     for (id, firewall) in firewalls {
         let rules = firewall.rules.iter().map(|rule| match &rule.destination {
-            Destination::Name(name) => name.written().to_owned(),
+            Destination::Name(name) => name.written().into_owned(),
             _ => "other".to_owned(),
         });
         let rules = rules.collect::<Vec<_>>().join(" ");

@@ -117,7 +117,7 @@ pub fn acl(row: &Row) -> Conversion<Acl> {
     };
     let index = id(RULE_INDEX)?;
     Ok(Some(Acl {
-        namespace: id(NAME)?.to_owned(),
+        namespace: id(NAME)?.into(),
         rule_index: index.parse().map_err(|_| {
             CellError::new(
                 "external_ids",

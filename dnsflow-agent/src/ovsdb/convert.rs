@@ -51,7 +51,7 @@ impl Converter {
     ) -> Changes<T> {
         let rows = replica.rows(table);
         rows.filter_map(|(id, row)| {
-            let value = self.value(table, id, convert(row))?;
+            let value = self.value(table, id, convert(&row))?;
             Some((id, Some(value)))
         })
         .collect()
@@ -74,7 +74,7 @@ impl Converter {
                     .and_then(|row| convert(row).ok().flatten());
                 let new = replica
                     .row(table, change.id)
-                    .and_then(|row| self.value(table, change.id, convert(row)));
+                    .and_then(|row| self.value(table, change.id, convert(&row)));
                 (old != new).then_some((change.id, new))
             })
             .collect()

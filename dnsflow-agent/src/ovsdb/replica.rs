@@ -10,7 +10,7 @@ use serde_json::{Map, Value, value::RawValue};
 
 use super::{
     schema::{Database, Table},
-    value::Row,
+    value::{PackedRow, Row},
 };
 
 /// The most rows kept of one table.
@@ -61,7 +61,7 @@ pub struct RowChange {
 }
 
 /// The rows of one table.
-pub type Rows = BTreeMap<RowId, Row>;
+type Rows = BTreeMap<RowId, PackedRow>;
 
 /// The copy.
 #[derive(Debug)]
@@ -83,14 +83,16 @@ impl Replica {
     }
 
     /// The rows of a replicated table; none for any other.
-    pub fn rows(&self, table: &str) -> impl Iterator<Item = (RowId, &Row)> {
-        let rows = self.tables.get(table).into_iter().flatten();
-        rows.map(|(id, row)| (*id, row))
+    pub fn rows(&self, table: &str) -> impl Iterator<Item = (RowId, Row)> {
+        let rows = self.database.table(table).zip(self.tables.get(table));
+        let rows = rows.into_iter();
+        rows.flat_map(|(table, rows)| rows.iter().map(|(id, row)| (*id, row.unpack(table))))
     }
 
     /// One row.
-    pub fn row(&self, table: &str, id: RowId) -> Option<&Row> {
-        self.tables.get(table)?.get(&id)
+    pub fn row(&self, table: &str, id: RowId) -> Option<Row> {
+        let row = self.tables.get(table)?.get(&id)?;
+        Some(row.unpack(self.database.table(table)?))
     }
 
     /// [`Replica::apply`] of JSON that is read already.
@@ -178,20 +180,22 @@ fn apply_row(
             for (column, value) in columns {
                 row.set(&column, value);
             }
-            Ok(rows.insert(id, row))
+            Ok(rows.insert(id, row.pack()).map(|old| old.unpack(table)))
         }
         Operation::Modify => {
-            let row = rows.get_mut(&id).ok_or(UpdateError::UnknownRow {
+            let packed = rows.get_mut(&id).ok_or(UpdateError::UnknownRow {
                 table: table.name,
                 row: id,
             })?;
-            let old = row.clone();
+            let old = packed.unpack(table);
+            let mut row = old.clone();
             for (column, value) in columns {
                 row.modify(&column, value);
             }
+            *packed = row.pack();
             Ok(Some(old))
         }
-        Operation::Delete => Ok(rows.remove(&id)),
+        Operation::Delete => Ok(rows.remove(&id).map(|old| old.unpack(table))),
     }
 }
 

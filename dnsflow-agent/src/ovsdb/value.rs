@@ -7,12 +7,13 @@
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 
 use dnsflow_core::ovn::rows::RowId;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::schema::{Column, Kept, Kind, Table};
 
 /// A single value.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub enum Atom {
     /// An integer.
     Integer(i64),
@@ -69,10 +70,10 @@ pub(super) fn row_id(parts: &[Value]) -> Option<RowId> {
 }
 
 /// What a cell holds.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Datum(Repr);
 
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 enum Repr {
     /// Sorted, without duplicates.
     Set(Vec<Atom>),
@@ -291,6 +292,16 @@ impl Row {
         });
     }
 
+    /// The row as it is kept.
+    pub(super) fn pack(&self) -> PackedRow {
+        // Without room the program ends; nothing else fails here.
+        PackedRow(
+            postcard::to_allocvec(&self.cells)
+                .unwrap_or_default()
+                .into(),
+        )
+    }
+
     fn update(&mut self, column: &str, json: Value, change: impl FnOnce(Kind, &mut Datum, Datum)) {
         let columns = self.columns.iter().zip(&mut self.cells);
         if let Some((column, cell)) = columns.into_iter().find(|(found, _)| found.name == column) {
@@ -399,6 +410,25 @@ impl Row {
             Ok(map)
         } else {
             Err(CellError::new(column, "holds something else than strings"))
+        }
+    }
+}
+
+/// A row in one piece of memory. A zone has tens of thousands of rows, which are read once: as a [`Row`], an ACL
+/// takes four times as much.
+#[derive(Clone, Debug)]
+pub(super) struct PackedRow(Box<[u8]>);
+
+impl PackedRow {
+    /// The row, which is one of this table.
+    pub(super) fn unpack(&self, table: &'static Table) -> Row {
+        let unreadable = |_| {
+            let cells = table.columns.iter();
+            cells.map(|_| Datum(Repr::Unreadable)).collect()
+        };
+        Row {
+            columns: table.columns,
+            cells: postcard::from_bytes(&self.0).unwrap_or_else(unreadable),
         }
     }
 }

@@ -23,7 +23,7 @@ fn counted(ids: &[(&str, &str)]) -> [Option<String>; 2] {
     replica.apply_value(json!({INTERFACE: row})).unwrap();
     let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
     [Whose::Pods, Whose::Anybody].map(|whose| {
-        let found = interface(row, whose).unwrap();
+        let found = interface(&row, whose).unwrap();
         found.map(|interface| interface.iface_id)
     })
 }
@@ -159,7 +159,7 @@ fn only_ordinary_ports_count() {
         replica.apply_value(json!({INTERFACE: row})).unwrap();
         let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
         assert_eq!(
-            of_anybody(row).unwrap().unwrap().ofport,
+            of_anybody(&row).unwrap().unwrap().ofport,
             expected,
             "{ofport}"
         );
@@ -184,7 +184,7 @@ fn megaflows_are_kept_for_as_long_as_the_database_says_or_usual() {
         replica.apply_value(json!({OPEN_VSWITCH: row})).unwrap();
         let row = replica.row(OPEN_VSWITCH, RowId::new(1)).unwrap();
         assert_eq!(
-            megaflows_idle(row).unwrap(),
+            megaflows_idle(&row).unwrap(),
             Some(Duration::from_secs_f64(seconds)),
             "{columns}"
         );

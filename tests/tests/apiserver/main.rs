@@ -106,7 +106,7 @@ impl Watch {
                 .map(|(id, firewall)| match firewall {
                     Some(firewall) => {
                         let rules = firewall.rules.iter().map(|rule| match &rule.destination {
-                            Destination::Name(name) => name.written().to_owned(),
+                            Destination::Name(name) => name.written().into_owned(),
                             Destination::Invalid(_) => "invalid".to_owned(),
                             other => format!("{other:?}"),
                         });

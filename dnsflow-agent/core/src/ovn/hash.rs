@@ -46,7 +46,7 @@ pub fn address_set_hashes(name: &DnsName, family: Family) -> [u64; 2] {
     if !resolver.ends_with('.') {
         resolver.push('.');
     }
-    [written, &resolver].map(|form| address_set_hash(form, family))
+    [&*written, &resolver].map(|form| address_set_hash(form, family))
 }
 
 /// The name of a namespace's port group on the cluster's default network, in the NB database

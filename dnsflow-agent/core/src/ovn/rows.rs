@@ -2,12 +2,13 @@
 //!
 //! Sources: `ovn-nb.ovsschema`, `ovn-sb.ovsschema` and `vswitch.ovsschema`.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 /// The identity of a database row (`_uuid`).
-#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct RowId(u128);
 
 impl RowId {
@@ -36,8 +37,18 @@ impl RowId {
     /// The first 32 bits: a logical flow's OpenFlow cookie, and (as eight hex digits) the
     /// `stage-hint` that names an ACL.
     pub const fn prefix(self) -> u32 {
-        (self.0 >> 96) as u32
+        (self.0 >> Self::BEHIND_PREFIX) as u32
     }
+
+    /// The identities that begin with these 32 bits.
+    pub const fn beginning_with(prefix: u32) -> RangeInclusive<Self> {
+        let first = (prefix as u128) << Self::BEHIND_PREFIX;
+        let last = first | ((1 << Self::BEHIND_PREFIX) - 1);
+        RangeInclusive::new(Self(first), Self(last))
+    }
+
+    /// The bits behind the prefix.
+    const BEHIND_PREFIX: u32 = 96;
 }
 
 impl fmt::Display for RowId {
@@ -102,7 +113,7 @@ pub type Changes<Row> = Vec<(RowId, Option<Row>)>;
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Acl {
     /// `external_ids:k8s.ovn.org/name`: the namespace of the EgressFirewall.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// `external_ids:rule-index`: the rule's place in `spec.egress`.
     pub rule_index: u32,
     /// `priority`.

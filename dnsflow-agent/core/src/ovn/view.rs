@@ -1,8 +1,9 @@
 //! The rows of OVN's databases as they were last reported, with the look-ups that the engine needs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -41,31 +42,55 @@ impl<Row> Default for Table<Row> {
 }
 
 impl<Row: Clone + Eq> Table<Row> {
-    /// Applies `changes` and returns the rows that really changed. With `reset`, rows that
+    /// Applies `changes` and returns the rows that really changed, in order. With `reset`, rows that
     /// `changes` does not name are gone.
     pub fn apply(&mut self, reset: bool, changes: Changes<Row>) -> Vec<Changed<Row>> {
-        let mut changes: BTreeMap<RowId, Option<Row>> = changes.into_iter().collect();
-        if reset {
-            for id in self.rows.keys() {
-                changes.entry(*id).or_insert(None);
-            }
-        }
-        let mut changed = Vec::with_capacity(changes.len());
+        let mut changed = Vec::new();
+        self.apply_each(reset, changes, |id, old, new| {
+            let new = new.cloned();
+            changed.push(Changed { id, old, new });
+        });
+        changed.sort_by_key(|change| change.id);
+        changed
+    }
+
+    /// The same for a large table: hands each row that really changed to `each`, before and after, and copies
+    /// none.
+    fn apply_each(
+        &mut self,
+        reset: bool,
+        changes: Changes<Row>,
+        mut each: impl FnMut(RowId, Option<Row>, Option<&Row>),
+    ) {
+        let mut gone: BTreeSet<RowId> = match reset {
+            true => self.rows.keys().copied().collect(),
+            false => BTreeSet::new(),
+        };
         for (id, new) in changes {
-            let old = match &new {
-                Some(row) => self.rows.insert(id, row.clone()),
+            gone.remove(&id);
+            let old = match new {
+                Some(row) => self.rows.insert(id, row),
                 None => self.rows.remove(&id),
             };
-            if old != new {
-                changed.push(Changed { id, old, new });
+            let new = self.rows.get(&id);
+            if old.as_ref() != new {
+                each(id, old, new);
             }
         }
-        changed
+        for id in gone {
+            each(id, self.rows.remove(&id), None);
+        }
     }
 
     /// The row, while it exists.
     pub fn find(&self, id: RowId) -> Option<&Row> {
         self.rows.get(&id)
+    }
+
+    /// The rows whose identities begin with these 32 bits.
+    fn beginning_with(&self, prefix: u32) -> impl Iterator<Item = &Row> {
+        let rows = self.rows.range(RowId::beginning_with(prefix));
+        rows.map(|(_, row)| row)
     }
 
     /// Every row.
@@ -100,6 +125,15 @@ impl<Key: Eq + std::hash::Hash> Index<Key> {
                 self.0.remove(key);
             }
         }
+    }
+
+    /// The key itself, if some row has it.
+    fn key<Q>(&self, key: &Q) -> Option<&Key>
+    where
+        Key: std::borrow::Borrow<Q>,
+        Q: Eq + std::hash::Hash + ?Sized,
+    {
+        self.0.get_key_value(key).map(|(key, _)| key)
     }
 
     fn contains(&self, key: &Key) -> bool {
@@ -159,6 +193,14 @@ pub struct Touched {
     pub ports: BTreeSet<String>,
 }
 
+impl Touched {
+    fn touch_namespace(&mut self, namespace: &str) {
+        if !self.namespaces.contains(namespace) {
+            self.namespaces.insert(namespace.to_owned());
+        }
+    }
+}
+
 /// The rows of the NB and SB databases.
 #[derive(Debug, Default)]
 pub struct OvnView {
@@ -166,8 +208,7 @@ pub struct OvnView {
     /// ACLs that are gone from the NB database, while the SB database still has their logical
     /// flows: OVN enforces an ACL as long as its logical flows are there.
     departed: BTreeMap<RowId, Acl>,
-    acls_by_namespace: Index<String>,
-    acls_by_hint: Index<u32>,
+    acls_by_namespace: Index<Arc<str>>,
     switches: Table<LogicalSwitch>,
     gateway_ports: Table<GatewayPort>,
     load_balancers: Table<LoadBalancer>,
@@ -200,30 +241,57 @@ impl OvnView {
             .load_balancers
             .apply(update.reset, update.load_balancers);
         self.networks_changed |= switches_changed || !(ports.is_empty() && services.is_empty());
-        for Changed { id, old, new } in self.acls.apply(update.reset, update.acls) {
-            self.count_excluded(old.as_ref(), new.as_ref());
-            if let Some(acl) = self.departed.remove(&id) {
-                self.forget_acl(id, acl);
+        let acls = self.share_namespaces(update.acls);
+        let mut table = std::mem::take(&mut self.acls);
+        table.apply_each(update.reset, acls, |id, old, new| {
+            self.acl_changed(id, old, new, &mut touched);
+        });
+        self.acls = table;
+        touched
+    }
+
+    fn acl_changed(
+        &mut self,
+        id: RowId,
+        old: Option<Acl>,
+        new: Option<&Acl>,
+        touched: &mut Touched,
+    ) {
+        self.count_excluded(old.as_ref(), new);
+        if let Some(acl) = self.departed.remove(&id) {
+            self.forget_acl(id, &acl);
+        }
+        match (old, new) {
+            (Some(old), None) if self.flows_by_hint.contains(&id.prefix()) => {
+                touched.touch_namespace(&old.namespace);
+                self.departed.insert(id, old);
             }
-            match (old, new) {
-                (Some(old), None) if self.flows_by_hint.contains(&id.prefix()) => {
-                    touched.namespaces.insert(old.namespace.clone());
-                    self.departed.insert(id, old);
+            (old, new) => {
+                if let Some(acl) = old {
+                    touched.touch_namespace(&acl.namespace);
+                    self.forget_acl(id, &acl);
                 }
-                (old, new) => {
-                    if let Some(acl) = old {
-                        touched.namespaces.insert(acl.namespace.clone());
-                        self.forget_acl(id, acl);
-                    }
-                    if let Some(acl) = new {
-                        self.acls_by_namespace.add(acl.namespace.clone(), id);
-                        self.acls_by_hint.add(id.prefix(), id);
-                        touched.namespaces.insert(acl.namespace);
-                    }
+                if let Some(acl) = new {
+                    touched.touch_namespace(&acl.namespace);
+                    self.acls_by_namespace.add(Arc::clone(&acl.namespace), id);
                 }
             }
         }
-        touched
+    }
+
+    /// Lets the ACLs of a namespace share its name. A zone has tens of thousands of them.
+    fn share_namespaces(&self, mut acls: Changes<Acl>) -> Changes<Acl> {
+        let mut names: HashSet<Arc<str>> = HashSet::new();
+        for acl in acls.iter_mut().filter_map(|(_, acl)| acl.as_mut()) {
+            let known = self.acls_by_namespace.key(&acl.namespace);
+            match known.or_else(|| names.get(&acl.namespace)) {
+                Some(name) => acl.namespace = Arc::clone(name),
+                None => {
+                    names.insert(Arc::clone(&acl.namespace));
+                }
+            }
+        }
+        acls
     }
 
     /// Counts the ACLs that leave out each network.
@@ -304,9 +372,8 @@ impl OvnView {
         Some(networks.collect())
     }
 
-    fn forget_acl(&mut self, id: RowId, acl: Acl) {
+    fn forget_acl(&mut self, id: RowId, acl: &Acl) {
         self.acls_by_namespace.remove(&acl.namespace, id);
-        self.acls_by_hint.remove(&id.prefix(), id);
     }
 
     /// Applies a change of the SB database.
@@ -382,10 +449,9 @@ impl OvnView {
                 } else {
                     self.flows_by_hint.remove(&hint, id);
                 }
-                let acls = self.acls_by_hint.ids(&hint);
-                touched
-                    .namespaces
-                    .extend(acls.filter_map(|acl| Some(self.acl(acl)?.namespace.clone())));
+                for acl in self.acls_of_hint(hint) {
+                    touched.touch_namespace(&acl.namespace);
+                }
             }
         }
         let over: Vec<RowId> = self
@@ -396,7 +462,7 @@ impl OvnView {
             .collect();
         for id in over {
             if let Some(acl) = self.departed.remove(&id) {
-                self.forget_acl(id, acl);
+                self.forget_acl(id, &acl);
             }
         }
         touched
@@ -404,6 +470,13 @@ impl OvnView {
 
     fn acl(&self, id: RowId) -> Option<&Acl> {
         self.acls.find(id).or_else(|| self.departed.get(&id))
+    }
+
+    /// The ACLs that a stage hint may name.
+    fn acls_of_hint(&self, hint: u32) -> impl Iterator<Item = &Acl> {
+        let departed = self.departed.range(RowId::beginning_with(hint));
+        let departed = departed.map(|(_, acl)| acl);
+        self.acls.beginning_with(hint).chain(departed)
     }
 
     /// The ACLs of a namespace's EgressFirewall that are in the NB database.
@@ -432,7 +505,7 @@ impl OvnView {
             .filter_map(|id| Some((id, self.acl(id)?)))
             .map(|(id, acl)| {
                 // The row ids of two ACLs can begin with the same 32 bits. The match then decides.
-                let is_alone = self.acls_by_hint.ids(&id.prefix()).count() == 1;
+                let is_alone = self.acls_of_hint(id.prefix()).count() == 1;
                 let flows = self
                     .flows_by_hint
                     .ids(&id.prefix())
@@ -500,7 +573,7 @@ fn concerned(acl: &Acl) -> Concerned {
     let mut words = acl.matches.split(|c: char| !c.is_ascii_alphanumeric());
     match words.any(|word| word == group) {
         true => Concerned::Everybody,
-        false => Concerned::Namespace(acl.namespace.clone()),
+        false => Concerned::Namespace(acl.namespace.to_string()),
     }
 }
 

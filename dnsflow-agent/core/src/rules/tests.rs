@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use super::*;
 use crate::{firewall::Rule, flow::Protocol, ovn::rows::Pipeline};
 
@@ -26,7 +28,7 @@ fn deny_all() -> Rule {
 fn firewall(rules: Vec<Rule>) -> Firewall {
     Firewall {
         dry_run: false,
-        rules,
+        rules: rules.into(),
         subdomains: None,
         refusal: None,
     }
@@ -70,7 +72,7 @@ fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
 }
 
 /// Index and name of each usable rule.
-fn usable(rules: &NamespaceRules) -> Vec<(u32, &str)> {
+fn usable(rules: &NamespaceRules) -> Vec<(u32, Cow<'_, str>)> {
     rules
         .sets
         .values()
@@ -83,7 +85,7 @@ fn usable(rules: &NamespaceRules) -> Vec<(u32, &str)> {
 fn an_acl_belongs_to_the_rule_whose_name_its_address_set_is_for() {
     let firewall = firewall(vec![allow("example.com"), deny_all()]);
     let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("example.com")))]);
-    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(usable(&paired), [(0, "example.com".into())]);
     assert_eq!(paired.problems, BTreeMap::new());
     assert_eq!(paired.sets.keys().collect::<Vec<_>>(), [PORT_GROUP]);
 }
@@ -93,7 +95,7 @@ fn both_forms_of_the_address_set_are_known() {
     let firewall = firewall(vec![allow("Example.com")]);
     for hash in address_set_hashes(&dns("Example.com"), Family::V4) {
         let paired = pair_with(&firewall, &[with_flows(acl(0, hash))]);
-        assert_eq!(usable(&paired), [(0, "Example.com")]);
+        assert_eq!(usable(&paired), [(0, "Example.com".into())]);
     }
 }
 
@@ -130,9 +132,9 @@ fn two_spellings_of_a_name_are_two_rules_whatever_address_sets_they_have() {
             .map(|rule| (rule.index, rule.name.written(), rule.verdict))
             .collect();
         let wanted = [
-            (0, "Example.COM", RuleAction::Deny),
-            (1, "example.com", RuleAction::Allow),
-            (2, "example.com.", RuleAction::Allow),
+            (0, "Example.COM".into(), RuleAction::Deny),
+            (1, "example.com".into(), RuleAction::Allow),
+            (2, "example.com.".into(), RuleAction::Allow),
         ];
         assert_eq!(found, wanted, "resolver: {resolver}");
         let caveat = Problem::DeniesByName(dns("Example.COM"));
@@ -204,7 +206,7 @@ fn a_firewall_is_enforced_where_its_acls_say_so() {
 fn until_ovn_catches_up_a_moved_rule_stays_where_ovn_has_it() {
     let edited = firewall(vec![allow("new.test"), allow("example.com"), deny_all()]);
     let paired = pair_with(&edited, &[with_flows(acl(0, set_of("example.com")))]);
-    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(usable(&paired), [(0, "example.com".into())]);
     assert_eq!(paired.problems[&0], Problem::NoAcl(dns("new.test")));
 }
 
@@ -226,7 +228,7 @@ fn an_acl_beyond_the_rules_is_stale() {
             with_flows(acl(1, set_of("example.com"))),
         ],
     );
-    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(usable(&paired), [(0, "example.com".into())]);
     assert_eq!(paired.problems[&1], Problem::StaleAcl);
 }
 
@@ -255,7 +257,7 @@ fn until_northd_catches_up_a_moved_rule_stays_where_its_logical_flow_is() {
             (acl(1, set_of("example.com")), vec![]),
         ],
     );
-    assert_eq!(usable(&paired), [(0, "example.com")]);
+    assert_eq!(usable(&paired), [(0, "example.com".into())]);
     assert_eq!(
         paired.problems[&0],
         Problem::NoLogicalFlows(dns("new.test"))
@@ -267,7 +269,7 @@ fn a_row_beyond_the_rules_serves_until_its_name_has_another_place() {
     let shorter = firewall(vec![allow("example.com")]);
     let beyond = with_flows(acl(2, set_of("example.com")));
     let paired = pair_with(&shorter, &[beyond]);
-    assert_eq!(usable(&paired), [(2, "example.com")]);
+    assert_eq!(usable(&paired), [(2, "example.com".into())]);
     assert_eq!(paired.problems[&2], Problem::StaleAcl);
 }
 
@@ -296,7 +298,10 @@ fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
         &firewall,
         &[(acl0, flows0), with_flows(acl(1, set_of("other.test")))],
     );
-    assert_eq!(usable(&paired), [(0, "example.com"), (1, "other.test")]);
+    assert_eq!(
+        usable(&paired),
+        [(0, "example.com".into()), (1, "other.test".into())]
+    );
     let templates = |index: usize| &paired.sets[PORT_GROUP].rules()[index].templates;
     assert_eq!(templates(0)[0].actions(42, &CachedActions::new()), None);
     assert_eq!(
@@ -330,7 +335,7 @@ fn a_rule_that_denies_by_name_comes_with_a_caveat() {
     };
     let firewall = firewall(vec![deny, deny_all()]);
     let paired = pair_with(&firewall, &[with_flows(acl(0, set_of("bad.test")))]);
-    assert_eq!(usable(&paired), [(0, "bad.test")]);
+    assert_eq!(usable(&paired), [(0, "bad.test".into())]);
     let caveat = Problem::DeniesByName(dns("bad.test"));
     assert_eq!(caveat.severity(), Severity::Caveat);
     assert_eq!(paired.problems, BTreeMap::from([(0, caveat)]));
@@ -344,7 +349,7 @@ fn names_match_by_pattern() {
     let check = |rule: &str, subdomains: bool, name: &str, expected: bool| {
         let firewall = Firewall {
             dry_run: false,
-            rules: vec![allow(rule)],
+            rules: [allow(rule)].into(),
             subdomains: Some(subdomains),
             refusal: None,
         };

@@ -61,7 +61,7 @@ pub fn port_binding(port: &str, host: u8) -> PortBinding {
 pub fn firewall(rules: &[Rule]) -> Firewall {
     Firewall {
         dry_run: false,
-        rules: rules.to_vec(),
+        rules: rules.into(),
         subdomains: None,
         refusal: None,
     }

@@ -27,7 +27,7 @@ fn for_port(rule: Rule, protocol: Protocol, port: Option<u16>) -> Rule {
 
 fn trial(rules: Vec<Rule>) -> Trial {
     let firewall = Firewall {
-        rules,
+        rules: rules.into(),
         ..Firewall::default()
     };
     Trial::new(&firewall, true)
@@ -100,7 +100,7 @@ fn names_match_as_the_patterns_say() {
         assert_eq!(one_label.decide(&facts(&told)).rule, Some(rule), "{name}");
     }
     let firewall = Firewall {
-        rules: vec![named(ALLOW, "example.com"), network(DENY, "0.0.0.0/0")],
+        rules: [named(ALLOW, "example.com"), network(DENY, "0.0.0.0/0")].into(),
         ..Firewall::default()
     };
     let told = names(&["a.example.com"]);

@@ -473,7 +473,7 @@ impl View<'_> {
     /// Goes through the rules in their order; the first that matches decides.
     fn walk(&self, id: PortId, port: &Port, firewall: &Firewall, to: &Destined<'_>) -> Walk {
         let mut walk = Walk::default();
-        for (index, rule) in (0..).zip(&firewall.rules) {
+        for (index, rule) in (0..).zip(firewall.rules.iter()) {
             let (outcome, why) = self.step(id, port, firewall, index, rule, to, &mut walk);
             if outcome == StepOutcome::Decides {
                 let by = match &rule.destination {

@@ -48,7 +48,7 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
     let links = survey::links().map_err(|error| format!("cannot list interfaces: {error}"))?;
     let mut vswitch = Vswitch::default();
     for (_, row) in replica.rows(INTERFACE) {
-        let found = interface(row, without_ovn).map_err(|error| error.to_string())?;
+        let found = interface(&row, without_ovn).map_err(|error| error.to_string())?;
         let Some(mut interface) = found else {
             continue;
         };

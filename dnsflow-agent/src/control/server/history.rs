@@ -2,7 +2,11 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use dnsflow_core::{history::Place, view::RulesView};
+use dnsflow_core::{
+    firewall::{Firewall, Rule},
+    history::Place,
+    view::RulesView,
+};
 use futures::{StreamExt as _, stream};
 use hyper::{Response, body::Bytes};
 
@@ -44,8 +48,9 @@ impl Server {
         let namespace = parameters.required("namespace")?;
         parameters.end()?;
         let mut read: Option<RulesView> = None;
+        let mut rules: Vec<Rule> = Vec::new();
         let subdomains = loop {
-            let from = read.as_ref().map_or(0, |read| read.part.rules.len());
+            let from = rules.len();
             let of = namespace.clone();
             let asked = self.inquiries.ask(move |engine, _| {
                 let view = engine.view();
@@ -56,25 +61,39 @@ impl Server {
                 (known.came_at, known.count) == (part.came_at, part.count)
             };
             read = match (read.take(), part) {
-                (Some(mut known), Some(part)) if is_same(&known, &part) => {
-                    known.part.rules.extend(part.part.rules);
+                (Some(known), Some(part)) if is_same(&known, &part) => {
+                    rules.extend_from_slice(&part.part.rules);
                     Some(known)
                 }
                 // It has changed meanwhile: from the beginning.
-                (Some(_), Some(_)) => None,
-                (_, part) => part,
+                (Some(_), Some(_)) => {
+                    rules.clear();
+                    None
+                }
+                (_, part) => {
+                    let first = part.as_ref().map(|part| part.part.rules.to_vec());
+                    rules = first.unwrap_or_default();
+                    part
+                }
             };
-            let is_whole = |read: &RulesView| read.part.rules.len() == read.count;
+            let is_whole = |read: &RulesView| rules.len() == read.count;
             if read.as_ref().is_none_or(is_whole) && (from == 0 || read.is_some()) {
                 break subdomains;
             }
         };
-        let read = read.as_ref();
+        let came_s = read
+            .as_ref()
+            .map(|read| now().since(read.came_at).as_secs());
+        let enforces_former = read.as_ref().is_some_and(|read| read.enforces_former);
+        let whole = read.map(|read| Firewall {
+            rules: rules.into(),
+            ..read.part
+        });
         Ok(json(&PresentFirewall {
-            resource: read.map(|read| convert::resource(&namespace, &read.part)),
+            resource: whole.map(|whole| convert::resource(&namespace, &whole)),
             subdomains,
-            came_s: read.map_or(0, |read| now().since(read.came_at).as_secs()),
-            enforces_former: read.is_some_and(|read| read.enforces_former),
+            came_s: came_s.unwrap_or_default(),
+            enforces_former,
         }))
     }
 }

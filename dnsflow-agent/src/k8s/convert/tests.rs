@@ -448,11 +448,12 @@ spec:
     assert_eq!(again.reading, Reading::Firewall(id, read.clone()));
     assert_eq!(again.reasons, Vec::<String>::new());
     let unusable = Firewall {
-        rules: vec![Rule {
+        rules: [Rule {
             action: RuleAction::Allow,
             destination: Destination::Invalid("misspelt".into()),
             ports: Vec::new(),
-        }],
+        }]
+        .into(),
         dry_run: true,
         ..read
     };

@@ -38,7 +38,7 @@ fn the_rules_that_ovn_kubernetes_writes() {
     assert_eq!(acls.len(), 8);
     let (id, first) = acls
         .iter()
-        .find(|(_, acl)| acl.namespace == "ns1" && acl.rule_index == 0)
+        .find(|(_, acl)| &*acl.namespace == "ns1" && acl.rule_index == 0)
         .unwrap();
     assert_eq!(id.to_string(), "32cb9193-de93-4a3e-b594-9d441b70c27f");
     assert_eq!(id.prefix(), 0x32cb_9193);

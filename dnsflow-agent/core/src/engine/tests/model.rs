@@ -5,6 +5,7 @@
 //! enforces. It knows nothing of plans, differences or batches.
 
 use std::{
+    borrow::Cow,
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -77,7 +78,7 @@ fn rules_of(edit: &[(usize, bool)]) -> Vec<Rule> {
         .collect()
 }
 
-fn name_of_rule(rule: &Rule) -> Option<&str> {
+fn name_of_rule(rule: &Rule) -> Option<Cow<'_, str>> {
     match &rule.destination {
         Destination::Name(name) => Some(name.written()),
         _ => None,
@@ -178,7 +179,9 @@ impl Model {
                 continue;
             };
             let is_for = asked == name || asked.ends_with(&format!(".{name}"));
-            let in_spec = enforced.iter().any(|rule| name_of_rule(rule) == Some(name));
+            let in_spec = enforced
+                .iter()
+                .any(|rule| name_of_rule(rule).as_ref() == Some(&name));
             let beyond = index >= enforced.len();
             let in_place = self.sb.iter().take(enforced.len());
             let elsewhere = in_place.filter_map(name_of_rule).any(|other| other == name);

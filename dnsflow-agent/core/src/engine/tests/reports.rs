@@ -110,7 +110,7 @@ fn nothing_is_waited_for_in_a_namespace_without_a_pod_here() {
     };
     let firewall = Firewall {
         dry_run: false,
-        rules: vec![allow("example.com"), invalid],
+        rules: [allow("example.com"), invalid].into(),
         subdomains: None,
         refusal: None,
     };
