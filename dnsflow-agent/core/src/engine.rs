@@ -701,9 +701,9 @@ impl Engine {
     /// Rules, or where they are enforced, may be others.
     fn policy_touched(&mut self, touched: Touched, batch: &mut Batch, now: Timestamp) {
         let Touched { namespaces, ports } = touched;
-        if !(namespaces.is_empty() && ports.is_empty()) {
-            self.filter.outdate();
-        }
+        // Most namespaces of a cluster have no pod here.
+        let is_filtered = |namespace: &String| self.filter.is_for(namespace);
+        let are_filtered = namespaces.iter().any(is_filtered);
         let groups = self.policy.pair_namespaces(&namespaces, now);
         self.switch.rules_changed(&namespaces, now);
         let named = ports.iter().filter_map(|name| self.ports.named(name));
@@ -712,6 +712,9 @@ impl Engine {
             let concerned = self.ports.iter();
             let concerned = concerned.filter(|(_, port)| self.policy.is_in(&port.row, &groups));
             ports.extend(concerned.map(|(id, _)| id));
+        }
+        if are_filtered || !ports.is_empty() {
+            self.filter.outdate();
         }
         let (mut access, switch, out) = self.access();
         for port in ports {
@@ -749,7 +752,7 @@ impl Engine {
         if self.sources.are_read() {
             self.policy.tell_problems(&mut self.out);
         }
-        let rest = self.switch.is_compared() && self.ports.are_tried();
+        let rest = || self.switch.is_compared() && self.ports.are_tried();
         if self.sources.become_ready(rest) {
             self.out.report(Report::Ready {
                 attached: self.ports.with_veth(),

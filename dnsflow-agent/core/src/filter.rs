@@ -52,6 +52,11 @@ impl Filter {
         self.is_outdated = true;
     }
 
+    /// Whether some interface has the names of this namespace.
+    pub(crate) fn is_for(&self, namespace: &str) -> bool {
+        self.name_sets.contains_key(namespace)
+    }
+
     /// Whether [`Filter::update`] has anything to do.
     pub(crate) fn is_outdated(&self) -> bool {
         self.is_outdated

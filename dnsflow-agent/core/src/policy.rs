@@ -705,11 +705,14 @@ impl Policy {
     /// Asks for the logical flows of every ACL. Those of rules without a name are asked for, too:
     /// their actions may be copied.
     pub(crate) fn watch_logical_flows(&mut self, out: &mut Output) {
-        let priorities: BTreeSet<u16> = self
-            .ovn
-            .all_acls()
-            .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
-            .collect();
+        let changed = self.ovn.take_changed_priorities();
+        // Without any ACL, too, it is asked once.
+        let first = self.watched.is_none().then(BTreeSet::new);
+        let offset = |priority: u16| priority.saturating_add(ACL_PRIORITY_OFFSET);
+        let changed = changed.map(|priorities| priorities.map(offset).collect());
+        let Some(priorities): Option<BTreeSet<u16>> = changed.or(first) else {
+            return;
+        };
         if self.watched.as_ref() != Some(&priorities) {
             self.watched = Some(priorities.clone());
             out.command(Command::WatchLogicalFlows { priorities });

@@ -98,8 +98,8 @@ impl Sources {
 
     /// Makes the node ready if every source has been read, and the `rest` is ready as well. Returns
     /// whether the node was not ready before.
-    pub(crate) fn become_ready(&mut self, rest: bool) -> bool {
-        let is_news = !self.ready && self.are_read() && rest;
+    pub(crate) fn become_ready(&mut self, rest: impl FnOnce() -> bool) -> bool {
+        let is_news = !self.ready && self.are_read() && rest();
         self.ready |= is_news;
         is_news
     }
@@ -140,13 +140,13 @@ mod tests {
     #[test]
     fn a_node_becomes_ready_once_and_again_after_the_switch_was_away() {
         let mut sources = Sources::new(true);
-        assert!(!sources.become_ready(true));
+        assert!(!sources.become_ready(|| true));
         sources.read(Source::Interfaces, true);
         sources.read(Source::Firewalls, true);
-        assert!(!sources.become_ready(false));
-        assert!(sources.become_ready(true));
-        assert!(!sources.become_ready(true), "no news");
+        assert!(!sources.become_ready(|| false));
+        assert!(sources.become_ready(|| true));
+        assert!(!sources.become_ready(|| true), "no news");
         sources.switch_lost();
-        assert!(sources.become_ready(true));
+        assert!(sources.become_ready(|| true));
     }
 }

@@ -209,6 +209,10 @@ pub struct OvnView {
     /// flows: OVN enforces an ACL as long as its logical flows are there.
     departed: BTreeMap<RowId, Acl>,
     acls_by_namespace: Index<Arc<str>>,
+    /// The priorities of ACLs, and how many have each.
+    priorities: BTreeMap<u16, usize>,
+    /// Whether there may be other priorities than when last asked.
+    priorities_changed: bool,
     switches: Table<LogicalSwitch>,
     gateway_ports: Table<GatewayPort>,
     load_balancers: Table<LoadBalancer>,
@@ -273,6 +277,9 @@ impl OvnView {
                 }
                 if let Some(acl) = new {
                     touched.touch_namespace(&acl.namespace);
+                    let count = self.priorities.entry(acl.priority).or_insert(0);
+                    *count += 1;
+                    self.priorities_changed |= *count == 1;
                     self.acls_by_namespace.add(Arc::clone(&acl.namespace), id);
                 }
             }
@@ -373,6 +380,13 @@ impl OvnView {
     }
 
     fn forget_acl(&mut self, id: RowId, acl: &Acl) {
+        if let Some(count) = self.priorities.get_mut(&acl.priority) {
+            *count -= 1;
+            if *count == 0 {
+                self.priorities.remove(&acl.priority);
+                self.priorities_changed = true;
+            }
+        }
         self.acls_by_namespace.remove(&acl.namespace, id);
     }
 
@@ -516,12 +530,9 @@ impl OvnView {
             })
     }
 
-    /// Every ACL of an EgressFirewall.
-    pub fn all_acls(&self) -> impl Iterator<Item = &Acl> {
-        self.acls
-            .iter()
-            .map(|(_, acl)| acl)
-            .chain(self.departed.values())
+    /// The priorities that ACLs of EgressFirewalls have, if they may be others than when last asked.
+    pub fn take_changed_priorities(&mut self) -> Option<impl Iterator<Item = u16>> {
+        std::mem::take(&mut self.priorities_changed).then(|| self.priorities.keys().copied())
     }
 
     /// Row ids of the watched logical flows.
