@@ -195,6 +195,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         watched,
         recorded,
         aside,
+        entries: _,
     } = {
         let _runtime = hot.enter();
         let pins = options.pin_dir.as_deref();

@@ -408,6 +408,84 @@ impl FragmentKey {
     }
 }
 
+/// How many addresses of all interfaces together can have an entry ([`EntryKey`]).
+pub const ENTRIES_MAX: u32 = 262_144;
+/// The layout of [`EntryKey`] and [`Entry`]. The map outlives the agent: an agent with another layout begins
+/// with an empty one.
+pub const ENTRY_LAYOUT: u32 = 1;
+/// The time of use in an entry is not older than this while packets pass: the program does not write to
+/// memory that all CPUs share for each packet.
+pub const ENTRY_USED_EVERY_NS: u64 = 1_000_000_000;
+
+/// An address that a pod may reach by a verdict.
+#[derive(
+    Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
+)]
+#[repr(C)]
+pub struct EntryKey {
+    /// The pod's interface.
+    pub ifindex: u32,
+    version: u32,
+    address: Address,
+}
+
+impl EntryKey {
+    /// The entry of an address at an interface.
+    pub fn new(ifindex: u32, address: IpAddr) -> Self {
+        Self {
+            ifindex,
+            version: if address.is_ipv4() { 4 } else { 6 },
+            address: Address::new(address),
+        }
+    }
+
+    /// The entry of a packet from the pod; `None` where the frame ends before.
+    #[inline(always)]
+    pub fn destination<R: Reader>(frame: &R, ifindex: u32, ip: IpHeader) -> Option<Self> {
+        Some(Self {
+            ifindex,
+            version: ip.version as u32,
+            address: Address::dst(frame, ip)?,
+        })
+    }
+
+    /// The address.
+    pub fn address(&self) -> IpAddr {
+        let [a, b, c, d, ..] = self.address.octets;
+        match self.version {
+            4 => IpAddr::from([a, b, c, d]),
+            _ => IpAddr::from(self.address.octets),
+        }
+    }
+}
+
+/// How packets to an address are marked. Times are in nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, PartialEq,
+)]
+#[repr(C)]
+pub struct Entry {
+    /// The entry counts until then.
+    pub until_ns: u64,
+    /// When a packet was last marked, by [`ENTRY_USED_EVERY_NS`]; zero if none was.
+    pub used_ns: u64,
+    /// The bits that the mark gets, within the mask.
+    pub mark: u32,
+    reserved: u32,
+}
+
+impl Entry {
+    /// An entry that no packet has used.
+    pub const fn new(mark: u32, until_ns: u64) -> Self {
+        Self {
+            until_ns,
+            used_ns: 0,
+            mark,
+            reserved: 0,
+        }
+    }
+}
+
 /// A name that the rules of a name set mention.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
@@ -447,6 +525,10 @@ mod tests {
             ResolverKey::new(v6.into(), 53)
         );
         assert_ne!(SourceKey::new(7, v4.into()), SourceKey::new(7, v6.into()));
+        assert_ne!(EntryKey::new(7, v4.into()), EntryKey::new(7, v6.into()));
+        for address in [v4.into(), v6.into()] {
+            assert_eq!(EntryKey::new(7, address).address(), address);
+        }
     }
 
     #[test]

@@ -349,6 +349,23 @@ fn headers<R: Reader>(frame: &R) -> Result<(Tags, Ip), Reason> {
     Ok((link.tags, ip))
 }
 
+/// The IP header of a frame, whatever follows it: another protocol, a later fragment, an unknown extension
+/// header. `None` if the frame has none, or too many VLAN tags.
+#[inline(always)]
+pub fn ip_header<R: Reader>(frame: &R) -> Option<IpHeader> {
+    let link = link::link(frame).ok()?;
+    let version = match link.ethertype {
+        link::ETHERTYPE_IPV4 => Version::V4,
+        link::ETHERTYPE_IPV6 => Version::V6,
+        _ => return None,
+    };
+    let [first] = frame.read::<1>(link.l3)?;
+    (u16::from(first >> 4) == version as u16).then_some(IpHeader {
+        version,
+        l3: link.l3,
+    })
+}
+
 /// The DNS header (RFC 1035, section 4.1.1).
 pub const DNS_LEN: u32 = 12;
 /// QR in the third byte: a response.

@@ -101,7 +101,7 @@ pub fn defer(frame: &Frame<'_>) {
 
 /// Whether somebody may come to read what is captured.
 #[inline(always)]
-fn is_attended() -> bool {
+pub fn is_attended() -> bool {
     match CAPTURE_UNTIL.get(0) {
         Some(until) => *until == 0 || now_ns() < *until,
         None => false,

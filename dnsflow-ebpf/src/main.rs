@@ -2,11 +2,12 @@
 //! TC ingress what the pod sends.
 //!
 //! The one on ingress remembers the queries that the pod sends to trusted resolvers from its own
-//! addresses, and tells the agent where pods behind an EgressFirewall begin connections to. The one on
+//! addresses, and tells the agent where pods behind an EgressFirewall begin connections to. If the agent has set
+//! a mask, it sets these bits of each packet's mark to the verdict of the destination. The one on
 //! egress copies the answers to them, where some rule of the pod's namespace
 //! mentions the name or the pod's names are recorded, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
 //! resolvers, where some rule mentions any name. Both count, by reason, every packet. They never
-//! change one, and their verdict
+//! change the bytes of one, and their verdict
 //! is "continue" but for one case: an answer that is in the ring buffer may be taken off the wire,
 //! for the agent to put it back when it has done what the answer asks for. It says that it is
 //! well several times a second; once it does not, nothing is taken off.
@@ -16,6 +17,7 @@
 
 mod attempt;
 mod capture;
+mod entry;
 mod filter;
 mod found;
 mod fragments;
@@ -67,7 +69,9 @@ pub fn dnsflow_hold(ctx: TcContext) -> i32 {
 /// The classifier for the TC ingress hook.
 #[classifier]
 pub fn dnsflow_ingress(ctx: TcContext) -> i32 {
-    let reason = match ingress(&Frame::new(&ctx)) {
+    let frame = Frame::new(&ctx);
+    entry::mark(&frame);
+    let reason = match ingress(&frame) {
         Ok(reason) | Err(reason) => reason,
     };
     maps::count(&maps::QUERY_COUNTERS, reason);

@@ -3,6 +3,7 @@
 use crate::found::Found;
 use aya_ebpf::{
     Global,
+    bindings::BPF_F_NO_PREALLOC,
     helpers::generated::bpf_get_smp_processor_id,
     macros::map,
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf},
@@ -10,7 +11,7 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        AttemptKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX,
+        AttemptKey, ENTRIES_MAX, Entry, EntryKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX,
         NameKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX, SOURCES_MAX, Share,
         SlotKey, SourceKey, SourceMac,
     },
@@ -133,6 +134,13 @@ pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entrie
 #[map]
 pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
+/// The addresses that pods may reach by a verdict. Not an LRU map: the agent alone adds and removes. Each entry is
+/// allocated when it is added, so that a node without entries pays for none. Its layout is
+/// [`ENTRY_LAYOUT`](dnsflow_common::key::ENTRY_LAYOUT).
+#[map]
+pub static ENTRIES: HashMap<EntryKey, Entry> =
+    HashMap::with_max_entries(ENTRIES_MAX, BPF_F_NO_PREALLOC);
+
 /// The names of all name sets.
 #[map]
 pub static NAMES: HashMap<NameKey, u8> = HashMap::with_max_entries(NAMES_MAX, 0);
@@ -145,6 +153,11 @@ static DNS_PORTS: Global<[u16; PORTS_MAX]> = Global::new(*Ports::DNS.as_array())
 #[unsafe(no_mangle)]
 static RELEASE_MARK: Global<u32> = Global::new(0);
 
+/// The bits of a packet's mark that say its verdict; zero if no packet is marked. The kernel removes the branches
+/// that a constant decides.
+#[unsafe(no_mangle)]
+static MARK_MASK: Global<u32> = Global::new(0);
+
 /// Whether interfaces have shares; the agent may set zero before it loads the programs.
 #[unsafe(no_mangle)]
 static SHARED: Global<u32> = Global::new(1);
@@ -153,6 +166,12 @@ static SHARED: Global<u32> = Global::new(1);
 #[inline(always)]
 pub fn is_shared() -> bool {
     SHARED.load() != 0
+}
+
+/// The bits of the mark that say a packet's verdict; zero if no packet is marked.
+#[inline(always)]
+pub fn mark_mask() -> u32 {
+    MARK_MASK.load()
 }
 
 /// Whether this is the mark of frames that the agent puts back.

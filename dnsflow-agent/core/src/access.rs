@@ -15,7 +15,7 @@ use crate::{
     budget::FlowBudget,
     cache::{Adopted, Cache, Entry, Learning, Resolution, Term},
     firewall::RuleAction,
-    flow::{FlowKey, InstalledFlow},
+    flow::{Ends, FlowKey, InstalledFlow, Target},
     name::DomainName,
     output::Output,
     plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
@@ -25,7 +25,7 @@ use crate::{
     report::{Limit, Report},
     resolver::ServerId,
     rules::{RuleSet, is_dry_run},
-    switch::{Batch, Switch},
+    switch::{Batch, Flows, Switch, VerdictId},
 };
 
 /// The flow templates of rules, until something changes that they were made from.
@@ -67,6 +67,15 @@ pub(crate) struct Told {
     pub(crate) plans: Plans,
     pub(crate) budget: FlowBudget,
     pub(crate) refused: RefusedAddresses,
+}
+
+/// Who has flows in the switch.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Holder {
+    /// An address of a port.
+    Entry(PortId, IpAddr),
+    /// A verdict.
+    Verdict(VerdictId),
 }
 
 /// What the pods may reach.
@@ -156,6 +165,7 @@ impl Access<'_> {
             outcome.rules.insert(rule.index);
         }
         let facts = self.policy.facts(port_id, &port.row, &sets);
+        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let is_dry_run = is_dry_run(&sets);
         // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
@@ -181,7 +191,7 @@ impl Access<'_> {
                     .leave_out(port_id, *address, answer.name, limit, now);
                 continue;
             }
-            let before = batch.len();
+            let before = batch.cost();
             let resolution = Resolution {
                 port: port_id,
                 address: *address,
@@ -223,7 +233,7 @@ impl Access<'_> {
             if batch.adds_since(learned) {
                 batch.is_for(&port.row, *address);
             }
-            self.budget.spend(answer.asker, batch.len() - before, now);
+            self.budget.spend(answer.asker, batch.cost() - before, now);
         }
     }
 
@@ -429,6 +439,7 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let before = batch.len();
         for address in self.cache.addresses(port_id) {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
@@ -457,14 +468,15 @@ impl Access<'_> {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        let (Some(port), Some(entry)) = (
-            self.ports.get(port_id),
-            self.cache.entry_mut(port_id, address),
-        ) else {
+        let Some(port) = self.ports.get(port_id) else {
             return;
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let Some(entry) = self.cache.entry_mut(port_id, address) else {
+            return;
+        };
         deny_names(entry, &sets);
         let planner = &mut self.plans.planner;
         let plan = facts.map(|facts| plan(planner, facts, address, entry));
@@ -480,6 +492,7 @@ impl Access<'_> {
             };
             let sets = self.policy.sets(&port.row);
             let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
+            let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
             let planner = &mut self.plans.planner;
             let plan_of = |name: &DomainName| Some(planner.for_names(facts?, address, [name]));
             self.cache.decide(port_id, address, plan_of, batch, now);
@@ -501,8 +514,8 @@ impl Access<'_> {
         };
         let entry = self.cache.entry(id, connection.dst);
         let is_for = |transport| connection.is_for(std::iter::once(transport));
-        let Some(priority) =
-            entry.and_then(|entry| entry.installed.deciding(connection.src, is_for))
+        let flows = entry.and_then(|entry| self.cache.flows_of(connection.dst, entry));
+        let Some(priority) = flows.and_then(|(_, flows)| flows.deciding(connection.src, is_for))
         else {
             return false;
         };
@@ -522,26 +535,56 @@ impl Access<'_> {
 
     // What the switch has.
 
-    /// The port and the address of a flow.
-    pub(crate) fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
+    /// The port and the address of a flow; `None` if the flow is one of a verdict.
+    fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
+        let address = key.matches.ends.dst()?;
         let port = self.plans.port_of(key, self.ports, self.policy)?;
-        Some((port, key.matches.addresses.dst()))
+        Some((port, address))
     }
 
-    /// The key of the entry that a flow belongs to.
-    pub(crate) fn entry_of(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr, &mut Entry)> {
-        let (port, address) = self.entry_key(key)?;
-        Some((port, address, self.cache.entry_mut(port, address)?))
+    /// Who has the flows that a flow would be one of.
+    pub(crate) fn holder_of(&mut self, key: &FlowKey) -> Option<Holder> {
+        match key.matches.ends {
+            Ends::Verdict { mark, .. } => {
+                let id = self.cache.verdicts().of_mark(mark)?;
+                Some(Holder::Verdict(id))
+            }
+            Ends::Addresses(_) => {
+                let (port, address) = self.entry_key(key)?;
+                Some(Holder::Entry(port, address))
+            }
+        }
     }
 
-    /// An entry, if there is one.
-    pub(crate) fn entry(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
-        self.cache.entry_mut(port, address)
+    /// The flows of a holder, and what they are for.
+    pub(crate) fn flows(&mut self, holder: Holder) -> Option<(Target, &mut Flows)> {
+        match holder {
+            Holder::Entry(port, address) => {
+                let entry = self.cache.entry_mut(port, address)?;
+                Some((address.into(), entry.installed.own_mut()?))
+            }
+            Holder::Verdict(id) => {
+                let target = self.cache.verdicts().target(id)?;
+                Some((target, self.cache.verdict_flows_mut(id)?))
+            }
+        }
     }
 
-    /// Every entry.
-    pub(crate) fn entries(&mut self) -> impl Iterator<Item = (PortId, IpAddr, &mut Entry)> {
-        self.cache.entries_mut()
+    /// Some of the flows of a holder are missing in the switch.
+    pub(crate) fn lost(&mut self, holder: Holder) {
+        if let Holder::Verdict(id) = holder {
+            self.cache.verdicts_mut().lost(id);
+        }
+    }
+
+    /// Everybody who has flows.
+    pub(crate) fn holders(&mut self) -> Vec<Holder> {
+        let verdicts = self.cache.verdicts().ids().into_iter().map(Holder::Verdict);
+        let entries = self.cache.entries_mut();
+        let entries = entries
+            .filter(|(.., entry)| entry.installed.own().is_some_and(|flows| !flows.is_empty()));
+        let entries = entries.map(|(port, address, _)| Holder::Entry(port, address));
+        entries.chain(verdicts).collect()
     }
 
     /// A reading of counters has ended. The use of all addresses is known that were there at its

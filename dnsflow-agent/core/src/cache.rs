@@ -14,8 +14,11 @@ use smallvec::SmallVec;
 use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
-    flow::{Cookie, FlowKey},
-    limits::{CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, NAMES_PER_ADDRESS_MAX},
+    flow::{Cookie, FlowKey, Target},
+    input::{BatchId, MarkChange, MarkFound},
+    limits::{
+        CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
+    },
     name::DomainName,
     output::Output,
     plan::Plan,
@@ -24,7 +27,7 @@ use crate::{
     resolver::ServerId,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
-    switch::{Batch, Enforced, Installed},
+    switch::{Batch, Enforced, Flows, Installed, Place, VerdictId, Verdicts, Written},
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
@@ -45,8 +48,10 @@ pub(crate) struct Cache {
     unjudged: BTreeSet<PortId>,
     /// The entries of an earlier run, by logical port, until the port comes.
     saved: HashMap<String, Vec<SavedEntry>>,
-    /// The number of flows of all entries.
+    /// The number of flows that entries have of their own.
     flows: usize,
+    /// The verdicts of the entries.
+    verdicts: Verdicts,
     /// The number of changes so far of what a snapshot would hold.
     version: u64,
 }
@@ -226,8 +231,8 @@ enum Room {
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
-    /// An empty cache.
-    pub(crate) fn new(limits: CacheLimits) -> Self {
+    /// An empty cache. `mark_mask`: the bits of the mark that say a packet's verdict, if addresses get verdicts.
+    pub(crate) fn new(limits: CacheLimits, mark_mask: Option<u32>) -> Self {
         Self {
             limits,
             ports: BTreeMap::new(),
@@ -237,6 +242,7 @@ impl Cache {
             unjudged: BTreeSet::new(),
             saved: HashMap::new(),
             flows: 0,
+            verdicts: Verdicts::new(mark_mask),
             version: 0,
         }
     }
@@ -278,13 +284,14 @@ impl Cache {
     }
 
     /// Removes a port with all of its entries.
-    pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
+    pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch, now: Timestamp) {
         let gone = self.ports.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
             self.end_looks(port, address, &entry);
             self.flows -= entry.installed.len();
-            entry.installed.close(address, batch);
+            self.close_entry(port, address, &entry, batch, now);
         }
+        self.verdicts.closed(port);
         self.names.set(port, 0);
         self.unjudged.remove(&port);
     }
@@ -349,7 +356,7 @@ impl Cache {
 
     /// How many flows should be in the switch.
     pub(crate) fn flow_count(&self) -> usize {
-        self.flows
+        self.flows + self.verdicts.flow_count()
     }
 
     /// How many names all addresses have.
@@ -366,16 +373,184 @@ impl Cache {
         batch: &mut Batch,
         now: Timestamp,
     ) -> Enforced {
-        let Some(entry) = self.entry_mut(port, address) else {
+        let entry = self
+            .ports
+            .get_mut(&port)
+            .and_then(|p| p.entries.get_mut(&address));
+        let Some(entry) = entry else {
             return Enforced::default();
         };
+        let place = entry.place(port, address);
         let adopted = entry.adopted.as_ref().map(|adopted| &adopted.flows);
         let before = entry.installed.len();
-        let enforced = entry.installed.enforce(address, plan, adopted, batch, now);
+        let verdicts = &mut self.verdicts;
+        let enforced = entry
+            .installed
+            .enforce(place, plan, adopted, verdicts, batch, now);
         let after = entry.installed.len();
         self.flows = self.flows + after - before;
         self.version += u64::from(enforced.changed);
+        self.prolong_mark(port, address, batch, now);
         enforced
+    }
+
+    fn close_entry(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        entry: &Entry,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let place = entry.place(port, address);
+        entry.installed.close(place, &mut self.verdicts, batch, now);
+    }
+
+    // Verdicts.
+
+    /// The verdicts of the entries.
+    pub(crate) fn verdicts(&self) -> &Verdicts {
+        &self.verdicts
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn verdicts_mut(&mut self) -> &mut Verdicts {
+        &mut self.verdicts
+    }
+
+    /// The flows that let a pod reach an address, and what they are for: flows of the address, or those of its
+    /// verdict.
+    pub(crate) fn flows_of<'a>(
+        &'a self,
+        address: IpAddr,
+        entry: &'a Entry,
+    ) -> Option<(Target, &'a Flows)> {
+        match entry.installed.verdict() {
+            None => Some((address.into(), entry.installed.own()?)),
+            Some(id) => Some((self.verdicts.target(id)?, self.verdicts.flows(id)?)),
+        }
+    }
+
+    /// The flows of a verdict, to be changed.
+    pub(crate) fn verdict_flows_mut(&mut self, id: VerdictId) -> Option<&mut Flows> {
+        self.verdicts.flows_mut(id)
+    }
+
+    /// How what lets a port reach an address came into the switch; `None` if there is no such entry.
+    pub(crate) fn written(&self, port: PortId, address: IpAddr) -> Option<Written> {
+        let entry = self.entry(port, address)?;
+        Some(entry.installed.written(&self.verdicts))
+    }
+
+    /// Packets of the port are marked at this interface from now on. Returns whether that is news: then all entries
+    /// of the port are to be planned again.
+    pub(crate) fn attached(
+        &mut self,
+        port: PortId,
+        ifindex: u32,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> bool {
+        let is_news = self.verdicts.attached(port, ifindex);
+        if is_news {
+            // The interface that the port had before is gone, and nothing passes it.
+            self.mark(
+                self.addresses(port)
+                    .into_iter()
+                    .map(|address| (port, address)),
+                batch,
+                now,
+            );
+        }
+        is_news
+    }
+
+    /// The switch has confirmed a batch: addresses whose verdicts are in force now get their marks.
+    pub(crate) fn applied(&mut self, written_in: BatchId, batch: &mut Batch, now: Timestamp) {
+        let marked = self.verdicts.written(written_in);
+        self.mark(marked, batch, now);
+    }
+
+    /// A comparison has ended, likewise. Removes the flows of verdicts that no address has.
+    pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch, now: Timestamp) {
+        let marked = self.verdicts.compared(comparison);
+        self.mark(marked, batch, now);
+        self.verdicts.sweep(batch, now);
+    }
+
+    fn mark(
+        &mut self,
+        addresses: impl IntoIterator<Item = (PortId, IpAddr)>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        for (port, address) in addresses {
+            let entry = self
+                .ports
+                .get_mut(&port)
+                .and_then(|p| p.entries.get_mut(&address));
+            if let Some(entry) = entry {
+                let place = entry.place(port, address);
+                entry.installed.mark(place, &mut self.verdicts, batch, now);
+            }
+        }
+    }
+
+    /// Makes sure that the mark of an address does not end before the agent has decided over the address.
+    fn prolong_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
+        let entry = self
+            .ports
+            .get_mut(&port)
+            .and_then(|p| p.entries.get_mut(&address));
+        if let Some(entry) = entry {
+            let place = entry.place(port, address);
+            let needed = entry.ends_at() + MARK_SLACK / 2;
+            let verdicts = &mut self.verdicts;
+            entry.installed.prolong(place, needed, verdicts, batch, now);
+        }
+    }
+
+    /// Compares the marks that the kernel had at `read_at` with those that it should have. Sets those that are
+    /// missing, and removes those that no entry has. Returns how many it set, and how many it removed.
+    pub(crate) fn compare_marks(
+        &mut self,
+        found: Vec<(Option<PortId>, MarkFound)>,
+        read_at: Timestamp,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> (usize, usize) {
+        let mut of_entries = HashMap::new();
+        let mut removed = 0;
+        for (port, found) in found {
+            let MarkFound {
+                ifindex,
+                address,
+                mark,
+                used_at,
+            } = found;
+            let entry = port.and_then(|port| self.entry(port, address));
+            match (port, entry) {
+                (Some(port), Some(entry)) if entry.installed.verdict().is_some() => {
+                    of_entries.insert((port, address), (mark, used_at));
+                }
+                _ => {
+                    batch.mark(MarkChange::Remove { ifindex, address });
+                    removed += 1;
+                }
+            }
+        }
+        let mut set = 0;
+        for (id, port) in &mut self.ports {
+            for (address, entry) in &mut port.entries {
+                let found = of_entries.get(&(*id, *address)).copied();
+                if !entry.installed.read(found, &self.verdicts, read_at) {
+                    let place = entry.place(*id, *address);
+                    entry.installed.mark(place, &mut self.verdicts, batch, now);
+                    set += 1;
+                }
+            }
+        }
+        (set, removed)
     }
 
     /// Notes that rules may not mention all names of this port: the rules are not known yet.
@@ -504,6 +679,7 @@ impl Cache {
             && entry.names.prolong(name, term)
         {
             self.version += 1;
+            self.prolong_mark(port_id, address, learning.batch, learning.now);
             return learned;
         }
         match self.make_room(&mut learning) {
@@ -529,6 +705,7 @@ impl Cache {
         learned.read_counters_soon = port.add(address, name, term, &self.limits);
         self.count_names(port_id);
         self.look_in_time(port_id, address);
+        self.prolong_mark(port_id, address, learning.batch, learning.now);
         learned.is_news = true;
         learned
     }
@@ -619,7 +796,7 @@ impl Cache {
         }
         self.evicted(id, address, limit, learning);
         if let Some(entry) = self.take(id, address) {
-            entry.installed.close(address, learning.batch);
+            self.close_entry(id, address, &entry, learning.batch, learning.now);
         }
         true
     }
@@ -824,8 +1001,9 @@ impl Cache {
         self.count_names(port_id);
         if !is_over {
             self.look_in_time(port_id, address);
+            self.prolong_mark(port_id, address, batch, now);
         } else if let Some(entry) = self.take(port_id, address) {
-            entry.installed.close(address, batch);
+            self.close_entry(port_id, address, &entry, batch, now);
         }
     }
 
@@ -1170,6 +1348,21 @@ impl Entry {
         let priority = self.installed.eviction_priority(idle_grace, now);
         let priority = priority.or(is_forced.then_some(IN_USE))?;
         Some((priority, self.due()))
+    }
+
+    /// The last end of a name or of the adopted flows.
+    fn ends_at(&self) -> Timestamp {
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.until);
+        self.names.ends().chain(adopted).max().unwrap_or_default()
+    }
+
+    /// Where the entry is enforced, and until when without the agent.
+    fn place(&self, port: PortId, address: IpAddr) -> Place {
+        Place {
+            port,
+            address,
+            until: self.ends_at() + MARK_SLACK,
+        }
     }
 
     /// Whether the entry has neither names nor adopted flows.

@@ -37,6 +37,10 @@ pub struct Counters {
     pub flows_added: u64,
     /// Flows removed.
     pub flows_removed: u64,
+    /// Marks that the kernel should have had, and had not: set again.
+    pub marks_restored: u64,
+    /// Marks in the kernel that no address has: removed.
+    pub marks_removed: u64,
     /// Flows restored after someone else had removed them.
     pub flows_restored: u64,
     /// Flow changes that the switch refused.

@@ -12,6 +12,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    num::NonZeroU32,
     time::Duration,
 };
 
@@ -88,6 +89,8 @@ pub struct Config {
     pub refusals: Refusals,
     /// DNS servers to trust beside those of the cluster.
     pub resolvers: BTreeSet<Resolver>,
+    /// The bits of a packet's mark that say its verdict; without them, each address has flows of its own.
+    pub mark_mask: Option<NonZeroU32>,
 }
 
 impl Default for Config {
@@ -104,6 +107,7 @@ impl Default for Config {
             profile: None,
             refusals: Refusals::default(),
             resolvers: BTreeSet::new(),
+            mark_mask: None,
         }
     }
 }
@@ -138,6 +142,7 @@ impl Engine {
             profile,
             refusals,
             resolvers,
+            mark_mask,
         } = config;
         let mut out = Output::default();
         Self {
@@ -146,7 +151,7 @@ impl Engine {
             answers: Answers::new(dns_ports, resolvers, &mut out),
             policy: Policy::new(subdomains, dry_run, profile),
             told: Told {
-                cache: Cache::new(cache_limits),
+                cache: Cache::new(cache_limits, mark_mask.map(NonZeroU32::get)),
                 plans: Plans::default(),
                 budget: FlowBudget::new(flow_changes_per_second),
                 refused: RefusedAddresses::new(refusals, &mut out),
@@ -245,6 +250,7 @@ impl Engine {
                     self.filter.outdate();
                 }
                 self.ports.attached(interface);
+                self.mark_at(ifindex, batch, now);
             }
             Input::AttachFailed { interface, reason } => {
                 self.ports.not_attached(interface, reason, now);
@@ -276,11 +282,17 @@ impl Engine {
                 let over = self.switch.disconnected();
                 self.hold.applied(over, now);
             }
-            Input::Applied { batch, result } => {
-                let is_awaited = self.hold.awaits(batch);
+            Input::Applied { batch: id, result } => {
+                let is_awaited = self.hold.awaits(id);
                 let out = &mut self.out;
-                if self.switch.applied(batch, result, is_awaited, now, out) {
-                    self.hold.applied([batch], now);
+                let is_written = result.is_ok();
+                if self.switch.applied(id, result, is_awaited, now, out) {
+                    self.hold.applied([id], now);
+                }
+                if is_written {
+                    self.told.cache.applied(id, batch, now);
+                    // Before the answers go back that wait for the marks.
+                    batch.give_out_marks(&mut self.out);
                 }
             }
             Input::Dropping(dropping) => {
@@ -291,6 +303,12 @@ impl Engine {
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
                 if !more && let Some(changes) = switch.compared(&mut access, now, out) {
+                    *batch = changes;
+                }
+            }
+            Input::Marks(found) => {
+                let (mut access, switch, out) = self.access();
+                if let Some(changes) = switch.marks_read(found, &mut access, now, out) {
                     *batch = changes;
                 }
             }
@@ -644,6 +662,14 @@ impl Engine {
                 captured_at,
             });
         }
+        // The kernel marks packets before the answer goes back.
+        batch.give_out_marks(out);
+        if batch.is_empty()
+            && let Some(opening) = opening.take()
+        {
+            // The verdicts of all addresses are in force.
+            switch.opened_by_verdict(opening, now, out);
+        }
         // Also changes that closed an address to make room, or that restored flows.
         switch.open(told, batch, changes, opening);
         if !matched {
@@ -652,8 +678,8 @@ impl Engine {
         let mut wait = Wait::Nothing;
         for port in recipients {
             for (address, _) in &answer.addresses {
-                if let Some(entry) = self.told.cache.entry(port, *address) {
-                    wait = wait.max(self.switch.wait_for(&entry.installed));
+                if let Some(written) = self.told.cache.written(port, *address) {
+                    wait = wait.max(self.switch.wait_for(written));
                 }
             }
         }
@@ -681,12 +707,17 @@ impl Engine {
         let (mut access, switch, out) = self.access();
         match change {
             PortChange::Opened(port) => {
+                // A port that has taken the place of another one has its interface.
+                let ifindex = access.ports.get(port).and_then(|port| port.ifindex);
+                if let Some(ifindex) = ifindex {
+                    access.cache.attached(port, ifindex, batch, now);
+                }
                 access.open_port(port, switch, batch, now, out);
                 self.filter.outdate();
             }
             PortChange::Moved(port) => access.replan(port, batch, now),
             PortChange::Closed { port, ifindex } => {
-                access.cache.close(port, batch);
+                access.cache.close(port, batch, now);
                 access.budget.forget(port);
                 out.forget(port);
                 access.refused.forget(port);
@@ -748,7 +779,9 @@ impl Engine {
             self.switch.monitor(tables, &mut self.out);
         }
         let can_judge = self.can_judge();
-        self.switch.start_comparison(can_judge, now, &mut self.out);
+        let with_marks = self.told.cache.verdicts().are_on();
+        self.switch
+            .start_comparison(can_judge, with_marks, now, &mut self.out);
         if self.sources.are_read() {
             self.policy.tell_problems(&mut self.out);
         }
@@ -787,12 +820,24 @@ impl Engine {
     /// Whether it is known what should be in the switch: else flows of an earlier run would be taken
     /// for foreign ones.
     fn can_judge(&self) -> bool {
-        self.sources.are_read() && self.policy.can_plan()
+        // Addresses with verdicts are planned for interfaces that the programs are attached to.
+        let are_attached = !self.told.cache.verdicts().are_on() || self.ports.are_tried();
+        self.sources.are_read() && self.policy.can_plan() && are_attached
     }
 
     fn commit(&mut self, batch: Batch) {
         self.switch
             .commit(batch, true, self.told.plans.planner(), &mut self.out);
+    }
+
+    /// The program is attached to an interface, and marks the packets of its port.
+    fn mark_at(&mut self, ifindex: u32, batch: &mut Batch, now: Timestamp) {
+        if let Some(port) = self.ports.at_veth(ifindex)
+            && self.told.cache.attached(port, ifindex, batch, now)
+        {
+            let (mut access, ..) = self.access();
+            access.replan(port, batch, now);
+        }
     }
 
     /// What the pods may reach, the switch that enforces it, and what both give out.
@@ -816,6 +861,7 @@ fn may_change_plans(input: &Input<'_>) -> bool {
         Input::Frame(_)
             | Input::Applied { .. }
             | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
+            | Input::Marks(_)
             | Input::CountLost { .. }
             | Input::FlowLost { .. }
             | Input::ForeignFlow { .. }

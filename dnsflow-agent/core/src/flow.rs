@@ -141,6 +141,59 @@ impl Addresses {
     }
 }
 
+/// Whose packets a flow is for, and where they go.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Ends {
+    /// From one address to one address.
+    Addresses(Addresses),
+    /// From one address, with these bits in the mark: to the addresses of a verdict.
+    Verdict {
+        /// The pod's address.
+        src: IpAddr,
+        /// The bits of the packet's mark.
+        mark: Masked,
+    },
+}
+
+impl Ends {
+    /// The pod's address.
+    pub fn src(self) -> IpAddr {
+        match self {
+            Self::Addresses(addresses) => addresses.src(),
+            Self::Verdict { src, .. } => src,
+        }
+    }
+
+    /// The address that the pod was told; `None` if the flow is for all addresses of a verdict.
+    pub fn dst(self) -> Option<IpAddr> {
+        match self {
+            Self::Addresses(addresses) => Some(addresses.dst()),
+            Self::Verdict { .. } => None,
+        }
+    }
+}
+
+impl From<Addresses> for Ends {
+    fn from(addresses: Addresses) -> Self {
+        Self::Addresses(addresses)
+    }
+}
+
+/// What takes the place of the destination in a flow of a [`FlowTemplate`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Target {
+    /// The address.
+    Address(IpAddr),
+    /// The bits that the program on the pod's veth sets in the mark of packets to the addresses of a verdict.
+    Verdict(Masked),
+}
+
+impl From<IpAddr> for Target {
+    fn from(address: IpAddr) -> Self {
+        Self::Address(address)
+    }
+}
+
 /// The transport protocols that an EgressFirewall rule can name.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -172,9 +225,9 @@ pub struct Match {
     pub registers: Arc<Registers>,
     /// The OpenFlow input port, for bridges without OVN.
     pub in_port: Option<u32>,
-    /// Source and destination address.
-    pub addresses: Addresses,
-    /// Protocol and port; `None` for every packet between the two addresses.
+    /// Source, and destination or verdict.
+    pub ends: Ends,
+    /// Protocol and port; `None` for every packet between the two ends.
     pub transport: Option<Transport>,
 }
 
@@ -188,6 +241,8 @@ pub enum Action {
         /// The bits and their value.
         bits: Masked,
     },
+    /// `set_field` of some bits of the packet's mark.
+    SetMark(Masked),
     /// `resubmit(,table)`.
     Resubmit {
         /// The table to continue in.
@@ -226,10 +281,10 @@ impl Sentinel {
                 metadata: Some(self.cookie.bits()),
                 registers: Arc::default(),
                 in_port: None,
-                addresses: Addresses::V4 {
+                ends: Ends::Addresses(Addresses::V4 {
                     src: Ipv4Addr::BROADCAST,
                     dst: Ipv4Addr::BROADCAST,
-                },
+                }),
                 transport: None,
             },
         }
@@ -297,9 +352,13 @@ pub struct FlowTemplate {
 }
 
 impl FlowTemplate {
-    /// The flow's identity with this destination; `None` if the destination is not of the pod's
-    /// address family.
-    pub fn key(&self, dst: IpAddr) -> Option<FlowKey> {
+    /// The flow's identity with this target; `None` if it is an address that is not of the pod's family.
+    pub fn key(&self, target: impl Into<Target>) -> Option<FlowKey> {
+        let src = self.src;
+        let ends = match target.into() {
+            Target::Address(dst) => Addresses::between(src, dst)?.into(),
+            Target::Verdict(mark) => Ends::Verdict { src, mark },
+        };
         Some(FlowKey {
             table: self.table,
             priority: self.priority,
@@ -307,21 +366,20 @@ impl FlowTemplate {
                 metadata: self.metadata,
                 registers: Arc::clone(&self.registers),
                 in_port: self.in_port,
-                addresses: Addresses::between(self.src, dst)?,
+                ends,
                 transport: self.transport,
             },
         })
     }
 
-    /// The change that adds or replaces the flow to this destination; `None` as with
-    /// [`FlowTemplate::key`].
-    pub fn addition(&self, dst: IpAddr) -> Option<FlowChange> {
-        Some(FlowChange::Add(self.key(dst)?, self.body.clone()))
+    /// The change that adds or replaces the flow to this target; `None` as with [`FlowTemplate::key`].
+    pub fn addition(&self, target: impl Into<Target>) -> Option<FlowChange> {
+        Some(FlowChange::Add(self.key(target)?, self.body.clone()))
     }
 
-    /// The change that removes the flow to this destination; `None` as with [`FlowTemplate::key`].
-    pub fn deletion(&self, dst: IpAddr) -> Option<FlowChange> {
-        Some(FlowChange::Delete(self.key(dst)?, self.body.cookie))
+    /// The change that removes the flow to this target; `None` as with [`FlowTemplate::key`].
+    pub fn deletion(&self, target: impl Into<Target>) -> Option<FlowChange> {
+        Some(FlowChange::Delete(self.key(target)?, self.body.cookie))
     }
 
     /// Compares the keys of two templates' flows to one destination.
@@ -335,7 +393,7 @@ impl FlowTemplate {
             metadata,
             registers,
             in_port,
-            addresses,
+            ends,
             transport,
         } = &key.matches;
         self.partial_key()
@@ -345,7 +403,7 @@ impl FlowTemplate {
                 *metadata,
                 registers,
                 *in_port,
-                addresses.src(),
+                ends.src(),
                 *transport,
             )
     }

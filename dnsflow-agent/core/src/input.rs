@@ -72,6 +72,42 @@ pub struct NameSetId(pub u32);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BatchId(pub u64);
 
+/// A change of the addresses whose packets the program on a pod's veth marks.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum MarkChange {
+    /// Mark packets to an address.
+    Set {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The address.
+        address: IpAddr,
+        /// The bits of the mark, within the mask.
+        mark: u32,
+        /// Not any more from then on, whatever becomes of the agent.
+        until: Timestamp,
+    },
+    /// Mark them no longer.
+    Remove {
+        /// The interface index of the veth's host side.
+        ifindex: u32,
+        /// The address.
+        address: IpAddr,
+    },
+}
+
+/// An address whose packets are marked, as the kernel has it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MarkFound {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// The bits of the mark.
+    pub mark: u32,
+    /// When a packet was last marked, if one was.
+    pub used_at: Option<Timestamp>,
+}
+
 /// Why the switch refused a batch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum BatchError {
@@ -143,6 +179,8 @@ pub enum Input<'a> {
         /// `Ok` once the barrier's reply was read.
         result: Result<(), BatchError>,
     },
+    /// The answer to [`Command::ReadMarks`]; `None` if the kernel does not let them be read.
+    Marks(Option<Vec<MarkFound>>),
     /// The switch has replied to [`Command::Ask`], or counted for a [`Command::Apply`].
     Reply(FlowReply),
     /// A counted flow was removed, and its counter with it.
@@ -365,6 +403,10 @@ pub enum Command {
         /// `atomic`.
         count: Vec<u32>,
     },
+    /// Change marks, at once and in this order: what comes behind in the list of commands relies on it.
+    Mark(Vec<MarkChange>),
+    /// Read all marks; answer with [`Input::Marks`], always.
+    ReadMarks,
     /// Ask the switch; answer with [`Input::Reply`].
     Ask(FlowQuestion),
     /// Look in the switch's datapath for megaflows that drop packets on these paths; answer with

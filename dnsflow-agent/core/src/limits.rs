@@ -241,3 +241,12 @@ pub const DENIAL_REPORT_AGAIN: Duration = Duration::from_secs(60);
 pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// … and as many at once as this time allows: thirty-two. The rest is counted.
 pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
+
+/// How long the flows of a verdict stay that no address has: pods ask for the same names again.
+pub(crate) const VERDICT_STAYS: Duration = Duration::from_secs(60);
+/// How long the number of a verdict is not given to another one after its flows were removed. Until the revalidators
+/// have been at work, the switch has megaflows of it.
+pub(crate) const VERDICT_RESTS: Duration = Duration::from_secs(10);
+/// How long a mark counts after the last end of the address's names. In this time the agent reads whether the
+/// address is in use, and prolongs the mark if it is.
+pub(crate) const MARK_SLACK: Duration = Duration::from_secs(60);

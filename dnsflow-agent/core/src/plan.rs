@@ -95,6 +95,11 @@ fn tag(actions: &[Action]) -> u32 {
                 add(&bits.value().to_be_bytes());
                 add(&bits.mask().to_be_bytes());
             }
+            Action::SetMark(bits) => {
+                add(&[5]);
+                add(&bits.value().to_be_bytes());
+                add(&bits.mask().to_be_bytes());
+            }
             Action::Resubmit { table } => add(&[2, *table]),
             Action::Copied(bytes) => {
                 add(&[3]);
@@ -124,6 +129,8 @@ pub struct PortFacts<'a> {
     pub base: u8,
     /// The actions that can be copied from OVN's own flows.
     pub cached_actions: &'a CachedActions,
+    /// The bits of the mark that say a packet's verdict, if the port's packets have verdicts.
+    pub mark_mask: Option<u32>,
 }
 
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
@@ -381,7 +388,13 @@ fn body(
     facts: PortFacts<'_>,
     cookies: &mut Cookies,
 ) -> Option<FlowBody> {
-    let actions = acl_template.actions(facts.base, facts.cached_actions)?;
+    let mut actions = acl_template.actions(facts.base, facts.cached_actions)?;
+    // What leaves the pipeline has the mark that it would have without dnsflow. What is dropped needs none.
+    if let Some(mask) = facts.mark_mask
+        && !actions.is_empty()
+    {
+        actions.insert(0, Action::SetMark(Masked::new(0, mask)));
+    }
     Some(FlowBody {
         cookie: cookies.cookie(&actions),
         // A sentinel flow ends it.

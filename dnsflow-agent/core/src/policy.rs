@@ -651,6 +651,7 @@ impl Policy {
             sets,
             base: self.base()?,
             cached_actions: &self.cached_actions,
+            mark_mask: None,
         })
     }
 

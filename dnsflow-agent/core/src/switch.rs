@@ -7,8 +7,10 @@
 
 mod batch;
 mod denials;
+mod flows;
 mod installed;
 mod queue;
+mod verdicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -18,15 +20,14 @@ use std::{
 
 use crate::{
     Command, Timestamp,
-    access::Access,
+    access::{Access, Holder},
     blocked::{BlockedConnection, Looks},
-    cache::Entry,
     counter_vec::{CounterVec, Label as _},
     deadline::{self, Deadline, Why},
     denied::RevalidationWait,
     flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
-    input::{BatchError, BatchId, CookieCount, FlowQuestion},
+    input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkFound},
     limits::{
         COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX,
         RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
@@ -39,12 +40,13 @@ use crate::{
     report::Report,
     revalidation::{Path, Revalidation, RevalidationEvent},
 };
-use batch::Written;
 use denials::Denials;
 use queue::{Part, Queues, Shares};
 
-pub(crate) use batch::Batch;
-pub(crate) use installed::{Enforced, Installed};
+pub(crate) use batch::{Batch, Written};
+pub(crate) use flows::Flows;
+pub(crate) use installed::{Enforced, Installed, Place};
+pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -113,8 +115,8 @@ struct Comparison {
 /// Lost flows.
 #[derive(Debug, Default)]
 struct Lost {
-    /// The entries with lost flows; some may have none any more.
-    entries: VecDeque<(PortId, IpAddr)>,
+    /// Who has lost flows; some may have none any more.
+    holders: VecDeque<Holder>,
     /// Nothing is restored before this time.
     at: Option<Timestamp>,
     /// The batches under way that restore flows.
@@ -195,7 +197,7 @@ impl Switch {
         [
             self.pending.len(),
             self.queues.len(),
-            self.lost.entries.len(),
+            self.lost.holders.len(),
             self.foreign.len(),
         ]
     }
@@ -217,9 +219,9 @@ impl Switch {
         self.comparison.ended
     }
 
-    /// What an answer has to wait for until the flows of an entry are in force.
-    pub(crate) fn wait_for(&mut self, installed: &Installed) -> Wait {
-        match installed.written {
+    /// What an answer has to wait for until flows that came into the switch like this are in force.
+    pub(crate) fn wait_for(&mut self, written: Written) -> Wait {
+        match written {
             Written::Before => Wait::Nothing,
             Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
                 Wait::Longest
@@ -312,6 +314,7 @@ impl Switch {
             at: now,
             ends_gap: false,
             changes: Vec::new(),
+            marks: Vec::new(),
             paths: BTreeSet::new(),
         }
     }
@@ -345,6 +348,12 @@ impl Switch {
                 shares,
             });
         }
+    }
+
+    /// Reports what an answer opened without a change of flows.
+    pub(crate) fn opened_by_verdict(&mut self, opening: Opening, now: Timestamp, out: &mut Output) {
+        self.denials.count(RevalidationWait::Verdict);
+        out.report(opening.report(RevalidationWait::Verdict, now));
     }
 
     /// Sends the openings of this turn, and those that have waited, as far as there is room for them.
@@ -438,6 +447,8 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        let mut batch = batch;
+        batch.give_out_marks(out);
         let id = batch.id()?;
         let Batch {
             mut changes,
@@ -718,15 +729,19 @@ impl Switch {
             self.sentinels.remove(&sentinel);
             return;
         }
-        let Some((port, address, Entry { installed, .. })) = access.entry_of(key) else {
+        let Some(holder) = access.holder_of(key) else {
             return;
         };
-        let is_queued = installed.is_lost();
-        if installed.lose(key, cookie) {
+        let Some((_, flows)) = access.flows(holder) else {
+            return;
+        };
+        let is_queued = flows.is_lost();
+        if flows.lose(key, cookie) {
             if !is_queued {
-                self.lost.entries.push_back((port, address));
+                self.lost.holders.push_back(holder);
             }
             self.lost.at.get_or_insert(now + RESTORE_DELAY);
+            access.lost(holder);
         }
     }
 
@@ -743,8 +758,9 @@ impl Switch {
             return;
         }
         let (table, priority) = (key.table, key.priority);
-        let entry = access.entry_of(&key);
-        let is_ours = entry.is_some_and(|(.., entry)| entry.installed.contains(&key));
+        let holder = access.holder_of(&key);
+        let flows = holder.and_then(|holder| access.flows(holder));
+        let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
         if self.foreign.insert(key) && is_ours {
             out.report(Report::ForeignFlow {
                 table,
@@ -769,15 +785,15 @@ impl Switch {
         out: &mut Output,
     ) {
         let may = self.compared && self.lost.at.is_none() && self.openings.is_none();
-        if !may || self.lost.entries.is_empty() {
+        if !may || self.lost.holders.is_empty() {
             return;
         }
         while self.lost.batches.len() < RESTORING_MAX {
             let mut batch = self.begin(now);
             while batch.len() < RESTORE_MAX
-                && let Some((port, address)) = self.lost.entries.pop_front()
+                && let Some(holder) = self.lost.holders.pop_front()
             {
-                restore(access, port, address, &mut batch, now, out);
+                restore(access, holder, &mut batch, now, out);
             }
             if batch.is_empty() {
                 break;
@@ -788,8 +804,8 @@ impl Switch {
             let batch = self.commit(batch, true, access.planner(), out);
             self.lost.batches.extend(batch);
         }
-        if self.lost.entries.is_empty() {
-            self.lost.entries = VecDeque::new();
+        if self.lost.holders.is_empty() {
+            self.lost.holders = VecDeque::new();
             let flows = std::mem::take(&mut self.lost.restored);
             out.reports
                 .extend((flows > 0).then_some(Report::Restored { flows }));
@@ -821,8 +837,15 @@ impl Switch {
         true
     }
 
-    /// Asks for a dump when one is due and its result could be judged.
-    pub(crate) fn start_comparison(&mut self, can_judge: bool, now: Timestamp, out: &mut Output) {
+    /// Asks for a dump when one is due and its result could be judged, and before that for the marks if there can be
+    /// some (`with_marks`).
+    pub(crate) fn start_comparison(
+        &mut self,
+        can_judge: bool,
+        with_marks: bool,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
         let comparison = &mut self.comparison;
         let is_due = comparison.at.is_some_and(|at| at <= now);
         if self.up && comparison.since.is_none() && is_due && can_judge {
@@ -832,8 +855,35 @@ impl Switch {
             comparison.sentinels.clear();
             comparison.sent_late.clear();
             comparison.at = Some(now + COMPARE_INTERVAL);
-            out.command(Command::Ask(FlowQuestion::Dump));
+            match with_marks {
+                true => out.command(Command::ReadMarks),
+                false => out.command(Command::Ask(FlowQuestion::Dump)),
+            }
         }
+    }
+
+    /// Compares the marks that were read with the cache, and goes on with the flows. Returns the changes of marks
+    /// that follow, if a comparison is under way.
+    pub(crate) fn marks_read(
+        &mut self,
+        found: Option<Vec<MarkFound>>,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<Batch> {
+        let since = self.comparison.since?;
+        out.command(Command::Ask(FlowQuestion::Dump));
+        let mut batch = self.begin(now);
+        let ports = access.ports;
+        let found = found?
+            .into_iter()
+            .map(|found| (ports.at_veth(found.ifindex), found));
+        let (set, removed) = access
+            .cache
+            .compare_marks(found.collect(), since, &mut batch, now);
+        out.counters.marks_restored += set as u64;
+        out.counters.marks_removed += removed as u64;
+        Some(batch)
     }
 
     /// Compares one message of a dump with the flows that should be there.
@@ -853,8 +903,9 @@ impl Switch {
                 self.comparison.sentinels.insert(sentinel, found);
                 continue;
             }
-            let entry = access.entry_of(&flow.key);
-            if entry.is_some_and(|(.., e)| e.installed.compare(&flow, number, since, now)) {
+            let holder = access.holder_of(&flow.key);
+            let flows = holder.and_then(|holder| access.flows(holder));
+            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
                 continue;
             }
             if self.comparison.unknown.len() < UNKNOWN_MAX {
@@ -907,8 +958,8 @@ impl Switch {
         }
         // In one batch with the flows that replace them.
         for (key, installed) in unknown {
-            if let Some((port, address)) = access.entry_key(&key) {
-                restore(access, port, address, &mut batch, now, out);
+            if let Some(holder) = access.holder_of(&key) {
+                restore(access, holder, &mut batch, now, out);
             }
             batch.extend([FlowChange::Delete(key, installed.cookie)]);
         }
@@ -920,6 +971,9 @@ impl Switch {
             });
         }
         access.decide_undecided(&mut batch, now);
+        access
+            .cache
+            .compared(self.comparison.number, &mut batch, now);
         Some(batch)
     }
 
@@ -927,8 +981,11 @@ impl Switch {
     fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
         let number = self.comparison.number;
         let mut lost = 0;
-        for (port, address, Entry { installed, .. }) in access.entries() {
-            let is_on_its_way = match installed.written {
+        for holder in access.holders() {
+            let Some((target, flows)) = access.flows(holder) else {
+                continue;
+            };
+            let is_on_its_way = match flows.written {
                 Written::In(batch) => {
                     self.pending.contains_key(&batch)
                         || self.queues.contain(batch)
@@ -937,10 +994,11 @@ impl Switch {
                 Written::Before | Written::Unsent { .. } => false,
             };
             if !is_on_its_way {
-                lost += installed.mark_lost(address, number, since, &self.foreign);
+                lost += flows.mark_lost(target, number, since, &self.foreign);
             }
-            if installed.is_lost() {
-                self.lost.entries.push_back((port, address));
+            if flows.is_lost() {
+                self.lost.holders.push_back(holder);
+                access.lost(holder);
             }
         }
         lost
@@ -1054,17 +1112,16 @@ impl Opening {
     }
 }
 
-/// Writes the lost flows of one entry.
+/// Writes the lost flows of one holder.
 fn restore(
     access: &mut Access<'_>,
-    port: PortId,
-    address: IpAddr,
+    holder: Holder,
     batch: &mut Batch,
     now: Timestamp,
     out: &mut Output,
 ) {
-    if let Some(entry) = access.entry(port, address) {
-        let written = entry.installed.restore(address, batch, now);
+    if let Some((target, flows)) = access.flows(holder) {
+        let written = flows.restore(target, batch, now);
         out.counters.flows_restored += written as u64;
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     blocked::BlockedConnection,
     engine::{Config, Engine},
     firewall::{FirewallUpdate, Rule},
-    flow::{Addresses, Cookie, FlowChange, FlowKey, Sentinel},
+    flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
     report::{Limit, Report},
 };
@@ -68,6 +68,8 @@ pub struct Node {
     pub kernel: Kernel,
     /// The connections that OVN has blocked.
     pub blocked: Vec<BlockedConnection>,
+    /// The marks in the kernel, by interface and address: the bits, their end, and when a packet was last marked.
+    pub marks: BTreeMap<(u32, IpAddr), (u32, Timestamp, Option<Timestamp>)>,
     /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
     pub dropping: Option<BTreeSet<IpAddr>>,
 }
@@ -93,6 +95,7 @@ impl Node {
             ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
             blocked: Vec::new(),
+            marks: BTreeMap::new(),
             dropping: None,
         }
     }
@@ -286,15 +289,25 @@ impl Node {
 
     /// What the switch lets through: source, destination, priority, in order.
     pub fn open(&self) -> Vec<(String, String, u16)> {
-        self.switch
-            .keys()
-            .map(|key| {
-                let (src, dst): (IpAddr, IpAddr) = match key.matches.addresses {
-                    Addresses::V4 { src, dst } => (src.into(), dst.into()),
-                    Addresses::V6 { src, dst } => (src.into(), dst.into()),
-                };
-                (src.to_string(), dst.to_string(), key.priority)
-            })
+        let mut open = Vec::new();
+        for key in self.switch.keys() {
+            let src = key.matches.ends.src();
+            match key.matches.ends {
+                Ends::Addresses(addresses) => open.push((src, addresses.dst(), key.priority)),
+                Ends::Verdict { mark, .. } => {
+                    for ((ifindex, dst), (bits, until, _)) in &self.marks {
+                        let host = self.hosts.get(ifindex).copied();
+                        let sender = host.map(|host| IpAddr::from([10, 244, 0, host]));
+                        if *bits == mark.value() && *until > self.now && sender == Some(src) {
+                            open.push((src, *dst, key.priority));
+                        }
+                    }
+                }
+            }
+        }
+        open.sort_unstable();
+        let open = open.into_iter();
+        open.map(|(src, dst, priority)| (src.to_string(), dst.to_string(), priority))
             .collect()
     }
 

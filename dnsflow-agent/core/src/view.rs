@@ -17,7 +17,7 @@ use crate::{
     Timestamp,
     answers::Answers,
     attempts::Attempt,
-    cache::{Cache, Term},
+    cache::{Cache, Entry, Term},
     firewall::{Destination, Firewall, Rule, RuleAction},
     flow::{Protocol, Transport},
     name::DomainName,
@@ -399,8 +399,14 @@ impl View<'_> {
                 .collect(),
             refused: self.refusal(address, row),
             is_adopted: entry.adopted.is_some(),
-            flows: entry.installed.view(address, now),
+            flows: self.flows(address, entry, now),
         })
+    }
+
+    /// The flows that let a pod reach an address: its own, or those of its verdict.
+    fn flows(&self, address: IpAddr, entry: &Entry, now: Timestamp) -> Vec<FlowView> {
+        let flows = self.cache.flows_of(address, entry);
+        flows.map_or_else(Vec::new, |(target, flows)| flows.view(target, now))
     }
 
     fn name(&self, row: &Interface, name: &DomainName, term: &Term, now: Timestamp) -> NameView {

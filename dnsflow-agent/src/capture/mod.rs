@@ -13,6 +13,7 @@ mod attacher;
 mod attachments;
 mod counters;
 mod deferred;
+mod entries;
 mod heartbeat;
 mod holders;
 mod interfaces;
@@ -46,6 +47,7 @@ pub use self::{
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
     deferred::DeferredAnswers,
+    entries::{Entries, Read as EntryRead},
     heartbeat::{BEAT_INTERVAL, Heartbeat},
     interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},
@@ -75,6 +77,8 @@ pub struct Options {
     /// Whether each interface has a share of what is handed to the agent. Without, one pod can take
     /// what there is.
     pub shares: bool,
+    /// The bits of a packet's mark that say the verdict of its destination; without them, no packet is marked.
+    pub mark_mask: Option<NonZeroU32>,
 }
 
 impl Default for Options {
@@ -85,6 +89,7 @@ impl Default for Options {
             attach: None,
             release_mark: None,
             shares: true,
+            mark_mask: None,
         }
     }
 }
@@ -188,6 +193,8 @@ pub struct Capture {
     pub recorded: InterfaceSet,
     /// The attempts.
     pub aside: Aside,
+    /// The addresses whose packets are marked with a verdict: none, unless an earlier agent has left some.
+    pub entries: Entries,
     /// What the program has to say.
     pub log: ProgramLog,
 }
@@ -205,7 +212,8 @@ pub fn take_over(
     attaching: &Handle,
     pins: Option<&Path>,
 ) -> Result<Capture, CaptureError> {
-    let mut program = Program::load(options)?;
+    let mut program = Program::load(options, pins)?;
+    let entries = Entries::new(program.take_map("ENTRIES")?)?;
     let records = program.take_map("RECORDS")?;
     let mut left = Vec::new();
     if let Some(dir) = pins {
@@ -250,6 +258,7 @@ pub fn take_over(
         watched,
         recorded,
         aside,
+        entries,
         log,
         attacher: Attacher {
             attachments: Attachments::new(program),

@@ -19,7 +19,10 @@ use aya::{
         tc::SchedClassifierLink,
     },
 };
-use dnsflow_common::record::{LAYOUT, Record};
+use dnsflow_common::{
+    key::ENTRY_LAYOUT,
+    record::{LAYOUT, Record},
+};
 use dnsflow_core::input::Frame;
 use tracing::{debug, info, warn};
 
@@ -32,6 +35,8 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const LEFT_MAX: usize = 4;
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
+/// How the name of the pinned map of entries begins. Its layout follows.
+const ENTRIES: &str = "entries-";
 /// The directory of the pinned links.
 const LINKS: &str = "links";
 
@@ -182,6 +187,29 @@ impl Pins {
     fn path(&self, ifindex: u32, program: &str) -> PathBuf {
         self.links.join(format!("{ifindex}-{program}"))
     }
+}
+
+/// The file of the map of entries, for programs that are about to be loaded. Maps of other layouts are removed.
+/// `None` if nothing can be pinned in the directory, which [`Pins::open`] reports.
+pub(super) fn entries(dir: &Path) -> Option<PathBuf> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(dir).ok()?;
+    let file_system = rustix::fs::statfs(dir).ok()?;
+    if u64::try_from(file_system.f_type) != Ok(BPF_FS_MAGIC) {
+        return None;
+    }
+    let path = dir.join(format!("{ENTRIES}{ENTRY_LAYOUT}"));
+    for other in files(dir).ok()? {
+        let name = other.file_name().and_then(|name| name.to_str());
+        if other != path && name.is_some_and(|name| name.starts_with(ENTRIES)) {
+            warn!(
+                path = %other.display(),
+                "an agent of another version has left addresses; they are closed until the pods ask again"
+            );
+            remove(&other);
+        }
+    }
+    Some(path)
 }
 
 /// Removes everything that is pinned in this directory.

@@ -4,7 +4,12 @@
 //! The agent tries which one the kernel has. The version would not tell, because distributions
 //! backport.
 
-use std::{fmt, io, mem, num::NonZeroU32, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    fmt, io, mem,
+    num::NonZeroU32,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -85,15 +90,23 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads the embedded object.
-    pub(super) fn load(options: &Options) -> Result<Self, CaptureError> {
+    /// Loads the embedded object. If there is a directory for what outlives the agent, the entries of an earlier
+    /// agent are taken over.
+    pub(super) fn load(options: &Options, pins: Option<&Path>) -> Result<Self, CaptureError> {
         raise_memlock_limit();
+        let mark_mask = options.mark_mask.map_or(0, NonZeroU32::get);
+        let entries = options.mark_mask.and(pins).and_then(pins::entries);
         let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
         let shared = u32::from(options.shares);
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        if let Some(entries) = &entries {
+            loader.map_pin_path("ENTRIES", entries);
+        }
+        let mut ebpf = loader
             .override_global("DNS_PORTS", options.ports.as_array(), true)
             .override_global("RELEASE_MARK", &release_mark, true)
             .override_global("SHARED", &shared, true)
+            .override_global("MARK_MASK", &mark_mask, true)
             .map_max_entries("RECORDS", options.ring.bytes())
             .map_max_entries("SCRATCH", possible_cpus()?)
             .load(OBJECT)

@@ -6,6 +6,7 @@ mod cost;
 mod differential;
 mod filter;
 mod hold;
+mod marks;
 mod netns;
 mod release;
 mod test_run;

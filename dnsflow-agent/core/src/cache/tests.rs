@@ -88,7 +88,7 @@ impl Setup {
             addresses_per_name_max: of_name,
             ..CacheLimits::default()
         };
-        let mut cache = Cache::new(limits);
+        let mut cache = Cache::new(limits, None);
         assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
         Self {
             cache,
@@ -191,7 +191,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
             deny_rest: Duration::from_secs(6),
         }],
     };
-    let mut cache = Cache::new(CacheLimits::default());
+    let mut cache = Cache::new(CacheLimits::default(), None);
     cache.load_snapshot(vec![saved("1", 1), saved("2", 2)]);
     let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
     let term = Term {

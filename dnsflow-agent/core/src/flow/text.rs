@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Action, Addresses, FlowBody, FlowKey, InstalledFlow, Masked, Match, Protocol};
+use super::{Action, Addresses, Ends, FlowBody, FlowKey, InstalledFlow, Masked, Match, Protocol};
 
 /// A flow that was found in the switch, with its cookie, the packets that it has matched, and its match.
 pub fn installed(flow: &InstalledFlow) -> String {
@@ -51,19 +51,19 @@ fn write_match(text: &mut String, matches: &Match) {
         metadata,
         registers,
         in_port,
-        addresses,
+        ends,
         transport,
     } = matches;
     let protocol = transport.map(|transport| transport.protocol);
-    let protocol = match (protocol, addresses) {
-        (None, Addresses::V4 { .. }) => "ip",
-        (None, Addresses::V6 { .. }) => "ipv6",
-        (Some(Protocol::Tcp), Addresses::V4 { .. }) => "tcp",
-        (Some(Protocol::Tcp), Addresses::V6 { .. }) => "tcp6",
-        (Some(Protocol::Udp), Addresses::V4 { .. }) => "udp",
-        (Some(Protocol::Udp), Addresses::V6 { .. }) => "udp6",
-        (Some(Protocol::Sctp), Addresses::V4 { .. }) => "sctp",
-        (Some(Protocol::Sctp), Addresses::V6 { .. }) => "sctp6",
+    let protocol = match (protocol, ends.src().is_ipv6()) {
+        (None, false) => "ip",
+        (None, true) => "ipv6",
+        (Some(Protocol::Tcp), false) => "tcp",
+        (Some(Protocol::Tcp), true) => "tcp6",
+        (Some(Protocol::Udp), false) => "udp",
+        (Some(Protocol::Udp), true) => "udp6",
+        (Some(Protocol::Sctp), false) => "sctp",
+        (Some(Protocol::Sctp), true) => "sctp6",
     };
     let _ = write!(text, ",{protocol}");
     for (register, bits) in registers.iter() {
@@ -75,9 +75,15 @@ fn write_match(text: &mut String, matches: &Match) {
     if let Some(port) = in_port {
         let _ = write!(text, ",in_port={port}");
     }
-    let _ = match addresses {
-        Addresses::V4 { src, dst } => write!(text, ",nw_src={src},nw_dst={dst}"),
-        Addresses::V6 { src, dst } => write!(text, ",ipv6_src={src},ipv6_dst={dst}"),
+    let _ = match ends {
+        Ends::Addresses(Addresses::V4 { src, dst }) => write!(text, ",nw_src={src},nw_dst={dst}"),
+        Ends::Addresses(Addresses::V6 { src, dst }) => {
+            write!(text, ",ipv6_src={src},ipv6_dst={dst}")
+        }
+        Ends::Verdict { src, mark } => {
+            let field = if src.is_ipv6() { "ipv6_src" } else { "nw_src" };
+            write!(text, ",pkt_mark={},{field}={src}", masked(*mark))
+        }
     };
     if let Some(port) = transport.and_then(|transport| transport.port) {
         let _ = write!(text, ",tp_dst={port}");
@@ -89,6 +95,7 @@ fn write_action(text: &mut String, action: &Action) {
         Action::SetRegister { register, bits } => {
             write!(text, "set_field:{}->reg{register}", masked(*bits))
         }
+        Action::SetMark(bits) => write!(text, "set_field:{}->pkt_mark", masked(*bits)),
         Action::Resubmit { table } => write!(text, "resubmit(,{table})"),
         Action::Copied(bytes) => write!(text, "<{} bytes as in OVN's own flow>", bytes.len()),
         Action::DeleteLearned(sentinel) => write!(

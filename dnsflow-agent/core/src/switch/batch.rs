@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
-    Timestamp,
+    Command, Timestamp,
     flow::{Addresses, FlowChange},
-    input::BatchId,
+    input::{BatchId, MarkChange},
     limits::PATHS_PER_LOOK_MAX,
+    output::Output,
     ovn::rows::Interface,
     revalidation::Path,
 };
@@ -25,6 +26,8 @@ pub(crate) struct Batch {
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(super) ends_gap: bool,
     pub(super) changes: Vec<FlowChange>,
+    /// The changes of marks. They are carried out before the changes of flows, whether the batch is sent or not.
+    pub(super) marks: Vec<MarkChange>,
     /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
     pub(super) paths: BTreeSet<Path>,
 }
@@ -49,6 +52,7 @@ impl Batch {
     pub(super) fn take(&mut self) -> Self {
         Self {
             changes: std::mem::take(&mut self.changes),
+            marks: std::mem::take(&mut self.marks),
             paths: std::mem::take(&mut self.paths),
             ..*self
         }
@@ -58,6 +62,7 @@ impl Batch {
     pub(super) fn take_changes(&mut self) -> Self {
         Self {
             changes: std::mem::take(&mut self.changes),
+            marks: Vec::new(),
             paths: BTreeSet::new(),
             ..*self
         }
@@ -101,6 +106,23 @@ impl Batch {
     /// Adds changes.
     pub(crate) fn extend(&mut self, changes: impl IntoIterator<Item = FlowChange>) {
         self.changes.extend(changes);
+    }
+
+    /// Adds a change of a mark.
+    pub(crate) fn mark(&mut self, change: MarkChange) {
+        self.marks.push(change);
+    }
+
+    /// How many changes of flows and marks there are.
+    pub(crate) fn cost(&self) -> usize {
+        self.changes.len() + self.marks.len()
+    }
+
+    /// Gives out the changes of marks.
+    pub(crate) fn give_out_marks(&mut self, out: &mut Output) {
+        if !self.marks.is_empty() {
+            out.command(Command::Mark(std::mem::take(&mut self.marks)));
+        }
     }
 
     /// What the flows in the batch note.

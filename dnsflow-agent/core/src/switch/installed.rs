@@ -1,147 +1,267 @@
-//! The flows that let a pod reach one address, and what the switch has reported about them.
+//! How the access to one address is enforced: by flows of its own, or by a verdict.
 //!
-//! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flows
-//! are wanted ([`Installed::enforce`]) and asks whether they are in use. Another way to enforce
-//! access would replace this type.
+//! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flow templates are
+//! wanted ([`Installed::enforce`]) and asks whether the address is in use.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
+use super::{
+    batch::{Batch, Written},
+    flows::Flows,
+    verdicts::{VerdictId, Verdicts},
 };
-
-use super::batch::{Batch, Written};
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Transport, text},
-    limits::COUNTERS_DELAY_MAX,
+    flow::{Cookie, FlowKey},
+    input::MarkChange,
     plan::Plan,
-    view::FlowView,
+    ports::PortId,
 };
 
-/// The flows to one address of one port.
-#[derive(Debug, Default)]
-pub(crate) struct Installed {
-    /// In the order of [`FlowTemplate::cmp_key`].
-    flows: Box<[Flow]>,
-    /// The batch that wrote one of them last.
-    pub(super) written: Written,
+/// What lets a pod reach one address.
+#[derive(Debug)]
+pub(crate) enum Installed {
+    /// Flows to the address.
+    Flows(Flows),
+    /// The mark of the packets to the address.
+    Marked(Marked),
 }
 
-/// A flow that should be in the switch.
+/// An address with a verdict.
 #[derive(Debug)]
-struct Flow {
-    /// The flow without its destination.
-    template: Arc<FlowTemplate>,
-    /// When the flow was last written; long ago (zero) while the switch is away.
-    written_at: Timestamp,
-    /// The packets that the flow had matched at the last comparison.
-    packets: u64,
-    /// When the flow was last seen to match a packet, or first written.
+pub(crate) struct Marked {
+    verdict: VerdictId,
+    /// The end that the kernel was told; `None` until the flows of the verdict are in force.
+    until: Option<Timestamp>,
+    /// When the kernel was told of the verdict.
+    set_at: Timestamp,
+    /// When a packet was last marked, or the kernel was first told of a verdict.
     used_at: Timestamp,
-    /// The last comparison that found the flow in the switch.
-    seen_in: u32,
-    /// Whether the switch has reported the packets of the flow, long enough after it was written.
-    counted: bool,
-    /// Whether the flow is missing in the switch and must be restored.
-    lost: bool,
+    /// Whether a packet was marked.
+    is_used: bool,
+    /// Whether the use was read since the kernel was told.
+    is_counted: bool,
 }
 
 /// What [`Installed::enforce`] has changed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Enforced {
-    /// How many flows are new.
+    /// How many flows of the address are new.
     pub(crate) added: usize,
-    /// Whether flows were added or removed.
+    /// Whether flows of the address were added or removed.
     pub(crate) changed: bool,
+}
+
+/// Whose access is enforced, and how long the kernel may enforce it without the agent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// The port.
+    pub(crate) port: PortId,
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// A mark ends then.
+    pub(crate) until: Timestamp,
+}
+
+impl Default for Installed {
+    fn default() -> Self {
+        Self::Flows(Flows::default())
+    }
 }
 
 impl Installed {
     /// Whether nothing is open.
     pub(crate) fn is_empty(&self) -> bool {
-        self.flows.is_empty()
+        match self {
+            Self::Flows(flows) => flows.is_empty(),
+            Self::Marked(_) => false,
+        }
     }
 
-    /// How many flows there should be.
+    /// How many flows of its own the address should have.
     pub(crate) fn len(&self) -> usize {
-        self.flows.len()
+        match self {
+            Self::Flows(flows) => flows.len(),
+            Self::Marked(_) => 0,
+        }
     }
 
-    /// Whether some of the flows must be restored.
+    /// Whether some of its own flows must be restored.
     pub(crate) fn is_lost(&self) -> bool {
-        self.flows.iter().any(|flow| flow.lost)
+        match self {
+            Self::Flows(flows) => flows.is_lost(),
+            Self::Marked(_) => false,
+        }
     }
 
-    /// Makes `wanted` the flows to `address`, and restores lost flows. The flows in `adopted` are
-    /// in the switch already.
+    /// The verdict of the address, if it has one.
+    pub(crate) fn verdict(&self) -> Option<VerdictId> {
+        match self {
+            Self::Flows(_) => None,
+            Self::Marked(marked) => Some(marked.verdict),
+        }
+    }
+
+    /// Whether the kernel marks packets to the address.
+    pub(crate) fn is_marked(&self) -> bool {
+        matches!(self, Self::Marked(marked) if marked.until.is_some())
+    }
+
+    /// The flows of its own.
+    pub(crate) fn own(&self) -> Option<&Flows> {
+        match self {
+            Self::Flows(flows) => Some(flows),
+            Self::Marked(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn own_mut(&mut self) -> Option<&mut Flows> {
+        match self {
+            Self::Flows(flows) => Some(flows),
+            Self::Marked(_) => None,
+        }
+    }
+
+    /// How what lets the pod reach the address came into the switch.
+    pub(crate) fn written(&self, verdicts: &Verdicts) -> Written {
+        match self {
+            Self::Flows(flows) => flows.written,
+            Self::Marked(marked) if verdicts.is_in_force(marked.verdict) => Written::Before,
+            Self::Marked(marked) => verdicts
+                .flows(marked.verdict)
+                .map_or(Written::Before, |flows| flows.written),
+        }
+    }
+
+    /// Makes `wanted` what lets the pod reach the address, and restores lost flows. The flows in `adopted` are
+    /// in the switch already. If there is a verdict for `wanted`, the address gets the verdict, else flows of its
+    /// own.
     pub(crate) fn enforce(
         &mut self,
-        address: IpAddr,
+        place: Place,
         wanted: Plan,
         adopted: Option<&BTreeMap<FlowKey, Cookie>>,
+        verdicts: &mut Verdicts,
         batch: &mut Batch,
         now: Timestamp,
     ) -> Enforced {
-        let changes_before = batch.len();
-        let before = self.flows.len();
-        let mut added = 0;
-        let mut flows = Vec::with_capacity(wanted.len());
-        let mut old = std::mem::take(&mut self.flows).into_iter().peekable();
-        for template in wanted {
-            while let Some(gone) = old.next_if(|flow| flow.template.cmp_key(&template).is_lt()) {
-                batch.extend(gone.template.deletion(address));
+        let Place { port, address, .. } = place;
+        if let Self::Marked(marked) = self
+            && verdicts.is_plan(marked.verdict, &wanted)
+        {
+            return Enforced::default();
+        }
+        let count = wanted.len();
+        let verdict = match count {
+            0 => None,
+            _ => verdicts.take(port, &wanted, batch, now),
+        };
+        match (&mut *self, verdict) {
+            (Self::Flows(flows), None) => {
+                flows.enforce(address.into(), wanted, adopted, batch, now)
             }
-            let flow = match old.next_if(|flow| flow.template.cmp_key(&template).is_eq()) {
-                Some(flow) if flow.template == template && !flow.lost => flow,
-                Some(flow) => {
-                    if flow.lost {
-                        batch.end_gap();
-                    }
-                    batch.extend(template.addition(address));
-                    Flow {
-                        template,
-                        written_at: batch.written_at(),
-                        counted: false,
-                        lost: false,
-                        ..flow
-                    }
+            (Self::Flows(flows), Some(verdict)) => {
+                flows.enforce(address.into(), Plan::new(), None, batch, now);
+                let mut marked = Marked::new(verdict, now);
+                marked.set(place, verdicts, batch, now);
+                *self = Self::Marked(marked);
+                Enforced {
+                    added: count,
+                    changed: true,
                 }
-                None => {
-                    added += 1;
-                    let known = || adopted?.get(&template.key(address)?);
-                    // An adopted flow is in the switch already, with this very body.
-                    if known() != Some(&template.body.cookie) {
-                        batch.extend(template.addition(address));
-                    }
-                    Flow {
-                        template,
-                        written_at: batch.written_at(),
-                        packets: 0,
-                        used_at: now,
-                        seen_in: 0,
-                        counted: false,
-                        lost: false,
-                    }
+            }
+            (Self::Marked(marked), Some(verdict)) => {
+                let before = std::mem::replace(&mut marked.verdict, verdict);
+                verdicts.release(before, address, now);
+                marked.set(place, verdicts, batch, now);
+                Enforced {
+                    added: count,
+                    changed: true,
                 }
-            };
-            flows.push(flow);
-        }
-        self.flows = flows.into_boxed_slice();
-        batch.extend(old.filter_map(|gone| gone.template.deletion(address)));
-        if batch.len() > changes_before {
-            self.written = batch.written();
-        }
-        Enforced {
-            added,
-            changed: added > 0 || self.flows.len() != before,
+            }
+            (Self::Marked(marked), None) => {
+                marked.remove(place, verdicts, batch, now);
+                let mut flows = Flows::default();
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                *self = Self::Flows(flows);
+                Enforced {
+                    changed: true,
+                    ..enforced
+                }
+            }
         }
     }
 
     /// Closes the address.
-    pub(crate) fn close(&self, address: IpAddr, batch: &mut Batch) {
-        let templates = self.flows.iter().map(|flow| &flow.template);
-        batch.extend(templates.filter_map(|template| template.deletion(address)));
+    pub(crate) fn close(
+        &self,
+        place: Place,
+        verdicts: &mut Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        match self {
+            Self::Flows(flows) => flows.close(place.address.into(), batch),
+            Self::Marked(marked) => marked.remove(place, verdicts, batch, now),
+        }
+    }
+
+    // Marks.
+
+    /// Tells the kernel of the verdict, whose flows are in force, or of another interface.
+    pub(crate) fn mark(
+        &mut self,
+        place: Place,
+        verdicts: &mut Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        if let Self::Marked(marked) = self {
+            marked.set(place, verdicts, batch, now);
+        }
+    }
+
+    /// Tells the kernel a later end, if the end that it knows comes before `needed`.
+    pub(crate) fn prolong(
+        &mut self,
+        place: Place,
+        needed: Timestamp,
+        verdicts: &mut Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        if let Self::Marked(marked) = self
+            && marked.until.is_some_and(|until| until < needed)
+        {
+            marked.set(place, verdicts, batch, now);
+        }
+    }
+
+    /// Records the use of the address, which was read at `read_at`. Returns whether the kernel has the mark that it
+    /// should have.
+    pub(crate) fn read(
+        &mut self,
+        found: Option<(u32, Option<Timestamp>)>,
+        verdicts: &Verdicts,
+        read_at: Timestamp,
+    ) -> bool {
+        let Self::Marked(marked) = self else {
+            return found.is_none();
+        };
+        if marked.until.is_none() || marked.set_at > read_at {
+            return true;
+        }
+        let Some((bits, used_at)) = found else {
+            return false;
+        };
+        if let Some(used_at) = used_at {
+            marked.is_used = true;
+            marked.used_at = marked.used_at.max(used_at);
+        }
+        marked.is_counted = true;
+        let mark = verdicts.mark(marked.verdict);
+        mark.is_some_and(|mark| mark.value() == bits) || !verdicts.is_in_force(marked.verdict)
     }
 
     // Whether it is in use.
@@ -149,29 +269,22 @@ impl Installed {
     /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
     /// `None` if the address may be in use.
     pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
-        let is_in_use = |flow: &Flow| flow.packets > 0 && flow.used_at + idle_grace > now;
-        if self.flows.is_empty() {
-            Some(0)
-        } else if self
-            .flows
-            .iter()
-            .any(|flow| !flow.counted || is_in_use(flow))
-        {
-            None
-        } else {
-            Some(1)
+        match self {
+            Self::Flows(flows) => flows.eviction_priority(idle_grace, now),
+            Self::Marked(marked) => {
+                let is_in_use = marked.is_used && marked.used_at + idle_grace > now;
+                (marked.is_counted && !is_in_use).then_some(1)
+            }
         }
     }
 
-    /// When one of the flows of this plan was last used.
+    /// When one of the flows of this plan was last used. A mark does not tell by which of the flows of its verdict
+    /// a packet passed.
     pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
-        let flows = &self.flows;
-        plan.iter()
-            .filter_map(|template| {
-                let at = flows.binary_search_by(|flow| flow.template.cmp_key(template));
-                at.ok().map(|at| flows[at].used_at)
-            })
-            .max()
+        match self {
+            Self::Flows(flows) => flows.used_at(plan),
+            Self::Marked(marked) => (!plan.is_empty()).then_some(marked.used_at),
+        }
     }
 
     /// When one of the flows with these keys was last used.
@@ -179,143 +292,66 @@ impl Installed {
         &self,
         keys: impl Iterator<Item = &'a FlowKey>,
     ) -> Option<Timestamp> {
-        keys.filter_map(|key| Some(self.with(key)?.used_at)).max()
+        self.own()?.keys_used_at(keys)
     }
 
     // What the switch says.
 
-    /// Whether the flow with this key, which is for the entry's address, has this cookie.
+    /// Whether the address has a flow of its own with this key and this cookie.
     pub(crate) fn has(&self, key: &FlowKey, cookie: Cookie) -> bool {
-        let flow = self.with(key);
-        flow.is_some_and(|flow| flow.template.body.cookie == cookie)
-    }
-
-    /// Whether there should be a flow with this key.
-    pub(super) fn contains(&self, key: &FlowKey) -> bool {
-        self.with(key).is_some()
+        self.own().is_some_and(|flows| flows.has(key, cookie))
     }
 
     /// Notes that this comparison has found the flow with this key.
     pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
-        if let Some(flow) = self.with_mut(key) {
-            flow.seen_in = comparison;
+        if let Some(flows) = self.own_mut() {
+            flows.seen(key, comparison);
+        }
+    }
+}
+
+impl Marked {
+    fn new(verdict: VerdictId, now: Timestamp) -> Self {
+        Self {
+            verdict,
+            until: None,
+            set_at: now,
+            used_at: now,
+            is_used: false,
+            is_counted: false,
         }
     }
 
-    /// Records a flow that a comparison, which began at `since`, has found in the switch. Returns
-    /// `false` if there should be no such flow.
-    pub(super) fn compare(
-        &mut self,
-        found: &InstalledFlow,
-        comparison: u32,
-        since: Timestamp,
-        now: Timestamp,
-    ) -> bool {
-        let Some(flow) = self.with_mut(&found.key) else {
-            return false;
-        };
-        if flow.template.body.cookie != found.cookie {
-            return false;
+    /// Tells the kernel of the verdict, or does so as soon as its flows are in force.
+    fn set(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch, now: Timestamp) {
+        let Place {
+            port,
+            address,
+            until,
+        } = place;
+        if !verdicts.is_in_force(self.verdict) {
+            verdicts.wait(self.verdict, address);
+        } else if let (Some(ifindex), Some(mark)) =
+            (verdicts.interface(port), verdicts.mark(self.verdict))
+        {
+            batch.mark(MarkChange::Set {
+                ifindex,
+                address,
+                mark: mark.value(),
+                until,
+            });
+            self.until = Some(until);
+            self.set_at = now;
         }
-        flow.seen_in = comparison;
-        if found.packets != flow.packets {
-            flow.packets = found.packets;
-            flow.used_at = now;
+    }
+
+    fn remove(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch, now: Timestamp) {
+        let Place { port, address, .. } = place;
+        verdicts.release(self.verdict, address, now);
+        if self.until.is_some()
+            && let Some(ifindex) = verdicts.interface(port)
+        {
+            batch.mark(MarkChange::Remove { ifindex, address });
         }
-        flow.counted |= flow.written_at + COUNTERS_DELAY_MAX <= since;
-        true
-    }
-
-    /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
-    /// they are. A flow whose key a foreign flow has is not lost.
-    pub(super) fn mark_lost(
-        &mut self,
-        address: IpAddr,
-        comparison: u32,
-        since: Timestamp,
-        foreign: &HashSet<FlowKey>,
-    ) -> usize {
-        let mut lost = 0;
-        for flow in &mut self.flows {
-            // The dump may not show a flow that was written after it began.
-            let is_new = flow.written_at >= since;
-            if flow.seen_in != comparison && !is_new && !flow.lost {
-                let key = flow.template.key(address);
-                flow.lost = key.is_some_and(|key| !foreign.contains(&key));
-                lost += usize::from(flow.lost);
-            }
-        }
-        lost
-    }
-
-    /// Marks the flow with this key and cookie as lost; returns `false` if there should be no such
-    /// flow.
-    pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
-        let flow = self.with_mut(key);
-        let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
-        let is_ours = flow.is_some();
-        if let Some(flow) = flow {
-            flow.lost = true;
-        }
-        is_ours
-    }
-
-    /// Writes the lost flows; returns how many they are.
-    pub(super) fn restore(&mut self, address: IpAddr, batch: &mut Batch, now: Timestamp) -> usize {
-        let before = batch.len();
-        for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
-            flow.lost = false;
-            flow.written_at = now;
-            flow.counted = false;
-            batch.extend(flow.template.addition(address));
-        }
-        let written = batch.len() - before;
-        if written > 0 {
-            batch.end_gap();
-            self.written = batch.written();
-        }
-        written
-    }
-
-    /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
-    /// that flow is in the switch. The first rule that matches has the highest priority.
-    pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
-        let matches = |flow: &&Flow| {
-            let transport = flow.template.transport;
-            flow.template.src == src && transport.is_none_or(&is_for)
-        };
-        let flows = self.flows.iter().filter(matches);
-        let deciding = flows.max_by_key(|flow| flow.template.priority)?;
-        (!deciding.lost).then_some(deciding.template.priority)
-    }
-
-    /// The flows to `address`, for people who ask.
-    pub(crate) fn view(&self, address: IpAddr, now: Timestamp) -> Vec<FlowView> {
-        let flows = self.flows.iter();
-        let views = flows.filter_map(|flow| {
-            Some(FlowView {
-                flow: text::flow(&flow.template.key(address)?, &flow.template.body),
-                packets: flow.packets,
-                idle_s: now.since(flow.used_at).as_secs(),
-                is_missing: flow.lost,
-            })
-        });
-        views.collect()
-    }
-
-    fn with(&self, key: &FlowKey) -> Option<&Flow> {
-        let mut flows = self.flows.iter();
-        flows.find(|flow| flow.template.has_key(key))
-    }
-
-    fn with_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
-        let mut flows = self.flows.iter_mut();
-        flows.find(|flow| flow.template.has_key(key))
-    }
-
-    /// The templates of the flows.
-    #[cfg(test)]
-    pub(crate) fn templates(&self) -> impl Iterator<Item = &Arc<FlowTemplate>> {
-        self.flows.iter().map(|flow| &flow.template)
     }
 }

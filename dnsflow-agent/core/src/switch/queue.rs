@@ -185,5 +185,5 @@ impl Queues {
 /// The pods' addresses that changes are for.
 fn sources(changes: &[FlowChange]) -> impl Iterator<Item = IpAddr> {
     let keys = changes.iter().filter_map(FlowChange::key);
-    keys.map(|key| key.matches.addresses.src())
+    keys.map(|key| key.matches.ends.src())
 }

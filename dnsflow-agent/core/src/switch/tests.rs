@@ -52,8 +52,8 @@ fn change() -> FlowChange {
     FlowChange::Delete(sentinel.key(), cookie)
 }
 
-fn planned_in(batch: &Batch) -> Installed {
-    let mut installed = Installed::default();
+fn planned_in(batch: &Batch) -> Flows {
+    let mut installed = Flows::default();
     installed.written = batch.written();
     installed
 }
@@ -72,13 +72,13 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
         .commit(batch, true, &mut setup.planner, &mut setup.out);
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
-    assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(id));
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::Batch(id));
     let is_over = setup.switch.applied(id, Ok(()), true, NOW, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
-    assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(id));
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::Batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
     assert_eq!(setup.switch.revalidated(|_| true, NOW + pass), [id]);
-    assert_eq!(setup.switch.wait_for(&installed), Wait::Nothing);
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::Nothing);
 }
 
 #[test]
@@ -92,7 +92,10 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
         let installed = planned_in(&batch);
         setup.switch.open(PORT, batch, 1, None);
         // It can be waited for before it is sent.
-        assert_eq!(setup.switch.wait_for(&installed), Wait::Batch(ids[0]));
+        assert_eq!(
+            setup.switch.wait_for(installed.written),
+            Wait::Batch(ids[0])
+        );
     }
     assert_eq!(ids[0], ids[1]);
     assert_eq!(setup.sent(), [], "the turn has not ended");
@@ -128,7 +131,7 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
             .commit(batch, true, &mut setup.planner, &mut setup.out),
         None
     );
-    assert_eq!(setup.switch.wait_for(&unsent), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(unsent.written), Wait::Longest);
     let mut batch = setup.switch.begin_openings(PORT, NOW);
     batch.extend([change()]);
     let opened = planned_in(&batch);
@@ -139,11 +142,11 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
     assert_eq!(setup.sent().len(), 1);
     // The connection is lost before the answer.
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(&opened), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(opened.written), Wait::Longest);
     setup.switch.comparison.ended += 1;
     setup.switch.unanswered.clear();
     for installed in [unsent, opened] {
-        assert_eq!(setup.switch.wait_for(&installed), Wait::Nothing);
+        assert_eq!(setup.switch.wait_for(installed.written), Wait::Nothing);
     }
 }
 
@@ -179,7 +182,9 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(true), Some((NOW, Why::Comparison)));
     let count = (NOW + COUNT_DELAY, Why::Count);
     assert_eq!(setup.switch.deadline(false), Some(count));
-    setup.switch.start_comparison(true, NOW, &mut setup.out);
+    setup
+        .switch
+        .start_comparison(true, false, NOW, &mut setup.out);
     assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
@@ -200,7 +205,7 @@ fn addition(priority: u16) -> FlowChange {
 }
 
 /// An answer to this pod changes so many flows of its own; returns what was planned.
-fn told(setup: &mut Setup, port: u32, changes: usize) -> Installed {
+fn told(setup: &mut Setup, port: u32, changes: usize) -> Flows {
     let cookie = Cookie::new(2);
     let mut key = Sentinel { table: 44, cookie }.key();
     key.priority = u16::try_from(port).expect("few");
@@ -236,14 +241,14 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
     let Written::In(first) = waiting.written else {
         panic!("{waiting:?}");
     };
-    assert_eq!(setup.switch.wait_for(&waiting), Wait::Batch(first));
+    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Batch(first));
     // Another pod does not wait.
     told(&mut setup, 2, 3);
     assert_eq!(flush(&mut setup), [3]);
     // Each part goes when the one before it was confirmed; nobody waits for it but the next one.
     let mut parts = Vec::new();
     while let Some(batch) = setup.switch.pending.keys().next().copied() {
-        assert_ne!(setup.switch.wait_for(&more), Wait::Nothing);
+        assert_ne!(setup.switch.wait_for(more.written), Wait::Nothing);
         setup
             .switch
             .applied(batch, Ok(()), true, NOW, &mut setup.out);
@@ -304,6 +309,6 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     let waiting = told(&mut setup, 1, 1);
     flush(&mut setup);
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(&waiting), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Longest);
     assert_eq!(setup.switch.sizes()[..2], [0, 0]);
 }

@@ -9,7 +9,10 @@ use crate::{
     Command, Input, Timestamp,
     dns::Answer,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
-    input::{AttachCommand, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, NameSetId},
+    input::{
+        AttachCommand, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, MarkChange,
+        MarkFound, NameSetId,
+    },
     name::DomainName,
     ovn::rows::RowId,
     revalidation::Path,
@@ -111,6 +114,37 @@ impl Node {
                     batch,
                     result: Ok(()),
                 })
+            }
+            Command::Mark(changes) => {
+                for change in changes {
+                    match change {
+                        MarkChange::Set {
+                            ifindex,
+                            address,
+                            mark,
+                            until,
+                        } => {
+                            let place = (ifindex, address);
+                            let before = self.marks.get(&place);
+                            let used_at = before.and_then(|(.., used_at)| *used_at);
+                            self.marks.insert(place, (mark, until, used_at));
+                        }
+                        MarkChange::Remove { ifindex, address } => {
+                            self.marks.remove(&(ifindex, address));
+                        }
+                    }
+                }
+                None
+            }
+            Command::ReadMarks => {
+                let marks = self.marks.iter();
+                let found = marks.map(|(&(ifindex, address), &(mark, _, used_at))| MarkFound {
+                    ifindex,
+                    address,
+                    mark,
+                    used_at,
+                });
+                Some(Input::Marks(Some(found.collect())))
             }
             Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
                 // As the switch does: some at a time, and the last may bring none.

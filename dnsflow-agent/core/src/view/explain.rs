@@ -633,8 +633,10 @@ impl View<'_> {
             let text = "this is a dry run: no flow is installed".to_owned();
             return Some((Reason::DryRun, text));
         }
-        let installed = &entry.installed;
-        (installed.is_empty() || installed.is_lost()).then(|| {
+        let flows = self.cache.flows_of(address, entry);
+        let are_there = flows.is_some_and(|(_, flows)| !flows.is_empty() && !flows.is_lost());
+        let is_marked = entry.installed.verdict().is_none() || entry.installed.is_marked();
+        (!are_there || !is_marked).then(|| {
             let text = "its flow is not in the switch at the moment".to_owned();
             (Reason::FlowMissing, text)
         })

@@ -99,7 +99,7 @@ fn flows_with_something_in_common_share_it() {
         .cache
         .entries_mut()
         .filter(|(of, ..)| Some(*of) == port)
-        .flat_map(|(.., entry)| entry.installed.templates())
+        .flat_map(|(.., entry)| entry.installed.own().expect("flows").templates())
         .map(std::sync::Arc::as_ptr)
         .collect();
     assert_eq!(templates.len(), 9);

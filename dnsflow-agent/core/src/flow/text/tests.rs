@@ -15,7 +15,9 @@ fn key(transport: Option<Transport>, src: &str, dst: &str) -> FlowKey {
                 (14, Masked::new(2, u32::MAX)),
             ])),
             in_port: None,
-            addresses: Addresses::between(address(src), address(dst)).expect("one family"),
+            ends: Addresses::between(address(src), address(dst))
+                .expect("one family")
+                .into(),
             transport,
         },
     }

@@ -1,0 +1,317 @@
+//! The flows of one target, an address or a verdict, and what the switch has reported about them.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use super::{
+    batch::{Batch, Written},
+    installed::Enforced,
+};
+use crate::{
+    Timestamp,
+    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Target, Transport, text},
+    limits::COUNTERS_DELAY_MAX,
+    plan::Plan,
+    view::FlowView,
+};
+
+/// The flows of one target, for one port.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    /// In the order of [`FlowTemplate::cmp_key`].
+    flows: Box<[Flow]>,
+    /// The batch that wrote one of them last.
+    pub(super) written: Written,
+}
+
+/// A flow that should be in the switch.
+#[derive(Debug)]
+struct Flow {
+    /// The flow without its destination.
+    template: Arc<FlowTemplate>,
+    /// When the flow was last written; long ago (zero) while the switch is away.
+    written_at: Timestamp,
+    /// The packets that the flow had matched at the last comparison.
+    packets: u64,
+    /// When the flow was last seen to match a packet, or first written.
+    used_at: Timestamp,
+    /// The last comparison that found the flow in the switch.
+    seen_in: u32,
+    /// Whether the switch has reported the packets of the flow, long enough after it was written.
+    counted: bool,
+    /// Whether the flow is missing in the switch and must be restored.
+    lost: bool,
+}
+
+impl Flows {
+    /// Whether nothing is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// How many flows there should be.
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether some of the flows must be restored.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.flows.iter().any(|flow| flow.lost)
+    }
+
+    /// Makes `wanted` the flows of `target`, and restores lost flows. The flows in `adopted` are
+    /// in the switch already.
+    pub(crate) fn enforce(
+        &mut self,
+        target: Target,
+        wanted: Plan,
+        adopted: Option<&BTreeMap<FlowKey, Cookie>>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Enforced {
+        let changes_before = batch.len();
+        let before = self.flows.len();
+        let mut added = 0;
+        let mut flows = Vec::with_capacity(wanted.len());
+        let mut old = std::mem::take(&mut self.flows).into_iter().peekable();
+        for template in wanted {
+            while let Some(gone) = old.next_if(|flow| flow.template.cmp_key(&template).is_lt()) {
+                batch.extend(gone.template.deletion(target));
+            }
+            let flow = match old.next_if(|flow| flow.template.cmp_key(&template).is_eq()) {
+                Some(flow) if flow.template == template && !flow.lost => flow,
+                Some(flow) => {
+                    if flow.lost {
+                        batch.end_gap();
+                    }
+                    batch.extend(template.addition(target));
+                    Flow {
+                        template,
+                        written_at: batch.written_at(),
+                        counted: false,
+                        lost: false,
+                        ..flow
+                    }
+                }
+                None => {
+                    added += 1;
+                    let known = || adopted?.get(&template.key(target)?);
+                    // An adopted flow is in the switch already, with this very body.
+                    if known() != Some(&template.body.cookie) {
+                        batch.extend(template.addition(target));
+                    }
+                    Flow {
+                        template,
+                        written_at: batch.written_at(),
+                        packets: 0,
+                        used_at: now,
+                        seen_in: 0,
+                        counted: false,
+                        lost: false,
+                    }
+                }
+            };
+            flows.push(flow);
+        }
+        self.flows = flows.into_boxed_slice();
+        batch.extend(old.filter_map(|gone| gone.template.deletion(target)));
+        if batch.len() > changes_before {
+            self.written = batch.written();
+        }
+        Enforced {
+            added,
+            changed: added > 0 || self.flows.len() != before,
+        }
+    }
+
+    /// Removes the flows.
+    pub(crate) fn close(&self, target: Target, batch: &mut Batch) {
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        batch.extend(templates.filter_map(|template| template.deletion(target)));
+    }
+
+    // Whether it is in use.
+
+    /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
+    /// `None` if the address may be in use.
+    pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
+        let is_in_use = |flow: &Flow| flow.packets > 0 && flow.used_at + idle_grace > now;
+        if self.flows.is_empty() {
+            Some(0)
+        } else if self
+            .flows
+            .iter()
+            .any(|flow| !flow.counted || is_in_use(flow))
+        {
+            None
+        } else {
+            Some(1)
+        }
+    }
+
+    /// When one of the flows of this plan was last used.
+    pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
+        let flows = &self.flows;
+        plan.iter()
+            .filter_map(|template| {
+                let at = flows.binary_search_by(|flow| flow.template.cmp_key(template));
+                at.ok().map(|at| flows[at].used_at)
+            })
+            .max()
+    }
+
+    /// When one of the flows with these keys was last used.
+    pub(crate) fn keys_used_at<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a FlowKey>,
+    ) -> Option<Timestamp> {
+        keys.filter_map(|key| Some(self.with(key)?.used_at)).max()
+    }
+
+    // What the switch says.
+
+    /// Whether the flow with this key, which is for the entry's address, has this cookie.
+    pub(crate) fn has(&self, key: &FlowKey, cookie: Cookie) -> bool {
+        let flow = self.with(key);
+        flow.is_some_and(|flow| flow.template.body.cookie == cookie)
+    }
+
+    /// Whether there should be a flow with this key.
+    pub(super) fn contains(&self, key: &FlowKey) -> bool {
+        self.with(key).is_some()
+    }
+
+    /// Notes that this comparison has found the flow with this key.
+    pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {
+        if let Some(flow) = self.with_mut(key) {
+            flow.seen_in = comparison;
+        }
+    }
+
+    /// Records a flow that a comparison, which began at `since`, has found in the switch. Returns
+    /// `false` if there should be no such flow.
+    pub(super) fn compare(
+        &mut self,
+        found: &InstalledFlow,
+        comparison: u32,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> bool {
+        let Some(flow) = self.with_mut(&found.key) else {
+            return false;
+        };
+        if flow.template.body.cookie != found.cookie {
+            return false;
+        }
+        flow.seen_in = comparison;
+        if found.packets != flow.packets {
+            flow.packets = found.packets;
+            flow.used_at = now;
+        }
+        flow.counted |= flow.written_at + COUNTERS_DELAY_MAX <= since;
+        true
+    }
+
+    /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
+    /// they are. A flow whose key a foreign flow has is not lost.
+    pub(super) fn mark_lost(
+        &mut self,
+        target: Target,
+        comparison: u32,
+        since: Timestamp,
+        foreign: &HashSet<FlowKey>,
+    ) -> usize {
+        let mut lost = 0;
+        for flow in &mut self.flows {
+            // The dump may not show a flow that was written after it began.
+            let is_new = flow.written_at >= since;
+            if flow.seen_in != comparison && !is_new && !flow.lost {
+                let key = flow.template.key(target);
+                flow.lost = key.is_some_and(|key| !foreign.contains(&key));
+                lost += usize::from(flow.lost);
+            }
+        }
+        lost
+    }
+
+    /// Whether this comparison has found all of the flows.
+    pub(super) fn are_all_seen(&self, comparison: u32) -> bool {
+        let mut flows = self.flows.iter();
+        flows.all(|flow| flow.seen_in == comparison && !flow.lost)
+    }
+
+    /// Marks the flow with this key and cookie as lost; returns `false` if there should be no such
+    /// flow.
+    pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
+        let flow = self.with_mut(key);
+        let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
+        let is_ours = flow.is_some();
+        if let Some(flow) = flow {
+            flow.lost = true;
+        }
+        is_ours
+    }
+
+    /// Writes the lost flows; returns how many they are.
+    pub(super) fn restore(&mut self, target: Target, batch: &mut Batch, now: Timestamp) -> usize {
+        let before = batch.len();
+        for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
+            flow.lost = false;
+            flow.written_at = now;
+            flow.counted = false;
+            batch.extend(flow.template.addition(target));
+        }
+        let written = batch.len() - before;
+        if written > 0 {
+            batch.end_gap();
+            self.written = batch.written();
+        }
+        written
+    }
+
+    /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
+    /// that flow is in the switch. The first rule that matches has the highest priority.
+    pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
+        let matches = |flow: &&Flow| {
+            let transport = flow.template.transport;
+            flow.template.src == src && transport.is_none_or(&is_for)
+        };
+        let flows = self.flows.iter().filter(matches);
+        let deciding = flows.max_by_key(|flow| flow.template.priority)?;
+        (!deciding.lost).then_some(deciding.template.priority)
+    }
+
+    /// The flows of `target`, for people who ask.
+    pub(crate) fn view(&self, target: Target, now: Timestamp) -> Vec<FlowView> {
+        let flows = self.flows.iter();
+        let views = flows.filter_map(|flow| {
+            Some(FlowView {
+                flow: text::flow(&flow.template.key(target)?, &flow.template.body),
+                packets: flow.packets,
+                idle_s: now.since(flow.used_at).as_secs(),
+                is_missing: flow.lost,
+            })
+        });
+        views.collect()
+    }
+
+    fn with(&self, key: &FlowKey) -> Option<&Flow> {
+        let mut flows = self.flows.iter();
+        flows.find(|flow| flow.template.has_key(key))
+    }
+
+    fn with_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        let mut flows = self.flows.iter_mut();
+        flows.find(|flow| flow.template.has_key(key))
+    }
+
+    /// The templates of the flows.
+    #[cfg(test)]
+    pub(crate) fn templates(&self) -> impl Iterator<Item = &Arc<FlowTemplate>> {
+        self.flows.iter().map(|flow| &flow.template)
+    }
+}

@@ -1,0 +1,287 @@
+//! The verdicts: sets of flow templates that packets are matched to by their marks.
+//!
+//! A verdict is a plan that is in use, with a number. The program on a pod's veth writes the number into the mark
+//! of each packet to an address that has the verdict; the flows of the verdict match the mark. Opening an address
+//! whose verdict is in force changes nothing in the switch (`docs/decisions/verdict.md`).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+};
+
+use super::{
+    batch::{Batch, Written},
+    flows::Flows,
+};
+use crate::{
+    Timestamp,
+    flow::{Masked, Target},
+    input::BatchId,
+    limits::{VERDICT_RESTS, VERDICT_STAYS},
+    plan::{Plan, PortFacts},
+    ports::PortId,
+};
+
+/// The number of a verdict, from 1 on.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(crate) struct VerdictId(u32);
+
+/// All verdicts of the node.
+#[derive(Debug)]
+pub(crate) struct Verdicts {
+    /// The bits of the mark that are ours; `None` if addresses have flows of their own.
+    mask: Option<u32>,
+    /// The interfaces whose packets are marked.
+    interfaces: BTreeMap<PortId, u32>,
+    by_plan: HashMap<Plan, VerdictId>,
+    verdicts: BTreeMap<VerdictId, Verdict>,
+    /// Numbers that were in use lately: the switch may have megaflows of them.
+    resting: BTreeMap<VerdictId, Timestamp>,
+}
+
+#[derive(Debug)]
+struct Verdict {
+    port: PortId,
+    plan: Plan,
+    flows: Flows,
+    /// Whether the switch has confirmed the flows, and none was lost since.
+    in_force: bool,
+    /// How many addresses have the verdict.
+    addresses: usize,
+    /// Since when no address has the verdict, if none has.
+    unused_since: Timestamp,
+    /// The addresses that get their marks when the flows are in force.
+    waiting: BTreeSet<IpAddr>,
+}
+
+impl Verdicts {
+    /// There are none. `mask` are the bits of the mark that are ours.
+    pub(crate) fn new(mask: Option<u32>) -> Self {
+        Self {
+            mask: mask.filter(|mask| *mask != 0),
+            interfaces: BTreeMap::new(),
+            by_plan: HashMap::new(),
+            verdicts: BTreeMap::new(),
+            resting: BTreeMap::new(),
+        }
+    }
+
+    /// Whether addresses get verdicts on this node.
+    pub(crate) fn are_on(&self) -> bool {
+        self.mask.is_some()
+    }
+
+    /// What flows of the port are planned from. `None` if it is not known yet where its packets are marked.
+    pub(crate) fn facts<'a>(&self, facts: PortFacts<'a>) -> Option<PortFacts<'a>> {
+        if self.are_on() && !self.interfaces.contains_key(&facts.port) {
+            return None;
+        }
+        Some(PortFacts {
+            mark_mask: self.mask,
+            ..facts
+        })
+    }
+
+    // Interfaces.
+
+    /// Packets of the port are marked at this interface. Returns whether that is news.
+    pub(crate) fn attached(&mut self, port: PortId, ifindex: u32) -> bool {
+        self.are_on() && self.interfaces.insert(port, ifindex) != Some(ifindex)
+    }
+
+    /// The interface of a port.
+    pub(crate) fn interface(&self, port: PortId) -> Option<u32> {
+        self.interfaces.get(&port).copied()
+    }
+
+    /// The port is gone.
+    pub(crate) fn closed(&mut self, port: PortId) {
+        self.interfaces.remove(&port);
+    }
+
+    // Addresses.
+
+    /// The verdict of one more address with this plan. `None` if the port's packets are not marked, or no number is
+    /// left.
+    pub(super) fn take(
+        &mut self,
+        port: PortId,
+        plan: &Plan,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Option<VerdictId> {
+        self.interfaces.get(&port)?;
+        let id = match self.by_plan.get(plan) {
+            Some(id) => *id,
+            None => self.make(port, plan, batch, now)?,
+        };
+        self.verdicts.get_mut(&id)?.addresses += 1;
+        Some(id)
+    }
+
+    fn make(
+        &mut self,
+        port: PortId,
+        plan: &Plan,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Option<VerdictId> {
+        let id = self.number(plan, now)?;
+        let target = self.target(id)?;
+        let mut flows = Flows::default();
+        flows.enforce(target, plan.clone(), None, batch, now);
+        self.by_plan.insert(plan.clone(), id);
+        let verdict = Verdict {
+            port,
+            plan: plan.clone(),
+            flows,
+            in_force: false,
+            addresses: 0,
+            unused_since: now,
+            waiting: BTreeSet::new(),
+        };
+        self.verdicts.insert(id, verdict);
+        Some(id)
+    }
+
+    /// A number for a plan: mostly the one that the same plan had in the last run.
+    fn number(&mut self, plan: &Plan, now: Timestamp) -> Option<VerdictId> {
+        self.resting.retain(|_, until| *until > now);
+        let mask = self.mask?;
+        let max = mask >> mask.trailing_zeros();
+        let mut hasher = DefaultHasher::new();
+        plan.hash(&mut hasher);
+        let first = (hasher.finish() % u64::from(max)) as u32;
+        let ids = (0..max).map(|at| VerdictId((first + at) % max + 1));
+        let is_free =
+            |id: &VerdictId| !self.verdicts.contains_key(id) && !self.resting.contains_key(id);
+        ids.take(NUMBERS_TRIED).find(is_free)
+    }
+
+    /// An address has this verdict no longer.
+    pub(super) fn release(&mut self, id: VerdictId, address: IpAddr, now: Timestamp) {
+        if let Some(verdict) = self.verdicts.get_mut(&id) {
+            verdict.waiting.remove(&address);
+            verdict.addresses = verdict.addresses.saturating_sub(1);
+            verdict.unused_since = now;
+        }
+    }
+
+    /// The address gets its mark when the flows of the verdict are in force.
+    pub(super) fn wait(&mut self, id: VerdictId, address: IpAddr) {
+        if let Some(verdict) = self.verdicts.get_mut(&id) {
+            verdict.waiting.insert(address);
+        }
+    }
+
+    // Verdicts.
+
+    /// The bits in the mark of packets with this verdict.
+    pub(super) fn mark(&self, id: VerdictId) -> Option<Masked> {
+        let mask = self.mask?;
+        Some(Masked::new(id.0 << mask.trailing_zeros(), mask))
+    }
+
+    /// What the flows of a verdict match in place of the destination.
+    pub(crate) fn target(&self, id: VerdictId) -> Option<Target> {
+        self.mark(id).map(Target::Verdict)
+    }
+
+    /// The verdict that a flow with these bits belongs to.
+    pub(crate) fn of_mark(&self, mark: Masked) -> Option<VerdictId> {
+        let mask = self.mask.filter(|mask| *mask == mark.mask())?;
+        let id = VerdictId(mark.value() >> mask.trailing_zeros());
+        self.verdicts.contains_key(&id).then_some(id)
+    }
+
+    /// Whether this is the plan of the verdict.
+    pub(super) fn is_plan(&self, id: VerdictId, plan: &Plan) -> bool {
+        self.verdicts
+            .get(&id)
+            .is_some_and(|verdict| verdict.plan == *plan)
+    }
+
+    /// Whether the flows are in force.
+    pub(super) fn is_in_force(&self, id: VerdictId) -> bool {
+        self.verdicts
+            .get(&id)
+            .is_some_and(|verdict| verdict.in_force)
+    }
+
+    /// The flows of a verdict.
+    pub(crate) fn flows(&self, id: VerdictId) -> Option<&Flows> {
+        self.verdicts.get(&id).map(|verdict| &verdict.flows)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn flows_mut(&mut self, id: VerdictId) -> Option<&mut Flows> {
+        self.verdicts.get_mut(&id).map(|verdict| &mut verdict.flows)
+    }
+
+    /// Every verdict.
+    pub(crate) fn ids(&self) -> Vec<VerdictId> {
+        self.verdicts.keys().copied().collect()
+    }
+
+    /// How many flows all verdicts have.
+    pub(crate) fn flow_count(&self) -> usize {
+        self.verdicts
+            .values()
+            .map(|verdict| verdict.flows.len())
+            .sum()
+    }
+
+    /// A flow of the verdict was lost.
+    pub(crate) fn lost(&mut self, id: VerdictId) {
+        if let Some(verdict) = self.verdicts.get_mut(&id) {
+            verdict.in_force = false;
+        }
+    }
+
+    /// The switch has confirmed a batch. Returns the addresses that get their marks now.
+    pub(crate) fn written(&mut self, batch: BatchId) -> Vec<(PortId, IpAddr)> {
+        self.come_into_force(|flows| flows.written == Written::In(batch) && !flows.is_lost())
+    }
+
+    /// A comparison has ended. Returns the addresses that get their marks now.
+    pub(crate) fn compared(&mut self, comparison: u32) -> Vec<(PortId, IpAddr)> {
+        self.come_into_force(|flows| flows.are_all_seen(comparison))
+    }
+
+    fn come_into_force(&mut self, is_there: impl Fn(&Flows) -> bool) -> Vec<(PortId, IpAddr)> {
+        let mut marked = Vec::new();
+        for verdict in self.verdicts.values_mut() {
+            if !verdict.in_force && is_there(&verdict.flows) {
+                verdict.in_force = true;
+                let waiting = std::mem::take(&mut verdict.waiting);
+                marked.extend(waiting.into_iter().map(|address| (verdict.port, address)));
+            }
+        }
+        marked
+    }
+
+    /// Removes the flows of verdicts that no address has had for a while.
+    pub(crate) fn sweep(&mut self, batch: &mut Batch, now: Timestamp) {
+        let over: Vec<VerdictId> = self
+            .verdicts
+            .iter()
+            .filter(|(_, verdict)| {
+                verdict.addresses == 0 && verdict.unused_since + VERDICT_STAYS <= now
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in over {
+            let target = self.target(id);
+            if let Some((verdict, target)) = self.verdicts.remove(&id).zip(target) {
+                verdict.flows.close(target, batch);
+                self.by_plan.remove(&verdict.plan);
+                self.resting.insert(id, now + VERDICT_RESTS);
+            }
+        }
+    }
+}
+
+/// How many numbers are tried for a plan. With half of all numbers in use, this many neighbours are practically
+/// never in use together.
+const NUMBERS_TRIED: usize = 256;

@@ -1,0 +1,51 @@
+//! The verdict of a packet's destination, written into the packet's mark.
+//!
+//! Flows match the mark in place of the destination. The bits of the mask are cleared if there is no entry: a
+//! packet cannot bring a verdict along.
+
+use aya_ebpf::EbpfContext as _;
+use dnsflow_common::{
+    key::{ENTRY_USED_EVERY_NS, EntryKey},
+    walk,
+};
+
+use crate::{capture, maps, skb::Frame, trust::now_ns};
+
+/// Sets the bits of the mask to the verdict of the packet's destination. All other bits stay. Without a mask,
+/// nothing is looked up.
+#[inline(always)]
+pub fn mark(frame: &Frame<'_>) {
+    let mask = maps::mark_mask();
+    if mask == 0 {
+        return;
+    }
+    let verdict = verdict(frame).unwrap_or(0) & mask;
+    // SAFETY: the context is the kernel's, and a TC program may write this field (`tc_cls_act_is_valid_access`
+    // in Linux net/core/filter.c).
+    unsafe {
+        let skb = frame.ctx.as_ptr().cast::<aya_ebpf::bindings::__sk_buff>();
+        let mark = (*skb).mark;
+        if mark & mask != verdict {
+            (*skb).mark = mark & !mask | verdict;
+        }
+    }
+}
+
+/// The bits of the destination's verdict, if there is an entry whose time is not over. Notes the use.
+#[inline(always)]
+fn verdict(frame: &Frame<'_>) -> Option<u32> {
+    let key = EntryKey::destination(frame, frame.ifindex(), walk::ip_header(frame)?)?;
+    let entry = maps::ENTRIES.get_ptr_mut(&key)?;
+    let now = now_ns();
+    // SAFETY: the kernel frees an element when no program runs on it any more. Its fields are words, and each is
+    // written at once.
+    unsafe {
+        if now >= (*entry).until_ns || !capture::is_attended() {
+            return None;
+        }
+        if now.wrapping_sub((*entry).used_ns) > ENTRY_USED_EVERY_NS {
+            (*entry).used_ns = now;
+        }
+        Some((*entry).mark)
+    }
+}
