@@ -24,7 +24,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::Attempts,
     engine::{Config, Engine},
-    input::{AttachCommand, FlowQuestion, Frame, HeldFrame},
+    input::{AttachCommand, FlowQuestion, Frame, HeldFrame, MarkChange, MarkFound},
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -41,9 +41,9 @@ use tracing::{debug, info, trace, warn};
 use crate::{
     api::{self, Health},
     capture::{
-        self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Heartbeat,
-        InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser, Resolvers,
-        Shares,
+        self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Entries,
+        Heartbeat, InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser,
+        Resolvers, Shares,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -163,6 +163,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let capture_options = capture::Options {
         ports: options.ports()?,
         release_mark: Some(release_mark),
+        mark_mask: options.mark_mask(),
         ..capture::Options::default()
     };
     let config = Config {
@@ -177,7 +178,14 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         refusals: options.refusals()?,
         resolvers: options.resolver.iter().copied().collect(),
         dns_ports: capture_options.ports,
+        mark_mask: capture_options.mark_mask,
     };
+    if config.mark_mask.is_some() && options.pin_dir.is_none() {
+        warn!(
+            "--verdict=kernel without --pin-dir: when the agent ends, its programs go, and with them the access to \
+             all addresses until the pods ask again; give --pin-dir to keep it for --keep-flows"
+        );
+    }
     let socket = options.openflow_socket.path.clone();
     let keep_flows_s = options.keep_flows_s;
     // Before the edges start: without the program there is nothing to do for them.
@@ -195,7 +203,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         watched,
         recorded,
         aside,
-        entries: _,
+        entries,
     } = {
         let _runtime = hot.enter();
         let pins = options.pin_dir.as_deref();
@@ -301,6 +309,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         shares,
         watched,
         recorded,
+        entries,
         over_share: BTreeMap::new(),
         attach,
         openflow: openflow::Connection::new(socket),
@@ -563,6 +572,7 @@ struct Hot {
     shares: Shares,
     watched: InterfaceSet,
     recorded: InterfaceSet,
+    entries: Entries,
     /// What each interface had lost of its own when the counters were last logged.
     over_share: BTreeMap<u32, LeftOut>,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
@@ -870,6 +880,8 @@ impl Hot {
             Command::WatchAttempts { ifindex, watched } => self.watched.set(ifindex, watched),
             Command::RecordAnswers { ifindex, recorded } => self.recorded.set(ifindex, recorded),
             Command::ReplayAnswers => self.replay(),
+            Command::Mark(changes) => self.mark(changes),
+            Command::ReadMarks => self.read_marks(),
             Command::Release(frame) => self.release(&frame),
             Command::FindDropping(paths) => {
                 if self.datapath.try_send(paths).is_err() {
@@ -888,6 +900,48 @@ impl Hot {
                 self.ask_ovn(OvnCommand::SampleLogicalFlows { pipeline, table_id });
             }
         }
+    }
+
+    fn mark(&mut self, changes: Vec<MarkChange>) {
+        for change in changes {
+            let (result, ifindex, address) = match change {
+                MarkChange::Set {
+                    ifindex,
+                    address,
+                    mark,
+                    until,
+                } => {
+                    let result = self.entries.set(ifindex, address, mark, until);
+                    (result, ifindex, address)
+                }
+                MarkChange::Remove { ifindex, address } => {
+                    (self.entries.remove(ifindex, address), ifindex, address)
+                }
+            };
+            if let Err(error) = result {
+                warn!(ifindex, %address, %error, "the kernel does not change how packets to an address are marked");
+            }
+        }
+    }
+
+    fn read_marks(&mut self) {
+        let found = match self.entries.read() {
+            Ok(entries) => {
+                let entries = entries.into_iter();
+                let found = entries.map(|entry| MarkFound {
+                    ifindex: entry.ifindex,
+                    address: entry.address,
+                    mark: entry.mark,
+                    used_at: entry.used_at,
+                });
+                Some(found.collect())
+            }
+            Err(error) => {
+                warn!(%error, "cannot read which addresses are in use");
+                None
+            }
+        };
+        self.engine.handle(Input::Marks(found), now());
     }
 
     fn attach(&mut self, command: AttachCommand) {

@@ -307,6 +307,8 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         reports_left_out,
         flows_added,
         flows_removed,
+        marks_restored,
+        marks_removed,
         flows_restored,
         flows_refused,
         connections_unblocked,
@@ -437,6 +439,12 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("restored", flows_restored),
                 ("refused", flows_refused),
             ],
+        ),
+        Family::counters(
+            "mark_changes",
+            "Marks of addresses in the kernel that were not as they should be.",
+            "change",
+            [("restored", marks_restored), ("removed", marks_removed)],
         ),
         Family::counters(
             "blocked_connections",

@@ -5,7 +5,7 @@
 
 mod asking;
 
-use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
@@ -358,6 +358,20 @@ pub struct AgentOptions {
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
+    /// How an address is opened: by flows of its own, or by a mark that the kernel puts on the packets to it
+    #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "flows")]
+    pub verdict: Verdict,
+
+    /// The bits of a packet's mark that --verdict=kernel uses; nobody else on the node may use them
+    #[arg(
+        long,
+        value_name = "MASK",
+        env = "DNSFLOW_MARK_MASK",
+        default_value = "0xffe00000",
+        value_parser = parse_mark_mask
+    )]
+    pub mark_mask: NonZeroU32,
+
     /// Tell of denied connections in an Event on the EgressFirewall, once an hour for each namespace
     #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
     pub denied_events: bool,
@@ -399,6 +413,37 @@ impl AgentOptions {
     /// How long an answer may wait for its flows; `None` where none does. In a dry run, there are none.
     pub fn held_for(&self) -> Option<Duration> {
         (self.hold && !self.dry_run).then_some(self.hold_max)
+    }
+}
+
+/// How an address is opened.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Verdict {
+    /// By flows of its own, on every datapath.
+    Flows,
+    /// By a mark, on the kernel's datapath.
+    Kernel,
+}
+
+impl AgentOptions {
+    /// The bits of a packet's mark that say its verdict, if the kernel is to mark packets.
+    pub fn mark_mask(&self) -> Option<NonZeroU32> {
+        match self.verdict {
+            Verdict::Flows => None,
+            Verdict::Kernel => Some(self.mark_mask),
+        }
+    }
+}
+
+/// Reads a mask whose bits are set without a gap, in the form of `iptables -m mark`.
+fn parse_mark_mask(text: &str) -> Result<NonZeroU32, String> {
+    let digits = text.strip_prefix("0x").ok_or("a mask begins with 0x")?;
+    let mask = u32::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
+    let mask = NonZeroU32::new(mask).ok_or("a mask has at least one bit")?;
+    let number = mask.get() >> mask.trailing_zeros();
+    match number & number.wrapping_add(1) {
+        0 => Ok(mask),
+        _ => Err("the bits of the mask are not all in one piece".to_owned()),
     }
 }
 

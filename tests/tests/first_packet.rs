@@ -13,8 +13,9 @@ use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,
     lab,
-    lab::Lab,
+    lab::{Datapath, Lab},
     process::run,
+    support::{not_run, this_test},
 };
 
 const POD: &str = "ns1_pod1";
@@ -89,21 +90,47 @@ fn visit_denied(lab: &Lab, told: u32, stop: &AtomicBool) {
 
 #[test]
 fn first_packets_to_addresses_that_were_just_denied_get_through() {
-    let lab = lab!("first-packet", agent);
+    get_through(&lab!("first-packet", agent), &[]);
+}
+
+/// The same where addresses are opened by marks. Both tests print how long answers waited.
+#[test]
+fn first_packets_get_through_by_verdict() {
+    let lab = lab!("first-packet-verdict", agent);
+    if lab.datapath() != Datapath::System {
+        not_run(
+            &this_test(),
+            "the packets of the userspace datapath have no marks",
+        );
+        return;
+    }
+    get_through(&lab, &["--verdict", "kernel"]);
+    let flows = lab.dnsflow_flows().expect("the dump runs");
+    assert!(
+        flows.iter().all(|flow| !flow.contains("nw_dst=198")),
+        "{flows:#?}"
+    );
+    assert!(
+        flows.iter().any(|flow| flow.contains("pkt_mark=")),
+        "{flows:#?}"
+    );
+}
+
+fn get_through(lab: &Lab, options: &[&str]) {
     let told = std::env::var(TOLD_VARIABLE).map(|told| told.parse().expect("a number"));
     let told = told.unwrap_or(TOLD);
-    stage(&lab, told);
-    let agent = start_agent(&lab);
+    stage(lab, told);
+    let agent = start_agent(lab, options);
     let stop = AtomicBool::new(false);
     let pairs: Vec<String> = (0..told)
         .map(|number| format!("{}={}:80", name(number), scattered(number)))
         .collect();
     let lost: Vec<String> = thread::scope(|scope| {
-        scope.spawn(|| visit_denied(&lab, told, &stop));
+        scope.spawn(|| visit_denied(lab, told, &stop));
         let _stop = Stop(&stop);
         let lost = pairs.chunks(pairs.len().div_ceil(PARTS)).flat_map(|pairs| {
             thread::sleep(REST);
-            lost_first_packets(&lab, pairs)
+            lost_first_packets(lab, pairs)
         });
         lost.collect()
     });
@@ -115,16 +142,37 @@ fn first_packets_to_addresses_that_were_just_denied_get_through() {
         "{} of {told} first packets were lost, {given_up} answers waited in vain",
         lost.len()
     );
+    println!("{}", activations(&log));
     let unexplained = u64::try_from(lost.len()).expect("few") > given_up;
     let too_many = given_up * GIVEN_UP_ONE_IN > u64::from(told);
     assert!(!unexplained && !too_many, "{lost:?}\n{log}");
 }
 
+/// How long it took from an answer to the end of its opening, by the agent's own reports.
+fn activations(log: &str) -> String {
+    let lines = log.lines().filter_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let fields = line.get("fields").unwrap_or(&line);
+        fields.get("activation_us")?.as_u64()
+    });
+    let mut micros: Vec<u64> = lines.collect();
+    micros.sort_unstable();
+    let at = |part: usize| micros.get(micros.len() * part / 100).copied();
+    format!(
+        "{} openings: p50 {:?} us, p90 {:?} us, p99 {:?} us",
+        micros.len(),
+        at(50),
+        at(90),
+        at(99)
+    )
+}
+
 /// Starts an agent that logs its counters when it ends.
-fn start_agent(lab: &Lab) -> Agent {
+fn start_agent(lab: &Lab, options: &[&str]) -> Agent {
     let mut command = agent::binary()
         .and_then(|binary| lab.agent_command(&binary))
         .expect("a command");
+    command.args(options);
     command.env("RUST_LOG", "info,dnsflow_agent::agent=debug");
     let agent = lab.spawn_agent_command(command).expect("an agent");
     agent.wait_ready().expect("the agent is ready")

@@ -305,7 +305,6 @@ impl Node {
                 }
             }
         }
-        open.sort_unstable();
         let open = open.into_iter();
         open.map(|(src, dst, priority)| (src.to_string(), dst.to_string(), priority))
             .collect()

@@ -57,6 +57,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         allow_answers: _,
         nat64_prefix: _,
         dry_run: _,
+        verdict: _,
+        mark_mask: _,
         denied_events: _,
         listen: _,
         control_socket: _,

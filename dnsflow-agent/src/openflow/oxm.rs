@@ -6,11 +6,11 @@
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use bytes::{BufMut, BytesMut};
-use dnsflow_core::flow::{Action, Addresses, Masked, Match, Protocol, Sentinel, Transport};
+use dnsflow_core::flow::{Action, Addresses, Ends, Masked, Match, Protocol, Sentinel, Transport};
 
 use super::{
     ProtocolError,
@@ -63,6 +63,9 @@ const UDP_DST: u32 = header(BASIC, 16, 2);
 const SCTP_DST: u32 = header(BASIC, 18, 2);
 const IPV6_SRC: u32 = header(BASIC, 26, 16);
 const IPV6_DST: u32 = header(BASIC, 27, 16);
+/// `NXM_NX_PKT_MARK` (`include/openvswitch/meta-flow.h` in Open vSwitch).
+const PKT_MARK: u32 = header(NXM_NX, 33, 4);
+const PKT_MARK_MASKED: u32 = masked(PKT_MARK);
 
 // IEEE 802 numbers.
 const ETH_IPV4: u16 = 0x0800;
@@ -180,7 +183,7 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
         metadata,
         registers,
         in_port,
-        addresses,
+        ends,
         transport,
     } = matches;
     if let Some(port) = in_port {
@@ -188,22 +191,7 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
         output.put_u32(*port);
     }
     output.put_u32(ETH_TYPE);
-    match addresses {
-        Addresses::V4 { src, dst } => {
-            output.put_u16(ETH_IPV4);
-            output.put_u32(IPV4_SRC);
-            output.put_slice(&src.octets());
-            output.put_u32(IPV4_DST);
-            output.put_slice(&dst.octets());
-        }
-        Addresses::V6 { src, dst } => {
-            output.put_u16(ETH_IPV6);
-            output.put_u32(IPV6_SRC);
-            output.put_slice(&src.octets());
-            output.put_u32(IPV6_DST);
-            output.put_slice(&dst.octets());
-        }
-    }
+    put_ends(output, *ends);
     if let Some(Transport { protocol, port }) = transport {
         let (number, port_field) = wire(*protocol);
         output.put_u32(IP_PROTO);
@@ -217,6 +205,49 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
     if let Some(metadata) = metadata {
         output.put_u32(METADATA);
         output.put_u64(*metadata);
+    }
+}
+
+/// Appends the EtherType and the addresses, or the address and the mark.
+fn put_ends(output: &mut BytesMut, ends: Ends) {
+    let (src, dst) = (ends.src(), ends.dst());
+    match src {
+        IpAddr::V4(src) => {
+            output.put_u16(ETH_IPV4);
+            output.put_u32(IPV4_SRC);
+            output.put_slice(&src.octets());
+        }
+        IpAddr::V6(src) => {
+            output.put_u16(ETH_IPV6);
+            output.put_u32(IPV6_SRC);
+            output.put_slice(&src.octets());
+        }
+    }
+    match dst {
+        Some(IpAddr::V4(dst)) => {
+            output.put_u32(IPV4_DST);
+            output.put_slice(&dst.octets());
+        }
+        Some(IpAddr::V6(dst)) => {
+            output.put_u32(IPV6_DST);
+            output.put_slice(&dst.octets());
+        }
+        None => {}
+    }
+    if let Ends::Verdict { mark, .. } = ends {
+        put_mark(output, mark);
+    }
+}
+
+/// Appends the bits of the mark, with their mask unless all bits count.
+fn put_mark(output: &mut impl BufMut, mark: Masked) {
+    if mark.mask() == u32::MAX {
+        output.put_u32(PKT_MARK);
+        output.put_u32(mark.value());
+    } else {
+        output.put_u32(PKT_MARK_MASKED);
+        output.put_u32(mark.value());
+        output.put_u32(mark.mask());
     }
 }
 
@@ -275,6 +306,7 @@ struct Fields {
     port: Option<(u32, u16)>,
     v4: [Option<Ipv4Addr>; 2],
     v6: [Option<Ipv6Addr>; 2],
+    mark: Option<Masked>,
 }
 
 impl Fields {
@@ -289,6 +321,15 @@ impl Fields {
             IPV4_DST => self.v4[1] = Some(<[u8; 4]>::try_from(value).ok()?.into()),
             IPV6_SRC => self.v6[0] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
             IPV6_DST => self.v6[1] = Some(<[u8; 16]>::try_from(value).ok()?.into()),
+            PKT_MARK | PKT_MARK_MASKED => {
+                let (value, mask) = value.split_at_checked(4)?;
+                let mask = match mask {
+                    [] => u32::MAX,
+                    mask => u32::from_be_bytes(mask.try_into().ok()?),
+                };
+                let value = u32::from_be_bytes(value.try_into().ok()?);
+                self.mark = Some(Masked::new(value, mask));
+            }
             TCP_DST | UDP_DST | SCTP_DST => {
                 self.port = Some((header, u16::from_be_bytes(value.try_into().ok()?)));
             }
@@ -333,9 +374,19 @@ impl Fields {
 
     /// Puts the fields together.
     fn finish(self) -> Option<Match> {
-        let addresses = match (self.eth_type?, self.v4, self.v6) {
-            (ETH_IPV4, [Some(src), Some(dst)], [None, None]) => Addresses::V4 { src, dst },
-            (ETH_IPV6, [None, None], [Some(src), Some(dst)]) => Addresses::V6 { src, dst },
+        const NO_V4: [Option<Ipv4Addr>; 2] = [None, None];
+        const NO_V6: [Option<Ipv6Addr>; 2] = [None, None];
+        let ends = match (self.eth_type?, self.v4, self.v6, self.mark) {
+            (ETH_IPV4, [Some(src), Some(dst)], NO_V6, None) => Addresses::V4 { src, dst }.into(),
+            (ETH_IPV6, NO_V4, [Some(src), Some(dst)], None) => Addresses::V6 { src, dst }.into(),
+            (ETH_IPV4, [Some(src), None], NO_V6, Some(mark)) => Ends::Verdict {
+                src: src.into(),
+                mark,
+            },
+            (ETH_IPV6, NO_V4, [Some(src), None], Some(mark)) => Ends::Verdict {
+                src: src.into(),
+                mark,
+            },
             _ => return None,
         };
         let transport = match (self.ip_proto, self.port) {
@@ -355,7 +406,7 @@ impl Fields {
             metadata: self.metadata,
             registers: self.registers.into(),
             in_port: self.in_port,
-            addresses,
+            ends,
             transport,
         })
     }
@@ -371,6 +422,12 @@ pub(super) fn action_list(actions: &[Action]) -> Result<Vec<u8>, EncodeError> {
             }
             Action::SetRegister { register, bits } => {
                 put_set_register(&mut output, *register, *bits)
+            }
+            Action::SetMark(bits) => {
+                output.put_u16(OFPAT_SET_FIELD);
+                output.put_u16(16);
+                put_mark(&mut output, *bits);
+                output.resize(output.len().next_multiple_of(8), 0);
             }
             Action::Resubmit { table } => {
                 output.put_u16(OFPAT_EXPERIMENTER);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_core::{
     Command, Input,
-    flow::{Addresses, Cookie, FlowChange, FlowKey, InstalledFlow},
+    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     input::{CookieCount, FlowQuestion, FlowReply},
 };
 
@@ -39,6 +39,7 @@ impl Switch {
                 };
                 counted.into_iter().chain([applied]).collect()
             }
+            Command::ReadMarks => vec![Input::Marks(None)],
             Command::Ask(FlowQuestion::Dump) => {
                 let flows = self.flows.iter();
                 let flows = flows.map(|(key, cookie)| InstalledFlow {
@@ -75,6 +76,7 @@ impl Switch {
                 }]
             }
             Command::Attachment(_)
+            | Command::Mark(_)
             | Command::TrustResolvers(_)
             | Command::FilterNames { .. }
             | Command::ForgetNames { .. }
@@ -103,11 +105,9 @@ impl Switch {
     }
 
     fn packets(&self, key: &FlowKey) -> u64 {
-        let (source, destination): (IpAddr, IpAddr) = match key.matches.addresses {
-            Addresses::V4 { src, dst } => (src.into(), dst.into()),
-            Addresses::V6 { src, dst } => (src.into(), dst.into()),
-        };
-        let packets = self.sent.get(&(source, destination));
+        // Addresses have flows of their own in a replay: no kernel marks packets.
+        let ends = key.matches.ends;
+        let packets = ends.dst().and_then(|dst| self.sent.get(&(ends.src(), dst)));
         packets.copied().unwrap_or_default()
     }
 }

@@ -18,6 +18,7 @@ mod reports;
 mod restart;
 mod restore;
 mod sentinels;
+mod verdict;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -116,9 +116,11 @@ fn a_whole_register_is_set_without_mask_and_a_copy_stays_as_it_is() {
 }
 
 fn any_match() -> impl Strategy<Value = Match> {
-    let addresses = prop_oneof![
-        any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }),
-        any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }),
+    let mark = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Masked::new(value, mask));
+    let ends = prop_oneof![
+        any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }.into()),
+        any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }.into()),
+        (any::<IpAddr>(), mark).prop_map(|(src, mark)| Ends::Verdict { src, mark }),
     ];
     let protocol = prop_oneof![
         Just(Protocol::Tcp),
@@ -133,18 +135,16 @@ fn any_match() -> impl Strategy<Value = Match> {
         any::<Option<u64>>(),
         registers,
         any::<Option<u32>>(),
-        addresses,
+        ends,
         prop::option::of(transport),
     )
-        .prop_map(
-            |(metadata, registers, in_port, addresses, transport)| Match {
-                metadata,
-                registers: registers.into(),
-                in_port,
-                addresses,
-                transport,
-            },
-        )
+        .prop_map(|(metadata, registers, in_port, ends, transport)| Match {
+            metadata,
+            registers: registers.into(),
+            in_port,
+            ends,
+            transport,
+        })
 }
 
 proptest! {

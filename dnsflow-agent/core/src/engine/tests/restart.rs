@@ -26,6 +26,7 @@ pub(super) fn after_restart_with(
     node.switch = std::mem::take(&mut before.switch);
     node.sentinels = std::mem::take(&mut before.sentinels);
     node.keep_flows_s = before.keep_flows_s;
+    node.marks = std::mem::take(&mut before.marks);
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {

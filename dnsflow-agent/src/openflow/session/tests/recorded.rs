@@ -19,10 +19,11 @@ fn key(table: u8, last_octet: u8) -> FlowKey {
                 (14, Masked::new(5, u32::MAX)),
             ])),
             in_port: None,
-            addresses: Addresses::V4 {
+            ends: Addresses::V4 {
                 src: Ipv4Addr::new(10, 244, 0, 5),
                 dst: Ipv4Addr::new(203, 0, 113, last_octet),
-            },
+            }
+            .into(),
             transport: None,
         },
     }

@@ -1,0 +1,228 @@
+//! Addresses that are opened by a mark.
+
+use std::num::NonZeroU32;
+
+use super::{restart::after_restart_with, *};
+use crate::{
+    input::MarkChange,
+    limits::{MARK_SLACK, VERDICT_STAYS},
+};
+
+const MASK: u32 = 0xffe0_0000;
+
+fn config() -> Config {
+    Config {
+        mark_mask: NonZeroU32::new(MASK),
+        ..Config::default()
+    }
+}
+
+fn rules() -> [Rule; 2] {
+    [allow("example.com"), deny_all()]
+}
+
+fn node() -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    node.start(&rules())
+}
+
+/// The changes of marks since the log was last cleared.
+fn marks(node: &Node) -> Vec<MarkChange> {
+    let commands = node.log.iter();
+    let marks = commands.filter_map(|command| match command {
+        Command::Mark(changes) => Some(changes.clone()),
+        _ => None,
+    });
+    marks.flatten().collect()
+}
+
+fn ifindex(node: &Node) -> u32 {
+    ifindex_of(node.pods["ns1_p1"])
+}
+
+#[test]
+fn the_first_address_of_a_rule_changes_flows_and_the_next_ones_do_not() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(node.switch.len(), 1);
+    let (key, _) = node.switch.first_key_value().expect("one flow");
+    assert_eq!(key.matches.ends.dst(), None, "no flow has a destination");
+    node.log.clear();
+    node.held_answer("api.example.com", &[OTHER]);
+    assert_eq!(node.batches_open(), [], "the switch is not touched");
+    let position = |wanted: fn(&Command) -> bool| node.log.iter().position(wanted);
+    let marked = position(|command| matches!(command, Command::Mark(_)));
+    let released = position(|command| matches!(command, Command::Release(_)));
+    assert!(marked.is_some() && marked < released, "{:?}", node.log);
+    assert_eq!(node.destinations().len(), 2);
+    assert_eq!(node.engine.flow_count(), 1);
+    let opened = node
+        .reports
+        .iter()
+        .filter(|report| matches!(report, Report::Opened { .. }));
+    assert_eq!(opened.count(), 2);
+}
+
+#[test]
+fn the_flow_clears_the_mark_and_then_does_what_the_rule_says() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let added = node.batches().into_iter().flat_map(|(_, changes)| changes);
+    let bodies: Vec<_> = added
+        .filter_map(|change| match change {
+            FlowChange::Add(_, body) => Some(body),
+            _ => None,
+        })
+        .collect();
+    let [body] = &bodies[..] else {
+        panic!("{bodies:?}");
+    };
+    let clear = crate::flow::Action::SetMark(crate::flow::Masked::new(0, MASK));
+    assert_eq!(body.actions.first(), Some(&clear));
+    assert!(body.actions.len() > 1);
+}
+
+#[test]
+fn a_mark_comes_when_its_flows_are_in_force() {
+    let mut node = node();
+    node.switch_answers = false;
+    node.held_answer("www.example.com", &[ADDRESS]);
+    assert_eq!(marks(&node), []);
+    assert_eq!(node.released().len(), 0);
+    let batch = node.batches_open()[0];
+    node.log.clear();
+    node.reply(batch, Ok(()));
+    let [MarkChange::Set { address, until, .. }] = marks(&node)[..] else {
+        panic!("{:?}", node.log);
+    };
+    assert_eq!(address, IpAddr::from(ADDRESS));
+    let ends = node.now + Duration::from_secs(300);
+    assert!(until >= ends && until <= ends + MARK_SLACK, "{until:?}");
+}
+
+#[test]
+fn a_refused_batch_leads_to_no_mark() {
+    let mut node = node();
+    node.switch_answers = false;
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let batch = node.batches_open()[0];
+    let refused = BatchError::Refused(vec![(0, "full".into())]);
+    node.reply(batch, Err(refused));
+    assert_eq!(marks(&node), []);
+    node.switch_answers = true;
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(node.destinations().len(), 1, "the comparison puts it right");
+}
+
+#[test]
+fn flows_that_are_lost_come_back_and_the_marks_stay() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    node.log.clear();
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    node.pass(Duration::from_millis(50));
+    assert_eq!(node.switch.len(), 1, "one flow for both addresses");
+    assert_eq!(node.destinations().len(), 2);
+    assert_eq!(marks(&node), []);
+}
+
+#[test]
+fn an_address_in_use_stays_and_an_idle_one_goes() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 60);
+    for _ in 0..60 {
+        let place = (ifindex(&node), IpAddr::from(ADDRESS));
+        let now = node.now;
+        node.marks.get_mut(&place).expect("it is open").2 = Some(now);
+        node.pass(Duration::from_secs(5));
+    }
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    node.pass(Duration::from_secs(180));
+    assert!(node.destinations().is_empty());
+    assert!(node.marks.is_empty(), "{:?}", node.marks);
+    node.pass(VERDICT_STAYS + 2 * COMPARE_INTERVAL);
+    assert!(node.switch.is_empty(), "{:?}", node.switch);
+    assert_eq!(node.engine.flow_count(), 0);
+}
+
+#[test]
+fn without_the_agent_a_mark_ends_by_itself() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.now = node.now + Duration::from_secs(600) + MARK_SLACK;
+    assert!(node.destinations().is_empty());
+}
+
+#[test]
+fn a_restart_goes_on_with_marks_and_flows() {
+    let mut before = node();
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let snapshot = before.engine.snapshot(before.now);
+    // What no address of the snapshot has.
+    let stray = (ifindex(&before), IpAddr::from([198, 51, 100, 1]));
+    let (mark, ..) = before.marks[&(ifindex(&before), IpAddr::from(ADDRESS))];
+    let later = before.now + Duration::from_secs(3600);
+    before.marks.insert(stray, (mark, later, None));
+    let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
+    assert_eq!(after.batches(), [], "the flows are as they should be");
+    assert_eq!(after.destinations(), ["203.0.113.1".to_owned()].into());
+    assert!(!after.marks.contains_key(&stray));
+}
+
+#[test]
+fn marks_that_are_missing_are_set_again() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.pass(COMPARE_INTERVAL);
+    node.marks.clear();
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(node.destinations().len(), 1);
+    assert_eq!(node.engine.counters().marks_restored, 1);
+}
+
+#[test]
+fn a_pod_that_goes_leaves_no_mark() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    assert_eq!(node.marks.len(), 2);
+    node.remove_interface("p1");
+    assert!(node.marks.is_empty());
+}
+
+#[test]
+fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let before: BTreeSet<_> = node.switch.keys().cloned().collect();
+    node.log.clear();
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    node.set_firewall(&moved);
+    node.set_ovn(&moved);
+    assert_eq!(node.open()[0].2, 10_999);
+    // The flows of the former verdict stay for a while: no packet has its mark any more.
+    let after: BTreeSet<_> = node.switch.keys().cloned().collect();
+    assert!(after.is_superset(&before));
+    let deletions = node.batches().into_iter().flat_map(|(_, changes)| changes);
+    assert_eq!(
+        deletions
+            .filter(|change| matches!(change, FlowChange::Delete(..)))
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn a_dry_run_marks_nothing() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        dry_run: true,
+        ..config()
+    });
+    let mut node = node.start(&rules());
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    assert!(node.marks.is_empty() && node.switch.is_empty());
+}
