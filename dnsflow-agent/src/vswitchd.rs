@@ -288,6 +288,19 @@ impl Watcher {
     }
 }
 
+/// Whether packets of the bridge behind this OpenFlow socket pass the kernel's datapath.
+///
+/// # Errors
+///
+/// If ovs-vswitchd does not say.
+pub async fn is_in_kernel(openflow_socket: &Path) -> Result<bool, VswitchdError> {
+    let directory = openflow_socket.parent().unwrap_or(Path::new("."));
+    let bridge = openflow_socket.file_stem().unwrap_or_default();
+    let mut vswitchd = Vswitchd::new(directory);
+    let datapath = vswitchd.datapath_of(&bridge.to_string_lossy()).await?;
+    Ok(datapath.starts_with("system@"))
+}
+
 /// An error with its causes.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
