@@ -101,9 +101,15 @@ pub fn defer(frame: &Frame<'_>) {
 
 /// Whether somebody may come to read what is captured.
 #[inline(always)]
-pub fn is_attended() -> bool {
+fn is_attended() -> bool {
+    is_attended_at(now_ns)
+}
+
+/// The same, for a caller that knows the time.
+#[inline(always)]
+pub fn is_attended_at(now: impl FnOnce() -> u64) -> bool {
     match CAPTURE_UNTIL.get(0) {
-        Some(until) => *until == 0 || now_ns() < *until,
+        Some(until) => *until == 0 || now() < *until,
         None => false,
     }
 }

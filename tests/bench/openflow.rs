@@ -80,7 +80,7 @@ impl Client {
     /// answered the barrier.
     pub(crate) fn add(&mut self, like: &FlowKey, src: Ipv4Addr, dst: Ipv4Addr) -> Result<()> {
         let mut key = like.clone();
-        key.matches.addresses = Addresses::V4 { src, dst };
+        key.matches.ends = Addresses::V4 { src, dst }.into();
         let body = FlowBody {
             cookie: COOKIE,
             hard_timeout_s: 300,

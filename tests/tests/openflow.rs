@@ -307,7 +307,7 @@ fn key(table: u8, addresses: Addresses) -> FlowKey {
                 (14, Masked::new(5, u32::MAX)),
             ])),
             in_port: None,
-            addresses,
+            ends: addresses.into(),
             transport: None,
         },
     }

@@ -10,7 +10,7 @@ use std::{
 use dnsflow_core::{
     Input,
     firewall::{Destination, Rule, RuleAction},
-    flow::{Action, Addresses, Masked, Protocol, Transport},
+    flow::{Action, Addresses, Ends, Masked, Protocol, Transport},
     name::DnsName,
     ovn::{
         acl::{self, AclMatch},
@@ -385,11 +385,11 @@ impl Recording {
                 .switch
                 .keys()
                 .filter(|key| {
-                    key.matches.addresses
-                        == Addresses::V4 {
+                    key.matches.ends
+                        == Ends::Addresses(Addresses::V4 {
                             src: POD,
                             dst: address.into(),
-                        }
+                        })
                 })
                 .map(|key| {
                     let hint = key.matches.registers[&0];

@@ -73,8 +73,13 @@ impl Entries {
     /// If the kernel refuses. Then the entry ends by its time.
     pub fn remove(&mut self, ifindex: u32, address: IpAddr) -> Result<(), MapError> {
         match self.0.remove(&key(ifindex, address)) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(error),
+            // aya 0.14 hands on what the kernel says (`bpf_map_delete_elem`).
+            Err(MapError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+            {
+                Ok(())
+            }
+            result => result,
         }
     }
 

@@ -206,7 +206,6 @@ fn the_destination_is_all_that_counts() {
             "not IP",
             with(&|frame| frame.ethertype = Some(0x0806)).build(),
         ),
-        ("cut", syn().build()[..14 + 18].to_vec()),
         (
             "three tags",
             with(&|frame| frame.tags = vec![(0x88a8, 5), (0x8100, 6), (0x8100, 7)]).build(),
