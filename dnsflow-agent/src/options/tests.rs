@@ -29,6 +29,27 @@ fn the_command_line_is_sound() {
     Cli::command().debug_assert();
 }
 
+fn mask(bits: u32) -> NonZeroU32 {
+    NonZeroU32::new(bits).expect("some bits")
+}
+
+#[test]
+fn a_mark_mask_is_bits_in_one_piece() {
+    for (text, wanted) in [
+        ("0xffe00000", Ok(0xffe0_0000)),
+        ("0x1", Ok(1)),
+        ("4080", Err("a mask begins with 0x")),
+        ("0x0", Err("a mask has at least one bit")),
+        (
+            "0xf0f",
+            Err("the bits of the mask are not all in one piece"),
+        ),
+    ] {
+        let read = parse_mark_mask(text).map(NonZeroU32::get);
+        assert_eq!(read, wanted.map_err(str::to_owned), "{text}");
+    }
+}
+
 #[test]
 fn without_arguments_the_defaults_hold() {
     assert_eq!(
@@ -64,6 +85,8 @@ fn without_arguments_the_defaults_hold() {
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             dry_run: false,
+            verdict: Verdict::Flows,
+            mark_mask: mask(0xffe0_0000),
             denied_events: false,
             listen: None,
             control_socket: ControlSocket {
@@ -107,6 +130,8 @@ fn every_option_is_taken() {
         "--nat64-prefix=2001:db8:64::/96",
         "--deny-answers=private,198.51.100.0/24",
         "--allow-answers=10.1.0.0/16",
+        "--verdict=kernel",
+        "--mark-mask=0xf00000",
         "--control-socket=/c",
         "--log-format=json",
     ];
@@ -149,6 +174,8 @@ fn every_option_is_taken() {
             nat64_prefix: vec!["2001:db8:64::/96".parse().expect("a prefix")],
             allow_answers: vec![network("10.1.0.0/16")],
             dry_run: true,
+            verdict: Verdict::Kernel,
+            mark_mask: mask(0x00f0_0000),
             denied_events: true,
             listen: Some("127.0.0.1:9473".parse().expect("an address")),
             control_socket: ControlSocket { path: "/c".into() },
