@@ -101,15 +101,9 @@ pub fn defer(frame: &Frame<'_>) {
 
 /// Whether somebody may come to read what is captured.
 #[inline(always)]
-fn is_attended() -> bool {
-    is_attended_at(now_ns)
-}
-
-/// The same, for a caller that knows the time.
-#[inline(always)]
-pub fn is_attended_at(now: impl FnOnce() -> u64) -> bool {
+pub fn is_attended() -> bool {
     match CAPTURE_UNTIL.get(0) {
-        Some(until) => *until == 0 || now() < *until,
+        Some(until) => *until == 0 || now_ns() < *until,
         None => false,
     }
 }

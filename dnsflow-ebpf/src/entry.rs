@@ -40,7 +40,7 @@ fn verdict(frame: &Frame<'_>) -> Option<u32> {
     // SAFETY: the kernel frees an element when no program runs on it any more. Its fields are words, and each is
     // written at once.
     unsafe {
-        if now >= (*entry).until_ns || !capture::is_attended_at(|| now) {
+        if now >= (*entry).until_ns || !capture::is_attended() {
             return None;
         }
         if now.wrapping_sub((*entry).used_ns) > ENTRY_USED_EVERY_NS {
