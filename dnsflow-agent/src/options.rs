@@ -358,7 +358,7 @@ pub struct AgentOptions {
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
-    /// How an address is opened: by flows of its own, or by a mark that the kernel puts on the packets to it
+    /// How an address is opened: by flows of its own, or by a mark on packets to it (kernel's datapath)
     #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "flows")]
     pub verdict: Verdict,
 

@@ -11,9 +11,9 @@ use aya_ebpf::{
 use dnsflow_common::{
     Reason,
     key::{
-        AttemptKey, ENTRIES_MAX, Entry, EntryKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey, NAME_SETS_MAX, NAMES_MAX,
-        NameKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey, SHARES_MAX, SOURCES_MAX, Share,
-        SlotKey, SourceKey, SourceMac,
+        AttemptKey, ENTRIES_MAX, Entry, EntryKey, FRAGMENTS_MAX, FragmentKey, HELD_MAX, HeldKey,
+        NAME_SETS_MAX, NAMES_MAX, NameKey, PENDING_MAX, Pending, RESOLVERS_MAX, ResolverKey,
+        SHARES_MAX, SOURCES_MAX, Share, SlotKey, SourceKey, SourceMac,
     },
     question::Buffer,
     record::{ASIDE_BYTES, ATTEMPTS_MAX, DEFERRED_MAX, Deferred, MAX_CAPTURE, RecordHeader},
