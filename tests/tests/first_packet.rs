@@ -15,7 +15,7 @@ use dnsflow_tests::{
     lab,
     lab::{Datapath, Lab},
     process::run,
-    support::{not_run, this_test},
+    support::{LEFT_TO_VM, not_run, this_test},
 };
 
 const POD: &str = "ns1_pod1";
@@ -100,7 +100,7 @@ fn first_packets_get_through_by_verdict() {
     if lab.datapath() != Datapath::System {
         not_run(
             &this_test(),
-            "the packets of the userspace datapath have no marks",
+            format!("the packets of the userspace datapath have no marks; {LEFT_TO_VM}"),
         );
         return;
     }
