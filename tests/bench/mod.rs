@@ -23,10 +23,11 @@ mod wire;
 use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::lab::Lab;
+use dnsflow_tests::lab::{Datapath, Lab};
 
 pub(crate) use report::Report;
-use stage::Stage;
+use rows::Row;
+use stage::{Stage, Verdict};
 
 /// What is to be measured, and where it goes.
 #[derive(Clone, Debug, Default)]
@@ -46,37 +47,50 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
     let wanted = |name: &str| {
         options.only.is_empty() || options.only.iter().any(|only| name.starts_with(only))
     };
-    let rows: Vec<_> = rows::ALL.iter().filter(|row| wanted(row.name)).collect();
+    let rows: Vec<&'static Row> = rows::ALL.iter().filter(|row| wanted(row.name)).collect();
     ensure!(!rows.is_empty(), "no row has such a name");
     let mut report = Report::new(lab, options.short)?;
-    let stage = Stage::set(lab, options.short)?;
+    let mut stage = Stage::set(lab, options.short)?;
+    // Where packets can be marked, both ways are measured side by side, row by row.
+    let both = match lab.datapath() {
+        Datapath::Netdev => &[Verdict::Flows][..],
+        Datapath::System => &[Verdict::Flows, Verdict::Kernel],
+    };
+    let ways = |row: &'static Row| {
+        let ways = if row.by_verdict { both } else { &both[..1] };
+        ways.iter().map(move |way| (row, *way))
+    };
+    let rows: Vec<_> = rows.into_iter().flat_map(ways).collect();
     let mut failed = Vec::new();
-    for (number, row) in (1..).zip(&rows) {
+    for (number, (row, verdict)) in (1..).zip(&rows) {
+        let way = verdict.told();
         say(&format!(
-            "{number}/{} {}: {}",
+            "{number}/{} {}{way}: {}",
             rows.len(),
             row.name,
             row.told
         ));
+        stage.verdict = *verdict;
         let start = Instant::now();
         match (row.measure)(&stage) {
             Ok(measured) => {
                 for line in measured.told() {
-                    say(&format!("    {line}"));
+                    say(&format!("    {line}{way}"));
                 }
-                report.add(measured);
+                report.add(measured, *verdict);
             }
             // The others take minutes, and are worth having.
             Err(error) => {
                 say(&format!("    FAILED: {error:#}"));
-                failed.push(row.name);
+                failed.push(format!("{}{way}", row.name));
             }
         }
         say(&format!("    took {:.1} s", start.elapsed().as_secs_f64()));
         if let Err(error) = stage.clear() {
             say(&format!("    the lab is broken: {error:#}"));
             say(&lab.log_tail("ovs-vswitchd.log"));
-            failed.extend(rows.iter().skip(number).map(|row| row.name));
+            let rest = rows.iter().skip(number);
+            failed.extend(rest.map(|(row, way)| format!("{}{}", row.name, way.told())));
             break;
         }
     }

@@ -7,12 +7,12 @@ use dnsflow_tests::lab::Lab;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::distribution::Distribution;
+use super::{distribution::Distribution, stage::Verdict};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    figure: &'static str,
+    figure: String,
     value: String,
     target: &'static str,
     reached: bool,
@@ -50,7 +50,7 @@ impl Measured {
         reached: bool,
     ) -> Self {
         self.lines.push(Line {
-            figure,
+            figure: figure.to_owned(),
             value: value.into(),
             target,
             reached,
@@ -107,9 +107,14 @@ impl Report {
         })
     }
 
-    /// Takes over what a row has to say.
-    pub(crate) fn add(&mut self, measured: Measured) {
+    /// Takes over what a row has to say of an agent that opens addresses in this way. Fields of
+    /// [`Verdict::Kernel`] are in the object `verdict`.
+    pub(crate) fn add(&mut self, measured: Measured, verdict: Verdict) {
         for (path, value) in measured.fields {
+            let path = match verdict {
+                Verdict::Flows => path.to_owned(),
+                Verdict::Kernel => format!("verdict.{path}"),
+            };
             let mut object = &mut self.fields;
             let mut parts = path.split('.').peekable();
             while let Some(part) = parts.next() {
@@ -122,8 +127,15 @@ impl Report {
                 object = inner;
             }
         }
-        self.lines.extend(measured.lines);
-        self.panels.extend(measured.panels);
+        self.lines
+            .extend(measured.lines.into_iter().map(|mut line| {
+                line.figure += verdict.told();
+                line
+            }));
+        // The pictures are of the way that is there on every datapath.
+        if verdict == Verdict::Flows {
+            self.panels.extend(measured.panels);
+        }
     }
 
     /// The JSON object.
@@ -147,7 +159,7 @@ impl Report {
         let mut rows = vec![head.map(str::to_owned)];
         rows.extend(self.lines.iter().map(|line| {
             [
-                line.figure.to_owned(),
+                line.figure.clone(),
                 line.value.clone(),
                 line.target.to_owned(),
                 mark(line).to_owned(),

@@ -50,11 +50,32 @@ pub(crate) enum Mode {
     Observe,
 }
 
+/// `--verdict` of the agent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Verdict {
+    /// A flow opens an address.
+    Flows,
+    /// A mark opens an address.
+    Kernel,
+}
+
+impl Verdict {
+    /// What is added to the names of figures that were measured in this way.
+    pub(crate) fn told(self) -> &'static str {
+        match self {
+            Self::Flows => "",
+            Self::Kernel => ", verdict",
+        }
+    }
+}
+
 /// The stage.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) short: bool,
+    /// How the next agents open addresses.
+    pub(crate) verdict: Verdict,
     /// The flow that opens an address, as dnsflow writes it.
     pub(crate) flow: FlowTemplate,
     server: Mutex<Option<Server>>,
@@ -109,6 +130,7 @@ impl<'a> Stage<'a> {
         let stage = Self {
             lab,
             short,
+            verdict: Verdict::Flows,
             flow,
             server: Mutex::new(Some(server)),
             acceptor,
@@ -177,22 +199,44 @@ impl<'a> Stage<'a> {
         self.agent_with_log(mode, &[], "info")
     }
 
+    /// An agent that is ready and warm, and does not know yet that no packet was denied before its start.
+    pub(crate) fn new_agent(&self, verdict: Verdict) -> Result<Agent> {
+        self.start(Mode::Hold, verdict, &[], "info")
+    }
+
     fn agent_with_log(&self, mode: Mode, arguments: &[&str], log: &str) -> Result<Agent> {
+        let agent = self.start(mode, self.verdict, arguments, log)?;
+        // An agent runs for months; only in its first seconds it cannot know that nothing was denied.
+        thread::sleep(self.scale(KNOWS_AFTER, Duration::ZERO));
+        Ok(agent)
+    }
+
+    fn start(&self, mode: Mode, verdict: Verdict, arguments: &[&str], log: &str) -> Result<Agent> {
         let mode = match mode {
             Mode::Hold => "--hold=true",
             Mode::Observe => "--hold=false",
         };
         let mut command = self.lab.agent_command(&agent::binary()?)?;
         command.env("RUST_LOG", log);
-        command.arg(mode).args(arguments);
+        let verdict = match verdict {
+            Verdict::Flows => "--verdict=flows",
+            Verdict::Kernel => "--verdict=kernel",
+        };
+        command.args([mode, verdict]).args(arguments);
         let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
         let mut asker = Asker::new(self.lab, RULED)?;
         for number in self.fresh(WARM_UP) {
             asker.ask(&matching(number))?;
         }
-        // An agent runs for months; only in its first seconds it cannot know that nothing was denied.
-        thread::sleep(self.scale(KNOWS_AFTER, Duration::ZERO));
         Ok(agent)
+    }
+
+    /// How many addresses the agent has in its cache.
+    pub(crate) fn addresses(&self) -> Result<u64> {
+        let (status, _) = self.lab.ask_agent(&["status", "--output=json"])?;
+        let status: Value = serde_json::from_str(&status).context("the status as JSON")?;
+        let addresses = &status["addresses"];
+        addresses.as_u64().context("a number of addresses")
     }
 
     /// What the agent has logged as opened so far.
@@ -266,7 +310,7 @@ const OFCTL_COOKIE: &str = "0xbe9c";
 /// Learns from the agent which flow lets packets out.
 fn template(lab: &Lab) -> Result<FlowTemplate> {
     let address = wire::address(0);
-    let agent = lab.start_agent(&[])?;
+    let agent = lab.start_agent(&["--verdict=flows"])?;
     Asker::new(lab, RULED)?.ask(&matching(0))?;
     let to = format!("nw_dst={address}");
     let texts = lab.wait_flows("the flow of an answer", |flows| {

@@ -18,6 +18,7 @@ const NUMBERS: &[&str] = &[
     "answers_per_s",
     "cpu_us_per_match",
     "tcp_throughput_pct",
+    "restart_lost",
     "rss_mib_100k",
 ];
 const LATENCIES: &[&str] = &[

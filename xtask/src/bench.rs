@@ -3,16 +3,22 @@
 //! The agent and the benchmark (`tests/benches/lab.rs`) are built optimized, each by itself, so that
 //! the agent is the one that is shipped.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use dnsflow_tests::support::root_directory;
+use dnsflow_tests::support::{DATAPATH_VARIABLE, root_directory, workspace};
 use serde_json::Value;
 
 use crate::{
     ebpf, interrupt, labs,
     prepare::{self, Ovn, cargo},
+    vm::{Job, Kernel, Machine},
 };
 
 /// Measures dnsflow side by side with what it is compared with, in one run.
@@ -33,7 +39,13 @@ pub(crate) struct BenchCommand {
     /// Whose OVN
     #[arg(long, value_enum, default_value = "bookworm")]
     ovn: Ovn,
+    /// In a virtual machine with this kernel of Debian's and its openvswitch module: flows and verdicts side by side
+    #[arg(long, value_enum, value_name = "KERNEL")]
+    vm: Option<Kernel>,
 }
+
+/// An emulated machine takes about an hour for all rows.
+const VM_LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Builds, measures and prints the table.
 pub(crate) fn run(command: BenchCommand) -> Result<()> {
@@ -43,27 +55,80 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         short,
         only,
         ovn,
+        vm,
     } = command;
     let say = |text: &str| eprintln!("{text}");
     prepare::ovn(ovn, &say)?;
     ebpf::build(&say)?;
     say("building the optimized agent and the benchmark (the first time takes some minutes)");
     let program = build(NAME)?;
+    let mut arguments = vec!["--root".to_owned(), text(&root_directory(ovn.suite())?)];
+    arguments.extend(short.then(|| "--short".to_owned()));
+    for row in only {
+        arguments.extend(["--only".to_owned(), row]);
+    }
+    let files = [("--json", json), ("--svg", svg)];
+    let files = files
+        .into_iter()
+        .filter_map(|(option, file)| Some((option, file?)));
+    match vm {
+        Some(kernel) => in_vm(kernel, program, arguments, files),
+        None => here(program, arguments, files),
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Measures with this machine's kernel.
+fn here(
+    program: PathBuf,
+    arguments: Vec<String>,
+    files: impl Iterator<Item = (&'static str, PathBuf)>,
+) -> Result<()> {
     labs::sweep()?;
     let mut measure = std::process::Command::new(program);
-    measure.arg("--root").arg(root_directory(ovn.suite())?);
-    measure.args(short.then_some("--short"));
-    for (option, file) in [("--json", json), ("--svg", svg)] {
-        if let Some(file) = file {
-            measure.arg(option).arg(file);
-        }
-    }
-    for row in only {
-        measure.arg("--only").arg(row);
+    measure.args(arguments);
+    for (option, file) in files {
+        measure.arg(option).arg(file);
     }
     let status = interrupt::spawn(&mut measure).and_then(interrupt::wait);
     labs::sweep()?;
     ensure!(status?.success(), "the benchmark failed");
+    Ok(())
+}
+
+/// Measures in a virtual machine, which can write its results below `target/` only.
+fn in_vm(
+    kernel: Kernel,
+    program: PathBuf,
+    mut arguments: Vec<String>,
+    files: impl Iterator<Item = (&'static str, PathBuf)>,
+) -> Result<()> {
+    let machine = Machine::prepare(kernel, &|text| eprintln!("{text}"))?;
+    let mut results = Vec::new();
+    for (option, file) in files {
+        let inside = machine.result(option.trim_start_matches('-'));
+        arguments.extend([option.to_owned(), text(&inside)]);
+        results.push((inside, file));
+    }
+    let job = Job {
+        name: "the benchmark".to_owned(),
+        program,
+        arguments,
+        environment: vec![(DATAPATH_VARIABLE, "system".to_owned())],
+        directory: workspace()?,
+        stdout: None,
+        limit: VM_LIMIT,
+    };
+    let failed = machine.run(&[job], |line| println!("{line}"))?;
+    for (inside, file) in results {
+        fs::copy(&inside, &file).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if !failed.is_empty() {
+        bail!("the benchmark failed");
+    }
     Ok(())
 }
 

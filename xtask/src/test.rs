@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum as _};
+use clap::{Args, ValueEnum};
 use dnsflow_tests::support::{
     LEFT_TO_LONGER, LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
 };
@@ -34,11 +34,23 @@ pub(crate) struct TestCommand {
     /// With --vm: the BPF tests, the main job and the restarts, in a few minutes
     #[arg(long, requires = "vm")]
     short: bool,
+    /// With --vm: how the agents open addresses, as their option of the same name
+    #[arg(long, value_enum, requires = "vm")]
+    verdict: Option<Verdict>,
     /// Fail when a test could not run, too, unless it is left to another machine
     #[arg(long)]
     all_must_run: bool,
     /// Run only tests whose name contains one of these
     filters: Vec<String>,
+}
+
+/// How agents open addresses.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Verdict {
+    /// A flow for each address
+    Flows,
+    /// A mark for each address, and flows that match the marks
+    Kernel,
 }
 
 /// The results of the test programs.
@@ -58,6 +70,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
         ovn,
         vm,
         short,
+        verdict,
         all_must_run,
         filters,
     } = command;
@@ -74,7 +87,15 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
     prepare::build(&say)?;
     let mut tally = Tally::default();
     match vm {
-        Some(kernel) => in_vm::run(kernel, &ovn, short, &filters, &mut tally)?,
+        Some(kernel) => {
+            let which = in_vm::Which {
+                ovn: &ovn,
+                short,
+                verdict,
+                filters: &filters,
+            };
+            in_vm::run(kernel, &which, &mut tally)?;
+        }
         None => {
             here(&ovn, &filters, &mut tally)?;
             let why = kind::why_not_run();

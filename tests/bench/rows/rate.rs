@@ -43,6 +43,8 @@ const SLACK: Duration = Duration::from_millis(20);
 /// Between two looks for answers and at the clock.
 const TURN: Duration = Duration::from_micros(500);
 const STEP: f64 = 1.4;
+/// No lower rate is tried.
+const RATE_MIN: f64 = 50.0;
 const BACK: f64 = 0.8;
 /// Attempts for the full time before the row gives up.
 const ATTEMPTS: u32 = 6;
@@ -99,6 +101,10 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
     let mut rate = stage.scale(2000.0, 100.0);
     let limit = stage.scale(50_000.0, 150.0);
     let mut why = String::from("the highest rate that was tried");
+    // An emulated machine carries less.
+    while rate > RATE_MIN && sustain(stage, &pods, rate, probe)?.failed.is_some() {
+        rate /= STEP;
+    }
     while rate * STEP < limit {
         let outcome = sustain(stage, &pods, rate * STEP, probe)?;
         if let Some(failed) = outcome.failed {

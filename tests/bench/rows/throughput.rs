@@ -5,6 +5,9 @@
 //! agent's programs, in turns. The pod's namespace has no firewall, and the programs are attached to
 //! its veth like to any other. Percent of the medians, of the direction that suffers more.
 //!
+//! On the kernel's datapath also from a pod with a firewall to an address that it was told: opened by a flow, and by
+//! a verdict, in turns; the ratio of each turn.
+//!
 //! The empty hook tells the programs' cost from that of having a hook at all: where a packet socket
 //! listens, as Open vSwitch's userspace datapath does, any hook on ingress makes the kernel clone each
 //! packet for the socket, which otherwise gets it whole (`sch_handle_ingress` in Linux net/core/dev.c
@@ -12,18 +15,19 @@
 
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use dnsflow_tests::process::run;
+use dnsflow_tests::{lab::Datapath, process::run};
 
 use crate::bench::{
     distribution::{Distribution, rounded},
+    loader::Asker,
     report::Measured,
-    stage::{FREE, Mode, Stage},
+    stage::{FREE, RULED, Stage, Verdict, matching},
     usage::cpu,
     wire,
 };
@@ -41,13 +45,12 @@ enum Direction {
     ToPod,
 }
 
-/// Megabits per second of one connection.
-fn connection(stage: &Stage<'_>, direction: Direction) -> Result<f64> {
+/// Megabits per second of one connection of a pod with the "internet".
+fn connection(stage: &Stage<'_>, pod: &str, to: Ipv4Addr, direction: Direction) -> Result<f64> {
     let time = stage.scale(Duration::from_secs(1), Duration::from_millis(200));
     let internet = stage.lab.pod("inet").netns();
     let listener = internet.run(|| Ok(TcpListener::bind(("0.0.0.0", PORT))?))?;
-    let to = wire::address(stage.fresh(1).start);
-    let pod = stage.lab.pod(FREE).netns();
+    let pod = stage.lab.pod(pod).netns();
     let near = pod.run(|| TcpStream::connect((to, PORT)).context("cannot connect"))?;
     let (far, _) = listener.accept()?;
     let (mut sender, mut receiver) = match direction {
@@ -87,6 +90,17 @@ fn hook(stage: &Stage<'_>, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Megabits per second from the pod with the firewall to an address that it was told.
+fn of_open_address(stage: &Stage<'_>, verdict: Verdict) -> Result<f64> {
+    let agent = stage.new_agent(verdict)?;
+    let number = stage.fresh(1).start;
+    Asker::new(stage.lab, RULED)?.ask(&matching(number))?;
+    thread::sleep(WARM_UP);
+    let result = connection(stage, RULED, wire::address(number), Direction::FromPod);
+    ensure!(agent.terminate()?.success(), "the agent has failed");
+    result
+}
+
 /// The row `tcp_throughput_pct`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let rounds = stage.scale(10, 1);
@@ -96,10 +110,12 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let directions = [Direction::FromPod, Direction::ToPod];
     let round = |into: &mut [Vec<f64>; 2]| -> Result<()> {
         for (direction, into) in directions.into_iter().zip(into) {
-            into.push(connection(stage, direction)?);
+            let to = wire::address(stage.fresh(1).start);
+            into.push(connection(stage, FREE, to, direction)?);
         }
         Ok(())
     };
+    let mut by_verdict = Vec::new();
     let mut used = Vec::new();
     for _ in 0..rounds {
         thread::sleep(WARM_UP);
@@ -107,14 +123,19 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         hook(stage, "add")?;
         round(&mut hooked)?;
         hook(stage, "delete")?;
-        let agent = stage.agent(Mode::Hold, &[])?;
+        let agent = stage.new_agent(Verdict::Flows)?;
         thread::sleep(WARM_UP);
         let (before, start) = (cpu(agent.pid())?, Instant::now());
         round(&mut with)?;
         let share = (cpu(agent.pid())? - before).div_duration_f64(start.elapsed());
         used.push(share * 100.0);
         ensure!(agent.terminate()?.success(), "the agent has failed");
+        if stage.lab.datapath() == Datapath::System {
+            let flows = of_open_address(stage, Verdict::Flows)?;
+            by_verdict.push(of_open_address(stage, Verdict::Kernel)? / flows * 100.0);
+        }
     }
+    let by_verdict = Distribution::of(by_verdict).map(|found| found.latency());
     let used = Distribution::of(used).context("rounds")?;
     let median = |samples| Distribution::of(samples).map(|found| found.median());
     let [from_pod, to_pod] = without.map(median);
@@ -136,9 +157,16 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         .field("details.tcp_agent_cpu_pct", rounded(used.median()))?
         .field("details.tcp_mbit_per_s_from_pod", from_pod)?
         .field("details.tcp_mbit_per_s_to_pod", to_pod)?
+        .field("details.tcp_throughput_pct_verdict_of_flows", by_verdict)?
         .line(
             "TCP throughput with the programs",
-            format!("{out:.1} % from the pod, {into:.1} % to it; {of_hook:.1} % of an empty hook"),
+            format!(
+                "{out:.1} % from the pod, {into:.1} % to it; {of_hook:.1} % of an empty hook{}",
+                by_verdict.map_or_else(String::new, |found| format!(
+                    "; by verdict {:.1} % of by flows",
+                    found.p50
+                ))
+            ),
             "≥ 98 %",
             worse >= 98.0,
         ))

@@ -8,12 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use dnsflow_tests::support::{
     DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory, workspace,
 };
 use serde_json::Value;
 
-use super::{Tally, counts};
+use super::{Tally, Verdict, counts};
 use crate::{
     interrupt,
     prepare::{Ovn, cargo},
@@ -22,6 +23,9 @@ use crate::{
 
 /// A whole program of tests takes up to five minutes under emulation.
 const LIMIT: Duration = Duration::from_secs(1200);
+
+/// The agents' option `--verdict`.
+const VERDICT_VARIABLE: &str = "DNSFLOW_VERDICT";
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
 const SHORT: [(&str, &[&str]); 6] = [
@@ -51,31 +55,41 @@ const OUTSIDE: [&str; 10] = [
     "tidy",
 ];
 
+/// Which tests run, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Which<'a> {
+    pub(super) ovn: &'a [Ovn],
+    pub(super) short: bool,
+    pub(super) verdict: Option<Verdict>,
+    pub(super) filters: &'a [String],
+}
+
 /// Runs the tests and adds to the tally.
-pub(super) fn run(
-    kernel: Kernel,
-    ovn: &[Ovn],
-    short: bool,
-    filters: &[String],
-    tally: &mut Tally,
-) -> Result<()> {
+pub(super) fn run(kernel: Kernel, which: &Which<'_>, tally: &mut Tally) -> Result<()> {
     let programs = build()?;
     let machine = Machine::prepare(kernel, &|text| eprintln!("{text}"))?;
     let not_run = machine.result("not-run.txt");
     let mut jobs = Vec::new();
-    for generation in ovn {
+    for generation in which.ovn {
         let inside = programs
             .iter()
             .filter(|(name, _)| !OUTSIDE.contains(&name.as_str()));
         for (name, program) in inside {
-            let mut arguments = filters.to_vec();
-            if short {
+            let mut arguments = which.filters.to_vec();
+            if which.short {
                 let Some((_, tests)) = SHORT.iter().find(|(short, _)| short == name) else {
                     continue;
                 };
                 arguments.extend(tests.iter().map(|&test| test.to_owned()));
             }
-            jobs.push(job(*generation, name, program, arguments, &not_run)?);
+            jobs.push(job(
+                *generation,
+                which.verdict,
+                name,
+                program,
+                arguments,
+                &not_run,
+            )?);
         }
     }
     let failed = machine.run(&jobs, |line| {
@@ -91,21 +105,25 @@ pub(super) fn run(
 
 fn job(
     ovn: Ovn,
+    verdict: Option<Verdict>,
     name: &str,
     program: &Path,
     arguments: Vec<String>,
     not_run: &Path,
 ) -> Result<Job> {
     let suite = ovn.suite();
+    let mut environment = vec![
+        (ROOT_VARIABLE, root_directory(suite)?.display().to_string()),
+        (DATAPATH_VARIABLE, "system".to_owned()),
+        (NOT_RUN_VARIABLE, not_run.display().to_string()),
+    ];
+    let verdict = verdict.as_ref().and_then(ValueEnum::to_possible_value);
+    environment.extend(verdict.map(|verdict| (VERDICT_VARIABLE, verdict.get_name().to_owned())));
     Ok(Job {
         name: format!("{name} with OVN of Debian's {suite}"),
         program: program.to_owned(),
         arguments,
-        environment: vec![
-            (ROOT_VARIABLE, root_directory(suite)?.display().to_string()),
-            (DATAPATH_VARIABLE, "system".to_owned()),
-            (NOT_RUN_VARIABLE, not_run.display().to_string()),
-        ],
+        environment,
         // Where cargo runs tests: their package.
         directory: workspace()?.join("tests"),
         stdout: None,
