@@ -66,8 +66,9 @@ use crate::{
     ovn_db::{OvnCommand, OvnDb},
     rights::{self, WHILE_RUNNING, keep_only},
     state,
+    verdict::{self, VerdictError},
     vswitch_db::{VswitchDb, Whose},
-    vswitchd::{self, Estimate, VswitchdError},
+    vswitchd::{self, Estimate},
 };
 use denials::{Connections, DenialCounts, Heard, Listeners};
 use reports::tell;
@@ -111,15 +112,9 @@ pub enum AgentError {
     /// The options contradict each other.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// Packets do not pass the hook at which they are marked.
-    #[error(
-        "--verdict=kernel: the bridge is not in the kernel's datapath, and packets that do not pass TC ingress get \
-         no mark; take --verdict=flows"
-    )]
-    NotInKernel,
-    /// ovs-vswitchd does not say which datapath the bridge is in.
-    #[error("--verdict=kernel: cannot find out which datapath the bridge is in")]
-    Datapath(#[source] VswitchdError),
+    /// Packets cannot be marked.
+    #[error(transparent)]
+    Verdict(#[from] VerdictError),
     /// A task that should run for ever has ended.
     #[error("the edge to {0} has stopped")]
     EdgeStopped(&'static str),
@@ -172,7 +167,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let capture_options = capture::Options {
         ports: options.ports()?,
         release_mark: Some(release_mark),
-        mark_mask: options.mark_mask(),
+        mark_mask: hot.block_on(verdict::mark_mask(&options))?,
         ..capture::Options::default()
     };
     let config = Config {
@@ -196,12 +191,6 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         );
     }
     let socket = options.openflow_socket.path.clone();
-    if config.mark_mask.is_some() {
-        let is_in_kernel = hot.block_on(vswitchd::is_in_kernel(&socket));
-        if !is_in_kernel.map_err(AgentError::Datapath)? {
-            return Err(AgentError::NotInKernel);
-        }
-    }
     let keep_flows_s = options.keep_flows_s;
     // Before the edges start: without the program there is nothing to do for them.
     let Capture {

@@ -33,6 +33,7 @@ pub mod page;
 pub mod replay;
 pub mod rights;
 pub mod state;
+pub mod verdict;
 pub mod vswitch_db;
 pub mod vswitchd;
 pub mod wait;

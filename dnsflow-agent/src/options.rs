@@ -358,11 +358,11 @@ pub struct AgentOptions {
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
-    /// How an address is opened: by flows of its own, or by a mark on packets to it (kernel's datapath)
+    /// How an address is opened: by flows of its own, by a mark on packets to it, or as the datapath allows
     #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "flows")]
     pub verdict: Verdict,
 
-    /// The bits of a packet's mark that --verdict=kernel uses; nobody else on the node may use them
+    /// The bits of a packet's mark that dnsflow uses for verdicts; nobody else on the node may use them
     #[arg(
         long,
         value_name = "MASK",
@@ -419,20 +419,12 @@ impl AgentOptions {
 /// How an address is opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum Verdict {
+    /// By a mark where packets can be marked and marks outlive the agent, else by flows.
+    Auto,
     /// By flows of its own, on every datapath.
     Flows,
     /// By a mark, on the kernel's datapath.
     Kernel,
-}
-
-impl AgentOptions {
-    /// The bits of a packet's mark that say its verdict, if the kernel is to mark packets.
-    pub fn mark_mask(&self) -> Option<NonZeroU32> {
-        match self.verdict {
-            Verdict::Flows => None,
-            Verdict::Kernel => Some(self.mark_mask),
-        }
-    }
 }
 
 /// Reads a mask whose bits are set without a gap, in the form of `iptables -m mark`.

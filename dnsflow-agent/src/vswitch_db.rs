@@ -168,6 +168,38 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
     Ok(Some(interface).filter(|interface| whose == Whose::Anybody || interface.is_of_pod()))
 }
 
+/// Whether Open vSwitch may offload flows to hardware (`other_config:hw-offload`, ovs-vswitchd.conf.db(5)). Asks until
+/// there is an answer.
+///
+/// # Errors
+///
+/// If the row is not as the schema says.
+pub async fn offloads(remotes: &Remotes) -> Result<bool, String> {
+    const DATABASE: Database = Database {
+        name: "Open_vSwitch",
+        tables: &[Table {
+            name: OPEN_VSWITCH,
+            columns: &[Column::map("other_config")],
+            deferred: false,
+        }],
+    };
+    let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
+    while connection.next().await != Event::Synced {}
+    let rows = connection
+        .replica()
+        .into_iter()
+        .flat_map(|replica| replica.rows(OPEN_VSWITCH));
+    for (_, row) in rows {
+        let config = row
+            .pairs("other_config")
+            .map_err(|error| error.to_string())?;
+        if config.value("hw-offload") == Some("true") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// How long a megaflow can exist after its last packet, by an `Open_vSwitch` row
 /// (`other_config:max-idle` and `max-revalidator`, in milliseconds, ovs-vswitchd.conf.db(5)). A
 /// time shorter than the default does not count.

@@ -12,7 +12,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
 
-use crate::{lab::Lab, process::wait_until, relay::Relay, topology::DNS_SERVICE};
+use crate::{
+    lab::Lab, marks, process::wait_until, relay::Relay, support::is_by_verdict,
+    topology::DNS_SERVICE,
+};
 
 /// How long the agent may take to be ready, and to stop: an emulated kernel alone takes some
 /// seconds to verify the programs.
@@ -83,8 +86,17 @@ impl Lab {
                 .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
                 .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
         }
+        if is_by_verdict() {
+            // As flows do, marks outlive the agent then; and the lab can read them.
+            command.env("DNSFLOW_PIN_DIR", self.pins()?);
+        }
         self.node().enter(&mut command)?;
         Ok(command)
+    }
+
+    /// Where agents pin what outlives them.
+    pub fn pins(&self) -> Result<PathBuf> {
+        Ok(self.bpf_fs()?.join("dnsflow"))
     }
 
     /// The control socket of the lab's agent.
@@ -102,8 +114,24 @@ impl Lab {
         Ok((String::from_utf8(output.stdout)?, output.status.code()))
     }
 
-    /// dnsflow's flows in br-int, without their statistics, sorted.
+    /// What lets pods reach addresses: dnsflow's flows, without their statistics, sorted. A flow that matches a mark
+    /// is there once for each address that the kernel gives the mark to, as if it matched the address.
     pub fn dnsflow_flows(&self) -> Result<Vec<String>> {
+        let flows = self.dnsflow_flows_as_they_are()?;
+        if !is_by_verdict() {
+            return Ok(flows);
+        }
+        let marks = marks::read(&self.pins()?)?;
+        let flows = flows.into_iter();
+        let mut flows: Vec<_> = flows
+            .flat_map(|flow| marks::by_address(flow, &marks))
+            .collect();
+        flows.sort();
+        Ok(flows)
+    }
+
+    /// dnsflow's flows in br-int, without their statistics, sorted.
+    pub fn dnsflow_flows_as_they_are(&self) -> Result<Vec<String>> {
         let dump = self.ofctl(&[
             "--protocols=OpenFlow15",
             "--no-stats",
@@ -121,8 +149,16 @@ impl Lab {
         Ok(flows)
     }
 
-    /// How many flows dnsflow has in br-int.
+    /// How many flows [`Lab::dnsflow_flows`] has.
     pub fn dnsflow_flow_count(&self) -> Result<usize> {
+        if is_by_verdict() {
+            return Ok(self.dnsflow_flows()?.len());
+        }
+        self.dnsflow_flow_count_as_they_are()
+    }
+
+    /// How many flows dnsflow has in br-int.
+    pub fn dnsflow_flow_count_as_they_are(&self) -> Result<usize> {
         let reply = self.ofctl(&[
             "--protocols=OpenFlow15",
             "dump-aggregate",
@@ -245,6 +281,14 @@ pub struct FlowWatch {
 }
 
 impl FlowWatch {
+    /// Whether a flow of dnsflow's was deleted.
+    pub fn has_deleted(&self) -> Result<bool> {
+        let events = fs::read_to_string(&self.log)?;
+        let mut events = events.lines();
+        Ok(events
+            .any(|event| event.contains("event=DELETED") && event.contains("cookie=0x444e5346")))
+    }
+
     fn written(&mut self) -> Result<String> {
         ensure!(
             self.child.try_wait()?.is_none(),

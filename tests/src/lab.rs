@@ -276,11 +276,13 @@ impl Lab {
         self.state.cluster
     }
 
-    /// Mounts a BPF file system of the lab's own.
+    /// A BPF file system of the lab's own, mounted when first asked for.
     pub fn bpf_fs(&self) -> Result<PathBuf> {
         let dir = self.base().join(BPF_FS);
-        fs::create_dir(&dir)?;
-        mount("bpf", &dir, "bpf", MountFlags::empty(), None)?;
+        if !dir.exists() {
+            fs::create_dir(&dir)?;
+            mount("bpf", &dir, "bpf", MountFlags::empty(), None)?;
+        }
         Ok(dir)
     }
 

@@ -13,6 +13,7 @@ pub mod frames;
 pub mod hunt;
 pub mod lab;
 pub mod liar;
+mod marks;
 pub mod neighbour;
 pub mod netns;
 pub mod oracle;

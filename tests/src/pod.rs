@@ -18,9 +18,12 @@ use crate::{
     database::{elements, map, map_value},
     firewall::namespace_port_group,
     lab::{Datapath, Lab, pod_namespace, random_uuid},
+    marks,
     netns::{NetNs, replace_files},
     process::{run, wait_until},
+    support::is_by_verdict,
     topology::{DNS_SERVICE, DNS_SERVICE_V6, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
+    wire::ifindex,
 };
 
 /// A pod to be made.
@@ -529,8 +532,17 @@ impl Lab {
                 format!("{protocol}6,ipv6_src={},ipv6_dst={to}", spec.address_v6())
             }
         };
+        let mark = match is_by_verdict() {
+            true => {
+                let veth = self.host_veth(lsp)?;
+                let ifindex = self.node().run(|| Ok(ifindex(&veth)))?;
+                marks::of_packet(&marks::read(&self.pins()?)?, ifindex, to.ip())
+            }
+            false => None,
+        };
+        let mark = mark.map_or_else(String::new, |mark| format!("pkt_mark={mark:#x},"));
         let flow = format!(
-            "in_port={port},dl_src={},dl_dst={GATEWAY_MAC},{network},nw_ttl=64,{protocol}_src=40000,{protocol}_dst={}",
+            "{mark}in_port={port},dl_src={},dl_dst={GATEWAY_MAC},{network},nw_ttl=64,{protocol}_src=40000,{protocol}_dst={}",
             spec.mac(),
             to.port()
         );

@@ -26,6 +26,14 @@ pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
 /// `system`, the kernel's openvswitch module.
 pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 
+/// The environment variable of the agents' option `--verdict`.
+pub const VERDICT_VARIABLE: &str = "DNSFLOW_VERDICT";
+
+/// Whether the agents open addresses by marks.
+pub fn is_by_verdict() -> bool {
+    std::env::var_os(VERDICT_VARIABLE).is_some_and(|verdict| verdict == "kernel")
+}
+
 /// Ends the reason of a test that this machine's kernel cannot run, but a stock one can.
 pub const LEFT_TO_VM: &str = "left to `cargo xtask test --vm`";
 

@@ -268,8 +268,8 @@ fn answers_wait_for_revalidation_only_where_packets_were_denied_lately() {
         .collect();
     firewall_for(&lab, &records);
     // Where other work keeps the machine busy, a pass of the revalidators takes long.
-    let agent = lab.start_agent(&HOLD_MAX_OPTION);
-    let agent = agent.expect("the agent is ready");
+    let options = [&HOLD_MAX_OPTION[..], &["--verdict=flows"]].concat();
+    let agent = lab.start_agent(&options).expect("the agent is ready");
     let mut names = (0..200).map(|n| format!("f{n}.example.com"));
     let mut fresh = || {
         let name = names.next().expect("another name");

@@ -15,7 +15,8 @@ use crate::{
     budget::FlowBudget,
     cache::{Adopted, Cache, Entry, Learning, Resolution, Term},
     firewall::RuleAction,
-    flow::{Ends, FlowKey, InstalledFlow, Target},
+    flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
+    input::{MarkChange, MarkFound},
     name::DomainName,
     output::Output,
     plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
@@ -635,6 +636,65 @@ impl Access<'_> {
             }
         }
         adopted
+    }
+
+    /// Adopts the marks of an earlier run whose flows, which are in `found`, today's rules would still write. Removes
+    /// these flows from `found`, and all other marks from the kernel. Returns how many marks it has adopted.
+    pub(crate) fn adopt_marks(
+        &mut self,
+        marks: Vec<(PortId, MarkFound)>,
+        found: &mut HashMap<FlowKey, InstalledFlow>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> usize {
+        if marks.is_empty() {
+            return 0;
+        }
+        let mut flows: HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>> = HashMap::new();
+        let of_verdicts = self.cache.verdicts().installed();
+        let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
+        for (key, cookie) in of_nobody.chain(of_verdicts) {
+            if let Ends::Verdict { mark, .. } = key.matches.ends
+                && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
+            {
+                let of_mark = flows.entry((port, mark.value())).or_default();
+                of_mark.push((key, cookie));
+            }
+        }
+        let term = self.cache.term(now, Duration::ZERO);
+        let mut adopted = 0;
+        for (port, mark) in marks {
+            let MarkFound {
+                ifindex, address, ..
+            } = mark;
+            let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
+            let flows = flows.filter_map(|(key, cookie)| Some((key.to_address(address)?, *cookie)));
+            let is_kept = self.adopt_mark(port, address, flows.collect(), term, batch, now);
+            if is_kept {
+                adopted += 1;
+            } else {
+                batch.mark(MarkChange::Remove { ifindex, address });
+            }
+        }
+        adopted
+    }
+
+    fn adopt_mark(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        flows: BTreeMap<FlowKey, Cookie>,
+        term: Term,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> bool {
+        let Some(entry) = self.cache.entry_or_new(port, address) else {
+            return false;
+        };
+        entry.adopted = Some(Box::new(Adopted { flows, term }));
+        self.judge_address(port, address);
+        self.replan_entry(port, address, batch, now);
+        !self.cache.end_adoption(port, address).is_empty()
     }
 }
 

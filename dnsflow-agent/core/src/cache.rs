@@ -15,7 +15,7 @@ use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
     flow::{Cookie, FlowKey, Target},
-    input::{BatchId, MarkChange, MarkFound},
+    input::{BatchId, MarkFound},
     limits::{
         CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
     },
@@ -511,32 +511,29 @@ impl Cache {
     }
 
     /// Compares the marks that the kernel had at `read_at` with those that it should have. Sets those that are
-    /// missing, and removes those that no entry has. Returns how many it set, and how many it removed.
+    /// missing. Returns how many it set, and those that no entry has.
     pub(crate) fn compare_marks(
         &mut self,
         found: Vec<(Option<PortId>, MarkFound)>,
         read_at: Timestamp,
         batch: &mut Batch,
         now: Timestamp,
-    ) -> (usize, usize) {
+    ) -> (usize, Vec<(Option<PortId>, MarkFound)>) {
         let mut of_entries = HashMap::new();
-        let mut removed = 0;
+        let mut unknown = Vec::new();
         for (port, found) in found {
             let MarkFound {
-                ifindex,
                 address,
                 mark,
                 used_at,
+                ..
             } = found;
             let entry = port.and_then(|port| self.entry(port, address));
             match (port, entry) {
                 (Some(port), Some(entry)) if entry.installed.verdict().is_some() => {
                     of_entries.insert((port, address), (mark, used_at));
                 }
-                _ => {
-                    batch.mark(MarkChange::Remove { ifindex, address });
-                    removed += 1;
-                }
+                _ => unknown.push((port, found)),
             }
         }
         let mut set = 0;
@@ -550,7 +547,7 @@ impl Cache {
                 }
             }
         }
-        (set, removed)
+        (set, unknown)
     }
 
     /// Notes that rules may not mention all names of this port: the rules are not known yet.
@@ -1010,16 +1007,21 @@ impl Cache {
     /// Ends the adoption of an entry's flows. Keeps the flows that the rules still write, and
     /// returns their keys. Removes an entry that nothing holds any more.
     pub(crate) fn end_adoption(&mut self, port_id: PortId, address: IpAddr) -> Vec<FlowKey> {
-        let Some(entry) = self.entry_mut(port_id, address) else {
+        let port = self.ports.get_mut(&port_id);
+        let entry = port.and_then(|port| port.entries.get_mut(&address));
+        let Some(entry) = entry else {
             return Vec::new();
         };
         let Some(mut adopted) = entry.adopted.take() else {
             return Vec::new();
         };
-        let installed = &entry.installed;
+        let flows = match entry.installed.verdict() {
+            None => entry.installed.own(),
+            Some(id) => self.verdicts.flows(id),
+        };
         adopted
             .flows
-            .retain(|key, cookie| installed.has(key, *cookie));
+            .retain(|key, cookie| flows.is_some_and(|flows| flows.has(key, *cookie)));
         let kept = adopted.flows.keys().cloned().collect();
         entry.adopted = Some(adopted).filter(|adopted| !adopted.flows.is_empty());
         if entry.is_over() {

@@ -155,6 +155,16 @@ pub enum Ends {
     },
 }
 
+impl FlowKey {
+    /// The key that the flow would have for packets to this address alone.
+    pub fn to_address(&self, address: IpAddr) -> Option<Self> {
+        let mut key = self.clone();
+        let addresses = Addresses::between(key.matches.ends.src(), address)?;
+        key.matches.ends = Ends::Addresses(addresses);
+        Some(key)
+    }
+}
+
 impl Ends {
     /// The pod's address.
     pub fn src(self) -> IpAddr {

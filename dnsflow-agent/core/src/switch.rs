@@ -27,7 +27,7 @@ use crate::{
     denied::RevalidationWait,
     flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
-    input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkFound},
+    input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
     limits::{
         COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX,
         RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
@@ -101,6 +101,8 @@ struct Comparison {
     since: Option<Timestamp>,
     /// The flows in the dump so far that no entry has.
     unknown: Vec<InstalledFlow>,
+    /// The marks of an earlier run that no entry has.
+    marks: Vec<(PortId, MarkFound)>,
     /// Batches that had waited, and were sent since the current dump began.
     sent_late: BTreeSet<BatchId>,
     /// The sentinel flows that the dump has shown, with their cookies and hard timeouts.
@@ -852,6 +854,7 @@ impl Switch {
             comparison.since = Some(now);
             comparison.number += 1;
             comparison.unknown.clear();
+            comparison.marks.clear();
             comparison.sentinels.clear();
             comparison.sent_late.clear();
             comparison.at = Some(now + COMPARE_INTERVAL);
@@ -878,11 +881,23 @@ impl Switch {
         let found = found?
             .into_iter()
             .map(|found| (ports.at_veth(found.ifindex), found));
-        let (set, removed) = access
+        let (set, unknown) = access
             .cache
             .compare_marks(found.collect(), since, &mut batch, now);
         out.counters.marks_restored += set as u64;
-        out.counters.marks_removed += removed as u64;
+        for (port, found) in unknown {
+            let MarkFound {
+                ifindex, address, ..
+            } = found;
+            match port {
+                // Its flows tell whether it still counts.
+                Some(port) if !self.adopted => self.comparison.marks.push((port, found)),
+                _ => {
+                    batch.mark(MarkChange::Remove { ifindex, address });
+                    out.counters.marks_removed += 1;
+                }
+            }
+        }
         Some(batch)
     }
 
@@ -940,10 +955,22 @@ impl Switch {
             .into_iter()
             .map(|flow| (flow.key.clone(), flow))
             .collect();
+        let marks = std::mem::take(&mut self.comparison.marks);
         let adopted = if std::mem::replace(&mut self.adopted, is_all) {
             0
         } else {
-            access.adopt(&mut unknown, self.comparison.number, &mut batch, now)
+            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch, now);
+            let found = marks.len();
+            let marks = access.adopt_marks(marks, &mut unknown, &mut batch, now);
+            out.counters.marks_removed += (found - marks) as u64;
+            // Flows of verdicts that are there again.
+            let number = self.comparison.number;
+            unknown.retain(|key, flow| {
+                let holder = access.holder_of(key);
+                let flows = holder.and_then(|holder| access.flows(holder));
+                !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
+            });
+            flows + marks
         };
         let added = self.find_lost(access, since);
         let removed = unknown.len();

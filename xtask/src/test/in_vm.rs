@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use dnsflow_tests::support::{
-    DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory, workspace,
+    DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, VERDICT_VARIABLE, root_directory, workspace,
 };
 use serde_json::Value;
 
@@ -23,9 +23,6 @@ use crate::{
 
 /// A whole program of tests takes up to five minutes under emulation.
 const LIMIT: Duration = Duration::from_secs(1200);
-
-/// The agents' option `--verdict`.
-const VERDICT_VARIABLE: &str = "DNSFLOW_VERDICT";
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
 const SHORT: [(&str, &[&str]); 6] = [

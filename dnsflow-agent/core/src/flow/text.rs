@@ -65,6 +65,10 @@ fn write_match(text: &mut String, matches: &Match) {
         (Some(Protocol::Sctp), false) => "sctp",
         (Some(Protocol::Sctp), true) => "sctp6",
     };
+    // ovs-ofctl writes the mark before the protocol.
+    if let Ends::Verdict { mark, .. } = ends {
+        let _ = write!(text, ",pkt_mark={}", masked(*mark));
+    }
     let _ = write!(text, ",{protocol}");
     for (register, bits) in registers.iter() {
         let _ = write!(text, ",reg{register}={}", masked(*bits));
@@ -80,9 +84,9 @@ fn write_match(text: &mut String, matches: &Match) {
         Ends::Addresses(Addresses::V6 { src, dst }) => {
             write!(text, ",ipv6_src={src},ipv6_dst={dst}")
         }
-        Ends::Verdict { src, mark } => {
+        Ends::Verdict { src, .. } => {
             let field = if src.is_ipv6() { "ipv6_src" } else { "nw_src" };
-            write!(text, ",pkt_mark={},{field}={src}", masked(*mark))
+            write!(text, ",{field}={src}")
         }
     };
     if let Some(port) = transport.and_then(|transport| transport.port) {

@@ -285,6 +285,12 @@ impl Flows {
         (!deciding.lost).then_some(deciding.template.priority)
     }
 
+    /// Keys and cookies of the flows of `target`.
+    pub(crate) fn keys(&self, target: Target) -> impl Iterator<Item = (FlowKey, Cookie)> {
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        templates.filter_map(move |template| Some((template.key(target)?, template.body.cookie)))
+    }
+
     /// The flows of `target`, for people who ask.
     pub(crate) fn view(&self, target: Target, now: Timestamp) -> Vec<FlowView> {
         let flows = self.flows.iter();

@@ -292,15 +292,13 @@ impl Installed {
         &self,
         keys: impl Iterator<Item = &'a FlowKey>,
     ) -> Option<Timestamp> {
-        self.own()?.keys_used_at(keys)
+        match self {
+            Self::Flows(flows) => flows.keys_used_at(keys),
+            Self::Marked(marked) => keys.last().map(|_| marked.used_at),
+        }
     }
 
     // What the switch says.
-
-    /// Whether the address has a flow of its own with this key and this cookie.
-    pub(crate) fn has(&self, key: &FlowKey, cookie: Cookie) -> bool {
-        self.own().is_some_and(|flows| flows.has(key, cookie))
-    }
 
     /// Notes that this comparison has found the flow with this key.
     pub(crate) fn seen(&mut self, key: &FlowKey, comparison: u32) {

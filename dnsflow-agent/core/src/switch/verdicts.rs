@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Timestamp,
-    flow::{Masked, Target},
+    flow::{Cookie, FlowKey, Masked, Target},
     input::BatchId,
     limits::{VERDICT_RESTS, VERDICT_STAYS},
     plan::{Plan, PortFacts},
@@ -222,6 +222,14 @@ impl Verdicts {
     /// Every verdict.
     pub(crate) fn ids(&self) -> Vec<VerdictId> {
         self.verdicts.keys().copied().collect()
+    }
+
+    /// The flows of all verdicts, as they should be in the switch.
+    pub(crate) fn installed(&self) -> impl Iterator<Item = (FlowKey, Cookie)> {
+        self.verdicts.iter().flat_map(|(id, verdict)| {
+            let target = self.target(*id).into_iter();
+            target.flat_map(|target| verdict.flows.keys(target))
+        })
     }
 
     /// How many flows all verdicts have.

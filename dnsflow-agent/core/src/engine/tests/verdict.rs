@@ -162,16 +162,37 @@ fn a_restart_goes_on_with_marks_and_flows() {
     let mut before = node();
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
     let snapshot = before.engine.snapshot(before.now);
-    // What no address of the snapshot has.
     let stray = (ifindex(&before), IpAddr::from([198, 51, 100, 1]));
     let known = (ifindex(&before), IpAddr::from(ADDRESS));
     let (mark, ..) = before.marks[&known];
     let later = before.now + Duration::from_secs(3600);
-    before.marks.insert(stray, (mark, later, None));
+    // A mark without a flow.
+    before.marks.insert(stray, (mark ^ MASK, later, None));
     let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
     assert_eq!(after.batches(), [], "the flows are as they should be");
     assert_eq!(after.marks.keys().collect::<Vec<_>>(), [&known]);
     assert_eq!(after.marks[&known].0, mark, "the same number");
+}
+
+#[test]
+fn marks_that_no_snapshot_knows_are_adopted_while_the_rules_stand() {
+    for (has_snapshot, rules, open) in [
+        (true, rules(), 2),
+        (false, rules(), 2),
+        (false, [deny_all(), allow("other.test")], 0),
+    ] {
+        let mut before = node();
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let mut snapshot = before.engine.snapshot(before.now);
+        // After the last snapshot.
+        before.answer("p1", "api.example.com", &[OTHER], 600);
+        snapshot.retain(|_| has_snapshot);
+        let mut after = after_restart_with(&mut before, &snapshot, &rules, config());
+        assert_eq!(after.marks.len(), open, "{has_snapshot} {rules:?}");
+        // Nobody uses them.
+        after.pass(Duration::from_secs(3600));
+        assert!(after.marks.is_empty() && after.switch.is_empty());
+    }
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! `--verdict`: whether addresses are opened on this node by marks, or by flows of their own.
+//!
+//! A mark works if two things hold. Packets of pods pass TC ingress, where the mark is set. The switch sees the
+//! mark. Both hold in the kernel's datapath, and for each interface: an answer counts only if the program on the
+//! same hook has seen the question.
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use tokio::time::{Instant, sleep, timeout};
+use tracing::info;
+
+use crate::{
+    options::{AgentOptions, Verdict},
+    ovsdb::Remotes,
+    vswitch_db,
+    vswitchd::{self, with_causes},
+};
+
+/// How long Open vSwitch is waited for with `--verdict=auto`. It may start at the same time as the agent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two questions.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why packets cannot be marked, or should not be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Obstacle {
+    /// The bridge is in another datapath than the kernel's.
+    NotInKernel,
+    /// Open vSwitch may offload flows to hardware.
+    Offloaded,
+    /// The marks would end with the agent.
+    NotPinned,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotInKernel => {
+                "the bridge is not in the kernel's datapath, and packets that do not pass TC ingress get no mark"
+            }
+            Self::Offloaded => {
+                "Open vSwitch may offload flows to hardware (other_config:hw-offload), and offloads none that matches \
+                 a mark"
+            }
+            Self::NotPinned => {
+                "without --pin-dir the programs go when the agent ends, and with them the access to all addresses \
+                 until the pods ask again"
+            }
+        })
+    }
+}
+
+/// Why the agent cannot do what `--verdict=kernel` says.
+#[derive(Debug, thiserror::Error)]
+pub enum VerdictError {
+    /// Something is in the way.
+    #[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
+    Obstacle(Obstacle),
+    /// Open vSwitch does not say.
+    #[error("--verdict=kernel: cannot find out whether packets can be marked")]
+    Unknown(#[source] Unanswered),
+}
+
+/// Open vSwitch does not say what is to be known.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// ovs-vswitchd does not say which datapath the bridge is in.
+    #[error("ovs-vswitchd does not say which datapath the bridge is in")]
+    Datapath(#[from] vswitchd::VswitchdError),
+    /// The database does not say whether flows are offloaded.
+    #[error("the database of Open vSwitch does not say whether flows are offloaded: {0}")]
+    Database(String),
+}
+
+/// The bits of a packet's mark that say its verdict; `None` if addresses have flows of their own. Says which way it
+/// is, and why.
+///
+/// # Errors
+///
+/// With `--verdict=kernel`, if packets cannot be marked, or if Open vSwitch does not answer.
+pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, VerdictError> {
+    let mask = options.mark_mask;
+    let is_pinned = options.pin_dir.is_some();
+    let found = match options.verdict {
+        Verdict::Flows => return Ok(None),
+        Verdict::Kernel => obstacle(options).await.map_err(VerdictError::Unknown)?,
+        Verdict::Auto if !is_pinned => Some(Obstacle::NotPinned),
+        Verdict::Auto => match patiently(options).await {
+            Ok(found) => found,
+            Err(error) => {
+                let error = with_causes(&error);
+                info!(error, "addresses are opened by flows of their own");
+                return Ok(None);
+            }
+        },
+    };
+    match (options.verdict, found) {
+        (Verdict::Kernel, Some(Obstacle::NotInKernel)) => {
+            Err(VerdictError::Obstacle(Obstacle::NotInKernel))
+        }
+        (Verdict::Kernel, _) | (_, None) => {
+            info!(
+                mask = format_args!("{mask:#x}"),
+                "addresses are opened by marks"
+            );
+            Ok(Some(mask))
+        }
+        (_, Some(obstacle)) => {
+            info!(reason = %obstacle, "addresses are opened by flows of their own");
+            Ok(None)
+        }
+    }
+}
+
+/// Asks Open vSwitch until it answers.
+async fn patiently(options: &AgentOptions) -> Result<Option<Obstacle>, Unanswered> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match obstacle(options).await {
+            Err(_) if Instant::now() < end => sleep(PAUSE).await,
+            result => return result,
+        }
+    }
+}
+
+/// What Open vSwitch has against marks.
+async fn obstacle(options: &AgentOptions) -> Result<Option<Obstacle>, Unanswered> {
+    if !vswitchd::is_in_kernel(&options.openflow_socket.path).await? {
+        return Ok(Some(Obstacle::NotInKernel));
+    }
+    let remotes = options.ovs_db.clone();
+    let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));
+    let offloads = timeout(PAUSE, vswitch_db::offloads(&remotes)).await;
+    let offloads = offloads
+        .map_err(|_| Unanswered::Database("no answer".to_owned()))?
+        .map_err(Unanswered::Database)?;
+    Ok(offloads.then_some(Obstacle::Offloaded))
+}
