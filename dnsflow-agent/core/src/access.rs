@@ -4,7 +4,7 @@
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use crate::{
     Timestamp,
     blocked::BlockedConnection,
     budget::FlowBudget,
-    cache::{Adopted, Cache, Entry, Learning, Resolution, Term},
+    cache::{Cache, Entry, Learning, Resolution, Term},
     firewall::RuleAction,
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     input::{MarkChange, MarkFound},
@@ -25,7 +25,7 @@ use crate::{
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::{RuleSet, is_dry_run},
+    rules::{ChangedRules, RuleSet, is_dry_run},
     switch::{Batch, Flows, Switch, VerdictId},
 };
 
@@ -391,7 +391,7 @@ impl Access<'_> {
     }
 
     /// Gives a port without addresses those that its namespace shares, if the scope is the
-    /// namespace.
+    /// namespace. Returns whether there are any.
     pub(crate) fn share(
         &mut self,
         port: PortId,
@@ -399,15 +399,16 @@ impl Access<'_> {
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
-    ) {
+    ) -> bool {
         if self.cache.count(port) > 0 {
-            return;
+            return false;
         }
         let sharing = self.ports.sharing_with(port, self.policy).into_iter();
         if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
             let known = self.cache.known_to(most);
             self.learn_all(port, known, switch, batch, now, out);
         }
+        self.cache.count(port) > 0
     }
 
     fn learn_all(
@@ -434,7 +435,36 @@ impl Access<'_> {
     // Plans.
 
     /// Plans all entries of a port again.
-    pub(crate) fn replan(&mut self, port_id: PortId, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch, now: Timestamp) {
+        self.replan_entries(port, self.cache.addresses(port), batch, now);
+    }
+
+    /// Plans the entries of a port again to which these rules matter, or mattered before.
+    pub(crate) fn replan_changed(
+        &mut self,
+        port: PortId,
+        changed: &ChangedRules,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let ChangedRules::Of(names) = changed else {
+            return self.replan(port, batch, now);
+        };
+        // Adopted flows have no names: each rule matters to them.
+        let mut addresses: BTreeSet<IpAddr> = self.cache.adopting(port).collect();
+        for name in names {
+            addresses.extend(self.cache.addresses_below(port, name));
+        }
+        self.replan_entries(port, addresses, batch, now);
+    }
+
+    fn replan_entries(
+        &mut self,
+        port_id: PortId,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
         let Some(port) = self.ports.get(port_id) else {
             return;
         };
@@ -442,7 +472,7 @@ impl Access<'_> {
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let before = batch.len();
-        for address in self.cache.addresses(port_id) {
+        for address in addresses {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
                 continue;
             };
@@ -609,18 +639,10 @@ impl Access<'_> {
             let Some((port, address)) = self.entry_key(key) else {
                 continue;
             };
-            let Some(entry) = self.cache.entry_or_new(port, address) else {
-                continue;
-            };
-            let adopted = entry.adopted.get_or_insert_with(|| {
-                Box::new(Adopted {
-                    flows: BTreeMap::new(),
-                    term,
-                })
-            });
-            adopted.flows.insert(key.clone(), installed.cookie);
-            adopted.term = term;
-            touched.insert((port, address));
+            let flow = (key.clone(), installed.cookie);
+            if self.cache.adopt(port, address, flow, term) {
+                touched.insert((port, address));
+            }
         }
         for (port, address) in &touched {
             self.judge_address(*port, *address);
@@ -668,33 +690,20 @@ impl Access<'_> {
                 ifindex, address, ..
             } = mark;
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
-            let flows = flows.filter_map(|(key, cookie)| Some((key.to_address(address)?, *cookie)));
-            let is_kept = self.adopt_mark(port, address, flows.collect(), term, batch, now);
-            if is_kept {
+            for (key, cookie) in flows {
+                if let Some(key) = key.to_address(address) {
+                    self.cache.adopt(port, address, (key, *cookie), term);
+                }
+            }
+            self.judge_address(port, address);
+            self.replan_entry(port, address, batch, now);
+            if !self.cache.end_adoption(port, address).is_empty() {
                 adopted += 1;
             } else {
                 batch.mark(MarkChange::Remove { ifindex, address });
             }
         }
         adopted
-    }
-
-    fn adopt_mark(
-        &mut self,
-        port: PortId,
-        address: IpAddr,
-        flows: BTreeMap<FlowKey, Cookie>,
-        term: Term,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) -> bool {
-        let Some(entry) = self.cache.entry_or_new(port, address) else {
-            return false;
-        };
-        entry.adopted = Some(Box::new(Adopted { flows, term }));
-        self.judge_address(port, address);
-        self.replan_entry(port, address, batch, now);
-        !self.cache.end_adoption(port, address).is_empty()
     }
 }
 

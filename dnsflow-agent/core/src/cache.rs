@@ -19,7 +19,7 @@ use crate::{
     limits::{
         CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
     },
-    name::DomainName,
+    name::{DomainName, FromEnd},
     output::Output,
     plan::Plan,
     ports::{PortId, Ports},
@@ -61,7 +61,9 @@ pub(crate) struct Cache {
 struct PortCache {
     entries: HashMap<IpAddr, Entry>,
     /// For each name, the addresses whose entries have the name.
-    addresses_of: HashMap<DomainName, Addresses>,
+    addresses_of: BTreeMap<FromEnd, Addresses>,
+    /// The addresses whose entries have adopted flows.
+    adopting: BTreeSet<IpAddr>,
     /// The number of names that all addresses have together.
     names: usize,
     /// The limits whose reports were given out.
@@ -329,15 +331,34 @@ impl Cache {
         self.ports.get_mut(&port)?.entries.get_mut(&address)
     }
 
-    /// The entry of an address, made if there is none. `None` if the port is gone.
-    pub(crate) fn entry_or_new(&mut self, port: PortId, address: IpAddr) -> Option<&mut Entry> {
-        Some(
-            self.ports
-                .get_mut(&port)?
-                .entries
-                .entry(address)
-                .or_default(),
-        )
+    /// Notes that a flow of an earlier run was found in the switch. Returns `false` if the port is gone.
+    pub(crate) fn adopt(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        flow: (FlowKey, Cookie),
+        term: Term,
+    ) -> bool {
+        let Some(port) = self.ports.get_mut(&port) else {
+            return false;
+        };
+        let entry = port.entries.entry(address).or_default();
+        let adopted = entry.adopted.get_or_insert_with(|| {
+            Box::new(Adopted {
+                flows: BTreeMap::new(),
+                term,
+            })
+        });
+        adopted.flows.extend([flow]);
+        adopted.term = term;
+        port.adopting.insert(address);
+        true
+    }
+
+    /// The addresses of a port that have adopted flows.
+    pub(crate) fn adopting(&self, port: PortId) -> impl Iterator<Item = IpAddr> {
+        let port = self.ports.get(&port).into_iter();
+        port.flat_map(|port| port.adopting.iter().copied())
     }
 
     /// Every entry.
@@ -752,8 +773,7 @@ impl Cache {
         let of_name = self
             .ports
             .get(&id)
-            .and_then(|port| port.addresses_of.get(name));
-        let of_name = of_name.map_or(0, Addresses::len);
+            .map_or(0, |port| port.of_name(name).len());
         if of_name < limits.addresses_per_name_max || term.is_denied {
             return Room::Made { replan: None };
         }
@@ -982,6 +1002,9 @@ impl Cache {
             return;
         };
         entry.adopted.take_if(|adopted| adopted.term.until <= now);
+        if entry.adopted.is_none() {
+            port.adopting.remove(&address);
+        }
         let expired =
             |(name, term): (&DomainName, &Term)| (term.until <= now).then(|| name.clone());
         let expired: Vec<DomainName> = entry.names.iter().filter_map(expired).collect();
@@ -1007,9 +1030,10 @@ impl Cache {
     /// Ends the adoption of an entry's flows. Keeps the flows that the rules still write, and
     /// returns their keys. Removes an entry that nothing holds any more.
     pub(crate) fn end_adoption(&mut self, port_id: PortId, address: IpAddr) -> Vec<FlowKey> {
-        let port = self.ports.get_mut(&port_id);
-        let entry = port.and_then(|port| port.entries.get_mut(&address));
-        let Some(entry) = entry else {
+        let Some(port) = self.ports.get_mut(&port_id) else {
+            return Vec::new();
+        };
+        let Some(entry) = port.entries.get_mut(&address) else {
             return Vec::new();
         };
         let Some(mut adopted) = entry.adopted.take() else {
@@ -1024,6 +1048,9 @@ impl Cache {
             .retain(|key, cookie| flows.is_some_and(|flows| flows.has(key, *cookie)));
         let kept = adopted.flows.keys().cloned().collect();
         entry.adopted = Some(adopted).filter(|adopted| !adopted.flows.is_empty());
+        if entry.adopted.is_none() {
+            port.adopting.remove(&address);
+        }
         if entry.is_over() {
             self.take(port_id, address);
         } else {
@@ -1037,8 +1064,20 @@ impl Cache {
     /// The addresses of a port that a name leads to.
     pub(crate) fn addresses_of(&self, port: PortId, name: &DomainName) -> Vec<IpAddr> {
         let port = self.ports.get(&port);
-        let addresses = port.and_then(|port| port.addresses_of.get(name));
-        addresses.map_or_else(Vec::new, |addresses| addresses.to_vec())
+        let addresses = port.map(|port| port.of_name(name));
+        addresses.map_or_else(Vec::new, <[IpAddr]>::to_vec)
+    }
+
+    /// The addresses of a port that a name leads to, or a name below it. There may be others among them.
+    pub(crate) fn addresses_below<'a>(
+        &'a self,
+        port: PortId,
+        name: &'a DomainName,
+    ) -> impl Iterator<Item = IpAddr> + 'a {
+        let port = self.ports.get(&port).into_iter();
+        let names = port.flat_map(|port| port.addresses_of.range(FromEnd(name.clone())..));
+        let below = names.take_while(|(other, _)| other.may_be_below(name));
+        below.flat_map(|(_, addresses)| addresses.iter().copied())
     }
 
     /// The last names of a port that have ended, the latest first.
@@ -1153,6 +1192,10 @@ impl Cache {
                 port.candidates.len() <= limits.addresses_per_port_max,
                 "{id:?}"
             );
+            let adopting = port.entries.iter();
+            let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
+            let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
+            assert_eq!(adopting, port.adopting, "{id:?}");
             for (address, entry) in &port.entries {
                 assert!(
                     entry.names.len() <= NAMES_PER_ADDRESS_MAX,
@@ -1177,6 +1220,12 @@ impl Cache {
 }
 
 impl PortCache {
+    /// The addresses whose entries have this name.
+    fn of_name(&self, name: &DomainName) -> &[IpAddr] {
+        let addresses = self.addresses_of.get(&FromEnd(name.clone()));
+        addresses.map_or(&[], |addresses| addresses.as_slice())
+    }
+
     /// Adds a name to an address. Returns whether the counters should be read soon, because some
     /// addresses may have to go.
     fn add(
@@ -1192,7 +1241,7 @@ impl PortCache {
         self.names += 1;
         self.uncounted += is_new;
         self.uncounted_next += is_new;
-        let addresses = self.addresses_of.entry(name.clone()).or_default();
+        let addresses = self.addresses_of.entry(FromEnd(name.clone())).or_default();
         addresses.push(address);
         let of_name = addresses.len();
         if !self.limits_reported.is_empty() {
@@ -1220,7 +1269,7 @@ impl PortCache {
     ) -> Option<IpAddr> {
         let is_of_this = |of: &NameCandidates| of.name == *name && of.at == now;
         if !self.of_name.as_ref().is_some_and(is_of_this) {
-            let addresses = self.addresses_of.get(name).into_iter().flatten();
+            let addresses = self.of_name(name).iter();
             let least = addresses.filter_map(|address| {
                 let entry = self.entries.get(address)?;
                 let (priority, _) = entry.importance(idle_grace, false, now)?;
@@ -1304,10 +1353,11 @@ impl PortCache {
         {
             self.names -= 1;
         }
-        if let Some(addresses) = self.addresses_of.get_mut(name) {
+        let name = FromEnd(name.clone());
+        if let Some(addresses) = self.addresses_of.get_mut(&name) {
             addresses.retain(|other| *other != address);
             if addresses.is_empty() {
-                self.addresses_of.remove(name);
+                self.addresses_of.remove(&name);
             }
         }
     }
@@ -1318,6 +1368,7 @@ impl PortCache {
         for name in &names {
             self.forget_name(name, address);
         }
+        self.adopting.remove(&address);
         self.entries.remove(&address)
     }
 }

@@ -44,6 +44,7 @@ use crate::{
     report::Report,
     resolver::{Resolver, ServerId},
     revalidation::RevalidationEvent,
+    rules::ChangedRules,
     snapshot::SavedEntry,
     sources::{Source, Sources},
     switch::{Batch, Opening, Switch},
@@ -738,19 +739,27 @@ impl Engine {
         let groups = self.policy.pair_namespaces(&namespaces, now);
         self.switch.rules_changed(&namespaces, now);
         let named = ports.iter().filter_map(|name| self.ports.named(name));
-        let mut ports: BTreeSet<PortId> = named.collect();
+        let mut concerned: BTreeMap<PortId, ChangedRules> =
+            named.map(|port| (port, ChangedRules::All)).collect();
         if !groups.is_empty() {
-            let concerned = self.ports.iter();
-            let concerned = concerned.filter(|(_, port)| self.policy.is_in(&port.row, &groups));
-            ports.extend(concerned.map(|(id, _)| id));
+            for (id, port) in self.ports.iter() {
+                for changed in self.policy.changed_for(&port.row, &groups) {
+                    let nothing = || ChangedRules::Of(BTreeSet::new());
+                    let known = concerned.entry(id).or_insert_with(nothing);
+                    known.add(changed.clone());
+                }
+            }
         }
-        if are_filtered || !ports.is_empty() {
+        if are_filtered || !concerned.is_empty() {
             self.filter.outdate();
         }
         let (mut access, switch, out) = self.access();
-        for port in ports {
-            access.share(port, switch, batch, now, out);
-            access.replan(port, batch, now);
+        for (port, changed) in concerned {
+            if access.share(port, switch, batch, now, out) {
+                access.replan(port, batch, now);
+            } else {
+                access.replan_changed(port, &changed, batch, now);
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::{Borrow, Cow},
+    cmp::Ordering,
     fmt,
     hash::Hash,
     str::FromStr,
@@ -183,6 +184,31 @@ impl fmt::Display for DomainName {
 impl fmt::Debug for DomainName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DomainName({self})")
+    }
+}
+
+/// A name that is ordered by its wire form from the end, so that the names below a name follow it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct FromEnd(pub(crate) DomainName);
+
+impl FromEnd {
+    /// Whether this is `name`, or may be a name below it. The bytes of a label can look like labels: some other names
+    /// count, too.
+    pub(crate) fn may_be_below(&self, name: &DomainName) -> bool {
+        self.0.wire().ends_with(name.wire())
+    }
+}
+
+impl Ord for FromEnd {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let [one, other] = [&self.0, &other.0].map(|name| name.wire().iter().rev());
+        one.cmp(other)
+    }
+}
+
+impl PartialOrd for FromEnd {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -171,6 +171,9 @@ pub struct Planner {
     templates_max: usize,
     /// The templates of each rule, as long as nothing has changed that they were made from.
     made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
+    /// How many plans were made.
+    #[cfg(test)]
+    planned: usize,
 }
 
 /// A rule of a port, for one address family.
@@ -214,6 +217,10 @@ impl Planner {
         to: IpAddr,
         matched: &[(usize, usize)],
     ) -> Plan {
+        #[cfg(test)]
+        {
+            self.planned += 1;
+        }
         let mut plan = Plan::new();
         for (set, rule) in matched {
             plan.extend_from_slice(self.templates_of(facts, *set, *rule, to.is_ipv6()));
@@ -275,6 +282,12 @@ impl Planner {
         }
     }
 
+    /// How many plans were made since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_planned(&mut self) -> usize {
+        std::mem::take(&mut self.planned)
+    }
+
     /// The flow templates of a rule for the port.
     fn templates_of(
         &mut self,
@@ -294,6 +307,7 @@ impl Planner {
             templates,
             templates_max,
             made,
+            ..
         } = self;
         made.entry(key).or_insert_with(|| {
             let rule = &facts.sets[set].rules()[rule];

@@ -1,7 +1,7 @@
 //! The rules of the node, and where OVN enforces them. Plans are made from this and from what the
 //! pods were told.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry};
 
 use crate::{
     Command, Timestamp,
@@ -26,8 +26,8 @@ use crate::{
     profile::StaticProfile,
     report::{Report, Severity},
     rules::{
-        ACL_PRIORITY_OFFSET, NamespaceRules, NotTakenOver, Problem, RuleSet, is_dry_run,
-        is_enforced, pair,
+        ACL_PRIORITY_OFFSET, ChangedRules, NamespaceRules, NotTakenOver, Problem, RuleSet,
+        is_dry_run, is_enforced, pair,
     },
 };
 
@@ -321,16 +321,23 @@ impl Policy {
         }
     }
 
-    /// Pairs the rules of these namespaces with OVN again; returns the port groups whose rules
+    /// Pairs the rules of these namespaces with OVN again; returns how the rules of port groups
     /// changed.
     pub(crate) fn pair_namespaces(
         &mut self,
         namespaces: &BTreeSet<String>,
         now: Timestamp,
-    ) -> BTreeSet<String> {
-        let mut groups = BTreeSet::new();
+    ) -> BTreeMap<String, ChangedRules> {
+        let mut groups: BTreeMap<String, ChangedRules> = BTreeMap::new();
         for namespace in namespaces {
-            groups.append(&mut self.pair_namespace(namespace));
+            for (group, changed) in self.pair_namespace(namespace) {
+                match groups.entry(group) {
+                    Entry::Vacant(new) => {
+                        new.insert(changed);
+                    }
+                    Entry::Occupied(mut known) => known.get_mut().add(changed),
+                }
+            }
         }
         self.tables_changed |= !groups.is_empty();
         if !namespaces.is_empty() {
@@ -339,8 +346,8 @@ impl Policy {
         groups
     }
 
-    /// Pairs the namespace's rules with OVN again; returns the port groups whose rules changed.
-    fn pair_namespace(&mut self, namespace: &str) -> BTreeSet<String> {
+    /// Pairs the namespace's rules with OVN again; returns how the rules of port groups changed.
+    fn pair_namespace(&mut self, namespace: &str) -> BTreeMap<String, ChangedRules> {
         let id = FirewallId {
             namespace: namespace.to_owned(),
             name: FIREWALL_NAME.to_owned(),
@@ -382,19 +389,26 @@ impl Policy {
             });
         }
         let old = self.rules.remove(namespace).unwrap_or_default();
-        let groups: BTreeSet<String> = old
-            .sets
-            .keys()
-            .chain(new.sets.keys())
-            .filter(|group| old.sets.get(*group) != new.sets.get(*group))
-            .cloned()
-            .collect();
-        for group in &groups {
-            self.namespace_by_group.remove(group);
-        }
-        for group in new.sets.keys() {
-            self.namespace_by_group
-                .insert(group.clone(), namespace.to_owned());
+        let none = RuleSet::default();
+        let all: BTreeSet<&String> = old.sets.keys().chain(new.sets.keys()).collect();
+        let mut groups = BTreeMap::new();
+        for group in all {
+            let (before, after) = (old.sets.get(group), new.sets.get(group));
+            let holder = match after {
+                Some(_) => self
+                    .namespace_by_group
+                    .insert(group.clone(), namespace.to_owned()),
+                None => self.namespace_by_group.remove(group),
+            };
+            // If not, the rules of another namespace have held for the group until now, or none.
+            if holder.as_deref() != before.map(|_| namespace) {
+                groups.insert(group.clone(), ChangedRules::All);
+            } else if before != after {
+                let changed = before
+                    .unwrap_or(&none)
+                    .changed_rules(after.unwrap_or(&none));
+                groups.insert(group.clone(), changed);
+            }
         }
         if old.problems != new.problems {
             self.changed_problems.insert(namespace.to_owned());
@@ -618,9 +632,15 @@ impl Policy {
         by_binding.or_else(|| self.namespace_of(row))
     }
 
-    /// Whether the port of an interface is in one of these port groups.
-    pub(crate) fn is_in(&self, row: &Interface, groups: &BTreeSet<String>) -> bool {
-        self.groups(row).any(|group| groups.contains(group))
+    /// Of what has changed in port groups, what concerns the port of an interface.
+    pub(crate) fn changed_for<'a>(
+        &'a self,
+        row: &'a Interface,
+        groups: &'a BTreeMap<String, ChangedRules>,
+    ) -> Vec<&'a ChangedRules> {
+        self.groups(row)
+            .filter_map(|group| groups.get(group))
+            .collect()
     }
 
     /// Where the packets of the port of an interface are found.

@@ -129,12 +129,45 @@ pub struct RuleSet {
     is_dry_run: bool,
 }
 
+/// How the rules of a port group have changed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum ChangedRules {
+    /// All of them may be others.
+    All,
+    /// Only rules of these names, without wildcards: they matter to the names themselves and to names below them.
+    Of(BTreeSet<DomainName>),
+}
+
+impl ChangedRules {
+    /// Adds what else has changed.
+    pub(crate) fn add(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (Self::Of(names), Self::Of(mut others)) => names.append(&mut others),
+            _ => *self = Self::All,
+        }
+    }
+}
+
 /// Whether the flows of the rules of a port are planned, and not installed.
 pub(crate) fn is_dry_run(sets: &[&RuleSet]) -> bool {
     sets.iter().any(|set| set.is_dry_run)
 }
 
 impl RuleSet {
+    /// The rules that are not the same in `after`.
+    pub(crate) fn changed_rules(&self, after: &Self) -> ChangedRules {
+        if self.is_dry_run != after.is_dry_run {
+            return ChangedRules::All;
+        }
+        // Of several rules of one name, the first counts where their flows have the same key: the order matters.
+        let names = self.rules.iter().chain(&after.rules);
+        let names: BTreeSet<&DomainName> = names.map(|rule| rule.name.name()).collect();
+        let changed = names
+            .into_iter()
+            .filter(|name| !self.named(name).eq(after.named(name)));
+        ChangedRules::Of(changed.cloned().collect())
+    }
+
     /// Adds a rule.
     pub fn push(&mut self, rule: ActiveRule) {
         self.by_name
@@ -148,6 +181,12 @@ impl RuleSet {
     /// Makes a dry run of the rules: their flows are planned, and not installed.
     pub fn make_dry_run(&mut self) {
         self.is_dry_run = true;
+    }
+
+    /// The rules with this name, without wildcards.
+    fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
+        let places = self.by_name.get(name.wire()).into_iter().flatten();
+        places.map(|&place| &self.rules[place])
     }
 
     /// Every rule, in no particular order.

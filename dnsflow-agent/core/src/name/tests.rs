@@ -65,3 +65,43 @@ fn a_wildcard_is_one_leading_star() {
     assert_eq!("*.*.com".parse::<DnsName>(), Err(NameError::Wildcard));
     assert_eq!("*.".parse::<DnsName>(), Err(NameError::Empty));
 }
+
+#[test]
+fn the_names_below_a_name_follow_it_in_the_order_from_the_end() {
+    let names = [
+        "a.test",
+        "b.a.test",
+        "c.b.a.test",
+        "ba.test",
+        "test",
+        "b.test",
+        "a.test2",
+    ];
+    let ordered: std::collections::BTreeSet<FromEnd> = names
+        .map(|text| FromEnd(text.parse().expect("a name")))
+        .into();
+    let place = |text: &str| text.parse::<DomainName>().expect("a name");
+    for (above, wanted) in [
+        ("a.test", vec!["a.test", "b.a.test", "c.b.a.test"]),
+        ("b.a.test", vec!["b.a.test", "c.b.a.test"]),
+        (
+            "test",
+            vec![
+                "a.test",
+                "b.a.test",
+                "b.test",
+                "ba.test",
+                "c.b.a.test",
+                "test",
+            ],
+        ),
+        ("c.test", vec![]),
+    ] {
+        let above = place(above);
+        let found = ordered.range(FromEnd(above.clone())..);
+        let found = found.take_while(|name| name.may_be_below(&above));
+        let mut found: Vec<_> = found.map(|name| name.0.to_string()).collect();
+        found.sort();
+        assert_eq!(found, wanted, "{above}");
+    }
+}

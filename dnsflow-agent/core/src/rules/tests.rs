@@ -371,3 +371,53 @@ fn names_match_by_pattern() {
         check("*.example.com", subdomains, "a.www.example.com", false);
     }
 }
+
+#[test]
+fn only_the_names_of_rules_that_differ_have_changed() {
+    let rule = |index, name: &str, action| {
+        let rule = Rule {
+            action,
+            ..allow(name)
+        };
+        ActiveRule::without_acl("ns1", index, &rule, &dns(name), NamePattern::Subdomains)
+    };
+    let set = |rules: &[ActiveRule]| {
+        let mut set = RuleSet::default();
+        rules.iter().cloned().for_each(|rule| set.push(rule));
+        set
+    };
+    let (a, b, c) = (
+        rule(0, "a.test", RuleAction::Allow),
+        rule(1, "b.test", RuleAction::Allow),
+        rule(2, "c.test", RuleAction::Allow),
+    );
+    let denied = rule(1, "b.test", RuleAction::Deny);
+    let moved = rule(3, "c.test", RuleAction::Allow);
+    let one_label = ActiveRule {
+        pattern: NamePattern::OneLabel,
+        ..a.clone()
+    };
+    let before = set(&[a.clone(), b.clone(), c.clone()]);
+    let cases: [(&[ActiveRule], &[&str]); 7] = [
+        (&[a.clone(), b.clone(), c.clone()], &[]),
+        (&[c.clone(), b.clone(), a.clone()], &[]),
+        (&[a.clone(), c.clone()], &["b.test"]),
+        (&[a.clone(), denied.clone(), c.clone()], &["b.test"]),
+        (&[a.clone(), b.clone(), moved], &["c.test"]),
+        (&[one_label, b.clone(), c.clone()], &["a.test"]),
+        (&[], &["a.test", "b.test", "c.test"]),
+    ];
+    for (after, names) in cases {
+        let names = names.iter().map(|name| dns(name).name().clone()).collect();
+        let changed = ChangedRules::Of(names);
+        assert_eq!(before.changed_rules(&set(after)), changed, "{after:?}");
+        assert_eq!(set(after).changed_rules(&before), changed, "{after:?}");
+    }
+    // Of two rules of one name, the first may count.
+    let (one, other) = (set(&[b.clone(), denied.clone()]), set(&[denied, b]));
+    let changed = ChangedRules::Of([dns("b.test").name().clone()].into());
+    assert_eq!(one.changed_rules(&other), changed);
+    let mut dry = before.clone();
+    dry.make_dry_run();
+    assert_eq!(before.changed_rules(&dry), ChangedRules::All);
+}

@@ -382,3 +382,41 @@ fn of_edits_in_quick_succession_the_one_that_ovn_enforces_counts() {
     }));
     assert_eq!((former(&node), node.destinations()), (0, BTreeSet::new()));
 }
+
+/// How many plans were made since the last call.
+fn planned(node: &mut Node) -> usize {
+    node.engine.told.plans.planner().take_planned()
+}
+
+#[test]
+fn an_edit_plans_only_what_its_rule_matters_to() {
+    let mut node = Node::with(&[allow("example.com"), allow("a.test"), deny_all()]);
+    for host in 1..=20 {
+        let name = format!("n{host}.example.com");
+        node.answer("p1", &name, &[[203, 0, 113, host]], 300);
+    }
+    node.answer("p1", "www.a.test", &[[203, 0, 113, 100]], 300);
+    // An address of both rules.
+    node.answer("p1", "a.test", &[[203, 0, 113, 1]], 300);
+    assert_eq!(node.destinations().len(), 21);
+    planned(&mut node);
+    let rules = [allow("example.com"), allow("b.test"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    assert_eq!(node.destinations().len(), 20);
+    // At most once for each of the three changes: the resource, the ACL, its logical flow.
+    let count = planned(&mut node);
+    assert!((2..=6).contains(&count), "{count}");
+    // Behind a new rule, each rule is at another place.
+    let rules = [
+        deny("c.test"),
+        allow("example.com"),
+        allow("b.test"),
+        deny_all(),
+    ];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    assert!(planned(&mut node) >= 20);
+    assert_eq!(node.destinations().len(), 20);
+    assert!(node.open().iter().all(|(.., priority)| *priority == 10_999));
+}
