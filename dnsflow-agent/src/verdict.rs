@@ -16,7 +16,7 @@ use crate::{
     vswitchd::{self, with_causes},
 };
 
-/// How long Open vSwitch is waited for with `--verdict=auto`. It may start at the same time as the agent.
+/// How long Open vSwitch is waited for. It may start at the same time as the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, Ver
     let is_pinned = options.pin_dir.is_some();
     let found = match options.verdict {
         Verdict::Flows => return Ok(None),
-        Verdict::Kernel => obstacle(options).await.map_err(VerdictError::Unknown)?,
+        Verdict::Kernel => patiently(options).await.map_err(VerdictError::Unknown)?,
         Verdict::Auto if !is_pinned => Some(Obstacle::NotPinned),
         Verdict::Auto => match patiently(options).await {
             Ok(found) => found,
