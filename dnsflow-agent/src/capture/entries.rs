@@ -9,7 +9,7 @@ use aya::maps::{HashMap, Map, MapData, MapError};
 use dnsflow_common::key::{Entry, EntryKey};
 use dnsflow_core::Timestamp;
 
-use super::CaptureError;
+use super::{CaptureError, absent};
 
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
@@ -72,15 +72,7 @@ impl Entries {
     ///
     /// If the kernel refuses. Then the entry ends by its time.
     pub fn remove(&mut self, ifindex: u32, address: IpAddr) -> Result<(), MapError> {
-        match self.0.remove(&key(ifindex, address)) {
-            // aya 0.14 hands on what the kernel says (`bpf_map_delete_elem`).
-            Err(MapError::SyscallError(error))
-                if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
-            {
-                Ok(())
-            }
-            result => result,
-        }
+        absent(self.0.remove(&key(ifindex, address)))
     }
 
     /// Every entry. An entry that comes or goes meanwhile may be left out.

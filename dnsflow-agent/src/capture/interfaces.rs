@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData};
 use tracing::warn;
 
-use super::{CaptureError, program::Program};
+use super::{CaptureError, absent, program::Program};
 
 /// A map whose keys are interfaces.
 pub struct InterfaceSet {
@@ -47,10 +47,10 @@ impl InterfaceSet {
     pub fn set(&mut self, ifindex: u32, is_in: bool) {
         let set = match is_in {
             true => self.map.insert(ifindex, 1, 0),
-            false => self.map.remove(&ifindex),
+            false => absent(self.map.remove(&ifindex)),
         };
         match set {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Ok(()) => {}
             Err(error) if is_in => warn!(ifindex, %error, "{}", self.without),
             Err(error) => warn!(ifindex, %error, map = self.name, "an interface stays in a map"),
         }

@@ -34,7 +34,7 @@ mod unasked;
 
 use std::{io, num::NonZeroU32, path::Path};
 
-use aya::EbpfError;
+use aya::{EbpfError, maps::MapError};
 use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
 use tracing::warn;
@@ -61,6 +61,20 @@ pub use self::{
     shares::{LeftOut, Shares},
     unasked::UNASKED_GRACE,
 };
+
+/// The result of a removal, if it does not matter whether the key was there. aya 0.14 hands on what the kernel says of
+/// a key that is not in a hash map (`bpf_map_delete_elem`).
+fn absent(removal: Result<(), MapError>) -> Result<(), MapError> {
+    match removal {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
 
 /// What can be set before the programs are loaded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -18,7 +18,7 @@ use dnsflow_common::{
 use dnsflow_core::{input::NameSetId, name::DomainName};
 use tracing::warn;
 
-use super::CaptureError;
+use super::{CaptureError, absent};
 
 /// The two maps that make up the filter.
 pub trait Tables {
@@ -324,11 +324,8 @@ impl KernelTables {
     }
 }
 
-fn gone(result: Result<(), MapError>) -> io::Result<()> {
-    match result {
-        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-        Err(error) => Err(io::Error::other(error)),
-    }
+fn gone(removal: Result<(), MapError>) -> io::Result<()> {
+    absent(removal).map_err(io::Error::other)
 }
 
 fn key(name_set: NameSetId, name: NameHash) -> Key {

@@ -14,7 +14,7 @@ use dnsflow_common::{
     walk::{Ports, ServerPorts as _},
 };
 
-use super::CaptureError;
+use super::{CaptureError, absent};
 
 type Key = [u8; size_of::<ResolverKey>()];
 
@@ -89,8 +89,8 @@ impl Resolvers {
         // Old resolvers go first, to make room.
         let old: Vec<_> = self.trusted.difference(&wanted).copied().collect();
         for (address, port) in old {
-            match self.map.remove(&key(address, port)) {
-                Ok(()) | Err(MapError::KeyNotFound) => {
+            match absent(self.map.remove(&key(address, port))) {
+                Ok(()) => {
                     self.trusted.remove(&(address, port));
                 }
                 Err(source) => errors.push(ResolverError::Map {

@@ -4,12 +4,12 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
-use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::maps::{HashMap, Map, MapData};
 use dnsflow_common::key::{SOURCES_PER_INTERFACE_MAX, SourceKey, SourceMac};
 use dnsflow_core::input::SourceAddresses;
 use tracing::warn;
 
-use super::CaptureError;
+use super::{CaptureError, absent};
 
 type Key = [u8; size_of::<SourceKey>()];
 
@@ -55,8 +55,8 @@ impl Sources {
             .filter(|ip| !wanted.contains_key(ip))
             .collect();
         for ip in gone {
-            match self.map.remove(&key(ifindex, ip)) {
-                Ok(()) | Err(MapError::KeyNotFound) => {
+            match absent(self.map.remove(&key(ifindex, ip))) {
+                Ok(()) => {
                     known.remove(&ip);
                 }
                 Err(error) => warn!(

@@ -218,7 +218,18 @@ impl Connection {
         let Link::Up(live) = &mut self.link else {
             return Ok(());
         };
-        match live.stream.try_read(&mut self.buffer) {
+        let mut short = None;
+        let read = live.stream.try_io(Interest::READABLE, || {
+            let length = rustix::io::read(&live.stream, &mut self.buffer[..])?;
+            if (1..self.buffer.len()).contains(&length) {
+                // There is no more. Epoll reports the next bytes as a new edge, and no second read has to find out
+                // (epoll(7), question 9).
+                short = Some(length);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(length)
+        });
+        match short.map_or(read, Ok) {
             Ok(0) => Err("the switch closed the connection".to_owned()),
             Ok(length) => live
                 .session
