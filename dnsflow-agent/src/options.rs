@@ -358,11 +358,11 @@ pub struct AgentOptions {
     #[arg(long, env = "DNSFLOW_DRY_RUN")]
     pub dry_run: bool,
 
-    /// How an address is opened: by flows of its own, by a mark on packets to it, or as the datapath allows
+    /// How an address is opened: by flows of its own, by a mark on packets to it, or as is possible
     #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "flows")]
     pub verdict: Verdict,
 
-    /// The bits of a packet's mark that dnsflow uses for verdicts; nobody else on the node may use them
+    /// The bits of the mark of packets that say their verdict; nobody else on the node may use them
     #[arg(
         long,
         value_name = "MASK",
