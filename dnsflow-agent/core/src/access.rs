@@ -471,7 +471,7 @@ impl Access<'_> {
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
-        let before = batch.len();
+        let mut opens = false;
         for address in addresses {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
                 continue;
@@ -481,12 +481,15 @@ impl Access<'_> {
             let plan = facts.map(|facts| plan(planner, facts, address, entry));
             let before = batch.len();
             let plan = plan.unwrap_or_default();
-            self.cache.enforce(port_id, address, plan, batch, now);
+            let enforced = self.cache.enforce(port_id, address, plan, batch, now);
             if batch.adds_since(before) {
                 batch.is_for(&port.row, address);
+                opens = true;
             }
+            // A mark may open the address without a change of flows.
+            opens |= enforced.added > 0;
         }
-        if batch.adds_since(before) {
+        if opens {
             batch.end_gap();
         }
     }

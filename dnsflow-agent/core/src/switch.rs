@@ -467,6 +467,10 @@ impl Switch {
         }
         if changes.is_empty() {
             self.queues.answered(&shares);
+            if ends_gap {
+                // Marks alone have opened addresses, and count already.
+                self.looks.gap_ended(at);
+            }
             return None;
         }
         if ends_gap {

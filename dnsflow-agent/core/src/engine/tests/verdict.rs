@@ -237,6 +237,37 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
     );
 }
 
+/// OVN may have blocked connections while a rule denied them.
+#[test]
+fn an_edit_that_changes_marks_alone_looks_for_blocked_connections() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let port = Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(8080),
+        }],
+        ..allow("example.com")
+    };
+    let edits = [[port, deny_all()], rules()];
+    for edit in &edits {
+        node.set_firewall(edit);
+        node.set_ovn(edit);
+        node.pass(Duration::from_secs(10));
+        node.log.clear();
+    }
+    let [port, all] = &edits;
+    for edit in [port, all] {
+        node.set_firewall(edit);
+        node.set_ovn(edit);
+        assert_eq!(node.batches(), [], "the flows of both are there");
+        node.pass(Duration::from_secs(1));
+        assert!(node.log.contains(&Command::FindBlocked), "{edit:?}");
+        node.pass(Duration::from_secs(10));
+        node.log.clear();
+    }
+}
+
 #[test]
 fn a_dry_run_marks_nothing() {
     let mut node = Node::bare();
