@@ -142,6 +142,19 @@ fn flows_of_an_earlier_run_are_taken_over_without_a_snapshot() {
 }
 
 #[test]
+fn flows_that_were_taken_over_go_with_their_rule() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    let mut after = after_restart(&mut before, &[], &rules);
+    assert_eq!(after.switch.len(), 1);
+    let edited = [allow("other.test"), deny_all()];
+    after.set_firewall(&edited);
+    after.set_ovn(&edited);
+    assert_eq!(after.switch.len(), 0);
+}
+
+#[test]
 fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
     let mut before = Node::with(&[allow("example.com"), deny_all()]);
     let told_at = before.now;
