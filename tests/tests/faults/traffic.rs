@@ -484,9 +484,11 @@ impl<'a> Scene<'a> {
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
-    /// What the agent has logged.
+    /// What the agent has logged, and the switch.
     fn log(&self) -> String {
-        self.lab.log_tail("dnsflow.log")
+        ["dnsflow.log", "ovs-vswitchd.log"]
+            .map(|file| self.lab.log_tail(file))
+            .join("\n")
     }
 }
 
