@@ -187,11 +187,12 @@ impl<'a> Connector<'a> {
         }
     }
 
-    /// Connects to the acceptor at this address, and waits also past a lost SYN.
+    /// Connects to the acceptor at this address, and waits also past a lost SYN, and for a network that is not
+    /// there yet.
     pub(crate) fn connect_patiently(&mut self, to: Ipv4Addr) -> Result<()> {
-        const LIMIT: Duration = Duration::from_secs(10);
+        const LIMIT: Duration = Duration::from_secs(30);
         let start = Instant::now();
-        let Connected::Pending(socket) = self.connect(to)? else {
+        let Connected::Pending(mut socket) = self.connect(to)? else {
             return Ok(());
         };
         loop {
@@ -199,6 +200,11 @@ impl<'a> Connector<'a> {
             match connect(&socket, &SocketAddrV4::new(to, PORT)) {
                 Ok(()) | Err(Errno::ISCONN) => return Ok(()),
                 Err(Errno::ALREADY | Errno::INPROGRESS) if start.elapsed() < LIMIT => {}
+                // The network of a machine that has just booted answers no ARP request for seconds.
+                Err(Errno::HOSTUNREACH) if start.elapsed() < LIMIT => match self.connect(to)? {
+                    Connected::Established => return Ok(()),
+                    Connected::Pending(again) => socket = again,
+                },
                 Err(error) => return Err(error).with_context(|| format!("{to} does not answer")),
             }
         }
