@@ -8,6 +8,12 @@ use std::{
 use anyhow::{Result, ensure};
 use dnsflow_tests::support::root_directory;
 
+/// Waits until the machine runs for some time. Open vSwitch 3.1 counts the processors anew when its last count is
+/// older than ten seconds, and takes the boot for the time of the first one (`count_cpu_cores` in its
+/// lib/ovs-thread.c): with a datapath made before, no packet reaches ovs-vswitchd.
+const AGED: &str =
+    "while read -r uptime _ < /proc/uptime && [ ${uptime%.*} -lt 12 ]; do sleep 0.5; done\n";
+
 /// What the jobs print.
 pub(super) const OUTPUT: &str = "output.log";
 /// A line for each job that has ended: its exit status and its name.
@@ -106,6 +112,7 @@ impl Guest {
             &["echo", &modprobe, "> /proc/sys/kernel/modprobe"],
         );
         line(&mut script, &[&modprobe, "openvswitch"]);
+        script += AGED;
         script += "set +e\n";
         let ends = quoted(self.results.join(ENDS));
         for job in jobs {
