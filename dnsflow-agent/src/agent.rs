@@ -24,7 +24,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::Attempts,
     engine::{Config, Engine},
-    input::{AttachCommand, FlowQuestion, Frame, HeldFrame, MarkChange, MarkFound},
+    input::{AttachCommand, FlowQuestion, Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -42,8 +42,8 @@ use crate::{
     api::{self, Health},
     capture::{
         self, Aside, BEAT_INTERVAL, Capture, CaptureError, DeferredAnswers, Drained, Entries,
-        Heartbeat, InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Records, Releaser,
-        Resolvers, Shares,
+        EntryRead, Heartbeat, InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Reading,
+        Records, Releaser, Resolvers, Shares,
     },
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
@@ -314,6 +314,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         watched,
         recorded,
         entries,
+        reading: None,
         over_share: BTreeMap::new(),
         attach,
         openflow: openflow::Connection::new(socket),
@@ -577,6 +578,8 @@ struct Hot {
     watched: InterfaceSet,
     recorded: InterfaceSet,
     entries: Entries,
+    /// The reading of the entries that is under way.
+    reading: Option<Reading>,
     /// What each interface had lost of its own when the counters were last logged.
     over_share: BTreeMap<u32, LeftOut>,
     /// To the thread that attaches. It holds little: one command for each interface that comes or
@@ -636,6 +639,8 @@ impl Hot {
                 },
                 Some(input) = found.recv() => self.engine.handle(input, now()),
                 Some(inquiry) = asked.recv() => inquiry(&self.engine, now()),
+                // Some at a time, as with what is found: a frame must not wait for all of them.
+                () = std::future::ready(()), if self.reading.is_some() => self.read_marks(),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until the hard timeout of their sentinel flows");
@@ -885,7 +890,7 @@ impl Hot {
             Command::RecordAnswers { ifindex, recorded } => self.recorded.set(ifindex, recorded),
             Command::ReplayAnswers => self.replay(),
             Command::Mark(changes) => self.mark(changes),
-            Command::ReadMarks => self.read_marks(),
+            Command::ReadMarks => self.reading = Some(Reading::default()),
             Command::Release(frame) => self.release(&frame),
             Command::FindDropping(paths) => {
                 if self.datapath.try_send(paths).is_err() {
@@ -907,45 +912,60 @@ impl Hot {
     }
 
     fn mark(&mut self, changes: Vec<MarkChange>) {
+        let mut refused = Vec::new();
+        let mut first = None;
         for change in changes {
-            let (result, ifindex, address) = match change {
+            match change {
                 MarkChange::Set {
                     ifindex,
                     address,
                     mark,
                     until,
                 } => {
-                    let result = self.entries.set(ifindex, address, mark, until);
-                    (result, ifindex, address)
+                    if let Err(error) = self.entries.set(ifindex, address, mark, until) {
+                        refused.push(MarkRefused { ifindex, address });
+                        first.get_or_insert(error);
+                    }
                 }
                 MarkChange::Remove { ifindex, address } => {
-                    (self.entries.remove(ifindex, address), ifindex, address)
+                    if let Err(error) = self.entries.remove(ifindex, address) {
+                        warn!(ifindex, %address, %error, "packets to an address stay marked until its end");
+                    }
                 }
-            };
-            if let Err(error) = result {
-                warn!(ifindex, %address, %error, "the kernel does not change how packets to an address are marked");
             }
+        }
+        if let Some(error) = first {
+            let addresses = refused.len();
+            warn!(addresses, %error, "the kernel takes no more marks: addresses get flows");
+            self.engine.handle(Input::MarksRefused(refused), now());
         }
     }
 
+    /// Hands the next marks of the reading that is under way to the engine.
     fn read_marks(&mut self) {
-        let found = match self.entries.read() {
+        let Some(reading) = &mut self.reading else {
+            return;
+        };
+        let found = match self.entries.read(reading) {
             Ok(entries) => {
-                let entries = entries.into_iter();
-                let found = entries.map(|entry| MarkFound {
+                let found = |entry: EntryRead| MarkFound {
                     ifindex: entry.ifindex,
                     address: entry.address,
                     mark: entry.mark,
                     used_at: entry.used_at,
-                });
-                Some(found.collect())
+                };
+                Some(entries.into_iter().map(found).collect())
             }
             Err(error) => {
                 warn!(%error, "cannot read which addresses are in use");
                 None
             }
         };
-        self.engine.handle(Input::Marks(found), now());
+        let more = !reading.is_over();
+        if !more {
+            self.reading = None;
+        }
+        self.engine.handle(Input::Marks { found, more }, now());
     }
 
     fn attach(&mut self, command: AttachCommand) {

@@ -309,6 +309,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         flows_removed,
         marks_restored,
         marks_removed,
+        marks_refused,
         flows_restored,
         flows_refused,
         connections_unblocked,
@@ -442,9 +443,13 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         ),
         Family::counters(
             "mark_changes",
-            "Marks of addresses in the kernel that were not as they should be.",
+            "Marks of addresses in the kernel that were not as they should be, or that the kernel refused.",
             "change",
-            [("restored", marks_restored), ("removed", marks_removed)],
+            [
+                ("restored", marks_restored),
+                ("removed", marks_removed),
+                ("refused", marks_refused),
+            ],
         ),
         Family::counters(
             "blocked_connections",

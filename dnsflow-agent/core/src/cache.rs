@@ -27,7 +27,7 @@ use crate::{
     resolver::ServerId,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
-    switch::{Batch, Enforced, Flows, Installed, Place, VerdictId, Verdicts, Written},
+    switch::{Batch, Enforced, Flows, Installed, Place, Reading, VerdictId, Verdicts, Written},
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
@@ -531,44 +531,69 @@ impl Cache {
         }
     }
 
-    /// Compares the marks that the kernel had at `read_at` with those that it should have. Sets those that are
-    /// missing. Returns how many it set, and those that no entry has.
-    pub(crate) fn compare_marks(
+    /// The kernel has refused a mark: the address gets flows of its own.
+    pub(crate) fn mark_refused(
         &mut self,
-        found: Vec<(Option<PortId>, MarkFound)>,
-        read_at: Timestamp,
+        port: PortId,
+        address: IpAddr,
         batch: &mut Batch,
         now: Timestamp,
-    ) -> (usize, Vec<(Option<PortId>, MarkFound)>) {
-        let mut of_entries = HashMap::new();
-        let mut unknown = Vec::new();
-        for (port, found) in found {
-            let MarkFound {
-                address,
-                mark,
-                used_at,
-                ..
-            } = found;
-            let entry = port.and_then(|port| self.entry(port, address));
-            match (port, entry) {
-                (Some(port), Some(entry)) if entry.installed.verdict().is_some() => {
-                    of_entries.insert((port, address), (mark, used_at));
-                }
-                _ => unknown.push((port, found)),
-            }
+    ) {
+        self.verdicts.refused(now);
+        let entry = self
+            .ports
+            .get_mut(&port)
+            .and_then(|p| p.entries.get_mut(&address));
+        if let Some(entry) = entry {
+            let place = entry.place(port, address);
+            let before = entry.installed.len();
+            entry
+                .installed
+                .unmark(place, &mut self.verdicts, batch, now);
+            let after = entry.installed.len();
+            self.flows = self.flows + after - before;
+            self.version += 1;
         }
-        let mut set = 0;
+    }
+
+    /// Compares a mark that the kernel has with the one that it should have, and sets that one if they differ.
+    /// Returns whether the mark was right; `None` if the address should have none.
+    pub(crate) fn mark_found(
+        &mut self,
+        port: PortId,
+        found: &MarkFound,
+        reading: Reading,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> Option<bool> {
+        let address = found.address;
+        let entry = self.ports.get_mut(&port)?.entries.get_mut(&address)?;
+        let place = entry.place(port, address);
+        let was_right = entry.installed.read(found, reading, &self.verdicts)?;
+        if !was_right {
+            entry.installed.mark(place, &mut self.verdicts, batch, now);
+        }
+        Some(was_right)
+    }
+
+    /// All marks are read. Sets those that are missing, and returns how many they are.
+    pub(crate) fn marks_read(
+        &mut self,
+        reading: Reading,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> usize {
+        let mut missing = 0;
         for (id, port) in &mut self.ports {
             for (address, entry) in &mut port.entries {
-                let found = of_entries.get(&(*id, *address)).copied();
-                if !entry.installed.read(found, &self.verdicts, read_at) {
+                if entry.installed.is_unread(reading) {
                     let place = entry.place(*id, *address);
                     entry.installed.mark(place, &mut self.verdicts, batch, now);
-                    set += 1;
+                    missing += 1;
                 }
             }
         }
-        (set, unknown)
+        missing
     }
 
     /// Notes that rules may not mention all names of this port: the rules are not known yet.

@@ -41,6 +41,8 @@ pub struct Counters {
     pub marks_restored: u64,
     /// Marks in the kernel that no address has: removed.
     pub marks_removed: u64,
+    /// Marks that the kernel refused: their addresses got flows.
+    pub marks_refused: u64,
     /// Flows restored after someone else had removed them.
     pub flows_restored: u64,
     /// Flow changes that the switch refused.

@@ -32,7 +32,7 @@ use crate::{
     filter::Filter,
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
-    input::{FlowReply, Frame},
+    input::{FlowReply, Frame, MarkRefused},
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
     output::Output,
     ovn::view::Touched,
@@ -307,10 +307,18 @@ impl Engine {
                     *batch = changes;
                 }
             }
-            Input::Marks(found) => {
+            Input::Marks { found, more } => {
                 let (mut access, switch, out) = self.access();
-                if let Some(changes) = switch.marks_read(found, &mut access, now, out) {
+                if let Some(changes) = switch.marks_read(found, more, &mut access, now, out) {
                     *batch = changes;
+                }
+            }
+            Input::MarksRefused(refused) => {
+                self.out.counters.marks_refused += refused.len() as u64;
+                for MarkRefused { ifindex, address } in refused {
+                    if let Some(port) = self.ports.at_veth(ifindex) {
+                        self.told.cache.mark_refused(port, address, batch, now);
+                    }
                 }
             }
             Input::FlowLost { key, cookie } => {
@@ -870,7 +878,8 @@ fn may_change_plans(input: &Input<'_>) -> bool {
         Input::Frame(_)
             | Input::Applied { .. }
             | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
-            | Input::Marks(_)
+            | Input::Marks { .. }
+            | Input::MarksRefused(_)
             | Input::CountLost { .. }
             | Input::FlowLost { .. }
             | Input::ForeignFlow { .. }

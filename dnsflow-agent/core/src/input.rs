@@ -108,6 +108,15 @@ pub struct MarkFound {
     pub used_at: Option<Timestamp>,
 }
 
+/// An address whose packets the kernel does not mark as it was told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MarkRefused {
+    /// The interface index of the veth's host side.
+    pub ifindex: u32,
+    /// The address.
+    pub address: IpAddr,
+}
+
 /// Why the switch refused a batch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum BatchError {
@@ -179,8 +188,15 @@ pub enum Input<'a> {
         /// `Ok` once the barrier's reply was read.
         result: Result<(), BatchError>,
     },
-    /// The answer to [`Command::ReadMarks`]; `None` if the kernel does not let them be read.
-    Marks(Option<Vec<MarkFound>>),
+    /// The answer to [`Command::ReadMarks`], or a part of it; `None` if the kernel does not let them be read.
+    Marks {
+        /// The marks.
+        found: Option<Vec<MarkFound>>,
+        /// Whether more follow.
+        more: bool,
+    },
+    /// The kernel has refused marks ([`Command::Mark`]); it may have no room.
+    MarksRefused(Vec<MarkRefused>),
     /// The switch has replied to [`Command::Ask`], or counted for a [`Command::Apply`].
     Reply(FlowReply),
     /// A counted flow was removed, and its counter with it.
@@ -403,9 +419,11 @@ pub enum Command {
         /// `atomic`.
         count: Vec<u32>,
     },
-    /// Change marks, at once and in this order: what comes behind in the list of commands relies on it.
+    /// Change marks, at once and in this order: what comes behind in the list of commands relies on it. Answer with
+    /// [`Input::MarksRefused`] if the kernel does not set some of them.
     Mark(Vec<MarkChange>),
-    /// Read all marks; answer with [`Input::Marks`], always.
+    /// Read all marks; answer with [`Input::Marks`], always. A command that comes while an earlier one is carried
+    /// out replaces that one.
     ReadMarks,
     /// Ask the switch; answer with [`Input::Reply`].
     Ask(FlowQuestion),

@@ -247,6 +247,8 @@ pub(crate) const VERDICT_STAYS: Duration = Duration::from_secs(60);
 /// How long the number of a verdict is not given to another one after its flows were removed. Until the revalidators
 /// have been at work, the switch has megaflows of it.
 pub(crate) const VERDICT_RESTS: Duration = Duration::from_secs(10);
+/// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
+pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the
 /// address is in use, and prolongs the mark if it is.
 pub(crate) const MARK_SLACK: Duration = Duration::from_secs(60);

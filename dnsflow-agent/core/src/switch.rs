@@ -45,7 +45,7 @@ use queue::{Part, Queues, Shares};
 
 pub(crate) use batch::{Batch, Written};
 pub(crate) use flows::Flows;
-pub(crate) use installed::{Enforced, Installed, Place};
+pub(crate) use installed::{Enforced, Installed, Place, Reading};
 pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
@@ -869,38 +869,45 @@ impl Switch {
         }
     }
 
-    /// Compares the marks that were read with the cache, and goes on with the flows. Returns the changes of marks
-    /// that follow, if a comparison is under way.
+    /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
+    /// changes of marks that follow, if a comparison is under way.
     pub(crate) fn marks_read(
         &mut self,
         found: Option<Vec<MarkFound>>,
+        more: bool,
         access: &mut Access<'_>,
         now: Timestamp,
         out: &mut Output,
     ) -> Option<Batch> {
-        let since = self.comparison.since?;
-        out.command(Command::Ask(FlowQuestion::Dump));
+        let reading = Reading {
+            number: self.comparison.number,
+            since: self.comparison.since?,
+        };
+        if !more {
+            out.command(Command::Ask(FlowQuestion::Dump));
+        }
         let mut batch = self.begin(now);
-        let ports = access.ports;
-        let found = found?
-            .into_iter()
-            .map(|found| (ports.at_veth(found.ifindex), found));
-        let (set, unknown) = access
-            .cache
-            .compare_marks(found.collect(), since, &mut batch, now);
-        out.counters.marks_restored += set as u64;
-        for (port, found) in unknown {
+        for found in found? {
             let MarkFound {
                 ifindex, address, ..
             } = found;
-            match port {
+            let port = access.ports.at_veth(ifindex);
+            let cache = &mut *access.cache;
+            let is_known =
+                port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch, now));
+            match (is_known, port) {
+                (Some(was_right), _) => out.counters.marks_restored += u64::from(!was_right),
                 // Its flows tell whether it still counts.
-                Some(port) if !self.adopted => self.comparison.marks.push((port, found)),
-                _ => {
+                (None, Some(port)) if !self.adopted => self.comparison.marks.push((port, found)),
+                (None, _) => {
                     batch.mark(MarkChange::Remove { ifindex, address });
                     out.counters.marks_removed += 1;
                 }
             }
+        }
+        if !more {
+            let missing = access.cache.marks_read(reading, &mut batch, now);
+            out.counters.marks_restored += missing as u64;
         }
         Some(batch)
     }

@@ -70,6 +70,8 @@ pub struct Node {
     pub blocked: Vec<BlockedConnection>,
     /// The marks in the kernel, by interface and address: the bits, their end, and when a packet was last marked.
     pub marks: BTreeMap<(u32, IpAddr), (u32, Timestamp, Option<Timestamp>)>,
+    /// Whether the kernel sets no marks.
+    pub refuses_marks: bool,
     /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
     pub dropping: Option<BTreeSet<IpAddr>>,
 }
@@ -96,6 +98,7 @@ impl Node {
             kernel: Kernel::default(),
             blocked: Vec::new(),
             marks: BTreeMap::new(),
+            refuses_marks: false,
             dropping: None,
         }
     }

@@ -3,7 +3,11 @@
 //! The map can outlive the agent: it is pinned beside the links (`capture/pins.rs`), with its layout in the
 //! name of its file. The next agent goes on with it.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    fmt, io,
+    net::IpAddr,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
 
 use aya::maps::{HashMap, Map, MapData, MapError};
 use dnsflow_common::key::{Entry, EntryKey};
@@ -14,8 +18,18 @@ use super::{CaptureError, absent};
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
 
+/// How many entries are read at a time: work of a tenth of a millisecond, which an answer can wait for.
+pub const READ_MAX: usize = 256;
+
+// Linux include/uapi/linux/bpf.h.
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+
 /// The map `ENTRIES`.
-pub struct Entries(HashMap<MapData, Key, Value>);
+pub struct Entries {
+    map: HashMap<MapData, Key, Value>,
+    /// The same map, for what aya does not do with it.
+    fd: OwnedFd,
+}
 
 impl fmt::Debug for Entries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,10 +52,45 @@ pub struct Read {
     pub used_at: Option<Timestamp>,
 }
 
+/// How far the entries were read. One reading is for one pass over the map.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// Where the kernel goes on: the number of a bucket (`__htab_map_lookup_and_delete_batch` in Linux'
+    /// kernel/bpf/hashtab.c). `None` at the beginning.
+    next: Option<u32>,
+    is_over: bool,
+}
+
+impl Reading {
+    /// Whether all entries are read.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+}
+
+/// What `BPF_MAP_LOOKUP_BATCH` takes: `batch` in `union bpf_attr`.
+#[repr(C)]
+struct LookUpBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
 impl Entries {
     pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
-        let map = HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "ENTRIES" })?;
-        Ok(Self(map))
+        let broken = || CaptureError::Object { what: "ENTRIES" };
+        let Map::HashMap(data) = &map else {
+            return Err(broken());
+        };
+        let fd = data.fd().as_fd().try_clone_to_owned();
+        let fd = fd.map_err(|_| broken())?;
+        let map = HashMap::try_from(map).map_err(|_| broken())?;
+        Ok(Self { map, fd })
     }
 
     /// Marks packets to an address until then. The time of use stays, if there is one.
@@ -58,12 +107,12 @@ impl Entries {
     ) -> Result<(), MapError> {
         let key = key(ifindex, address);
         let mut entry = Entry::new(mark, until.as_nanos());
-        if let Ok(before) = self.0.get(&key, 0) {
+        if let Ok(before) = self.map.get(&key, 0) {
             let before: Entry = zerocopy::transmute!(before);
             entry.used_ns = before.used_ns;
         }
         let value: Value = zerocopy::transmute!(entry);
-        self.0.insert(key, value, 0)
+        self.map.insert(key, value, 0)
     }
 
     /// Marks packets to an address no longer.
@@ -72,28 +121,69 @@ impl Entries {
     ///
     /// If the kernel refuses. Then the entry ends by its time.
     pub fn remove(&mut self, ifindex: u32, address: IpAddr) -> Result<(), MapError> {
-        absent(self.0.remove(&key(ifindex, address)))
+        absent(self.map.remove(&key(ifindex, address)))
     }
 
-    /// Every entry. An entry that comes or goes meanwhile may be left out.
+    /// The next entries of a reading, [`READ_MAX`] at most, until the reading is over. An entry that comes or goes
+    /// meanwhile may be left out; each other one is read once.
     ///
     /// # Errors
     ///
-    /// If the kernel does not let the map be read.
-    pub fn read(&self) -> Result<Vec<Read>, MapError> {
-        let read = |entry: Result<(Key, Value), MapError>| {
-            let (key, value) = entry?;
-            let key: EntryKey = zerocopy::transmute!(key);
-            let entry: Entry = zerocopy::transmute!(value);
-            Ok(Read {
-                ifindex: key.ifindex,
-                address: key.address(),
-                mark: entry.mark,
-                until: Timestamp::from_nanos(entry.until_ns),
-                used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
-            })
+    /// If the kernel does not let the map be read. Then the reading is over.
+    pub fn read(&self, reading: &mut Reading) -> io::Result<Vec<Read>> {
+        let mut keys = [Key::default(); READ_MAX];
+        let mut values = [[0; size_of::<Entry>()]; READ_MAX];
+        let mut behind = 0_u32;
+        let first = reading
+            .next
+            .as_ref()
+            .map_or(0, |next| (&raw const *next).addr());
+        let mut attributes = LookUpBatch {
+            in_batch: first as u64,
+            out_batch: (&raw mut behind).addr() as u64,
+            keys: keys.as_mut_ptr().addr() as u64,
+            values: values.as_mut_ptr().addr() as u64,
+            count: READ_MAX as u32,
+            map_fd: self.fd.as_raw_fd().cast_unsigned(),
+            elem_flags: 0,
+            flags: 0,
         };
-        self.0.iter().map(read).collect()
+        // SAFETY: the kernel reads and writes the attributes, reads `reading.next`, and writes `behind` and
+        // READ_MAX keys and values at most, which are as long as the map was made with. It keeps none of the
+        // pointers.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                BPF_MAP_LOOKUP_BATCH,
+                &raw mut attributes,
+                size_of::<LookUpBatch>(),
+            )
+        };
+        if result < 0 {
+            reading.is_over = true;
+            let error = io::Error::last_os_error();
+            // The end of the map. What came before it counts.
+            if error.raw_os_error() != Some(libc::ENOENT) {
+                return Err(error);
+            }
+        }
+        reading.next = Some(behind);
+        let read = keys.into_iter().zip(values).take(attributes.count as usize);
+        Ok(read.map(|(key, value)| Read::of(key, value)).collect())
+    }
+}
+
+impl Read {
+    fn of(key: Key, value: Value) -> Self {
+        let key: EntryKey = zerocopy::transmute!(key);
+        let entry: Entry = zerocopy::transmute!(value);
+        Self {
+            ifindex: key.ifindex,
+            address: key.address(),
+            mark: entry.mark,
+            until: Timestamp::from_nanos(entry.until_ns),
+            used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
+        }
     }
 }
 

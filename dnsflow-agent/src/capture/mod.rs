@@ -47,7 +47,7 @@ pub use self::{
     attachments::{Attach, AttachError, Attachments},
     counters::ProgramCounters,
     deferred::DeferredAnswers,
-    entries::{Entries, Read as EntryRead},
+    entries::{Entries, Read as EntryRead, Reading},
     heartbeat::{BEAT_INTERVAL, Heartbeat},
     interfaces::InterfaceSet,
     links::{LinkEvent, LinkEvents},

@@ -39,7 +39,10 @@ impl Switch {
                 };
                 counted.into_iter().chain([applied]).collect()
             }
-            Command::ReadMarks => vec![Input::Marks(None)],
+            Command::ReadMarks => vec![Input::Marks {
+                found: None,
+                more: false,
+            }],
             Command::Ask(FlowQuestion::Dump) => {
                 let flows = self.flows.iter();
                 let flows = flows.map(|(key, cookie)| InstalledFlow {

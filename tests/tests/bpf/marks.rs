@@ -3,7 +3,7 @@
 use std::{net::IpAddr, num::NonZeroU32, time::Duration};
 
 use aya::{TestRun as _, TestRunOptions};
-use dnsflow_agent::capture::{INGRESS, Options};
+use dnsflow_agent::capture::{EntryRead, INGRESS, Options, Reading};
 use dnsflow_common::{
     key::ENTRY_USED_EVERY_NS,
     walk::{TCP_ACK, TCP_SYN},
@@ -75,9 +75,20 @@ impl Loaded {
     }
 
     fn used_at(&self, address: IpAddr) -> Option<Timestamp> {
-        let entries = self.capture.entries.read().expect("they can be read");
-        let entry = entries.into_iter().find(|entry| entry.address == address);
+        let entry = self.read().into_iter();
+        let entry = entry.rfind(|entry| entry.address == address);
         entry.expect("there is one").used_at
+    }
+
+    /// All entries.
+    fn read(&self) -> Vec<EntryRead> {
+        let mut reading = Reading::default();
+        let mut read = Vec::new();
+        while !reading.is_over() {
+            let entries = self.capture.entries.read(&mut reading);
+            read.extend(entries.expect("they can be read"));
+        }
+        read
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Timestamp,
     flow::{Cookie, FlowKey},
-    input::MarkChange,
+    input::{MarkChange, MarkFound},
     plan::Plan,
     ports::PortId,
 };
@@ -41,6 +41,17 @@ pub(crate) struct Marked {
     is_used: bool,
     /// Whether the use was read since the kernel was told.
     is_counted: bool,
+    /// The last reading that has found the mark.
+    found_in: u32,
+}
+
+/// A reading of all marks: a part of a comparison.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// The number of the comparison.
+    pub(crate) number: u32,
+    /// When the reading began.
+    pub(crate) since: Timestamp,
 }
 
 /// What [`Installed::enforce`] has changed.
@@ -238,30 +249,58 @@ impl Installed {
         }
     }
 
-    /// Records the use of the address, which was read at `read_at`. Returns whether the kernel has the mark that it
-    /// should have.
+    /// Gives the address flows in place of its mark, which the kernel does not take.
+    pub(crate) fn unmark(
+        &mut self,
+        place: Place,
+        verdicts: &mut Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let Self::Marked(marked) = self else {
+            return;
+        };
+        let plan = verdicts.plan(marked.verdict);
+        marked.remove(place, verdicts, batch, now);
+        let mut flows = Flows::default();
+        flows.enforce(place.address.into(), plan, None, batch, now);
+        *self = Self::Flows(flows);
+    }
+
+    /// Records what the kernel has for the address. Returns whether that is the mark that it should have; `None` if
+    /// it should have none.
     pub(crate) fn read(
         &mut self,
-        found: Option<(u32, Option<Timestamp>)>,
+        found: &MarkFound,
+        reading: Reading,
         verdicts: &Verdicts,
-        read_at: Timestamp,
-    ) -> bool {
+    ) -> Option<bool> {
         let Self::Marked(marked) = self else {
-            return found.is_none();
+            return None;
         };
-        if marked.until.is_none() || marked.set_at > read_at {
-            return true;
+        marked.found_in = reading.number;
+        if marked.until.is_none() || marked.set_at > reading.since {
+            return Some(true);
         }
-        let Some((bits, used_at)) = found else {
-            return false;
-        };
-        if let Some(used_at) = used_at {
+        if let Some(used_at) = found.used_at {
             marked.is_used = true;
             marked.used_at = marked.used_at.max(used_at);
         }
         marked.is_counted = true;
         let mark = verdicts.mark(marked.verdict);
-        mark.is_some_and(|mark| mark.value() == bits) || !verdicts.is_in_force(marked.verdict)
+        let is_right = mark.is_some_and(|mark| mark.value() == found.mark);
+        Some(is_right || !verdicts.is_in_force(marked.verdict))
+    }
+
+    /// Whether the kernel should have had a mark that this reading has not found.
+    pub(crate) fn is_unread(&self, reading: Reading) -> bool {
+        match self {
+            Self::Flows(_) => false,
+            Self::Marked(marked) => {
+                let is_told = marked.until.is_some() && marked.set_at <= reading.since;
+                is_told && marked.found_in != reading.number
+            }
+        }
     }
 
     // Whether it is in use.
@@ -317,6 +356,7 @@ impl Marked {
             used_at: now,
             is_used: false,
             is_counted: false,
+            found_in: 0,
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     Timestamp,
     flow::{Cookie, FlowKey, Masked, Target},
     input::BatchId,
-    limits::{VERDICT_RESTS, VERDICT_STAYS},
+    limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS},
     plan::{Plan, PortFacts},
     ports::PortId,
 };
@@ -38,6 +38,8 @@ pub(crate) struct Verdicts {
     verdicts: BTreeMap<VerdictId, Verdict>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
     resting: BTreeMap<VerdictId, Timestamp>,
+    /// The kernel has refused a mark: addresses get flows of their own until then.
+    refused_until: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,7 @@ impl Verdicts {
             by_plan: HashMap::new(),
             verdicts: BTreeMap::new(),
             resting: BTreeMap::new(),
+            refused_until: None,
         }
     }
 
@@ -102,8 +105,8 @@ impl Verdicts {
 
     // Addresses.
 
-    /// The verdict of one more address with this plan. `None` if the port's packets are not marked, or no number is
-    /// left.
+    /// The verdict of one more address with this plan. `None` if the port's packets are not marked, no number is
+    /// left, or the kernel takes no marks.
     pub(super) fn take(
         &mut self,
         port: PortId,
@@ -112,6 +115,9 @@ impl Verdicts {
         now: Timestamp,
     ) -> Option<VerdictId> {
         self.interfaces.get(&port)?;
+        if self.refused_until.is_some_and(|until| until > now) {
+            return None;
+        }
         let id = match self.by_plan.get(plan) {
             Some(id) => *id,
             None => self.make(port, plan, batch, now)?,
@@ -175,6 +181,11 @@ impl Verdicts {
         }
     }
 
+    /// The kernel has refused a mark, mostly because it has no room: for a while, no address is tried.
+    pub(crate) fn refused(&mut self, now: Timestamp) {
+        self.refused_until = Some(now + MARKS_REFUSED);
+    }
+
     // Verdicts.
 
     /// The bits in the mark of packets with this verdict.
@@ -193,6 +204,14 @@ impl Verdicts {
         let mask = self.mask.filter(|mask| *mask == mark.mask())?;
         let id = VerdictId(mark.value() >> mask.trailing_zeros());
         self.verdicts.contains_key(&id).then_some(id)
+    }
+
+    /// The plan of a verdict.
+    pub(super) fn plan(&self, id: VerdictId) -> Plan {
+        let verdict = self.verdicts.get(&id);
+        verdict
+            .map(|verdict| verdict.plan.clone())
+            .unwrap_or_default()
     }
 
     /// Whether this is the plan of the verdict.

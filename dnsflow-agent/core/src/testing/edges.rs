@@ -11,7 +11,7 @@ use crate::{
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
     input::{
         AttachCommand, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, MarkChange,
-        MarkFound, NameSetId,
+        MarkFound, MarkRefused, NameSetId,
     },
     name::DomainName,
     ovn::rows::RowId,
@@ -116,8 +116,14 @@ impl Node {
                 })
             }
             Command::Mark(changes) => {
+                let mut refused = Vec::new();
                 for change in changes {
                     match change {
+                        MarkChange::Set {
+                            ifindex, address, ..
+                        } if self.refuses_marks => {
+                            refused.push(MarkRefused { ifindex, address });
+                        }
                         MarkChange::Set {
                             ifindex,
                             address,
@@ -134,7 +140,7 @@ impl Node {
                         }
                     }
                 }
-                None
+                (!refused.is_empty()).then_some(Input::MarksRefused(refused))
             }
             Command::ReadMarks => {
                 let marks = self.marks.iter();
@@ -144,7 +150,15 @@ impl Node {
                     mark,
                     used_at,
                 });
-                Some(Input::Marks(Some(found.collect())))
+                // As the kernel does: some at a time, and the last may bring none.
+                let found: Vec<_> = found.collect();
+                for found in found.chunks(2) {
+                    let found = Some(found.to_vec());
+                    self.engine
+                        .handle(Input::Marks { found, more: true }, self.now);
+                }
+                let found = Some(Vec::new());
+                Some(Input::Marks { found, more: false })
             }
             Command::Ask(FlowQuestion::Dump) if self.switch_answers => {
                 // As the switch does: some at a time, and the last may bring none.

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::{restart::after_restart_with, *};
 use crate::{
     input::MarkChange,
-    limits::{MARK_SLACK, VERDICT_STAYS},
+    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_STAYS},
 };
 
 const MASK: u32 = 0xffe0_0000;
@@ -204,6 +204,36 @@ fn marks_that_are_missing_are_set_again() {
     node.pass(2 * COMPARE_INTERVAL);
     assert_eq!(node.destinations().len(), 1);
     assert_eq!(node.engine.counters().marks_restored, 1);
+}
+
+#[test]
+fn an_address_whose_mark_is_refused_gets_flows() {
+    let mut node = node();
+    let open = |node: &Node| (node.marks.len(), node.destinations().len());
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.refuses_marks = true;
+    node.held_answer("api.example.com", &[OTHER]);
+    assert_eq!(open(&node), (1, 2));
+    assert_eq!(node.released().len(), 1);
+    assert_eq!(node.engine.counters().marks_refused, 1);
+    // The next address is not tried.
+    node.answer("p1", "www.example.com", &[[203, 0, 113, 3]], 600);
+    assert_eq!(node.engine.counters().marks_refused, 1);
+    assert_eq!(open(&node), (1, 3));
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(
+        open(&node),
+        (1, 3),
+        "that is what the comparison wants, too"
+    );
+    // After a while, the kernel may have room.
+    node.refuses_marks = false;
+    node.pass(MARKS_REFUSED);
+    node.answer("p1", "www.example.com", &[[203, 0, 113, 4]], 600);
+    assert_eq!(open(&node), (2, 4));
+    node.set_firewall(&[deny_all()]);
+    node.set_ovn(&[deny_all()]);
+    assert_eq!(open(&node), (0, 0));
 }
 
 #[test]
