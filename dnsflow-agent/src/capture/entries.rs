@@ -18,8 +18,8 @@ use super::{CaptureError, absent};
 type Key = [u8; size_of::<EntryKey>()];
 type Value = [u8; size_of::<Entry>()];
 
-/// How many entries are read at a time: work of a tenth of a millisecond, which an answer can wait for.
-pub const READ_MAX: usize = 256;
+/// How many entries are read at a time. An answer may have to wait for them.
+const READ_MAX: usize = 256;
 
 // Linux include/uapi/linux/bpf.h.
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
@@ -124,7 +124,7 @@ impl Entries {
         absent(self.map.remove(&key(ifindex, address)))
     }
 
-    /// The next entries of a reading, [`READ_MAX`] at most, until the reading is over. An entry that comes or goes
+    /// The next entries of a reading, some hundreds at most, until the reading is over. An entry that comes or goes
     /// meanwhile may be left out; each other one is read once.
     ///
     /// # Errors

@@ -1,6 +1,11 @@
 //! The verdict in a packet's mark.
 
-use std::{net::IpAddr, num::NonZeroU32, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
+    time::Duration,
+};
 
 use aya::{TestRun as _, TestRunOptions};
 use dnsflow_agent::capture::{EntryRead, INGRESS, Options, Reading};
@@ -75,8 +80,8 @@ impl Loaded {
     }
 
     fn used_at(&self, address: IpAddr) -> Option<Timestamp> {
-        let entry = self.read().into_iter();
-        let entry = entry.rfind(|entry| entry.address == address);
+        let mut entries = self.read().into_iter();
+        let entry = entries.find(|entry| entry.address == address);
         entry.expect("there is one").used_at
     }
 
@@ -145,6 +150,37 @@ fn entries_are_of_one_interface_and_one_family() {
     octets[..4].copy_from_slice(&v4.octets());
     program.set(IpAddr::from(octets), MARK, soon());
     assert_eq!(program.mark_of(&frame.build(), MARK), 0);
+}
+
+#[test]
+fn every_entry_is_read_once_and_as_it_was_set() {
+    let Some(mut program) = load(&marking()) else {
+        return;
+    };
+    let first = u32::from(Ipv4Addr::new(198, 18, 0, 0));
+    for count in [0, 1, 3000] {
+        let until = soon();
+        let mut set: BTreeMap<IpAddr, u32> = BTreeMap::new();
+        for number in 0..count {
+            let address = Ipv4Addr::from(first + number);
+            let address: IpAddr = match number % 2 {
+                0 => address.into(),
+                _ => address.to_ipv6_mapped().into(),
+            };
+            let mark = (number % 2047 + 1) << 21;
+            program.set(address, mark, until);
+            set.insert(address, mark);
+        }
+        let read = program.read();
+        assert_eq!(read.len(), set.len(), "each of them once");
+        for entry in &read {
+            assert_eq!(set.get(&entry.address), Some(&entry.mark), "{entry:?}");
+            assert_eq!(
+                (entry.ifindex, entry.until, entry.used_at),
+                (IFINDEX, until, None)
+            );
+        }
+    }
 }
 
 #[test]
