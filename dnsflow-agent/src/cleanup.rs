@@ -14,6 +14,7 @@ use tokio::{runtime, time::timeout};
 
 use crate::{
     capture::remove_pins,
+    one_agent::{Claim, Met, OneAgentError},
     openflow::{CHANGES_MAX, Connection, Event},
     state::{self, StateError},
 };
@@ -24,6 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Why flows may be left.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
+    /// An agent runs.
+    #[error(
+        "an agent runs on this node: {0}. It would bring back the flows that are removed. End that agent first; to end \
+         all of them, apply deploy/overlays/cleanup"
+    )]
+    Agent(Met),
+    /// The kernel refuses the socket.
+    #[error("cannot find out whether an agent runs on this node")]
+    Claim(#[source] io::Error),
     /// No runtime.
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
@@ -56,9 +66,13 @@ pub struct Dirs<'a> {
     pub pins: Option<&'a Path>,
 }
 
-/// Removes every flow of ours, the snapshot, and the programs. Returns the number of flows. The agent must
-/// not be running, because it would restore the flows.
+/// Removes every flow of ours, the snapshot, and the programs. Returns the number of flows. Waits for an agent that
+/// ends; meanwhile no other one starts.
 pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<usize, CleanupError> {
+    let _claim = Claim::make().map_err(|error| match error {
+        OneAgentError::Another(met) => CleanupError::Agent(met),
+        OneAgentError::Io(error) => CleanupError::Claim(error),
+    })?;
     let removed = block_on(remove_flows(Connection::new(socket)))?;
     if let Some(dir) = dirs.state {
         state::remove(dir)?;

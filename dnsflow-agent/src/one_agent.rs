@@ -91,7 +91,7 @@ impl fmt::Display for Met {
     }
 }
 
-/// The claim of a running agent. It ends with the value and with the process.
+/// The claim of a running agent, or of a cleanup. It ends with the value and with the process.
 #[derive(Debug)]
 pub struct Claim {
     listener: Option<UnixListener>,
@@ -99,7 +99,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims the node for this agent, and waits [`PATIENCE`] for an earlier agent to end.
+    /// Claims the node for this process, and waits [`PATIENCE`] for an earlier agent to end.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ pub enum Command {
     LogLevel(LogLevelOptions),
     /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options
     Bundle(Box<BundleOptions>),
-    /// Remove every flow of dnsflow's from the switch; the agent must not be running
+    /// Remove every flow of dnsflow's from the switch; refused while the agent runs
     Cleanup(CleanupOptions),
     /// Say whether the agent could work on this node, and what to do where it could not: exit code 3
     Check(Box<CheckOptions>),

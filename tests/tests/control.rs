@@ -15,6 +15,7 @@ use std::{
 };
 
 use dnsflow_tests::{
+    agent::binary,
     firewall::RuleSpec,
     lab,
     lab::Lab,
@@ -135,14 +136,16 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
         .expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     pod.resolve("example.com").expect("the name is known");
-    let cleanup = |further: &[&str]| {
-        let socket = lab.socket("br-int.mgmt");
-        let socket = socket.to_str().expect("text");
-        let options = ["cleanup", "--openflow-socket", socket, "--state-dir", state];
-        let (text, code) = ask(&lab, &[&options, further].concat());
-        assert_eq!(code, Some(0), "{text}");
-        text
+    // Where agents run, and notice each other.
+    let command = || {
+        let mut command = Command::new(binary().expect("there is one"));
+        command.arg("cleanup").arg("--openflow-socket");
+        command.arg(lab.socket("br-int.mgmt"));
+        command.args(["--state-dir", state]);
+        lab.node().enter(&mut command).expect("it is there");
+        command
     };
+    let cleanup = |further: &[&str]| run(command().args(further)).expect("it succeeds");
     // With the sentinel flows, too.
     let dump = || {
         let ours = "cookie=0x444e534600000000/0xffffffff00000000";
@@ -178,6 +181,14 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
     let listed = cleanup(&["--dry-run"]);
     assert_eq!(matches(&listed), matches(&shown.join("\n")));
     assert!(listed.ends_with(&would_remove), "{listed}");
+    assert_eq!(dump().len(), shown.len());
+    // The agent would bring the flows back.
+    let refused = command().output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    let pid = agent.pid().as_raw_nonzero();
+    let reason = format!("an agent runs on this node: process {pid}, version ");
+    assert!(text.contains(&reason), "{text}");
     assert_eq!(dump().len(), shown.len());
 
     agent.terminate().expect("it stops");

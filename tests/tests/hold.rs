@@ -80,7 +80,7 @@ fn no_first_packet_is_lost() {
 /// The agent behind a relay, with everything in place, and the relay silent: the next answer is held.
 fn in_the_middle_of_holding(lab: &Lab) -> (Agent, Relay) {
     firewall(lab);
-    let relay = Relay::start(lab.socket("relay.mgmt"), lab.socket("br-int.mgmt"));
+    let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
     let agent = lab.start_agent_behind(&relay, &HOLD_MAX_OPTION);
     let agent = agent.expect("the agent is ready");

@@ -27,7 +27,7 @@ fn flows_of(lab: &Lab, source: Ipv4Addr) -> Vec<String> {
 fn a_veth_goes_while_an_answer_is_held() {
     let lab = lab!("faults-veth", agent);
     let scene = Scene::new(&lab);
-    let relay = Relay::start(lab.socket("relay.mgmt"), lab.socket("br-int.mgmt"));
+    let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
     let mut options = scene.options();
     options.push("--hold-max=1s".into());
