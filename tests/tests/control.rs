@@ -15,7 +15,6 @@ use std::{
 };
 
 use dnsflow_tests::{
-    agent::binary,
     firewall::RuleSpec,
     lab,
     lab::Lab,
@@ -138,7 +137,7 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
     pod.resolve("example.com").expect("the name is known");
     // Where agents run, and notice each other.
     let command = || {
-        let mut command = Command::new(binary().expect("there is one"));
+        let mut command = Command::new(binary());
         command.arg("cleanup").arg("--openflow-socket");
         command.arg(lab.socket("br-int.mgmt"));
         command.args(["--state-dir", state]);
@@ -372,7 +371,9 @@ fn binary() -> PathBuf {
 fn kubectl_asks_all_nodes_and_names_those_that_do_not_answer() {
     let lab = lab!("control-kubectl", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    // What is printed shows flows to addresses.
+    let agent = lab.start_agent(&["--verdict=flows"]);
+    let _agent = agent.expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     pod.resolve("example.com").expect("the name is known");
     let plugin = Plugin::new(&lab);

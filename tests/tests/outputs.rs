@@ -110,12 +110,14 @@ fn answers_are_printed_as_reviewed() {
     lab.set_firewall("ns1", &rules())
         .expect("the rows are written");
     lab.serve_dns(RECORDS).expect("the server starts");
-    let limits = [
+    let options = [
         "--max-addresses-per-name=1",
         "--min-ttl=1s",
         "--idle-grace=1s",
+        // What is printed shows flows to addresses.
+        "--verdict=flows",
     ];
-    let _agent = lab.start_agent(&limits).expect("the agent is ready");
+    let _agent = lab.start_agent(&options).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     for name in [
         "www.example.com",

@@ -45,7 +45,7 @@ use queue::{Part, Queues, Shares};
 
 pub(crate) use batch::{Batch, Written};
 pub(crate) use flows::Flows;
-pub(crate) use installed::{Enforced, Installed, Place, Reading};
+pub(crate) use installed::{Enforced, Installed, Place, Reading, Usage};
 pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What an answer opened; reported once the switch has confirmed the flows.

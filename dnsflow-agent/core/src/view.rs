@@ -29,7 +29,7 @@ use crate::{
     report::{NotTrusted, Severity},
     resolver::Resolver,
     sources::Sources,
-    switch::Switch,
+    switch::{Switch, Usage},
 };
 
 pub use crate::cache::Origin;
@@ -169,8 +169,14 @@ pub struct EntryView {
     pub refused: Option<String>,
     /// Whether flows of an earlier run were taken over, whose names are not known.
     pub is_adopted: bool,
-    /// The flows to the address.
+    /// The flows to the address, or those of its verdict, which it shares with other addresses.
     pub flows: Vec<FlowView>,
+    /// The packets to the address at the last comparison; none where only the packets of its verdict are counted.
+    #[serde(default)]
+    pub packets: Option<u64>,
+    /// The seconds since a packet to the address was last seen; none if there was none.
+    #[serde(default)]
+    pub used_s: Option<u64>,
 }
 
 /// A name that leads to an address.
@@ -388,6 +394,7 @@ impl View<'_> {
         let entry = self.cache.entry(id, address)?;
         let (namespace, pod) = pod_of(row);
         let names = entry.names.iter();
+        let Usage { packets, at } = entry.installed.usage();
         Some(EntryView {
             port: row.iface_id.clone(),
             namespace: namespace.to_owned(),
@@ -400,6 +407,8 @@ impl View<'_> {
             refused: self.refusal(address, row),
             is_adopted: entry.adopted.is_some(),
             flows: self.flows(address, entry, now),
+            packets,
+            used_s: at.map(|at| now.since(at).as_secs()),
         })
     }
 

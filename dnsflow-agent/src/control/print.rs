@@ -59,7 +59,7 @@ pub(crate) struct CacheRow {
     ttl: String,
     origin: String,
     rules: String,
-    packets: u64,
+    packets: String,
     last_used: String,
 }
 
@@ -77,10 +77,13 @@ impl CacheRow {
                 (None, None) => "adopted".to_owned(),
             },
             rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
-            packets: entry.flows.iter().map(|flow| flow.packets).sum(),
-            last_used: match entry.flows.iter().min_by_key(|flow| used(flow)) {
-                Some(flow) => used_text(flow),
-                None => "no flow".to_owned(),
+            packets: entry
+                .packets
+                .map_or_else(|| "-".to_owned(), |packets| packets.to_string()),
+            last_used: match (entry.used_s, &entry.flows[..]) {
+                (Some(used_s), _) => format!("{} ago", seconds(used_s)),
+                (None, []) => "no flow".to_owned(),
+                (None, _) => "never".to_owned(),
             },
         };
         match &entry.names[..] {
@@ -108,7 +111,6 @@ impl Row for CacheRow {
             packets,
             last_used,
         } = self;
-        let packets = packets.to_string();
         vec![pod, name, address, ttl, origin, rules, packets, last_used]
     }
 }
@@ -630,11 +632,6 @@ fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io:
         )?;
     }
     Ok(())
-}
-
-/// When a flow was last used, to compare: the latest use is the least.
-fn used(flow: &FlowView) -> (bool, u64) {
-    (flow.packets == 0, flow.idle_s)
 }
 
 fn used_text(flow: &FlowView) -> String {

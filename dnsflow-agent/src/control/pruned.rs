@@ -180,8 +180,7 @@ impl Pruning {
             }
         }
         for entry in entries {
-            let used = entry.flows.iter().filter(|flow| flow.packets > 0);
-            let used_s = used.map(|flow| flow.idle_s).min();
+            let used_s = entry.used_s;
             for name in &entry.names {
                 for rule in &name.rules {
                     let of_rule = gathered.entry(*rule).or_default();

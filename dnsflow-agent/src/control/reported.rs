@@ -85,8 +85,8 @@ pub struct NameReport {
     pub rules: BTreeSet<u32>,
     /// The seconds for which the first and the last of the addresses still count.
     pub ttl_left_s: Option<(u64, u64)>,
-    /// The packets to the addresses.
-    pub packets: u64,
+    /// The packets to the addresses, as far as they are counted.
+    pub packets: Option<u64>,
     /// The seconds since the last of them, where there was one.
     pub last_s: Option<u64>,
     /// Why an address is never opened, if one is.
@@ -222,10 +222,12 @@ fn names(entries: &[EntryView]) -> Vec<NameReport> {
                 let (first, last) = of_name.ttl_left_s.unwrap_or((left_s, left_s));
                 of_name.ttl_left_s = Some((first.min(left_s), last.max(left_s)));
             }
-            for flow in entry.flows.iter().filter(|flow| flow.packets > 0) {
-                of_name.packets += flow.packets;
-                let last_s = of_name.last_s.unwrap_or(flow.idle_s);
-                of_name.last_s = Some(last_s.min(flow.idle_s));
+            if let Some(packets) = entry.packets {
+                *of_name.packets.get_or_insert(0) += packets;
+            }
+            if let Some(used_s) = entry.used_s {
+                let last_s = of_name.last_s.unwrap_or(used_s);
+                of_name.last_s = Some(last_s.min(used_s));
             }
             if of_name.refused.is_none() {
                 of_name.refused = entry.refused.clone();

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     batch::{Batch, Written},
-    installed::Enforced,
+    installed::{Enforced, Usage},
 };
 use crate::{
     Timestamp,
@@ -289,6 +289,15 @@ impl Flows {
     pub(crate) fn keys(&self, target: Target) -> impl Iterator<Item = (FlowKey, Cookie)> {
         let templates = self.flows.iter().map(|flow| &flow.template);
         templates.filter_map(move |template| Some((template.key(target)?, template.body.cookie)))
+    }
+
+    /// How much all of them are used.
+    pub(crate) fn usage(&self) -> Usage {
+        let used = self.flows.iter().filter(|flow| flow.packets > 0);
+        Usage {
+            packets: Some(self.flows.iter().map(|flow| flow.packets).sum()),
+            at: used.map(|flow| flow.used_at).max(),
+        }
     }
 
     /// The flows of `target`, for people who ask.

@@ -54,6 +54,15 @@ pub(crate) struct Reading {
     pub(crate) since: Timestamp,
 }
 
+/// How much an address is used.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Usage {
+    /// The packets; `None` where they are not counted for the address.
+    pub(crate) packets: Option<u64>,
+    /// When the last packet was seen, if there was one.
+    pub(crate) at: Option<Timestamp>,
+}
+
 /// What [`Installed::enforce`] has changed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Enforced {
@@ -314,6 +323,17 @@ impl Installed {
                 let is_in_use = marked.is_used && marked.used_at + idle_grace > now;
                 (marked.is_counted && !is_in_use).then_some(1)
             }
+        }
+    }
+
+    /// How much the address is used, as far as is known.
+    pub(crate) fn usage(&self) -> Usage {
+        match self {
+            Self::Flows(flows) => flows.usage(),
+            Self::Marked(marked) => Usage {
+                packets: None,
+                at: marked.is_used.then_some(marked.used_at),
+            },
         }
     }
 

@@ -43,6 +43,8 @@ fn entry() -> EntryView {
             idle_s: 2,
             is_missing: false,
         }],
+        packets: Some(7),
+        used_s: Some(2),
     }
 }
 
@@ -114,12 +116,21 @@ fn the_cache_has_a_line_for_each_name() {
         names: vec![],
         is_adopted: true,
         flows: vec![],
+        packets: Some(0),
+        used_s: None,
+        ..entry()
+    };
+    // By a mark.
+    let marked = EntryView {
+        packets: None,
+        used_s: None,
         ..entry()
     };
     let written = text_of(|output| {
         let mut table = table::<CacheRow>(output)?;
         table.extend(CacheRow::of(&entry()))?;
         table.extend(CacheRow::of(&unknown))?;
+        table.extend(CacheRow::of(&marked))?;
         table.end()
     });
     assert_eq!(
@@ -128,6 +139,7 @@ fn the_cache_has_a_line_for_each_name() {
 POD        NAME              ADDRESS       TTL    SOURCE    RULES   PACKETS   USED
 ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use    0,3     7         2s ago
 ns1/pod1   <unknown>         203.0.113.1   -      adopted           0         no flow
+ns1/pod1   www.example.com   203.0.113.1   1h2m   in_use    0,3     -         never
 "
     );
 }

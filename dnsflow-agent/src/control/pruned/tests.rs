@@ -26,6 +26,8 @@ fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
             idle_s: 7,
             is_missing: false,
         }],
+        packets: Some(packets),
+        used_s: (packets > 0).then_some(7),
     }
 }
 
@@ -104,16 +106,8 @@ fn a_rule_is_used_by_connections_and_by_entries() {
 }
 
 #[test]
-fn an_entry_whose_flow_has_packets_is_a_use() {
-    let mut entry = entry("d.test", &[3], 4);
-    let flow = |packets, idle_s| FlowView {
-        packets,
-        idle_s,
-        ..entry.flows[0].clone()
-    };
-    // The flow with the packets that came last says when; one without packets says nothing.
-    let flows = vec![flow(4, 9), flow(1, 7), flow(0, 2)];
-    entry.flows = flows;
+fn an_entry_that_has_packets_is_a_use() {
+    let entry = entry("d.test", &[3], 4);
     let pruning = prune(&known(60, Vec::new()), &[entry], 7200);
     assert_eq!(pruning.rules[3].used, Used::Connected);
     assert_eq!(pruning.rules[3].last_s, Some(7));

@@ -131,6 +131,27 @@ fn flows_that_are_lost_come_back_and_the_marks_stay() {
 }
 
 #[test]
+fn the_use_of_an_address_is_not_that_of_its_neighbours() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
+    node.pass(COMPARE_INTERVAL);
+    let place = (ifindex(&node), IpAddr::from(ADDRESS));
+    node.marks.get_mut(&place).expect("it is open").2 = Some(node.now);
+    node.pass(2 * COMPARE_INTERVAL);
+    let used_s = |address: [u8; 4]| {
+        let entries = node.engine.view();
+        let entries = entries.entries("ns1_p1", &[address.into()], node.now);
+        let [entry] = &entries[..] else {
+            panic!("{entries:?}");
+        };
+        assert_eq!((entry.flows.len(), entry.packets), (1, None));
+        entry.used_s
+    };
+    assert_eq!(used_s(ADDRESS), Some(2 * COMPARE_INTERVAL.as_secs()));
+    assert_eq!(used_s(OTHER), None);
+}
+
+#[test]
 fn an_address_in_use_stays_and_an_idle_one_goes() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 60);
