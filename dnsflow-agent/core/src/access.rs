@@ -590,6 +590,17 @@ impl Access<'_> {
         }
     }
 
+    /// Whether the address of a flow waits for a mark that stands for this flow.
+    pub(crate) fn awaits_mark(&mut self, key: &FlowKey) -> bool {
+        let entry = match key.matches.ends {
+            Ends::Verdict { .. } => None,
+            Ends::Addresses(_) => self.entry_key(key),
+        };
+        let verdicts = self.cache.verdicts();
+        let entry = entry.and_then(|(port, address)| self.cache.entry(port, address));
+        entry.is_some_and(|entry| entry.installed.awaits_mark(key, verdicts))
+    }
+
     /// The flows of a holder, and what they are for.
     pub(crate) fn flows(&mut self, holder: Holder) -> Option<(Target, &mut Flows)> {
         match holder {

@@ -699,13 +699,18 @@ impl Switch {
     }
 
     /// Compares the sentinel flows of a dump with those that there should be: restores missing
-    /// ones, and removes those that no flow needs any more. Those of an earlier run may have another
-    /// timeout, which a renewal would keep.
-    fn compare_sentinels(&mut self, planner: &mut Planner, batch: &mut Batch) {
+    /// ones, and removes those that no flow needs any more, but for those in `stay`. Those of an earlier run
+    /// may have another timeout, which a renewal would keep.
+    fn compare_sentinels(
+        &mut self,
+        planner: &mut Planner,
+        stay: &BTreeSet<Sentinel>,
+        batch: &mut Batch,
+    ) {
         let found = std::mem::take(&mut self.comparison.sentinels);
         let needed = planner.sentinels();
         for (sentinel, (cookie, _)) in &found {
-            if !needed.contains(sentinel) {
+            if !needed.contains(sentinel) && !stay.contains(sentinel) {
                 self.sentinels.remove(sentinel);
                 batch.extend([FlowChange::Delete(sentinel.key(), *cookie)]);
             }
@@ -983,9 +988,21 @@ impl Switch {
             });
             flows + marks
         };
+        // Flows stay until the marks are set that replace them: the next comparison removes them.
+        let mut replaced_later = BTreeSet::new();
+        unknown.retain(|key, flow| {
+            let stays = access.awaits_mark(key);
+            if stays {
+                replaced_later.insert(Sentinel {
+                    table: key.table,
+                    cookie: flow.cookie,
+                });
+            }
+            !stays
+        });
         let added = self.find_lost(access, since);
         let removed = unknown.len();
-        self.compare_sentinels(access.planner(), &mut batch);
+        self.compare_sentinels(access.planner(), &replaced_later, &mut batch);
         if self
             .comparison
             .read_counters_at

@@ -127,6 +127,17 @@ impl Installed {
         matches!(self, Self::Marked(marked) if marked.until.is_some())
     }
 
+    /// Whether the kernel is still to be told of a verdict with such a flow, whatever the destination.
+    pub(crate) fn awaits_mark(&self, key: &FlowKey, verdicts: &Verdicts) -> bool {
+        match self {
+            Self::Flows(_) => false,
+            Self::Marked(marked) => {
+                let flows = verdicts.flows(marked.verdict);
+                marked.until.is_none() && flows.is_some_and(|flows| flows.contains(key))
+            }
+        }
+    }
+
     /// The flows of its own.
     pub(crate) fn own(&self) -> Option<&Flows> {
         match self {
