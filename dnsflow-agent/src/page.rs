@@ -203,6 +203,10 @@ impl NameReport {
         print::numbers(&rules)
     }
 
+    fn packets_text(&self) -> String {
+        print::packets(self.packets)
+    }
+
     fn used_text(&self) -> String {
         match (&self.refused, self.last_s) {
             (Some(reason), _) => format!("never opened: {reason}"),

@@ -77,9 +77,7 @@ impl CacheRow {
                 (None, None) => "adopted".to_owned(),
             },
             rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
-            packets: entry
-                .packets
-                .map_or_else(|| "-".to_owned(), |packets| packets.to_string()),
+            packets: packets(entry.packets),
             last_used: match (entry.used_s, &entry.flows[..]) {
                 (Some(used_s), _) => format!("{} ago", seconds(used_s)),
                 (None, []) => "no flow".to_owned(),
@@ -639,6 +637,11 @@ fn used_text(flow: &FlowView) -> String {
         0 => "never".to_owned(),
         _ => format!("{} ago", seconds(flow.idle_s)),
     }
+}
+
+/// How many packets there were, where they are counted.
+pub(crate) fn packets(packets: Option<u64>) -> String {
+    packets.map_or_else(|| "-".to_owned(), |packets| packets.to_string())
 }
 
 fn pod(namespace: &str, name: &str) -> String {
