@@ -7,7 +7,7 @@
 use std::{fmt, num::NonZeroU32, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     options::{AgentOptions, Verdict},
@@ -52,14 +52,8 @@ impl fmt::Display for Obstacle {
 
 /// Why the agent cannot do what `--verdict=kernel` says.
 #[derive(Debug, thiserror::Error)]
-pub enum VerdictError {
-    /// Something is in the way.
-    #[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
-    Obstacle(Obstacle),
-    /// Open vSwitch does not say.
-    #[error("--verdict=kernel: cannot find out whether packets can be marked")]
-    Unknown(#[source] Unanswered),
-}
+#[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
+pub struct VerdictError(Obstacle);
 
 /// Open vSwitch does not say what is to be known.
 #[derive(Debug, thiserror::Error)]
@@ -73,43 +67,45 @@ pub enum Unanswered {
 }
 
 /// The bits of a packet's mark that say its verdict; `None` if addresses have flows of their own. Says which way it
-/// is, and why.
+/// is, and why. If Open vSwitch does not answer, `--verdict=kernel` is taken at its word, and `auto` takes flows.
 ///
 /// # Errors
 ///
-/// With `--verdict=kernel`, if packets cannot be marked, or if Open vSwitch does not answer.
+/// With `--verdict=kernel`, if packets cannot be marked.
 pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, VerdictError> {
-    let mask = options.mark_mask;
-    let is_pinned = options.pin_dir.is_some();
-    let found = match options.verdict {
-        Verdict::Flows => return Ok(None),
-        Verdict::Kernel => patiently(options).await.map_err(VerdictError::Unknown)?,
-        Verdict::Auto if !is_pinned => Some(Obstacle::NotPinned),
-        Verdict::Auto => match patiently(options).await {
-            Ok(found) => found,
-            Err(error) => {
-                let error = with_causes(&error);
-                info!(error, "addresses are opened by flows of their own");
-                return Ok(None);
-            }
-        },
+    let found = match (options.verdict, &options.pin_dir) {
+        (Verdict::Flows, _) => return Ok(None),
+        (Verdict::Auto, None) => Ok(Some(Obstacle::NotPinned)),
+        (Verdict::Auto | Verdict::Kernel, _) => patiently(options).await,
     };
     match (options.verdict, found) {
-        (Verdict::Kernel, Some(Obstacle::NotInKernel)) => {
-            Err(VerdictError::Obstacle(Obstacle::NotInKernel))
+        (Verdict::Kernel, Ok(Some(obstacle @ Obstacle::NotInKernel))) => {
+            return Err(VerdictError(obstacle));
         }
-        (Verdict::Kernel, _) | (_, None) => {
-            info!(
-                mask = format_args!("{mask:#x}"),
-                "addresses are opened by marks"
+        (Verdict::Kernel, Err(error)) => {
+            let error = with_causes(&error);
+            warn!(
+                error,
+                "--verdict=kernel: it is not known whether packets can be marked"
             );
-            Ok(Some(mask))
         }
-        (_, Some(obstacle)) => {
+        (Verdict::Kernel, Ok(_)) | (_, Ok(None)) => {}
+        (_, Ok(Some(obstacle))) => {
             info!(reason = %obstacle, "addresses are opened by flows of their own");
-            Ok(None)
+            return Ok(None);
+        }
+        (_, Err(error)) => {
+            let error = with_causes(&error);
+            info!(error, "addresses are opened by flows of their own");
+            return Ok(None);
         }
     }
+    let mask = options.mark_mask;
+    info!(
+        mask = format_args!("{mask:#x}"),
+        "addresses are opened by marks"
+    );
+    Ok(Some(mask))
 }
 
 /// Asks Open vSwitch until it answers.
