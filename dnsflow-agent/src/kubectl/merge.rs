@@ -428,6 +428,7 @@ n1  2026-01-01T00:00:03.000Z  flows_restored  third
                 "name": "example.com", "origin": "answer", "ttl_left_s": 42, "told_s": 1, "rules": [0]
             }],
             "flows": [{"flow": "cookie=0x1", "packets": 3, "idle_s": 2, "is_missing": false}],
+            "packets": 3, "used_s": 2,
         });
         let both = || {
             let entry = [entry.clone()];
