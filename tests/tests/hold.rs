@@ -22,8 +22,8 @@ use rustix::fs::{OFlags, fcntl_setfl};
 const PATIENT: Duration = Duration::from_secs(5);
 /// Long enough for something to happen meanwhile.
 const HOLD_MAX: Duration = Duration::from_millis(900);
-/// The same as an option.
-const HOLD_MAX_OPTION: [&str; 2] = ["--hold-max", "900ms"];
+/// So answers wait for the switch, no longer than this. An address whose verdict is in force would wait for nothing.
+const HOLDING: [&str; 3] = ["--hold-max", "900ms", "--verdict=flows"];
 
 fn web(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(203, 0, 113, last)
@@ -82,7 +82,7 @@ fn in_the_middle_of_holding(lab: &Lab) -> (Agent, Relay) {
     firewall(lab);
     let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
-    let agent = lab.start_agent_behind(&relay, &HOLD_MAX_OPTION);
+    let agent = lab.start_agent_behind(&relay, &HOLDING);
     let agent = agent.expect("the agent is ready");
     assert!(resolves(lab, 1), "while all is well");
     relay.be_silent(true);
@@ -120,7 +120,7 @@ fn after_a_crash_in_the_middle_of_holding_dns_works_on_the_next_try() {
     let lost = (2..=8).find(|&last| {
         let agent = agent.take().unwrap_or_else(|| {
             relay.be_silent(false);
-            let agent = lab.start_agent_behind(&relay, &HOLD_MAX_OPTION);
+            let agent = lab.start_agent_behind(&relay, &HOLDING);
             relay.be_silent(true);
             agent.expect("the agent is ready")
         });
@@ -268,8 +268,7 @@ fn answers_wait_for_revalidation_only_where_packets_were_denied_lately() {
         .collect();
     firewall_for(&lab, &records);
     // Where other work keeps the machine busy, a pass of the revalidators takes long.
-    let options = [&HOLD_MAX_OPTION[..], &["--verdict=flows"]].concat();
-    let agent = lab.start_agent(&options).expect("the agent is ready");
+    let agent = lab.start_agent(&HOLDING).expect("the agent is ready");
     let mut names = (0..200).map(|n| format!("f{n}.example.com"));
     let mut fresh = || {
         let name = names.next().expect("another name");
