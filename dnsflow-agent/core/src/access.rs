@@ -590,15 +590,15 @@ impl Access<'_> {
         }
     }
 
-    /// Whether the address of a flow waits for a mark that stands for this flow.
-    pub(crate) fn awaits_mark(&mut self, key: &FlowKey) -> bool {
-        let entry = match key.matches.ends {
-            Ends::Verdict { .. } => None,
-            Ends::Addresses(_) => self.entry_key(key),
+    /// Whether the address of a flow of an earlier run waits for a mark by which packets get the same actions.
+    pub(crate) fn awaits_mark(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
+        let Some((port, address)) = self.entry_key(key) else {
+            return false;
         };
         let verdicts = self.cache.verdicts();
-        let entry = entry.and_then(|(port, address)| self.cache.entry(port, address));
-        entry.is_some_and(|entry| entry.installed.awaits_mark(key, verdicts))
+        let entry = self.cache.entry(port, address);
+        let body = entry.and_then(|entry| entry.installed.awaited(key, verdicts));
+        body.is_some_and(|body| self.plans.planner.cookie_without_mark(body) == cookie)
     }
 
     /// The flows of a holder, and what they are for.

@@ -259,6 +259,14 @@ impl Planner {
         ruled
     }
 
+    /// The cookie that a flow with these actions has where addresses have no marks.
+    pub fn cookie_without_mark(&mut self, body: &FlowBody) -> Cookie {
+        match &body.actions[..] {
+            [Action::SetMark(_), others @ ..] => self.cookies.cookie(others),
+            all => self.cookies.cookie(all),
+        }
+    }
+
     /// The sentinel flows that the flows of all cache entries need.
     pub fn sentinels(&self) -> BTreeSet<Sentinel> {
         self.templates

@@ -991,7 +991,7 @@ impl Switch {
         // Flows stay until the marks are set that replace them: the next comparison removes them.
         let mut replaced_later = BTreeSet::new();
         unknown.retain(|key, flow| {
-            let stays = access.awaits_mark(key);
+            let stays = access.awaits_mark(key, flow.cookie);
             if stays {
                 replaced_later.insert(Sentinel {
                     table: key.table,

@@ -137,12 +137,12 @@ impl Entries {
         let first = reading
             .next
             .as_ref()
-            .map_or(0, |next| (&raw const *next).addr());
+            .map_or(0, |next| (&raw const *next).expose_provenance());
         let mut attributes = LookUpBatch {
             in_batch: first as u64,
-            out_batch: (&raw mut behind).addr() as u64,
-            keys: keys.as_mut_ptr().addr() as u64,
-            values: values.as_mut_ptr().addr() as u64,
+            out_batch: (&raw mut behind).expose_provenance() as u64,
+            keys: keys.as_mut_ptr().expose_provenance() as u64,
+            values: values.as_mut_ptr().expose_provenance() as u64,
             count: READ_MAX as u32,
             map_fd: self.fd.as_raw_fd().cast_unsigned(),
             elem_flags: 0,

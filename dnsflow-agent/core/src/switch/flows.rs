@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey, FlowTemplate, InstalledFlow, Target, Transport, text},
+    flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport, text},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
     view::FlowView,
@@ -183,6 +183,11 @@ impl Flows {
     /// Whether there should be a flow with this key.
     pub(super) fn contains(&self, key: &FlowKey) -> bool {
         self.with(key).is_some()
+    }
+
+    /// What the flow with this key does, whatever the destination.
+    pub(super) fn body(&self, key: &FlowKey) -> Option<&FlowBody> {
+        self.with(key).map(|flow| &flow.template.body)
     }
 
     /// Notes that this comparison has found the flow with this key.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey},
+    flow::{Cookie, FlowBody, FlowKey},
     input::{MarkChange, MarkFound},
     plan::Plan,
     ports::PortId,
@@ -127,14 +127,17 @@ impl Installed {
         matches!(self, Self::Marked(marked) if marked.until.is_some())
     }
 
-    /// Whether the kernel is still to be told of a verdict with such a flow, whatever the destination.
-    pub(crate) fn awaits_mark(&self, key: &FlowKey, verdicts: &Verdicts) -> bool {
+    /// The flow like this one, whatever the destination, of a verdict that the kernel is still to be told of.
+    pub(crate) fn awaited<'a>(
+        &self,
+        key: &FlowKey,
+        verdicts: &'a Verdicts,
+    ) -> Option<&'a FlowBody> {
         match self {
-            Self::Flows(_) => false,
-            Self::Marked(marked) => {
-                let flows = verdicts.flows(marked.verdict);
-                marked.until.is_none() && flows.is_some_and(|flows| flows.contains(key))
+            Self::Marked(marked) if marked.until.is_none() => {
+                verdicts.flows(marked.verdict)?.body(key)
             }
+            Self::Marked(_) | Self::Flows(_) => None,
         }
     }
 

@@ -201,6 +201,7 @@ fn flows_of_an_agent_without_verdicts_stay_until_the_marks_are_set() {
     let mut before = Node::bare().start(&rules());
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
     let snapshot = before.engine.snapshot(before.now);
+    let switch = before.switch.clone();
     let mut after = after_restart_with(&mut before, &snapshot, &rules(), config());
     after.pass(2 * COMPARE_INTERVAL);
     let is_mark = |command: &Command| matches!(command, Command::Mark(_));
@@ -216,8 +217,18 @@ fn flows_of_an_agent_without_verdicts_stay_until_the_marks_are_set() {
     let closed = after.log.iter().position(closes);
     assert!(marked.is_some() && marked < closed, "{:#?}", after.log);
     assert_eq!((after.marks.len(), after.switch.len()), (1, 1));
-    let mut keys = after.switch.keys();
-    assert!(keys.all(|key| key.matches.ends.dst().is_none()));
+    let is_gone = |node: &Node| {
+        let mut keys = node.switch.keys();
+        keys.all(|key| key.matches.ends.dst().is_none())
+    };
+    assert!(is_gone(&after));
+    // A flow that does something else does not stay: a rule may deny now what it has allowed.
+    before.switch = switch;
+    for (cookie, _) in before.switch.values_mut() {
+        *cookie = crate::flow::Cookie::new(0x1234);
+    }
+    let after = after_restart_with(&mut before, &snapshot, &rules(), config());
+    assert!(is_gone(&after), "{:#?}", after.switch);
 }
 
 #[test]
