@@ -22,9 +22,9 @@ pub const SOURCES_PER_INTERFACE_MAX: usize = 16;
 /// queries, a pod can ask a resolver that takes half a second a thousand times a second.
 pub const PENDING_PER_INTERFACE: u32 = PENDING_SETS * PENDING_WAYS;
 /// The sets of slots of an interface. The ports and the id of a query say in which set it is …
-const PENDING_SETS: u32 = 128;
+const PENDING_SETS: u32 = 32;
 /// … and it may be in each slot of the set. In a full set, the oldest query is replaced.
-pub const PENDING_WAYS: u32 = 4;
+pub const PENDING_WAYS: u32 = 16;
 /// How many queries of all interfaces together are remembered: those of 256 interfaces that have filled all
 /// their slots. Of more, the map drops the least recently used.
 pub const PENDING_MAX: u32 = 256 * PENDING_PER_INTERFACE;
@@ -550,6 +550,36 @@ mod tests {
             }
             let most = counts.iter().max().copied();
             assert!(most <= Some(2 * PENDING_WAYS), "{counts:?}");
+        }
+    }
+
+    /// A pod that goes on asking while the network is away for seconds.
+    #[test]
+    fn bursts_of_queries_find_a_free_slot() {
+        let ip = IpHeader {
+            version: Version::V4,
+            l3: 14,
+        };
+        // splitmix64 (Steele, Lea, Flood, 2014), from one seed: the same numbers each time.
+        let mut state = 0_u64;
+        let mut random = move || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        };
+        for burst in 0..1000 {
+            let mut counts = [0; PENDING_SETS as usize];
+            for _ in 0..120 {
+                let number = random();
+                // Linux chooses the port (`ip_local_port_range` in ip(7)), the resolver library the id.
+                let port = 32_768 + (number >> 32) % 28_232;
+                let query = Query::sent(&&[7; 34][..], ip, (port as u16, 53), number as u16);
+                let set = query.expect("long enough").set();
+                counts[(set / PENDING_WAYS) as usize] += 1;
+            }
+            let most = counts.iter().max().copied();
+            assert!(most <= Some(PENDING_WAYS), "{burst}: {counts:?}");
         }
     }
 

@@ -96,8 +96,8 @@ pub fn remember(frame: &Frame<'_>, found: &Found) -> Result<Reason, Reason> {
 const ANY: u64 = 0;
 const NOTHING_THERE: u64 = 1;
 
-/// The slot for a query, and how to write into it. A query that is remembered already keeps its slot. A new
-/// query takes a free slot of its set, or the slot of the oldest query.
+/// The slot for a query, and how to write into it. A query takes the first slot of its set that is free or has
+/// the same query, else the slot of the oldest query.
 #[inline(always)]
 fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
     let mut key = SlotKey {
@@ -105,29 +105,25 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
         slot: pending.query.set(),
     };
     let mut best = key.slot;
-    // An empty slot counts as one that was asked at time zero.
     let mut oldest = u64::MAX;
     for _ in 0..PENDING_WAYS {
         // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
-        let asked_at_ns = match unsafe { maps::PENDING.get(&key) } {
-            None => 0,
-            Some(other) if other.query.is(&pending.query) => {
-                return (key, ANY, Reason::QueryRecorded);
-            }
-            Some(other) => other.asked_at_ns,
+        let Some(other) = (unsafe { maps::PENDING.get(&key) }) else {
+            return (key, NOTHING_THERE, Reason::QueryRecorded);
         };
-        if asked_at_ns < oldest {
-            oldest = asked_at_ns;
+        if other.query.is(&pending.query) {
+            return (key, ANY, Reason::QueryRecorded);
+        }
+        if other.asked_at_ns < oldest {
+            oldest = other.asked_at_ns;
             best = key.slot;
         }
         key.slot += 1;
     }
     key.slot = best;
-    let is_wanted = pending.asked_at_ns.wrapping_sub(oldest) <= PENDING_AGE_MAX_NS;
-    match oldest {
-        0 => (key, NOTHING_THERE, Reason::QueryRecorded),
-        _ if is_wanted => (key, ANY, Reason::QueryDisplaced),
-        _ => (key, ANY, Reason::QueryRecorded),
+    match pending.asked_at_ns.wrapping_sub(oldest) <= PENDING_AGE_MAX_NS {
+        true => (key, ANY, Reason::QueryDisplaced),
+        false => (key, ANY, Reason::QueryRecorded),
     }
 }
 
