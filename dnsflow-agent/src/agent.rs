@@ -10,7 +10,7 @@ mod reports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::Future,
+    future::{self, Future},
     hash::{BuildHasher as _, RandomState},
     io,
     num::NonZeroU32,
@@ -66,7 +66,7 @@ use crate::{
     ovn_db::{OvnCommand, OvnDb},
     rights::{self, WHILE_RUNNING, keep_only},
     state,
-    verdict::{self, VerdictError},
+    verdict::{self, Switch, VerdictError, Way},
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
@@ -115,6 +115,12 @@ pub enum AgentError {
     /// Packets cannot be marked.
     #[error(transparent)]
     Verdict(#[from] VerdictError),
+    /// The agent has begun with flows because Open vSwitch did not answer.
+    #[error(
+        "Open vSwitch answers now, and packets can be marked: this agent began with flows, and ends so that the next \
+         one takes marks (--verdict=auto)"
+    )]
+    MarksArePossible,
     /// A task that should run for ever has ended.
     #[error("the edge to {0} has stopped")]
     EdgeStopped(&'static str),
@@ -164,10 +170,11 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.held_for();
     let release_mark = release_mark();
+    let way = hot.block_on(verdict::choose(&options))?;
     let capture_options = capture::Options {
         ports: options.ports()?,
         release_mark: Some(release_mark),
-        mark_mask: hot.block_on(verdict::mark_mask(&options))?,
+        mark_mask: way.mark_mask(),
         ..capture::Options::default()
     };
     let config = Config {
@@ -275,6 +282,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let estimate = Arc::<Estimate>::default();
     let outside = Outside {
         claim: claim.answering(),
+        awaited: (way == Way::FlowsForNow).then(|| Switch::of(&options)),
         inputs: input_sender,
         found: found_sender,
         questions: questions_to_ask,
@@ -373,6 +381,8 @@ fn release_mark() -> NonZeroU32 {
 /// The edges' ends of the channels.
 struct Outside {
     claim: io::Result<Option<Answering>>,
+    /// Open vSwitch, if it has not said yet whether packets can be marked.
+    awaited: Option<Switch>,
     inputs: mpsc::Sender<Input<'static>>,
     found: mpsc::Sender<Input<'static>>,
     questions: mpsc::Receiver<FlowQuestion>,
@@ -406,6 +416,7 @@ async fn edges(
 ) -> Result<(), AgentError> {
     let Outside {
         claim,
+        awaited,
         inputs,
         found,
         questions,
@@ -517,9 +528,16 @@ async fn edges(
             Box::pin(api::serve(address, health, metrics)),
         );
     }
+    let marks_are_possible = async {
+        match awaited {
+            Some(switch) => switch.takes_marks().await,
+            None => future::pending().await,
+        }
+    };
     tokio::select! {
         // Dropped, not sent.
         _ = stopped => Ok(()),
+        () = marks_are_possible => Err(AgentError::MarksArePossible),
         ended = tasks.join_next() => match ended {
             Some(Ok(name)) => Err(AgentError::EdgeStopped(name)),
             Some(Err(panic)) if panic.is_panic() => std::panic::resume_unwind(panic.into_panic()),

@@ -4,7 +4,7 @@
 //! mark. Both hold in the kernel's datapath, and for each interface: an answer counts only if the program on the
 //! same hook has seen the question.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, future, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
@@ -66,17 +66,38 @@ pub enum Unanswered {
     Database(String),
 }
 
-/// The bits of a packet's mark that say its verdict; `None` if addresses have flows of their own. Says which way it
-/// is, and why. If Open vSwitch does not answer, `--verdict=kernel` is taken at its word, and `auto` takes flows.
+/// How addresses are opened on this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Way {
+    /// By flows of their own.
+    Flows,
+    /// By flows of their own, since Open vSwitch does not say whether packets can be marked.
+    FlowsForNow,
+    /// By marks in these bits.
+    Marks(NonZeroU32),
+}
+
+impl Way {
+    /// The bits of a packet's mark that say its verdict.
+    pub fn mark_mask(self) -> Option<NonZeroU32> {
+        match self {
+            Self::Flows | Self::FlowsForNow => None,
+            Self::Marks(mask) => Some(mask),
+        }
+    }
+}
+
+/// Chooses how addresses are opened, and says why. If Open vSwitch does not answer, `--verdict=kernel` is taken at its
+/// word, and `auto` takes flows.
 ///
 /// # Errors
 ///
 /// With `--verdict=kernel`, if packets cannot be marked.
-pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, VerdictError> {
+pub async fn choose(options: &AgentOptions) -> Result<Way, VerdictError> {
     let found = match (options.verdict, &options.pin_dir) {
-        (Verdict::Flows, _) => return Ok(None),
+        (Verdict::Flows, _) => return Ok(Way::Flows),
         (Verdict::Auto, None) => Ok(Some(Obstacle::NotPinned)),
-        (Verdict::Auto | Verdict::Kernel, _) => patiently(options).await,
+        (Verdict::Auto | Verdict::Kernel, _) => patiently(&Switch::of(options)).await,
     };
     match (options.verdict, found) {
         (Verdict::Kernel, Ok(Some(obstacle @ Obstacle::NotInKernel))) => {
@@ -92,12 +113,15 @@ pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, Ver
         (Verdict::Kernel, Ok(_)) | (_, Ok(None)) => {}
         (_, Ok(Some(obstacle))) => {
             info!(reason = %obstacle, "addresses are opened by flows of their own");
-            return Ok(None);
+            return Ok(Way::Flows);
         }
         (_, Err(error)) => {
             let error = with_causes(&error);
-            info!(error, "addresses are opened by flows of their own");
-            return Ok(None);
+            info!(
+                error,
+                "addresses are opened by flows of their own until Open vSwitch answers"
+            );
+            return Ok(Way::FlowsForNow);
         }
     }
     let mask = options.mark_mask;
@@ -105,30 +129,60 @@ pub async fn mark_mask(options: &AgentOptions) -> Result<Option<NonZeroU32>, Ver
         mask = format_args!("{mask:#x}"),
         "addresses are opened by marks"
     );
-    Ok(Some(mask))
+    Ok(Way::Marks(mask))
+}
+
+/// Where Open vSwitch is asked.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    openflow_socket: PathBuf,
+    database: Remotes,
+}
+
+impl Switch {
+    /// Where these options say that it is.
+    pub fn of(options: &AgentOptions) -> Self {
+        let database = options.ovs_db.clone();
+        Self {
+            openflow_socket: options.openflow_socket.path.clone(),
+            database: database.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET])),
+        }
+    }
+
+    /// Waits until Open vSwitch says that packets can be marked. Never ends if they cannot.
+    pub async fn takes_marks(self) {
+        loop {
+            match self.obstacle().await {
+                Ok(None) => return,
+                Ok(Some(obstacle)) => {
+                    info!(reason = %obstacle, "addresses are opened by flows of their own");
+                    return future::pending().await;
+                }
+                Err(_) => sleep(PATIENCE).await,
+            }
+        }
+    }
+
+    /// What Open vSwitch has against marks.
+    async fn obstacle(&self) -> Result<Option<Obstacle>, Unanswered> {
+        if !vswitchd::is_in_kernel(&self.openflow_socket).await? {
+            return Ok(Some(Obstacle::NotInKernel));
+        }
+        let offloads = timeout(PAUSE, vswitch_db::offloads(&self.database)).await;
+        let offloads = offloads
+            .map_err(|_| Unanswered::Database("no answer".to_owned()))?
+            .map_err(Unanswered::Database)?;
+        Ok(offloads.then_some(Obstacle::Offloaded))
+    }
 }
 
 /// Asks Open vSwitch until it answers.
-async fn patiently(options: &AgentOptions) -> Result<Option<Obstacle>, Unanswered> {
+async fn patiently(switch: &Switch) -> Result<Option<Obstacle>, Unanswered> {
     let end = Instant::now() + PATIENCE;
     loop {
-        match obstacle(options).await {
+        match switch.obstacle().await {
             Err(_) if Instant::now() < end => sleep(PAUSE).await,
             result => return result,
         }
     }
-}
-
-/// What Open vSwitch has against marks.
-async fn obstacle(options: &AgentOptions) -> Result<Option<Obstacle>, Unanswered> {
-    if !vswitchd::is_in_kernel(&options.openflow_socket.path).await? {
-        return Ok(Some(Obstacle::NotInKernel));
-    }
-    let remotes = options.ovs_db.clone();
-    let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));
-    let offloads = timeout(PAUSE, vswitch_db::offloads(&remotes)).await;
-    let offloads = offloads
-        .map_err(|_| Unanswered::Database("no answer".to_owned()))?
-        .map_err(Unanswered::Database)?;
-    Ok(offloads.then_some(Obstacle::Offloaded))
 }

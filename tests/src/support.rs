@@ -3,6 +3,7 @@
 use std::{
     env::VarError,
     fmt::Display,
+    fs,
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
     path::{Path, PathBuf},
@@ -32,6 +33,12 @@ pub const VERDICT_VARIABLE: &str = "DNSFLOW_VERDICT";
 /// Whether the agents open addresses by marks.
 pub fn is_by_verdict() -> bool {
     std::env::var_os(VERDICT_VARIABLE).is_some_and(|verdict| verdict == "kernel")
+}
+
+/// Whether QEMU emulates this machine's processors. Such a machine is some ten times slower than its host.
+pub fn is_emulated() -> bool {
+    let processors = fs::read_to_string("/proc/cpuinfo");
+    processors.is_ok_and(|processors| processors.contains("QEMU TCG CPU"))
 }
 
 /// Ends the reason of a test that this machine's kernel cannot run, but a stock one can.

@@ -37,6 +37,9 @@ pub(crate) struct TestCommand {
     /// With --vm: how the agents open addresses, as their option of the same name
     #[arg(long, value_enum, requires = "vm")]
     verdict: Option<Verdict>,
+    /// With --vm: only this program of tests (a file or directory of tests/tests); may be given more than once
+    #[arg(long, value_name = "NAME", requires = "vm", conflicts_with = "short")]
+    program: Vec<String>,
     /// Fail when a test could not run, too, unless it is left to another machine
     #[arg(long)]
     all_must_run: bool,
@@ -71,6 +74,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
         vm,
         short,
         verdict,
+        program,
         all_must_run,
         filters,
     } = command;
@@ -92,6 +96,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
                 ovn: &ovn,
                 short,
                 verdict,
+                only: &program,
                 filters: &filters,
             };
             in_vm::run(kernel, &which, &mut tally)?;

@@ -52,25 +52,38 @@ const OUTSIDE: [&str; 10] = [
     "tidy",
 ];
 
+/// A program whose tests run one at a time: each of them fills an emulated machine.
+const ONE_AT_A_TIME: &str = "faults";
+
 /// Which tests run, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Which<'a> {
     pub(super) ovn: &'a [Ovn],
     pub(super) short: bool,
     pub(super) verdict: Option<Verdict>,
+    /// The programs of tests; all if there are none.
+    pub(super) only: &'a [String],
     pub(super) filters: &'a [String],
 }
 
 /// Runs the tests and adds to the tally.
 pub(super) fn run(kernel: Kernel, which: &Which<'_>, tally: &mut Tally) -> Result<()> {
     let programs = build()?;
+    for name in which.only {
+        let is_there = programs.iter().any(|(program, _)| program == name);
+        ensure!(
+            is_there && !OUTSIDE.contains(&name.as_str()),
+            "--program {name}: no program of tests that runs in a virtual machine"
+        );
+    }
     let machine = Machine::prepare(kernel, &|text| eprintln!("{text}"))?;
     let not_run = machine.result("not-run.txt");
     let mut jobs = Vec::new();
     for generation in which.ovn {
-        let inside = programs
-            .iter()
-            .filter(|(name, _)| !OUTSIDE.contains(&name.as_str()));
+        let inside = programs.iter().filter(|(name, _)| {
+            let is_wanted = which.only.is_empty() || which.only.contains(name);
+            is_wanted && !OUTSIDE.contains(&name.as_str())
+        });
         for (name, program) in inside {
             let mut arguments = which.filters.to_vec();
             if which.short {
@@ -78,6 +91,9 @@ pub(super) fn run(kernel: Kernel, which: &Which<'_>, tally: &mut Tally) -> Resul
                     continue;
                 };
                 arguments.extend(tests.iter().map(|&test| test.to_owned()));
+            }
+            if name == ONE_AT_A_TIME {
+                arguments.push("--test-threads=1".to_owned());
             }
             jobs.push(job(
                 *generation,
