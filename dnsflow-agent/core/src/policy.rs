@@ -67,7 +67,7 @@ pub(crate) struct Policy {
     profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
-    /// By namespace, when the rules of its EgressFirewall came.
+    /// By namespace, when the rules of its EgressFirewall came, if they were not there at the agent's start.
     came_at: BTreeMap<String, Timestamp>,
     /// Whether EgressFirewalls were read.
     firewalls_read: bool,
@@ -193,6 +193,7 @@ impl Policy {
         now: Timestamp,
     ) -> BTreeSet<String> {
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        let is_start = !self.firewalls_read;
         self.firewalls_read |= update.reset;
         if update.reset {
             let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
@@ -218,7 +219,9 @@ impl Policy {
             match self.firewalls.insert(id, firewall.clone()) {
                 Some(before) if before.is_like(&firewall) => {}
                 before => {
-                    self.came_at.insert(namespace.clone(), now);
+                    if !is_start {
+                        self.came_at.insert(namespace.clone(), now);
+                    }
                     self.expect_takeover(namespace, before, now);
                 }
             }

@@ -133,7 +133,7 @@ pub struct RulesView {
     pub part: Firewall,
     /// How many rules the EgressFirewall has.
     pub count: usize,
-    /// When the rules came.
+    /// When the rules came; zero if they were there at the agent's start.
     pub came_at: Timestamp,
     /// Whether OVN still enforces the EgressFirewall before this one.
     pub enforces_former: bool,

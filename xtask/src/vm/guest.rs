@@ -14,6 +14,9 @@ use dnsflow_tests::support::root_directory;
 const AGED: &str =
     "while read -r uptime _ < /proc/uptime && [ ${uptime%.*} -lt 12 ]; do sleep 0.5; done\n";
 
+/// As many open files as systemd allows (systemd-system.conf(5)): the kernel's own limit is 1,024.
+const FILES: &str = "ulimit -n 524288\n";
+
 /// What the jobs print.
 pub(super) const OUTPUT: &str = "output.log";
 /// A line for each job that has ended: its exit status and its name.
@@ -113,6 +116,7 @@ impl Guest {
         );
         line(&mut script, &[&modprobe, "openvswitch"]);
         script += AGED;
+        script += FILES;
         script += "set +e\n";
         let ends = quoted(self.results.join(ENDS));
         for job in jobs {

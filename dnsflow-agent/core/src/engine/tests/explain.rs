@@ -442,3 +442,20 @@ fn a_node_is_shown_with_its_ports_and_firewalls() {
     assert_eq!(entries.len(), 2);
     assert_eq!(node.engine.view().ports_of("ns1", "p1"), ["ns1_p1"]);
 }
+
+#[test]
+fn rules_that_were_there_at_the_start_came_at_no_time() {
+    let mut node = Node::bare();
+    let came_at = |node: &Node| {
+        let rules = node.engine.view().rules("ns1", 0, 8);
+        rules.expect("there is a firewall").came_at
+    };
+    // The API server may answer seconds after the start of the agent.
+    node.give(firewalls(true, Some(firewall(&[deny_all()]))));
+    assert_eq!(came_at(&node), Timestamp::default());
+    node.pass(Duration::from_secs(1));
+    node.set_firewall(&[deny_all()]);
+    assert_eq!(came_at(&node), Timestamp::default(), "nothing is new");
+    node.set_firewall(&[allow("example.com"), deny_all()]);
+    assert_eq!(came_at(&node), node.now);
+}
