@@ -359,7 +359,7 @@ pub struct AgentOptions {
     pub dry_run: bool,
 
     /// How an address is opened: by flows of its own, by a mark on packets to it, or as is possible
-    #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "flows")]
+    #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "auto")]
     pub verdict: Verdict,
 
     /// The bits of the mark of packets that say their verdict; nobody else on the node may use them

@@ -13,7 +13,11 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use serde_json::Value;
 
 use crate::{
-    lab::Lab, marks, process::wait_until, relay::Relay, support::is_by_verdict,
+    lab::{Datapath, Lab},
+    marks,
+    process::wait_until,
+    relay::Relay,
+    support::{VERDICT_VARIABLE, is_by_verdict},
     topology::DNS_SERVICE,
 };
 
@@ -89,6 +93,9 @@ impl Lab {
         if is_by_verdict() {
             // As flows do, marks outlive the agent then; and the lab can read them.
             command.env("DNSFLOW_PIN_DIR", self.pins()?);
+        } else if self.datapath() == Datapath::System {
+            // With programs that outlive the agent, the default is marks here.
+            command.env(VERDICT_VARIABLE, "flows");
         }
         self.node().enter(&mut command)?;
         Ok(command)

@@ -85,7 +85,7 @@ fn without_arguments_the_defaults_hold() {
             nat64_prefix: Vec::new(),
             allow_answers: Vec::new(),
             dry_run: false,
-            verdict: Verdict::Flows,
+            verdict: Verdict::Auto,
             mark_mask: mask(0xffe0_0000),
             denied_events: false,
             listen: None,

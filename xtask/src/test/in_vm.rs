@@ -26,7 +26,10 @@ const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
 const SHORT: [(&str, &[&str]); 6] = [
-    ("bpf", &[]),
+    (
+        "bpf",
+        &["attach::", "cost::the_verifier", "hold::", "marks::"],
+    ),
     ("handover", &[]),
     ("hold", &[]),
     (
