@@ -26,7 +26,7 @@ use anyhow::{Context, Result, ensure};
 use dnsflow_tests::lab::{Datapath, Lab};
 
 pub(crate) use report::Report;
-use rows::Row;
+use rows::{Differs, Row};
 use stage::{Stage, Verdict};
 
 /// What is to be measured, and where it goes.
@@ -34,6 +34,8 @@ use stage::{Stage, Verdict};
 pub(crate) struct Options {
     /// As little as shows that every row can be filled.
     pub(crate) short: bool,
+    /// On the userspace datapath, the agent's own work by marks, too.
+    pub(crate) marks: bool,
     /// Only the rows whose names begin with one of these.
     pub(crate) only: Vec<String>,
     /// Where the values go as JSON.
@@ -51,14 +53,15 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
     ensure!(!rows.is_empty(), "no row has such a name");
     let mut report = Report::new(lab, options.short)?;
     let mut stage = Stage::set(lab, options.short)?;
-    // Where packets can be marked, both ways are measured side by side, row by row.
-    let both = match lab.datapath() {
-        Datapath::Netdev => &[Verdict::Flows][..],
-        Datapath::System => &[Verdict::Flows, Verdict::Kernel],
-    };
+    // Both ways are measured side by side, row by row.
     let ways = |row: &'static Row| {
-        let ways = if row.by_verdict { both } else { &both[..1] };
-        ways.iter().map(move |way| (row, *way))
+        let by_marks = match (row.differs, lab.datapath()) {
+            (Differs::Nowhere, _) | (Differs::InKernel, Datapath::Netdev) => false,
+            (Differs::Everywhere, Datapath::Netdev) => options.marks,
+            (_, Datapath::System) => true,
+        };
+        let by_marks = by_marks.then_some((row, Verdict::Kernel));
+        [(row, Verdict::Flows)].into_iter().chain(by_marks)
     };
     let rows: Vec<_> = rows.into_iter().flat_map(ways).collect();
     let mut failed = Vec::new();

@@ -3,8 +3,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     net::Ipv4Addr,
     ops::Range,
+    os::unix::fs::symlink,
+    path::PathBuf,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -18,7 +21,7 @@ use dnsflow_core::flow::FlowKey;
 use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,
-    lab::Lab,
+    lab::{Datapath, Lab},
     process::run,
     topology::DNS_POD_PORT,
 };
@@ -211,12 +214,28 @@ impl<'a> Stage<'a> {
         Ok(agent)
     }
 
+    /// The switch's socket in a place where nobody says which datapath it has: `--verdict=kernel` is taken at its word.
+    fn silent_switch(&self) -> Result<PathBuf> {
+        let dir = self.lab.base().join("silent");
+        let socket = dir.join("br-int.mgmt");
+        if !dir.exists() {
+            fs::create_dir(&dir)?;
+            symlink(self.lab.socket("br-int.mgmt"), &socket)?;
+        }
+        Ok(socket)
+    }
+
     fn start(&self, mode: Mode, verdict: Verdict, arguments: &[&str], log: &str) -> Result<Agent> {
         let mode = match mode {
             Mode::Hold => "--hold=true",
             Mode::Observe => "--hold=false",
         };
-        let mut command = self.lab.agent_command(&agent::binary()?)?;
+        let mut command = match (verdict, self.lab.datapath()) {
+            (Verdict::Kernel, Datapath::Netdev) => self
+                .lab
+                .agent_command_at(&agent::binary()?, &self.silent_switch()?)?,
+            _ => self.lab.agent_command(&agent::binary()?)?,
+        };
         command.env("RUST_LOG", log);
         let verdict = match verdict {
             Verdict::Flows => "--verdict=flows",

@@ -1,6 +1,6 @@
 //! The benchmark: what `cargo xtask bench` builds and runs.
 //!
-//! `lab --root DIR [--short] [--json FILE] [--svg FILE] [--only ROW]...`
+//! `lab --root DIR [--short] [--marks] [--json FILE] [--svg FILE] [--only ROW]...`
 
 #[path = "../bench/mod.rs"]
 mod bench;
@@ -30,6 +30,9 @@ struct Arguments {
     /// Plot the latencies' distributions to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// On the userspace datapath, measure the agent's own work by marks, too, although no packet is marked there
+    #[arg(long)]
+    marks: bool,
     /// Only the rows whose names begin so; may be given more than once
     #[arg(long, value_name = "ROW")]
     only: Vec<String>,
@@ -39,6 +42,7 @@ fn main() -> Result<()> {
     let Arguments {
         root,
         short,
+        marks,
         json,
         svg,
         only,
@@ -52,6 +56,7 @@ fn main() -> Result<()> {
     })?;
     let options = bench::Options {
         short,
+        marks,
         only,
         json,
         svg,

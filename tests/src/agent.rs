@@ -70,7 +70,8 @@ impl Lab {
         self.agent_command_at(binary, &self.socket("br-int.mgmt"))
     }
 
-    fn agent_command_at(&self, binary: &Path, openflow: &Path) -> Result<Command> {
+    /// The same for an agent that reaches the switch at this socket.
+    pub fn agent_command_at(&self, binary: &Path, openflow: &Path) -> Result<Command> {
         let mut command = Command::new(binary);
         command
             .arg("agent")

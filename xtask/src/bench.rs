@@ -33,6 +33,9 @@ pub(crate) struct BenchCommand {
     /// As little as shows that every row can be filled
     #[arg(long)]
     short: bool,
+    /// On the userspace datapath, measure the agent's own work by marks, too, although no packet is marked there
+    #[arg(long, conflicts_with = "vm")]
+    marks: bool,
     /// Only the rows whose names begin so; may be given more than once
     #[arg(long, value_name = "ROW")]
     only: Vec<String>,
@@ -53,6 +56,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         json,
         svg,
         short,
+        marks,
         only,
         ovn,
         vm,
@@ -64,6 +68,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
     let program = build(NAME)?;
     let mut arguments = vec!["--root".to_owned(), text(&root_directory(ovn.suite())?)];
     arguments.extend(short.then(|| "--short".to_owned()));
+    arguments.extend(marks.then(|| "--marks".to_owned()));
     for row in only {
         arguments.extend(["--only".to_owned(), row]);
     }

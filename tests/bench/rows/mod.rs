@@ -21,9 +21,20 @@ pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// What is measured, for whoever waits.
     pub(crate) told: &'static str,
-    /// Whether the way in which the agent opens addresses makes a difference.
-    pub(crate) by_verdict: bool,
+    /// Where the way in which the agent opens addresses makes a difference.
+    pub(crate) differs: Differs,
     pub(crate) measure: fn(&Stage<'_>) -> Result<Measured>,
+}
+
+/// Where it makes a difference to a row how the agent opens addresses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Differs {
+    /// Nowhere, or the row measures both.
+    Nowhere,
+    /// Where packets can be marked.
+    InKernel,
+    /// Also where the switch sees no mark: the row is about the agent's own work.
+    Everywhere,
 }
 
 /// All of them.
@@ -31,79 +42,79 @@ pub(crate) const ALL: &[Row] = &[
     Row {
         name: "activation",
         told: "from the captured answer to the flow in the switch, and by ovs-ofctl",
-        by_verdict: true,
+        differs: Differs::Everywhere,
         measure: activation::agent_and_ofctl,
     },
     Row {
         name: "dnstap",
         told: "the same behind unbound's dnstap",
-        by_verdict: false,
+        differs: Differs::Nowhere,
         measure: activation::dnstap,
     },
     Row {
         name: "cpu",
         told: "processor time per answer",
-        by_verdict: true,
+        differs: Differs::Everywhere,
         measure: cpu::measure,
     },
     Row {
         name: "round-trip",
         told: "what the agent adds to a DNS round trip",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: round_trip::measure,
     },
     Row {
         name: "connect",
         told: "resolve, then connect at once",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: connect::measure,
     },
     Row {
         name: "syn",
         told: "first packets lost",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: first_packet::alone,
     },
     Row {
         name: "neighbour",
         told: "first packets lost while denied neighbours keep drop megaflows alive",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: first_packet::beside_neighbours,
     },
     Row {
         name: "rate",
         told: "answers per second, each opening an address",
-        by_verdict: true,
+        differs: Differs::Everywhere,
         measure: rate::measure,
     },
     Row {
         name: "throughput",
         told: "TCP with the programs attached and without",
-        by_verdict: false,
+        differs: Differs::Nowhere,
         measure: throughput::measure,
     },
     Row {
         name: "memory",
         told: "the agent's memory with 100,000 cache entries, and a wipe of 100,000 flows",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: memory::measure,
     },
     Row {
         name: "restart",
         told: "a restart of ovn-controller with 10,000 addresses in use",
-        by_verdict: true,
+        differs: Differs::InKernel,
         measure: restart::measure,
     },
     Row {
         name: "match",
         told: "one name against 10,000 rules",
-        by_verdict: false,
+        differs: Differs::Nowhere,
         measure: core::matching,
     },
     Row {
         name: "resync",
         told: "plan and diff of 100,000 flows",
-        by_verdict: false,
+        differs: Differs::Nowhere,
         measure: core::resync,
     },
 ];
