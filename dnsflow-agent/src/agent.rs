@@ -170,7 +170,14 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.held_for();
     let release_mark = release_mark();
-    let way = hot.block_on(verdict::choose(&options))?;
+    let way = {
+        // Threads that read files for it end with this runtime: they have what this thread gives up below.
+        let asking = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed("start the runtime"))?;
+        asking.block_on(verdict::choose(&options))?
+    };
     let capture_options = capture::Options {
         ports: options.ports()?,
         release_mark: Some(release_mark),

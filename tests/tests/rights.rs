@@ -205,7 +205,10 @@ fn the_main_job_is_done_with_the_capabilities_of_the_restricted_overlay() {
 fn privileged_it_gives_up_the_rest_by_itself() {
     let lab = lab!("rights-base", agent);
     prepare(&lab).expect("it is prepared");
-    let agent = lab.start_agent(&[]).expect("the agent is ready");
+    // As in a cluster: then the agent also asks Open vSwitch which way it can take, before it gives anything up.
+    let pins = lab.pins().expect("a BPF file system");
+    let agent = lab.start_agent(&[&format!("--pin-dir={}", pins.display()), "--verdict=auto"]);
+    let agent = agent.expect("the agent is ready");
     let threads = of_threads(&agent).expect("they are there");
     for thread in &threads {
         let [permitted, inheritable, effective, ambient, bounding, no_new] = *thread;

@@ -57,8 +57,8 @@ const OUTSIDE: [&str; 11] = [
     "tidy",
 ];
 
-/// A program whose tests run one at a time: each of them fills an emulated machine.
-const ONE_AT_A_TIME: &str = "faults";
+/// The tests of faults run one at a time, since each of them fills an emulated machine, and print what they cost.
+const FAULTS: (&str, [&str; 2]) = ("faults", ["--test-threads=1", "--show-output"]);
 
 /// Which tests run, and how.
 #[derive(Clone, Copy, Debug)]
@@ -97,8 +97,8 @@ pub(super) fn run(kernel: Kernel, which: &Which<'_>, tally: &mut Tally) -> Resul
                 };
                 arguments.extend(tests.iter().map(|&test| test.to_owned()));
             }
-            if name == ONE_AT_A_TIME {
-                arguments.push("--test-threads=1".to_owned());
+            if name == FAULTS.0 {
+                arguments.extend(FAULTS.1.map(str::to_owned));
             }
             jobs.push(job(
                 *generation,
