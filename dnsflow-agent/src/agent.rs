@@ -10,6 +10,7 @@ mod reports;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     future::{self, Future},
     hash::{BuildHasher as _, RandomState},
     io,
@@ -167,6 +168,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let (conntrack, conntrack_requests) = mpsc::channel(conntrack::REQUESTS_MAX);
     let (datapath, looks) = mpsc::channel(LOOKS_MAX);
     let (stop, stopped) = oneshot::channel::<()>();
+    // Never sent: dropped when the edges end.
+    let (running, mut edges_end) = oneshot::channel::<Infallible>();
     let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.held_for();
     let release_mark = release_mark();
@@ -308,7 +311,10 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     };
     let edges = thread::Builder::new()
         .name("edges".into())
-        .spawn(move || slow.block_on(edges(options, outside, stopped)))
+        .spawn(move || {
+            let _while_they_run = running;
+            slow.block_on(edges(options, outside, stopped))
+        })
         .map_err(failed("start the edges' thread"))?;
     let mut node = Hot {
         engine,
@@ -348,7 +354,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         counters_at: now() + COUNTERS_INTERVAL,
         lost_lines,
     };
-    let result = hot.block_on(node.run(&mut inputs, &mut found, &mut asked));
+    let result = hot.block_on(node.run(&mut inputs, &mut found, &mut asked, &mut edges_end));
     if let Some(dir) = &state_dir
         && let Err(error) = state::save(dir, &node.engine.snapshot(now()))
     {
@@ -638,6 +644,7 @@ impl Hot {
         inputs: &mut mpsc::Receiver<Input<'static>>,
         found: &mut mpsc::Receiver<Input<'static>>,
         asked: &mut mpsc::Receiver<Inquiry>,
+        edges_end: &mut oneshot::Receiver<Infallible>,
     ) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(failed("watch for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed("watch for SIGINT"))?;
@@ -657,16 +664,14 @@ impl Hot {
                         self.switch_event(event);
                     }
                 }
-                input = inputs.recv() => match input {
-                    Some(input) => self.engine.handle(input, now()),
-                    // An edge has stopped: its thread's result says which.
-                    None => break,
-                },
+                Some(input) = inputs.recv() => self.engine.handle(input, now()),
                 Some(input) = found.recv() => self.engine.handle(input, now()),
                 Some(inquiry) = asked.recv() => inquiry(&self.engine, now()),
                 // Some at a time, as with what is found: a frame must not wait for all of them.
                 () = std::future::ready(()), if self.reading.is_some() => self.read_marks(),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
+                // An edge has stopped: its thread's result says which.
+                _ = &mut *edges_end => break,
                 _ = terminate.recv() => {
                     info!("SIGTERM: stopping; the flows stay until the hard timeout of their sentinel flows");
                     break;

@@ -179,10 +179,17 @@ impl Switch {
 /// Asks Open vSwitch until it answers.
 async fn patiently(switch: &Switch) -> Result<Option<Obstacle>, Unanswered> {
     let end = Instant::now() + PATIENCE;
-    loop {
-        match switch.obstacle().await {
-            Err(_) if Instant::now() < end => sleep(PAUSE).await,
-            result => return result,
-        }
+    let mut answer = switch.obstacle().await;
+    if let Err(error) = &answer {
+        info!(
+            socket = %switch.openflow_socket.display(),
+            error = with_causes(error),
+            "waiting ten seconds for Open vSwitch to say whether packets can be marked"
+        );
     }
+    while answer.is_err() && Instant::now() < end {
+        sleep(PAUSE).await;
+        answer = switch.obstacle().await;
+    }
+    answer
 }
