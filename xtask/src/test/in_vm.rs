@@ -25,7 +25,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
-const SHORT: [(&str, &[&str]); 6] = [
+const SHORT: [(&str, &[&str]); 7] = [
     (
         "bpf",
         &["attach::", "cost::the_verifier", "hold::", "marks::"],
@@ -38,6 +38,7 @@ const SHORT: [(&str, &[&str]); 6] = [
     ),
     ("restarts", &[]),
     ("rights", &[]),
+    ("ways", &[]),
 ];
 
 /// Programs whose tests neither kernel nor datapath make a difference to: they run outside. Those of
