@@ -16,7 +16,7 @@ use crate::{
     vswitchd::{self, with_causes},
 };
 
-/// How long Open vSwitch is waited for. It may start at the same time as the agent.
+/// How long `--verdict=kernel` waits for Open vSwitch, which may start at the same time as the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ impl Way {
 }
 
 /// Chooses how addresses are opened, and says why. If Open vSwitch does not answer, `--verdict=kernel` is taken at its
-/// word, and `auto` takes flows.
+/// word after some seconds, and `auto` takes flows at once: [`Switch::takes_marks`] says when it can do better.
 ///
 /// # Errors
 ///
@@ -97,7 +97,8 @@ pub async fn choose(options: &AgentOptions) -> Result<Way, VerdictError> {
     let found = match (options.verdict, &options.pin_dir) {
         (Verdict::Flows, _) => return Ok(Way::Flows),
         (Verdict::Auto, None) => Ok(Some(Obstacle::NotPinned)),
-        (Verdict::Auto | Verdict::Kernel, _) => patiently(&Switch::of(options)).await,
+        (Verdict::Auto, Some(_)) => Switch::of(options).obstacle().await,
+        (Verdict::Kernel, _) => patiently(&Switch::of(options)).await,
     };
     match (options.verdict, found) {
         (Verdict::Kernel, Ok(Some(obstacle @ Obstacle::NotInKernel))) => {
@@ -158,7 +159,7 @@ impl Switch {
                     info!(reason = %obstacle, "addresses are opened by flows of their own");
                     return future::pending().await;
                 }
-                Err(_) => sleep(PATIENCE).await,
+                Err(_) => sleep(PAUSE).await,
             }
         }
     }

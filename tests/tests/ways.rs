@@ -19,7 +19,7 @@ use dnsflow_tests::{
     support::{LEFT_TO_VM, not_run, this_test},
 };
 
-/// A start of the agent on an emulated machine, after ten seconds of waiting for Open vSwitch.
+/// A start of the agent on an emulated machine.
 const PATIENT: Duration = Duration::from_secs(60);
 /// Between two datagrams.
 const PAUSE: Duration = Duration::from_millis(20);
