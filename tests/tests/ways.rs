@@ -51,11 +51,6 @@ fn start(lab: &Lab, verdict: &str) -> Agent {
     agent.expect("the agent is ready")
 }
 
-fn wait_log(agent: &Agent, text: &str) {
-    let waited = wait_until(text, PATIENT, || Ok(agent.log()?.contains(text)));
-    waited.unwrap_or_else(|error| panic!("{error}\n{}", agent.log().unwrap_or_default()));
-}
-
 #[test]
 fn auto_takes_flows_until_open_vswitch_answers() {
     let lab = lab!("ways-auto", agent);
@@ -65,11 +60,19 @@ fn auto_takes_flows_until_open_vswitch_answers() {
     lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
         .expect("it stops");
     let mut first = lab.spawn_agent(&arguments).expect("it starts");
-    wait_log(&first, "until Open vSwitch answers");
+    let flows = "addresses are opened by flows of their own";
+    first
+        .wait_event(&format!("{flows} until Open vSwitch answers"))
+        .expect("it says so");
     lab.start_daemon(Daemon::Vswitchd).expect("it starts");
     let agent = match lab.datapath() {
         Datapath::Netdev => {
-            wait_log(&first, "the bridge is not in the kernel's datapath");
+            first.wait_event(flows).expect("it says so");
+            let log = first.log().expect("its log");
+            assert!(
+                log.contains("the bridge is not in the kernel's datapath"),
+                "{log}"
+            );
             assert_eq!(first.exit_status().expect("it is ours"), None);
             first.wait_ready().expect("the agent is ready")
         }
@@ -81,9 +84,11 @@ fn auto_takes_flows_until_open_vswitch_answers() {
             })
             .expect("it ends");
             assert_eq!(status.and_then(|status| status.code()), Some(1));
-            wait_log(&first, "and packets can be marked");
+            let log = first.log().expect("its log");
+            assert!(log.contains("and packets can be marked"), "{log}");
             let next = lab.start_agent(&arguments).expect("the agent is ready");
-            wait_log(&next, "addresses are opened by marks");
+            let log = next.log().expect("its log");
+            assert!(log.contains("addresses are opened by marks"), "{log}");
             next
         }
     };
