@@ -28,6 +28,9 @@ pub const PENDING_WAYS: u32 = 16;
 /// How many queries of all interfaces together are remembered: those of 256 interfaces that have filled all
 /// their slots. Of more, the map drops the least recently used.
 pub const PENDING_MAX: u32 = 256 * PENDING_PER_INTERFACE;
+/// The layout of [`SlotKey`] and [`Pending`], and how a query finds its slot. The map outlives the agent: the
+/// programs of an agent with another layout begin with an empty one.
+pub const PENDING_LAYOUT: u32 = 1;
 /// How long a query waits for its answer: twice the time after which resolvers usually ask again
 /// (`timeout` in resolv.conf(5)).
 pub const PENDING_AGE_MAX_NS: u64 = 10_000_000_000;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, UdpSocket},
     path::Path,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -11,14 +11,18 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_agent::capture::UNASKED_GRACE;
 use dnsflow_tests::{
     agent,
     firewall::RuleSpec,
+    frames::{Answer, query},
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
+    pod::DNS,
     process::wait_until,
     support::{not_run, this_test},
+    topology::DNS_POD_PORT,
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
@@ -205,4 +209,59 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
     });
     println!("{} names were asked for, and all are open", asked.len());
     assert!(asked.len() > 20, "{asked:?}");
+}
+
+/// The name server is slow, and agents come and go meanwhile.
+#[test]
+fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
+    let lab = lab!("handover-slow", agent);
+    set_up(&lab);
+    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let option = format!("--pin-dir={}", dir.display());
+    let start = || lab.start_agent(&[&option]).expect("the agent is ready");
+    lab.stop_dns().expect("it stops");
+    // A socket stays in the namespace that it was made in.
+    let bind = |pod, port| {
+        let netns = lab.pod(pod).netns();
+        let socket = netns.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?));
+        let socket = socket.expect("the port is free");
+        socket.set_read_timeout(Some(PATIENT)).expect("a time");
+        socket
+    };
+    let (server, client) = (bind("dns", DNS_POD_PORT), bind("ns1_pod1", 0));
+    let ask = |number: u8| {
+        let question = query(number.into(), &name(number));
+        client.send_to(&question, DNS).expect("it is sent");
+        let (_, from) = server.recv_from(&mut [0; 512]).expect("the question");
+        from
+    };
+    let answer = |number: u8, to| {
+        let answer = Answer {
+            id: number.into(),
+            ..Answer::new(&name(number), &[address(number)])
+        };
+        server.send_to(&answer.build(), to).expect("it is sent");
+        client.recv_from(&mut [0; 512]).expect("the answer");
+    };
+
+    let agent = start();
+    let first = ask(1);
+    agent.kill().expect("it is killed");
+    // Nobody runs, and the programs see the question.
+    let second = ask(2);
+    let agent = start();
+    thread::sleep(2 * UNASKED_GRACE);
+    answer(1, first);
+    answer(2, second);
+    let expected = BTreeSet::from([address(1), address(2)]);
+    wait_until("both names", PATIENT, || Ok(open(&lab) == expected)).expect("they are open");
+    // Once more: each question has one answer.
+    let forged = Answer {
+        id: 1,
+        ..Answer::new(&name(1), &[address(3)])
+    };
+    server.send_to(&forged.build(), first).expect("it is sent");
+    client.recv_from(&mut [0; 512]).expect("the answer");
+    agent.terminate().expect("it ends");
+    assert_eq!(open(&lab), expected);
 }

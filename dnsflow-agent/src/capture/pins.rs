@@ -1,9 +1,10 @@
 //! What outlives the agent in the kernel, so that the next one misses no answer: the links that hold the
-//! programs on the veths, and the ring buffer that the programs go on writing to.
+//! programs on the veths, the ring buffer that the programs go on writing to, the queries that wait for their
+//! answers, and the addresses that are open by a mark.
 //!
-//! Both are pinned in a BPF file system. The next agent puts its own programs into the links, and reads
-//! the ring buffer as soon as the agent knows the node. Nothing else is taken over, so that only the
-//! layout of a record has to be the same (`docs/decisions/handover.md`).
+//! All are pinned in a BPF file system. The next agent puts its own programs into the links, and reads
+//! the ring buffer as soon as the agent knows the node. Its programs go on with the two maps. Nothing else is
+//! taken over, so that few layouts have to be the same (`docs/decisions/handover.md`).
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ use aya::{
     },
 };
 use dnsflow_common::{
-    key::ENTRY_LAYOUT,
+    key::{ENTRY_LAYOUT, PENDING_LAYOUT},
     record::{LAYOUT, Record},
 };
 use dnsflow_core::input::Frame;
@@ -35,8 +36,6 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const LEFT_MAX: usize = 4;
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
-/// How the name of the pinned map of entries begins. Its layout follows.
-const ENTRIES: &str = "entries-";
 /// The directory of the pinned links.
 const LINKS: &str = "links";
 
@@ -189,23 +188,48 @@ impl Pins {
     }
 }
 
-/// The file of the map of entries, for programs that are about to be loaded. Maps of other layouts are removed.
+/// A map that the programs of the next agent go on with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shared {
+    /// Its name in the BPF object.
+    pub(super) name: &'static str,
+    /// How the name of its file begins. Its layout follows.
+    file: &'static str,
+    layout: u32,
+    /// What it means if a map of another layout is found.
+    lost: &'static str,
+}
+
+/// The addresses that pods may reach by a verdict.
+pub(super) const ENTRIES: Shared = Shared {
+    name: "ENTRIES",
+    file: "entries-",
+    layout: ENTRY_LAYOUT,
+    lost: "an agent of another version has left addresses; they are closed until the pods ask again",
+};
+
+/// The queries that wait for their answers.
+pub(super) const PENDING: Shared = Shared {
+    name: "PENDING",
+    file: "pending-",
+    layout: PENDING_LAYOUT,
+    lost: "an agent of another version has left queries; a slow answer to one of them does not count",
+};
+
+/// The file of this map, for programs that are about to be loaded. Maps of other layouts are removed.
 /// `None` if nothing can be pinned in the directory, which [`Pins::open`] reports.
-pub(super) fn entries(dir: &Path) -> Option<PathBuf> {
+pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(dir).ok()?;
     let file_system = rustix::fs::statfs(dir).ok()?;
     if u64::try_from(file_system.f_type) != Ok(BPF_FS_MAGIC) {
         return None;
     }
-    let path = dir.join(format!("{ENTRIES}{ENTRY_LAYOUT}"));
+    let path = dir.join(format!("{}{}", map.file, map.layout));
     for other in files(dir).ok()? {
         let name = other.file_name().and_then(|name| name.to_str());
-        if other != path && name.is_some_and(|name| name.starts_with(ENTRIES)) {
-            warn!(
-                path = %other.display(),
-                "an agent of another version has left addresses; they are closed until the pods ask again"
-            );
+        if other != path && name.is_some_and(|name| name.starts_with(map.file)) {
+            warn!(path = %other.display(), "{}", map.lost);
             remove(&other);
         }
     }

@@ -90,17 +90,20 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads the embedded object. If there is a directory for what outlives the agent, the entries of an earlier
-    /// agent are taken over.
+    /// Loads the embedded object. If there is a directory for what outlives the agent, the programs go on with the
+    /// maps that those of an earlier agent have left there.
     pub(super) fn load(options: &Options, pins: Option<&Path>) -> Result<Self, CaptureError> {
         raise_memlock_limit();
         let mark_mask = options.mark_mask.map_or(0, NonZeroU32::get);
-        let entries = options.mark_mask.and(pins).and_then(pins::entries);
         let release_mark = options.release_mark.map_or(0, NonZeroU32::get);
         let shared = u32::from(options.shares);
         let mut loader = EbpfLoader::new();
-        if let Some(entries) = &entries {
-            loader.map_pin_path("ENTRIES", entries);
+        // Without marks, there are no entries to go on with.
+        let entries = options.mark_mask.map(|_| pins::ENTRIES);
+        for map in entries.into_iter().chain([pins::PENDING]) {
+            if let Some(path) = pins.and_then(|dir| pins::shared(dir, map)) {
+                loader.map_pin_path(map.name, path);
+            }
         }
         let mut ebpf = loader
             .override_global("DNS_PORTS", options.ports.as_array(), true)

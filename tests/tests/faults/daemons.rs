@@ -83,12 +83,7 @@ fn a_database_that_is_not_there_at_the_start_is_waited_for() {
         let bound = Bound {
             first_packets: usual.first_packets + 100,
             answers: usual.answers + 4,
-            // An answer that ovs-vswitchd lets wait until the new agent has been there for a second is one to a question
-            // that was not seen: it opens nothing (`UNASKED_GRACE`).
-            kept: match usual.stall {
-                None => Kept::SinceTheEnd,
-                Some(_) => Kept::All,
-            },
+            kept: Kept::All,
             ..usual
         };
         let what = format!("{daemon:?} away when the agent starts");
