@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     ops::Range,
     thread,
@@ -28,6 +28,8 @@ pub struct Visits {
     pub took: Vec<Duration>,
     /// Questions without an answer.
     pub unanswered: usize,
+    /// Names that were answered and could not be reached.
+    pub unreached: usize,
     /// SYNs that were sent again: first packets that were lost.
     pub syns_repeated: u64,
 }
@@ -54,9 +56,11 @@ pub fn visit(
         for (turn, number) in (1..).zip(numbers) {
             let start = Instant::now();
             if ask(&socket, number, domain)? {
-                connect((address(number), PORT).into())
-                    .with_context(|| numbered(number, domain))?;
-                visits.took.push(start.elapsed());
+                match connect((address(number), PORT).into()) {
+                    Ok(()) => visits.took.push(start.elapsed()),
+                    Err(error) if error.kind() == ErrorKind::TimedOut => visits.unreached += 1,
+                    Err(error) => return Err(error).context(numbered(number, domain)),
+                }
             } else {
                 visits.unanswered += 1;
             }
@@ -89,10 +93,9 @@ fn ask(socket: &UdpSocket, number: u32, domain: &str) -> Result<bool> {
 }
 
 /// Connects, and ends the connection without leaving anything behind.
-fn connect(to: SocketAddr) -> Result<()> {
+fn connect(to: SocketAddr) -> io::Result<()> {
     let stream = TcpStream::connect_timeout(&to, CONNECT_LIMIT)?;
-    set_socket_linger(&stream, Some(Duration::ZERO))?;
-    Ok(())
+    Ok(set_socket_linger(&stream, Some(Duration::ZERO))?)
 }
 
 /// How many SYNs were sent again in this thread's network namespace, ever (`TCPSynRetrans`, Linux

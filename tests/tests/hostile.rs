@@ -31,7 +31,7 @@ use dnsflow_tests::{
     neighbour::{Visits, numbered, visit},
     pod::PodSpec,
     process::run,
-    support::{LEFT_TO_LONGER, not_run, this_test},
+    support::{LEFT_TO_LONGER, LEFT_TO_OTHERS, is_emulated, not_run, this_test},
     topology::DNS_POD_PORT,
 };
 use rustix::process::Pid;
@@ -227,11 +227,12 @@ impl<'a> Scene<'a> {
             .map(|(name, count)| format!("{:.0}/s {name}", count as f64 / took.as_secs_f64()))
             .collect();
         println!("{what}: {} s of {}", took.as_secs(), sent.join(", "));
-        for (phase, of) in [
+        let phases = [
             ("quiet", &quiet),
             ("no DNS port", &other_port),
             ("attack", &attacked),
-        ] {
+        ];
+        for (phase, of) in &phases {
             println!("    {phase:>12}: {}", told(of));
         }
         println!(
@@ -245,45 +246,27 @@ impl<'a> Scene<'a> {
             added <= allowed,
             "{added} flows added, {allowed} are the pod's budget"
         );
-        ensure!((added > 0) == opens, "{added} flows of the attacker");
+        // By marks, no flow is added for an address.
+        let flows = lab.dnsflow_flows()?;
+        let source = source(address);
+        let is_open = flows.iter().any(|flow| flow.contains(&source));
+        ensure!(
+            (added > 0 || is_open) == opens,
+            "{added} flows of the attacker were added; something is open to it: {is_open}"
+        );
         ensure!(
             most - memory <= GROWTH_MAX_MIB,
             "{memory:.1} -> {most:.1} MiB"
         );
-        for (phase, of) in [
-            ("quiet", &quiet),
-            ("no DNS port", &other_port),
-            ("attack", &attacked),
-        ] {
-            let Visits {
-                syns_repeated,
-                unanswered,
-                ..
-            } = of.visits;
-            ensure!(
-                syns_repeated == 0,
-                "{phase}: {syns_repeated} first packets lost"
-            );
-            ensure!(unanswered == 0, "{phase}: {unanswered} answers lost");
-        }
-        let count = attacked.activations.len();
-        if count < ACTIVATIONS_MIN {
+        if is_emulated() {
+            let why = "beside a flood, an emulated machine has no processor left for a neighbour";
             not_run(
-                &format!("{}: the neighbour's p99", this_test()),
-                format!(
-                    "{count} activations say little of it, {SECONDS_VARIABLE}=60 gives more; {LEFT_TO_LONGER}"
-                ),
+                &format!("{}: the neighbour", this_test()),
+                format!("{why}; {LEFT_TO_OTHERS}"),
             );
         } else {
-            let before = [&quiet, &other_port].map(|phase| quantile(&phase.activations, P99));
-            let p99 = quantile(&attacked.activations, P99);
-            let allowed = before[0].max(before[1]).max(NOISE) * 2;
-            ensure!(
-                p99 <= allowed,
-                "p99 of the activation is {p99:?}, more than {allowed:?}"
-            );
+            nobody_else_is_harmed(&phases)?;
         }
-        let flows = lab.dnsflow_flows()?;
         let forged = flows.iter().find(|flow| flow.contains(&FORGED.to_string()));
         ensure!(forged.is_none(), "{forged:?}");
         ensure!(self.agent.terminate()?.success(), "the agent has failed");
@@ -316,12 +299,50 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// Checks that the neighbour has lost nothing, and that the last phase has not delayed it.
+fn nobody_else_is_harmed(phases: &[(&str, &Phase); 3]) -> Result<()> {
+    for (phase, of) in phases {
+        let Visits {
+            syns_repeated,
+            unanswered,
+            unreached,
+            ..
+        } = of.visits;
+        ensure!(
+            syns_repeated == 0,
+            "{phase}: {syns_repeated} first packets lost"
+        );
+        ensure!(unanswered == 0, "{phase}: {unanswered} answers lost");
+        ensure!(unreached == 0, "{phase}: {unreached} names not reached");
+    }
+    let [(_, quiet), (_, other_port), (_, attacked)] = phases;
+    let count = attacked.activations.len();
+    if count < ACTIVATIONS_MIN {
+        not_run(
+            &format!("{}: the neighbour's p99", this_test()),
+            format!(
+                "{count} activations say little of it, {SECONDS_VARIABLE}=60 gives more; {LEFT_TO_LONGER}"
+            ),
+        );
+        return Ok(());
+    }
+    let before = [quiet, other_port].map(|phase| quantile(&phase.activations, P99));
+    let p99 = quantile(&attacked.activations, P99);
+    let allowed = before[0].max(before[1]).max(NOISE) * 2;
+    ensure!(
+        p99 <= allowed,
+        "p99 of the activation is {p99:?}, more than {allowed:?}"
+    );
+    Ok(())
+}
+
 fn told(phase: &Phase) -> String {
     let mut took = phase.visits.took.clone();
     took.sort();
     let Visits {
         syns_repeated,
         unanswered,
+        unreached,
         ..
     } = phase.visits;
     let line = |what: &str, ascending: &[Duration]| {
@@ -333,7 +354,7 @@ fn told(phase: &Phase) -> String {
         )
     };
     format!(
-        "{}; {}; {syns_repeated} first packets lost, {unanswered} answers lost",
+        "{}; {}; {syns_repeated} first packets lost, {unanswered} answers lost, {unreached} names not reached",
         line("activation", &phase.activations),
         line("name to connection", &took)
     )
@@ -347,10 +368,15 @@ fn summed(sent: &[(String, u64)]) -> BTreeMap<&str, u64> {
     sums
 }
 
+/// The source in a flow.
+fn source(address: Ipv4Addr) -> String {
+    format!("nw_src={address},")
+}
+
 /// How many flows with this source were added and removed.
 fn changes(watch: FlowWatch, source: Ipv4Addr) -> Result<(u64, u64)> {
     let log = watch.finish()?;
-    let source = format!("nw_src={source},");
+    let source = self::source(source);
     let of = |event: &str| {
         let lines = log
             .lines()
