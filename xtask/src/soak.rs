@@ -14,7 +14,7 @@ use dnsflow_tests::{
 use crate::{
     bench, ebpf, interrupt, labs,
     prepare::{self, Ovn},
-    vm::{Job, Kernel, Machine},
+    vm::{Job, Kernel, Machine, Verdict},
 };
 
 /// The name of the program.
@@ -38,6 +38,9 @@ pub(crate) struct SoakCommand {
     /// In a virtual machine with this kernel, on its datapath
     #[arg(long, value_name = "KERNEL", value_enum)]
     vm: Option<Kernel>,
+    /// With --vm: how the agents open addresses, as their option of the same name
+    #[arg(long, value_enum, requires = "vm", default_value = "kernel")]
+    verdict: Verdict,
 }
 
 /// Builds the program and lets it run.
@@ -47,6 +50,7 @@ pub(crate) fn run(command: SoakCommand) -> Result<()> {
         seed,
         ovn,
         vm,
+        verdict,
     } = command;
     let say = |text: &str| eprintln!("{text}");
     prepare::ovn(ovn, &say)?;
@@ -58,7 +62,9 @@ pub(crate) fn run(command: SoakCommand) -> Result<()> {
     let seed = seed.map(|seed| (SEED_VARIABLE, seed.to_string()));
     if let Some(kernel) = vm {
         let time = Duration::from_secs(60 * minutes) + MARGIN;
-        return run_in_vm(kernel, program, arguments.into(), seed, time);
+        let environment = seed.into_iter().chain([verdict.environment()]);
+        let environment = environment.collect();
+        return run_in_vm(kernel, program, arguments.into(), environment, time);
     }
     labs::sweep()?;
     let mut soak = Command::new(program);
@@ -73,16 +79,16 @@ fn run_in_vm(
     kernel: Kernel,
     program: PathBuf,
     arguments: Vec<String>,
-    seed: Option<(&'static str, String)>,
+    mut environment: Vec<(&'static str, String)>,
     limit: Duration,
 ) -> Result<()> {
     let machine = Machine::prepare(kernel, &|text| eprintln!("{text}"))?;
-    let datapath = (DATAPATH_VARIABLE, "system".to_owned());
+    environment.push((DATAPATH_VARIABLE, "system".to_owned()));
     let job = Job {
         name: NAME.to_owned(),
         program,
         arguments,
-        environment: seed.into_iter().chain([datapath]).collect(),
+        environment,
         directory: workspace()?.join("tests"),
         stdout: None,
         limit,

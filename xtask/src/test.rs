@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum as _};
 use dnsflow_tests::support::{
     LEFT_TO_LONGER, LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
 };
@@ -18,7 +18,7 @@ use dnsflow_tests::support::{
 use crate::{
     interrupt, kind, labs,
     prepare::{self, Ovn, cargo},
-    vm::Kernel,
+    vm::{Kernel, Verdict},
 };
 
 /// Runs every test.
@@ -45,15 +45,6 @@ pub(crate) struct TestCommand {
     all_must_run: bool,
     /// Run only tests whose name contains one of these
     filters: Vec<String>,
-}
-
-/// How agents open addresses.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Verdict {
-    /// A flow for each address
-    Flows,
-    /// A mark for each address, and flows that match the marks
-    Kernel,
 }
 
 /// The results of the test programs.

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use dnsflow_tests::{
     root::Root,
-    support::{root_directory, workspace},
+    support::{VERDICT_VARIABLE, root_directory, workspace},
 };
 use rustix::process::Pid;
 
@@ -68,6 +68,26 @@ impl Kernel {
             Self::V6_1 => "bookworm",
             Self::V6_12 => "trixie",
         }
+    }
+}
+
+/// How agents open addresses.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Verdict {
+    /// A flow for each address
+    Flows,
+    /// A mark for each address, and flows that match the marks
+    Kernel,
+}
+
+impl Verdict {
+    /// The environment variable that tells the labs' agents.
+    pub(crate) fn environment(self) -> (&'static str, String) {
+        let value = match self {
+            Self::Flows => "flows",
+            Self::Kernel => "kernel",
+        };
+        (VERDICT_VARIABLE, value.to_owned())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The lab tests in a virtual machine: built here, run there, on the kernel's datapath.
 
 use std::{
+    env,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::Stdio,
@@ -8,17 +9,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
-use dnsflow_tests::support::{
-    DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, VERDICT_VARIABLE, root_directory, workspace,
+use dnsflow_tests::{
+    random::SEED_VARIABLE,
+    support::{DATAPATH_VARIABLE, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory, workspace},
 };
 use serde_json::Value;
 
-use super::{Tally, Verdict, counts};
+use super::{Tally, counts};
 use crate::{
     interrupt,
     prepare::{Ovn, cargo},
-    vm::{Job, Kernel, Machine},
+    vm::{Job, Kernel, Machine, Verdict},
 };
 
 /// A whole program of tests takes up to five minutes under emulation.
@@ -26,10 +27,7 @@ const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: test programs, and the names of their tests, all if there are none.
 const SHORT: [(&str, &[&str]); 7] = [
-    (
-        "bpf",
-        &["attach::", "cost::the_verifier", "hold::", "marks::"],
-    ),
+    ("bpf", &[]),
     ("handover", &[]),
     ("hold", &[]),
     (
@@ -42,13 +40,11 @@ const SHORT: [(&str, &[&str]); 7] = [
 ];
 
 /// Programs whose tests neither kernel nor datapath make a difference to: they run outside. Those of
-/// OpenFlow and OVSDB are about what goes over a socket. So does `hostile`: its floods take what a machine has, and
-/// leave an emulated one nothing for the neighbours.
-const OUTSIDE: [&str; 11] = [
+/// OpenFlow and OVSDB are about what goes over a socket.
+const OUTSIDE: [&str; 10] = [
     "apiserver",
     "bench",
     "deploy",
-    "hostile",
     "large",
     "manifests",
     "openflow",
@@ -56,6 +52,13 @@ const OUTSIDE: [&str; 11] = [
     "recordings",
     "scale",
     "tidy",
+];
+
+/// The environment variables by which single tests take other numbers than usual.
+const NUMBERS: [&str; 3] = [
+    "DNSFLOW_FIRST_PACKETS",
+    "DNSFLOW_HOSTILE_SECONDS",
+    SEED_VARIABLE,
 ];
 
 /// The tests of faults run one at a time, since each of them fills an emulated machine, and print what they cost.
@@ -136,8 +139,12 @@ fn job(
         (DATAPATH_VARIABLE, "system".to_owned()),
         (NOT_RUN_VARIABLE, not_run.display().to_string()),
     ];
-    let verdict = verdict.as_ref().and_then(ValueEnum::to_possible_value);
-    environment.extend(verdict.map(|verdict| (VERDICT_VARIABLE, verdict.get_name().to_owned())));
+    environment.extend(verdict.map(Verdict::environment));
+    environment.extend(
+        NUMBERS
+            .into_iter()
+            .filter_map(|name| Some((name, env::var(name).ok()?))),
+    );
     Ok(Job {
         name: format!("{name} with OVN of Debian's {suite}"),
         program: program.to_owned(),
