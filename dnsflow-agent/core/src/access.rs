@@ -176,7 +176,7 @@ impl Access<'_> {
             if is_denied {
                 term.deny();
             }
-            if term.until <= now {
+            if term.end() <= now {
                 continue;
             }
             // An address that a rule denies is closed whatever the budget. Such entries stay for an
@@ -471,17 +471,21 @@ impl Access<'_> {
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let released = self.released(now);
         let mut opens = false;
         for address in addresses {
             let Some(entry) = self.cache.entry_mut(port_id, address) else {
                 continue;
             };
-            deny_names(entry, &sets);
+            let may_end_earlier = deny_names(entry, &sets, released);
             let planner = &mut self.plans.planner;
             let plan = facts.map(|facts| plan(planner, facts, address, entry));
             let before = batch.len();
             let plan = plan.unwrap_or_default();
             let enforced = self.cache.enforce(port_id, address, plan, batch, now);
+            if may_end_earlier {
+                self.cache.look_in_time(port_id, address);
+            }
             if batch.adds_since(before) {
                 batch.is_for(&port.row, address);
                 opens = true;
@@ -508,14 +512,24 @@ impl Access<'_> {
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let released = self.released(now);
         let Some(entry) = self.cache.entry_mut(port_id, address) else {
             return;
         };
-        deny_names(entry, &sets);
+        let may_end_earlier = deny_names(entry, &sets, released);
         let planner = &mut self.plans.planner;
         let plan = facts.map(|facts| plan(planner, facts, address, entry));
         let plan = plan.unwrap_or_default();
         self.cache.enforce(port_id, address, plan, batch, now);
+        if may_end_earlier {
+            self.cache.look_in_time(port_id, address);
+        }
+    }
+
+    /// Until when a name counts at least that no rule denies any more: as long as an address out of use, so that
+    /// nothing is forgotten while rules are replaced.
+    fn released(&self, now: Timestamp) -> Timestamp {
+        now + self.cache.limits().idle_grace
     }
 
     /// Decides over the entries that are due. To be called when their use is known.
@@ -728,11 +742,12 @@ fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String
     Some((namespace.to_owned(), row.iface_id.clone()))
 }
 
-/// Prolongs the terms of names that a rule denies.
-fn deny_names(entry: &mut Entry, sets: &[&RuleSet]) {
-    entry
-        .names
-        .deny(|name| sets.iter().any(|set| set.denies(name)));
+/// Prolongs the terms of names that a rule denies, and of no others ([`Names::deny`]).
+///
+/// [`Names::deny`]: crate::cache::Names::deny
+fn deny_names(entry: &mut Entry, sets: &[&RuleSet], released: Timestamp) -> bool {
+    let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
+    entry.names.deny(denies, released)
 }
 
 /// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for

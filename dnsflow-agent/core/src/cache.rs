@@ -135,7 +135,7 @@ pub(crate) struct Adopted {
 /// How long a name counts for an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Term {
-    /// The name counts until this time.
+    /// A name that no rule denies counts until this time.
     pub(crate) until: Timestamp,
     /// A name that a rule denies counts at least until this time: afterwards the address would be
     /// open again.
@@ -164,10 +164,24 @@ pub enum Origin {
 }
 
 impl Term {
+    /// When the name ends.
+    pub(crate) fn end(&self) -> Timestamp {
+        match self.is_denied {
+            true => self.until.max(self.deny_until),
+            false => self.until,
+        }
+    }
+
     /// Notes that a rule denies the name.
     pub(crate) fn deny(&mut self) {
-        self.until = self.until.max(self.deny_until);
         self.is_denied = true;
+    }
+
+    /// Notes that no rule denies the name any more. The name counts until this time at least, and no longer than
+    /// if it were denied.
+    fn release(&mut self, until: Timestamp) {
+        self.is_denied = false;
+        self.until = self.until.max(until.min(self.deny_until));
     }
 
     fn prolong(&mut self, other: Self) {
@@ -648,7 +662,7 @@ impl Cache {
     }
 
     /// Makes sure that an entry is looked at no later than its next end.
-    fn look_in_time(&mut self, port: PortId, address: IpAddr) {
+    pub(crate) fn look_in_time(&mut self, port: PortId, address: IpAddr) {
         let ports = &mut self.ports;
         let entry = ports
             .get_mut(&port)
@@ -989,7 +1003,7 @@ impl Cache {
             return;
         };
         let mut extended = Vec::new();
-        for (name, term) in entry.names.iter().filter(|(_, term)| term.until <= now) {
+        for (name, term) in entry.names.iter().filter(|(_, term)| term.end() <= now) {
             let used_at = plan_of(name).and_then(|plan| entry.installed.used_at(&plan));
             let in_use = used_at.map(|used_at| used_at + idle_grace);
             if let Some(in_use) = in_use.filter(|in_use| *in_use > now) {
@@ -1007,7 +1021,7 @@ impl Cache {
             entry.names.insert(name, term);
         }
         if let Some(adopted) = &mut entry.adopted
-            && adopted.term.until <= now
+            && adopted.term.end() <= now
         {
             let used_at = entry.installed.keys_used_at(adopted.flows.keys());
             let in_use = used_at.map(|used_at| used_at + idle_grace);
@@ -1026,12 +1040,12 @@ impl Cache {
         let Some(entry) = port.entries.get_mut(&address) else {
             return;
         };
-        entry.adopted.take_if(|adopted| adopted.term.until <= now);
+        entry.adopted.take_if(|adopted| adopted.term.end() <= now);
         if entry.adopted.is_none() {
             port.adopting.remove(&address);
         }
         let expired =
-            |(name, term): (&DomainName, &Term)| (term.until <= now).then(|| name.clone());
+            |(name, term): (&DomainName, &Term)| (term.end() <= now).then(|| name.clone());
         let expired: Vec<DomainName> = entry.names.iter().filter_map(expired).collect();
         for name in expired {
             port.forget_name(&name, address);
@@ -1167,7 +1181,6 @@ impl Cache {
     }
 
     /// How long entries last, and how many there may be.
-    #[cfg(test)]
     pub(crate) fn limits(&self) -> &CacheLimits {
         &self.limits
     }
@@ -1401,7 +1414,7 @@ impl PortCache {
 impl Entry {
     /// The next end of a name or of the adopted flows.
     fn due(&self) -> Option<Timestamp> {
-        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.until);
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.end());
         self.names.ends().chain(adopted).min()
     }
 
@@ -1430,7 +1443,7 @@ impl Entry {
 
     /// The last end of a name or of the adopted flows.
     fn ends_at(&self) -> Timestamp {
-        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.until);
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.end());
         self.names.ends().chain(adopted).max().unwrap_or_default()
     }
 
@@ -1462,7 +1475,7 @@ impl Names {
 
     /// The end of this name; `None` if there is no such name.
     pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
-        self.place(name).ok().map(|at| self.0[at].1.until)
+        self.place(name).ok().map(|at| self.0[at].1.end())
     }
 
     /// Prolongs the term of a name. Returns whether there is such a name.
@@ -1513,14 +1526,23 @@ impl Names {
         self.0.iter().map(|(name, term)| (name, term))
     }
 
-    /// Sets for each name whether a rule denies the name. The rule can be younger than the answer.
-    pub(crate) fn deny(&mut self, is_denied: impl Fn(&DomainName) -> bool) {
+    /// Notes for each name whether a rule denies the name. The rule can be younger than the answer. A name that no
+    /// rule denies any more counts until `released` at least. Returns whether a name may end earlier now.
+    pub(crate) fn deny(
+        &mut self,
+        is_denied: impl Fn(&DomainName) -> bool,
+        released: Timestamp,
+    ) -> bool {
+        let mut any = false;
         for (name, term) in &mut self.0 {
-            term.is_denied = is_denied(name);
-            if term.is_denied {
+            if is_denied(name) {
                 term.deny();
+            } else if term.is_denied {
+                term.release(released);
+                any = true;
             }
         }
+        any
     }
 
     /// The names.
@@ -1530,7 +1552,7 @@ impl Names {
 
     /// The ends of the names.
     pub(crate) fn ends(&self) -> impl Iterator<Item = Timestamp> {
-        self.iter().map(|(_, term)| term.until)
+        self.iter().map(|(_, term)| term.end())
     }
 }
 

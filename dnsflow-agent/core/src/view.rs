@@ -427,7 +427,7 @@ impl View<'_> {
         NameView {
             name: name.to_string(),
             origin: term.origin,
-            ttl_left_s: term.until.since(now).as_secs(),
+            ttl_left_s: term.end().since(now).as_secs(),
             told_s: self.cache.told_since(term, now).as_secs(),
             resolver: self.resolver(term).map(|resolver| resolver.to_string()),
             rules,

@@ -86,3 +86,39 @@ fn what_no_rule_mentioned_when_the_pod_was_told_stays_denied_once_one_does() {
     node.set_ovn(&rules);
     assert_denied_for_an_hour(&mut node, told_at);
 }
+
+/// Nobody is told the address again: it stays open for as long as one that was never denied.
+#[test]
+fn what_is_allowed_again_is_open_no_longer_than_its_answer_counts() {
+    for rest in [10, 200] {
+        let mut node = Node::with(&[deny("example.com"), deny_all()]);
+        node.answer("p1", "example.com", &[ADDRESS], 1);
+        node.pass(Duration::from_secs(rest));
+        let rules = [allow("example.com"), deny_all()];
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        assert_eq!(node.open().len(), 1, "it is known");
+        node.pass(IDLE_GRACE - COMPARE_INTERVAL);
+        assert_eq!(
+            node.open().len(),
+            1,
+            "a rule that comes and goes takes nothing away"
+        );
+        node.pass(MIN_TTL + 2 * COMPARE_INTERVAL);
+        assert_eq!(node.open(), [], "{rest}");
+    }
+}
+
+#[test]
+fn what_is_denied_again_at_once_stays_denied_for_its_hour() {
+    let mut node = Node::with(&[deny("example.com")]);
+    let told_at = node.now;
+    node.answer("p1", "example.com", &[ADDRESS], 1);
+    node.pass(Duration::from_secs(200));
+    for rules in [vec![deny_all()], vec![deny("example.com")]] {
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        node.pass(IDLE_GRACE / 2);
+    }
+    assert_denied_for_an_hour(&mut node, told_at);
+}

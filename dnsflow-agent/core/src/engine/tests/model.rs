@@ -92,10 +92,31 @@ type Flow = (String, String, u16);
 /// Until when an address counts: at least, and at most where nobody uses it.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
-    at_least: Timestamp,
-    at_most: Timestamp,
+    /// At least and at most while no rule denies it.
+    least: Timestamp,
+    most: Timestamp,
     /// When the pod was last told.
     told_at: Timestamp,
+    /// Whether a rule denies it and has done so before it could be forgotten.
+    is_denied: bool,
+    /// Whether a rule denies it.
+    may_be_denied: bool,
+}
+
+impl Counts {
+    fn at_least(&self, deny_ttl: Duration) -> Timestamp {
+        match self.is_denied {
+            true => self.least.max(self.told_at + deny_ttl),
+            false => self.least,
+        }
+    }
+
+    fn at_most(&self, deny_ttl: Duration) -> Timestamp {
+        match self.may_be_denied {
+            true => self.most.max(self.told_at + deny_ttl),
+            false => self.most,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -214,8 +235,9 @@ fn reached(event: &'static str) {
 /// How often the cases are run, if some of [`RARE`] have not happened.
 const ROUNDS_MAX: usize = 5;
 
-const RARE: [&str; 11] = [
+const RARE: [&str; 12] = [
     "what had been told came to be denied",
+    "what had been denied was denied no longer",
     "the rules before an edit stayed in force",
     "answers were looked at again",
     "a rule moved with flows in place",
@@ -268,21 +290,19 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
                     let (_, captured_at, _) = node.kernel.deferred[kept];
                     model.deferred.push(((pod, name, host), captured_at));
                 }
-                let least = if denied(&node, name) {
-                    node.engine.told.cache.limits().deny_ttl
-                } else {
-                    MIN_TTL
-                };
-                let until = node.now + Duration::from_secs(ttl.into()).max(least);
+                let until = node.now + Duration::from_secs(ttl.into()).max(MIN_TTL);
+                let is_denied = denied(&node, name);
                 let told = Counts {
-                    at_least: until,
-                    at_most: until,
+                    least: until,
+                    most: until,
                     told_at: node.now,
+                    is_denied,
+                    may_be_denied: is_denied,
                 };
                 let known = model.told.entry((pod, name, host)).or_insert(told);
                 *known = Counts {
-                    at_least: until.max(known.at_least),
-                    at_most: until.max(known.at_most),
+                    least: until.max(known.least),
+                    most: until.max(known.most),
                     ..told
                 };
             }
@@ -353,38 +373,42 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
         model.deferred = kept;
         if !replayed.is_empty() {
             reached("answers were looked at again");
-            for (told, at) in replayed {
-                // It counts as an answer that comes now, but for its age.
+            for (told, _) in replayed {
+                // It counts as an answer that comes now.
                 if denied(&node, told.1)
                     && let Some(counts) = model.told.get_mut(&told)
                 {
-                    let until = at + node.engine.told.cache.limits().deny_ttl;
-                    counts.at_least = until.max(counts.at_least);
-                    counts.at_most = until.max(counts.at_most);
+                    counts.is_denied = true;
+                    counts.may_be_denied = true;
                 }
             }
         }
+        let deny_ttl = node.engine.told.cache.limits().deny_ttl;
         for ((_, name, _), counts) in &mut model.told {
             if denied(&node, *name) {
-                let until = counts.told_at + node.engine.told.cache.limits().deny_ttl;
-                counts.at_most = until.max(counts.at_most);
                 // Else it may have been forgotten.
-                if counts.at_least > node.now {
-                    if counts.at_least < until {
-                        reached("what had been told came to be denied");
-                    }
-                    counts.at_least = until.max(counts.at_least);
+                if !counts.is_denied && counts.at_least(deny_ttl) > node.now {
+                    reached("what had been told came to be denied");
+                    counts.is_denied = true;
                 }
+                counts.may_be_denied = true;
+            } else if std::mem::take(&mut counts.may_be_denied) {
+                if std::mem::take(&mut counts.is_denied) {
+                    reached("what had been denied was denied no longer");
+                }
+                let released = (node.now + IDLE_GRACE).min(counts.told_at + deny_ttl);
+                counts.most = released.max(counts.most);
             }
         }
         let open: BTreeSet<Flow> = node.open().into_iter().collect();
         let now = node.now;
-        let must = model.flows(|told| told.at_least > now);
+        let must = model.flows(|told| told.at_least(deny_ttl) > now);
         // Past its TTL, an address goes with the comparison after it was last used for the idle
         // grace; who looks in between may still see it.
         let slack = IDLE_GRACE + 2 * COMPARE_INTERVAL;
         let in_use = |told: &Counts| {
-            told.at_most + slack > now || model.used_at.is_some_and(|used| used + slack > now)
+            told.at_most(deny_ttl) + slack > now
+                || model.used_at.is_some_and(|used| used + slack > now)
         };
         let may = model.flows(|told| in_use(told) || model.may_be_denied());
         assert!(
@@ -399,7 +423,7 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
         );
         model
             .told
-            .retain(|_, told| told.at_most + Duration::from_secs(8000) > now);
+            .retain(|_, told| told.at_most(deny_ttl) + Duration::from_secs(8000) > now);
 
         if matches!(step, Step::Sb)
             && flows_before != open

@@ -40,8 +40,14 @@ pub(super) fn after_restart_with(
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
     assert_eq!(node.batches(), [], "untouched until everything is known");
-    let port_groups = vec![node.group()];
-    node.give(Input::Sb(SbUpdate {
+    let sb = southbound(&node, rules);
+    node.give(Input::Sb(sb));
+    node
+}
+
+/// What OVN's southbound database says of the pod.
+fn southbound(node: &Node, rules: &[Rule]) -> SbUpdate {
+    SbUpdate {
         reset: true,
         datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
         port_bindings: vec![(
@@ -51,11 +57,10 @@ pub(super) fn after_restart_with(
                 ..port_binding("ns1_p1", 5)
             }),
         )],
-        port_groups,
+        port_groups: vec![node.group()],
         logical_flows: logical_flows(rules),
         ..SbUpdate::default()
-    }));
-    node
+    }
 }
 
 #[test]
@@ -169,6 +174,37 @@ fn what_comes_to_be_denied_while_the_agent_is_away_stays_denied() {
     before.now = before.now + away;
     let mut after = after_restart(&mut before, &snapshot, &[deny("example.com"), deny_all()]);
     expiry::assert_denied_for_an_hour(&mut after, told_at);
+}
+
+/// The snapshot has the name although its TTL is over, since a rule denies the name. As long as the rules are not
+/// known, nothing is forgotten.
+#[test]
+fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
+    let rules = [deny("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    let told_at = before.now;
+    before.answer("p1", "example.com", &[ADDRESS], 1);
+    before.pass(Duration::from_secs(200));
+    let mut node = Node::bare();
+    node.now = before.now;
+    node.engine
+        .load_snapshot(before.engine.snapshot(before.now));
+    node.pods = before.pods.clone();
+    node.give(Input::SwitchUp);
+    node.give(firewalls(true, Some(firewall(&rules))));
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(&rules),
+        ..NbUpdate::default()
+    }));
+    node.pass(Duration::from_secs(300));
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(sb));
+    expiry::assert_denied_for_an_hour(&mut node, told_at);
 }
 
 #[test]
