@@ -21,7 +21,6 @@ use dnsflow_tests::{
     ovs::{Daemon, Stop},
     pod::DNS,
     process::wait_until,
-    support::{not_run, this_test},
     topology::DNS_POD_PORT,
 };
 
@@ -170,11 +169,6 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
     let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
     let option = format!("--pin-dir={}", dir.display());
     let agent = lab.start_agent(&[&option]).expect("the agent is ready");
-    if links_of(&pinned(&dir)) == 0 {
-        let why = "with clsact, programs are not replaced in one step";
-        not_run(&this_test(), format!("{why}; left to a kernel with TCX"));
-        return;
-    }
     let replaced = AtomicBool::new(false);
     let asked = thread::scope(|scope| {
         let asking = scope.spawn(|| {

@@ -16,7 +16,7 @@ use aya::{
     maps::{Map, MapError, MapType},
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType, TcError,
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions},
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
     },
     sys::is_map_supported,
 };
@@ -49,6 +49,11 @@ const QUESTIONS: (&str, TcAttachType) = (INGRESS, TcAttachType::Ingress);
 /// The program for answers, and its hook.
 const ANSWERS: (&str, TcAttachType) = (EGRESS, TcAttachType::Egress);
 const PROGRAMS: [(&str, TcAttachType); 2] = [QUESTIONS, ANSWERS];
+
+/// Priority and handle of the clsact filters: by these, an agent finds the filter of an earlier one. The kernel gives
+/// other filters priorities from 49,152 downwards and handles from one upwards (`tcf_auto_prio` in Linux
+/// net/sched/cls_api.c, `cls_bpf_change` in cls_bpf.c).
+const FILTER: (u16, TcHandle) = (49_000, TcHandle::new(0x646e, 0x7366));
 
 /// How the programs sit on an interface.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -200,15 +205,22 @@ impl Program {
                 // redirect.
                 TcAttachOptions::TcxOrder(LinkOrder::default())
             }
-            AttachKind::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
+            AttachKind::Clsact => {
+                let (priority, handle) = FILTER;
+                TcAttachOptions::Netlink(NlOptions {
+                    priority,
+                    handle,
+                    ..NlOptions::default()
+                })
+            }
         };
         let link = program
             .attach_with_options(name, hook, options)
             .map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
         match (kind, &self.pins) {
-            (_, None) => Ok(Place::new(link, Kept::Nothing)),
-            (AttachKind::Clsact, Some(_)) => Ok(Place::new(link, Kept::Filter)),
+            (AttachKind::Clsact, _) => Ok(self.filter(link)),
+            (AttachKind::Tcx, None) => Ok(Place::new(link, Kept::Nothing)),
             (AttachKind::Tcx, Some(pins)) => match pins.keep(link, ifindex, name_of_program) {
                 Ok((link, pin)) => Ok(Place::new(link, Kept::Pinned(pin))),
                 Err(source) => {
@@ -223,6 +235,36 @@ impl Program {
         }
     }
 
+    /// Puts one program into the clsact filter of an earlier agent, in one step. `None` if there is no such filter.
+    fn replace_filter(
+        &mut self,
+        (name_of_program, hook): (&'static str, TcAttachType),
+        name: &str,
+    ) -> Option<Place> {
+        let (priority, handle) = FILTER;
+        let program = program_of(&mut self.ebpf, name_of_program)?;
+        let filter = SchedClassifierLink::attached(name, hook, priority, handle, None).ok()?;
+        let link = match program.attach_to_link(filter) {
+            Ok(link) => program.take_link(link).ok()?,
+            Err(error) => {
+                debug!(interface = name, program = name_of_program, %error, "no filter of an earlier agent");
+                return None;
+            }
+        };
+        Some(self.filter(link))
+    }
+
+    /// A clsact filter as a place.
+    fn filter(&self, link: SchedClassifierLink) -> Place {
+        Place::new(
+            link,
+            match self.pins {
+                None => Kept::Nothing,
+                Some(_) => Kept::Filter,
+            },
+        )
+    }
+
     /// Puts the program for answers onto an interface, and finds out how.
     fn put_first(&mut self, name: &str, ifindex: u32) -> Result<(AttachKind, Place), AttachError> {
         if self.kind != Some(AttachKind::Clsact) {
@@ -233,9 +275,14 @@ impl Program {
                 result => return Ok((AttachKind::Tcx, result?)),
             }
         }
-        prepare_clsact(name, ifindex)?;
-        let link = self.put(ANSWERS, name, ifindex, AttachKind::Clsact)?;
-        Ok((AttachKind::Clsact, link))
+        let place = match self.replace_filter(ANSWERS, name) {
+            Some(place) => place,
+            None => {
+                prepare_clsact(name, ifindex)?;
+                self.put(ANSWERS, name, ifindex, AttachKind::Clsact)?
+            }
+        };
+        Ok((AttachKind::Clsact, place))
     }
 
     fn found_kind(&mut self, kind: AttachKind) {
@@ -342,7 +389,14 @@ impl Attach for Program {
     }
 
     fn complete(&mut self, name: &str, ifindex: u32, link: &mut TcLink) -> Result<(), AttachError> {
-        link.questions = Some(self.put(QUESTIONS, name, ifindex, link.kind)?);
+        let replaced = match link.kind {
+            AttachKind::Tcx => None,
+            AttachKind::Clsact => self.replace_filter(QUESTIONS, name),
+        };
+        link.questions = Some(match replaced {
+            Some(place) => place,
+            None => self.put(QUESTIONS, name, ifindex, link.kind)?,
+        });
         self.unasked.end_soon(ifindex);
         if self.ifindex(name) != Some(ifindex) {
             return Err(AttachError::NoInterface {

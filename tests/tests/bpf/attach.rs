@@ -1,6 +1,11 @@
 //! The program on a real veth, in a network namespace of its own.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use dnsflow_agent::{
     capture::{self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE},
@@ -417,6 +422,43 @@ fn a_filter_that_a_killed_agent_left_is_replaced() {
         let (host, pod) = (Wire::open("host"), Wire::open("pod"));
         exchange(&host, &pod, &answer());
         assert_eq!((killed.captured(), program.captured()), (0, 1));
+    });
+}
+
+#[test]
+fn a_filter_is_replaced_in_one_step() {
+    in_new_netns(|| {
+        let options = Options {
+            shares: false,
+            ..by(Some(AttachKind::Clsact))
+        };
+        let (Some(mut killed), Some(mut program)) = (load(&options), load(&options)) else {
+            return;
+        };
+        add_veth("host", "pod", 1500);
+        killed.attached("host");
+        let host = Wire::open("host");
+        let frame = answer().build();
+        let stop = AtomicBool::new(false);
+        let sent = thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let mut sent = 0;
+                while !stop.load(Ordering::Relaxed) && sent < 10_000 {
+                    host.send(&frame);
+                    sent += 1;
+                    thread::sleep(Duration::from_micros(20));
+                }
+                sent
+            });
+            thread::sleep(Duration::from_millis(50));
+            program.attached("host");
+            thread::sleep(Duration::from_millis(50));
+            stop.store(true, Ordering::Relaxed);
+            sending.join().expect("no panic")
+        });
+        let (before, after) = (killed.captured(), program.captured());
+        assert!(before > 0 && after > 0, "{before} and {after} of {sent}");
+        assert_eq!(before + after, sent);
     });
 }
 
