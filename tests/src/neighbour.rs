@@ -18,6 +18,8 @@ use crate::{flood::address, frames::query, lab::Lab, pod::DNS};
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// A SYN is repeated after one second, and then after two more (RFC 6298, section 2.1).
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// With so many names that cannot be reached, the rest is not tried.
+const UNREACHED_MAX: usize = 5;
 /// Where the "internet" listens.
 const PORT: u16 = 80;
 
@@ -54,6 +56,9 @@ pub fn visit(
         let mut visits = Visits::default();
         let begin = Instant::now();
         for (turn, number) in (1..).zip(numbers) {
+            if visits.unreached == UNREACHED_MAX {
+                break;
+            }
             let start = Instant::now();
             if ask(&socket, number, domain)? {
                 match connect((address(number), PORT).into()) {

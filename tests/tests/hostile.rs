@@ -239,6 +239,10 @@ impl<'a> Scene<'a> {
             "    memory {memory:.1} -> {most:.1} MiB; flows of the attacker: {added} added, {removed} removed"
         );
         println!("    {} lines of log", self.agent.log()?.lines().count());
+        if attacked.visits.unreached > 0 {
+            let (status, _) = lab.ask_agent(&["status"])?;
+            println!("{status}");
+        }
 
         let allowed =
             CHANGES_AT_ONCE + CHANGES_PER_SECOND * (took.as_secs() + 1) + CHANGES_OF_ONE_ANSWER;
