@@ -83,7 +83,7 @@ fn links_of(files: &[String]) -> usize {
 fn answers_between_two_agents_open_without_being_asked_for_again() {
     let lab = lab!("handover", agent);
     set_up(&lab);
-    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let dir = lab.pins().expect("a BPF file system");
     let option = format!("--pin-dir={}", dir.display());
     let start = || lab.start_agent(&[&option]).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
@@ -166,7 +166,7 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
 fn no_answer_is_missed_while_one_agent_replaces_another() {
     let lab = lab!("handover-load", agent);
     set_up(&lab);
-    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let dir = lab.pins().expect("a BPF file system");
     let option = format!("--pin-dir={}", dir.display());
     let agent = lab.start_agent(&[&option]).expect("the agent is ready");
     let replaced = AtomicBool::new(false);
@@ -210,7 +210,7 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
 fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
     let lab = lab!("handover-slow", agent);
     set_up(&lab);
-    let dir = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+    let dir = lab.pins().expect("a BPF file system");
     let option = format!("--pin-dir={}", dir.display());
     let start = || lab.start_agent(&[&option]).expect("the agent is ready");
     lab.stop_dns().expect("it stops");

@@ -250,7 +250,7 @@ impl<'a> Scene<'a> {
         lab.serve_dns(&records).expect("the server starts");
         let mut ip = lab.pod("inet").command("ip").expect("a command");
         run(ip.args(["route", "add", "local", "198.18.0.0/15", "dev", "lo"])).expect("a route");
-        let pins = lab.bpf_fs().expect("it is mounted").join("dnsflow");
+        let pins = lab.pins().expect("a BPF file system");
         Self {
             lab,
             pins,
