@@ -1,10 +1,10 @@
 //! The soak: what `cargo xtask soak` builds and runs.
 //!
-//! `soak --root DIR [--minutes N]`, with `DNSFLOW_SEED` to repeat a run.
+//! `soak --root DIR [--minutes N] [--one-process M]`, with `DNSFLOW_SEED` to repeat a run.
 //!
 //! Random firewalls, edits, names that change and pods that come and go, as in `tests/random_firewalls.rs`,
-//! with restarts in between. Each connection is judged by the first-match oracle. The agent is replaced in
-//! the first half only: in the second, one process has to stay as it is.
+//! with restarts in between. Each connection is judged by the first-match oracle. The agent is replaced at
+//! first only: one process serves the rest, and its memory, files and threads have to stay as they are.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,6 +61,9 @@ struct Arguments {
     /// How long
     #[arg(long, value_name = "N", default_value_t = 60)]
     minutes: u64,
+    /// How many of them one process of the agent serves at the end; half of them, when left out
+    #[arg(long, value_name = "M")]
+    one_process: Option<u64>,
 }
 
 /// What is done between two edits.
@@ -91,7 +94,18 @@ struct Sample {
 }
 
 fn main() -> Result<()> {
-    let Arguments { root, minutes } = Arguments::parse();
+    let Arguments {
+        root,
+        minutes,
+        one_process,
+    } = Arguments::parse();
+    let time = Duration::from_secs(60 * minutes);
+    let one_process = one_process.map_or(time / 2, |minutes| Duration::from_secs(60 * minutes));
+    ensure!(
+        one_process <= time,
+        "--one-process {} minutes: no longer than --minutes {minutes}",
+        one_process.as_secs() / 60
+    );
     let name = support::lab_name("soak");
     let lab = Lab::up(LabOptions {
         name: name.clone(),
@@ -100,7 +114,7 @@ fn main() -> Result<()> {
         cluster: Cluster::default(),
         helper: support::helper()?,
     })?;
-    let objects = soak(&lab, Duration::from_secs(60 * minutes))?;
+    let objects = soak(&lab, time, time - one_process)?;
     drop(lab);
     let mut left = BTreeSet::new();
     wait_until("the kernel to free the BPF objects", FREED, || {
@@ -113,8 +127,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the BPF objects that the agents have had.
-fn soak(lab: &Lab, time: Duration) -> Result<BTreeSet<BpfObject>> {
+/// Runs for `time`, and replaces the agent in the first part of it only. Returns the BPF objects that the agents have
+/// had.
+fn soak(lab: &Lab, time: Duration, replaced: Duration) -> Result<BTreeSet<BpfObject>> {
     let state = lab.base().join("state");
     fs::create_dir_all(&state)?;
     let options = HuntOptions {
@@ -136,7 +151,7 @@ fn soak(lab: &Lab, time: Duration) -> Result<BTreeSet<BpfObject>> {
     while start.elapsed() < time {
         hunt.try_firewall(&mut |hunt| {
             objects.extend(bpf_objects_of(hunt).expect("the agent runs"));
-            let is_late = start.elapsed() > time / 2;
+            let is_late = start.elapsed() > replaced;
             if let Some(what) = disturbance(hunt.random(), is_late) {
                 disturb(lab, hunt, what).expect("it comes back");
                 recoveries.entry(what).or_default().push(hunt.settle());
@@ -171,8 +186,8 @@ fn soak(lab: &Lab, time: Duration) -> Result<BTreeSet<BpfObject>> {
     );
     hunt.end();
     report(&hunt, &samples, &recoveries, &metrics);
-    let first = samples.first().context("there is no second half")?;
-    let last = samples.last().context("there is no second half")?;
+    let first = samples.first().context("one process served no minute")?;
+    let last = samples.last().context("one process served no minute")?;
     ensure!(
         last.files <= first.files + 4 && last.threads == first.threads,
         "files or threads have become more"
@@ -331,14 +346,19 @@ fn report(
             longest.as_secs_f64()
         );
     }
-    println!("\nthe agent's process in the second half: minute, KiB, files, threads");
+    println!("\nthe process that served the rest: minute, KiB, files, threads");
     for sample in samples.iter().step_by(samples.len().div_ceil(10).max(1)) {
         println!(
             "  {:6.1} {:8} {:4} {:4}",
             sample.minute, sample.resident_kib, sample.files, sample.threads
         );
     }
-    println!("  slope: {:+.2} KiB per minute", slope(samples));
+    let last = &samples[samples.len() * 9 / 10..];
+    println!(
+        "  slope: {:+.2} KiB per minute, {:+.2} in the last tenth",
+        slope(samples),
+        slope(last)
+    );
     println!("\nits counters");
     for line in metrics {
         println!("  {line}");

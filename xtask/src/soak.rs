@@ -28,6 +28,10 @@ pub(crate) struct SoakCommand {
     /// How long
     #[arg(long, value_name = "N", default_value_t = 60)]
     minutes: u64,
+    /// How many of them one process of the agent serves at the end; half of them, when left out. The agent
+    /// remembers connections for an hour: a longer time shows whether its memory stays as it is
+    #[arg(long, value_name = "M")]
+    one_process: Option<u64>,
     /// Repeat the run with this seed, as far as time allows
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -47,6 +51,7 @@ pub(crate) struct SoakCommand {
 pub(crate) fn run(command: SoakCommand) -> Result<()> {
     let SoakCommand {
         minutes,
+        one_process,
         seed,
         ovn,
         vm,
@@ -59,12 +64,17 @@ pub(crate) fn run(command: SoakCommand) -> Result<()> {
     let program = bench::build(NAME)?;
     let root = root_directory(ovn.suite())?.display().to_string();
     let arguments = ["--root", &root, "--minutes", &minutes.to_string()].map(str::to_owned);
+    let one_process = one_process.map(|minutes| ["--one-process".to_owned(), minutes.to_string()]);
+    let arguments: Vec<_> = arguments
+        .into_iter()
+        .chain(one_process.into_iter().flatten())
+        .collect();
     let seed = seed.map(|seed| (SEED_VARIABLE, seed.to_string()));
     if let Some(kernel) = vm {
         let time = Duration::from_secs(60 * minutes) + MARGIN;
         let environment = seed.into_iter().chain([verdict.environment()]);
         let environment = environment.collect();
-        return run_in_vm(kernel, program, arguments.into(), environment, time);
+        return run_in_vm(kernel, program, arguments, environment, time);
     }
     labs::sweep()?;
     let mut soak = Command::new(program);
