@@ -16,27 +16,30 @@ use crate::traffic::{Bound, Kept, Scene};
 /// How long a daemon is away.
 const AWAY: Duration = Duration::from_secs(1);
 
+/// Answers that the pod may lose more than one without a firewall: the two do not ask in the same microsecond.
+const FEW: usize = 4;
+
 /// What the absence of this daemon may cost.
 fn bound(daemon: Daemon, datapath: Datapath) -> Bound {
     match (daemon, datapath) {
         // Nothing forwards packets, and connections are tracked by what has gone. ovs-vswitchd forwards nothing either
         // as long as it has no database: its main thread, which also reads packets, is busy connecting.
         (Vswitchd | OvsDb, Datapath::Netdev) => Bound {
-            answers: 120,
+            answers: FEW,
             first_packets: 60,
             never: 30,
             stall: None,
             ..Bound::NOTHING
         },
         (Vswitchd, Datapath::System) => Bound {
-            answers: 60,
+            answers: FEW,
             first_packets: 60,
             ..Bound::NOTHING
         },
         // It takes the flows away when it starts, also those by which a question gets to the DNS server. With
         // OVN 23.03, one question of each kind was lost in one run.
         (OvnController, _) => Bound {
-            answers: 4,
+            answers: FEW,
             first_packets: 30,
             stall: Some(Duration::from_secs(3)),
             ..Bound::NOTHING
@@ -82,7 +85,7 @@ fn a_database_that_is_not_there_at_the_start_is_waited_for() {
         let usual = bound(daemon, lab.datapath());
         let bound = Bound {
             first_packets: usual.first_packets + 100,
-            answers: usual.answers + 4,
+            answers: FEW,
             kept: Kept::All,
             ..usual
         };

@@ -12,11 +12,14 @@ use dnsflow_tests::{
     },
 };
 
-use crate::traffic::{Bound, Kept, Scene};
+use crate::{
+    agent::HELD,
+    traffic::{Bound, Kept, Scene},
+};
 
 /// Nothing passes for a while, and nobody remembers.
 const ALL_GONE: Bound = Bound {
-    answers: 300,
+    answers: HELD,
     first_packets: 250,
     never: 100,
     stall: None,
