@@ -18,7 +18,15 @@ use crate::bench::{
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The row `connect_added_us`.
+/// What one pod has waited for.
+struct Pod<'a> {
+    asker: Asker,
+    connector: Connector<'a>,
+    answers: Vec<Duration>,
+    connections: Vec<Duration>,
+}
+
+/// The rows `connect_added_us` and `details.answer_added_us`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let (figure, target) = (
         "resolve and connect: hold vs no firewall",
@@ -26,36 +34,39 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     );
     let count = stage.scale(2000, 20);
     let agent = stage.agent(Mode::Hold, &[])?;
-    let mut pods = [RULED, FREE].map(|pod| -> Result<_> {
-        let asker = Asker::new(stage.lab, pod)?;
-        Ok((asker, Connector::new(stage.lab, pod), Vec::new()))
-    });
+    let pod = |name| -> Result<_> {
+        Ok(Pod {
+            asker: Asker::new(stage.lab, name)?,
+            connector: Connector::new(stage.lab, name),
+            answers: Vec::new(),
+            connections: Vec::new(),
+        })
+    };
+    let mut pods = [pod(RULED)?, pod(FREE)?];
     // The first packets of a pod make connection tracking entries.
     for turn in 0..count + 10 {
         for pod in &mut pods {
-            let Ok((asker, connector, took)) = pod else {
-                continue;
-            };
             let number = stage.fresh(1).start;
-            connector.prepare()?;
+            pod.connector.prepare()?;
             let start = Instant::now();
-            asker.ask(&matching(number))?;
-            connector.connect_patiently(wire::address(number))?;
+            let answer = pod.asker.ask(&matching(number))?;
+            pod.connector.connect_patiently(wire::address(number))?;
             if turn >= 10 {
-                took.push(start.elapsed());
+                pod.answers.push(answer);
+                pod.connections.push(start.elapsed());
             }
             std::thread::sleep(PAUSE);
         }
     }
     ensure!(agent.terminate()?.success(), "the agent has failed");
-    let [ruled, free] = pods.map(|pod| pod.map(|(.., took)| Distribution::micros(&took)));
-    let (ruled, free) = (
-        ruled?.context("connections")?,
-        free?.context("connections")?,
-    );
+    let of = |took: &[Duration]| Distribution::micros(took).context("connections");
+    let [ruled, free] = pods;
+    let answers = of(&ruled.answers)?.above(&of(&free.answers)?);
+    let (ruled, free) = (of(&ruled.connections)?, of(&free.connections)?);
     let added = ruled.above(&free);
     Ok(Measured::default()
         .field("connect_added_us", added)?
+        .field("details.answer_added_us", answers)?
         .field("details.connect_us", ruled.latency())?
         .field("details.connect_us_no_firewall", free.latency())?
         .line(
@@ -63,6 +74,15 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
             format!("{:+.0} µs at p50, {:+.0} µs at p99", added.p50, added.p99),
             target,
             added.p99 <= 1000.0,
+        )
+        .line(
+            "… of which the DNS answer",
+            format!(
+                "{:+.0} µs at p50, {:+.0} µs at p99",
+                answers.p50, answers.p99
+            ),
+            "to compare",
+            true,
         )
         .panel(
             "Resolve a fresh name and connect at once",

@@ -24,6 +24,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::activation::add_by_ofctl;
 use crate::bench::{
+    distribution::Distribution,
     loader::{Asker, Connected, Connector},
     report::Measured,
     stage::{Mode, RULED, Stage, matching},
@@ -53,11 +54,12 @@ enum Way {
     Ofctl,
 }
 
-/// SYNs by destination and source port, and what became of them.
-#[derive(Clone, Copy, Debug)]
+/// What became of the connections, and how long their DNS answers took.
+#[derive(Debug)]
 struct Lost {
     connections: usize,
     lost: usize,
+    answers: Distribution,
 }
 
 /// The rows `syn_lost.…`.
@@ -67,7 +69,7 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
     let measured = Measured::default()
         .field("syn_lost.hold", hold.lost)?
         .field("syn_lost.n.hold", hold.connections)?
-        .line(figure, told(hold), "0", hold.lost == 0);
+        .line(figure, told(&hold), "0", hold.lost == 0);
     let observe = lost(
         stage,
         Way::Agent(Mode::Observe),
@@ -82,12 +84,22 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
         .field("syn_lost.n.ofctl", ofctl.connections)
         .map(|measured| {
             measured
-                .line("first SYN lost, observe", told(observe), "to compare", true)
-                .line("first SYN lost, ovs-ofctl", told(ofctl), "to compare", true)
+                .line(
+                    "first SYN lost, observe",
+                    told(&observe),
+                    "to compare",
+                    true,
+                )
+                .line(
+                    "first SYN lost, ovs-ofctl",
+                    told(&ofctl),
+                    "to compare",
+                    true,
+                )
         })
 }
 
-/// The row `syn_lost_neighbour.hold`.
+/// The rows `syn_lost_neighbour.hold` and `details.answer_added_us_neighbour`.
 pub(crate) fn beside_neighbours(stage: &Stage<'_>) -> Result<Measured> {
     let figure = "first SYN lost beside denied neighbours, hold";
     let current = AtomicU32::new(0);
@@ -96,20 +108,28 @@ pub(crate) fn beside_neighbours(stage: &Stage<'_>) -> Result<Measured> {
     let measured = Measured::default()
         .field("syn_lost_neighbour.hold", hold.lost)?
         .field("syn_lost_neighbour.n.hold", hold.connections)?
-        .line(figure, told(hold), "0", hold.lost == 0);
+        .line(figure, told(&hold), "0", hold.lost == 0);
     let observe = lost(stage, Way::Agent(Mode::Observe), count, Some(&current))?;
+    let added = hold.answers.above(&observe.answers);
     Ok(measured
         .field("syn_lost_neighbour.observe", observe.lost)?
         .field("syn_lost_neighbour.n.observe", observe.connections)?
         .line(
             "first SYN lost beside denied neighbours, observe",
-            told(observe),
+            told(&observe),
+            "to compare",
+            true,
+        )
+        .field("details.answer_added_us_neighbour", added)?
+        .line(
+            "DNS answer beside denied neighbours: hold vs observe",
+            format!("{:+.0} µs at p50, {:+.0} µs at p99", added.p50, added.p99),
             "to compare",
             true,
         ))
 }
 
-fn told(lost: Lost) -> String {
+fn told(lost: &Lost) -> String {
     format!("{} of {}", lost.lost, lost.connections)
 }
 
@@ -164,13 +184,12 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
         let seen = seen
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        connected?;
-        anyhow::Ok(seen)
+        anyhow::Ok((seen, connected?))
     });
     if let Some(agent) = agent {
         ensure!(agent.terminate()?.success(), "the agent has failed");
     }
-    let seen = result?;
+    let (seen, answers) = result?;
     ensure!(
         seen.len() == count as usize,
         "{count} connections, and SYNs of {}",
@@ -179,10 +198,17 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
     Ok(Lost {
         connections: seen.len(),
         lost: seen.values().filter(|syns| **syns > 1).count(),
+        answers: Distribution::micros(&answers).context("answers")?,
     })
 }
 
-fn connect_all(stage: &Stage<'_>, count: u32, current: Option<&AtomicU32>) -> Result<()> {
+/// Returns how long each DNS answer took.
+fn connect_all(
+    stage: &Stage<'_>,
+    count: u32,
+    current: Option<&AtomicU32>,
+) -> Result<Vec<Duration>> {
+    let mut answers = Vec::new();
     let mut asker = Asker::new(stage.lab, RULED)?;
     let mut connector = Connector::new(stage.lab, RULED);
     let stride = if current.is_some() { STRIDE } else { 1 };
@@ -202,7 +228,7 @@ fn connect_all(stage: &Stage<'_>, count: u32, current: Option<&AtomicU32>) -> Re
             current.store(number, Ordering::Relaxed);
         }
         connector.prepare()?;
-        asker.ask(&matching(number))?;
+        answers.push(asker.ask(&matching(number))?);
         match connector.connect(wire::address(number))? {
             Connected::Established => {}
             Connected::Pending(socket) => waiting.push_back((Instant::now(), socket)),
@@ -219,7 +245,7 @@ fn connect_all(stage: &Stage<'_>, count: u32, current: Option<&AtomicU32>) -> Re
     }
     // What was sent last is still on its way to the capture.
     thread::sleep(2 * PATIENCE);
-    Ok(())
+    Ok(answers)
 }
 
 /// Sends datagrams to the addresses between those that are resolved, around `current` and ahead.
