@@ -17,6 +17,10 @@ const AGED: &str =
 /// As many open files as systemd allows (systemd-system.conf(5)): the kernel's own limit is 1,024.
 const FILES: &str = "ulimit -n 524288\n";
 
+/// Control groups of version 2 that may limit memory, as systemd makes them.
+const CONTROL_GROUPS: &str = "mountpoint --quiet /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup\n\
+     echo +memory > /sys/fs/cgroup/cgroup.subtree_control\n";
+
 /// What the jobs print.
 pub(super) const OUTPUT: &str = "output.log";
 /// A line for each job that has ended: its exit status and its name.
@@ -117,6 +121,7 @@ impl Guest {
         line(&mut script, &[&modprobe, "openvswitch"]);
         script += AGED;
         script += FILES;
+        script += CONTROL_GROUPS;
         script += "set +e\n";
         let ends = quoted(self.results.join(ENDS));
         for job in jobs {
