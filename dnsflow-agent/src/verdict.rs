@@ -16,7 +16,7 @@ use crate::{
     vswitchd::{self, with_causes},
 };
 
-/// How long `--verdict=kernel` waits for Open vSwitch, which may start at the same time as the agent.
+/// How long an agent with `--verdict=kernel` waits for Open vSwitch.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -51,9 +51,9 @@ impl fmt::Display for Obstacle {
 }
 
 /// Why the agent cannot do what `--verdict=kernel` says.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
-pub struct VerdictError(Obstacle);
+pub struct VerdictError(pub Obstacle);
 
 /// Open vSwitch does not say what is to be known.
 #[derive(Debug, thiserror::Error)]
@@ -87,50 +87,94 @@ impl Way {
     }
 }
 
-/// Chooses how addresses are opened, and says why. If Open vSwitch does not answer, `--verdict=kernel` is taken at its
-/// word after some seconds, and `auto` takes flows at once: [`Switch::takes_marks`] says when it can do better.
+/// A [`Way`], and why it was chosen.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Choice {
+    /// `--verdict=flows`.
+    FlowsAsked,
+    /// Flows, since marks have this obstacle.
+    Flows(Obstacle),
+    /// Flows, since Open vSwitch gives no answer, and why.
+    FlowsForNow(String),
+    /// Marks in these bits.
+    Marks(NonZeroU32),
+    /// The same because of `--verdict=kernel` alone: Open vSwitch gives no answer, and why.
+    MarksUnasked(NonZeroU32, String),
+}
+
+impl Choice {
+    /// Chooses for these options. If Open vSwitch does not answer, `--verdict=kernel` is taken at its word after this
+    /// time, and `auto` takes flows at once: [`Switch::takes_marks`] says when it can do better.
+    ///
+    /// # Errors
+    ///
+    /// With `--verdict=kernel`, if packets cannot be marked.
+    pub async fn of(options: &AgentOptions, patience: Duration) -> Result<Self, VerdictError> {
+        let mask = options.mark_mask;
+        let switch = Switch::of(options);
+        if options.verdict == Verdict::Flows {
+            return Ok(Self::FlowsAsked);
+        }
+        if options.verdict == Verdict::Kernel {
+            return match switch.obstacle_within(patience).await {
+                Ok(Some(obstacle @ Obstacle::NotInKernel)) => Err(VerdictError(obstacle)),
+                Ok(_) => Ok(Self::Marks(mask)),
+                Err(error) => Ok(Self::MarksUnasked(mask, with_causes(&error))),
+            };
+        }
+        if options.pin_dir.is_none() {
+            return Ok(Self::Flows(Obstacle::NotPinned));
+        }
+        Ok(match switch.obstacle().await {
+            Ok(None) => Self::Marks(mask),
+            Ok(Some(obstacle)) => Self::Flows(obstacle),
+            Err(error) => Self::FlowsForNow(with_causes(&error)),
+        })
+    }
+
+    /// How addresses are opened then.
+    pub fn way(&self) -> Way {
+        match *self {
+            Self::FlowsAsked | Self::Flows(_) => Way::Flows,
+            Self::FlowsForNow(_) => Way::FlowsForNow,
+            Self::Marks(mask) | Self::MarksUnasked(mask, _) => Way::Marks(mask),
+        }
+    }
+}
+
+/// Chooses how addresses are opened, and says why.
 ///
 /// # Errors
 ///
-/// With `--verdict=kernel`, if packets cannot be marked.
+/// As [`Choice::of`].
 pub async fn choose(options: &AgentOptions) -> Result<Way, VerdictError> {
-    let found = match (options.verdict, &options.pin_dir) {
-        (Verdict::Flows, _) => return Ok(Way::Flows),
-        (Verdict::Auto, None) => Ok(Some(Obstacle::NotPinned)),
-        (Verdict::Auto, Some(_)) => Switch::of(options).obstacle().await,
-        (Verdict::Kernel, _) => patiently(&Switch::of(options)).await,
-    };
-    match (options.verdict, found) {
-        (Verdict::Kernel, Ok(Some(obstacle @ Obstacle::NotInKernel))) => {
-            return Err(VerdictError(obstacle));
+    let choice = Choice::of(options, PATIENCE).await?;
+    match &choice {
+        Choice::FlowsAsked | Choice::Marks(_) => {}
+        Choice::Flows(obstacle) => {
+            info!(reason = %obstacle, "addresses are opened by flows of their own");
         }
-        (Verdict::Kernel, Err(error)) => {
-            let error = with_causes(&error);
+        Choice::FlowsForNow(error) => {
+            info!(
+                error,
+                "addresses are opened by flows of their own until Open vSwitch answers"
+            );
+        }
+        Choice::MarksUnasked(_, error) => {
             warn!(
                 error,
                 "--verdict=kernel: it is not known whether packets can be marked"
             );
         }
-        (Verdict::Kernel, Ok(_)) | (_, Ok(None)) => {}
-        (_, Ok(Some(obstacle))) => {
-            info!(reason = %obstacle, "addresses are opened by flows of their own");
-            return Ok(Way::Flows);
-        }
-        (_, Err(error)) => {
-            let error = with_causes(&error);
-            info!(
-                error,
-                "addresses are opened by flows of their own until Open vSwitch answers"
-            );
-            return Ok(Way::FlowsForNow);
-        }
     }
-    let mask = options.mark_mask;
-    info!(
-        mask = format_args!("{mask:#x}"),
-        "addresses are opened by marks"
-    );
-    Ok(Way::Marks(mask))
+    let way = choice.way();
+    if let Some(mask) = way.mark_mask() {
+        info!(
+            mask = format_args!("{mask:#x}"),
+            "addresses are opened by marks"
+        );
+    }
+    Ok(way)
 }
 
 /// Where Open vSwitch is asked.
@@ -175,22 +219,25 @@ impl Switch {
             .map_err(Unanswered::Database)?;
         Ok(offloads.then_some(Obstacle::Offloaded))
     }
-}
 
-/// Asks Open vSwitch until it answers.
-async fn patiently(switch: &Switch) -> Result<Option<Obstacle>, Unanswered> {
-    let end = Instant::now() + PATIENCE;
-    let mut answer = switch.obstacle().await;
-    if let Err(error) = &answer {
-        info!(
-            socket = %switch.openflow_socket.display(),
-            error = with_causes(error),
-            "waiting ten seconds for Open vSwitch to say whether packets can be marked"
-        );
+    /// The same, asked again for this time if there is no answer: Open vSwitch may start at the same time as the agent.
+    async fn obstacle_within(&self, patience: Duration) -> Result<Option<Obstacle>, Unanswered> {
+        let end = Instant::now() + patience;
+        let mut answer = self.obstacle().await;
+        if let Err(error) = &answer
+            && !patience.is_zero()
+        {
+            info!(
+                socket = %self.openflow_socket.display(),
+                error = with_causes(error),
+                ?patience,
+                "waiting for Open vSwitch to say whether packets can be marked"
+            );
+        }
+        while answer.is_err() && Instant::now() < end {
+            sleep(PAUSE).await;
+            answer = self.obstacle().await;
+        }
+        answer
     }
-    while answer.is_err() && Instant::now() < end {
-        sleep(PAUSE).await;
-        answer = switch.obstacle().await;
-    }
-    answer
 }

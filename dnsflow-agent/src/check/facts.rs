@@ -11,6 +11,7 @@ use dnsflow_core::{
 use crate::{
     capture::{AttachKind, survey::Link},
     k8s::{DnsService, permissions::Permission},
+    verdict::{Choice, VerdictError},
 };
 
 /// Everything.
@@ -22,6 +23,8 @@ pub struct Facts {
     pub vswitch: Result<Vswitch, String>,
     /// Whether the bridge speaks OpenFlow 1.5.
     pub openflow: Result<(), String>,
+    /// How the agent would open addresses.
+    pub verdict: Result<Choice, VerdictError>,
     /// The northbound database: the ACLs of EgressFirewalls.
     pub nb: Result<BTreeMap<RowId, Acl>, String>,
     /// The southbound database.

@@ -19,6 +19,7 @@ use crate::{
     options::AgentOptions,
     ovn_db::{NB_SOCKETS, SB_SOCKETS},
     ovsdb::{Remote, Remotes},
+    verdict::Choice,
     vswitch_db,
 };
 
@@ -27,6 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gathers all facts.
 pub(super) async fn gather(options: AgentOptions) -> Facts {
+    let verdict = Choice::of(&options, Duration::ZERO).await;
     let AgentOptions {
         manifests,
         kubeconfig,
@@ -36,6 +38,10 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_sb,
         openflow_socket,
         static_flow,
+        // They have been asked for the choice of the verdict.
+        verdict: _,
+        mark_mask: _,
+        pin_dir: _,
         // Options for what the agent does later are not checked.
         subdomains: _,
         hold: _,
@@ -49,7 +55,6 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         max_addresses_per_pod: _,
         max_flow_changes: _,
         state_dir: _,
-        pin_dir: _,
         resolver: _,
         dns_port: _,
         cluster_networks: _,
@@ -57,8 +62,6 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         allow_answers: _,
         nat64_prefix: _,
         dry_run: _,
-        verdict: _,
-        mark_mask: _,
         denied_events: _,
         listen: _,
         control_socket: _,
@@ -73,6 +76,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         kernel: kernel::ask(),
         vswitch: vswitch::ask(&ovs_db, static_flow.is_some()).await,
         openflow,
+        verdict,
         nb,
         sb,
         source: match manifests {

@@ -1,6 +1,9 @@
 //! Turns facts into findings. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
+};
 
 use dnsflow_core::ovn::{
     acl::{self, AclMatch},
@@ -15,6 +18,7 @@ use super::{
 use crate::{
     capture::AttachKind,
     k8s::permissions::{Permission, Purpose},
+    verdict::{Choice, VerdictError},
 };
 
 /// At most this many names in a finding.
@@ -26,6 +30,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         kernel,
         vswitch,
         openflow,
+        verdict,
         nb,
         sb,
         source,
@@ -51,6 +56,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         )),
     }
     findings.push(switch(openflow));
+    findings.push(way(verdict));
     findings.push(database(
         "ovn-nb",
         "northbound",
@@ -239,6 +245,37 @@ fn switch(openflow: &Result<(), String>) -> Finding {
             "openflow",
             reason,
             "start Open vSwitch, mount its directory, or name the socket with --openflow-socket",
+        ),
+    }
+}
+
+fn way(verdict: &Result<Choice, VerdictError>) -> Finding {
+    const CHECK: &str = "verdict";
+    let by_flows = "addresses are opened by flows of their own";
+    let by_marks =
+        |mask: NonZeroU32| format!("addresses are opened by marks in the bits {mask:#x}");
+    let remedy = "start Open vSwitch and check again";
+    match verdict {
+        Ok(Choice::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--verdict=flows)")),
+        Ok(Choice::Flows(obstacle)) => Finding::ok(CHECK, format!("{by_flows}: {obstacle}")),
+        Ok(Choice::FlowsForNow(reason)) => Finding::warning(
+            CHECK,
+            format!("{by_flows} until Open vSwitch answers: {reason}"),
+            remedy,
+        ),
+        Ok(Choice::Marks(mask)) => Finding::ok(CHECK, by_marks(*mask)),
+        Ok(Choice::MarksUnasked(mask, reason)) => Finding::warning(
+            CHECK,
+            format!(
+                "{}, and whether packets can be marked is not known: {reason}",
+                by_marks(*mask)
+            ),
+            remedy,
+        ),
+        Err(VerdictError(obstacle)) => Finding::failed(
+            CHECK,
+            format!("--verdict=kernel: {obstacle}"),
+            "take --verdict=auto or flows",
         ),
     }
 }

@@ -8,8 +8,10 @@ use crate::{
     capture::survey::Link,
     check::{Status, facts::Kernel},
     k8s::{DnsService, permissions},
+    verdict::Obstacle,
 };
 
+const MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).expect("not zero");
 const ACL: RowId = RowId::new(0xabcd_0123 << 96);
 
 /// A node on which everything is as it should be.
@@ -60,6 +62,7 @@ fn sound() -> Facts {
             hw_offload: false,
         }),
         openflow: Ok(()),
+        verdict: Ok(Choice::Marks(MASK)),
         nb: Ok(BTreeMap::from([(ACL, acl)])),
         sb: Ok(Southbound {
             flows: vec![flow],
@@ -244,6 +247,52 @@ fn pods_without_veth_are_named() {
     one(none, "interfaces", Warning, &["run a pod"]);
     let offload = |facts: &mut Facts| vswitch(facts).hw_offload = true;
     one(offload, "offload", Warning, &["hw-offload"]);
+}
+
+#[test]
+fn how_addresses_are_opened_is_said_with_the_reason() {
+    use Status::{Failed, Ok as Fine, Warning};
+    let reason = || "/x/vswitchd.pid is missing".to_owned();
+    for (verdict, status, text) in [
+        (
+            Ok(Choice::Marks(MASK)),
+            Fine,
+            "addresses are opened by marks in the bits 0xffe00000",
+        ),
+        (
+            Ok(Choice::FlowsAsked),
+            Fine,
+            "addresses are opened by flows of their own (--verdict=flows)",
+        ),
+        (
+            Ok(Choice::Flows(Obstacle::NotPinned)),
+            Fine,
+            "by flows of their own: without --pin-dir",
+        ),
+        (
+            Ok(Choice::FlowsForNow(reason())),
+            Warning,
+            "by flows of their own until Open vSwitch answers: /x/vswitchd.pid is missing; start Open vSwitch",
+        ),
+        (
+            Ok(Choice::MarksUnasked(MASK, reason())),
+            Warning,
+            "whether packets can be marked is not known: /x/vswitchd.pid is missing; start Open vSwitch",
+        ),
+        (
+            Err(VerdictError(Obstacle::NotInKernel)),
+            Failed,
+            "--verdict=kernel: the bridge is not in the kernel's datapath",
+        ),
+    ] {
+        let facts = Facts { verdict, ..sound() };
+        let findings = judge(&facts);
+        let finding = findings.iter().find(|finding| finding.check == "verdict");
+        let finding = finding.expect("it is asked");
+        let line = finding.to_string();
+        assert_eq!(finding.status, status, "{line}");
+        assert!(line.contains(text), "`{text}` is not in `{line}`");
+    }
 }
 
 #[test]
