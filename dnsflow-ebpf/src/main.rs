@@ -1,16 +1,18 @@
-//! The programs on a pod's host veth. On TC egress passes what Open vSwitch sends to the pod, on
-//! TC ingress what the pod sends.
+//! The programs on a pod's host veth. TC egress passes what Open vSwitch sends to the pod, TC ingress what the pod
+//! sends.
 //!
-//! The one on ingress remembers the queries that the pod sends to trusted resolvers from its own
-//! addresses, and tells the agent where pods behind an EgressFirewall begin connections to. If the agent has set
-//! a mask, it sets these bits of each packet's mark to the verdict of the destination. The one on
-//! egress copies the answers to them, where some rule of the pod's namespace
-//! mentions the name or the pod's names are recorded, into a ring buffer. Of TCP, both copy the segments between the pod and trusted
-//! resolvers, where some rule mentions any name. Both count, by reason, every packet. They never
-//! change the bytes of one, and their verdict
-//! is "continue" but for one case: an answer that is in the ring buffer may be taken off the wire,
-//! for the agent to put it back when it has done what the answer asks for. It says that it is
-//! well several times a second; once it does not, nothing is taken off.
+//! The program on ingress remembers the queries that the pod sends to trusted resolvers from its own addresses. It
+//! tells the agent where pods behind an EgressFirewall begin connections to. If the agent has set a mask, the program
+//! sets these bits of each packet's mark to the verdict of the destination.
+//!
+//! The program on egress copies the answers to these queries into a ring buffer, if some rule of the pod's namespace
+//! mentions the name, or the pod's names are recorded. Of TCP, both programs copy the segments between the pod and
+//! trusted resolvers, if some rule mentions any name.
+//!
+//! Both count every packet by reason. They never change the bytes of a packet. Their verdict is "continue" but for one
+//! case: an answer that is in the ring buffer may be taken off the wire, for the agent to put it back when the agent
+//! has done what the answer asks for. The agent says several times a second that it is well; once it does not, nothing
+//! is taken off.
 
 #![no_std]
 #![no_main]
