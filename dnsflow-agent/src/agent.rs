@@ -32,7 +32,7 @@ use dnsflow_core::{
     snapshot::SavedEntry,
 };
 use tokio::{
-    runtime,
+    runtime::{self, Runtime},
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -87,6 +87,9 @@ const QUESTIONS_MAX: usize = 64;
 const LOOKS_MAX: usize = 1;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
+/// Threads of a runtime for calls that block: files, names of hosts, the kernel's connection tracking. A call beyond
+/// them waits.
+const BLOCKING_MAX: usize = 8;
 /// How often the snapshot is written, when there is something new.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the counters are logged.
@@ -141,6 +144,15 @@ fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> AgentError {
     move |source| AgentError::Io { operation, source }
 }
 
+/// A runtime on the thread that calls it, with a few more threads for calls that block.
+fn runtime_of_one_thread(operation: &'static str) -> Result<Runtime, AgentError> {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_MAX)
+        .build()
+        .map_err(failed(operation))
+}
+
 /// Runs the agent until SIGTERM or SIGINT. Its flows stay in the switch, for the time of their
 /// sentinel flows' hard timeout, so that a restart or an upgrade interrupts nobody. Logs now and then how
 /// many lines of `log` were lost.
@@ -149,18 +161,9 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let claim = Claim::make()?;
     let lost_lines = log.lost_lines();
     let log_view = log.view();
-    let hot = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed("start the runtime"))?;
-    let slow = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed("start the edges' runtime"))?;
-    let attaching = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed("start the runtime that attaches"))?;
+    let hot = runtime_of_one_thread("start the runtime")?;
+    let slow = runtime_of_one_thread("start the edges' runtime")?;
+    let attaching = runtime_of_one_thread("start the runtime that attaches")?;
     let (input_sender, mut inputs) = mpsc::channel(INPUTS_MAX);
     let (found_sender, mut found) = mpsc::channel(FOUND_MAX);
     let (ovn, ovn_commands) = mpsc::channel(OVN_COMMANDS_MAX);
@@ -175,10 +178,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let release_mark = release_mark();
     let way = {
         // Threads that read files for it end with this runtime: they have what this thread gives up below.
-        let asking = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed("start the runtime"))?;
+        let asking = runtime_of_one_thread("start the runtime")?;
         asking.block_on(verdict::choose(&options))?
     };
     let capture_options = capture::Options {

@@ -8,8 +8,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    path::PathBuf,
+    fs, io,
+    path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -37,6 +37,11 @@ const HOSTS: usize = 40;
 const METRICS: &str = "127.0.0.1:9474";
 /// How long the kernel may take to free what nobody has open.
 const FREED: Duration = Duration::from_secs(30);
+/// The name of a thread for calls that block. It ends ten seconds after its last call, and there is another one if
+/// two calls block at a time (`max_blocking_threads` in tokio's `runtime::Builder`).
+const BLOCKING: &str = "tokio-rt-worker";
+/// The agent's limit of such threads.
+const BLOCKING_MAX: usize = 8;
 /// Parts of the names and labels of counters that are told.
 const COUNTERS: [&str; 11] = [
     "answers_total",
@@ -85,12 +90,15 @@ const DAEMONS: [(&str, Daemon); 6] = [
 ];
 
 /// What the agent's process takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Sample {
     minute: f64,
     resident_kib: f64,
     files: usize,
-    threads: usize,
+    /// The names of its threads, but for [`BLOCKING`], in their order.
+    threads: Vec<String>,
+    /// How many threads are for calls that block.
+    blocking: usize,
 }
 
 fn main() -> Result<()> {
@@ -121,7 +129,7 @@ fn main() -> Result<()> {
         left = &bpf_objects()? & &objects;
         Ok(left.is_empty())
     })
-    .with_context(|| format!("left: {left:?}"))?;
+    .with_context(|| format!("left:\n{}", describe(&left)))?;
     ensure!(!Lab::names()?.contains(&name), "a namespace is left");
     println!("left behind: no flow, no BPF object, no network namespace");
     Ok(())
@@ -189,8 +197,21 @@ fn soak(lab: &Lab, time: Duration, replaced: Duration) -> Result<BTreeSet<BpfObj
     let first = samples.first().context("one process served no minute")?;
     let last = samples.last().context("one process served no minute")?;
     ensure!(
-        last.files <= first.files + 4 && last.threads == first.threads,
-        "files or threads have become more"
+        last.files <= first.files + 4,
+        "files have become more: {} and {}",
+        first.files,
+        last.files
+    );
+    ensure!(
+        last.threads == first.threads,
+        "other threads: {:?} and {:?}",
+        first.threads,
+        last.threads
+    );
+    ensure!(
+        last.blocking <= BLOCKING_MAX,
+        "{} threads for calls that block",
+        last.blocking
     );
     Ok(objects)
 }
@@ -226,17 +247,30 @@ fn disturb(lab: &Lab, hunt: &mut Hunt<'_>, what: Disturbance) -> Result<()> {
 fn sample(hunt: &Hunt<'_>, start: Instant) -> Result<Sample> {
     let process = PathBuf::from(format!("/proc/{}", hunt.agent().pid()));
     let status = fs::read_to_string(process.join("status"))?;
-    let number = |field: &str| -> Result<usize> {
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let word = line.and_then(|line| line.split_whitespace().next());
-        Ok(word.with_context(|| format!("no {field}"))?.parse()?)
-    };
-    Ok(Sample {
+    let resident = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let resident = resident.and_then(|line| line.split_whitespace().next());
+    let mut sample = Sample {
         minute: start.elapsed().as_secs_f64() / 60.0,
-        resident_kib: number("RssAnon:")? as f64,
+        resident_kib: resident.context("no RssAnon")?.parse()?,
         files: fs::read_dir(process.join("fd"))?.count(),
-        threads: number("Threads:")?,
-    })
+        threads: Vec::new(),
+        blocking: 0,
+    };
+    for thread in fs::read_dir(process.join("task"))? {
+        // It may have ended meanwhile.
+        let Ok(name) = fs::read_to_string(thread?.path().join("comm")) else {
+            continue;
+        };
+        if name.trim() == BLOCKING {
+            sample.blocking += 1;
+        } else {
+            sample.threads.push(name.trim().to_owned());
+        }
+    }
+    sample.threads.sort();
+    Ok(sample)
 }
 
 /// The slope of the least squares' line, in KiB per minute.
@@ -265,23 +299,88 @@ fn metrics(lab: &Lab) -> Result<Vec<String>> {
 /// Kind and number of a program or a map in the kernel.
 type BpfObject = (&'static str, u32);
 
-/// Those that there are.
+/// `BPF_PROG_GET_NEXT_ID` and `BPF_MAP_GET_NEXT_ID` (Linux `include/uapi/linux/bpf.h`).
+const NEXT_IDS: [(&str, libc::c_int); 2] = [(PROGRAM, 11), (MAP, 12)];
+
+/// Those that there are. None is opened to be looked at: a map of programs would be there for ever, if it was opened
+/// and closed while the kernel empties it behind its last user (`docs/decisions/soak.md`).
 fn bpf_objects() -> Result<BTreeSet<BpfObject>> {
     let mut objects = BTreeSet::new();
-    for program in aya::programs::loaded_programs() {
-        objects.insert((PROGRAM, program?.id()));
-    }
-    for map in aya::maps::loaded_maps() {
-        objects.insert((MAP, map?.id()));
+    for (kind, command) in NEXT_IDS {
+        let mut id = 0;
+        while let Some(next) = next_id(command, id)? {
+            objects.insert((kind, next));
+            id = next;
+        }
     }
     Ok(objects)
 }
 
-/// Those that the agent has open, by `/proc/PID/fdinfo` (proc(5)).
+/// The number after this one.
+fn next_id(command: libc::c_int, id: u32) -> io::Result<Option<u32>> {
+    // The fields `start_id`, `next_id` and `open_flags` of `union bpf_attr`.
+    let mut attributes = [id, 0, 0];
+    let size = size_of_val(&attributes);
+    // SAFETY: the kernel reads and writes the attributes only, which are as long as said.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size) };
+    if result == 0 {
+        return Ok(Some(attributes[1]));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// Their names, and the processes that have them open.
+fn describe(objects: &BTreeSet<BpfObject>) -> String {
+    let programs = aya::programs::loaded_programs().flatten();
+    let programs = programs.map(|program| {
+        (
+            (PROGRAM, program.id()),
+            format!("{:?}", program.name_as_str()),
+        )
+    });
+    let maps = aya::maps::loaded_maps().flatten();
+    let maps = maps.map(|map| {
+        let text = format!("{:?} of type {:?}", map.name_as_str(), map.map_type().ok());
+        ((MAP, map.id()), text)
+    });
+    let names: BTreeMap<BpfObject, String> = programs.chain(maps).collect();
+    let lines = objects.iter().map(|object @ (kind, id)| {
+        let name = names.get(object).map_or("gone by now", String::as_str);
+        let open = processes_with(*object).join(", ");
+        format!("{kind} {id}: {name}, open in: [{open}]\n")
+    });
+    lines.collect()
+}
+
+/// The processes that have it open.
+fn processes_with(object: BpfObject) -> Vec<String> {
+    let directories = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let with = directories.filter(|directory| {
+        bpf_objects_in(&directory.path()).is_ok_and(|objects| objects.contains(&object))
+    });
+    with.map(|directory| {
+        let command = fs::read_to_string(directory.path().join("comm")).unwrap_or_default();
+        format!("{} {}", directory.file_name().display(), command.trim())
+    })
+    .collect()
+}
+
+/// Those that the agent has open.
 fn bpf_objects_of(hunt: &Hunt<'_>) -> Result<BTreeSet<BpfObject>> {
+    let objects = bpf_objects_in(&PathBuf::from(format!("/proc/{}", hunt.agent().pid())))?;
+    ensure!(!objects.is_empty(), "the agent has no BPF objects");
+    Ok(objects)
+}
+
+/// Those that a process has open, by `/proc/PID/fdinfo` (proc(5)).
+fn bpf_objects_in(process: &Path) -> Result<BTreeSet<BpfObject>> {
     let mut objects = BTreeSet::new();
-    for file in fs::read_dir(format!("/proc/{}/fdinfo", hunt.agent().pid()))? {
-        // The agent may have closed it meanwhile.
+    for file in fs::read_dir(process.join("fdinfo"))? {
+        // The process may have closed it meanwhile.
         let text = fs::read_to_string(file?.path()).unwrap_or_default();
         for line in text.lines() {
             for kind in [PROGRAM, MAP] {
@@ -291,7 +390,6 @@ fn bpf_objects_of(hunt: &Hunt<'_>) -> Result<BTreeSet<BpfObject>> {
             }
         }
     }
-    ensure!(!objects.is_empty(), "the agent has no BPF objects");
     Ok(objects)
 }
 
@@ -350,7 +448,10 @@ fn report(
     for sample in samples.iter().step_by(samples.len().div_ceil(10).max(1)) {
         println!(
             "  {:6.1} {:8} {:4} {:4}",
-            sample.minute, sample.resident_kib, sample.files, sample.threads
+            sample.minute,
+            sample.resident_kib,
+            sample.files,
+            sample.threads.len() + sample.blocking
         );
     }
     let last = &samples[samples.len() * 9 / 10..];
