@@ -206,7 +206,8 @@ fn answers_are_printed_as_reviewed() {
         code,
     );
 
-    let output = with_options(&lab, "check", &[]).output().expect("it runs");
+    let mut check = with_options(&lab, "check", &[]);
+    let output = check.arg("--verdict=flows").output().expect("it runs");
     let text = String::from_utf8(output.stdout).expect("text");
     let text = text.replace(&lab.base().display().to_string(), "<lab>");
     all.add("check", "dnsflow check", &text, output.status.code());
