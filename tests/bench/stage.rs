@@ -298,7 +298,7 @@ impl<'a> Stage<'a> {
 }
 
 /// Answers before anything is measured.
-const WARM_UP: u32 = 20;
+pub(crate) const WARM_UP: u32 = 20;
 /// So long after its start an agent knows that no packet was denied before: longer than megaflows stay.
 const KNOWS_AFTER: Duration = Duration::from_secs(16);
 

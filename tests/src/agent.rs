@@ -2,7 +2,11 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    io::{Read as _, Write as _},
+    os::unix::{
+        net::UnixStream,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
@@ -120,6 +124,16 @@ impl Lab {
             .stderr(Stdio::inherit())
             .output()?;
         Ok((String::from_utf8(output.stdout)?, output.status.code()))
+    }
+
+    /// The metrics of the lab's agent, in the format of OpenMetrics, without comments. They are up to a second old.
+    pub fn agent_metrics(&self) -> Result<String> {
+        let mut client = UnixStream::connect(self.control_socket())?;
+        client.write_all(b"GET /v1/metrics HTTP/1.0\r\nhost: agent\r\n\r\n")?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer)?;
+        let lines = answer.lines().filter(|line| line.starts_with("dnsflow_"));
+        Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 
     /// What lets pods reach addresses: dnsflow's flows, without their statistics, sorted. A flow that matches a mark

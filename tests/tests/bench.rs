@@ -18,6 +18,7 @@ const NUMBERS: &[&str] = &[
     "answers_per_s",
     "cpu_us_per_match",
     "tcp_throughput_pct",
+    "tcp_throughput_routed_pct",
     "restart_lost",
     "rss_mib_100k",
 ];

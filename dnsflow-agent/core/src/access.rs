@@ -234,7 +234,8 @@ impl Access<'_> {
             if batch.adds_since(learned) {
                 batch.is_for(&port.row, *address);
             }
-            self.budget.spend(answer.asker, batch.cost() - before, now);
+            let changes = batch.cost().since(before);
+            self.budget.spend(answer.asker, changes, now);
         }
     }
 

@@ -1,8 +1,8 @@
-//! What one pod's answers may change in the switch: so much each second, so much at once.
+//! What one pod's answers may change in the switch and in the kernel: so much each second, so much at once.
 //!
 //! Whoever answers for a name decides how many addresses a pod is told. Each one that a rule allows is
-//! written into the switch, which follows the flows of all pods on one thread. So a pod has a budget
-//! of its own; the node's budget stands behind those of the pods, and what runs out of it is lost to the
+//! written into the switch, which follows the flows of all pods on one thread, or gets a mark in the kernel, which
+//! costs the agent alone, and far less. So a pod has a budget of its own; the node's budget stands behind those of the pods, and what runs out of it is lost to the
 //! pods that have used more than half of their own. Why an answer over budget is not opened later
 //! instead: `docs/decisions/budgets.md`.
 
@@ -11,7 +11,8 @@ use std::{collections::HashMap, time::Duration};
 use crate::{
     Timestamp,
     limits::{
-        FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, NODE_FLOW_BURST_TIME, NODE_FLOW_CHANGES_PER_SECOND,
+        FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, MARKS_PER_FLOW_CHANGE, NODE_FLOW_BURST_TIME,
+        NODE_FLOW_CHANGES_PER_SECOND,
     },
     ports::PortId,
 };
@@ -34,6 +35,12 @@ impl Rate {
     /// One in each such time, and as many at once as `burst` gives back.
     pub(crate) const fn every(each: Duration, burst: Duration) -> Self {
         Self { each, burst }
+    }
+
+    /// The time that gives back so many.
+    fn time_of(self, count: usize) -> Duration {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        self.each.saturating_mul(count)
     }
 }
 
@@ -60,10 +67,37 @@ impl Account {
 
     /// Spends so many. More than was left is a debt, which is at most what can be saved up.
     pub(crate) fn spend(&mut self, count: usize, rate: Rate, now: Timestamp) {
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let time = rate.each.saturating_mul(count);
+        self.spend_time(rate.time_of(count), rate, now);
+    }
+
+    fn spend_time(&mut self, time: Duration, rate: Rate, now: Timestamp) {
         let most = now + rate.burst.saturating_mul(2);
         self.0 = (self.0.max(now) + time).min(most);
+    }
+}
+
+/// What an answer has changed.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Changes {
+    /// Flows in the switch.
+    pub(crate) flows: usize,
+    /// Marks in the kernel, of which [`MARKS_PER_FLOW_CHANGE`] cost as much as one flow.
+    pub(crate) marks: usize,
+}
+
+impl Changes {
+    /// What has come to these changes since they were `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            flows: self.flows.saturating_sub(before.flows),
+            marks: self.marks.saturating_sub(before.marks),
+        }
+    }
+
+    fn time(self, rate: Rate) -> Duration {
+        let Self { flows, marks } = self;
+        rate.time_of(flows)
+            .saturating_add(rate.time_of(marks) / MARKS_PER_FLOW_CHANGE)
     }
 }
 
@@ -101,7 +135,7 @@ impl FlowBudget {
         self.per_second
     }
 
-    /// Whether answers to this port may change a flow now.
+    /// Whether answers to this port may change something now.
     pub(crate) fn has_left(&self, port: PortId, now: Timestamp) -> bool {
         let spent = self.ports.get(&port).map(|port| port.spent);
         let spent = spent.unwrap_or_default();
@@ -109,12 +143,13 @@ impl FlowBudget {
             && (self.node.has_left(self.of_node, now) || spent.has_half_left(self.of_port, now))
     }
 
-    /// An answer to this port has changed so many flows.
-    pub(crate) fn spend(&mut self, port: PortId, changes: usize, now: Timestamp) {
-        if changes > 0 {
+    /// An answer to this port has changed so much.
+    pub(crate) fn spend(&mut self, port: PortId, changes: Changes, now: Timestamp) {
+        if changes != Changes::default() {
+            let (of_port, of_node) = (self.of_port, self.of_node);
             let port = self.ports.entry(port).or_default();
-            port.spent.spend(changes, self.of_port, now);
-            self.node.spend(changes, self.of_node, now);
+            port.spent.spend_time(changes.time(of_port), of_port, now);
+            self.node.spend_time(changes.time(of_node), of_node, now);
         }
     }
 

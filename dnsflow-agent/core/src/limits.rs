@@ -91,6 +91,9 @@ pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// So many marks count as one change of a flow. A flow takes ovs-vswitchd hundreds of microseconds, a mark takes the
+/// agent and the kernel a few (`docs/decisions/budgets.md`).
+pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
 /// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
@@ -111,9 +114,9 @@ pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEP_FLOWS_S: u16 = 300;
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
-/// A flow's counters show packets after this time at the latest: ovs-vswitchd reads them from the
-/// datapath every half a second (`other_config:max-revalidator` in ovs-vswitchd.conf.db(5)), and
-/// the packets come some time after the answer.
+/// An address that a pod uses has shown packets after this time at the latest: they come some time after the answer.
+/// ovs-vswitchd reads a flow's counters from the datapath every half a second (`other_config:max-revalidator` in
+/// ovs-vswitchd.conf.db(5)).
 pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
 /// After a flow is lost, the agent waits this long for others of the same wipe.
 pub const RESTORE_DELAY: Duration = Duration::from_millis(20);

@@ -9,6 +9,7 @@ mod memory;
 mod rate;
 mod restart;
 mod round_trip;
+mod routed;
 mod throughput;
 
 use anyhow::Result;
@@ -92,6 +93,12 @@ pub(crate) const ALL: &[Row] = &[
         told: "TCP with the programs attached and without",
         differs: Differs::Nowhere,
         measure: throughput::measure,
+    },
+    Row {
+        name: "throughput-routed",
+        told: "the same where the kernel forwards, without Open vSwitch",
+        differs: Differs::Nowhere,
+        measure: routed::measure,
     },
     Row {
         name: "memory",

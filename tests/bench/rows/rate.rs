@@ -3,9 +3,10 @@
 //! Pods ask in turns at a fixed rate, whether answers come or not; every name is fresh, so that each
 //! answer opens an address and, once a pod has as many cache entries as it may, closes an old one. A rate is
 //! sustained if the agent has opened every answer that the program captured, nothing was lost in the
-//! ring buffer or refused by the switch, at least 99 % of the questions were answered, and 99 % of the
-//! flows were there within [`LATE`]. Rates are tried in rising steps of a few seconds; the highest
-//! one that passes is then held for the full time, or a lower one.
+//! ring buffer or refused by the switch or by a limit, at least 99 % of the questions were answered, and 99 % of the
+//! addresses were open within [`LATE`]. Rates are tried in rising steps of a few seconds; the highest
+//! one that passes is then held for the full time, or a lower one. The agent has the options and the log of an
+//! installation; its own metrics say what it has done.
 //!
 //! In this lab every question and every answer also passes ovs-vswitchd, which forwards packets in user
 //! space: `details.path_per_s` is what the way itself carries without the agent.
@@ -18,26 +19,32 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dnsflow_tests::{ovs::Daemon, pod::PodSpec};
+use serde::Serialize;
 
 use crate::bench::{
-    distribution::{Distribution, rounded},
+    distribution::rounded,
     loader::Asker,
     report::Measured,
-    stage::{Mode, RULED, Stage, matching, unrelated},
+    stage::{Mode, RULED, Stage, WARM_UP, matching, unrelated},
     usage::cpu,
 };
 
-/// `--hold-max`: an answer that is later is released without its flow.
+/// An address that is open later than this is late.
 const LATE: Duration = Duration::from_millis(100);
-/// What the agent counts as lost, in its counters and in those of its programs.
-const LOSSES: [&str; 6] = [
-    "Overrun",
-    "flows_refused",
-    "addresses_refused",
-    "answers_malformed",
-    "RingFull",
-    "CopyFailed",
+/// The metrics of what is lost or refused.
+const LOSSES: [&str; 9] = [
+    "dnsflow_held_answers_total{event=\"overrun\"}",
+    "dnsflow_held_answers_total{event=\"full\"}",
+    "dnsflow_flow_changes_total{change=\"refused\"}",
+    "dnsflow_mark_changes_total{change=\"refused\"}",
+    "dnsflow_addresses_not_kept_total{reason=\"no_room\"}",
+    "dnsflow_addresses_not_kept_total{reason=\"over_budget\"}",
+    "dnsflow_answers_total{result=\"malformed\"}",
+    "dnsflow_packets_to_pods_total{reason=\"ring_full\"}",
+    "dnsflow_packets_to_pods_total{reason=\"copy_failed\"}",
 ];
+const FRAMES: &str = "dnsflow_frames_total";
+const OPENING: &str = "dnsflow_answers_total{result=\"opening\"}";
 /// The last question of a rate may leave so late.
 const SLACK: Duration = Duration::from_millis(20);
 /// Between two looks for answers and at the clock.
@@ -47,7 +54,7 @@ const STEP: f64 = 1.4;
 const RATE_MIN: f64 = 50.0;
 const BACK: f64 = 0.8;
 /// Attempts for the full time before the row gives up.
-const ATTEMPTS: u32 = 6;
+const ATTEMPTS: u32 = 8;
 
 /// What came of a rate.
 #[derive(Debug)]
@@ -55,10 +62,18 @@ struct Outcome {
     per_second: f64,
     /// Why it does not count.
     failed: Option<String>,
-    activation: Distribution,
+    activation: Activation,
     /// Processor time per answer, in microseconds.
     agent: f64,
     vswitchd: f64,
+}
+
+/// How soon the addresses were open: the upper bounds of the agent's histogram below which half and nearly all are.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Activation {
+    p50: f64,
+    p99: f64,
+    n: f64,
 }
 
 /// The row `answers_per_s`.
@@ -131,10 +146,7 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
     };
     Ok(Measured::default()
         .field("answers_per_s", rounded(held.per_second))?
-        .field(
-            "details.answers_per_s_activation_us",
-            held.activation.latency(),
-        )?
+        .field("details.answers_per_s_activation_us", held.activation)?
         .field("details.answers_per_s_bound", why.clone())?
         .field("details.answers_per_s_cpu_us_agent", rounded(held.agent))?
         .field(
@@ -152,7 +164,7 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
 
 fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Result<Outcome> {
     stage.clear()?;
-    let agent = stage.agent(Mode::Hold, &[])?;
+    let agent = stage.installed_agent(Mode::Hold)?;
     let askers = pods.iter().map(|pod| Asker::new(stage.lab, pod));
     let mut askers = askers.collect::<Result<Vec<_>>>()?;
     let count = (rate * time.as_secs_f64()) as u32;
@@ -175,27 +187,21 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
         }
         thread::sleep(TURN);
     }
-    // The last barriers, and the last lines of the log.
+    // The last barriers.
     thread::sleep(2 * LATE);
     let after = (cpu(agent.pid())?, cpu(vswitchd)?);
-    let opened = stage.opened(&agent)?;
-    let log = agent.log_path().to_owned();
+    let metrics = stage.lab.agent_metrics()?;
     ensure!(agent.terminate()?.success(), "the agent has failed");
-    let log = std::fs::read_to_string(log)?;
-    let opened: Vec<f64> = opened
-        .range(first..first + count)
-        .map(|(_, micros)| *micros)
-        .collect();
-    let opened_count = opened.len();
-    let activation = Distribution::of(opened).context("no answer was opened")?;
-    let lost: Vec<String> = LOSSES
-        .iter()
-        .filter_map(|loss| Some((loss, counted(&log, loss)?)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(loss, count)| format!("{count} {loss}"))
-        .collect();
-    let frames = counted(&log, "frames").context("no counters in the agent's log")?;
-    let opening = counted(&log, "answers_opening").unwrap_or(0);
+    let count_of = |name: &str| counted(&metrics, name).with_context(|| format!("no {name}"));
+    let activation = Activation::of(&metrics).context("no answer was opened")?;
+    let mut lost = Vec::new();
+    for loss in LOSSES {
+        let count = count_of(loss)?;
+        if count > 0.0 {
+            lost.push(format!("{count} {loss}"));
+        }
+    }
+    let (frames, opening) = (count_of(FRAMES)?, count_of(OPENING)?);
     let failed = if !lost.is_empty() {
         Some(lost.join(", "))
     } else if f64::from(sent) < 0.99 * f64::from(count) {
@@ -204,10 +210,10 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
         Some(format!("{answered} of {count} questions were answered"))
     } else if opening < frames {
         Some(format!("{opening} of {frames} answers opened an address"))
-    } else if activation.quantile(0.99) > LATE.as_secs_f64() * 1e6 {
+    } else if activation.p99 > LATE.as_secs_f64() * 1e6 {
         Some(format!(
-            "p99 of the activation was {:.0} ms",
-            activation.quantile(0.99) / 1e3
+            "p99 of the activation was up to {:.0} ms",
+            activation.p99 / 1e3
         ))
     } else {
         None
@@ -216,7 +222,7 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
         (after - before).as_secs_f64() * 1e6 / f64::from(answered.max(1))
     };
     Ok(Outcome {
-        per_second: opened_count as f64 / time.as_secs_f64(),
+        per_second: (opening - f64::from(WARM_UP)) / time.as_secs_f64(),
         failed,
         activation,
         agent: each(before.0, after.0),
@@ -224,13 +230,35 @@ fn sustain(stage: &Stage<'_>, pods: &[String], rate: f64, time: Duration) -> Res
     })
 }
 
-/// The last value of a counter in the agent's log: `name: 7` among the counters of the core,
-/// `(Name, 7)` among those of the programs.
-fn counted(log: &str, name: &str) -> Option<u64> {
-    let of = |start: String| {
-        let (_, rest) = log.rsplit_once(&start)?;
-        let digits = rest.find(|byte: char| !byte.is_ascii_digit())?;
-        rest[..digits].parse().ok()
-    };
-    of(format!(" {name}: ")).or_else(|| of(format!("({name}, ")))
+impl Activation {
+    /// `None` where nothing was opened.
+    fn of(metrics: &str) -> Option<Self> {
+        let n = counted(metrics, "dnsflow_activation_seconds_count").filter(|n| *n > 0.0)?;
+        // In microseconds; the last one has no bound.
+        let buckets: Vec<(f64, f64)> = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix("dnsflow_activation_seconds_bucket{le=\""))
+            .filter_map(|bucket| bucket.split_once("\"} "))
+            .filter_map(|(bound, count)| {
+                let bound = bound.parse().unwrap_or(f64::INFINITY);
+                Some((bound * 1e6, count.parse().ok()?))
+            })
+            .collect();
+        let below = |part: f64| {
+            let bucket = buckets.iter().find(|(_, count)| *count >= part * n);
+            bucket.map(|(bound, _)| *bound)
+        };
+        Some(Self {
+            p50: below(0.5)?,
+            p99: below(0.99)?,
+            n,
+        })
+    }
+}
+
+/// The value of a metric with its labels.
+fn counted(metrics: &str, name: &str) -> Option<f64> {
+    let mut lines = metrics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value?.parse().ok()
 }

@@ -40,13 +40,18 @@ const LIMIT: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Direction {
+pub(super) enum Direction {
     FromPod,
     ToPod,
 }
 
 /// Megabits per second of one connection of a pod with the "internet".
-fn connection(stage: &Stage<'_>, pod: &str, to: Ipv4Addr, direction: Direction) -> Result<f64> {
+pub(super) fn connection(
+    stage: &Stage<'_>,
+    pod: &str,
+    to: Ipv4Addr,
+    direction: Direction,
+) -> Result<f64> {
     let time = stage.scale(Duration::from_secs(1), Duration::from_millis(200));
     let internet = stage.lab.pod("inet").netns();
     let listener = internet.run(|| Ok(TcpListener::bind(("0.0.0.0", PORT))?))?;

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
-    io::{ErrorKind, Read as _, Write as _},
+    io::ErrorKind,
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -510,12 +510,8 @@ impl<'a> Scene<'a> {
 
     /// The agent's counters that are not zero.
     fn counters(&self) -> Result<String> {
-        let mut client = UnixStream::connect(self.lab.control_socket())?;
-        client.write_all(b"GET /v1/metrics HTTP/1.0\r\nhost: agent\r\n\r\n")?;
-        let mut metrics = String::new();
-        client.read_to_string(&mut metrics)?;
-        let lines = metrics.lines();
-        let lines = lines.filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
+        let metrics = self.lab.agent_metrics()?;
+        let lines = metrics.lines().filter(|line| !line.ends_with(" 0"));
         Ok(lines.collect::<Vec<_>>().join("\n"))
     }
 

@@ -7,11 +7,18 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_nanos(1_000_000_000_000) + Duration::from_millis(millis)
 }
 
-/// Spends one by one as long as that is possible; returns how many that were.
+const FLOW: Changes = Changes { flows: 1, marks: 0 };
+const MARK: Changes = Changes { flows: 0, marks: 1 };
+
+/// Spends one flow after the other as long as that is possible; returns how many that were.
 fn spend_all(budget: &mut FlowBudget, port: PortId, now: Timestamp) -> u32 {
+    spend_all_as(budget, port, FLOW, now)
+}
+
+fn spend_all_as(budget: &mut FlowBudget, port: PortId, each: Changes, now: Timestamp) -> u32 {
     let mut count = 0;
     while budget.has_left(port, now) {
-        budget.spend(port, 1, now);
+        budget.spend(port, each, now);
         count += 1;
         assert!(count < 1_000_000, "without end");
     }
@@ -34,9 +41,28 @@ fn a_pod_spends_its_burst_at_once_and_its_rate_after_that() {
 }
 
 #[test]
+fn marks_cost_a_part_of_what_flows_cost() {
+    let mut budget = FlowBudget::new(100);
+    let marks = spend_all_as(&mut budget, PORT, MARK, at(0));
+    assert_eq!(marks, burst(100) * MARKS_PER_FLOW_CHANGE);
+    assert_eq!(
+        spend_all(&mut budget, PORT, at(100)),
+        10,
+        "one account for both"
+    );
+    let both = Changes { flows: 3, marks: 5 };
+    let more = Changes { flows: 4, marks: 7 };
+    assert_eq!(more.since(both), Changes { flows: 1, marks: 2 });
+}
+
+#[test]
 fn a_debt_has_an_end() {
     let mut budget = FlowBudget::new(100);
-    budget.spend(PORT, usize::MAX, at(0));
+    let all = Changes {
+        flows: usize::MAX,
+        marks: usize::MAX,
+    };
+    budget.spend(PORT, all, at(0));
     let burst_ms = u64::try_from(FLOW_BURST_TIME.as_millis()).expect("few");
     assert!(!budget.has_left(PORT, at(burst_ms)));
     assert!(budget.has_left(PORT, at(burst_ms + 10)));

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
     Command, Timestamp,
+    budget::Changes,
     flow::{Addresses, FlowChange},
     input::{BatchId, MarkChange},
     limits::PATHS_PER_LOOK_MAX,
@@ -114,8 +115,11 @@ impl Batch {
     }
 
     /// How many changes of flows and marks there are.
-    pub(crate) fn cost(&self) -> usize {
-        self.changes.len() + self.marks.len()
+    pub(crate) fn cost(&self) -> Changes {
+        Changes {
+            flows: self.changes.len(),
+            marks: self.marks.len(),
+        }
     }
 
     /// Gives out the changes of marks.

@@ -14,6 +14,7 @@ use crate::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
     input::{MarkChange, MarkFound},
+    limits::COUNTERS_DELAY_MAX,
     plan::Plan,
     ports::PortId,
 };
@@ -39,7 +40,7 @@ pub(crate) struct Marked {
     used_at: Timestamp,
     /// Whether a packet was marked.
     is_used: bool,
-    /// Whether the use was read since the kernel was told.
+    /// Whether the use was read after the pod has had the time to use the address.
     is_counted: bool,
     /// The last reading that has found the mark.
     found_in: u32,
@@ -309,7 +310,7 @@ impl Installed {
             marked.is_used = true;
             marked.used_at = marked.used_at.max(used_at);
         }
-        marked.is_counted = true;
+        marked.is_counted |= marked.set_at + COUNTERS_DELAY_MAX <= reading.since;
         let mark = verdicts.mark(marked.verdict);
         let is_right = mark.is_some_and(|mark| mark.value() == found.mark);
         Some(is_right || !verdicts.is_in_force(marked.verdict))

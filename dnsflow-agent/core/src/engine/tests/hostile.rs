@@ -6,6 +6,7 @@ use proptest::{
 };
 
 use super::*;
+use crate::budget::Changes;
 use crate::limits::{
     CACHED_NAMES_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX,
     HELD_MAX, NAMES_PER_ADDRESS_MAX, REFUSALS_REPORTED_MAX, TCP_CONNECTIONS_MAX,
@@ -157,7 +158,11 @@ fn an_answer_over_budget_goes_back_at_once_and_an_open_address_stays_open() {
     let mut node = Node::with(&[allow("example.com"), deny("bad.test"), deny_all()]);
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     let port = node.engine.ports.named("ns1_p1").expect("it is there");
-    node.engine.told.budget.spend(port, usize::MAX, node.now);
+    let all = Changes {
+        flows: usize::MAX,
+        marks: 0,
+    };
+    node.engine.told.budget.spend(port, all, node.now);
     node.batches();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     node.answer("p1", "ftp.example.com", &[OTHER], 600);

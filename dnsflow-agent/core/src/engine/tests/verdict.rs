@@ -152,6 +152,25 @@ fn the_use_of_an_address_is_not_that_of_its_neighbours() {
 }
 
 #[test]
+fn an_address_that_nobody_has_had_the_time_to_use_is_not_evicted() {
+    let mut node = node();
+    let limits = node.engine.told.cache.limits_mut();
+    limits.addresses_per_port_max = 2;
+    node.answer("p1", "a.example.com", &[ADDRESS], 600);
+    node.pass(COMPARE_INTERVAL - Duration::from_millis(1));
+    // A moment before the marks are read; and of the two, this one ends first.
+    node.answer("p1", "b.example.com", &[OTHER], 60);
+    node.pass(Duration::from_millis(2));
+    let third = [203, 0, 113, 3];
+    node.answer("p1", "c.example.com", &[third], 600);
+    let destinations = |hosts: [u8; 2]| hosts.map(|host| format!("203.0.113.{host}"));
+    assert_eq!(node.destinations(), destinations([2, 3]).into());
+    node.pass(COMPARE_INTERVAL);
+    node.answer("p1", "d.example.com", &[ADDRESS], 600);
+    assert_eq!(node.destinations(), destinations([1, 3]).into());
+}
+
+#[test]
 fn an_address_in_use_stays_and_an_idle_one_goes() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 60);
