@@ -4,7 +4,7 @@
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -201,12 +201,12 @@ impl Access<'_> {
                 comparisons: switch.comparisons(),
             };
             let is_news = self.learn(resolution, switch, batch, now, out);
+            if !is_news && !self.cache.is_lost(port_id, *address) {
+                continue;
+            }
             let Some(entry) = self.cache.entry_mut(port_id, *address) else {
                 continue;
             };
-            if !is_news && !entry.installed.is_lost() {
-                continue;
-            }
             let learned = batch.len();
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
@@ -317,7 +317,7 @@ impl Access<'_> {
             out,
         });
         if let Some(address) = learned.replan {
-            self.replan_entry(resolution.port, address, batch, now);
+            self.replan_entries(resolution.port, [address], batch, now);
         }
         if learned.is_news {
             self.judge_address(resolution.port, resolution.address);
@@ -352,6 +352,7 @@ impl Access<'_> {
             return;
         }
         for (id, port) in self.ports.iter() {
+            let mut changed = Vec::new();
             for address in self.cache.addresses(id) {
                 if !rejudged.contains(address) {
                     continue;
@@ -365,8 +366,11 @@ impl Access<'_> {
                         .refuse(whose, name.as_ref(), address, reason, now, out);
                 }
                 if judged.is_some() {
-                    self.replan_entry(id, address, batch, now);
+                    changed.push(address);
                 }
+            }
+            if !changed.is_empty() {
+                self.replan_entries(id, changed, batch, now);
             }
         }
     }
@@ -459,6 +463,7 @@ impl Access<'_> {
         self.replan_entries(port, addresses, batch, now);
     }
 
+    /// Plans some entries of a port again.
     fn replan_entries(
         &mut self,
         port_id: PortId,
@@ -499,34 +504,6 @@ impl Access<'_> {
         }
     }
 
-    /// Plans one entry again.
-    fn replan_entry(
-        &mut self,
-        port_id: PortId,
-        address: IpAddr,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
-        let Some(port) = self.ports.get(port_id) else {
-            return;
-        };
-        let sets = self.policy.sets(&port.row);
-        let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
-        let released = self.released(now);
-        let Some(entry) = self.cache.entry_mut(port_id, address) else {
-            return;
-        };
-        let may_end_earlier = deny_names(entry, &sets, released);
-        let planner = &mut self.plans.planner;
-        let plan = facts.map(|facts| plan(planner, facts, address, entry));
-        let plan = plan.unwrap_or_default();
-        self.cache.enforce(port_id, address, plan, batch, now);
-        if may_end_earlier {
-            self.cache.look_in_time(port_id, address);
-        }
-    }
-
     /// Until when a name counts at least that no rule denies any more: as long as an address out of use, so that
     /// nothing is forgotten while rules are replaced.
     fn released(&self, now: Timestamp) -> Timestamp {
@@ -535,17 +512,23 @@ impl Access<'_> {
 
     /// Decides over the entries that are due. To be called when their use is known.
     pub(crate) fn decide_undecided(&mut self, batch: &mut Batch, now: Timestamp) {
-        for (port_id, address) in self.cache.take_undecided() {
+        let mut undecided: BTreeMap<PortId, Vec<IpAddr>> = BTreeMap::new();
+        for (port, address) in self.cache.take_undecided() {
+            undecided.entry(port).or_default().push(address);
+        }
+        for (port_id, addresses) in undecided {
             let Some(port) = self.ports.get(port_id) else {
                 continue;
             };
             let sets = self.policy.sets(&port.row);
             let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
             let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
-            let planner = &mut self.plans.planner;
-            let plan_of = |name: &DomainName| Some(planner.for_names(facts?, address, [name]));
-            self.cache.decide(port_id, address, plan_of, batch, now);
-            self.replan_entry(port_id, address, batch, now);
+            for address in &addresses {
+                let planner = &mut self.plans.planner;
+                let plan_of = |name: &DomainName| Some(planner.for_names(facts?, *address, [name]));
+                self.cache.decide(port_id, *address, plan_of, batch, now);
+            }
+            self.replan_entries(port_id, addresses, batch, now);
         }
     }
 
@@ -678,7 +661,7 @@ impl Access<'_> {
         }
         let mut adopted = 0;
         for (port, address) in touched {
-            self.replan_entry(port, address, batch, now);
+            self.replan_entries(port, [address], batch, now);
             for key in self.cache.end_adoption(port, address) {
                 adopted += usize::from(found.remove(&key).is_some());
                 if let Some(entry) = self.cache.entry_mut(port, address) {
@@ -689,14 +672,16 @@ impl Access<'_> {
         adopted
     }
 
-    /// Adopts the marks of an earlier run whose flows, which are in `found`, today's rules would still write. Removes
-    /// these flows from `found`, and all other marks from the kernel. Returns how many marks it has adopted.
+    /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write. Removes
+    /// all other marks from the kernel, but for those of addresses that were told again meanwhile. Returns how many
+    /// marks were adopted.
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
-        found: &mut HashMap<FlowKey, InstalledFlow>,
+        found: &HashMap<FlowKey, InstalledFlow>,
         batch: &mut Batch,
         now: Timestamp,
+        out: &mut Output,
     ) -> usize {
         if marks.is_empty() {
             return 0;
@@ -725,11 +710,14 @@ impl Access<'_> {
                 }
             }
             self.judge_address(port, address);
-            self.replan_entry(port, address, batch, now);
+            self.replan_entries(port, [address], batch, now);
+            let entry = self.cache.entry(port, address);
+            let is_told_again = entry.is_some_and(|entry| entry.installed.verdict().is_some());
             if !self.cache.end_adoption(port, address).is_empty() {
                 adopted += 1;
-            } else {
+            } else if !is_told_again {
                 batch.mark(MarkChange::Remove { ifindex, address });
+                out.counters.marks_removed += 1;
             }
         }
         adopted

@@ -471,6 +471,12 @@ impl Cache {
         self.verdicts.flows_mut(id)
     }
 
+    /// Whether flows that let a port reach an address must be restored.
+    pub(crate) fn is_lost(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| entry.installed.is_lost(&self.verdicts))
+    }
+
     /// How what lets a port reach an address came into the switch; `None` if there is no such entry.
     pub(crate) fn written(&self, port: PortId, address: IpAddr) -> Option<Written> {
         let entry = self.entry(port, address)?;
@@ -600,7 +606,7 @@ impl Cache {
         let mut missing = 0;
         for (id, port) in &mut self.ports {
             for (address, entry) in &mut port.entries {
-                if entry.installed.is_unread(reading) {
+                if entry.installed.is_unread(reading, &self.verdicts) {
                     let place = entry.place(*id, *address);
                     entry.installed.mark(place, &mut self.verdicts, batch, now);
                     missing += 1;

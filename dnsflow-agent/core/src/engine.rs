@@ -281,6 +281,8 @@ impl Engine {
                 self.sources.switch_lost();
                 self.policy.interrupted();
                 let over = self.switch.disconnected();
+                let comparisons = self.switch.comparisons();
+                self.told.cache.verdicts_mut().disconnected(comparisons);
                 self.hold.applied(over, now);
             }
             Input::Applied { batch: id, result } => {
@@ -406,7 +408,12 @@ impl Engine {
             .filter(|_| self.sources.are_read());
         deadline::first([
             expiry,
-            self.switch.deadline(self.can_judge()),
+            self.switch.deadline(can_judge(
+                &self.sources,
+                &self.policy,
+                &self.ports,
+                self.told.cache.verdicts().are_on(),
+            )),
             self.filter.deadline(),
             self.hold.deadline(),
             self.policy.deadline(),
@@ -673,12 +680,10 @@ impl Engine {
         }
         // The kernel marks packets before the answer goes back.
         batch.give_out_marks(out);
-        if batch.is_empty()
-            && let Some(opening) = opening.take()
-        {
-            // The verdicts of all addresses are in force.
-            switch.opened_by_verdict(opening, now, out);
-        }
+        let opened_by_marks = match batch.is_empty() {
+            true => opening.take(),
+            false => None,
+        };
         // Also changes that closed an address to make room, or that restored flows.
         switch.open(told, batch, changes, opening);
         if !matched {
@@ -691,6 +696,10 @@ impl Engine {
                     wait = wait.max(self.switch.wait_for(written));
                 }
             }
+        }
+        if let Some(opening) = opened_by_marks {
+            self.switch
+                .opened_by_verdict(opening, wait, now, &mut self.out);
         }
         wait
     }
@@ -795,8 +804,8 @@ impl Engine {
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
         }
-        let can_judge = self.can_judge();
         let with_marks = self.told.cache.verdicts().are_on();
+        let can_judge = || can_judge(&self.sources, &self.policy, &self.ports, with_marks);
         self.switch
             .start_comparison(can_judge, with_marks, now, &mut self.out);
         if self.sources.are_read() {
@@ -834,14 +843,6 @@ impl Engine {
         self.filter.record(recorded, &mut self.out);
     }
 
-    /// Whether it is known what should be in the switch: else flows of an earlier run would be taken
-    /// for foreign ones.
-    fn can_judge(&self) -> bool {
-        // Addresses with verdicts are planned for interfaces that the programs are attached to.
-        let are_attached = !self.told.cache.verdicts().are_on() || self.ports.are_tried();
-        self.sources.are_read() && self.policy.can_plan() && are_attached
-    }
-
     fn commit(&mut self, batch: Batch) {
         self.switch
             .commit(batch, true, self.told.plans.planner(), &mut self.out);
@@ -869,6 +870,13 @@ impl Engine {
         } = self;
         (Access::new(ports, policy, told), switch, out)
     }
+}
+
+/// Whether it is known what should be in the switch: else flows of an earlier run would be taken for foreign ones.
+fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool) -> bool {
+    // Addresses with verdicts are planned for interfaces that the programs are attached to.
+    let are_attached = !with_marks || ports.are_tried();
+    sources.are_read() && policy.can_plan() && are_attached
 }
 
 /// Whether rules, ports or the pipeline may be others behind this input.

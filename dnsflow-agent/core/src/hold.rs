@@ -289,7 +289,7 @@ impl HoldQueue {
         })
     }
 
-    /// At most this many frames.
+    /// How many frames are held.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
@@ -299,7 +299,7 @@ impl HoldQueue {
         self.frames.is_empty()
     }
 
-    /// At most this many bytes, of all frames together.
+    /// How many bytes all of them have.
     pub fn bytes_held(&self) -> usize {
         self.bytes
     }

@@ -76,6 +76,25 @@ impl Cookies {
     }
 }
 
+impl Cookies {
+    /// Forgets the cookies that no flow has any more, and those of their sentinel flows.
+    fn keep(&mut self, in_use: impl Iterator<Item = Cookie>) {
+        let in_use: BTreeSet<Cookie> = in_use.collect();
+        let Self { by_actions, taken } = self;
+        by_actions.retain(|actions, cookie| {
+            let of_flow = match &actions[..] {
+                [Action::DeleteLearned(sentinel)] => &sentinel.cookie,
+                _ => &*cookie,
+            };
+            let stays = in_use.contains(of_flow);
+            if !stays {
+                taken.remove(cookie);
+            }
+            stays
+        });
+    }
+}
+
 /// Only the tags of sentinel flows are odd: the last bit of a cookie is not compared when a flow is
 /// deleted.
 const EVEN: u32 = !1;
@@ -332,6 +351,7 @@ impl Planner {
             if templates.len() > (*templates_max).max(TEMPLATES_MIN) {
                 templates.retain(is_in_use);
                 *templates_max = 2 * templates.len();
+                cookies.keep(templates.iter().map(|template| template.body.cookie));
             }
             shared
         })

@@ -871,6 +871,8 @@ impl Policy {
     /// because a restarted ovn-controller numbers its meters anew.
     fn look_for_actions(&mut self, now: Timestamp, out: &mut Output) {
         let wanted = self.sources();
+        self.cached_actions
+            .retain(|source, _| wanted.contains(source));
         if wanted.is_empty() {
             return;
         }

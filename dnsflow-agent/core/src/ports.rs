@@ -72,7 +72,8 @@ pub(crate) struct Ports {
     not_trusted: BTreeMap<RowId, NotTrusted>,
     /// The interface index of each veth that was found.
     found: BTreeMap<RowId, u32>,
-    /// Interfaces to which attaching was tried; with the reason where the programs are not attached.
+    /// Interfaces, of those that are there, to which attaching was tried; with the reason where the programs are not
+    /// attached.
     tried: BTreeMap<RowId, Option<String>>,
     /// Interfaces to which the programs are not attached although that was tried: when that is to be
     /// reported, or `None` once it was.
@@ -326,7 +327,9 @@ impl Ports {
 
     /// The programs were attached to the veth of an interface for the first time.
     pub(crate) fn attached(&mut self, interface: RowId) {
-        self.tried.insert(interface, None);
+        if self.interfaces.find(interface).is_some() {
+            self.tried.insert(interface, None);
+        }
         self.failing.remove(&interface);
     }
 
@@ -391,8 +394,7 @@ impl Ports {
 
     /// Whether attaching was tried for every interface.
     pub(crate) fn are_tried(&self) -> bool {
-        let mut interfaces = self.interfaces.iter();
-        interfaces.all(|(id, _)| self.tried.contains_key(&id))
+        self.tried.len() == self.interfaces.len()
     }
 
     /// Whether the programs are attached to an interface: `None` while that was not tried, else the

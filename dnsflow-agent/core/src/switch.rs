@@ -103,8 +103,9 @@ struct Comparison {
     unknown: Vec<InstalledFlow>,
     /// The marks of an earlier run that no entry has.
     marks: Vec<(PortId, MarkFound)>,
-    /// Batches that had waited, and were sent since the current dump began.
-    sent_late: BTreeSet<BatchId>,
+    /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
+    /// which comes over another connection, may not show their flows.
+    unshown: BTreeSet<BatchId>,
     /// The sentinel flows that the dump has shown, with their cookies and hard timeouts.
     sentinels: BTreeMap<Sentinel, (Cookie, u16)>,
     /// When the next comparison begins.
@@ -352,8 +353,25 @@ impl Switch {
         }
     }
 
-    /// Reports what an answer opened without a change of flows.
-    pub(crate) fn opened_by_verdict(&mut self, opening: Opening, now: Timestamp, out: &mut Output) {
+    /// Reports what an answer opened without a change of flows: at once, or with the batch that the verdict's flows
+    /// came in, if the answer has to wait for that one. What waits for no known batch is not reported, as without
+    /// verdicts.
+    pub(crate) fn opened_by_verdict(
+        &mut self,
+        opening: Opening,
+        wait: Wait,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let pending = match wait {
+            Wait::Batch(batch) => self.pending.get_mut(&batch),
+            Wait::Nothing => None,
+            Wait::Longest => return,
+        };
+        if let Some(pending) = pending {
+            pending.openings.push(opening);
+            return;
+        }
         self.denials.count(RevalidationWait::Verdict);
         out.report(opening.report(RevalidationWait::Verdict, now));
     }
@@ -418,7 +436,7 @@ impl Switch {
             // Nobody waits for a part but the last.
             batch.written = self.batch(true, now).written;
         } else if self.comparison.since.is_some() {
-            self.comparison.sent_late.extend(batch.id());
+            self.comparison.unshown.extend(batch.id());
         }
         self.queues.sent(port, batch.len());
         let shares = Shares::from([(port, batch.len())]);
@@ -852,20 +870,22 @@ impl Switch {
     /// some (`with_marks`).
     pub(crate) fn start_comparison(
         &mut self,
-        can_judge: bool,
+        can_judge: impl FnOnce() -> bool,
         with_marks: bool,
         now: Timestamp,
         out: &mut Output,
     ) {
         let comparison = &mut self.comparison;
         let is_due = comparison.at.is_some_and(|at| at <= now);
-        if self.up && comparison.since.is_none() && is_due && can_judge {
+        if self.up && comparison.since.is_none() && is_due && can_judge() {
             comparison.since = Some(now);
             comparison.number += 1;
             comparison.unknown.clear();
             comparison.marks.clear();
             comparison.sentinels.clear();
-            comparison.sent_late.clear();
+            let openings = self.openings.iter();
+            let of_turn = openings.filter_map(|openings| openings.batch.id());
+            comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
             comparison.at = Some(now + COMPARE_INTERVAL);
             match with_marks {
                 true => out.command(Command::ReadMarks),
@@ -976,18 +996,16 @@ impl Switch {
             0
         } else {
             let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch, now);
-            let found = marks.len();
-            let marks = access.adopt_marks(marks, &mut unknown, &mut batch, now);
-            out.counters.marks_removed += (found - marks) as u64;
-            // Flows of verdicts that are there again.
-            let number = self.comparison.number;
-            unknown.retain(|key, flow| {
-                let holder = access.holder_of(key);
-                let flows = holder.and_then(|holder| access.flows(holder));
-                !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
-            });
-            flows + marks
+            flows + access.adopt_marks(marks, &unknown, &mut batch, now, out)
         };
+        // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
+        // ones, which have the same cookies.
+        let number = self.comparison.number;
+        unknown.retain(|key, flow| {
+            let holder = access.holder_of(key);
+            let flows = holder.and_then(|holder| access.flows(holder));
+            !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
+        });
         // Flows stay until the marks are set that replace them: the next comparison removes them.
         let mut replaced_later = BTreeSet::new();
         unknown.retain(|key, flow| {
@@ -1044,7 +1062,7 @@ impl Switch {
                 Written::In(batch) => {
                     self.pending.contains_key(&batch)
                         || self.queues.contain(batch)
-                        || self.comparison.sent_late.contains(&batch)
+                        || self.comparison.unshown.contains(&batch)
                 }
                 Written::Before | Written::Unsent { .. } => false,
             };

@@ -87,6 +87,11 @@ impl<Row: Clone + Eq> Table<Row> {
         self.rows.get(&id)
     }
 
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     /// The rows whose identities begin with these 32 bits.
     fn beginning_with(&self, prefix: u32) -> impl Iterator<Item = &Row> {
         let rows = self.rows.range(RowId::beginning_with(prefix));

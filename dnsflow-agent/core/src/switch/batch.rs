@@ -140,6 +140,11 @@ impl Batch {
         self.written_at
     }
 
+    /// Whether the batch will be sent although it is not known yet what is in the switch.
+    pub(super) fn is_before_comparison(&self) -> bool {
+        self.id().is_some() && self.written_at == Timestamp::default()
+    }
+
     /// The number of the batch, if it will be sent.
     pub(super) fn id(&self) -> Option<BatchId> {
         match self.written {

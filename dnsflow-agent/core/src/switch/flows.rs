@@ -278,6 +278,14 @@ impl Flows {
         written
     }
 
+    /// Writes all flows, whether or not they are in the switch.
+    pub(super) fn write_again(&mut self, target: Target, batch: &mut Batch, now: Timestamp) {
+        for flow in &mut self.flows {
+            flow.lost = true;
+        }
+        self.restore(target, batch, now);
+    }
+
     /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
     /// that flow is in the switch. The first rule that matches has the highest priority.
     pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {

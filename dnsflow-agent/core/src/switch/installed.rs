@@ -107,12 +107,13 @@ impl Installed {
         }
     }
 
-    /// Whether some of its own flows must be restored.
-    pub(crate) fn is_lost(&self) -> bool {
-        match self {
-            Self::Flows(flows) => flows.is_lost(),
-            Self::Marked(_) => false,
-        }
+    /// Whether some of the flows that let the pod reach the address must be restored.
+    pub(crate) fn is_lost(&self, verdicts: &Verdicts) -> bool {
+        let flows = match self {
+            Self::Flows(flows) => Some(flows),
+            Self::Marked(marked) => verdicts.flows(marked.verdict),
+        };
+        flows.is_some_and(Flows::is_lost)
     }
 
     /// The verdict of the address, if it has one.
@@ -163,9 +164,14 @@ impl Installed {
         match self {
             Self::Flows(flows) => flows.written,
             Self::Marked(marked) if verdicts.is_in_force(marked.verdict) => Written::Before,
-            Self::Marked(marked) => verdicts
-                .flows(marked.verdict)
-                .map_or(Written::Before, |flows| flows.written),
+            Self::Marked(marked) => {
+                let written = verdicts.flows(marked.verdict).map(|flows| flows.written);
+                match written.unwrap_or_default() {
+                    // The address was open before the connection was lost.
+                    Written::Unsent { .. } if marked.until.is_some() => Written::Before,
+                    written => written,
+                }
+            }
         }
     }
 
@@ -185,14 +191,26 @@ impl Installed {
         if let Self::Marked(marked) = self
             && verdicts.is_plan(marked.verdict, &wanted)
         {
+            verdicts.write(marked.verdict, batch, now);
             return Enforced::default();
         }
         let count = wanted.len();
+        // The kernel has room for another mark of an address that has one.
+        let is_tried = matches!(self, Self::Marked(_)) || !verdicts.are_refused(now);
         let verdict = match count {
             0 => None,
+            _ if !is_tried => None,
             _ => verdicts.take(port, &wanted, batch, now),
         };
         match (&mut *self, verdict) {
+            // The mark comes after the flows of the verdict, so that its own flows would go first. The next plan
+            // finds the verdict in force.
+            (Self::Flows(flows), Some(verdict))
+                if !flows.is_empty() && !verdicts.is_in_force(verdict) =>
+            {
+                verdicts.release(verdict, address, now);
+                flows.enforce(address.into(), wanted, adopted, batch, now)
+            }
             (Self::Flows(flows), None) => {
                 flows.enforce(address.into(), wanted, adopted, batch, now)
             }
@@ -316,13 +334,13 @@ impl Installed {
         Some(is_right || !verdicts.is_in_force(marked.verdict))
     }
 
-    /// Whether the kernel should have had a mark that this reading has not found.
-    pub(crate) fn is_unread(&self, reading: Reading) -> bool {
+    /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
+    pub(crate) fn is_unread(&self, reading: Reading, verdicts: &Verdicts) -> bool {
         match self {
             Self::Flows(_) => false,
+            Self::Marked(marked) if marked.until.is_none() => verdicts.is_in_force(marked.verdict),
             Self::Marked(marked) => {
-                let is_told = marked.until.is_some() && marked.set_at <= reading.since;
-                is_told && marked.found_in != reading.number
+                marked.set_at <= reading.since && marked.found_in != reading.number
             }
         }
     }

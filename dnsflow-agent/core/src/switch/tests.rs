@@ -184,7 +184,7 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(false), Some(count));
     setup
         .switch
-        .start_comparison(true, false, NOW, &mut setup.out);
+        .start_comparison(|| true, false, NOW, &mut setup.out);
     assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
@@ -311,4 +311,25 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     setup.switch.disconnected();
     assert_eq!(setup.switch.wait_for(waiting.written), Wait::Longest);
     assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn a_dump_may_not_show_what_was_under_way_when_it_began() {
+    let mut setup = Setup::compared();
+    let mut batch = setup.switch.begin(NOW);
+    batch.extend([change()]);
+    let written = batch.id().expect("it is sent");
+    setup
+        .switch
+        .commit(batch, true, &mut setup.planner, &mut setup.out);
+    let mut of_turn = setup.switch.begin_openings(PORT, NOW);
+    of_turn.extend([change()]);
+    let opened = of_turn.id().expect("it is sent");
+    setup.switch.open(PORT, of_turn, 1, None);
+    let later = NOW + Duration::from_millis(1);
+    setup.switch.comparison.at = Some(later);
+    setup
+        .switch
+        .start_comparison(|| true, false, later, &mut setup.out);
+    assert_eq!(setup.switch.comparison.unshown, [written, opened].into());
 }

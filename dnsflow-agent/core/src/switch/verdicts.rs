@@ -105,8 +105,13 @@ impl Verdicts {
 
     // Addresses.
 
-    /// The verdict of one more address with this plan. `None` if the port's packets are not marked, no number is
-    /// left, or the kernel takes no marks.
+    /// Whether the kernel has refused a mark lately: no further address is tried.
+    pub(super) fn are_refused(&self, now: Timestamp) -> bool {
+        self.refused_until.is_some_and(|until| until > now)
+    }
+
+    /// The verdict of one more address with this plan. Its flows are in force, on their way, or in the batch from
+    /// now on. `None` if the port's packets are not marked, or no number is left.
     pub(super) fn take(
         &mut self,
         port: PortId,
@@ -115,15 +120,35 @@ impl Verdicts {
         now: Timestamp,
     ) -> Option<VerdictId> {
         self.interfaces.get(&port)?;
-        if self.refused_until.is_some_and(|until| until > now) {
-            return None;
-        }
         let id = match self.by_plan.get(plan) {
             Some(id) => *id,
             None => self.make(port, plan, batch, now)?,
         };
-        self.verdicts.get_mut(&id)?.addresses += 1;
+        self.write(id, batch, now);
+        let verdict = self.verdicts.get_mut(&id)?;
+        verdict.addresses += 1;
+        // A port that comes again has the same plans, and another id.
+        verdict.port = port;
         Some(id)
+    }
+
+    /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
+    /// whether the flows are there: all of them are written.
+    pub(super) fn write(&mut self, id: VerdictId, batch: &mut Batch, now: Timestamp) {
+        let target = self.target(id);
+        let verdict = self
+            .verdicts
+            .get_mut(&id)
+            .filter(|verdict| !verdict.in_force);
+        let Some((verdict, target)) = verdict.zip(target) else {
+            return;
+        };
+        let is_unsent = matches!(verdict.flows.written, Written::Unsent { .. });
+        if is_unsent && batch.is_before_comparison() {
+            verdict.flows.write_again(target, batch, now);
+        } else {
+            verdict.flows.restore(target, batch, now);
+        }
     }
 
     fn make(
@@ -263,6 +288,14 @@ impl Verdicts {
     pub(crate) fn lost(&mut self, id: VerdictId) {
         if let Some(verdict) = self.verdicts.get_mut(&id) {
             verdict.in_force = false;
+        }
+    }
+
+    /// The connection is lost: the switch may come back without the flows. `comparisons` is how many have ended.
+    pub(crate) fn disconnected(&mut self, comparisons: u32) {
+        for verdict in self.verdicts.values_mut() {
+            verdict.in_force = false;
+            verdict.flows.written = Written::Unsent { comparisons };
         }
     }
 

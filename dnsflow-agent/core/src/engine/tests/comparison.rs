@@ -1,6 +1,7 @@
 //! The switch and the cache, compared.
 
 use super::*;
+use crate::flow::InstalledFlow;
 
 #[test]
 fn a_switch_that_was_away_is_brought_up_to_date() {
@@ -59,6 +60,44 @@ fn a_flow_that_vanished_unseen_is_restored_by_the_comparison() {
     node.switch.clear();
     node.pass(COMPARE_INTERVAL);
     assert_eq!(node.switch.len(), 1);
+}
+
+#[test]
+fn what_is_opened_again_while_the_dump_comes_stays() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let shown: Vec<InstalledFlow> = node
+        .switch
+        .iter()
+        .map(|(key, (cookie, packets))| InstalledFlow {
+            key: key.clone(),
+            cookie: *cookie,
+            packets: *packets,
+            hard_timeout_s: 0,
+        })
+        .collect();
+    node.switch_answers = false;
+    node.pass(COMPARE_INTERVAL);
+    node.switch_answers = true;
+    node.give(firewalls(false, None));
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    assert_eq!(node.destinations().len(), 0);
+    // The dump was faster than the removal.
+    node.give(Input::Reply(FlowReply::Flows {
+        flows: shown,
+        more: true,
+    }));
+    node.set_firewall(&rules);
+    assert_eq!(node.destinations().len(), 1);
+    node.give(Input::Reply(FlowReply::Flows {
+        flows: Vec::new(),
+        more: false,
+    }));
+    assert_eq!(node.destinations().len(), 1);
 }
 
 #[test]

@@ -102,8 +102,12 @@ fn what_comes_to_be_refused_is_closed_and_opens_again_when_it_is_no_more() {
     // Told again, it stays closed.
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     assert_eq!(node.destinations().len(), 1);
+    node.log.clear();
     node_has(&mut node, None);
     assert_eq!(node.destinations().len(), 2);
+    node.pass(Duration::from_secs(1));
+    let looks = node.log.contains(&Command::FindBlocked);
+    assert!(looks, "OVN may have blocked a connection meanwhile");
     // The cluster's DNS.
     let resolver = format!("{}:53", Ipv4Addr::from(OTHER));
     node.give(Input::Resolvers([resolver.parse().expect("one")].into()));

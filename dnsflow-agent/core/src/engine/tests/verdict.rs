@@ -385,3 +385,173 @@ fn a_dry_run_marks_nothing() {
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     assert!(node.marks.is_empty() && node.switch.is_empty());
 }
+
+/// The switch loses all flows, and says so.
+fn wipe(node: &mut Node) {
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+}
+
+fn is_opened(node: &Node) -> bool {
+    let mut reports = node.reports.iter();
+    reports.any(|report| matches!(report, Report::Opened { .. }))
+}
+
+#[test]
+fn an_answer_waits_for_flows_of_its_verdict_that_are_lost() {
+    for told in [ADDRESS, OTHER] {
+        let mut node = node();
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        wipe(&mut node);
+        node.log.clear();
+        node.reports.clear();
+        node.switch_answers = false;
+        let bytes = node.held_answer("www.example.com", &[told]);
+        assert_eq!(node.released(), [], "{told:?}");
+        let [batch] = node.batches_open()[..] else {
+            panic!("{told:?}: they are written at once");
+        };
+        assert!(!is_opened(&node), "{told:?}");
+        node.reply(batch, Ok(()));
+        node.pass(Duration::from_millis(10));
+        assert_eq!(node.released(), [bytes], "{told:?}");
+        assert!(node.marks.contains_key(&(ifindex(&node), told.into())));
+    }
+}
+
+#[test]
+fn an_answer_waits_for_the_batch_that_brings_the_flows_of_its_verdict() {
+    let mut node = node();
+    node.switch_answers = false;
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let batch = node.batches_open()[0];
+    node.held_answer("api.example.com", &[OTHER]);
+    assert!(!is_opened(&node), "neither is open yet");
+    node.pass(Duration::from_millis(20));
+    node.reply(batch, Ok(()));
+    let activations: Vec<_> = node
+        .reports
+        .iter()
+        .filter_map(|report| match report {
+            Report::Opened { activation, .. } => Some(*activation),
+            _ => None,
+        })
+        .collect();
+    let are_late = activations
+        .iter()
+        .all(|time| *time >= Duration::from_millis(20));
+    assert!(activations.len() == 2 && are_late, "{activations:?}");
+}
+
+#[test]
+fn where_the_switch_is_gone_only_what_is_new_waits() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.give(Input::SwitchDown);
+    node.switch.clear();
+    let known = node.held_answer("www.example.com", &[ADDRESS]);
+    assert_eq!(node.released(), [known]);
+    let fresh = node.held_answer("www.example.com", &[OTHER]);
+    assert_eq!(node.released(), []);
+    node.pass(Duration::from_secs(1));
+    assert_eq!(node.released(), [fresh]);
+    assert_eq!(node.marks.len(), 1, "its flows may not be there");
+    node.give(Input::SwitchUp);
+    assert_eq!((node.marks.len(), node.switch.len()), (2, 1));
+}
+
+#[test]
+fn before_the_comparison_a_new_address_brings_the_flows_of_its_verdict() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.give(Input::SwitchDown);
+    node.switch.clear();
+    // The dump takes its time, and shows nothing.
+    node.switch_answers = false;
+    node.give(Input::SwitchUp);
+    node.log.clear();
+    let bytes = node.held_answer("www.example.com", &[OTHER]);
+    let [batch] = node.batches_open()[..] else {
+        panic!("{:?}", node.log);
+    };
+    assert_eq!(node.released(), []);
+    node.reply(batch, Ok(()));
+    node.pass(Duration::from_millis(10));
+    assert_eq!(node.released(), [bytes]);
+    assert_eq!(node.marks.len(), 2);
+}
+
+#[test]
+fn a_verdict_goes_on_with_a_port_that_has_come_again() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.remove_interface("p1");
+    node.add_pod_as("p1", 5, "uid-p1", RowId::new(0x205));
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    wipe(&mut node);
+    node.answer("p1", "api.example.com", &[OTHER], 600);
+    node.pass(Duration::from_millis(50));
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
+fn flows_of_its_own_stay_until_an_address_can_be_marked() {
+    let mut node = node();
+    node.refuses_marks = true;
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    assert_eq!((node.marks.len(), node.destinations().len()), (0, 1));
+    node.refuses_marks = false;
+    node.log.clear();
+    let closes = |node: &Node| {
+        let mut log = node.log.iter();
+        let deleted = |command: &Command| {
+            let Command::Apply { changes, .. } = command else {
+                return false;
+            };
+            let mut changes = changes.iter();
+            changes.any(|change| {
+                matches!(change, FlowChange::Delete(key, _) if key.matches.ends.dst().is_some())
+            })
+        };
+        log.position(deleted)
+    };
+    // Past the end of the name, and past the time in which marks are not tried.
+    for _ in 0..40 {
+        for (_, packets) in node.switch.values_mut() {
+            *packets += 1;
+        }
+        for (.., used_at) in node.marks.values_mut() {
+            *used_at = Some(node.now);
+        }
+        node.pass(COMPARE_INTERVAL);
+        assert_eq!(node.destinations().len(), 1, "it is in use");
+        let marked = node
+            .log
+            .iter()
+            .position(|command| matches!(command, Command::Mark(_)));
+        assert!(
+            closes(&node).is_none_or(|at| marked.is_some_and(|marked| marked < at)),
+            "{:#?}",
+            node.log
+        );
+    }
+}
+
+#[test]
+fn a_mark_that_is_there_can_be_another_although_marks_are_refused() {
+    let mut node = node();
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.refuses_marks = true;
+    node.answer("p1", "api.example.com", &[OTHER], 600);
+    node.refuses_marks = false;
+    node.log.clear();
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    node.set_firewall(&moved);
+    node.set_ovn(&moved);
+    let place = (ifindex(&node), ADDRESS.into());
+    assert!(node.marks.contains_key(&place));
+    let removed = marks(&node);
+    let is_removal = |change: &MarkChange| matches!(change, MarkChange::Remove { .. });
+    assert!(!removed.iter().any(is_removal), "{removed:?}");
+}
