@@ -159,7 +159,7 @@ labels! {
         Cut = "cut",
         /// Forgotten: there were too many connections, or they held too many bytes.
         Evicted = "evicted",
-        /// Forgotten: no segment came for too long.
+        /// Forgotten: the server said nothing new for too long.
         Idle = "idle",
     }
 }
@@ -198,12 +198,13 @@ impl TcpReassembly {
             }
             _ => {}
         }
-        let Some(connection) = self.connections.use_entry(&segment.key, now) else {
+        let Some(connection) = self.connections.get_mut(&segment.key) else {
             if !segment.payload.is_empty() || is_opening {
                 self.events.count(TcpEvent::NoBeginning);
             }
             return Vec::new();
         };
+        let before = connection.heard();
         let taken = match segment.sender {
             Sender::Pod => connection
                 .sent(segment, &mut self.events)
@@ -211,8 +212,12 @@ impl TcpReassembly {
             Sender::Server => connection.received(segment, &mut self.events),
         };
         let held = connection.held();
+        let is_news = connection.heard() > before;
         match taken {
             Ok(answers) => {
+                if is_news {
+                    self.connections.use_entry(&segment.key, now);
+                }
                 for _ in self.connections.weigh(&segment.key, held) {
                     self.events.count(TcpEvent::Evicted);
                 }
@@ -332,6 +337,11 @@ impl Connection {
 
     fn held(&self) -> usize {
         self.pod.held() + self.server.as_ref().map_or(0, Stream::held)
+    }
+
+    /// How much of the server has come so far; `None` before its SYN-ACK.
+    fn heard(&self) -> Option<u64> {
+        self.server.as_ref().map(Stream::taken)
     }
 
     /// Whether one end has sent something behind the SYN-ACK. It has taken the other's SYN then.

@@ -661,3 +661,42 @@ fn a_silent_connection_is_forgotten() {
     assert_eq!((talk.tcp.len(), talk.tcp.bytes_held()), (2, 0));
     assert_eq!(talk.events(), [("idle", 1)]);
 }
+
+#[test]
+fn only_news_of_the_server_keep_a_connection() {
+    let mut talk = Talk::begun();
+    let bytes = [answer(0, "a"), answer(1, "a")].concat();
+    let (one, two) = bytes.split_at(bytes.len() / 2);
+    let last = at(1) + TCP_IDLE_MAX;
+    talk.ask(&query(0, "a"));
+    let answered = talk.at(0, one);
+    assert_eq!(talk.tcp.feed(&answered, last).len(), 1);
+    // The pod goes on, and the server repeats itself.
+    talk.server = one.len() as u32;
+    let limit = last + TCP_IDLE_MAX;
+    let half = last + TCP_IDLE_MAX / 2;
+    for now in [half, limit] {
+        let asked = query(1, "a");
+        let segment = talk.of_pod(0, &asked);
+        talk.tcp.feed(&segment, now);
+        talk.pod += asked.len() as u32;
+        let again = talk.at(0, one);
+        talk.tcp.feed(&again, now);
+        assert_eq!(talk.tcp.len(), 1);
+    }
+    let late = talk.of_server(0, two);
+    let answers = talk.tcp.feed(&late, limit + Duration::from_nanos(1));
+    assert!(answers.is_empty());
+    assert_eq!(talk.tcp.events()[TcpEvent::Idle], 1);
+    talk.assert_over("idle");
+}
+
+#[test]
+fn a_connection_is_forgotten_before_its_numbers_come_again() {
+    // Linux: a clock of 64 ns in 32 bits (`seq_scale` in net/core/secure_seq.c).
+    let period = Duration::from_nanos(64 << 32);
+    assert_eq!(period.as_secs(), 274);
+    assert!(TCP_IDLE_MAX < period);
+    // Linux: orphans go after more than 100 s (`tcp_orphan_retries` in net/ipv4/tcp_timer.c).
+    assert!(TCP_IDLE_MAX < Duration::from_secs(100));
+}
