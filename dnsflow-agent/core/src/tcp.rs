@@ -11,6 +11,30 @@
 //! bytes that the server has acknowledged. The program in the kernel has seen to it that the pod's
 //! segments come from an address of its own.
 //!
+//! The bytes of two connections are never put together. A malicious pod closes and opens connections
+//! of the same ports, and chooses which of its segments the server takes: the agent does not look at
+//! checksums. What the server sends decides therefore. The connection is given up if the server
+//!
+//! - sends data from before the first byte: its sequence number is not the one of the SYN-ACK. A
+//!   server with SYN cookies takes it from the pod's acknowledgment instead (RFC 4987, section 3.6;
+//!   `cookie_v4_check` in Linux' net/ipv4/syncookies.c), which may be another one.
+//! - begins with data from behind the first byte, for the same reason. The missing bytes could come
+//!   from the pod's next connection: with cookies, that needs no other SYN-ACK.
+//! - sends a second SYN-ACK after data, or one with another sequence number: the connection is
+//!   another one, or the pod may have taken either.
+//! - acknowledges what the pod has not sent: the pod's end is another one.
+//! - resets it, or the pod does, with whatever sequence number. Which numbers count (RFC 9293,
+//!   section 3.5.3), the receiver decides by a state that the agent does not know for certain.
+//!
+//! Whoever can send in a server's name can so stop the agent from reading a pod's connection. That is
+//! less than this sender can do anyway: pods that have asked believe it. Nothing is opened then, the
+//! frames go to the pod as ever, and the next connection is read again. To ignore such segments would
+//! open addresses that the pod chooses.
+//!
+//! All of this needs every segment of the server, and every reset. The agent is not told of those
+//! that it does not get: beyond the pod's share of the ring buffer, in IP fragments, or behind more
+//! extension headers than the program walks.
+//!
 //! An answer comes after its question. Their segments have the same order in the ring buffer,
 //! whichever CPUs they pass: the record of a packet is written before the packet goes on.
 
@@ -106,7 +130,8 @@ labels! {
         NotAsked = "not_asked",
         /// A question was forgotten: too many of the connection had no answer.
         QuestionForgotten = "question_forgotten",
-        /// A segment of the server acknowledges what the pod has not sent; it was ignored.
+        /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK, it was
+        /// ignored; after it, the connection was given up.
         NotSent = "not_sent",
         /// A message was too short for a DNS header, and skipped.
         Runt = "runt",
@@ -118,21 +143,23 @@ labels! {
         OutOfWindow = "out_of_window",
         /// A segment of a connection that was given up, or whose beginning was not seen.
         NoBeginning = "no_beginning",
-        /// A server's port opened a connection itself, or accepted one a second time; it was ignored.
+        /// A server's port opened a connection itself, or a pod accepted one; it was ignored.
         NotAccepted = "not_accepted",
         /// The connection was closed between two messages.
         Closed = "closed",
         /// The connection was closed or replaced within a message.
         Unfinished = "unfinished",
-        /// Given up: too much was waiting for a missing segment.
+        /// Given up: too much was waiting for a missing segment, or the server's first bytes were
+        /// missing.
         Gap = "gap",
-        /// Given up: two segments differed in the same bytes, or data came behind the end.
+        /// Given up: two segments differed in the same bytes, data came from before the beginning or
+        /// behind the end, or the server accepted a second time.
         Conflict = "conflict",
         /// Given up: a segment was not captured whole.
         Cut = "cut",
         /// Forgotten: there were too many connections, or they held too many bytes.
         Evicted = "evicted",
-        /// Forgotten: no segment came for too long.
+        /// Forgotten: the server said nothing new for too long.
         Idle = "idle",
     }
 }
@@ -171,12 +198,13 @@ impl TcpReassembly {
             }
             _ => {}
         }
-        let Some(connection) = self.connections.use_entry(&segment.key, now) else {
+        let Some(connection) = self.connections.get_mut(&segment.key) else {
             if !segment.payload.is_empty() || is_opening {
                 self.events.count(TcpEvent::NoBeginning);
             }
             return Vec::new();
         };
+        let before = connection.heard();
         let taken = match segment.sender {
             Sender::Pod => connection
                 .sent(segment, &mut self.events)
@@ -184,8 +212,12 @@ impl TcpReassembly {
             Sender::Server => connection.received(segment, &mut self.events),
         };
         let held = connection.held();
+        let is_news = connection.heard() > before;
         match taken {
             Ok(answers) => {
+                if is_news {
+                    self.connections.use_entry(&segment.key, now);
+                }
                 for _ in self.connections.weigh(&segment.key, held) {
                     self.events.count(TcpEvent::Evicted);
                 }
@@ -226,10 +258,12 @@ impl TcpReassembly {
     /// The pod opens a connection.
     fn begin(&mut self, segment: &Segment<'_>, now: Timestamp) {
         if let Some(known) = self.connections.get_mut(&segment.key) {
-            if known.pod.initial() == segment.sequence {
+            if known.pod.initial() == segment.sequence && !known.is_in_use() {
                 // The SYN came again.
                 return;
             }
+            // Nobody opens a connection that is in use. The server has lost the old one, or the pod
+            // wants it to look so.
             let event = known.end_event();
             self.forget(&segment.key, event);
         }
@@ -305,6 +339,17 @@ impl Connection {
         self.pod.held() + self.server.as_ref().map_or(0, Stream::held)
     }
 
+    /// How much of the server has come so far; `None` before its SYN-ACK.
+    fn heard(&self) -> Option<u64> {
+        self.server.as_ref().map(Stream::taken)
+    }
+
+    /// Whether one end has sent something behind the SYN-ACK. It has taken the other's SYN then.
+    fn is_in_use(&self) -> bool {
+        let server = self.server.as_ref();
+        server.is_some_and(|server| server.taken() > 0 || self.pod.taken() > 0)
+    }
+
     /// The event of a connection that ends now.
     fn end_event(&self) -> TcpEvent {
         let server = self.server.as_ref();
@@ -340,22 +385,23 @@ impl Connection {
         segment: &Segment<'_>,
         events: &mut CounterVec<TcpEvent>,
     ) -> Result<Vec<Vec<u8>>, Over> {
+        if segment.has(RST) && self.server.is_some() {
+            return Err(self.end_event().into());
+        }
         if segment.has(ACK) {
             // A SYN-ACK acknowledges the SYN and nothing else, but for data that came with it.
             let acknowledged = self.pod.place(segment.acknowledgment);
             if !(self.pod.first()..=self.pod.reached()).contains(&acknowledged) {
-                events.count(TcpEvent::NotSent);
-                return Ok(Vec::new());
+                return self.not_sent(events);
             }
             self.acknowledged = self.acknowledged.max(acknowledged);
         } else if !segment.has(RST) {
             // Every segment of a connection but the first, and a reset, acknowledges (RFC 9293,
             // section 3.10.7.4).
-            events.count(TcpEvent::NotSent);
-            return Ok(Vec::new());
+            return self.not_sent(events);
         }
-        if segment.has(SYN) && !segment.has(RST) && !self.accept(segment.sequence, events) {
-            return Ok(Vec::new());
+        if segment.has(SYN) && !segment.has(RST) {
+            self.accept(segment.sequence, events)?;
         }
         let Some(server) = &mut self.server else {
             return match segment.has(RST) && segment.has(ACK) {
@@ -366,6 +412,9 @@ impl Connection {
                 }
             };
         };
+        if server.begins_late(segment) {
+            return Err(TcpEvent::Gap.into());
+        }
         let mut messages = Messages {
             complete: Vec::new(),
             events,
@@ -392,21 +441,33 @@ impl Connection {
         }
     }
 
-    /// Takes the server's SYN-ACK. Returns whether it accepts the connection.
-    fn accept(&mut self, initial: u32, events: &mut CounterVec<TcpEvent>) -> bool {
-        match &self.server {
-            Some(known) if known.initial() == initial => return true,
-            // A server without state may answer a repeated SYN with another sequence number (SYN
-            // cookies, RFC 4987, section 3.6). The server has sent no data before.
-            Some(known) if known.reached() > known.first() => {
-                events.count(TcpEvent::NotAccepted);
-                return false;
-            }
-            Some(_) => {}
-            None => events.count(TcpEvent::Opened),
+    /// A segment of the server acknowledges what the pod has not sent. Before the SYN-ACK it may
+    /// belong to an earlier connection of the same ports, and nothing of it is kept.
+    fn not_sent(&self, events: &mut CounterVec<TcpEvent>) -> Result<Vec<Vec<u8>>, Over> {
+        if self.server.is_some() {
+            return Err(TcpEvent::NotSent.into());
         }
-        self.server = Some(Stream::new(initial));
-        true
+        events.count(TcpEvent::NotSent);
+        Ok(Vec::new())
+    }
+
+    /// Takes the server's SYN-ACK. One that comes again is the same, and comes before data: the server
+    /// repeats it until the pod has taken it (RFC 9293, section 3.10.7.4). After data, even the same
+    /// one belongs to another connection. A server with SYN cookies gives the same SYN the same
+    /// sequence number for a minute (`tcp_cookie_time` in Linux' include/net/tcp.h).
+    ///
+    /// A server with cookies may also answer a repeated SYN with another sequence number, and the pod
+    /// may have taken either. Such a connection is not read: the agent cannot know which.
+    fn accept(&mut self, initial: u32, events: &mut CounterVec<TcpEvent>) -> Result<(), TcpEvent> {
+        match &self.server {
+            None => {
+                events.count(TcpEvent::Opened);
+                self.server = Some(Stream::new(initial));
+                Ok(())
+            }
+            Some(known) if known.initial() == initial && known.taken() == 0 => Ok(()),
+            Some(_) => Err(TcpEvent::Conflict),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! One direction of a TCP connection: from segments to whole messages.
 //!
-//! This module reads only what the receiver would take. Both ignore bytes that came before.
+//! This module reads only what the receiver would take. Both ignore bytes that came before. Bytes
+//! from before the first one, and those that contradict what is kept, are no bytes of this stream.
 //! Checksums are not looked at.
 
 use std::collections::BTreeMap;
@@ -112,6 +113,11 @@ impl Stream {
         self.message.len() + self.ahead_bytes
     }
 
+    /// How much was seen so far: every byte once, and the FIN.
+    pub(super) fn taken(&self) -> u64 {
+        self.next - self.first() + self.ahead_bytes as u64 + u64::from(self.end.is_some())
+    }
+
     /// How a connection ends that ends now.
     pub(super) fn end_event(&self) -> TcpEvent {
         if self.held() == 0 {
@@ -127,15 +133,39 @@ impl Stream {
         self.next.saturating_add_signed(distance.into())
     }
 
+    /// The place of the first byte of a segment.
+    fn start(&self, segment: &Segment<'_>) -> u64 {
+        // The SYN takes a sequence number of its own.
+        self.place(segment.sequence.wrapping_add(segment.has(SYN).into()))
+    }
+
+    /// Whether nothing was read yet, and this segment leaves out the first bytes.
+    pub(super) fn begins_late(&self, segment: &Segment<'_>) -> bool {
+        let takes_place = segment.payload_len > 0 || segment.has(FIN);
+        self.next == self.first() && takes_place && self.start(segment) > self.next
+    }
+
     /// Takes a segment of this direction. An error says why the connection has to be given up.
     pub(super) fn take(
         &mut self,
         segment: &Segment<'_>,
         messages: &mut Messages<'_>,
     ) -> Result<State, TcpEvent> {
-        // The SYN takes a sequence number of its own.
-        let start = self.place(segment.sequence.wrapping_add(segment.has(SYN).into()));
+        if segment.has(RST) {
+            // Whatever its sequence number: the receiver may know better than this module whether it
+            // is acceptable (RFC 9293, section 3.5.3), and to forget a connection opens nothing.
+            return Ok(State::Reset);
+        }
+        let start = self.start(segment);
         let end = start + segment.payload_len as u64;
+        if segment.payload_len > 0 && start < self.first() {
+            // The sender's SYN had another sequence number. A keep-alive from one before the next
+            // byte, with an octet of garbage (RFC 9293, section 3.8.4), looks the same as long as
+            // there were no data. It ends the connection, too: the octet could as well be the first
+            // of a stream that began earlier. Linux sends none (`tcp_xmit_probe_skb` in
+            // net/ipv4/tcp_output.c), and DNS servers close a connection that is not used.
+            return Err(TcpEvent::Conflict);
+        }
         if start > self.next + TCP_AHEAD_BYTES_MAX as u64 {
             if !self.ahead.is_empty() {
                 // The stream has gone on for too long without the missing segment.
@@ -143,14 +173,6 @@ impl Stream {
             }
             messages.events.count(TcpEvent::OutOfWindow);
             return Ok(State::Open);
-        }
-        if segment.has(RST) {
-            // A reset from before the next byte is not acceptable (RFC 9293, section 3.5.3).
-            if start < self.next {
-                messages.events.count(TcpEvent::OutOfWindow);
-                return Ok(State::Open);
-            }
-            return Ok(State::Reset);
         }
         if segment.has(FIN) {
             if self.end.is_some_and(|known| known != end) || self.data_reached() > end {
@@ -183,10 +205,13 @@ impl Stream {
             messages.events.count(TcpEvent::Ahead);
             return self.keep(start, bytes);
         };
-        let fresh = usize::try_from(known)
-            .ok()
-            .and_then(|known| bytes.get(known..))
-            .unwrap_or_default();
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
+        let (old, fresh) = bytes.split_at(known.min(bytes.len()));
+        // A keep-alive may have an octet of garbage before the next one (RFC 9293, section 3.8.4).
+        let is_keep_alive = known == 1 && bytes.len() == 1;
+        if !is_keep_alive {
+            self.repeats(known, old)?;
+        }
         if fresh.is_empty() {
             messages.events.count(TcpEvent::Duplicate);
             return Ok(());
@@ -270,6 +295,18 @@ impl Stream {
             Ok(())
         } else {
             Err(TcpEvent::Conflict)
+        }
+    }
+
+    /// Whether these bytes from `back` before the next one agree with the unfinished message. Messages
+    /// that are complete are not kept.
+    fn repeats(&self, back: usize, bytes: &[u8]) -> Result<(), TcpEvent> {
+        let len = self.message.len();
+        let bytes = bytes.get(back.saturating_sub(len)..).unwrap_or_default();
+        let kept = &self.message[len.saturating_sub(back)..];
+        match kept.starts_with(bytes) {
+            true => Ok(()),
+            false => Err(TcpEvent::Conflict),
         }
     }
 

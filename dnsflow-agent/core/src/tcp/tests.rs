@@ -274,32 +274,237 @@ fn syns_that_come_again_change_nothing() {
     talk.syn();
     talk.syn_ack(POD.wrapping_add(1));
     talk.ask(&query(1, "a"));
-    talk.syn();
     talk.syn_ack(POD.wrapping_add(1));
     assert_eq!(talk.answer(&answer(1, "a")), 1);
     assert_eq!(talk.tcp.events()[TcpEvent::Opened], 1);
+    assert_eq!(talk.events(), [("message", 1)]);
+}
+
+/// Bytes that look like an answer to a question of the pod if one begins to read behind the first
+/// `skipped`.
+fn crafted(skipped: usize, id: u16, label: &str) -> Vec<u8> {
+    [vec![0x2a; skipped], answer(id, label)].concat()
+}
+
+impl Talk {
+    /// A segment of the server that begins so far from the first byte behind its SYN.
+    fn at<'a>(&self, distance: i32, payload: &'a [u8]) -> Segment<'a> {
+        Segment {
+            sequence: (SERVER + 1).wrapping_add_signed(distance),
+            ..self.of_server(0, payload)
+        }
+    }
+
+    /// Nothing of the connection is read any more, up to a new SYN and SYN-ACK.
+    fn assert_over(&mut self, case: &str) {
+        assert!(self.tcp.is_empty(), "{case}");
+        self.ask(&query(90, "z"));
+        assert_eq!(self.answer(&answer(90, "z")), 0, "{case}");
+        (self.pod, self.server) = (0, 0);
+        self.syn();
+        self.syn_ack(POD.wrapping_add(1));
+        self.ask(&query(91, "z"));
+        assert_eq!(self.answer(&answer(91, "z")), 1, "{case}: a new connection");
+    }
 }
 
 #[test]
-fn a_second_server_comes_too_late_once_the_first_has_spoken() {
+fn a_server_with_another_sequence_number_than_its_syn_acks_is_not_read() {
+    // SYN cookies: the pod has acknowledged another number, and the server has believed it.
+    for before in [1, 2, 3, 1000, 1_000_000] {
+        let mut talk = Talk::begun();
+        talk.ask(&query(7, "a"));
+        let bytes = crafted(before, 7, "a");
+        let segment = talk.at(-(before as i32), &bytes);
+        assert!(talk.feed(&segment).is_empty(), "{before}");
+        assert_eq!(talk.events(), [("conflict", 1)], "{before}");
+        talk.assert_over("before");
+    }
+    // The number of a later SYN-ACK, and from there on the pod's next connection.
+    for (before, flags) in [(9, 0), (9, FIN), (100_000, 0)] {
+        let mut talk = Talk::begun();
+        talk.ask(&query(7, "a"));
+        let bytes = answer(7, "a");
+        let (head, tail) = bytes.split_at(9);
+        let behind = Segment {
+            flags: flags | ACK,
+            ..talk.at(before, tail)
+        };
+        assert!(talk.feed(&behind).is_empty());
+        let first = talk.at(0, head);
+        assert!(talk.feed(&first).is_empty(), "{before}");
+        assert_eq!(talk.events(), [("no_beginning", 1), ("gap", 1)], "{before}");
+        talk.assert_over("behind");
+    }
+}
+
+#[test]
+fn a_second_syn_ack_ends_the_connection() {
+    // Its sequence number, and what it acknowledges behind the pod's SYN.
+    for (case, sequence, acknowledged, event) in [
+        ("another one", SERVER + 7, 1, "conflict"),
+        ("of one before", SERVER - 7, 1, "conflict"),
+        ("the same one, as with SYN cookies", SERVER, 1, "conflict"),
+        ("to another SYN", SERVER + 7, 0, "not_sent"),
+        ("to a SYN far away", SERVER, 1 << 31, "not_sent"),
+    ] {
+        let mut talk = Talk::begun();
+        talk.ask(&query(1, "a"));
+        assert_eq!(talk.answer(&answer(1, "a")), 1);
+        talk.ask(&query(2, "b"));
+        let syn_ack = Segment {
+            sequence,
+            acknowledgment: POD.wrapping_add(acknowledged),
+            ..talk.of_server(SYN, &[])
+        };
+        talk.feed(&syn_ack);
+        let known = talk.server as usize;
+        let bytes = crafted(known, 2, "b");
+        let segment = talk.at(0, &bytes);
+        assert!(talk.feed(&segment).is_empty(), "{case}");
+        let expected = match event {
+            "conflict" => [("message", 1), ("no_beginning", 1), ("conflict", 1)],
+            _ => [("message", 1), ("not_sent", 1), ("no_beginning", 1)],
+        };
+        assert_eq!(talk.events(), expected, "{case}");
+        talk.assert_over(case);
+    }
+    // Before data, the pod may have taken either.
+    for (acknowledged, distance) in [(0, 0), (0, 5000), (1, 0), (1, 5000)] {
+        let mut talk = Talk::begun();
+        let other = Segment {
+            sequence: SERVER + 5000,
+            acknowledgment: POD.wrapping_add(acknowledged),
+            ..talk.of_server(SYN, &[])
+        };
+        talk.feed(&other);
+        talk.ask(&query(1, "a"));
+        let bytes = answer(1, "a");
+        let segment = talk.at(distance, &bytes);
+        assert!(talk.feed(&segment).is_empty(), "{acknowledged} {distance}");
+        talk.assert_over("before data");
+    }
+}
+
+#[test]
+fn a_syn_ends_a_connection_that_is_in_use() {
+    for is_answered in [false, true] {
+        for distance in [0, 9, 9000] {
+            let case = format!("{is_answered} {distance}");
+            let mut talk = Talk::begun();
+            talk.ask(&query(1, "a"));
+            if is_answered {
+                assert_eq!(talk.answer(&answer(1, "a")), 1);
+            }
+            talk.ask(&query(2, "b"));
+            let syn = Segment {
+                sequence: POD.wrapping_add(distance),
+                flags: SYN,
+                ..talk.of_pod(0, &[])
+            };
+            talk.feed(&syn);
+            let bytes = crafted(talk.server as usize, 2, "b");
+            let segment = talk.at(0, &bytes);
+            assert!(talk.feed(&segment).is_empty(), "{case}");
+            assert_eq!(talk.tcp.events()[TcpEvent::Closed], 1, "{case}");
+            // The server has taken the SYN.
+            (talk.pod, talk.server) = (distance, 5000);
+            let syn_ack = Segment {
+                sequence: SERVER + 5000,
+                ..talk.of_server(SYN, &[])
+            };
+            talk.feed(&syn_ack);
+            talk.ask(&query(3, "c"));
+            assert_eq!(talk.answer(&answer(2, "b")), 0, "{case}: asked before");
+            assert_eq!(talk.answer(&answer(3, "c")), 1, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_reset_ends_the_connection_whatever_its_numbers() {
+    for sender in [Sender::Pod, Sender::Server] {
+        for distance in [-1_000_000, -1, 0, 1, 1_000_000, i32::MIN] {
+            for flags in [RST, RST | ACK, RST | ACK | SYN, RST | FIN] {
+                let case = format!("{sender:?} {distance} {flags}");
+                let mut talk = Talk::begun();
+                talk.ask(&query(1, "a"));
+                let usual = match sender {
+                    Sender::Pod => talk.of_pod(0, &[]),
+                    Sender::Server => talk.of_server(0, &[]),
+                };
+                let reset = Segment {
+                    sequence: usual.sequence.wrapping_add_signed(distance),
+                    acknowledgment: usual.acknowledgment.wrapping_add_signed(distance),
+                    flags,
+                    ..usual
+                };
+                talk.feed(&reset);
+                assert_eq!(talk.answer(&answer(1, "a")), 0, "{case}");
+                assert_eq!(
+                    talk.events(),
+                    [("no_beginning", 1), ("closed", 1)],
+                    "{case}"
+                );
+                talk.assert_over(&case);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_server_that_acknowledges_what_was_not_sent_is_not_read() {
+    for distance in [-1, 1, 1_000_000, i32::MIN] {
+        let mut talk = Talk::begun();
+        let bytes = answer(1, "a");
+        let other = Segment {
+            acknowledgment: POD.wrapping_add(1).wrapping_add_signed(distance),
+            ..talk.of_server(0, &bytes)
+        };
+        talk.feed(&other);
+        talk.ask(&query(1, "a"));
+        assert_eq!(talk.answer(&bytes), 0, "{distance}");
+        assert_eq!(talk.events(), [("not_sent", 1), ("no_beginning", 2)]);
+        talk.assert_over("not sent");
+    }
+}
+
+#[test]
+fn a_keep_alive_before_data_ends_the_connection_only_with_an_octet() {
+    for (garbage, answers) in [(&b""[..], 1), (&b"?"[..], 0)] {
+        let mut talk = Talk::begun();
+        talk.ask(&query(1, "a"));
+        let probe = talk.at(-1, garbage);
+        talk.feed(&probe);
+        assert_eq!(talk.answer(&answer(1, "a")), answers, "{garbage:?}");
+    }
     let mut talk = Talk::begun();
-    let other = Segment {
-        sequence: SERVER + 5000,
-        ..talk.of_server(SYN, &[])
-    };
-    // SYN cookies: the one that came last may be the one that the pod took.
-    talk.feed(&other);
     talk.ask(&query(1, "a"));
-    talk.server = 5000;
     assert_eq!(talk.answer(&answer(1, "a")), 1);
-    let forged = Segment {
-        sequence: SERVER,
-        ..talk.of_server(SYN, &[])
-    };
-    talk.feed(&forged);
+    for garbage in [&b""[..], &b"?"[..]] {
+        let probe = talk.at(talk.server as i32 - 1, garbage);
+        talk.feed(&probe);
+    }
     talk.ask(&query(2, "b"));
     assert_eq!(talk.answer(&answer(2, "b")), 1);
-    assert_eq!(talk.events(), [("message", 2), ("not_accepted", 1)]);
+    assert_eq!(talk.events(), [("message", 2), ("duplicate", 1)]);
+}
+
+#[test]
+fn what_the_server_sends_again_is_ignored() {
+    let mut talk = Talk::begun();
+    talk.ask(&query(1, "a"));
+    let bytes = [answer(1, "a"), answer(2, "b")].concat();
+    let (head, _) = bytes.split_at(bytes.len() - 9);
+    assert_eq!(talk.answer(head), 1);
+    talk.ask(&query(2, "b"));
+    for range in [0..head.len(), 0..9, 9..head.len()] {
+        let again = talk.at(range.start as i32, &bytes[range]);
+        assert!(talk.feed(&again).is_empty());
+    }
+    let all = talk.at(0, &bytes);
+    assert_eq!(talk.feed(&all).len(), 1);
+    assert_eq!(talk.events(), [("message", 2), ("duplicate", 3)]);
 }
 
 #[test]
@@ -455,4 +660,43 @@ fn a_silent_connection_is_forgotten() {
     talk.tcp.feed(&syn(connection(2, 2)), later);
     assert_eq!((talk.tcp.len(), talk.tcp.bytes_held()), (2, 0));
     assert_eq!(talk.events(), [("idle", 1)]);
+}
+
+#[test]
+fn only_news_of_the_server_keep_a_connection() {
+    let mut talk = Talk::begun();
+    let bytes = [answer(0, "a"), answer(1, "a")].concat();
+    let (one, two) = bytes.split_at(bytes.len() / 2);
+    let last = at(1) + TCP_IDLE_MAX;
+    talk.ask(&query(0, "a"));
+    let answered = talk.at(0, one);
+    assert_eq!(talk.tcp.feed(&answered, last).len(), 1);
+    // The pod goes on, and the server repeats itself.
+    talk.server = one.len() as u32;
+    let limit = last + TCP_IDLE_MAX;
+    let half = last + TCP_IDLE_MAX / 2;
+    for now in [half, limit] {
+        let asked = query(1, "a");
+        let segment = talk.of_pod(0, &asked);
+        talk.tcp.feed(&segment, now);
+        talk.pod += asked.len() as u32;
+        let again = talk.at(0, one);
+        talk.tcp.feed(&again, now);
+        assert_eq!(talk.tcp.len(), 1);
+    }
+    let late = talk.of_server(0, two);
+    let answers = talk.tcp.feed(&late, limit + Duration::from_nanos(1));
+    assert!(answers.is_empty());
+    assert_eq!(talk.tcp.events()[TcpEvent::Idle], 1);
+    talk.assert_over("idle");
+}
+
+#[test]
+fn a_connection_is_forgotten_before_its_numbers_come_again() {
+    // Linux: a clock of 64 ns in 32 bits (`seq_scale` in net/core/secure_seq.c).
+    let period = Duration::from_nanos(64 << 32);
+    assert_eq!(period.as_secs(), 274);
+    assert!(TCP_IDLE_MAX < period);
+    // Linux: orphans go after more than 100 s (`tcp_orphan_retries` in net/ipv4/tcp_timer.c).
+    assert!(TCP_IDLE_MAX < Duration::from_secs(100));
 }

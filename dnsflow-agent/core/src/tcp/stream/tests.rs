@@ -305,16 +305,72 @@ fn the_end_is_counted_by_what_it_cuts_off() {
 }
 
 #[test]
-fn a_reset_of_other_sequence_numbers_is_ignored() {
-    let messages = [message(1, 40)];
-    let stream = framed(&messages);
-    let mut tcp = begun();
-    tcp.feed(&segment(0, 0, &stream[..20]));
-    for place in [19, 20 + TCP_AHEAD_BYTES_MAX as u32 + 1, 1 << 31] {
+fn a_reset_ends_it_whatever_its_sequence_number() {
+    let stream = framed(&[message(1, 40)]);
+    for place in [
+        0,
+        19,
+        20,
+        21,
+        20 + TCP_AHEAD_BYTES_MAX as u32 + 1,
+        1 << 31,
+        u32::MAX,
+    ] {
+        let mut tcp = begun();
+        tcp.feed(&segment(0, 0, &stream[..20]));
         tcp.feed(&segment(place, RST, &[]));
+        assert_eq!(events(&tcp), [("unfinished", 1)], "{place}");
+        assert!(tcp.feed(&segment(20, 0, &stream[20..])).is_empty());
     }
-    assert_eq!(tcp.feed(&segment(20, 0, &stream[20..])), messages);
-    assert_eq!(tcp.events[TcpEvent::OutOfWindow], 3);
+}
+
+#[test]
+fn what_begins_before_the_first_byte_ends_it() {
+    let stream = framed(&[message(1, 40)]);
+    for initial in [0, INITIAL, u32::MAX - 1, u32::MAX] {
+        for (read, back, len) in [
+            (0, 1, 1),
+            (0, 1, 43),
+            (20, 1, 1),
+            (20, 4, 30),
+            (42, 1 << 30, 9),
+        ] {
+            let mut tcp = OneWay::default();
+            tcp.begin(initial);
+            let at = |place: u32, payload| Segment {
+                sequence: initial.wrapping_add(1).wrapping_add(place),
+                ..segment(0, 0, payload)
+            };
+            tcp.feed(&at(0, &stream[..read]));
+            tcp.feed(&at(u32::wrapping_neg(back), &[0; 50][..len]));
+            assert_eq!(tcp.events[TcpEvent::Conflict], 1, "{initial} {read} {back}");
+            assert!(tcp.is_empty());
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_an_unfinished_message_ends_it() {
+    let messages = [message(1, 40), message(2, 40)];
+    let stream = framed(&messages);
+    // Where the other segment begins and ends, and where it differs.
+    for (from, to, wrong) in [
+        (42, 60, 42),
+        (0, 60, 59),
+        (50, 84, 55),
+        (58, 60, 58),
+        (59, 84, 59),
+    ] {
+        let mut tcp = begun();
+        tcp.feed(&segment(0, 0, &stream[..60]));
+        let mut other = stream[from..to].to_vec();
+        tcp.feed(&segment(from as u32, 0, &other[..to.min(60) - from]));
+        assert_eq!(tcp.events[TcpEvent::Duplicate], 1, "{from}");
+        other[wrong - from] ^= 1;
+        assert!(tcp.feed(&segment(from as u32, 0, &other)).is_empty());
+        assert_eq!(tcp.events[TcpEvent::Conflict], 1, "{from}");
+        assert!(tcp.is_empty());
+    }
 }
 
 #[test]
