@@ -2,11 +2,12 @@
 //!
 //! One thread, the hot one, owns the engine, the ring buffer and the OpenFlow socket, so that an
 //! answer becomes a flow within one wake-up. Everything that may take its time (databases, the
-//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel; so
-//! does attaching, which blocks, on a third.
+//! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel. What
+//! blocks has threads of its own: attaching, and writing the snapshot.
 
 pub mod denials;
 mod reports;
+mod saver;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,6 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     num::NonZeroU32,
-    path::PathBuf,
     sync::Arc,
     thread,
     time::Duration,
@@ -29,13 +29,12 @@ use dnsflow_core::{
     report::Report,
     resolver::Resolver,
     revalidation::Path,
-    snapshot::SavedEntry,
 };
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot},
-    task::JoinSet,
+    task::{self, JoinSet},
 };
 use tracing::{debug, info, trace, warn};
 
@@ -73,6 +72,7 @@ use crate::{
 };
 use denials::{Connections, DenialCounts, Heard, Listeners};
 use reports::tell;
+use saver::Saver;
 
 /// Inputs of the slow edges that wait for the hot thread. When it is full, those edges wait:
 /// nothing they send may be lost.
@@ -90,6 +90,8 @@ const FRAMES_PER_TURN: usize = 64;
 /// Threads of a runtime for calls that block: files, names of hosts, the kernel's connection tracking. A call beyond
 /// them waits.
 const BLOCKING_MAX: usize = 8;
+/// Far longer than a program looks at a packet.
+const PROGRAM_TIME_MAX: Duration = Duration::from_millis(2);
 /// How often the snapshot is written, when there is something new.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the counters are logged.
@@ -173,7 +175,6 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let (stop, stopped) = oneshot::channel::<()>();
     // Never sent: dropped when the edges end.
     let (running, mut edges_end) = oneshot::channel::<Infallible>();
-    let (snapshots, snapshots_to_save) = mpsc::channel(1);
     let hold = options.held_for();
     let release_mark = release_mark();
     let way = {
@@ -260,6 +261,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
             Err(error) => warn!(%error, "the snapshot is not used"),
         }
     }
+    let saver = state_dir.map(Saver::start).transpose();
+    let saver = saver.map_err(failed("start the thread that writes the snapshot"))?;
     let (reporter, notices) = k8s::events::channel();
     let (inquiries, mut asked) = control::inquiries();
     let journal = Arc::<Journal>::default();
@@ -300,7 +303,6 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         looks,
         ovn_commands,
         denials,
-        snapshots: snapshots_to_save,
         notices,
         inquiries,
         journal: Arc::clone(&journal),
@@ -347,7 +349,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         reporter,
         journal,
         observed,
-        snapshots: state_dir.is_some().then_some(snapshots),
+        saver,
         alarm,
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
@@ -355,10 +357,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         lost_lines,
     };
     let result = hot.block_on(node.run(&mut inputs, &mut found, &mut asked, &mut edges_end));
-    if let Some(dir) = &state_dir
-        && let Err(error) = state::save(dir, &node.engine.snapshot(now()))
-    {
-        warn!(%error, "the snapshot is not written");
+    if let Some(saver) = node.saver.take() {
+        saver.end(node.engine.snapshot(now()));
     }
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
@@ -403,7 +403,6 @@ struct Outside {
     looks: mpsc::Receiver<Vec<Path>>,
     ovn_commands: mpsc::Receiver<OvnCommand>,
     denials: Denials,
-    snapshots: mpsc::Receiver<Vec<SavedEntry>>,
     notices: Notices,
     inquiries: Inquiries,
     journal: Arc<Journal>,
@@ -437,7 +436,6 @@ async fn edges(
         looks,
         ovn_commands,
         denials,
-        snapshots,
         notices,
         inquiries,
         journal,
@@ -489,9 +487,6 @@ async fn edges(
         );
     }
     let control_inputs = inputs.clone();
-    if let Some(dir) = options.state_dir {
-        edge("the snapshot", Box::pin(save_snapshots(dir, snapshots)));
-    }
     match options.manifests {
         Some(dir) => {
             let watch = async move {
@@ -576,15 +571,6 @@ async fn watch_resolvers(
     tokio::join!(k8s::watch_dns_services(client, services, sender), forward);
 }
 
-/// Writes the newest snapshot, as long as there are any.
-async fn save_snapshots(dir: PathBuf, mut snapshots: mpsc::Receiver<Vec<SavedEntry>>) {
-    while let Some(entries) = snapshots.recv().await {
-        if let Err(error) = state::save(&dir, &entries) {
-            warn!(%error, "the snapshot is not written");
-        }
-    }
-}
-
 /// What the hot thread owns.
 struct Hot {
     engine: Engine,
@@ -627,7 +613,7 @@ struct Hot {
     journal: Arc<Journal>,
     observed: Observed,
     /// Where snapshots go, if anywhere.
-    snapshots: Option<mpsc::Sender<Vec<SavedEntry>>>,
+    saver: Option<Saver>,
     /// [`Engine::cache_version`] of the last one.
     saved_version: u64,
     snapshot_at: Timestamp,
@@ -651,10 +637,11 @@ impl Hot {
         loop {
             self.health.turn(now());
             let deadline = self.next_deadline();
+            let mut drained = Drained::Empty;
             tokio::select! {
                 ready = self.records.readable() => {
                     ready.map_err(failed("watch the ring buffer"))?;
-                    self.frames(inputs);
+                    drained = self.frames(inputs);
                     self.beat(now());
                 }
                 event = self.openflow.next() => {
@@ -682,8 +669,16 @@ impl Hot {
                 }
             }
             self.carry_out();
+            let has_more = drained == Drained::Limit
+                || self.reading.is_some()
+                || !inputs.is_empty()
+                || !found.is_empty();
+            if has_more {
+                // The runtime learns of what has become readable only while this task waits.
+                task::yield_now().await;
+            }
         }
-        self.let_go(inputs);
+        self.let_go(inputs).await;
         self.tell_counters();
         Ok(())
     }
@@ -691,7 +686,7 @@ impl Hot {
     fn next_deadline(&self) -> Timestamp {
         [
             self.engine.next_deadline().map(|(at, _)| at),
-            self.snapshots.is_some().then_some(self.snapshot_at),
+            self.saver.is_some().then_some(self.snapshot_at),
             Some(self.beat_at),
         ]
         .into_iter()
@@ -732,23 +727,35 @@ impl Hot {
     }
 
     /// Puts back what is held, and holds nothing any more.
-    fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+    async fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
         if let Err(error) = self.heartbeat.stop() {
             warn!(%error, "answers may be held for another moment, and be lost");
         }
-        while self.frames(inputs) == Drained::Limit {}
-        self.engine.release_all();
-        self.carry_out();
+        // A program that has seen the heartbeat before may hold another answer until its end.
+        for pause in [Duration::ZERO, PROGRAM_TIME_MAX] {
+            tokio::time::sleep(pause).await;
+            while let Ok(input) = inputs.try_recv() {
+                self.engine.handle(input, now());
+            }
+            let Self {
+                engine,
+                records,
+                deferred,
+                ..
+            } = self;
+            records.drain_rest(|frame| hand_in(frame, engine, deferred));
+            self.engine.release_all();
+            self.carry_out();
+        }
     }
 
-    /// Hands the snapshot over to be written, if it has changed and the last one is written.
+    /// Hands the snapshot over to be written, if it has changed and no other one waits.
     fn offer_snapshot(&mut self, now: Timestamp) {
         let version = self.engine.cache_version();
-        if let Some(snapshots) = &self.snapshots
+        if let Some(saver) = &self.saver
             && version != self.saved_version
-            && let Ok(place) = snapshots.try_reserve()
+            && saver.offer(self.engine.snapshot(now))
         {
-            place.send(self.engine.snapshot(now));
             self.saved_version = version;
         }
     }

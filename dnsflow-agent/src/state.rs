@@ -145,13 +145,16 @@ pub fn find(dir: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Removes the snapshot in `dir`.
+/// Removes the snapshot in `dir`, and one that was set aside.
 pub fn remove(dir: &Path) -> Result<(), StateError> {
     let Some(directory) = open(dir)? else {
         return Ok(());
     };
-    let removed = directory.remove(FILE);
-    removed.map_err(io_error("remove", &dir.join(FILE)))
+    for file in FILES {
+        let removed = directory.remove(file);
+        removed.map_err(io_error("remove", &dir.join(file)))?;
+    }
+    Ok(())
 }
 
 fn open(dir: &Path) -> Result<Option<Directory>, StateError> {

@@ -23,6 +23,8 @@ const READ_MAX: usize = 256;
 
 // Linux include/uapi/linux/bpf.h.
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
+/// The element must not be there.
+const BPF_NOEXIST: u64 = 1;
 
 /// The map `ENTRIES`.
 pub struct Entries {
@@ -107,6 +109,12 @@ impl Entries {
     ) -> Result<(), MapError> {
         let key = key(ifindex, address);
         let mut entry = Entry::new(mark, until.as_nanos());
+        // Mostly there is none.
+        let value: Value = zerocopy::transmute!(entry);
+        let is_new = self.map.insert(key, value, BPF_NOEXIST);
+        if !is_there_already(&is_new) {
+            return is_new;
+        }
         if let Ok(before) = self.map.get(&key, 0) {
             let before: Entry = zerocopy::transmute!(before);
             entry.used_ns = before.used_ns;
@@ -185,6 +193,11 @@ impl Read {
             used_at: (entry.used_ns != 0).then(|| Timestamp::from_nanos(entry.used_ns)),
         }
     }
+}
+
+/// Whether an insertion found the key in the map (`htab_map_update_elem` in Linux kernel/bpf/hashtab.c).
+fn is_there_already(insertion: &Result<(), MapError>) -> bool {
+    matches!(insertion, Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST))
 }
 
 fn key(ifindex: u32, address: IpAddr) -> Key {

@@ -13,7 +13,7 @@ use dnsflow_common::record::{KIND_HELD, KIND_SENT, Record};
 use dnsflow_core::{Timestamp, input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::CaptureError;
+use super::{CaptureError, RingSize};
 
 /// What the program captured, oldest first.
 pub struct Records {
@@ -72,24 +72,45 @@ impl Records {
     pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Frame<'_>)) -> Drained {
         let invalid = &self.invalid;
         let drained = self.ring.try_io_mut(Interest::READABLE, |ring| {
-            for _ in 0..limit {
-                let Some(item) = ring.next() else {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                };
-                match Record::parse(&item).and_then(frame) {
-                    Some(frame) => each(frame),
-                    None => {
-                        invalid.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
+            match take(ring, limit, invalid, &mut each) {
+                Drained::Empty => Err(io::ErrorKind::WouldBlock.into()),
+                Drained::Limit => Ok(()),
             }
-            Ok(())
         });
         match drained {
             Ok(()) => Drained::Limit,
             Err(_) => Drained::Empty,
         }
     }
+
+    /// Hands over what is there at the end of the agent, whether or not the runtime has noticed it. There is an end,
+    /// although the programs may go on to capture.
+    pub fn drain_rest(&mut self, mut each: impl FnMut(Frame<'_>)) {
+        take(self.ring.get_mut(), REST_MAX, &self.invalid, &mut each);
+    }
+}
+
+/// More records than the ring buffer has room for: a record has a header and a DNS answer.
+const REST_MAX: usize = RingSize::DEFAULT.bytes() as usize / 64;
+
+fn take(
+    ring: &mut RingBuf<MapData>,
+    limit: usize,
+    invalid: &AtomicU64,
+    each: &mut impl FnMut(Frame<'_>),
+) -> Drained {
+    for _ in 0..limit {
+        let Some(item) = ring.next() else {
+            return Drained::Empty;
+        };
+        match Record::parse(&item).and_then(frame) {
+            Some(frame) => each(frame),
+            None => {
+                invalid.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    Drained::Limit
 }
 
 /// The frame that a record is of.

@@ -346,9 +346,10 @@ fn templates(acls: &BTreeMap<RowId, Acl>, southbound: &Southbound) -> Finding {
     }
     if understood == 0 {
         // OVN makes the logical flows of an ACL where its namespace has a pod.
-        return Finding::ok(
+        return Finding::warning(
             CHECK,
-            "OVN has ACLs for dnsNames, and no pod on this node is behind one of them yet",
+            "no pod on this node is behind a dnsName of OVN's ACLs, so that no logical flow could be read",
+            "run a pod of a namespace whose EgressFirewall names a dnsName here, and check again",
         );
     }
     if placeless {

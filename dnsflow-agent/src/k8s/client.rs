@@ -53,12 +53,17 @@ impl ClientOptions {
     }
 }
 
+/// A request without a byte of its answer for so long is given up, and made again. The server ends each watch earlier
+/// (`kube::runtime::watcher::Config::timeout`: 290 s by default), and sends bookmarks within it.
+pub(super) const READ_MAX: Duration = Duration::from_secs(300);
+
 /// A client and its URL. The client has sent nothing yet.
 pub(crate) async fn connect(options: &ClientOptions) -> Result<(Client, String), String> {
     let mut config = options.config().await?;
     // kube's own retries after 429, 503 and 504 begin 5 ms apart, below the limit here, and log
     // nothing for minutes. The callers have their own back-off.
     config.default_retry = false;
+    config.read_timeout = Some(READ_MAX);
     let url = config.cluster_url.to_string();
     let builder = ClientBuilder::try_from(config).map_err(|error| {
         format!(

@@ -38,8 +38,9 @@ const CONFIG_RETRY: Duration = Duration::from_secs(5);
 /// 60 s of back-off with its jitter, and 30 s to connect.
 const TROUBLE_OVER: Duration = Duration::from_secs(120);
 
-/// A silent API server is logged after this long; the client itself gives up after 30 s
-/// (`DEFAULT_CONNECT_TIMEOUT` in kube-client's config).
+/// A silent API server is logged after this long. The client itself gives up a connection that it cannot make after
+/// 30 s (`DEFAULT_CONNECT_TIMEOUT` in kube-client's config), and a request without an answer after
+/// [`READ_MAX`](super::client::READ_MAX).
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// The watched objects, as texts for people.

@@ -67,7 +67,8 @@ const TABLES: &[Table] = &[
             Column::keys("vips"),
             Column::pairs("external_ids", &[OWNER, NETWORK]),
         ],
-        deferred: false,
+        // In a message of their own: each names all of its backends, and a message has a limit.
+        deferred: true,
     },
 ];
 

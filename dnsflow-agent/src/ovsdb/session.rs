@@ -178,7 +178,8 @@ pub struct Session {
     pending: BTreeMap<u64, Request>,
     output: BytesMut,
     last_heard: Instant,
-    probed: bool,
+    /// When the server was asked whether it is there, if it has not answered since.
+    probed: Option<Instant>,
 }
 
 impl Session {
@@ -194,7 +195,7 @@ impl Session {
             pending: BTreeMap::new(),
             output: BytesMut::new(),
             last_heard: now,
-            probed: false,
+            probed: None,
         };
         let requests: Map<String, Value> = database
             .tables
@@ -233,13 +234,13 @@ impl Session {
 
     /// When [`Session::handle_timeout`] wants to be called.
     pub fn next_deadline(&self) -> Instant {
-        self.last_heard + PROBE_INTERVAL * if self.probed { 2 } else { 1 }
+        self.probed.unwrap_or(self.last_heard) + PROBE_INTERVAL
     }
 
     /// Notes that bytes were received, also part of a message.
     pub fn heard(&mut self, now: Instant) {
         self.last_heard = now;
-        self.probed = false;
+        self.probed = None;
     }
 
     /// Sends an echo request, or ends the session, if that is due.
@@ -247,12 +248,13 @@ impl Session {
         if now < self.next_deadline() {
             return Ok(());
         }
-        if self.probed {
+        if self.probed.is_some() {
             return Err(SessionError::TimedOut {
                 database: self.database.name,
             });
         }
-        self.probed = true;
+        // A process that was stopped for long gives the server as much time as any other.
+        self.probed = Some(now);
         self.send(&json!({"method": "echo", "params": [], "id": ECHO}));
         Ok(())
     }

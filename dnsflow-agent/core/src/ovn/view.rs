@@ -88,7 +88,7 @@ impl<Row: Clone + Eq> Table<Row> {
     }
 
     /// How many rows there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
