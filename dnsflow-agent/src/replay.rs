@@ -345,6 +345,7 @@ impl Replay {
             from_pod,
             held: false,
             gso_size: 0,
+            left_out: 0,
         };
         let before = self.counted();
         let is_unmentioned = self.engine.replay(frame, self.now);

@@ -237,6 +237,7 @@ fn segment<'a>(found: &walk::Segment, sender: Sender, frame: Frame<'a>) -> Optio
         flags: found.flags,
         payload: captured(frame, found.payload, found.payload_len),
         payload_len: usize::try_from(found.payload_len).ok()?,
+        left_out: frame.left_out,
     })
 }
 

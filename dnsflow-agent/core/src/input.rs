@@ -30,6 +30,9 @@ pub struct Frame<'a> {
     /// The bytes of data in each piece that the kernel cuts a long TCP segment into (`gso_size`);
     /// zero if the frame is not to be cut.
     pub gso_size: u16,
+    /// How many packets of this interface the programs had left out before this one, modulo 2^32: TCP connections whose
+    /// segments may be among them are given up.
+    pub left_out: u32,
 }
 
 impl Frame<'_> {

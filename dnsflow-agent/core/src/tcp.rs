@@ -109,6 +109,10 @@ pub struct Segment<'a> {
     pub payload: &'a [u8],
     /// The payload's length in the packet; at least that of `payload`.
     pub payload_len: usize,
+    /// How many packets of the interface were left out before this one ([`Frame::left_out`]).
+    ///
+    /// [`Frame::left_out`]: crate::input::Frame::left_out
+    pub left_out: u32,
 }
 
 impl Segment<'_> {
@@ -155,6 +159,8 @@ labels! {
         /// Given up: two segments differed in the same bytes, data came from before the beginning or
         /// behind the end, or the server accepted a second time.
         Conflict = "conflict",
+        /// Given up: packets of the interface were left out meanwhile, and could have been segments of the connection.
+        LeftOut = "left_out",
         /// Given up: a segment was not captured whole.
         Cut = "cut",
         /// Forgotten: there were too many connections, or they held too many bytes.
@@ -204,6 +210,11 @@ impl TcpReassembly {
             }
             return Vec::new();
         };
+        if connection.left_out != segment.left_out {
+            // A segment or a reset of this connection may be among them.
+            self.forget(&segment.key, TcpEvent::LeftOut);
+            return Vec::new();
+        }
         let before = connection.heard();
         let taken = match segment.sender {
             Sender::Pod => connection
@@ -258,7 +269,8 @@ impl TcpReassembly {
     /// The pod opens a connection.
     fn begin(&mut self, segment: &Segment<'_>, now: Timestamp) {
         if let Some(known) = self.connections.get_mut(&segment.key) {
-            if known.pod.initial() == segment.sequence && !known.is_in_use() {
+            let is_whole = known.left_out == segment.left_out;
+            if known.pod.initial() == segment.sequence && !known.is_in_use() && is_whole {
                 // The SYN came again.
                 return;
             }
@@ -267,7 +279,7 @@ impl TcpReassembly {
             let event = known.end_event();
             self.forget(&segment.key, event);
         }
-        let connection = Connection::new(segment.sequence);
+        let connection = Connection::new(segment.sequence, segment.left_out);
         if self
             .connections
             .insert(segment.key, connection, now)
@@ -314,6 +326,8 @@ impl From<TcpEvent> for Over {
 /// A connection that a pod has opened.
 #[derive(Debug)]
 struct Connection {
+    /// How many packets of the interface had been left out when the connection began.
+    left_out: u32,
     /// What the pod sends.
     pod: Stream,
     /// What the server sends, since its SYN-ACK.
@@ -325,9 +339,10 @@ struct Connection {
 
 impl Connection {
     /// Begins with the sequence number of the pod's SYN.
-    fn new(initial: u32) -> Self {
+    fn new(initial: u32, left_out: u32) -> Self {
         let pod = Stream::new(initial);
         Self {
+            left_out,
             acknowledged: pod.first(),
             pod,
             server: None,

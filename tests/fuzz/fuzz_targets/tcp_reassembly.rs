@@ -63,6 +63,7 @@ fuzz_target!(|case: Case| {
             flags: step.flags,
             payload: &step.payload,
             payload_len: step.payload.len() + usize::from(step.not_captured % 2),
+            left_out: 0,
         };
         let messages = tcp.feed(&segment, now);
         fed += step.payload.len();
@@ -134,6 +135,7 @@ impl Talk<'_> {
                 flags,
                 payload,
                 payload_len: payload.len(),
+                left_out: 0,
             };
             found.extend(self.tcp.feed(&segment, self.now));
             let own = match sender {

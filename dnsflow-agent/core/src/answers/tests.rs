@@ -42,6 +42,7 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         from_pod: false,
         held: true,
         gso_size: 0,
+        left_out: 0,
     };
     let read = answers.read(frame, Some(&[]), NOW, &mut out);
     assert!(read.answers.is_empty() && !read.carries && read.connection.is_none());

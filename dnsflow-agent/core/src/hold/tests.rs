@@ -45,6 +45,7 @@ fn udp(bytes: &[u8], captured_at: u64) -> Taken<'_> {
         from_pod: false,
         held: true,
         gso_size: 0,
+        left_out: 0,
     };
     (frame, None)
 }

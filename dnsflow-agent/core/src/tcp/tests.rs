@@ -75,6 +75,7 @@ impl Talk {
             flags: flags | ACK,
             payload,
             payload_len: payload.len(),
+            left_out: 0,
         }
     }
 
@@ -87,6 +88,7 @@ impl Talk {
             flags: flags | ACK,
             payload,
             payload_len: payload.len(),
+            left_out: 0,
         }
     }
 
@@ -699,4 +701,43 @@ fn a_connection_is_forgotten_before_its_numbers_come_again() {
     assert!(TCP_IDLE_MAX < period);
     // Linux: orphans go after more than 100 s (`tcp_orphan_retries` in net/ipv4/tcp_timer.c).
     assert!(TCP_IDLE_MAX < Duration::from_secs(100));
+}
+
+/// One that was left out may be the reset after which the server begins anew, or the server's first bytes.
+#[test]
+fn a_connection_is_given_up_if_packets_were_left_out() {
+    let whole = answer(7, "a");
+    for begins in [true, false] {
+        let mut talk = Talk::begun();
+        talk.ask(&query(7, "a"));
+        let bytes = talk.of_server(0, &whole);
+        let left_out = Segment {
+            left_out: 1,
+            ..bytes
+        };
+        assert!(talk.tcp.feed(&left_out, at(1)).is_empty());
+        assert_eq!(talk.events(), [("left_out", 1)]);
+        assert!(talk.tcp.is_empty());
+        let again = Segment {
+            left_out: 1,
+            ..talk.of_server(0, &whole)
+        };
+        assert!(talk.tcp.feed(&again, at(1)).is_empty(), "it stays unread");
+        // A new connection counts from there.
+        let syn = Segment {
+            sequence: POD,
+            flags: SYN,
+            left_out: u32::from(begins),
+            ..talk.of_pod(0, &[])
+        };
+        talk.tcp.feed(&syn, at(1));
+        let syn_ack = Segment {
+            sequence: SERVER,
+            acknowledgment: POD.wrapping_add(1),
+            left_out: 1,
+            ..talk.of_server(SYN, &[])
+        };
+        talk.tcp.feed(&syn_ack, at(1));
+        assert_eq!(talk.tcp.is_empty(), !begins);
+    }
 }

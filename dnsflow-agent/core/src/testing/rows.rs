@@ -190,6 +190,7 @@ pub fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
         from_pod: false,
         held: false,
         gso_size: 0,
+        left_out: 0,
     }
 }
 

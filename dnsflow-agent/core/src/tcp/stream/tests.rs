@@ -25,6 +25,7 @@ fn segment(place: u32, flags: u8, payload: &[u8]) -> Segment<'_> {
         flags: flags | ACK,
         payload,
         payload_len: payload.len(),
+        left_out: 0,
     }
 }
 
