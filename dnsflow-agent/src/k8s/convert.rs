@@ -423,5 +423,15 @@ pub(crate) fn shorten(text: &str, max: usize) -> String {
     }
 }
 
+/// `text`, or its beginning and an ellipsis, in at most so many bytes.
+pub(crate) fn shorten_to_bytes(text: &str, max: usize) -> String {
+    const ELLIPSIS: &str = "…";
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(max.saturating_sub(ELLIPSIS.len()));
+    format!("{}{ELLIPSIS}", &text[..end])
+}
+
 #[cfg(test)]
 mod tests;

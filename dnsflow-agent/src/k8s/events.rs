@@ -50,9 +50,11 @@ pub const SPREAD: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// At most this many reports wait.
 const NOTICES_MAX: usize = 256;
-/// At most this many characters of a note; the API server takes 1024 bytes (Kubernetes,
-/// `NoteLengthLimit` in `pkg/apis/core/validation/events.go`).
-const NOTE_MAX: usize = 240;
+/// The longest note, in bytes, that the API server takes (Kubernetes, `NoteLengthLimit` in
+/// `pkg/apis/core/validation/events.go`).
+const NOTE_BYTES_MAX: usize = 1024;
+/// At most this many characters of what the API server says are logged.
+const REASON_MAX: usize = 240;
 /// At most this many characters of an object's name are in the name of an Event about it.
 const EVENT_NAME_MAX: usize = 200;
 /// `reportingController` of the Events.
@@ -403,7 +405,7 @@ impl Poster {
                 let cause = format!(
                     "the Kubernetes API does not let dnsflow create events in events.k8s.io, as \
                      in deploy/base/rbac.yaml: {}",
-                    convert::shorten(&status.message, NOTE_MAX)
+                    convert::shorten(&status.message, REASON_MAX)
                 );
                 Err((status.code, cause))
             }
@@ -474,7 +476,7 @@ fn event(posting: &Posting, regarding: ObjectReference, instance: &str) -> Event
         type_: Some("Warning".into()),
         reason: Some(posting.reason.into()),
         action: Some("Enforce".into()),
-        note: Some(convert::shorten(&posting.note, NOTE_MAX)),
+        note: Some(convert::shorten_to_bytes(&posting.note, NOTE_BYTES_MAX)),
         regarding: Some(regarding),
         reporting_controller: Some(CONTROLLER.into()),
         reporting_instance: Some(instance.into()),

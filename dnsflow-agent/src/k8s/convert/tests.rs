@@ -466,3 +466,10 @@ spec:
     ));
     assert!(again.dry_run);
 }
+
+#[test]
+fn a_text_is_cut_to_so_many_bytes_between_two_characters() {
+    assert_eq!(shorten_to_bytes("é", 2), "é");
+    assert_eq!(shorten_to_bytes("éééé", 7), "éé…");
+    assert_eq!(shorten_to_bytes("éééé", 6), "é…");
+}
