@@ -129,7 +129,7 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
 
 /// The transaction id.
 #[inline(always)]
-fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
+pub fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
     match frame.read(found.message) {
         Some(id) => Ok(u16::from_be_bytes(id)),
         None => Err(Reason::TruncatedDns),
