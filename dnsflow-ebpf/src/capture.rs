@@ -112,8 +112,7 @@ pub fn is_attended() -> bool {
 #[inline(always)]
 fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut Scratch> {
     let scratch = maps::scratch()?;
-    // SAFETY: `scratch` is this CPU's map value, used by nothing else meanwhile; the context is
-    // the kernel's.
+    // SAFETY: `scratch` is this CPU's map value, which no other CPU uses (`maps`); the context is the kernel's.
     unsafe {
         let skb = frame.ctx.skb.skb;
         (*scratch).header = RecordHeader {

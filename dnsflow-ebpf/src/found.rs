@@ -165,7 +165,7 @@ impl Found {
     #[inline(always)]
     pub fn put_down(self) -> Result<Self, Reason> {
         let place = maps::FOUND.get_ptr_mut(0).ok_or(Reason::CopyFailed)?;
-        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        // SAFETY: the map's value is one that no other CPU uses (`maps`).
         unsafe {
             ptr::write_volatile(place, self);
             Ok(ptr::read_volatile(place))
@@ -237,7 +237,7 @@ impl Found {
 #[inline(always)]
 pub fn put_down_name_set(name_set: u32) -> u32 {
     match maps::FOUND.get_ptr_mut(0) {
-        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        // SAFETY: as above.
         Some(place) => unsafe {
             ptr::write_volatile(&raw mut (*place).name_set, name_set);
             ptr::read_volatile(&raw const (*place).name_set)

@@ -34,7 +34,7 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     };
     // An interface without a name set has no filter. Answers come to here whether a rule mentions their
     // names or not.
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     let has_names = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
         Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
         None => false,
@@ -65,7 +65,7 @@ fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bo
         sequence,
         ports: [found.src_port, found.dst_port],
     };
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::HELD.get(&key) } {
         Some(held_at) if now.wrapping_sub(*held_at) < HELD_AGAIN_NS => false,
         _ => maps::HELD.insert(&key, &now, 0).is_ok(),
