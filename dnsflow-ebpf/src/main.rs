@@ -110,11 +110,11 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
             let asked = match judged {
                 Ok(asked) => Some(asked),
                 Err(Reason::NoRule) => {
-                    capture::defer(frame);
+                    let deferred = capture::defer(frame);
                     match filter::is_recorded(frame.ifindex()) {
                         // Nothing is to be done before the pod has it.
                         true => None,
-                        false => return Err(Reason::NoRule),
+                        false => return Err(deferred),
                     }
                 }
                 Err(reason) => return Err(reason),
