@@ -99,8 +99,11 @@ reasons! {
     OtherQuestion = "other_question",
     /// The pod's query is too old.
     TooOld = "too_old",
-    /// No rule of the pod's namespace mentions the name.
+    /// No rule of the pod's namespace mentions the name. Of UDP, the answer is deferred for a rule that may come.
     NoRule = "no_rule",
+    /// No rule of the pod's namespace mentions the name, and the answer is not deferred for a rule that may
+    /// come: it is too long, the pod has used up its share of what is deferred, or the queue took nothing.
+    NotDeferred = "not_deferred",
     /// The pod's MAC or IP address in the packet is not one of its port's. The switch drops such packets
     /// of a pod. A port has no addresses that count if it is not on the network of the resolvers, or if
     /// its Interface row names none.
@@ -120,7 +123,8 @@ reasons! {
     AttemptKnown = "attempt_known",
     /// The same, and the pod has used up its share of what the agent is told of attempts.
     AttemptOverShare = "attempt_over_share",
-    /// The same, and the ring buffer for attempts had no room.
+    /// The same, and the ring buffer for attempts had no room. To a pod: an answer that no rule mentions was
+    /// deferred, and that ring buffer had no room for its copy.
     AttemptLost = "attempt_lost",
     /// No agent has been there for longer than flows stay in the switch.
     Unattended = "unattended",

@@ -187,12 +187,28 @@ impl Fragment {
 /// completed by the receiver.
 #[inline(always)]
 pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Packet, Reason> {
+    match from_server_or_empty(frame, ports)? {
+        (packet, None) => Ok(packet),
+        (_, Some(reason)) => Err(reason),
+    }
+}
+
+/// The same, and responses with an error or without a record: they answer a query, too. They come with the reason
+/// for which there is nothing to read in them.
+#[inline(always)]
+pub fn from_server_or_empty<R: Reader, P: ServerPorts>(
+    frame: &R,
+    ports: &P,
+) -> Result<(Packet, Option<Reason>), Reason> {
     let (tags, ip) = headers(frame)?;
     match (ip.protocol, ip.part) {
         (PROTOCOL_TCP, Part::Whole) => {
             let header = tcp(frame, &ip)?;
             match ports.contains(header.src_port()) {
-                true => segment(frame, tags, &ip, header).map(Packet::TcpSegment),
+                true => {
+                    let segment = segment(frame, tags, &ip, header)?;
+                    Ok((Packet::TcpSegment(segment), None))
+                }
                 false => Err(Reason::OtherPort),
             }
         }
@@ -205,24 +221,27 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
                 more,
                 payload,
             },
-        ) => Ok(Packet::Fragment(Fragment {
-            ip: ip.header,
-            tags,
-            id,
-            offset,
-            more,
-            payload,
-            payload_len: ip.payload_len,
-            first: None,
-        })),
+        ) => {
+            let fragment = Fragment {
+                ip: ip.header,
+                tags,
+                id,
+                offset,
+                more,
+                payload,
+                payload_len: ip.payload_len,
+                first: None,
+            };
+            Ok((Packet::Fragment(fragment), None))
+        }
         (PROTOCOL_UDP, part) => {
             let udp = udp(frame, &ip)?;
             if !ports.contains(udp.src_port) {
                 return Err(Reason::OtherPort);
             }
             udp.check_len(&ip)?;
-            response(frame, udp.payload, udp.payload_len)?;
-            Ok(match part {
+            let empty = response(frame, udp.payload, udp.payload_len)?;
+            let packet = match part {
                 Part::First { id, payload } => Packet::Fragment(Fragment {
                     ip: ip.header,
                     tags,
@@ -250,7 +269,8 @@ pub fn from_server<R: Reader, P: ServerPorts>(frame: &R, ports: &P) -> Result<Pa
                     payload: udp.payload,
                     payload_len: udp.payload_len,
                 }),
-            })
+            };
+            Ok((packet, empty))
         }
         _ => Err(Reason::OtherProtocol),
     }
@@ -387,9 +407,14 @@ fn dns_header<R: Reader>(
     frame.read(payload).ok_or(Reason::TruncatedDns)
 }
 
-/// Checks that a DNS header is that of an answer.
+/// Checks that a DNS header is that of an answer. Gives the reason for which there is nothing to read in it, if it
+/// repeats its question all the same.
 #[inline(always)]
-fn response<R: Reader>(frame: &R, payload: u32, payload_len: u32) -> Result<(), Reason> {
+fn response<R: Reader>(
+    frame: &R,
+    payload: u32,
+    payload_len: u32,
+) -> Result<Option<Reason>, Reason> {
     let header = dns_header(frame, payload, payload_len)?;
     if header[2] & DNS_QR == 0 {
         return Err(Reason::NotResponse);
@@ -397,13 +422,15 @@ fn response<R: Reader>(frame: &R, payload: u32, payload_len: u32) -> Result<(), 
     if header[2] & DNS_OPCODE != 0 {
         return Err(Reason::Opcode);
     }
-    if header[3] & DNS_RCODE != 0 {
-        return Err(Reason::Rcode);
+    let empty = match u16::from_be_bytes([header[6], header[7]]) {
+        _ if header[3] & DNS_RCODE != 0 => Some(Reason::Rcode),
+        0 => Some(Reason::NoAnswers),
+        _ => None,
+    };
+    match one_question(&header) {
+        Ok(()) => Ok(empty),
+        Err(reason) => Err(empty.unwrap_or(reason)),
     }
-    if u16::from_be_bytes([header[6], header[7]]) == 0 {
-        return Err(Reason::NoAnswers);
-    }
-    one_question(&header)
 }
 
 /// Checks that a DNS header is that of a query.

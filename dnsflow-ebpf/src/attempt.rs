@@ -30,7 +30,7 @@ pub fn tell(frame: &Frame<'_>, found: &Found, protocol: u8) -> Result<Reason, Re
     let key = AttemptKey::new(frame, ifindex, found.ip(), protocol, found.dst_port);
     let key = key.ok_or(Reason::CopyFailed)?;
     let now = now_ns();
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { ATTEMPTS.get(&key) } {
         Some(told_at) if now.wrapping_sub(*told_at) < ATTEMPT_AGAIN_NS => {
             return Ok(Reason::AttemptKnown);

@@ -63,39 +63,48 @@ pub fn capture(frame: &Frame<'_>, kind: u16) -> Reason {
     }
 }
 
-/// Defers an answer that no rule mentions. An answer that is too long, or of a pod that has used up its
-/// share, is left out. Of a pod behind an EgressFirewall, a copy goes into the ring buffer of attempts: the
-/// agent takes the names of the pod's attempts from it.
+/// Defers an answer that no rule mentions, and says what became of it. An answer that is too long, or of a
+/// pod that has used up its share, is left out. Of a pod behind an EgressFirewall, a copy goes into the ring
+/// buffer of attempts: the agent takes the names of the pod's attempts from it.
 #[inline(always)]
-pub fn defer(frame: &Frame<'_>) {
+pub fn defer(frame: &Frame<'_>) -> Reason {
     let len = frame.len();
-    if len <= DEFERRED_FRAME_MAX as u32
-        && share::pays_for_deferring(frame.ifindex())
-        && let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER)
-    {
-        // SAFETY: a record begins like a deferred answer, and is longer.
-        unsafe {
-            bpf_map_push_elem(
-                (&raw const DEFERRED).cast_mut().cast(),
-                scratch.cast(),
-                OLDEST_GOES,
-            );
-        }
-        if attempt::is_watched(frame) {
-            let len = size_of::<RecordHeader>() as u64
-                + u64::from(bound::length::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(len));
-            // Without room, an attempt has no name, or an older one.
-            // SAFETY: the scratch space is at least `len` bytes long.
-            unsafe {
-                let ring = (&raw const ASIDE).cast_mut().cast();
-                let unread = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA.into());
-                let wake = match unread > ASIDE_UNREAD_MAX.into() {
-                    true => BPF_RB_FORCE_WAKEUP,
-                    false => BPF_RB_NO_WAKEUP,
-                };
-                bpf_ringbuf_output(ring, scratch.cast(), len, wake.into());
-            }
-        }
+    if len > DEFERRED_FRAME_MAX as u32 || !share::pays_for_deferring(frame.ifindex()) {
+        return Reason::NotDeferred;
+    }
+    let Some(scratch) = copy::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(frame, len, KIND_ANSWER) else {
+        return Reason::CopyFailed;
+    };
+    // SAFETY: a record begins like a deferred answer, and is longer.
+    let error = unsafe {
+        bpf_map_push_elem(
+            (&raw const DEFERRED).cast_mut().cast(),
+            scratch.cast(),
+            OLDEST_GOES,
+        )
+    };
+    if error != 0 {
+        return Reason::NotDeferred;
+    }
+    if !attempt::is_watched(frame) {
+        return Reason::NoRule;
+    }
+    let len = size_of::<RecordHeader>() as u64
+        + u64::from(bound::length::<{ DEFERRED_FRAME_MAX as u32 - 1 }>(len));
+    // SAFETY: the scratch space is at least `len` bytes long.
+    let error = unsafe {
+        let ring = (&raw const ASIDE).cast_mut().cast();
+        let unread = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA.into());
+        let wake = match unread > ASIDE_UNREAD_MAX.into() {
+            true => BPF_RB_FORCE_WAKEUP,
+            false => BPF_RB_NO_WAKEUP,
+        };
+        bpf_ringbuf_output(ring, scratch.cast(), len, wake.into())
+    };
+    match error {
+        0 => Reason::NoRule,
+        // An attempt has no name then, or an older one.
+        _ => Reason::AttemptLost,
     }
 }
 
@@ -112,8 +121,7 @@ pub fn is_attended() -> bool {
 #[inline(always)]
 fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut Scratch> {
     let scratch = maps::scratch()?;
-    // SAFETY: `scratch` is this CPU's map value, used by nothing else meanwhile; the context is
-    // the kernel's.
+    // SAFETY: `scratch` is this CPU's map value, which no other CPU uses (`maps`); the context is the kernel's.
     unsafe {
         let skb = frame.ctx.skb.skb;
         (*scratch).header = RecordHeader {

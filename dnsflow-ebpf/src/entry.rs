@@ -32,13 +32,17 @@ pub fn mark(frame: &Frame<'_>) {
 }
 
 /// The bits of the destination's verdict, if there is an entry whose time is not over. Notes the use.
+///
+/// If the agent removes or replaces the entry meanwhile, what is read may be the entry of another address, since Linux
+/// 6.1 (`maps`). This one packet then gets the mark of that address, and that address counts as used. A mark of another
+/// pod opens nothing: the flows of a verdict also match the port and the pod's source address. With a mark of the same
+/// pod, one packet passes by the rules of another address.
 #[inline(always)]
 fn verdict(frame: &Frame<'_>) -> Option<u32> {
     let key = EntryKey::destination(frame, frame.ifindex(), walk::ip_header(frame)?)?;
     let entry = maps::ENTRIES.get_ptr_mut(&key)?;
     let now = now_ns();
-    // SAFETY: the kernel frees an element when no program runs on it any more. Its fields are words, and each is
-    // written at once.
+    // SAFETY: the memory stays that of an element of this map. Its fields are words, and each is written at once.
     unsafe {
         if now >= (*entry).until_ns || !capture::is_attended() {
             return None;

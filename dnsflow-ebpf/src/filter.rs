@@ -27,7 +27,7 @@ impl Names for Nothing {
 /// interface has no name set yet.
 #[inline(always)]
 pub fn any_name(ifindex: u32) -> Result<(), Reason> {
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::NAME_SETS.get(&ifindex) } {
         Some(name_set) if *name_set & NAME_SET_EMPTY != 0 && !is_recorded(ifindex) => {
             Err(Reason::NoRule)
@@ -52,7 +52,7 @@ pub struct Mentioned {
 impl Mentioned {
     #[inline(always)]
     pub fn by_rules_for(ifindex: u32) -> Self {
-        // SAFETY: the value is a number that is only ever replaced.
+        // SAFETY: the value is one word, of this key or of another one (`maps`).
         let name_set = unsafe { maps::NAME_SETS.get(&ifindex) };
         Self {
             name_set: put_down_name_set(name_set.copied().unwrap_or(0)),

@@ -49,6 +49,9 @@ pub struct Found {
     /// The TCP sequence number.
     pub sequence: u32,
     first: u32,
+    /// The index of the reason for which there is nothing to read in an answer, else zero: that of a reason for
+    /// which there is something.
+    empty: u32,
     syn: u32,
     /// The IP protocol of what may begin a connection, else zero.
     begins: u32,
@@ -58,10 +61,10 @@ pub struct Found {
 }
 
 impl Found {
-    /// A packet to a pod.
+    /// A packet to a pod, and the reason for which there is nothing to read in it.
     #[inline(always)]
-    pub fn answer(packet: &Packet) -> Self {
-        match packet {
+    pub fn answer((packet, empty): &(Packet, Option<Reason>)) -> Self {
+        let found = match packet {
             Packet::UdpAnswer(message) => Self::message(message),
             Packet::TcpSegment(segment) => Self::segment(segment),
             Packet::Fragment(fragment) => match fragment.first {
@@ -79,6 +82,10 @@ impl Found {
                     ..Self::new(Kind::Later, fragment.ip, fragment.tags)
                 },
             },
+        };
+        Self {
+            empty: empty.map_or(0, Reason::index),
+            ..found
         }
     }
 
@@ -146,6 +153,7 @@ impl Found {
             fragment_id: 0,
             sequence: 0,
             first: 0,
+            empty: 0,
             syn: 0,
             begins: 0,
             tagged: u32::from(!tags.is_empty()),
@@ -157,7 +165,7 @@ impl Found {
     #[inline(always)]
     pub fn put_down(self) -> Result<Self, Reason> {
         let place = maps::FOUND.get_ptr_mut(0).ok_or(Reason::CopyFailed)?;
-        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        // SAFETY: the map's value is one that no other CPU uses (`maps`).
         unsafe {
             ptr::write_volatile(place, self);
             Ok(ptr::read_volatile(place))
@@ -179,6 +187,16 @@ impl Found {
     #[inline(always)]
     pub fn is_first_fragment(&self) -> bool {
         self.first != 0
+    }
+
+    /// The reason for which there is nothing to read in an answer, if there is nothing.
+    #[inline(always)]
+    pub fn empty(&self) -> Option<Reason> {
+        match self.empty {
+            0 => None,
+            reason if reason == Reason::Rcode.index() => Some(Reason::Rcode),
+            _ => Some(Reason::NoAnswers),
+        }
     }
 
     /// Whether this is a segment that opens a connection.
@@ -219,7 +237,7 @@ impl Found {
 #[inline(always)]
 pub fn put_down_name_set(name_set: u32) -> u32 {
     match maps::FOUND.get_ptr_mut(0) {
-        // SAFETY: the map's value is this CPU's, used by nothing else meanwhile.
+        // SAFETY: as above.
         Some(place) => unsafe {
             ptr::write_volatile(&raw mut (*place).name_set, name_set);
             ptr::read_volatile(&raw const (*place).name_set)

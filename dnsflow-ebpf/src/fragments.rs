@@ -25,7 +25,7 @@ pub fn expect(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
 /// Checks that the first fragment was captured just before.
 #[inline(always)]
 pub fn expected(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::FRAGMENTS.get(key(frame, found)?) } {
         Some(first) if now_ns().wrapping_sub(*first) <= FRAGMENT_AGE_MAX_NS => Ok(()),
         _ => Err(Reason::UnexpectedFragment),

@@ -11,7 +11,7 @@ use crate::{
     found::{Found, Kind},
     maps,
     skb::Frame,
-    trust::{Asked, now_ns},
+    trust::{Asked, id, now_ns},
 };
 
 /// Whether to hold this answer. The answer is trusted, and a rule mentions its name or may mention it.
@@ -34,7 +34,7 @@ pub fn holds(frame: &Frame<'_>, found: &Found, asked: Asked) -> bool {
     };
     // An interface without a name set has no filter. Answers come to here whether a rule mentions their
     // names or not.
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     let has_names = match unsafe { maps::NAME_SETS.get(&frame.ifindex()) } {
         Some(name_set) => *name_set & NAME_SET_EMPTY == 0,
         None => false,
@@ -51,14 +51,21 @@ fn is_first_time(frame: &Frame<'_>, found: &Found, asked: Asked, now: u64) -> bo
     if asked == Asked::Seen {
         return true;
     }
+    let sequence = match found.kind() {
+        Kind::Segment => found.sequence,
+        // Two answers of one length can go to one port: glibc asks for A and AAAA from one socket.
+        _ => match id(frame, found) {
+            Ok(id) => id.into(),
+            Err(_) => return false,
+        },
+    };
     let key = HeldKey {
         ifindex: frame.ifindex(),
         frame_len: frame.len(),
-        // UDP messages have no sequence number. They differ in their ports, or answer one question.
-        sequence: found.sequence,
+        sequence,
         ports: [found.src_port, found.dst_port],
     };
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::HELD.get(&key) } {
         Some(held_at) if now.wrapping_sub(*held_at) < HELD_AGAIN_NS => false,
         _ => maps::HELD.insert(&key, &now, 0).is_ok(),

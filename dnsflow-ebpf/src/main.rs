@@ -85,7 +85,7 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
     if hold::is_released(frame) {
         return Ok(Reason::Released);
     }
-    let found = Found::answer(&walk::from_server(frame, &maps::DnsPorts)?).put_down()?;
+    let found = Found::answer(&walk::from_server_or_empty(frame, &maps::DnsPorts)?).put_down()?;
     let asked = match found.kind() {
         Kind::Later => {
             fragments::expected(frame, &found)?;
@@ -101,15 +101,20 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
         // Only what pods send is one.
         Kind::Attempt => return Err(Reason::OtherPort),
         Kind::Message => {
-            trust::from_resolver(frame, &found)?;
-            let asked = match trust::answer(frame, &found) {
+            let judged =
+                trust::from_resolver(frame, &found).and_then(|()| trust::answer(frame, &found));
+            // It has used up its query, if it answers one. That is all it is good for.
+            if let Some(reason) = found.empty() {
+                return Err(reason);
+            }
+            let asked = match judged {
                 Ok(asked) => Some(asked),
                 Err(Reason::NoRule) => {
-                    capture::defer(frame);
+                    let deferred = capture::defer(frame);
                     match filter::is_recorded(frame.ifindex()) {
                         // Nothing is to be done before the pod has it.
                         true => None,
-                        false => return Err(Reason::NoRule),
+                        false => return Err(deferred),
                     }
                 }
                 Err(reason) => return Err(reason),

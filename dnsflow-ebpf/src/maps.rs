@@ -1,4 +1,23 @@
 //! The maps and constants that the agent shares with the programs, by name.
+//!
+//! # What a CPU has alone
+//!
+//! The programs keep what they work on in values that belong to one CPU. They run with bottom halves off
+//! (`__dev_queue_xmit` and `process_backlog` in Linux net/core/dev.c), so that no other packet comes in between on the
+//! same CPU. On a kernel with `CONFIG_PREEMPT_RT` this takes a lock of the CPU (`__local_bh_disable_ip` in
+//! kernel/softirq.c). Since Linux 6.18, such a kernel has the lock only with `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`. Without
+//! the lock, two packets of one CPU can share these values: each of them may then be judged by the bytes of the other,
+//! or handed over with them. Memory stays in bounds, since the verifier bounds each access. dnsflow is not made for
+//! these kernels.
+//!
+//! # What is looked up in a hash map
+//!
+//! An element that was looked up can belong to another key before the program has read it: the kernel uses elements
+//! that were removed or replaced again at once, without waiting for programs that still read them (in Linux
+//! kernel/bpf/hashtab.c, `free_htab_elem` for elements that exist from the start, `prealloc_lru_pop` for those of LRU
+//! maps). Before Linux 6.1, it waits in maps without preallocation (`BPF_F_NO_PREALLOC`); since then, not even there
+//! (`htab_elem_free` calls `bpf_mem_cache_free`). The memory stays that of an element of the map while the
+//! program runs: it goes back to the rest of the kernel only after a grace period (kernel/bpf/memalloc.c).
 
 use crate::found::Found;
 use aya_ebpf::{
@@ -73,7 +92,7 @@ pub static CAPTURE_UNTIL: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// This CPU's record. TC programs run with bottom halves off, one at a time on a CPU.
+/// This CPU's record, which [no other CPU uses](self#what-a-cpu-has-alone).
 #[inline(always)]
 pub fn scratch() -> Option<*mut Scratch> {
     // SAFETY: the helper takes nothing and only tells a number.
@@ -194,7 +213,8 @@ impl ServerPorts for DnsPorts {
 #[inline(always)]
 pub fn count(counters: &PerCpuArray<u64>, reason: Reason) {
     if let Some(counter) = counters.get_ptr_mut(reason.index()) {
-        // SAFETY: the counter is this CPU's own, and no other program runs on it meanwhile.
+        // SAFETY: no other CPU uses the counter. Where another packet of this CPU may come in between (see above), one
+        // of them may not be counted.
         unsafe { *counter += 1 };
     }
 }

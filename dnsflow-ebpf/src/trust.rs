@@ -52,7 +52,8 @@ pub fn to_own_address(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
 #[inline(always)]
 fn own(frame: &Frame<'_>, key: Option<SourceKey>, mac_at: u32) -> Result<(), Reason> {
     let key = key.ok_or(Reason::CopyFailed)?;
-    // SAFETY: the value is an address that is only ever replaced by another of the port.
+    // SAFETY: the value is bytes, and each value of a byte is valid. If the agent removes or replaces it meanwhile, it
+    // may be that of another port (`maps`): one packet is then judged by the MAC address of that port.
     let Some(known) = (unsafe { maps::SOURCES.get(&key) }) else {
         return Err(Reason::ForeignAddress);
     };
@@ -98,6 +99,9 @@ const NOTHING_THERE: u64 = 1;
 
 /// The slot for a query, and how to write into it. A query takes the first slot of its set that is free or has
 /// the same query, else the slot of the oldest query.
+///
+/// What is read of a slot may be another query's, also of another interface (`maps`). The slot is one of this
+/// interface all the same. So the worst is that a query of the same pod is replaced that was not the oldest.
 #[inline(always)]
 fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
     let mut key = SlotKey {
@@ -107,7 +111,7 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
     let mut best = key.slot;
     let mut oldest = u64::MAX;
     for _ in 0..PENDING_WAYS {
-        // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
+        // SAFETY: its fields are words, and each value of a word is valid.
         let Some(other) = (unsafe { maps::PENDING.get(&key) }) else {
             return (key, NOTHING_THERE, Reason::QueryRecorded);
         };
@@ -129,7 +133,7 @@ fn slot_for(ifindex: u32, pending: &Pending) -> (SlotKey, u64, Reason) {
 
 /// The transaction id.
 #[inline(always)]
-fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
+pub fn id(frame: &Frame<'_>, found: &Found) -> Result<u16, Reason> {
     match frame.read(found.message) {
         Some(id) => Ok(u16::from_be_bytes(id)),
         None => Err(Reason::TruncatedDns),
@@ -179,6 +183,11 @@ pub fn answer(frame: &Frame<'_>, found: &Found) -> Result<Asked, Reason> {
 }
 
 /// The slot of a query, the hash of its question, and when the pod asked.
+///
+/// What is read of a slot may be another query's, also of another interface, or some words of each (`maps`). The query
+/// is compared whole, with the addresses of pod and resolver. Who removes it looks for its slot once more, which is one
+/// of this interface: no query of another pod is used up. An answer could count in error only if it has addresses,
+/// ports and id of the one query and the question of the other. A trusted resolver would have to send it.
 #[inline(always)]
 fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
     let mut key = SlotKey {
@@ -186,7 +195,7 @@ fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
         slot: query.set(),
     };
     for _ in 0..PENDING_WAYS {
-        // SAFETY: an entry that is replaced meanwhile has a query of the same pod, old or new.
+        // SAFETY: its fields are words, and each value of a word is valid.
         if let Some(pending) = unsafe { maps::PENDING.get(&key) }
             && pending.query.is(query)
         {
@@ -200,7 +209,7 @@ fn find(ifindex: u32, query: &Query) -> Option<(SlotKey, u64, u64)> {
 /// Checks whether the pod may have asked before the program could see the question.
 #[inline(always)]
 fn may_be_unasked(frame: &Frame<'_>, found: &Found) -> Result<(), Reason> {
-    // SAFETY: the value is a number that is only ever replaced.
+    // SAFETY: the value is one word, of this key or of another one (`maps`).
     match unsafe { maps::UNASKED_UNTIL.get(&frame.ifindex()) } {
         // Nobody saw the address that the pod asked from, but the answer goes to that address.
         Some(until_ns) if now_ns() < *until_ns => to_own_address(frame, found),
@@ -228,7 +237,7 @@ fn read<N: Names>(frame: &Frame<'_>, found: &Found, names: &N) -> Result<Questio
     let Some(buffer) = maps::QUESTION.get_ptr_mut(0) else {
         return Err(Reason::CopyFailed);
     };
-    // SAFETY: `buffer` is this CPU's map value, used by nothing else meanwhile.
+    // SAFETY: `buffer` is this CPU's map value, which no other CPU uses (`maps`).
     let buffer = unsafe { &mut *buffer };
     let at = found.message + DNS_LEN;
     let len = found

@@ -81,7 +81,20 @@ impl Kernel {
 
     /// Whether the agent gets a packet to a pod; why not, if it does not.
     pub fn egress(&mut self, ifindex: u32, frame: &[u8]) -> Result<(), Reason> {
-        match walk::from_server(&frame, &self.ports)? {
+        let (packet, empty) = walk::from_server_or_empty(&frame, &self.ports)?;
+        let judged = self.judge(ifindex, frame, &packet, empty.is_none());
+        // An answer without records uses up its query, if it answers one.
+        empty.map_or(judged, Err)
+    }
+
+    fn judge(
+        &mut self,
+        ifindex: u32,
+        frame: &[u8],
+        packet: &Packet,
+        has_records: bool,
+    ) -> Result<(), Reason> {
+        match packet {
             Packet::TcpSegment(found) => {
                 self.trusts(ResolverKey::source(&frame, found.ip, found.src_port))?;
                 self.any_name()?;
@@ -107,6 +120,9 @@ impl Kernel {
                 let ports = (first.src_port, first.dst_port);
                 let message = (first.message, first.message_len);
                 self.asked(ifindex, frame, found.ip, ports, message)?;
+                if !has_records {
+                    return Ok(());
+                }
                 if self.fragments.len() >= PENDING_MAX {
                     self.fragments.clear();
                 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, pin::pin, time::Duration};
 use dnsflow_agent::capture::{Aside, Drained, INGRESS, LeftOut, Options, Told};
 use dnsflow_common::{
     Reason,
-    record::{ASIDE_UNREAD_MAX, ATTEMPT_AGAIN_NS, ATTEMPT_BURST, RecordHeader},
+    record::{ASIDE_BYTES, ASIDE_UNREAD_MAX, ATTEMPT_AGAIN_NS, ATTEMPT_BURST, RecordHeader},
     walk::{CLIENT_PORT_MIN, TCP_ACK, TCP_SYN},
 };
 use dnsflow_core::{attempts::Attempt, flow::Protocol};
@@ -175,6 +175,31 @@ fn an_answer_that_no_rule_mentions_is_told_of_where_attempts_are() {
         let (attempts, answers) = told(&mut program.capture.aside);
         assert_eq!((attempts.len(), answers), (expected, expected));
     }
+}
+
+#[test]
+fn an_answer_without_room_beside_the_attempts_is_counted() {
+    let Some(mut program) = load(&unshared()) else {
+        return;
+    };
+    program.capture.watched.set(1, true);
+    program.filter(1, &["example.org"]);
+    let mut long = answer();
+    long.payload.resize(1400, 0);
+    let (asked, long) = (query_of(&long).build(), long.build());
+    let room = ASIDE_BYTES as usize / long.len();
+    let mut lost = 0;
+    for _ in 0..2 * room {
+        program.ask(&asked);
+        match program.run_once(&long).0 {
+            Reason::NoRule => {}
+            Reason::AttemptLost => lost += 1,
+            reason => panic!("{reason}"),
+        }
+    }
+    let (_, answers) = told(&mut program.capture.aside);
+    assert_eq!(answers + lost, 2 * room);
+    assert!(lost >= room, "{lost}");
 }
 
 #[test]

@@ -189,8 +189,14 @@ fn what_a_packet_costs() {
     ] {
         program.measure(INGRESS, what, frame, reason);
     }
+    program.capture.watched.set(1, false);
     // An answer counts once: these are timed one by one, with what it takes to time a run.
     let unrelated = named("api.shop.svc.cluster.local");
+    program.measure_pairs(
+        "an answer without records, asked for",
+        &no_answers,
+        Reason::NoAnswers,
+    );
     program.measure_pairs("an answer for another name", &unrelated, Reason::NoRule);
     program.measure_pairs("a matching answer", &answer, Reason::Captured);
 }

@@ -169,6 +169,7 @@ fn agree(is_watched: bool, sent: &[Reason]) {
             fragment.id = id;
         }
         let mut query = query_of(&answer);
+        let with_records = answer.clone();
         // Some by TCP, in pieces, with a tag, or from elsewhere.
         match id % 16 {
             0 => query.transport = answer.transport,
@@ -177,6 +178,9 @@ fn agree(is_watched: bool, sent: &[Reason]) {
             3 => query.src.set_port(1),
             4 => query.mac_src[5] ^= 1,
             5 => (query.transport, query.fragment) = (answer.transport, answer.fragment),
+            // Some answers without records, with the same answer behind, but with records.
+            6 => answer.payload[3] |= 3,
+            7 => answer.payload[7] = 0,
             _ => {}
         }
         let mut asked = query.build();
@@ -212,6 +216,11 @@ fn agree(is_watched: bool, sent: &[Reason]) {
         assert!(captured.iter().all(|it| it.from_pod && it.bytes == asked));
         *met_sent.entry(decided).or_default() += 1;
         egress(&frame, &mut model, &mut program);
+        if matches!(id % 16, 6 | 7) {
+            let mut frame = with_records.build();
+            frame.resize(frame.len().max(ALWAYS_RUNS), 0);
+            egress(&frame, &mut model, &mut program);
+        }
     }
     for reason in [
         Reason::Captured,
@@ -229,6 +238,8 @@ fn agree(is_watched: bool, sent: &[Reason]) {
         Reason::TruncatedTcp,
         Reason::TruncatedDns,
         Reason::TruncatedQuestion,
+        Reason::Rcode,
+        Reason::NoAnswers,
         Reason::UntrustedResolver,
         Reason::NotAsked,
         Reason::OtherQuestion,

@@ -3,7 +3,10 @@
 use std::net::Ipv4Addr;
 
 use dnsflow_agent::capture::Options;
-use dnsflow_common::{Reason, record::DEFERRED_MAX};
+use dnsflow_common::{
+    Reason,
+    record::{DEFER_BURST, DEFERRED_FRAME_MAX, DEFERRED_MAX},
+};
 use dnsflow_core::{input::NameSetId, name::DomainName};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
@@ -108,7 +111,11 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
     let send = |program: &mut Loaded, answer: &Frame| {
         program.ask(&query_of(answer).build());
         let frame = answer.build();
-        assert_eq!(program.run_once(&frame).0, Reason::NoRule);
+        let expected = match frame.len() <= DEFERRED_FRAME_MAX {
+            true => Reason::NoRule,
+            false => Reason::NotDeferred,
+        };
+        assert_eq!(program.run_once(&frame).0, expected);
         frame
     };
     // The last one is longer than what is kept.
@@ -118,6 +125,7 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
         ("a.test", 2000),
     ]
     .map(|(name, filler)| send(&mut program, &answer(name, filler)));
+    assert!(frames[2].len() > DEFERRED_FRAME_MAX);
     assert_eq!(kept(&mut program), frames[..2]);
     assert_eq!(kept(&mut program), Vec::<Vec<u8>>::new(), "once");
 
@@ -137,6 +145,22 @@ fn what_no_rule_mentions_is_kept_for_one_that_comes() {
         .map(|host| send(&mut program, &answer(&format!("h{host}.example.com"), 0)))
         .collect();
     assert!(kept(&mut program) == frames[10..]);
+}
+
+#[test]
+fn an_answer_beyond_the_pods_share_of_deferred_ones_is_counted() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    program.filter(IFINDEX, &[]);
+    let answers = 4 * DEFER_BURST;
+    let lost = (0..answers)
+        .filter(|_| program.asked_for("example.com") == Reason::NotDeferred)
+        .count() as u64;
+    // Some of the share comes back meanwhile.
+    assert!(lost > DEFER_BURST, "{lost} of {answers}");
+    let left_out = program.capture.shares.left_out().expect("read");
+    assert_eq!(left_out[&IFINDEX].packets, lost);
 }
 
 /// An answer that is not wanted is used up all the same.

@@ -197,6 +197,32 @@ fn no_segment_is_held_twice() {
     }
 }
 
+/// As those for A and AAAA of one name, which glibc asks from one socket: they differ in id and type alone.
+#[test]
+fn both_answers_to_questions_that_were_not_seen_are_held() {
+    with_veth(&Options::default(), |mut program| {
+        let host = ifindex("host");
+        program.filter(host, &["example.com"]);
+        // From now on, answers count without a question for a second.
+        program.attached("host");
+        program.beat(now());
+        program.at = host;
+        let answers = [7, 8].map(|id| {
+            let answer = Answer {
+                id,
+                ..Answer::new("www.example.com", &[Ipv4Addr::new(192, 0, 2, 1)])
+            };
+            Frame::to_pod(answer.build()).build()
+        });
+        for answer in &answers {
+            assert_eq!(program.run_once(answer).0, Reason::Held);
+        }
+        for answer in &answers {
+            assert_eq!(program.run_once(answer).0, Reason::Captured, "again");
+        }
+    });
+}
+
 #[test]
 fn an_agent_that_is_not_well_holds_nothing() {
     let Some(mut program) = holding() else {

@@ -189,6 +189,127 @@ fn queries_that_are_none_are_not_remembered() {
     assert_eq!(program.run_once(&answer().build()).0, Reason::NotAsked);
 }
 
+/// An answer without addresses: the name does not exist, the resolver has failed, or there are no records of this
+/// type; the last is too long for UDP, so that the pod asks again by TCP.
+fn empty_answers(answer: &Frame) -> Vec<(Reason, Frame)> {
+    let changed = |flags: [u8; 2]| {
+        let mut frame = answer.clone();
+        frame.payload[2..4].copy_from_slice(&flags);
+        frame.payload[7] = 0;
+        frame
+    };
+    vec![
+        (Reason::Rcode, changed([0x81, 0x83])),
+        (Reason::Rcode, changed([0x81, 0x82])),
+        (Reason::NoAnswers, changed([0x81, 0x80])),
+        (Reason::NoAnswers, changed([0x83, 0x80])),
+    ]
+}
+
+#[test]
+fn an_answer_without_addresses_uses_its_query_up() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    for answer in [answer(), answer().over_v6()] {
+        let asked = query_of(&answer).build();
+        for (reason, empty) in empty_answers(&answer) {
+            assert_eq!(program.ask(&asked), Reason::QueryRecorded);
+            assert_eq!(program.run_once(&empty.build()).0, reason);
+            let (later, _) = program.run_once(&answer.build());
+            assert_eq!(later, Reason::NotAsked, "after {reason}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_without_addresses_is_judged_like_any_other() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let answer = answer();
+    program.ask(&query_of(&answer).build());
+    for (reason, empty) in empty_answers(&answer) {
+        let mut other_question = empty.clone();
+        other_question.payload[13] ^= 1;
+        let mut other_id = empty.clone();
+        other_id.payload[0] ^= 1;
+        let mut other_resolver = empty.clone();
+        other_resolver
+            .src
+            .set_ip(Ipv4Addr::new(10, 244, 0, 7).into());
+        // Some servers leave out the question of a query that they do not understand.
+        let mut no_question = empty.clone();
+        no_question.payload[5] = 0;
+        no_question.payload.truncate(12);
+        for stranger in [other_question, other_id, other_resolver, no_question] {
+            assert_eq!(program.run_once(&stranger.build()).0, reason);
+        }
+    }
+    // It is neither captured nor held where the question may have been missed, nor kept for a rule that comes.
+    assert_eq!(program.run_once(&answer.build()).0, Reason::Captured);
+    program.filter(1, &["example.org"]);
+    for (reason, empty) in empty_answers(&answer) {
+        program.ask(&query_of(&answer).build());
+        assert_eq!(program.run_once(&empty.build()).0, reason);
+    }
+    let deferred = &mut program.capture.deferred;
+    let replayed = deferred.replay(|_| panic!("an answer without addresses is deferred"));
+    replayed.expect("the kernel has a queue");
+}
+
+/// The first fragment says what the answer is: no other part of it is expected.
+#[test]
+fn a_fragment_of_an_answer_without_addresses_uses_its_query_up() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let fragment = |offset| {
+        Some(Fragment {
+            id: 1,
+            offset,
+            more: offset == 0,
+        })
+    };
+    for (reason, empty) in empty_answers(&answer()) {
+        let first = Frame {
+            fragment: fragment(0),
+            transport: Transport::Udp { len: Some(4000) },
+            ..empty.clone()
+        };
+        let later = Frame {
+            fragment: fragment(9),
+            transport: Transport::Nothing,
+            ..empty
+        };
+        program.ask(&query_of(&answer()).build());
+        assert_eq!(program.run_once(&first.build()).0, reason);
+        let (behind, _) = program.run_once(&later.build());
+        assert_eq!(behind, Reason::UnexpectedFragment);
+        assert_eq!(program.run_once(&answer().build()).0, Reason::NotAsked);
+    }
+}
+
+/// With `ndots:5`, most answers to a pod are that the name does not exist.
+#[test]
+fn names_that_do_not_exist_displace_no_question() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let pairs = PENDING_PER_INTERFACE as u16 + 88;
+    for id in 0..pairs {
+        let asked = Frame::from_pod(query(id, "www.example.com.svc.cluster.local"));
+        let mut answer = asked.clone().turned();
+        answer.payload[2..4].copy_from_slice(&[0x81, 0x83]);
+        assert_eq!(program.ask(&asked.build()), Reason::QueryRecorded, "{id}");
+        assert_eq!(program.run_once(&answer.build()).0, Reason::Rcode);
+    }
+    let map = program.ebpf().map_mut("PENDING").expect("the map");
+    let map: HashMap<_, [u8; size_of::<SlotKey>()], [u8; size_of::<Pending>()]> =
+        map.try_into().expect("its types");
+    assert_eq!(map.keys().count(), 0);
+}
+
 /// Makes everything that is remembered in a map older, by setting the times back. The time stands
 /// in the last 8 bytes of each value.
 pub(crate) fn age<const KEY: usize, const VALUE: usize>(
