@@ -56,7 +56,7 @@ pub use self::{
     program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
     program_log::ProgramLog,
     records::{Drained, Records},
-    release::{ReleaseError, Releaser},
+    release::{LostAnswers, ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
     shares::{LeftOut, Shares},
     unasked::UNASKED_GRACE,

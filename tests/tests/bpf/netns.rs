@@ -40,6 +40,10 @@ const IFLA_LINK: u16 = 5;
 const IFLA_VLAN_ID: u16 = 1;
 const VETH_INFO_PEER: u16 = 1;
 const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+// Linux include/uapi/linux/pkt_sched.h and pkt_cls.h.
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_BURST: u16 = 6;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// `IFA_F_NODAD`: the address can be used at once.
@@ -223,6 +227,31 @@ pub(crate) fn add_ingress_qdisc(ifindex: u32) {
     }
     message.extend(attribute(TCA_KIND, b"ingress\0"));
     request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
+}
+
+/// Puts a queueing discipline onto an interface that lets 1,000 bytes a second through and has room for 64 MiB, as a
+/// limit of the bandwidth to a pod does.
+pub(crate) fn add_slow_queue(ifindex: u32) -> io::Result<()> {
+    // struct tcmsg: family, padding, ifindex, handle, parent TC_H_ROOT, info.
+    let mut message = vec![0; 4];
+    for word in [ifindex, 0, 0xffff_ffff, 0] {
+        message.extend(word.to_ne_bytes());
+    }
+    message.extend(attribute(TCA_KIND, b"tbf\0"));
+    // struct tc_ratespec: cell_log, linklayer (TC_LINKLAYER_ETHERNET), overhead, cell_align, mpu, rate.
+    let mut parameters = vec![0, 1, 0, 0, 0, 0, 0, 0];
+    parameters.extend(1000_u32.to_ne_bytes());
+    // struct tc_tbf_qopt: the rate above, no peak rate, limit, buffer, mtu.
+    parameters.extend([0; 12]);
+    for word in [64_u32 << 20, 0, 0] {
+        parameters.extend(word.to_ne_bytes());
+    }
+    let options = [
+        attribute(TCA_TBF_PARMS, &parameters),
+        attribute(TCA_TBF_BURST, &2000_u32.to_ne_bytes()),
+    ];
+    message.extend(attribute(TCA_OPTIONS, &options.concat()));
+    request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message)
 }
 
 /// struct ifinfomsg: the flags to set, and the same as the mask of what changes.
