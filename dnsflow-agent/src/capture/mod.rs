@@ -53,7 +53,7 @@ pub use self::{
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
     pins::{Left, PinsError, remove_all as remove_pins},
-    program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
+    program::{AttachKind, EGRESS, INGRESS, LeftFilters, OBJECT, Program, TcLink, left_filters},
     program_log::ProgramLog,
     records::{Drained, Records},
     release::{LostAnswers, ReleaseError, Releaser},

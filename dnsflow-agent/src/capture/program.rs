@@ -29,6 +29,7 @@ use super::{
     pins::{self, Pins},
     qdisc,
     sources::Sources,
+    survey::{self, Link},
     tcx,
     unasked::Unasked,
 };
@@ -490,6 +491,73 @@ fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
         }
     }
     Ok(())
+}
+
+/// What agents have left on an interface with clsact.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LeftFilters {
+    /// The interface's name.
+    pub interface: String,
+    ifindex: u32,
+    /// Whether clsact has filters of others, too.
+    others: bool,
+}
+
+/// The interfaces of this network namespace on which agents have left filters of clsact. TCX has none.
+///
+/// # Errors
+///
+/// If the kernel does not answer.
+pub fn left_filters() -> io::Result<Vec<LeftFilters>> {
+    let mut found = Vec::new();
+    for (interface, Link { ifindex, .. }) in survey::links()? {
+        let filters = match qdisc::filters(ifindex) {
+            // It went meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
+            filters => filters?,
+        };
+        let is_ours = |filter: &Option<String>| {
+            let name = filter.as_deref();
+            PROGRAMS.iter().any(|(program, _)| name == Some(*program))
+        };
+        let ours = filters.iter().filter(|filter| is_ours(filter)).count();
+        if ours > 0 {
+            found.push(LeftFilters {
+                interface,
+                ifindex,
+                others: filters.len() > ours,
+            });
+        }
+    }
+    Ok(found)
+}
+
+impl LeftFilters {
+    /// Removes the filters, and clsact itself if it has no other ones: Open vSwitch's ingress policing needs its place.
+    /// No agent may run.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn remove(&self) -> io::Result<()> {
+        let removed =
+            match self.others {
+                false => qdisc::remove_clsact(self.ifindex),
+                true => PROGRAMS.into_iter().try_for_each(|(program, hook)| {
+                    match tc::qdisc_detach_program(&self.interface, hook, program) {
+                        Err(TcError::IoError(error)) if error.kind() == io::ErrorKind::NotFound => {
+                            Ok(())
+                        }
+                        removed => removed.map_err(io::Error::other),
+                    }
+                }),
+            };
+        match removed {
+            // The interface has gone, and took them with it.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            removed => removed,
+        }
+    }
 }
 
 /// Raises `RLIMIT_MEMLOCK`: before Linux 5.11, maps count against it, and its default is too low

@@ -8,7 +8,9 @@ use std::{
 };
 
 use dnsflow_agent::{
-    capture::{self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE},
+    capture::{
+        self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE, survey,
+    },
     clock::now,
 };
 use dnsflow_common::Reason;
@@ -20,7 +22,10 @@ use dnsflow_tests::{
 
 use crate::{
     Loaded, load,
-    netns::{Wire, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns, remove_link},
+    netns::{
+        Wire, add_foreign_filter, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns,
+        remove_link,
+    },
     own_addresses,
     test_run::query_of,
     with_veth,
@@ -492,6 +497,34 @@ fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
         };
         assert!(reason.contains("a qdisc of kind ingress"), "{reason}");
     });
+}
+
+#[test]
+fn the_filters_that_agents_left_can_be_taken_away() {
+    for others in [false, true] {
+        in_new_netns(|| {
+            let Some(mut killed) = load(&by(Some(AttachKind::Clsact))) else {
+                return;
+            };
+            add_veth("host", "pod", 1500);
+            assert_eq!(capture::left_filters().expect("a list"), []);
+            killed.attached("host");
+            if others {
+                add_foreign_filter(ifindex("host"));
+            }
+            let left = capture::left_filters().expect("a list");
+            assert_eq!(left.len(), 1);
+            assert_eq!(left[0].interface, "host");
+            left[0].remove().expect("the kernel removes them");
+
+            let before = killed.counters();
+            exchange(&Wire::open("host"), &Wire::open("pod"), &answer());
+            assert_eq!(killed.counters(), before);
+            assert_eq!(capture::left_filters().expect("a list"), []);
+            let standing = survey::ingress_qdisc(ifindex("host")).expect("an answer");
+            assert_eq!(standing.as_deref(), others.then_some("clsact"));
+        });
+    }
 }
 
 #[test]
