@@ -102,10 +102,17 @@ impl fmt::Debug for Left {
 
 impl Left {
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
+    ///
+    /// An answer that was held is handed over as one that has passed. It opens its addresses, but does not go back: it
+    /// can be as old as the time without an agent, its resolver has asked again, and the interface with its index may be
+    /// another pod's.
     pub fn drain(mut self, mut each: impl FnMut(Frame<'_>)) {
         while let Some(item) = self.ring.next() {
             if let Some(frame) = Record::parse(&item).and_then(records::frame) {
-                each(frame);
+                each(Frame {
+                    held: false,
+                    ..frame
+                });
             }
         }
         remove(&self.path);

@@ -1,7 +1,9 @@
 //! The program on a real veth, in a network namespace of its own.
 
 use std::{
+    io,
     net::Ipv4Addr,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
@@ -9,7 +11,7 @@ use std::{
 
 use dnsflow_agent::{
     capture::{
-        self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE, survey,
+        self, AttachKind, Attacher, CaptureError, EGRESS, LinkEvent, Options, UNASKED_GRACE, survey,
     },
     clock::now,
 };
@@ -21,7 +23,7 @@ use dnsflow_tests::{
 };
 
 use crate::{
-    Loaded, load,
+    Loaded, load, load_kept,
     netns::{
         Wire, add_foreign_filter, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns,
         remove_link,
@@ -29,6 +31,10 @@ use crate::{
     own_addresses,
     test_run::query_of,
     with_veth,
+};
+use rustix::{
+    mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    thread::{UnshareFlags, unshare_unsafe},
 };
 
 const ROW: RowId = RowId::new(1);
@@ -525,6 +531,53 @@ fn the_filters_that_agents_left_can_be_taken_away() {
             assert_eq!(standing.as_deref(), others.then_some("clsact"));
         });
     }
+}
+
+/// Where this thread mounts a BPF file system of its own.
+const BPF_FS: &str = "/sys/fs/bpf";
+
+/// Runs `test` with a directory for what outlives an agent, and a veth, both of this thread's own.
+fn with_pins(test: impl FnOnce(&Path) + Send) {
+    in_new_netns(|| {
+        let own_bpf_fs = || -> io::Result<()> {
+            // SAFETY: new mounts of this thread leave memory and file descriptors as they are.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+            let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+            mount_change("/", private)?;
+            Ok(mount("bpf", BPF_FS, "bpf", MountFlags::empty(), None)?)
+        };
+        if let Err(error) = own_bpf_fs() {
+            not_run(
+                &this_test(),
+                format!("cannot mount a BPF file system: {error}"),
+            );
+            return;
+        }
+        add_veth("host", "pod", 1500);
+        test(&Path::new(BPF_FS).join("dnsflow"));
+    });
+}
+
+#[test]
+fn what_was_held_when_an_agent_ended_is_handed_over_as_passed() {
+    with_pins(|dir| {
+        let Some(mut killed) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        killed.filter(1, &["example.com"]);
+        killed.capture.heartbeat.beat(now()).expect("the map");
+        let answer = answer();
+        killed.ask(&query_of(&answer).build());
+        assert_eq!(killed.reason(EGRESS, &answer.build()), Reason::Held);
+        drop(killed);
+
+        let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
+        let mut found = Vec::new();
+        for left in program.capture.left.drain(..) {
+            left.drain(|frame| found.push((frame.bytes.to_vec(), frame.held)));
+        }
+        assert_eq!(found, [(answer.build(), false)]);
+    });
 }
 
 #[test]
