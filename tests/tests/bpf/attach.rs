@@ -11,7 +11,8 @@ use std::{
 
 use dnsflow_agent::{
     capture::{
-        self, AttachKind, Attacher, CaptureError, EGRESS, LinkEvent, Options, UNASKED_GRACE, survey,
+        self, Attach as _, AttachError, AttachKind, Attacher, CaptureError, EGRESS, LinkEvent,
+        Options, UNASKED_GRACE, survey,
     },
     clock::now,
 };
@@ -33,7 +34,7 @@ use crate::{
     with_veth,
 };
 use rustix::{
-    mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount},
     thread::{UnshareFlags, unshare_unsafe},
 };
 
@@ -555,6 +556,89 @@ fn with_pins(test: impl FnOnce(&Path) + Send) {
         }
         add_veth("host", "pod", 1500);
         test(&Path::new(BPF_FS).join("dnsflow"));
+    });
+}
+
+/// Whether the programs were attached by links; a word about it, if not.
+fn is_tcx(program: &Loaded) -> bool {
+    let kind = program.capture.attacher.attachments.program().kind();
+    if kind != Some(AttachKind::Tcx) {
+        not_run(&this_test(), "this kernel has no TCX");
+    }
+    kind == Some(AttachKind::Tcx)
+}
+
+/// An agent that can keep nothing in this part of its directory takes over what an earlier agent has kept there.
+fn taken_over_read_only(part: &str) {
+    with_pins(|dir| {
+        let Some(mut earlier) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        earlier.attached("host");
+        if !is_tcx(&earlier) {
+            return;
+        }
+        drop(earlier);
+        let part = dir.join(part);
+        mount_bind(&part, &part).expect("mounted");
+        let read_only = MountFlags::BIND | MountFlags::RDONLY;
+        mount_remount(&part, read_only, "").expect("mounted");
+
+        let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
+        // One that there was no program on before.
+        add_veth("later", "later-pod", 1500);
+        let later = RowId::new(2);
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.attach(later, "later".into(), own_addresses(), START);
+        program.work();
+        let retry_at = now() + Duration::from_secs(10);
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.handle_timeout(retry_at);
+        program.work();
+        let attachments = &mut program.capture.attacher.attachments;
+        let found = attachments.attach(later, "later".into(), own_addresses(), START);
+        assert!(matches!(found, Input::Attached { .. }), "{found:?}");
+
+        program.attached_for_a_while("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        exchange(&host, &pod, &answer());
+        assert_eq!(program.captured(), 1);
+        // The file stays, and the program with it.
+        program.capture.attacher.attachments.detach(ROW);
+        program.attached_for_a_while("host");
+        exchange(&host, &pod, &answer());
+        assert_eq!(program.captured(), 2);
+    });
+}
+
+#[test]
+fn programs_are_taken_over_where_nothing_can_be_kept() {
+    taken_over_read_only("");
+}
+
+#[test]
+fn programs_are_taken_over_where_no_link_can_be_kept() {
+    taken_over_read_only("links");
+}
+
+#[test]
+fn a_veth_that_is_replaced_meanwhile_keeps_no_program() {
+    with_pins(|dir| {
+        let Some(mut program) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        let other = ifindex("host") + 100;
+        let attached = program
+            .capture
+            .attacher
+            .attachments
+            .program_mut()
+            .attach("host", other);
+        assert!(
+            matches!(attached, Err(AttachError::NoInterface { .. })),
+            "{attached:?}"
+        );
+        program.attached("host");
     });
 }
 
