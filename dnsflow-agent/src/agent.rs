@@ -45,6 +45,7 @@ use crate::{
         EntryRead, Heartbeat, InterfaceSet, Left, LeftOut, NameFilter, ProgramCounters, Reading,
         Records, Releaser, Resolvers, Shares,
     },
+    causes::Causes,
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
     control::{
@@ -279,12 +280,14 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         },
     };
     let packets = Arc::clone(&counters);
+    let lost = releaser.lost();
     let metrics = Arc::new(Metrics::new(
         inquiries.clone(),
         // Where the kernel does not let the maps be read, the hot thread says so.
         Box::new(move || Packets {
             to_pods: packets.read().unwrap_or_default(),
             from_pods: packets.read_queries().unwrap_or_default(),
+            lost: lost.read(),
         }),
         Arc::clone(&journal),
         lost_lines.clone(),
@@ -325,6 +328,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         names,
         deferred,
         releaser,
+        lost: Causes::default(),
         left,
         ready: Some(ready),
         heartbeat,
@@ -579,6 +583,8 @@ struct Hot {
     names: NameFilter,
     deferred: DeferredAnswers,
     releaser: Releaser,
+    /// The interfaces to which answers were lost since the counters were last logged, and why.
+    lost: Causes<(u32, &'static str)>,
     /// What was captured while there was no agent.
     left: Vec<Left>,
     /// Tells the thread that attaches that the node is known.
@@ -785,7 +791,7 @@ impl Hot {
         } = self;
         let mut frames = 0_u64;
         for left in left.drain(..) {
-            left.drain(|frame| {
+            left.drain(now(), |frame| {
                 frames += 1;
                 hand_in(frame, engine, deferred);
             });
@@ -805,8 +811,17 @@ impl Hot {
             bytes,
             gso_size,
         } = frame;
-        if let Err(error) = self.releaser.release(*ifindex, bytes, *gso_size) {
-            warn!(ifindex, %error, "an answer that was held is lost");
+        if let Err(error) = self.releaser.release(*ifindex, bytes, *gso_size)
+            && self.lost.is_news((*ifindex, error.reason()))
+        {
+            let port = self.engine.port_at(*ifindex).unwrap_or("unknown");
+            warn!(
+                ifindex,
+                port,
+                %error,
+                "an answer that was held is lost; further ones of the same minute are only counted \
+                 (dnsflow_held_answers_lost_total)"
+            );
         }
     }
 
@@ -1044,6 +1059,7 @@ impl Hot {
 
     fn tell_counters(&mut self) {
         self.lost_lines.report();
+        self.lost.end();
         debug!(counters = ?self.engine.counters(), flows = self.engine.flow_count(), "decided");
         let held: Vec<_> = self.engine.hold_events().iter().collect();
         let revalidation_wait: Vec<_> = self.engine.revalidation_waits().iter().collect();

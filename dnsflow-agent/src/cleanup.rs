@@ -13,7 +13,7 @@ use dnsflow_core::{
 use tokio::{runtime, time::timeout};
 
 use crate::{
-    capture::remove_pins,
+    capture::{left_filters, remove_pins},
     one_agent::{Claim, Met, OneAgentError},
     openflow::{CHANGES_MAX, Connection, Event},
     state::{self, StateError},
@@ -28,7 +28,7 @@ pub enum CleanupError {
     /// An agent runs.
     #[error(
         "an agent runs on this node: {0}. It would bring back the flows that are removed. End that agent first; to end \
-         all of them, apply deploy/overlays/cleanup"
+         all of them, apply your own cleanup directory (docs/cluster.md, Taking it away)"
     )]
     Agent(Met),
     /// The kernel refuses the socket.
@@ -52,6 +52,9 @@ pub enum CleanupError {
     /// The programs cannot be removed.
     #[error("the programs may be left on the veths")]
     Pins(#[source] io::Error),
+    /// The kernel does not list the programs.
+    #[error("cannot find out which programs are on the veths")]
+    Filters(#[source] io::Error),
     /// What would be removed cannot be written.
     #[error("cannot write what would be removed")]
     Output(#[from] io::Error),
@@ -66,21 +69,37 @@ pub struct Dirs<'a> {
     pub pins: Option<&'a Path>,
 }
 
-/// Removes every flow of ours, the snapshot, and the programs. Returns the number of flows. Waits for an agent that
+/// What was removed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Removed {
+    /// Flows.
+    pub flows: usize,
+    /// Interfaces with filters of clsact.
+    pub interfaces: usize,
+}
+
+/// Removes every flow of ours, the snapshot, and the programs. Waits for an agent that
 /// ends; meanwhile no other one starts.
-pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<usize, CleanupError> {
+pub fn run(socket: PathBuf, dirs: &Dirs<'_>) -> Result<Removed, CleanupError> {
     let _claim = Claim::make().map_err(|error| match error {
         OneAgentError::Another(met) => CleanupError::Agent(met),
         OneAgentError::Io(error) => CleanupError::Claim(error),
     })?;
-    let removed = block_on(remove_flows(Connection::new(socket)))?;
+    let flows = block_on(remove_flows(Connection::new(socket)))?;
     if let Some(dir) = dirs.state {
         state::remove(dir)?;
     }
     if let Some(dir) = dirs.pins {
         remove_pins(dir).map_err(CleanupError::Pins)?;
     }
-    Ok(removed)
+    let filters = left_filters().map_err(CleanupError::Filters)?;
+    for left in &filters {
+        left.remove().map_err(CleanupError::Pins)?;
+    }
+    Ok(Removed {
+        flows,
+        interfaces: filters.len(),
+    })
 }
 
 /// Writes what [`run`] would remove, a line for each flow, and removes nothing.
@@ -96,6 +115,13 @@ pub fn dry_run(
     }
     if let Some(dir) = dirs.pins.filter(|dir| dir.exists()) {
         writeln!(output, "{} would be removed", dir.display())?;
+    }
+    for left in left_filters().map_err(CleanupError::Filters)? {
+        writeln!(
+            output,
+            "the filters of clsact on {} would be removed",
+            left.interface
+        )?;
     }
     Ok(())
 }

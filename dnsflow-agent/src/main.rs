@@ -110,7 +110,14 @@ fn run(output: &mut Output) -> anyhow::Result<Exit> {
                     .context("cannot say what would be removed")?;
             } else {
                 let removed = cleanup::run(path, &dirs).context("flows may be left")?;
-                writeln!(output, "{removed} flows removed")?;
+                let cleanup::Removed { flows, interfaces } = removed;
+                writeln!(output, "{flows} flows removed")?;
+                if interfaces > 0 {
+                    writeln!(
+                        output,
+                        "the programs are off {interfaces} interfaces (clsact)"
+                    )?;
+                }
             }
         }
     }

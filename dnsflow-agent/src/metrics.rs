@@ -67,13 +67,15 @@ impl Observed {
     }
 }
 
-/// The packets that the TC programs have looked at, by what became of them.
+/// The packets that the TC programs have looked at, by what became of them, and those that the agent could not put back.
 #[derive(Clone, Debug, Default)]
 pub struct Packets {
     /// Those to the pods.
     pub to_pods: Vec<(Reason, u64)>,
     /// Those from the pods.
     pub from_pods: Vec<(Reason, u64)>,
+    /// Answers that were held and are not back on their veths.
+    pub lost: Vec<(&'static str, u64)>,
 }
 
 /// Reads the counters of the TC programs.
@@ -530,9 +532,13 @@ fn of_denials(counts: Counts) -> [Family; 3] {
     ]
 }
 
-/// What the TC programs count.
-fn of_packets(packets: Packets) -> [Family; 2] {
-    let Packets { to_pods, from_pods } = packets;
+/// What the TC programs count, and the agent where it puts packets back.
+fn of_packets(packets: Packets) -> [Family; 3] {
+    let Packets {
+        to_pods,
+        from_pods,
+        lost,
+    } = packets;
     let values = |counts: Vec<(Reason, u64)>| {
         let counts = counts.into_iter();
         let counts = counts.map(|(reason, count)| (reason.as_str(), count));
@@ -550,6 +556,12 @@ fn of_packets(packets: Packets) -> [Family; 2] {
             "Packets from the pods that the TC program has looked at, by what became of them.",
             "reason",
             values(from_pods),
+        ),
+        Family::counters(
+            "held_answers_lost",
+            "Answers that were held and could not be put back onto the pod's veth, by reason.",
+            "reason",
+            lost,
         ),
     ]
 }

@@ -28,6 +28,7 @@ fn served() -> Served {
     let packets = Box::new(|| Packets {
         to_pods: vec![(Reason::Captured, 7)],
         from_pods: Vec::new(),
+        lost: Vec::new(),
     });
     let lost = Log::nothing_lost();
     let metrics = Metrics::new(

@@ -37,7 +37,6 @@ use std::{io, num::NonZeroU32, path::Path};
 use aya::{EbpfError, maps::MapError};
 use dnsflow_common::walk::Ports;
 use tokio::runtime::Handle;
-use tracing::warn;
 
 use pins::Pins;
 
@@ -53,10 +52,10 @@ pub use self::{
     links::{LinkEvent, LinkEvents},
     names::{FilterState, KernelTables, NameFilter, PutNameSet, Tables},
     pins::{Left, PinsError, remove_all as remove_pins},
-    program::{AttachKind, EGRESS, INGRESS, OBJECT, Program, TcLink},
+    program::{AttachKind, EGRESS, INGRESS, LeftFilters, OBJECT, Program, TcLink, left_filters},
     program_log::ProgramLog,
     records::{Drained, Records},
-    release::{ReleaseError, Releaser},
+    release::{LostAnswers, ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
     shares::{LeftOut, Shares},
     unasked::UNASKED_GRACE,
@@ -226,21 +225,23 @@ pub fn take_over(
     attaching: &Handle,
     pins: Option<&Path>,
 ) -> Result<Capture, CaptureError> {
-    let mut program = Program::load(options, pins)?;
+    // The programs share no map with earlier ones that they cannot take the place of: both would use up the queries.
+    let pins = pins.and_then(|dir| {
+        Pins::open(dir)
+            .inspect_err(|error| pins::not_kept(dir, error))
+            .ok()
+    });
+    let dir = pins.as_ref().map(|(pins, _)| pins.dir());
+    let mut program = Program::load(options, dir)?;
     let entries = Entries::new(program.take_map("ENTRIES")?)?;
     let records = program.take_map("RECORDS")?;
     let mut left = Vec::new();
-    if let Some(dir) = pins {
-        match Pins::open(dir, &records) {
-            Ok((pins, found)) => {
-                program.keep_links(pins);
-                left = found;
-            }
-            Err(error) => warn!(
-                error = &error as &dyn std::error::Error,
-                "answers that come between this agent and the next one will not be seen"
-            ),
+    if let Some((mut pins, found)) = pins {
+        if let Err(error) = pins.keep_records(&records) {
+            pins.keep_nothing(&error);
         }
+        program.keep_links(pins);
+        left = found;
     }
     let records = Records::new(records)?;
     let counters = ProgramCounters::new(

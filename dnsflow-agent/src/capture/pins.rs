@@ -11,6 +11,7 @@ use std::{
     fmt, fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{
@@ -24,7 +25,7 @@ use dnsflow_common::{
     key::{ENTRY_LAYOUT, PENDING_LAYOUT},
     record::{LAYOUT, Record},
 };
-use dnsflow_core::input::Frame;
+use dnsflow_core::{Timestamp, input::Frame};
 use tracing::{debug, info, warn};
 
 use super::records;
@@ -34,6 +35,11 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Ring buffers of earlier agents that are read: several, if agents ended before they knew the node. Of
 /// more, the oldest are left out.
 const LEFT_MAX: usize = 4;
+/// For so long after its capture, an answer that an earlier agent held goes back. Its pod then still waits: resolvers
+/// ask again after 5 s (glibc) or 2.5 s (musl). A killed agent's successor is ready within a second or so
+/// (`the_agent_is_killed_and_comes_back`), which is longer than `--hold-max`. What is older nobody waits for, and it can
+/// be as old as `--keep-flows`.
+const GOES_BACK: Duration = Duration::from_secs(2);
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
 /// The directory of the pinned links.
@@ -81,9 +87,14 @@ fn refused(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -
 /// The directory of what is pinned.
 #[derive(Debug)]
 pub(super) struct Pins {
+    dir: PathBuf,
     links: PathBuf,
     /// The links of earlier agents that this one has not taken over.
     untaken: BTreeSet<PathBuf>,
+    /// The number of this agent's ring buffer.
+    next: u64,
+    /// Whether links are kept for the next agent. What an earlier agent has left is taken over in any case.
+    keeps: bool,
 }
 
 /// A ring buffer of an earlier agent. It waits for the next agent until it is read.
@@ -102,10 +113,16 @@ impl fmt::Debug for Left {
 
 impl Left {
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
-    pub fn drain(mut self, mut each: impl FnMut(Frame<'_>)) {
+    ///
+    /// An answer that was held for longer than [`GOES_BACK`] is handed over as one that has passed: it opens its
+    /// addresses, but does not go back.
+    pub fn drain(mut self, now: Timestamp, mut each: impl FnMut(Frame<'_>)) {
         while let Some(item) = self.ring.next() {
             if let Some(frame) = Record::parse(&item).and_then(records::frame) {
-                each(frame);
+                each(Frame {
+                    held: frame.held && now < frame.captured_at + GOES_BACK,
+                    ..frame
+                });
             }
         }
         remove(&self.path);
@@ -113,8 +130,8 @@ impl Left {
 }
 
 impl Pins {
-    /// Finds what earlier agents have left, oldest first, and pins this agent's ring buffer.
-    pub(super) fn open(dir: &Path, records: &Map) -> Result<(Self, Vec<Left>), PinsError> {
+    /// Finds what earlier agents have left, oldest first.
+    pub(super) fn open(dir: &Path) -> Result<(Self, Vec<Left>), PinsError> {
         let failed = |source| PinsError::Directory {
             path: dir.display().to_string(),
             source,
@@ -131,9 +148,37 @@ impl Pins {
         }
         let untaken = files(&links).map_err(failed)?;
         let (left, next) = left(files(dir).map_err(failed)?);
-        let path = dir.join(format!("{RECORDS}{LAYOUT}-{next}"));
-        records.pin(&path).map_err(|error| refused(&path, error))?;
-        Ok((Self { links, untaken }, left))
+        let pins = Self {
+            dir: dir.to_owned(),
+            links,
+            untaken,
+            next,
+            keeps: true,
+        };
+        Ok((pins, left))
+    }
+
+    /// Pins this agent's ring buffer.
+    pub(super) fn keep_records(&self, records: &Map) -> Result<(), PinsError> {
+        let path = self.dir.join(format!("{RECORDS}{LAYOUT}-{}", self.next));
+        records.pin(&path).map_err(|error| refused(&path, error))
+    }
+
+    /// The directory.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether links are kept for the next agent.
+    pub(super) fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Keeps no further links: nothing can be pinned. Goes on to take over those of earlier agents, or two programs
+    /// would sit on a veth, and each query would count for the earlier one.
+    pub(super) fn keep_nothing(&mut self, error: &PinsError) {
+        self.keeps = false;
+        not_kept(&self.dir, error);
     }
 
     /// The link that a program of this name has on this interface from an earlier agent, and its file.
@@ -173,6 +218,14 @@ impl Pins {
             link.map_err(|error: LinkError| refused(&path, error))?,
             path,
         ))
+    }
+
+    /// Removes a link that this agent has given up. If the link stays, the program is still on its interface, and the
+    /// next try to attach there takes the link over.
+    pub(super) fn remove(&mut self, path: PathBuf) {
+        if !remove(&path) {
+            self.untaken.insert(path);
+        }
     }
 
     /// Removes the links of earlier agents that were not taken over: their interfaces are gone, or are
@@ -216,15 +269,20 @@ pub(super) const PENDING: Shared = Shared {
     lost: "an agent of another version has left queries; a slow answer to one of them does not count",
 };
 
+/// Says that answers will be missed, why, and what to do.
+pub(super) fn not_kept(dir: &Path, error: &PinsError) {
+    warn!(
+        dir = %dir.display(),
+        error = error as &dyn std::error::Error,
+        "nothing can be kept in the directory of --pin-dir: answers that come between this agent and the next one will \
+         not be seen, and their addresses stay closed until the pods ask again; give the agent's container a directory \
+         on the node's /sys/fs/bpf that the agent may write to"
+    );
+}
+
 /// The file of this map, for programs that are about to be loaded. Maps of other layouts are removed.
-/// `None` if nothing can be pinned in the directory, which [`Pins::open`] reports.
+/// `None` if the map is neither there nor can be pinned.
 pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(dir).ok()?;
-    let file_system = rustix::fs::statfs(dir).ok()?;
-    if u64::try_from(file_system.f_type) != Ok(BPF_FS_MAGIC) {
-        return None;
-    }
     let path = dir.join(format!("{}{}", map.file, map.layout));
     for other in files(dir).ok()? {
         let name = other.file_name().and_then(|name| name.to_str());
@@ -233,7 +291,9 @@ pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
             remove(&other);
         }
     }
-    Some(path)
+    let can_be_shared = MapData::from_pin(&path).is_ok()
+        || rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok();
+    can_be_shared.then_some(path)
 }
 
 /// Removes everything that is pinned in this directory.
@@ -314,13 +374,14 @@ fn files(dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
     Ok(files)
 }
 
-/// Removes a file that may be gone.
-pub(super) fn remove(path: &Path) {
+/// Removes a file that may be gone. Whether it is gone now.
+fn remove(path: &Path) -> bool {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             info!(path = %path.display(), %error, "what was pinned is not removed");
+            false
         }
-        Ok(()) | Err(_) => {}
+        Ok(()) | Err(_) => true,
     }
 }
 

@@ -29,6 +29,7 @@ use super::{
     pins::{self, Pins},
     qdisc,
     sources::Sources,
+    survey::{self, Link},
     tcx,
     unasked::Unasked,
 };
@@ -90,7 +91,7 @@ pub struct Program {
     sources: Sources,
     #[expect(dead_code, reason = "answers are held as long as it is there")]
     holders: Holders,
-    /// Where links are kept for the next agent.
+    /// What earlier agents have left, and where links are kept for the next one.
     pins: Option<Pins>,
 }
 
@@ -141,9 +142,14 @@ impl Program {
         })
     }
 
-    /// Keeps the links for the next agent from now on, and takes over those of an earlier one.
+    /// Takes over the links of an earlier agent from now on, and keeps links for the next one if that is possible.
     pub(super) fn keep_links(&mut self, pins: Pins) {
         self.pins = Some(pins);
+    }
+
+    /// Where links are kept for the next agent, if they are.
+    fn keeping(&mut self) -> Option<&mut Pins> {
+        self.pins.as_mut().filter(|pins| pins.keeps())
     }
 
     /// How the program attaches, once it is known.
@@ -218,14 +224,13 @@ impl Program {
             .attach_with_options(name, hook, options)
             .map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
-        match (kind, &self.pins) {
+        match (kind, self.keeping()) {
             (AttachKind::Clsact, _) => Ok(self.filter(link)),
             (AttachKind::Tcx, None) => Ok(Place::new(link, Kept::Nothing)),
             (AttachKind::Tcx, Some(pins)) => match pins.keep(link, ifindex, name_of_program) {
                 Ok((link, pin)) => Ok(Place::new(link, Kept::Pinned(pin))),
                 Err(source) => {
-                    warn!("answers that come between this agent and the next one will not be seen");
-                    self.pins = None;
+                    pins.keep_nothing(&source);
                     Err(AttachError::Pin {
                         name: name.to_owned(),
                         source,
@@ -255,10 +260,10 @@ impl Program {
     }
 
     /// A clsact filter as a place.
-    fn filter(&self, link: SchedClassifierLink) -> Place {
+    fn filter(&mut self, link: SchedClassifierLink) -> Place {
         Place::new(
             link,
-            match self.pins {
+            match self.keeping() {
                 None => Kept::Nothing,
                 Some(_) => Kept::Filter,
             },
@@ -283,6 +288,14 @@ impl Program {
             }
         };
         Ok((AttachKind::Clsact, place))
+    }
+
+    /// Takes the program off an interface.
+    fn give_up(&mut self, place: Place) {
+        let pin = place.give_up();
+        if let (Some(pin), Some(pins)) = (pin, &mut self.pins) {
+            pins.remove(pin);
+        }
     }
 
     fn found_kind(&mut self, kind: AttachKind) {
@@ -339,10 +352,11 @@ impl Place {
         }
     }
 
-    /// Takes the program off the interface.
-    fn give_up(mut self) {
-        if let Kept::Pinned(pin) = mem::replace(&mut self.kept, Kept::Nothing) {
-            pins::remove(&pin);
+    /// Takes the program off the interface, as soon as the link's file is removed, if there is one.
+    fn give_up(mut self) -> Option<PathBuf> {
+        match mem::replace(&mut self.kept, Kept::Nothing) {
+            Kept::Pinned(pin) => Some(pin),
+            Kept::Nothing | Kept::Filter => None,
         }
     }
 }
@@ -377,6 +391,7 @@ impl Attach for Program {
         self.found_kind(kind);
         // The program is attached by the interface's name. Is it still the same interface?
         if self.ifindex(name) != Some(ifindex) {
+            self.give_up(answers);
             return Err(AttachError::NoInterface {
                 name: name.to_owned(),
             });
@@ -407,9 +422,9 @@ impl Attach for Program {
     }
 
     fn detach(&mut self, link: TcLink) {
-        link.answers.give_up();
+        self.give_up(link.answers);
         if let Some(questions) = link.questions {
-            questions.give_up();
+            self.give_up(questions);
         }
     }
 
@@ -490,6 +505,73 @@ fn prepare_clsact(name: &str, ifindex: u32) -> Result<(), AttachError> {
         }
     }
     Ok(())
+}
+
+/// What agents have left on an interface with clsact.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LeftFilters {
+    /// The interface's name.
+    pub interface: String,
+    ifindex: u32,
+    /// Whether clsact has filters of others, too.
+    others: bool,
+}
+
+/// The interfaces of this network namespace on which agents have left filters of clsact. TCX has none.
+///
+/// # Errors
+///
+/// If the kernel does not answer.
+pub fn left_filters() -> io::Result<Vec<LeftFilters>> {
+    let mut found = Vec::new();
+    for (interface, Link { ifindex, .. }) in survey::links()? {
+        let filters = match qdisc::filters(ifindex) {
+            // It went meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
+            filters => filters?,
+        };
+        let is_ours = |filter: &Option<String>| {
+            let name = filter.as_deref();
+            PROGRAMS.iter().any(|(program, _)| name == Some(*program))
+        };
+        let ours = filters.iter().filter(|filter| is_ours(filter)).count();
+        if ours > 0 {
+            found.push(LeftFilters {
+                interface,
+                ifindex,
+                others: filters.len() > ours,
+            });
+        }
+    }
+    Ok(found)
+}
+
+impl LeftFilters {
+    /// Removes the filters, and clsact itself if it has no other ones: Open vSwitch's ingress policing needs its place.
+    /// No agent may run.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn remove(&self) -> io::Result<()> {
+        let removed =
+            match self.others {
+                false => qdisc::remove_clsact(self.ifindex),
+                true => PROGRAMS.into_iter().try_for_each(|(program, hook)| {
+                    match tc::qdisc_detach_program(&self.interface, hook, program) {
+                        Err(TcError::IoError(error)) if error.kind() == io::ErrorKind::NotFound => {
+                            Ok(())
+                        }
+                        removed => removed.map_err(io::Error::other),
+                    }
+                }),
+            };
+        match removed {
+            // The interface has gone, and took them with it.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            removed => removed,
+        }
+    }
 }
 
 /// Raises `RLIMIT_MEMLOCK`: before Linux 5.11, maps count against it, and its default is too low

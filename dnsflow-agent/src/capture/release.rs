@@ -6,13 +6,22 @@
 //! network namespace loses it (`skb_scrub_packet` in Linux net/core/skbuff.c).
 //!
 //! No byte is changed: the work that the sender left to a device is described in the header in
-//! front of the frame. The socket never receives and never waits. Nothing is allocated for a frame.
+//! front of the frame. The sockets never receive and never wait. Nothing is allocated for a frame.
+//!
+//! The kernel charges a frame to its socket until the pod's stack has taken it (`skb_orphan` in `ip_rcv_core`, Linux
+//! net/ipv4/ip_input.c). An interface whose queue is slow, as with a limit of its bandwidth, fills a socket. So an
+//! interface with frames on their way has a socket of its own ([`Lanes`]).
 
+mod lanes;
 mod offload;
 
 use std::{
     io::{self, IoSlice},
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use rustix::{
@@ -25,12 +34,16 @@ use rustix::{
 };
 use zerocopy::IntoBytes as _;
 
-use self::offload::{OffloadError, VnetHeader};
+use self::{
+    lanes::{LANES, Lanes},
+    offload::{OffloadError, VnetHeader},
+};
 use super::CaptureError;
 
-/// Bytes that may be on their way to the pods. The kernel counts a frame until the pod's stack has
-/// taken it. Mostly this is before the sending call returns.
-const SEND_BUFFER_LEN: usize = 4 << 20;
+/// Bytes that may be on their way through one socket: as many as 512 answers take, which may be held for one interface
+/// at a time (`HELD_PER_INTERFACE_MAX`). The kernel doubles the number, as it counts what a frame takes in memory
+/// (socket(7)). Mostly a frame is there before the sending call returns.
+const SEND_BUFFER_LEN: usize = 512 << 10;
 
 /// `PACKET_VNET_HDR`: a header in front of each frame (Linux include/uapi/linux/if_packet.h).
 const PACKET_VNET_HDR: libc::c_int = 15;
@@ -41,14 +54,17 @@ const ETHERTYPE_AT: usize = 12;
 /// The way back.
 #[derive(Debug)]
 pub struct Releaser {
-    socket: OwnedFd,
+    /// One for each lane.
+    sockets: Vec<OwnedFd>,
+    lanes: Lanes,
+    lost: LostAnswers,
 }
 
 /// Why a frame is not back on its veth.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// Too many bytes are on their way already. A later try can succeed.
-    #[error("the packet socket's send buffer is full")]
+    /// Too many bytes are on their way to the interface already. A later try can succeed.
+    #[error("too many bytes wait in the interface's queue already")]
     Full,
     /// There is no such interface any more, or it is down.
     #[error("the interface is gone, or down")]
@@ -68,6 +84,54 @@ pub enum ReleaseError {
     /// Anything else.
     #[error("the kernel does not take the frame")]
     Io(#[source] io::Error),
+}
+
+impl ReleaseError {
+    /// The reasons, in the order of their counters: labels of a metric.
+    const REASONS: [&str; 7] = [
+        "full",
+        "interface_gone",
+        "too_long",
+        "dropped",
+        "tagged",
+        "not_segmentable",
+        "refused",
+    ];
+
+    const fn index(&self) -> usize {
+        match self {
+            Self::Full => 0,
+            Self::InterfaceGone => 1,
+            Self::TooLong => 2,
+            Self::Dropped => 3,
+            Self::Tagged => 4,
+            Self::NotSegmentable => 5,
+            Self::Io(_) => 6,
+        }
+    }
+
+    /// The reason in one word, as the counter has it.
+    pub const fn reason(&self) -> &'static str {
+        Self::REASONS[self.index()]
+    }
+}
+
+/// How many frames did not get back onto their veths, by reason. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct LostAnswers(Arc<[AtomicU64; ReleaseError::REASONS.len()]>);
+
+impl LostAnswers {
+    /// Every reason with its count, zeros included.
+    pub fn read(&self) -> Vec<(&'static str, u64)> {
+        let Self(counts) = self;
+        let counts = counts.iter().map(|count| count.load(Ordering::Relaxed));
+        ReleaseError::REASONS.into_iter().zip(counts).collect()
+    }
+
+    fn count(&self, error: &ReleaseError) {
+        let Self(counts) = self;
+        counts[error.index()].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl From<OffloadError> for ReleaseError {
@@ -97,31 +161,19 @@ impl Releaser {
     ///
     /// # Errors
     ///
-    /// If the kernel refuses the socket or one of its options.
+    /// If the kernel refuses a socket or one of its options.
     pub fn open(mark: u32) -> Result<Self, CaptureError> {
-        let failed = |operation| {
-            move |source: Errno| CaptureError::Io {
-                operation,
-                source: source.into(),
-            }
-        };
-        let socket = socket_with(
-            AddressFamily::PACKET,
-            SocketType::RAW,
-            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-            // No protocol: nothing is received.
-            None,
-        )
-        .map_err(failed("open a packet socket (it needs CAP_NET_RAW)"))?;
-        set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, mark).map_err(failed(
-            "mark a packet socket's packets (it needs CAP_NET_ADMIN)",
-        ))?;
-        set_option(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)
-            .map_err(failed("set a packet socket's PACKET_VNET_HDR"))?;
-        sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_LEN).map_err(failed(
-            "set a packet socket's send buffer (it needs CAP_NET_ADMIN)",
-        ))?;
-        Ok(Self { socket })
+        let sockets = (0..LANES).map(|_| open_socket(mark));
+        Ok(Self {
+            sockets: sockets.collect::<Result<_, _>>()?,
+            lanes: Lanes::default(),
+            lost: LostAnswers::default(),
+        })
+    }
+
+    /// How many frames did not get back, from now on too.
+    pub fn lost(&self) -> LostAnswers {
+        self.lost.clone()
     }
 
     /// Puts a frame, Ethernet header first, out of an interface. A TCP segment that devices are to
@@ -129,23 +181,67 @@ impl Releaser {
     ///
     /// # Errors
     ///
-    /// If the frame did not leave. An error says nothing about the next frame.
+    /// If the frame did not leave, which is counted. An error says nothing about the next frame.
     pub fn release(
         &mut self,
         ifindex: u32,
         frame: &[u8],
         gso_size: u16,
     ) -> Result<(), ReleaseError> {
-        let header = VnetHeader::of(frame, gso_size)?;
-        sendmsg_addr(
-            &self.socket,
-            &LinkAddress::new(ifindex, frame),
-            &[IoSlice::new(header.as_bytes()), IoSlice::new(frame)],
-            &mut SendAncillaryBuffer::default(),
-            SendFlags::empty(),
-        )?;
-        Ok(())
+        let Self {
+            sockets,
+            lanes,
+            lost,
+        } = self;
+        let lane = lanes.of(ifindex, |lane| is_empty(&sockets[lane]));
+        send(&sockets[lane], ifindex, frame, gso_size).inspect_err(|error| lost.count(error))
     }
+}
+
+fn open_socket(mark: u32) -> Result<OwnedFd, CaptureError> {
+    let failed = |operation| {
+        move |source: Errno| CaptureError::Io {
+            operation,
+            source: source.into(),
+        }
+    };
+    let socket = socket_with(
+        AddressFamily::PACKET,
+        SocketType::RAW,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        // No protocol: nothing is received.
+        None,
+    )
+    .map_err(failed("open a packet socket (it needs CAP_NET_RAW)"))?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, mark).map_err(failed(
+        "mark a packet socket's packets (it needs CAP_NET_ADMIN)",
+    ))?;
+    set_option(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)
+        .map_err(failed("set a packet socket's PACKET_VNET_HDR"))?;
+    sockopt::set_socket_send_buffer_size_force(&socket, SEND_BUFFER_LEN).map_err(failed(
+        "set a packet socket's send buffer (it needs CAP_NET_ADMIN)",
+    ))?;
+    Ok(socket)
+}
+
+/// Whether nothing is on its way through the socket (`SIOCOUTQ` of `packet_ioctl` in Linux net/packet/af_packet.c).
+fn is_empty(socket: &OwnedFd) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes an int, which lives longer than the call. TIOCOUTQ is the number of SIOCOUTQ.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    asked == 0 && bytes == 0
+}
+
+fn send(socket: &OwnedFd, ifindex: u32, frame: &[u8], gso_size: u16) -> Result<(), ReleaseError> {
+    let header = VnetHeader::of(frame, gso_size)?;
+    sendmsg_addr(
+        socket,
+        &LinkAddress::new(ifindex, frame),
+        &[IoSlice::new(header.as_bytes()), IoSlice::new(frame)],
+        &mut SendAncillaryBuffer::default(),
+        SendFlags::empty(),
+    )?;
+    Ok(())
 }
 
 fn set_option(

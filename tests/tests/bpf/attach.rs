@@ -1,14 +1,19 @@
 //! The program on a real veth, in a network namespace of its own.
 
 use std::{
+    io,
     net::Ipv4Addr,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
 use dnsflow_agent::{
-    capture::{self, AttachKind, Attacher, CaptureError, LinkEvent, Options, UNASKED_GRACE},
+    capture::{
+        self, Attach as _, AttachError, AttachKind, Attacher, CaptureError, EGRESS, LinkEvent,
+        Options, UNASKED_GRACE, survey,
+    },
     clock::now,
 };
 use dnsflow_common::Reason;
@@ -19,11 +24,18 @@ use dnsflow_tests::{
 };
 
 use crate::{
-    Loaded, load,
-    netns::{Wire, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns, remove_link},
+    Loaded, load, load_kept,
+    netns::{
+        Wire, add_foreign_filter, add_ingress_qdisc, add_veth, add_vlan, ifindex, in_new_netns,
+        remove_link,
+    },
     own_addresses,
     test_run::query_of,
     with_veth,
+};
+use rustix::{
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount},
+    thread::{UnshareFlags, unshare_unsafe},
 };
 
 const ROW: RowId = RowId::new(1);
@@ -492,6 +504,172 @@ fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
         };
         assert!(reason.contains("a qdisc of kind ingress"), "{reason}");
     });
+}
+
+#[test]
+fn the_filters_that_agents_left_can_be_taken_away() {
+    for others in [false, true] {
+        in_new_netns(|| {
+            let Some(mut killed) = load(&by(Some(AttachKind::Clsact))) else {
+                return;
+            };
+            add_veth("host", "pod", 1500);
+            assert_eq!(capture::left_filters().expect("a list"), []);
+            killed.attached("host");
+            if others {
+                add_foreign_filter(ifindex("host"));
+            }
+            let left = capture::left_filters().expect("a list");
+            assert_eq!(left.len(), 1);
+            assert_eq!(left[0].interface, "host");
+            left[0].remove().expect("the kernel removes them");
+
+            let before = killed.counters();
+            exchange(&Wire::open("host"), &Wire::open("pod"), &answer());
+            assert_eq!(killed.counters(), before);
+            assert_eq!(capture::left_filters().expect("a list"), []);
+            let standing = survey::ingress_qdisc(ifindex("host")).expect("an answer");
+            assert_eq!(standing.as_deref(), others.then_some("clsact"));
+        });
+    }
+}
+
+/// Where this thread mounts a BPF file system of its own.
+const BPF_FS: &str = "/sys/fs/bpf";
+
+/// Runs `test` with a directory for what outlives an agent, and a veth, both of this thread's own.
+fn with_pins(test: impl FnOnce(&Path) + Send) {
+    in_new_netns(|| {
+        let own_bpf_fs = || -> io::Result<()> {
+            // SAFETY: new mounts of this thread leave memory and file descriptors as they are.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+            let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+            mount_change("/", private)?;
+            Ok(mount("bpf", BPF_FS, "bpf", MountFlags::empty(), None)?)
+        };
+        if let Err(error) = own_bpf_fs() {
+            not_run(
+                &this_test(),
+                format!("cannot mount a BPF file system: {error}"),
+            );
+            return;
+        }
+        add_veth("host", "pod", 1500);
+        test(&Path::new(BPF_FS).join("dnsflow"));
+    });
+}
+
+/// Whether the programs were attached by links; a word about it, if not.
+fn is_tcx(program: &Loaded) -> bool {
+    let kind = program.capture.attacher.attachments.program().kind();
+    if kind != Some(AttachKind::Tcx) {
+        not_run(&this_test(), "this kernel has no TCX");
+    }
+    kind == Some(AttachKind::Tcx)
+}
+
+/// An agent that can keep nothing in this part of its directory takes over what an earlier agent has kept there.
+fn taken_over_read_only(part: &str) {
+    with_pins(|dir| {
+        let Some(mut earlier) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        earlier.attached("host");
+        if !is_tcx(&earlier) {
+            return;
+        }
+        drop(earlier);
+        let part = dir.join(part);
+        mount_bind(&part, &part).expect("mounted");
+        let read_only = MountFlags::BIND | MountFlags::RDONLY;
+        mount_remount(&part, read_only, "").expect("mounted");
+
+        let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
+        // One that there was no program on before.
+        add_veth("later", "later-pod", 1500);
+        let later = RowId::new(2);
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.attach(later, "later".into(), own_addresses(), START);
+        program.work();
+        let retry_at = now() + Duration::from_secs(10);
+        let attachments = &mut program.capture.attacher.attachments;
+        attachments.handle_timeout(retry_at);
+        program.work();
+        let attachments = &mut program.capture.attacher.attachments;
+        let found = attachments.attach(later, "later".into(), own_addresses(), START);
+        assert!(matches!(found, Input::Attached { .. }), "{found:?}");
+
+        program.attached_for_a_while("host");
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        exchange(&host, &pod, &answer());
+        assert_eq!(program.captured(), 1);
+        // The file stays, and the program with it.
+        program.capture.attacher.attachments.detach(ROW);
+        program.attached_for_a_while("host");
+        exchange(&host, &pod, &answer());
+        assert_eq!(program.captured(), 2);
+    });
+}
+
+#[test]
+fn programs_are_taken_over_where_nothing_can_be_kept() {
+    taken_over_read_only("");
+}
+
+#[test]
+fn programs_are_taken_over_where_no_link_can_be_kept() {
+    taken_over_read_only("links");
+}
+
+#[test]
+fn a_veth_that_is_replaced_meanwhile_keeps_no_program() {
+    with_pins(|dir| {
+        let Some(mut program) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        let other = ifindex("host") + 100;
+        let attached = program
+            .capture
+            .attacher
+            .attachments
+            .program_mut()
+            .attach("host", other);
+        assert!(
+            matches!(attached, Err(AttachError::NoInterface { .. })),
+            "{attached:?}"
+        );
+        program.attached("host");
+    });
+}
+
+/// Takes over an answer that an agent held when it ended, so long after; it is still held or not.
+fn held_by_an_earlier_agent(later: Duration, expected: bool) {
+    with_pins(|dir| {
+        let Some(mut killed) = load_kept(&Options::default(), Some(dir)) else {
+            return;
+        };
+        killed.filter(1, &["example.com"]);
+        killed.capture.heartbeat.beat(now()).expect("the map");
+        let answer = answer();
+        killed.ask(&query_of(&answer).build());
+        assert_eq!(killed.reason(EGRESS, &answer.build()), Reason::Held);
+        drop(killed);
+
+        let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
+        let mut found = Vec::new();
+        for left in program.capture.left.drain(..) {
+            left.drain(now() + later, |frame| {
+                found.push((frame.bytes.to_vec(), frame.held));
+            });
+        }
+        assert_eq!(found, [(answer.build(), expected)]);
+    });
+}
+
+#[test]
+fn what_was_held_when_an_agent_ended_goes_back_as_long_as_pods_wait() {
+    held_by_an_earlier_agent(Duration::ZERO, true);
+    held_by_an_earlier_agent(Duration::from_secs(2), false);
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod release;
 mod test_run;
 mod trust;
 
-use std::net::IpAddr;
+use std::{net::IpAddr, path::Path};
 
 use aya::{
     Ebpf, TestRun as _, TestRunOptions,
@@ -85,12 +85,17 @@ fn unshared() -> Options {
 /// Loads the programs. They trust the resolver that frames come from, and the addresses of the pod that
 /// frames go to, at the loopback interface. `None`, and a word about it, where this process may not.
 fn load(options: &Options) -> Option<Loaded> {
+    load_kept(options, None)
+}
+
+/// The same, with a directory for what outlives the programs' agent.
+fn load_kept(options: &Options, pins: Option<&Path>) -> Option<Loaded> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     let guard = runtime.enter();
-    let mut capture = match capture::load(options, runtime.handle()) {
+    let mut capture = match capture::take_over(options, runtime.handle(), pins) {
         Ok(capture) => capture,
         Err(error @ CaptureError::Permission(_)) => {
             not_run(&this_test(), error);

@@ -25,6 +25,7 @@ const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_NEWQDISC: u16 = 36;
+const RTM_NEWTFILTER: u16 = 44;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_REQUEST_ACK: u16 = 1 | 4;
 const NLM_F_CREATE_EXCL: u16 = 0x200 | 0x400;
@@ -40,12 +41,20 @@ const IFLA_LINK: u16 = 5;
 const IFLA_VLAN_ID: u16 = 1;
 const VETH_INFO_PEER: u16 = 1;
 const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+// Linux include/uapi/linux/pkt_sched.h and pkt_cls.h.
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_BURST: u16 = 6;
+const TCA_BPF_OPS_LEN: u16 = 4;
+const TCA_BPF_OPS: u16 = 5;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// `IFA_F_NODAD`: the address can be used at once.
 const IFA_F_NODAD: u8 = 2;
 /// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
+/// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)`
+const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;
 
 /// Runs `test` on a thread in a network namespace of its own, which goes with the thread.
 /// `None`, and a word about it, where this process may not make one.
@@ -223,6 +232,50 @@ pub(crate) fn add_ingress_qdisc(ifindex: u32) {
     }
     message.extend(attribute(TCA_KIND, b"ingress\0"));
     request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message).expect("a qdisc");
+}
+
+/// Puts a queueing discipline onto an interface that lets 1,000 bytes a second through and has room for 64 MiB, as a
+/// limit of the bandwidth to a pod does.
+pub(crate) fn add_slow_queue(ifindex: u32) -> io::Result<()> {
+    // struct tcmsg: family, padding, ifindex, handle, parent TC_H_ROOT, info.
+    let mut message = vec![0; 4];
+    for word in [ifindex, 0, 0xffff_ffff, 0] {
+        message.extend(word.to_ne_bytes());
+    }
+    message.extend(attribute(TCA_KIND, b"tbf\0"));
+    // struct tc_ratespec: cell_log, linklayer (TC_LINKLAYER_ETHERNET), overhead, cell_align, mpu, rate.
+    let mut parameters = vec![0, 1, 0, 0, 0, 0, 0, 0];
+    parameters.extend(1000_u32.to_ne_bytes());
+    // struct tc_tbf_qopt: the rate above, no peak rate, limit, buffer, mtu.
+    parameters.extend([0; 12]);
+    for word in [64_u32 << 20, 0, 0] {
+        parameters.extend(word.to_ne_bytes());
+    }
+    let options = [
+        attribute(TCA_TBF_PARMS, &parameters),
+        attribute(TCA_TBF_BURST, &2000_u32.to_ne_bytes()),
+    ];
+    message.extend(attribute(TCA_OPTIONS, &options.concat()));
+    request(RTM_NEWQDISC, NLM_F_CREATE_EXCL, &message)
+}
+
+/// Adds a filter of somebody else's where clsact's filters for egress stand. It drops nothing.
+pub(crate) fn add_foreign_filter(ifindex: u32) {
+    // struct tcmsg: family, padding, ifindex, handle, parent, info: priority and protocol (ETH_P_ALL).
+    let mut message = vec![0; 4];
+    let protocol = u32::from(3_u16.to_be());
+    for word in [ifindex, 0, TC_H_CLSACT_EGRESS, 100 << 16 | protocol] {
+        message.extend(word.to_ne_bytes());
+    }
+    message.extend(attribute(TCA_KIND, b"bpf\0"));
+    // struct sock_filter: return 0, which means no match.
+    let program = [6, 0, 0, 0, 0, 0, 0, 0];
+    let options = [
+        attribute(TCA_BPF_OPS_LEN, &1_u16.to_ne_bytes()),
+        attribute(TCA_BPF_OPS, &program),
+    ];
+    message.extend(attribute(TCA_OPTIONS, &options.concat()));
+    request(RTM_NEWTFILTER, NLM_F_CREATE_EXCL, &message).expect("a filter");
 }
 
 /// struct ifinfomsg: the flags to set, and the same as the mask of what changes.

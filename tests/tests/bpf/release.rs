@@ -18,11 +18,11 @@ use dnsflow_agent::capture::{ReleaseError, Releaser};
 use dnsflow_tests::{
     frames::{Answer, Frame},
     process::wait_until,
-    support::{not_run, this_test},
+    support::{LEFT_TO_VM, not_run, this_test},
     wire::packet_socket,
 };
 
-use crate::netns::{Elsewhere, add_veth, ifindex, in_new_netns, remove_link};
+use crate::netns::{Elsewhere, add_slow_queue, add_veth, ifindex, in_new_netns, remove_link};
 
 const MARK: u32 = 0x646e_7366;
 const MTU: u32 = 1500;
@@ -372,5 +372,40 @@ fn what_cannot_leave_says_why() {
             matches!(error, Err(ReleaseError::InterfaceGone)),
             "{error:?}"
         );
+    });
+}
+
+#[test]
+fn an_interface_that_queues_takes_nothing_from_the_others() {
+    in_new_netns(|| {
+        add_veth("slow-host", "slow-pod", MTU);
+        add_veth("pod-host", "pod", MTU);
+        let Ok(mut releaser) = Releaser::open(MARK) else {
+            not_run(&this_test(), "no packet socket may be opened");
+            return;
+        };
+        let (slow, host) = (ifindex("slow-host"), ifindex("pod-host"));
+        if let Err(error) = add_slow_queue(slow) {
+            let why = format!("this kernel has no tbf: {error}");
+            not_run(&this_test(), format!("{why}; {LEFT_TO_VM}"));
+            return;
+        }
+        let mut long = any_frame();
+        long.payload.resize(1400, 0);
+        let long = long.build();
+        // The queue has room for more than twice as many.
+        let full = (0..20_000).find_map(|_| releaser.release(slow, &long, 0).err());
+        assert!(matches!(full, Some(ReleaseError::Full)), "{full:?}");
+
+        let pod = Tap::open_incoming("pod");
+        let frame = any_frame().build();
+        releaser
+            .release(host, &frame, 0)
+            .expect("another interface is not concerned");
+        wait_until("the frame", LIMIT, || {
+            let found = pod.read();
+            Ok(found.is_some_and(|found| found[VNET_HEADER_LEN..] == frame))
+        })
+        .expect("it comes");
     });
 }
