@@ -784,7 +784,7 @@ impl Hot {
         } = self;
         let mut frames = 0_u64;
         for left in left.drain(..) {
-            left.drain(|frame| {
+            left.drain(now(), |frame| {
                 frames += 1;
                 hand_in(frame, engine, deferred);
             });

@@ -128,7 +128,7 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
         "one ring buffer, the same links"
     );
 
-    // However an agent ends; and the programs that it leaves take no answer off the wire.
+    // However an agent ends; and an answer that it had taken off the wire is not lost.
     agent.kill().expect("it is killed");
     for number in 21..=40 {
         pod.resolve(&name(number)).expect("the name is known");

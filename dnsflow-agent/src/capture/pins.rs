@@ -11,6 +11,7 @@ use std::{
     fmt, fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use aya::{
@@ -24,7 +25,7 @@ use dnsflow_common::{
     key::{ENTRY_LAYOUT, PENDING_LAYOUT},
     record::{LAYOUT, Record},
 };
-use dnsflow_core::input::Frame;
+use dnsflow_core::{Timestamp, input::Frame};
 use tracing::{debug, info, warn};
 
 use super::records;
@@ -34,6 +35,11 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Ring buffers of earlier agents that are read: several, if agents ended before they knew the node. Of
 /// more, the oldest are left out.
 const LEFT_MAX: usize = 4;
+/// For so long after its capture, an answer that an earlier agent held goes back. Its pod then still waits: resolvers
+/// ask again after 5 s (glibc) or 2.5 s (musl). A killed agent's successor is ready within a second or so
+/// (`the_agent_is_killed_and_comes_back`), which is longer than `--hold-max`. What is older nobody waits for, and it can
+/// be as old as `--keep-flows`.
+const GOES_BACK: Duration = Duration::from_secs(2);
 /// How the names of pinned ring buffers begin. The layout and a number follow.
 const RECORDS: &str = "records-";
 /// The directory of the pinned links.
@@ -108,14 +114,13 @@ impl fmt::Debug for Left {
 impl Left {
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
     ///
-    /// An answer that was held is handed over as one that has passed. It opens its addresses, but does not go back: it
-    /// can be as old as the time without an agent, its resolver has asked again, and the interface with its index may be
-    /// another pod's.
-    pub fn drain(mut self, mut each: impl FnMut(Frame<'_>)) {
+    /// An answer that was held for longer than [`GOES_BACK`] is handed over as one that has passed: it opens its
+    /// addresses, but does not go back.
+    pub fn drain(mut self, now: Timestamp, mut each: impl FnMut(Frame<'_>)) {
         while let Some(item) = self.ring.next() {
             if let Some(frame) = Record::parse(&item).and_then(records::frame) {
                 each(Frame {
-                    held: false,
+                    held: frame.held && now < frame.captured_at + GOES_BACK,
                     ..frame
                 });
             }

@@ -642,8 +642,8 @@ fn a_veth_that_is_replaced_meanwhile_keeps_no_program() {
     });
 }
 
-#[test]
-fn what_was_held_when_an_agent_ended_is_handed_over_as_passed() {
+/// Takes over an answer that an agent held when it ended, so long after; it is still held or not.
+fn held_by_an_earlier_agent(later: Duration, expected: bool) {
     with_pins(|dir| {
         let Some(mut killed) = load_kept(&Options::default(), Some(dir)) else {
             return;
@@ -658,10 +658,18 @@ fn what_was_held_when_an_agent_ended_is_handed_over_as_passed() {
         let mut program = load_kept(&Options::default(), Some(dir)).expect("as before");
         let mut found = Vec::new();
         for left in program.capture.left.drain(..) {
-            left.drain(|frame| found.push((frame.bytes.to_vec(), frame.held)));
+            left.drain(now() + later, |frame| {
+                found.push((frame.bytes.to_vec(), frame.held));
+            });
         }
-        assert_eq!(found, [(answer.build(), false)]);
+        assert_eq!(found, [(answer.build(), expected)]);
     });
+}
+
+#[test]
+fn what_was_held_when_an_agent_ended_goes_back_as_long_as_pods_wait() {
+    held_by_an_earlier_agent(Duration::ZERO, true);
+    held_by_an_earlier_agent(Duration::from_secs(2), false);
 }
 
 #[test]
