@@ -209,6 +209,9 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
              all addresses until the pods ask again; give --pin-dir to keep it for --keep-flows"
         );
     }
+    // Before the programs are loaded: of an agent that is killed, the kernel closes last what was opened first
+    // (`task_work_run` in Linux kernel/task_work.c), and takes its time for these sockets. Meanwhile nothing may be held.
+    let releaser = Releaser::open(release_mark.get())?;
     let socket = options.openflow_socket.path.clone();
     let keep_flows_s = options.keep_flows_s;
     // Before the edges start: without the program there is nothing to do for them.
@@ -233,7 +236,6 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         capture::take_over(&capture_options, attaching.handle(), pins)?
     };
     hot.spawn(log.run());
-    let releaser = Releaser::open(release_mark.get())?;
     // Before any other thread starts, but that of the log, which has none.
     let kept = rights::bpf_while_running(|| counters.read().is_ok())
         .and_then(|bpf| keep_only(WHILE_RUNNING | bpf))

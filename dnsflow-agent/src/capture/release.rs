@@ -40,10 +40,10 @@ use self::{
 };
 use super::CaptureError;
 
-/// Bytes that may be on their way through one socket: as many as 512 answers take, which may be held for one interface
-/// at a time (`HELD_PER_INTERFACE_MAX`). The kernel doubles the number, as it counts what a frame takes in memory
+/// Bytes that may be on their way through one socket: as many as may be held for one interface
+/// (`HELD_BYTES_PER_INTERFACE_MAX`). The kernel doubles the number, as it counts what a frame takes in memory
 /// (socket(7)). Mostly a frame is there before the sending call returns.
-const SEND_BUFFER_LEN: usize = 512 << 10;
+const SEND_BUFFER_LEN: usize = 1 << 20;
 
 /// `PACKET_VNET_HDR`: a header in front of each frame (Linux include/uapi/linux/if_packet.h).
 const PACKET_VNET_HDR: libc::c_int = 15;

@@ -1,9 +1,10 @@
 //! Which socket a frame to an interface leaves through.
 
 /// Interfaces that can have frames on their way at a time, each with a socket of its own. Beyond them, interfaces share
-/// sockets. All sockets together bound the kernel's memory, 64 MiB. They are open from the start on, as the agent gives
-/// up CAP_NET_RAW.
-pub(super) const LANES: usize = 64;
+/// sockets. All are open from the start on, as the agent gives up CAP_NET_RAW. They are few, because the kernel waits for
+/// all CPUs whenever one is closed (`synchronize_net` in `packet_release`, Linux net/packet/af_packet.c). With 64 of them,
+/// a killed agent went on to exist for 0.7 s, and the next one waited.
+pub(super) const LANES: usize = 8;
 
 /// The sockets by their numbers, and whose they are.
 #[derive(Debug)]
