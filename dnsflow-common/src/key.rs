@@ -330,6 +330,9 @@ pub struct Share {
     pub deferred_paid_at_ns: u64,
     /// Packets that were left out because the share was used up.
     pub left_out: u64,
+    /// Packets that could have been TCP segments to or from a DNS server, and were not handed to the agent, whatever the
+    /// reason.
+    pub segments_left_out: u64,
     /// Of the attempts that the agent is told of.
     pub attempts_paid_at_ns: u64,
     /// Attempts that the agent was not told of because the share was used up.

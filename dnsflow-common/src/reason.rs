@@ -142,6 +142,27 @@ impl Reason {
     /// How many reasons there are: the length of the counter array.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
+    /// Whether the agent may not know of a TCP segment for this reason: the packet was to be handed to the agent, or it
+    /// was one whose ports nobody could read.
+    pub const fn leaves_segments_out(self) -> bool {
+        matches!(
+            self,
+            Self::FragmentedTcp
+                | Self::TooManyExtensions
+                | Self::TruncatedExtension
+                | Self::TruncatedIpv4
+                | Self::TruncatedIpv6
+                | Self::InvalidIpv4
+                | Self::InvalidIpv6
+                | Self::TruncatedTcp
+                | Self::InvalidTcp
+                | Self::Unattended
+                | Self::OverShare
+                | Self::RingFull
+                | Self::CopyFailed
+        )
+    }
+
     /// The index of the reason's counter.
     pub const fn index(self) -> u32 {
         self as u32

@@ -9,7 +9,7 @@ use crate::key::AttemptKey;
 
 /// The layout of a record. It counts up with each change of [`RecordHeader`], of the kinds or of what follows: an
 /// agent reads what the programs of an earlier one have written only if the layout is the same.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// At most this many bytes of a frame are captured: more than the longest IP packet with its link
 /// header, as virtual devices without a wire in between pass them whole (generic segmentation
@@ -40,8 +40,8 @@ pub struct RecordHeader {
     /// Into how much data each the kernel cuts a TCP segment that no wire takes whole
     /// (`skb_shared_info.gso_size`); zero for a packet that is not to be cut.
     pub gso_size: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The lower half of `Share::segments_left_out` when the record was made.
+    pub left_out: u32,
 }
 
 /// [`RecordHeader::kind`]: what a DNS server sends to a pod.
@@ -113,7 +113,7 @@ impl Deferred {
             kind: KIND_ANSWER,
             vlan_tci: 0,
             gso_size: 0,
-            reserved: 0,
+            left_out: 0,
         };
         Some(Self { header, frame })
     }

@@ -49,7 +49,7 @@ pub fn tell(frame: &Frame<'_>, found: &Found, protocol: u8) -> Result<Reason, Re
             kind: KIND_ATTEMPT,
             vlan_tci: 0,
             gso_size: 0,
-            reserved: 0,
+            left_out: 0,
         },
         key,
     };

@@ -136,7 +136,7 @@ fn copy<const MASK: u32>(frame: &Frame<'_>, len: u32, kind: u16) -> Option<*mut 
                 0
             },
             gso_size: (*skb).gso_size,
-            reserved: 0,
+            left_out: share::segments_left_out(frame.ifindex()),
         };
         let to = (&raw mut (*scratch).frame).cast();
         let error = bpf_skb_load_bytes(frame.ctx.as_ptr(), 0, to, bound::length::<MASK>(len));

@@ -33,7 +33,7 @@ use aya_ebpf::{bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext}
 use dnsflow_common::{
     Reason,
     record::{KIND_ANSWER, KIND_HELD, KIND_SENT},
-    walk,
+    walk::{self, Reader as _},
 };
 
 use crate::{
@@ -49,18 +49,44 @@ const CONTINUE: i32 = TC_ACT_UNSPEC;
 /// The classifier for the TC egress hook.
 #[classifier]
 pub fn dnsflow_egress(ctx: TcContext) -> i32 {
-    let reason = match egress(&Frame::new(&ctx)) {
+    let frame = Frame::new(&ctx);
+    let reason = match egress(&frame) {
         Ok(reason) | Err(reason) => reason,
     };
+    leave_out(&frame, reason);
     maps::count(&maps::COUNTERS, reason);
     CONTINUE
+}
+
+/// The longest IP packet with Ethernet header and two tags. What is longer is cut by the kernel ("BIG TCP").
+const FRAME_MAX: u32 = 65_535 + 14 + 8;
+
+/// Lets the agent know by the next record that it may not have seen all segments. Long data that are no DNS pass all
+/// the time where the cluster has "BIG TCP". As segments of DNS they could hide no reset, and no beginning.
+#[inline(always)]
+fn leave_out(frame: &Frame<'_>, reason: Reason) {
+    if reason.leaves_segments_out() && frame.len() <= FRAME_MAX {
+        share::leaves_out_segment(frame.ifindex());
+    }
+}
+
+/// Segments are handed over only where a rule mentions any name.
+#[inline(always)]
+fn is_followed(frame: &Frame<'_>) -> Result<(), Reason> {
+    let followed = filter::any_name(frame.ifindex());
+    if followed.is_err() {
+        share::leaves_out_segment(frame.ifindex());
+    }
+    followed
 }
 
 /// Takes an answer off the wire. The classifier for the TC egress hook goes on with this program where an answer is
 /// to be held.
 #[classifier]
 pub fn dnsflow_hold(ctx: TcContext) -> i32 {
-    let reason = capture::capture(&Frame::new(&ctx), KIND_HELD);
+    let frame = Frame::new(&ctx);
+    let reason = capture::capture(&frame, KIND_HELD);
+    leave_out(&frame, reason);
     maps::count(&maps::COUNTERS, reason);
     match reason {
         Reason::Held => hold::take_off(),
@@ -76,6 +102,7 @@ pub fn dnsflow_ingress(ctx: TcContext) -> i32 {
     let reason = match ingress(&frame) {
         Ok(reason) | Err(reason) => reason,
     };
+    leave_out(&frame, reason);
     maps::count(&maps::QUERY_COUNTERS, reason);
     CONTINUE
 }
@@ -93,7 +120,7 @@ fn egress(frame: &Frame<'_>) -> Result<Reason, Reason> {
         }
         Kind::Segment => {
             trust::from_resolver(frame, &found)?;
-            filter::any_name(frame.ifindex())?;
+            is_followed(frame)?;
             trust::to_own_address(frame, &found)?;
             // Whether the pod has made the connection, and asked on it, the agent looks at.
             Some(Asked::Perhaps)
@@ -160,7 +187,7 @@ fn ingress(frame: &Frame<'_>) -> Result<Reason, Reason> {
     }
     trust::from_own_address(frame, &found)?;
     if found.kind() == Kind::Segment {
-        filter::any_name(frame.ifindex())?;
+        is_followed(frame)?;
         return Ok(capture::capture(frame, KIND_SENT));
     }
     trust::remember(frame, &found)

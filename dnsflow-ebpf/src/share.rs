@@ -84,17 +84,9 @@ fn pays(
     if !maps::is_shared() {
         return true;
     }
-    let share = match maps::SHARES.get_ptr_mut(&ifindex) {
-        Some(share) => share,
-        None => {
-            // If another CPU was faster, the share that it made stays.
-            let _ = maps::SHARES.insert(&ifindex, &Share::default(), BPF_NOEXIST);
-            match maps::SHARES.get_ptr_mut(&ifindex) {
-                Some(share) => share,
-                // Without room for a share, nothing is handed over.
-                None => return false,
-            }
-        }
+    // Without room for a share, nothing is handed over.
+    let Some(share) = share_of(ifindex) else {
+        return false;
     };
     let (paid_at, left_out) = account(share);
     let now = now_ns();
@@ -109,6 +101,39 @@ fn pays(
         ptr::write_volatile(paid_at, paid + cost_ns);
     }
     true
+}
+
+/// The share of an interface, which is made if there is none.
+#[inline(always)]
+fn share_of(ifindex: u32) -> Option<*mut Share> {
+    if let Some(share) = maps::SHARES.get_ptr_mut(&ifindex) {
+        return Some(share);
+    }
+    // If another CPU was faster, the share that it made stays.
+    let _ = maps::SHARES.insert(&ifindex, &Share::default(), BPF_NOEXIST);
+    maps::SHARES.get_ptr_mut(&ifindex)
+}
+
+/// Counts a packet that the agent does not know of, and that could have been a segment of DNS over TCP.
+#[inline(always)]
+pub fn leaves_out_segment(ifindex: u32) {
+    if let Some(share) = share_of(ifindex) {
+        // SAFETY: as in `pays`. Of two CPUs that count at once, one may be lost: the number changes all the same.
+        unsafe {
+            let count = &raw mut (*share).segments_left_out;
+            ptr::write_volatile(count, ptr::read_volatile(count) + 1);
+        }
+    }
+}
+
+/// How many packets of an interface were counted by [`leaves_out_segment`], modulo 2^32.
+#[inline(always)]
+pub fn segments_left_out(ifindex: u32) -> u32 {
+    match maps::SHARES.get_ptr_mut(&ifindex) {
+        // SAFETY: as in `pays`.
+        Some(share) => unsafe { ptr::read_volatile(&raw const (*share).segments_left_out) as u32 },
+        None => 0,
+    }
 }
 
 /// Makes an entry, and never replaces one (`BPF_NOEXIST`, Linux include/uapi/linux/bpf.h).

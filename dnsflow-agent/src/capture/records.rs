@@ -123,6 +123,7 @@ pub(super) fn frame(record: Record<'_>) -> Option<Frame<'_>> {
         from_pod: header.kind == KIND_SENT,
         held: header.kind == KIND_HELD,
         gso_size: u16::try_from(header.gso_size).ok()?,
+        left_out: header.left_out,
     })
 }
 

@@ -11,7 +11,7 @@ fn record(change: impl FnOnce(&mut RecordHeader), frame: &[u8]) -> Vec<u8> {
         kind: KIND_ANSWER,
         vlan_tci: 0,
         gso_size: 0,
-        reserved: 0,
+        left_out: 0,
     };
     change(&mut header);
     let mut bytes = header.as_bytes().to_vec();

@@ -55,6 +55,7 @@ struct Captured {
     bytes: Vec<u8>,
     from_pod: bool,
     held: bool,
+    left_out: u32,
 }
 
 /// The resolver that frames come from, with either family.
@@ -253,6 +254,7 @@ impl Loaded {
                         bytes: frame.bytes.to_vec(),
                         from_pod: frame.from_pod,
                         held: frame.held,
+                        left_out: frame.left_out,
                     });
                 });
                 assert_eq!(drained, Drained::Empty);

@@ -288,6 +288,44 @@ fn tcp_segments_with_data_or_an_end_are_captured() {
     }
 }
 
+/// A pod could hide the end of a connection from the agent, and begin another one with the numbers of the first.
+#[test]
+fn a_record_says_that_segments_may_be_missing() {
+    let Some(mut program) = load(&Options::default()) else {
+        return;
+    };
+    let segment = tcp(TCP_ACK, vec![7; 100]);
+    let mut left_out = |program: &mut crate::Loaded| {
+        let (_, captured) = program.run_once(&segment.build());
+        captured.expect("a record").left_out
+    };
+    let mut expected = left_out(&mut program);
+    let hiding = skipped().into_iter();
+    for (reason, frame) in hiding.filter(|(reason, _)| reason.leaves_segments_out()) {
+        program.run_once(&frame);
+        expected += 1;
+        assert_eq!(left_out(&mut program), expected, "{reason}");
+        // The same of the pod.
+        program.run(crate::INGRESS, &frame, 1).expect("runs");
+        expected = left_out(&mut program);
+    }
+    assert!(expected > 2, "some were hidden");
+    // Beyond the share.
+    let long = tcp(TCP_ACK, vec![7; 1400]).build();
+    let runs = 4 * 512 * 1024 / long.len() as u32;
+    program.run(crate::EGRESS, &long, runs).expect("runs");
+    program.drain();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let over = left_out(&mut program);
+    assert!(over > expected + runs / 2, "{over}");
+    // What is no segment hides none.
+    let mut sctp = tcp(TCP_ACK, vec![7; 100]);
+    sctp.protocol = Some(132);
+    let (reason, _) = program.run_once(&sctp.build());
+    assert_eq!(reason, Reason::OtherProtocol);
+    assert_eq!(left_out(&mut program), over);
+}
+
 #[test]
 fn each_reason_to_skip_is_counted() {
     let Some(mut program) = load(&Options::default()) else {

@@ -14,7 +14,6 @@ fn a_record_becomes_a_frame() {
         vlan_tci: 0,
         gso_size: 0,
         left_out: 0,
-        reserved: 0,
     };
     let bytes = [header.as_bytes(), b"abc"].concat();
     let read = Record::parse(&bytes)

@@ -27,6 +27,11 @@ pub(super) fn after_restart_with(
     node.sentinels = std::mem::take(&mut before.sentinels);
     node.keep_flows_s = before.keep_flows_s;
     node.marks = std::mem::take(&mut before.marks);
+    read_all(node, before, rules)
+}
+
+/// Everything that the earlier run has known is read, with these rules.
+fn read_all(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {
@@ -215,6 +220,56 @@ fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
     let mut after = after_restart(&mut before, &[], &rules);
     let found_at = after.now;
     expiry::assert_denied_for_an_hour(&mut after, found_at);
+}
+
+/// The rules have changed while the agent was away, and the pod asks again while the first dump comes.
+#[test]
+fn an_address_that_is_told_again_meanwhile_keeps_its_new_mark() {
+    let config = || Config {
+        mark_mask: std::num::NonZeroU32::new(0xffe0_0000),
+        ..Config::default()
+    };
+    let mut before = Node::bare();
+    before.engine = Engine::new(config());
+    let mut before = before.start(&[allow("example.com"), deny_all()]);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let rules = [deny("new.test"), allow("example.com"), deny_all()];
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    node.now = before.now;
+    node.marks = std::mem::take(&mut before.marks);
+    let shown = before.switch.iter().map(|(key, (cookie, packets))| {
+        let (key, cookie, packets) = (key.clone(), *cookie, *packets);
+        crate::flow::InstalledFlow {
+            key,
+            cookie,
+            packets,
+            hard_timeout_s: 0,
+        }
+    });
+    let shown = shown.collect();
+    node.switch_answers = false;
+    let mut node = read_all(node, &before, &rules);
+    let earlier = node.marks.clone();
+    assert_eq!(earlier.len(), 1);
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let batches: Vec<_> = node
+        .log
+        .iter()
+        .filter_map(|command| match command {
+            Command::Apply { batch, .. } => Some(*batch),
+            _ => None,
+        })
+        .collect();
+    for batch in batches {
+        node.reply(batch, Ok(()));
+    }
+    let told = node.marks.clone();
+    assert!(told.len() == 1 && told != earlier, "{told:?}");
+    for (flows, more) in [(shown, true), (Vec::new(), false)] {
+        node.give(Input::Reply(FlowReply::Flows { flows, more }));
+    }
+    assert_eq!(node.marks, told);
 }
 
 /// All orders of `items`.
