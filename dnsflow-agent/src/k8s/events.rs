@@ -50,9 +50,9 @@ pub const SPREAD: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// At most this many reports wait.
 const NOTICES_MAX: usize = 256;
-/// The longest note, in bytes, that the API server takes (Kubernetes, `NoteLengthLimit` in
+/// The longest note, in bytes; the API server takes 1024 (Kubernetes, `NoteLengthLimit` in
 /// `pkg/apis/core/validation/events.go`).
-const NOTE_BYTES_MAX: usize = 1024;
+const NOTE_BYTES_MAX: usize = 1000;
 /// At most this many characters of what the API server says are logged.
 const REASON_MAX: usize = 240;
 /// At most this many characters of an object's name are in the name of an Event about it.

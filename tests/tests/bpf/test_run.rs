@@ -295,7 +295,7 @@ fn a_record_says_that_segments_may_be_missing() {
         return;
     };
     let segment = tcp(TCP_ACK, vec![7; 100]);
-    let mut left_out = |program: &mut crate::Loaded| {
+    let left_out = |program: &mut crate::Loaded| {
         let (_, captured) = program.run_once(&segment.build());
         captured.expect("a record").left_out
     };
