@@ -251,6 +251,9 @@ pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// … and as many at once as this time allows: thirty-two. The rest is counted.
 pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 
+/// Verdicts of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
+/// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
+pub(crate) const VERDICTS_PER_PORT_MAX: usize = 256;
 /// How long the flows of a verdict stay that no address has: pods ask for the same names again.
 pub(crate) const VERDICT_STAYS: Duration = Duration::from_secs(60);
 /// How long the number of a verdict is not given to another one after its flows were removed. Until the revalidators

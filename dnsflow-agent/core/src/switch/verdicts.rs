@@ -18,7 +18,7 @@ use crate::{
     Timestamp,
     flow::{Cookie, FlowKey, Masked, Target},
     input::BatchId,
-    limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS},
+    limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
     plan::{Plan, PortFacts},
     ports::PortId,
 };
@@ -111,7 +111,7 @@ impl Verdicts {
     }
 
     /// The verdict of one more address with this plan. Its flows are in force, on their way, or in the batch from
-    /// now on. `None` if the port's packets are not marked, or no number is left.
+    /// now on. `None` if the port's packets are not marked, or no number is left (for this port, or at all).
     pub(super) fn take(
         &mut self,
         port: PortId,
@@ -158,6 +158,13 @@ impl Verdicts {
         batch: &mut Batch,
         now: Timestamp,
     ) -> Option<VerdictId> {
+        let of_port = self
+            .verdicts
+            .values()
+            .filter(|verdict| verdict.port == port);
+        if of_port.count() >= VERDICTS_PER_PORT_MAX {
+            return None;
+        }
         let id = self.number(plan, now)?;
         let target = self.target(id)?;
         let mut flows = Flows::default();

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::{restart::after_restart_with, *};
 use crate::{
     input::MarkChange,
-    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_STAYS},
+    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
 };
 
 const MASK: u32 = 0xffe0_0000;
@@ -554,4 +554,34 @@ fn a_mark_that_is_there_can_be_another_although_marks_are_refused() {
     let removed = marks(&node);
     let is_removal = |change: &MarkChange| matches!(change, MarkChange::Remove { .. });
     assert!(!removed.iter().any(is_removal), "{removed:?}");
+}
+
+#[test]
+fn one_pod_cannot_take_all_verdicts() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"].map(|label| format!("{label}.test"));
+    let mut rules: Vec<_> = names.iter().map(|name| allow(name)).collect();
+    rules.push(deny_all());
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let mut node = node.start(&rules);
+    node.add_pod("p2", 6);
+    // An address for each set of names: each has another plan.
+    for (set, address) in (1_u32..400).zip(0x0b00_0001_u32..) {
+        let address = std::net::Ipv4Addr::from(address).octets();
+        for (_, name) in (0..).zip(&names).filter(|(bit, _)| set & (1 << bit) != 0) {
+            node.answer("p1", name, &[address], 600);
+        }
+        node.pass(Duration::from_secs(1));
+    }
+    let of_p1 = node.destinations().len();
+    assert_eq!(of_p1, 399, "the rest has flows");
+    assert!(node.marks.len() >= VERDICTS_PER_PORT_MAX);
+    let flows_of_its_own = node
+        .switch
+        .keys()
+        .filter(|key| key.matches.ends.dst().is_some());
+    assert!(flows_of_its_own.count() > 0);
+    let marked = node.marks.len();
+    node.answer("p2", "a.test", &[ADDRESS], 600);
+    assert_eq!(node.marks.len(), marked + 1);
 }
