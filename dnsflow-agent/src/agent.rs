@@ -742,9 +742,7 @@ impl Hot {
         // A program that has seen the heartbeat before may hold another answer until its end.
         for pause in [Duration::ZERO, PROGRAM_TIME_MAX] {
             tokio::time::sleep(pause).await;
-            while let Ok(input) = inputs.try_recv() {
-                self.engine.handle(input, now());
-            }
+            self.take_inputs(inputs);
             let Self {
                 engine,
                 records,
@@ -762,17 +760,21 @@ impl Hot {
         let version = self.engine.cache_version();
         if let Some(saver) = &self.saver
             && version != self.saved_version
-            && saver.offer(self.engine.snapshot(now))
+            && saver.offer(|| self.engine.snapshot(now))
         {
             self.saved_version = version;
         }
     }
 
-    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Drained {
-        // Before a frame of an interface comes the news that the interface is there.
+    /// Before a frame of an interface comes the news that the interface is there.
+    fn take_inputs(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
         while let Ok(input) = inputs.try_recv() {
             self.engine.handle(input, now());
         }
+    }
+
+    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Drained {
+        self.take_inputs(inputs);
         let Self {
             engine,
             records,

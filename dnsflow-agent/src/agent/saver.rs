@@ -4,12 +4,13 @@ use std::{
     convert::Infallible,
     io,
     path::PathBuf,
-    sync::mpsc::{self, RecvTimeoutError},
+    sync::mpsc::{self as ends, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 
 use dnsflow_core::snapshot::SavedEntry;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::warn;
 
 use crate::state;
@@ -24,21 +25,21 @@ const POLL: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Saver {
     /// One snapshot may wait while another one is written.
-    snapshots: mpsc::SyncSender<Vec<SavedEntry>>,
+    snapshots: mpsc::Sender<Vec<SavedEntry>>,
     /// Closed when the thread ends.
-    runs: mpsc::Receiver<Infallible>,
+    runs: ends::Receiver<Infallible>,
 }
 
 impl Saver {
     /// Starts the thread that writes into `dir`.
     pub(super) fn start(dir: PathBuf) -> io::Result<Self> {
-        let (snapshots, to_save) = mpsc::sync_channel::<Vec<SavedEntry>>(1);
-        let (running, runs) = mpsc::channel();
+        let (snapshots, mut to_save) = mpsc::channel::<Vec<SavedEntry>>(1);
+        let (running, runs) = ends::channel();
         thread::Builder::new()
             .name("snapshot".into())
             .spawn(move || {
                 let _while_it_runs = running;
-                for entries in to_save {
+                while let Some(entries) = to_save.blocking_recv() {
                     if let Err(error) = state::save(&dir, &entries) {
                         warn!(%error, "the snapshot is not written");
                     }
@@ -47,9 +48,15 @@ impl Saver {
         Ok(Self { snapshots, runs })
     }
 
-    /// Hands a snapshot over, if no other one waits; returns whether it was taken. Never waits.
-    pub(super) fn offer(&self, snapshot: Vec<SavedEntry>) -> bool {
-        self.snapshots.try_send(snapshot).is_ok()
+    /// Hands a snapshot over, if no other one waits; returns whether it was taken. Never waits, and makes none in vain.
+    pub(super) fn offer(&self, make: impl FnOnce() -> Vec<SavedEntry>) -> bool {
+        match self.snapshots.try_reserve() {
+            Ok(place) => {
+                place.send(make());
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Writes the last snapshot behind all others.
@@ -59,9 +66,9 @@ impl Saver {
         let mut rest = Some(last);
         while let Some(snapshot) = rest.take() {
             match snapshots.try_send(snapshot) {
-                Ok(()) | Err(mpsc::TrySendError::Disconnected(_)) => {}
-                Err(mpsc::TrySendError::Full(_)) if Instant::now() >= end => break,
-                Err(mpsc::TrySendError::Full(snapshot)) => {
+                Ok(()) | Err(TrySendError::Closed(_)) => {}
+                Err(TrySendError::Full(_)) if Instant::now() >= end => break,
+                Err(TrySendError::Full(snapshot)) => {
                     rest = Some(snapshot);
                     thread::sleep(POLL);
                 }
@@ -100,9 +107,9 @@ mod tests {
         for last in 1..20 {
             let saver = Saver::start(dir.clone()).expect("a thread");
             let large: Vec<_> = (0..5000).map(entry).collect();
-            assert!(saver.offer(large.clone()));
+            assert!(saver.offer(|| large.clone()));
             // Taken or not, the last one comes behind it.
-            saver.offer(large);
+            saver.offer(|| large);
             saver.end((0..last).map(entry).collect());
             assert_eq!(state::load(&dir).expect("it can be read").len(), last);
         }
