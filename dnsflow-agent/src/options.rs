@@ -120,7 +120,7 @@ pub struct CleanupOptions {
     #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
 
-    /// The agent's directory of that name, whose programs leave the veths
+    /// The agent's directory of that name: its programs leave the veths
     #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
     pub pin_dir: Option<PathBuf>,
 
@@ -211,7 +211,7 @@ pub struct AgentOptions {
     )]
     pub hold_max: Duration,
 
-    /// The time for which flows stay in the switch when no agent runs, 30s to 18h
+    /// How long flows stay without an agent (marks: at most), 30s to 18h
     #[arg(
         long = "keep-flows",
         value_name = "TIME",

@@ -114,7 +114,7 @@ impl fmt::Debug for Left {
 impl Left {
     /// Hands the frames that nobody has read to `each`, oldest first, and removes the ring buffer.
     ///
-    /// An answer that was held for longer than [`GOES_BACK`] is handed over as one that has passed: it opens its
+    /// An answer that was held for longer than `GOES_BACK` is handed over as one that has passed: it opens its
     /// addresses, but does not go back.
     pub fn drain(mut self, now: Timestamp, mut each: impl FnMut(Frame<'_>)) {
         while let Some(item) = self.ring.next() {
