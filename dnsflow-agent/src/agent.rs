@@ -945,6 +945,7 @@ impl Hot {
             Command::WatchAttempts { ifindex, watched } => self.watched.set(ifindex, watched),
             Command::RecordAnswers { ifindex, recorded } => self.recorded.set(ifindex, recorded),
             Command::ReplayAnswers => self.replay(),
+            Command::ConfirmFilter => self.engine.handle(Input::FilterConfirmed, now()),
             Command::Mark(changes) => self.mark(changes),
             Command::ReadMarks => self.reading = Some(Reading::default()),
             Command::Release(frame) => self.release(&frame),

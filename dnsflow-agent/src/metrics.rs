@@ -299,6 +299,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         answers_unusable,
         answers_unmatched,
         answers_unmentioned,
+        answers_not_deferred,
         answers_known,
         answers_dry_run,
         answers_opening,
@@ -405,6 +406,11 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
             "answers_unmentioned",
             "Those of the unmatched answers whose name no rule of the namespace mentions.",
             answers_unmentioned,
+        ),
+        Family::counter(
+            "answers_not_deferred",
+            "Answers that came before the rules of their pod were known, and that a rule which comes later does not see.",
+            answers_not_deferred,
         ),
         Family::counters(
             "addresses_not_kept",

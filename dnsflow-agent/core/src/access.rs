@@ -286,7 +286,7 @@ impl Access<'_> {
     /// Forgets names that no rule mentions, at ports that were told names before the rules were
     /// known.
     pub(crate) fn judge(&mut self) {
-        for id in self.cache.unjudged().clone() {
+        for id in self.cache.unjudged() {
             let Some(port) = self.ports.get(id) else {
                 continue;
             };

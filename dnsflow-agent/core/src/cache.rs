@@ -18,6 +18,7 @@ use crate::{
     input::{BatchId, MarkFound},
     limits::{
         CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
+        UNJUDGED_DEFERRED_MAX,
     },
     name::{DomainName, FromEnd},
     output::Output,
@@ -44,8 +45,9 @@ pub(crate) struct Cache {
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     /// The entries that are due. The switch has to tell first whether they are in use.
     undecided: BTreeSet<(PortId, IpAddr)>,
-    /// The ports that were told names before it was known whether a rule mentions the names.
-    unjudged: BTreeSet<PortId>,
+    /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
+    /// answers that were deferred.
+    unjudged: BTreeMap<PortId, usize>,
     /// The entries of an earlier run, by logical port, until the port comes.
     saved: HashMap<String, Vec<SavedEntry>>,
     /// The number of flows that entries have of their own.
@@ -255,7 +257,7 @@ impl Cache {
             names: Shares::default(),
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
-            unjudged: BTreeSet::new(),
+            unjudged: BTreeMap::new(),
             saved: HashMap::new(),
             flows: 0,
             verdicts: Verdicts::new(mark_mask),
@@ -619,13 +621,25 @@ impl Cache {
     /// Notes that rules may not mention all names of this port: the rules are not known yet.
     pub(crate) fn judge_later(&mut self, port: PortId) {
         if self.ports.contains_key(&port) {
-            self.unjudged.insert(port);
+            self.unjudged.entry(port).or_default();
         }
     }
 
+    /// Whether one more answer to this port may be deferred before the rules are known.
+    pub(crate) fn defer_unjudged(&mut self, port: PortId) -> bool {
+        let deferred = self.unjudged.get_mut(&port);
+        let room = deferred.filter(|deferred| **deferred < UNJUDGED_DEFERRED_MAX);
+        room.map(|deferred| *deferred += 1).is_some()
+    }
+
+    /// Whether [`Cache::judge`] is to be called for some port.
+    pub(crate) fn has_unjudged(&self) -> bool {
+        !self.unjudged.is_empty()
+    }
+
     /// The ports for which [`Cache::judge`] is to be called.
-    pub(crate) fn unjudged(&self) -> &BTreeSet<PortId> {
-        &self.unjudged
+    pub(crate) fn unjudged(&self) -> Vec<PortId> {
+        self.unjudged.keys().copied().collect()
     }
 
     /// Forgets the names of a port that no rule mentions. They have no flows.
@@ -1259,7 +1273,7 @@ impl Cache {
         assert!(self.names.total() <= CACHED_NAMES_MAX);
         let is_there = |(id, address): &(PortId, IpAddr)| self.entry(*id, *address).is_some();
         assert!(self.undecided.iter().all(is_there));
-        assert!(self.unjudged.iter().all(|id| self.ports.contains_key(id)));
+        assert!(self.unjudged.keys().all(|id| self.ports.contains_key(id)));
     }
 }
 

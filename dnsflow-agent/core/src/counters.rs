@@ -17,6 +17,8 @@ pub struct Counters {
     pub answers_unmatched: u64,
     /// Those of them whose name no rule of the pod's namespace mentions: nothing of them is remembered.
     pub answers_unmentioned: u64,
+    /// Answers that came before the rules of their pod were known, and that a rule which comes later does not see.
+    pub answers_not_deferred: u64,
     /// Answers whose addresses were all open already.
     pub answers_known: u64,
     /// Answers that would have opened an address if this were no dry run.

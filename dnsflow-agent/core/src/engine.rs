@@ -183,19 +183,30 @@ impl Engine {
         self.finish(Some(batch), now);
     }
 
-    /// Takes in a frame of the ring buffer. Returns whether to defer it: the kernel let it through for a
-    /// rule that is gone, and a rule may come that mentions its name.
+    /// Takes in a frame of the ring buffer. Returns whether to defer it, because a rule may come that mentions its
+    /// name: the kernel let it through for a rule that is gone, or before the pod's rules were known.
     pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
         let was_wider = self.filter.was_wider(frame.captured_at);
-        self.replay(frame, now) && was_wider
+        let mention = self.frame(frame, now);
+        self.finish(None, now);
+        match mention {
+            Some(Mention::None) => was_wider,
+            Some(Mention::Unknown) => {
+                let port = self.ports.at_veth(frame.ifindex);
+                let has_room = port.is_some_and(|port| self.told.cache.defer_unjudged(port));
+                self.out.counters.answers_not_deferred += u64::from(!has_room);
+                has_room
+            }
+            Some(Mention::Some) | None => false,
+        }
     }
 
     /// Takes in a frame that was deferred ([`Command::ReplayAnswers`]). Returns whether to defer it again:
-    /// no rule mentions its name, and one may come.
+    /// no rule mentions its name, as far as is known, and one may come.
     pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
-        let is_unmentioned = self.frame(frame, now);
+        let mention = self.frame(frame, now);
         self.finish(None, now);
-        is_unmentioned
+        matches!(mention, Some(Mention::None | Mention::Unknown))
     }
 
     fn route(&mut self, input: Input<'_>, batch: &mut Batch, now: Timestamp) {
@@ -347,6 +358,7 @@ impl Engine {
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
+            Input::FilterConfirmed => self.filter.confirmed(now, &mut self.out),
             Input::MonitorGap => self.switch.monitor_gap(now),
             Input::QuestionRefused => {
                 self.switch.question_refused(now);
@@ -537,9 +549,8 @@ impl Engine {
     // Steps that concern several owners.
 
     /// A frame: what it says is taken in; if it was taken off the wire, it waits for that. Returns whether
-    /// it is a whole answer that no rule mentions.
-    fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
-        let unmentioned_before = self.out.counters.answers_unmentioned;
+    /// rules mention it, if it is a whole answer.
+    fn frame(&mut self, frame: Frame<'_>, now: Timestamp) -> Option<Mention> {
         let told = self.ports.at_veth(frame.ifindex);
         let pod = told.and_then(|told| self.ports.get(told));
         let pod = pod.map(|port| port.row.addresses.as_slice());
@@ -550,9 +561,15 @@ impl Engine {
             carries,
         } = self.answers.read(frame, pod, now, &mut self.out);
         let mut wait = Wait::Nothing;
+        let mut mentioned = None;
         for answer in answers {
             let Some(told) = told else { continue };
-            let needs = self.answer(told, answer, server, frame.captured_at, now);
+            let Some(port) = self.ports.get(told) else {
+                continue;
+            };
+            let mention = self.policy.mention(&port.row, &answer.name);
+            mentioned = Some(mention);
+            let needs = self.answer(told, mention, answer, server, frame.captured_at, now);
             if carries {
                 wait = wait.max(needs);
             }
@@ -561,13 +578,14 @@ impl Engine {
             self.hold.take(frame, connection, wait, now, &mut self.out);
         }
         let is_whole = carries && connection.is_none();
-        is_whole && self.out.counters.answers_unmentioned > unmentioned_before
+        mentioned.filter(|_| is_whole)
     }
 
     /// Takes in an answer; gives what has to be waited for until all that it asks for is installed.
     fn answer(
         &mut self,
         told: PortId,
+        mention: Mention,
         mut answer: Answer,
         server: Option<ServerId>,
         captured_at: Timestamp,
@@ -593,7 +611,6 @@ impl Engine {
             }
         }
         // Nothing is remembered, reported or paid for what no rule mentions.
-        let mention = self.policy.mention(&port.row, &answer.name);
         if mention == Mention::None {
             self.out.counters.answers_unmatched += 1;
             self.out.counters.answers_unmentioned += 1;
@@ -792,8 +809,8 @@ impl Engine {
         if self.switch.is_up() {
             self.policy.locate(&mut self.out);
         }
-        self.update_filter(now);
-        if !self.told.cache.unjudged().is_empty() {
+        self.update_filter();
+        if self.told.cache.has_unjudged() {
             self.access().0.judge();
         }
         if let Some(changes) = changes {
@@ -822,7 +839,7 @@ impl Engine {
     }
 
     /// Brings the name filter in line with interfaces and EgressFirewalls.
-    fn update_filter(&mut self, now: Timestamp) {
+    fn update_filter(&mut self) {
         if !self.sources.know_firewalls() || !self.filter.is_outdated() {
             return;
         }
@@ -832,7 +849,7 @@ impl Engine {
             .filter_map(|(_, port)| Some((port.ifindex?, self.policy.filtered_as(&port.row)?)))
             .collect();
         let names_in = |namespace: &str| self.policy.names_in(namespace);
-        self.filter.update(&known, names_in, now, &mut self.out);
+        self.filter.update(&known, names_in, &mut self.out);
         let of_pods_in = |is_in: &dyn Fn(&str) -> bool| {
             let found = known.iter().filter(|(_, namespace)| is_in(namespace));
             found.map(|(ifindex, _)| *ifindex).collect()
@@ -894,6 +911,7 @@ fn may_change_plans(input: &Input<'_>) -> bool {
             | Input::ForeignFlowGone { .. }
             | Input::Revalidation(_)
             | Input::Dropping(_)
+            | Input::FilterConfirmed
             | Input::MegaflowsIdle(_)
             | Input::Record { .. }
             | Input::EndRecording { .. }

@@ -35,9 +35,13 @@ pub(crate) struct Filter {
     recorded: BTreeSet<u32>,
     name_sets: BTreeMap<String, NameSet>,
     next_name_set: u32,
+    /// How many changes the kernel may not know yet ([`Command::ConfirmFilter`]).
+    unconfirmed: usize,
+    /// Whether the deferred answers are to be replayed when the kernel knows all changes.
+    replays: bool,
     replay_at: Option<Timestamp>,
-    /// When the kernel was last told to keep answers that had left it before.
-    narrowed_at: Option<Timestamp>,
+    /// When the kernel last came to know all changes.
+    confirmed_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -77,8 +81,22 @@ impl Filter {
     /// Whether the kernel may have judged an answer that it saw at this time by names that are no longer
     /// wanted.
     pub(crate) fn was_wider(&self, captured_at: Timestamp) -> bool {
-        let narrowed = self.narrowed_at;
-        narrowed.is_some_and(|narrowed_at| captured_at <= narrowed_at + REPLAY_AGAIN)
+        let confirmed = self.confirmed_at;
+        self.unconfirmed > 0 || confirmed.is_some_and(|at| captured_at <= at + REPLAY_AGAIN)
+    }
+
+    /// The kernel knows the changes of one more [`Filter::update`]. Behind the last one, the deferred answers are
+    /// replayed, if names have come.
+    pub(crate) fn confirmed(&mut self, now: Timestamp, out: &mut Output) {
+        self.unconfirmed = self.unconfirmed.saturating_sub(1);
+        if self.unconfirmed > 0 {
+            return;
+        }
+        self.confirmed_at = Some(now);
+        if std::mem::take(&mut self.replays) {
+            out.command(Command::ReplayAnswers);
+            self.replay_at = Some(now + REPLAY_AGAIN);
+        }
     }
 
     /// Gives out the commands that make the filter as wanted. `wanted` has the namespace of each
@@ -87,18 +105,15 @@ impl Filter {
         &mut self,
         wanted: &BTreeMap<u32, &str>,
         names_in: impl Fn(&str) -> BTreeSet<DomainName>,
-        now: Timestamp,
         out: &mut Output,
     ) {
         self.is_outdated = false;
         let namespaces: BTreeSet<&str> = wanted.values().copied().collect();
-        let mut replay = false;
+        let mut is_other = false;
         for namespace in &namespaces {
             let (more, fewer) = self.name(namespace, names_in(namespace), out);
-            replay |= more;
-            if fewer {
-                self.narrowed_at = Some(now);
-            }
+            self.replays |= more;
+            is_other |= more || fewer;
         }
         self.interfaces.retain(|ifindex, _| {
             let keep = wanted.contains_key(ifindex);
@@ -115,7 +130,7 @@ impl Filter {
             if let Some(name_set) = name_set
                 && self.interfaces.insert(*ifindex, name_set) != Some(name_set)
             {
-                self.narrowed_at = Some(now);
+                is_other = true;
                 out.command(Command::FilterInterface {
                     ifindex: *ifindex,
                     name_set: Some(name_set),
@@ -131,9 +146,9 @@ impl Filter {
             }
             keep
         });
-        if replay {
-            out.command(Command::ReplayAnswers);
-            self.replay_at = Some(now + REPLAY_AGAIN);
+        if is_other {
+            self.unconfirmed += 1;
+            out.command(Command::ConfirmFilter);
         }
     }
 

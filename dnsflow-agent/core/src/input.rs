@@ -237,6 +237,8 @@ pub enum Input<'a> {
     MegaflowsIdle(Duration),
     /// The flow monitor left out changes: flows may have been lost unseen.
     MonitorGap,
+    /// The result of [`Command::ConfirmFilter`].
+    FilterConfirmed,
     /// The switch refused a question, which gets no other answer.
     QuestionRefused,
     /// The result of [`Command::SampleLogicalFlows`].
@@ -408,6 +410,9 @@ pub enum Command {
     /// ([`Engine::replay`](crate::engine::Engine::replay)), and defer those again for which it returns
     /// `true`.
     ReplayAnswers,
+    /// Answer with [`Input::FilterConfirmed`] when the kernel knows the name filter as the commands before this one
+    /// have set it.
+    ConfirmFilter,
     /// Release a held frame: put it back onto its veth.
     Release(HeldFrame),
     /// Change flows, then answer with [`Input::Applied`].

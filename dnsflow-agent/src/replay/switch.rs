@@ -68,6 +68,7 @@ impl Switch {
                 unblocked: connections.len(),
                 failed: 0,
             }],
+            Command::ConfirmFilter => vec![Input::FilterConfirmed],
             Command::WatchLogicalFlows { priorities } => {
                 vec![Input::LogicalFlowsWatched { priorities }]
             }

@@ -18,7 +18,7 @@ fn update(
     };
     let wanted = interfaces.iter().copied().collect();
     filter.outdate();
-    filter.update(&wanted, names_in, Timestamp::default(), &mut out);
+    filter.update(&wanted, names_in, &mut out);
     assert!(!filter.is_outdated());
     out.commands
 }
@@ -38,7 +38,7 @@ fn names_come_before_the_interface_and_go_after_it() {
                 ifindex: 7,
                 name_set: Some(name_set)
             },
-            Command::ReplayAnswers,
+            Command::ConfirmFilter,
         ]
     );
     assert_eq!(
@@ -53,24 +53,53 @@ fn names_come_before_the_interface_and_go_after_it() {
     );
 }
 
+/// The kernel knows a change at this time.
+fn confirmed(filter: &mut Filter, at: Timestamp) -> Vec<Command> {
+    let mut out = Output::default();
+    filter.confirmed(at, &mut out);
+    out.commands
+}
+
 #[test]
 fn only_a_new_name_replays_what_was_kept_and_once_more_later() {
+    let at = |millis| Timestamp::default() + Duration::from_millis(millis);
     let mut filter = Filter::default();
-    update(
-        &mut filter,
-        &[(7, "ns1")],
-        &[("ns1", &["a.test", "b.test"])],
-    );
+    let both = [("ns1", &["a.test", "b.test"] as &[_])];
+    update(&mut filter, &[(7, "ns1")], &both);
+    assert_eq!(filter.deadline(), None, "the kernel does not know it yet");
+    assert_eq!(confirmed(&mut filter, at(3)), [Command::ReplayAnswers]);
+    let again = at(3) + REPLAY_AGAIN;
+    assert_eq!(filter.deadline(), Some((again, Why::Replay)));
     let mut out = Output::default();
-    filter.timeout(Timestamp::default() + REPLAY_AGAIN, &mut out);
+    filter.timeout(again, &mut out);
     assert_eq!(out.commands, [Command::ReplayAnswers]);
     assert_eq!(filter.deadline(), None);
-    let fewer = update(&mut filter, &[(7, "ns1")], &[("ns1", &["b.test"])]);
-    assert!(!fewer.contains(&Command::ReplayAnswers));
-    let other = update(&mut filter, &[(7, "ns1")], &[("ns1", &["c.test"])]);
-    assert!(other.contains(&Command::ReplayAnswers));
-    let at = Timestamp::default() + REPLAY_AGAIN;
-    assert_eq!(filter.deadline(), Some((at, Why::Replay)));
+    update(&mut filter, &[(7, "ns1")], &[("ns1", &["b.test"])]);
+    assert_eq!(confirmed(&mut filter, at(20)), []);
+    update(&mut filter, &[(7, "ns1")], &[("ns1", &["c.test"])]);
+    assert_eq!(confirmed(&mut filter, at(30)), [Command::ReplayAnswers]);
+}
+
+#[test]
+fn nothing_is_replayed_before_the_kernel_knows_all_names() {
+    let mut filter = Filter::default();
+    update(&mut filter, &[(7, "ns1")], &[("ns1", &["a.test"])]);
+    update(&mut filter, &[(7, "ns1")], &[("ns1", &["b.test"])]);
+    let now = Timestamp::default();
+    assert_eq!(confirmed(&mut filter, now), []);
+    assert_eq!(confirmed(&mut filter, now), [Command::ReplayAnswers]);
+}
+
+#[test]
+fn the_kernel_may_judge_by_the_old_names_until_it_knows_the_new_ones() {
+    let at = |seconds| Timestamp::default() + Duration::from_secs(seconds);
+    let mut filter = Filter::default();
+    assert!(!filter.was_wider(at(0)));
+    update(&mut filter, &[(7, "ns1")], &[("ns1", &["a.test"])]);
+    assert!(filter.was_wider(at(5)), "however long that takes");
+    confirmed(&mut filter, at(6));
+    assert!(filter.was_wider(at(6) + REPLAY_AGAIN));
+    assert!(!filter.was_wider(at(7)));
 }
 
 #[test]

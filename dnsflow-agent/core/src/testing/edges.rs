@@ -230,6 +230,7 @@ impl Node {
                 self.kernel.deferred.append(&mut deferred);
                 None
             }
+            Command::ConfirmFilter => Some(Input::FilterConfirmed),
             Command::FindDropping(paths) => Some(Input::Dropping(self.dropping(&paths))),
             Command::Release(_)
             | Command::Apply { .. }

@@ -1,7 +1,7 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
 use super::*;
-use crate::{input::AttachCommand, recording::RecordingId};
+use crate::{input::AttachCommand, ovn::rows::PortGroup, recording::RecordingId};
 
 #[test]
 fn a_rule_that_goes_takes_its_flows_with_it() {
@@ -23,6 +23,68 @@ fn a_firewall_edited_after_the_lookup_applies_to_it() {
     assert_eq!(node.destinations(), BTreeSet::new(), "OVN has no ACL yet");
     node.set_ovn(&rules);
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn a_rule_that_comes_later_sees_every_answer_to_a_pod_that_has_come_again() {
+    let (old, new) = (RowId::new(0x105), RowId::new(0x205));
+    let (group, with_port) = Node::with(&[]).group();
+    let without_port = with_port.clone().map(|group| PortGroup {
+        ports: BTreeSet::new(),
+        ..group
+    });
+    let bound = |row, binding, members| {
+        Input::Sb(SbUpdate {
+            port_bindings: vec![(row, binding)],
+            port_groups: vec![(group, members)],
+            ..SbUpdate::default()
+        })
+    };
+    let interface_of = |row, interface| {
+        Input::Interfaces(InterfaceUpdate {
+            reset: false,
+            interfaces: vec![(row, interface)],
+        })
+    };
+    let goes = interface_of(old, None);
+    let comes = interface_of(new, Some(interface("ns1_p1", 5, "uid-new")));
+    let unbound = bound(old, None, without_port);
+    let bound = bound(new, Some(port_binding("ns1_p1", 5)), with_port);
+    let inputs = [
+        ("goes", goes),
+        ("comes", comes),
+        ("unbound", unbound),
+        ("bound", bound),
+    ];
+    for order in restart::orders(&inputs) {
+        let named: Vec<_> = order.iter().map(|(name, _)| *name).collect();
+        let place = |wanted| named.iter().position(|name| *name == wanted);
+        // OVN deletes the old row of a logical port before it makes the new one.
+        if place("unbound") > place("bound") {
+            continue;
+        }
+        let there = place("comes").expect("it is one of them");
+        for moment in there..order.len() {
+            let mut node = Node::with(&[allow("other.test"), deny_all()]);
+            for (place, (_, input)) in order.iter().enumerate() {
+                node.give(input.clone());
+                node.pass(Duration::from_millis(50));
+                if place == moment {
+                    let bytes = answer_frame("www.example.com", &[ADDRESS], 300);
+                    node.frame(ifindex_of(new), &bytes);
+                }
+            }
+            let rules = [allow("example.com"), deny_all()];
+            node.set_firewall(&rules);
+            node.set_ovn(&rules);
+            assert_eq!(
+                node.destinations(),
+                ["203.0.113.1".to_owned()].into(),
+                "told after {:?} of {named:?}",
+                named[moment]
+            );
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+use crate::limits::UNJUDGED_DEFERRED_MAX;
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
@@ -273,7 +274,7 @@ fn an_address_that_is_told_again_meanwhile_keeps_its_new_mark() {
 }
 
 /// All orders of `items`.
-fn orders<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
+pub(super) fn orders<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
     let [first, rest @ ..] = items else {
         return vec![Vec::new()];
     };
@@ -290,6 +291,38 @@ fn orders<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
 #[test]
 fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
     let rules = [allow("example.com"), deny_all()];
+    at_any_moment_of_the_start(&rules, |_| {});
+}
+
+#[test]
+fn a_rule_that_comes_later_sees_the_answers_of_the_start() {
+    at_any_moment_of_the_start(&[allow("other.test"), deny_all()], |node| {
+        assert_eq!(node.destinations(), BTreeSet::new());
+        let rules = [allow("example.com"), deny_all()];
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+    });
+}
+
+#[test]
+fn a_pod_whose_rules_are_not_known_defers_so_many_answers_only() {
+    let mut node = Node::bare();
+    let row = RowId::new(0x105);
+    node.pods.insert("ns1_p1".into(), row);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    for name in 0..UNJUDGED_DEFERRED_MAX + 3 {
+        node.answer("p1", &format!("n{name}.example.com"), &[ADDRESS], 300);
+    }
+    assert_eq!(node.kernel.deferred.len(), UNJUDGED_DEFERRED_MAX);
+    assert_eq!(node.engine.counters().answers_not_deferred, 3);
+}
+
+/// A pod is told of www.example.com at each moment of each start with these rules; `then` happens before the address
+/// must be open.
+fn at_any_moment_of_the_start(rules: &[Rule], then: impl Fn(&mut Node)) {
     let row = RowId::new(0x105);
     let interfaces = Input::Interfaces(InterfaceUpdate {
         reset: true,
@@ -297,7 +330,7 @@ fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
     });
     let nb = Input::Nb(NbUpdate {
         reset: true,
-        acls: acls(&rules),
+        acls: acls(rules),
         ..NbUpdate::default()
     });
     for namespace in [Some("ns1".to_owned()), None] {
@@ -312,13 +345,13 @@ fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
             datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
             port_bindings: vec![(row, Some(binding))],
             port_groups: vec![node.group()],
-            logical_flows: logical_flows(&rules),
+            logical_flows: logical_flows(rules),
             ..SbUpdate::default()
         });
         let inputs = [
             ("switch", Input::SwitchUp),
             ("interfaces", interfaces.clone()),
-            ("firewalls", firewalls(true, Some(firewall(&rules)))),
+            ("firewalls", firewalls(true, Some(firewall(rules)))),
             ("nb", nb.clone()),
             ("sb", sb),
         ];
@@ -336,6 +369,7 @@ fn an_answer_counts_at_any_moment_of_the_start_once_the_interface_is_there() {
                     }
                 }
                 node.pass(Duration::from_secs(1));
+                then(&mut node);
                 assert_eq!(
                     node.destinations(),
                     ["203.0.113.1".into()].into(),
@@ -355,20 +389,26 @@ proptest! {
     fn an_answer_counts_at_any_moment_of_a_slow_start(
         order in Just([0, 1, 2, 3, 4]).prop_shuffle(),
         with_snapshot in any::<bool>(),
+        comes_later in any::<bool>(),
         steps in vec((0_u8..3, 0_u64..20_000), 0..60),
     ) {
-        slow_start(order, with_snapshot, &steps)?;
+        slow_start(order, with_snapshot, comes_later, &steps)?;
     }
 }
 
 /// The steps of a start: 0 is the next input, 1 the next command that is carried out, 2 an answer; each after some
-/// microseconds.
+/// microseconds. The rule that mentions the names may come later than all of them.
 fn slow_start(
     order: [usize; 5],
     with_snapshot: bool,
+    comes_later: bool,
     steps: &[(u8, u64)],
 ) -> Result<(), TestCaseError> {
-    let rules = [allow("example.com"), deny_all()];
+    let last_rules = [allow("example.com"), deny_all()];
+    let rules = match comes_later {
+        true => [allow("other.test"), deny_all()],
+        false => last_rules.clone(),
+    };
     let row = RowId::new(0x105);
     let mut before = Node::with(&rules);
     let mut wanted = BTreeSet::new();
@@ -383,8 +423,10 @@ fn slow_start(
         wanted.insert(format!("198.18.0.{host}"));
         host += 1;
     };
-    tell(&mut before);
-    tell(&mut before);
+    if !comes_later {
+        tell(&mut before);
+        tell(&mut before);
+    }
     let mut node = Node::bare();
     if with_snapshot {
         node.engine
@@ -442,6 +484,11 @@ fn slow_start(
     while node.carry_out_next() {}
     node.waiting = None;
     node.pass(Duration::from_secs(1));
+    if comes_later {
+        prop_assert_eq!(node.destinations(), BTreeSet::new());
+        node.set_firewall(&last_rules);
+        node.set_ovn(&last_rules);
+    }
     prop_assert_eq!(node.destinations(), wanted);
     Ok(())
 }
