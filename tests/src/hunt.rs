@@ -331,13 +331,32 @@ impl<'a> Hunt<'a> {
                 Err(error) if self.seen.lost_answers.len() < LOST_MAX => {
                     let done = self.history.last().map_or("", String::as_str);
                     let lost = format!("{pod}: {error:#}, behind: {done}");
-                    assert!(self.options.fade.is_some(), "{lost}");
+                    let is_expected = self.options.fade.is_some();
+                    assert!(is_expected, "{lost}\n{}", self.words_of_the_agent());
                     println!("{lost}");
                     self.seen.lost_answers.push(lost);
                 }
                 Err(error) => panic!("{pod}: {error:#}"),
             }
         }
+    }
+
+    /// What the agent says of itself, the newest first.
+    fn words_of_the_agent(&self) -> String {
+        let metrics = self
+            .lab
+            .agent_metrics()
+            .unwrap_or_else(|error| format!("{error:#}"));
+        let metrics: Vec<&str> = metrics
+            .lines()
+            .filter(|line| !line.ends_with(" 0"))
+            .collect();
+        let log = self
+            .agent()
+            .log()
+            .unwrap_or_else(|error| format!("{error:#}"));
+        let log: Vec<&str> = log.lines().rev().take(60).collect();
+        format!("{}\n{}", metrics.join("\n"), log.join("\n"))
     }
 
     /// Tries so many firewalls.
@@ -793,7 +812,12 @@ impl<'a> Hunt<'a> {
                 self.destination(pod, protocol, to).told
             );
             say("wrong", what);
+            let (namespace, name) = pod.split_once('_').expect("a namespace and a name");
+            let target = format!("{to}/{}", protocol.name());
+            let why = lab.ask_agent(&["explain", &format!("{namespace}/{name}"), &target]);
+            say("why, by the agent", shown(why.map(|(text, _)| text)));
         }
+        say("the agent", self.words_of_the_agent());
         let mut again = Vec::new();
         for Wrong { pod, attempt, .. } in wrong {
             again.extend(self.probe(pod, &[(attempt.protocol, attempt.to)]));
@@ -826,9 +850,6 @@ impl<'a> Hunt<'a> {
         say("OVN's neighbours", shown(bindings));
         say("ovs-vswitchd", lab.log_tail("ovs-vswitchd.log"));
         say("ovn-controller", lab.log_tail("ovn-controller.log"));
-        let log = shown(self.agent().log());
-        let agent: Vec<&str> = log.lines().rev().take(60).collect();
-        say("the agent, the newest first", agent.join("\n"));
         let history = self.history.iter().rev().take(12).rev();
         say(
             "what was done",
