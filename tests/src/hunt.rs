@@ -8,12 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
 use crate::{
     agent::Agent,
     firewall::{Action, RuleSpec, To, address_set, manifest},
     lab::{Cluster, Lab},
     oracle::{Destination, deciding_rule, verdict},
     probe::{Attempt, Outcome, Protocol},
+    process::wait_until,
     random::Random,
     topology,
     topology::{web_addresses, web_addresses_v6},
@@ -483,6 +487,20 @@ impl<'a> Hunt<'a> {
         }
         self.fading.retain(|(pod, _), _| !pods.contains(pod));
         self.lab.sync().expect("OVN is in step");
+        self.wait_attached();
+    }
+
+    /// Waits until the agent sees what all pods ask: they ask only once. That a pod's first question is seen, has a
+    /// test of its own (first_query.rs).
+    fn wait_attached(&self) {
+        wait_until("programs at all pods", LIMIT, || {
+            let (status, _) = self.lab.ask_agent(&["status", "-o", "json"])?;
+            let status: Value = serde_json::from_str(&status)?;
+            let ports = status["ports"].as_array().context("no ports")?;
+            let is_attached = |port: &Value| port["attachment"] == "attached";
+            Ok(ports.len() >= topology::pods().len() && ports.iter().all(is_attached))
+        })
+        .expect("the agent attaches its programs");
     }
 
     /// Pods ask for all names again that they know the addresses of, and for names beside.
@@ -767,7 +785,7 @@ impl<'a> Hunt<'a> {
         let mut say = |what: &str, text_of: String| {
             writeln!(text, "== {what}\n{text_of}").expect("a string takes it");
         };
-        let shown = |result: anyhow::Result<String>| match result {
+        let shown = |result: Result<String>| match result {
             Ok(text) => text,
             Err(error) => format!("{error:#}"),
         };
