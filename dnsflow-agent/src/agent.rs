@@ -295,6 +295,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         lost_lines.clone(),
         observed.clone(),
         denial_counts,
+        reporter.counters(),
     ));
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();

@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,7 @@ use tokio::sync::Mutex;
 use crate::{
     agent::denials::{Counts, DenialCounts},
     control::{Inquiries, journal::Journal},
+    k8s::events::EventCounters,
     logging::LostLines,
 };
 
@@ -89,6 +90,7 @@ pub struct Metrics {
     lost_lines: LostLines,
     observed: Observed,
     denials: DenialCounts,
+    events: Arc<EventCounters>,
     /// The last answer, and when it was made.
     last: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -108,6 +110,7 @@ impl Metrics {
         lost_lines: LostLines,
         observed: Observed,
         denials: DenialCounts,
+        events: Arc<EventCounters>,
     ) -> Self {
         Self {
             inquiries,
@@ -116,6 +119,7 @@ impl Metrics {
             lost_lines,
             observed,
             denials,
+            events,
             last: Mutex::default(),
         }
     }
@@ -132,6 +136,7 @@ impl Metrics {
         families.extend(of_packets((self.packets)()));
         families.extend(of_denials(self.denials.read()));
         families.extend([
+            of_events(&self.events),
             Family::counter(
                 "log_lines_lost",
                 "Lines of the log that were lost because nobody read fast enough.",
@@ -287,6 +292,28 @@ impl Collector for Families {
             .iter()
             .try_for_each(|family| family.encode(&mut encoder))
     }
+}
+
+/// What became of what is to be told as Kubernetes Events.
+fn of_events(counters: &EventCounters) -> Family {
+    let EventCounters {
+        created,
+        known,
+        failures,
+        dropped,
+    } = counters;
+    let results = [
+        ("created", created),
+        ("known", known),
+        ("failed", failures),
+        ("dropped", dropped),
+    ];
+    Family::counters(
+        "event_notices",
+        "What became of notices for Kubernetes Events; one that failed is tried again.",
+        "result",
+        results.map(|(result, count)| (result, count.load(Relaxed))),
+    )
 }
 
 /// What the engine counts. Its fields are listed in full, so that none can be forgotten.

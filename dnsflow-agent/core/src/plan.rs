@@ -74,9 +74,7 @@ impl Cookies {
         self.by_actions.insert(actions.to_vec(), cookie);
         cookie
     }
-}
 
-impl Cookies {
     /// Forgets the cookies that no flow has any more, and those of their sentinel flows.
     fn keep(&mut self, in_use: impl Iterator<Item = Cookie>) {
         let in_use: BTreeSet<Cookie> = in_use.collect();

@@ -38,6 +38,7 @@ fn served() -> Served {
         lost,
         Observed::default(),
         DenialCounts::default(),
+        Arc::default(),
     );
     Served {
         health: Arc::new(health),

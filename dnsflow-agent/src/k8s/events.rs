@@ -285,8 +285,8 @@ impl Reporter {
     }
 
     /// The counters.
-    pub fn counters(&self) -> &EventCounters {
-        &self.counters
+    pub fn counters(&self) -> Arc<EventCounters> {
+        Arc::clone(&self.counters)
     }
 }
 

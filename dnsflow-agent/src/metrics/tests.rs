@@ -13,6 +13,7 @@ fn families() -> Vec<Family> {
     ]);
     families.extend(of_packets(Packets::default()));
     families.extend(of_denials(Counts::default()));
+    families.push(of_events(&EventCounters::default()));
     families
 }
 

@@ -50,6 +50,7 @@ impl Running {
             log.lost_lines(),
             Observed::default(),
             DenialCounts::default(),
+            Arc::default(),
         );
         let (inputs, given) = mpsc::channel(16);
         let connections = Connections::new();
