@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dnsflow_common::record::DEFER_BURST;
+
 use crate::report::Limit;
 
 /// How long cache entries last, and how many there may be.
@@ -80,7 +82,7 @@ pub const POD_REPORT_INTERVAL: Duration = Duration::from_secs(4);
 /// … and as many at once as this time allows: sixteen. The rest is counted.
 pub const POD_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 /// Answers to one pod that are deferred before its rules are known: as many as the kernel defers at once.
-pub const UNJUDGED_DEFERRED_MAX: usize = 128;
+pub const UNJUDGED_DEFERRED_MAX: usize = DEFER_BURST as usize;
 
 /// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
 /// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.
