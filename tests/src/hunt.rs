@@ -345,15 +345,17 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// What the agent says of itself, the newest first.
+    /// What the agent says of itself: its metrics, without counters of what did not happen, and its log, the newest
+    /// first.
     fn words_of_the_agent(&self) -> String {
         let metrics = self
             .lab
             .agent_metrics()
             .unwrap_or_else(|error| format!("{error:#}"));
+        let did_not_happen = |line: &str| line.contains("_total") && line.ends_with(" 0");
         let metrics: Vec<&str> = metrics
             .lines()
-            .filter(|line| !line.ends_with(" 0"))
+            .filter(|line| !did_not_happen(line))
             .collect();
         let log = self
             .agent()
