@@ -72,6 +72,7 @@ impl Wire {
     /// # Panics
     ///
     /// Where it does not come for ten seconds.
+    #[track_caller]
     pub fn expect(&self, frame: &[u8]) {
         self.expect_any(&[frame]);
     }
@@ -81,6 +82,7 @@ impl Wire {
     /// # Panics
     ///
     /// Where none comes for ten seconds.
+    #[track_caller]
     pub fn expect_any(&self, frames: &[impl AsRef<[u8]>]) {
         self.expect_that(|found| frames.iter().any(|frame| frame.as_ref() == found));
     }
@@ -90,6 +92,7 @@ impl Wire {
     /// # Panics
     ///
     /// Where none comes for ten seconds.
+    #[track_caller]
     pub fn expect_that(&self, is_wanted: impl Fn(&[u8]) -> bool) {
         let mut buffer = vec![0; 1 << 17];
         loop {

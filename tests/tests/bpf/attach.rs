@@ -46,6 +46,7 @@ fn answer() -> Frame {
 }
 
 /// The pod asks and is answered.
+#[track_caller]
 fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
     let query = query_of(answer).build();
     pod.send(&query);

@@ -32,7 +32,7 @@ const NLM_F_CREATE_EXCL: u16 = 0x200 | 0x400;
 const NLMSG_ERROR: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
-const IFLA_QDISC: u16 = 6;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_INFO_KIND: u16 = 1;
@@ -51,6 +51,8 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// `IFA_F_NODAD`: the address can be used at once.
 const IFA_F_NODAD: u8 = 2;
+/// `IF_OPER_UP` (Linux include/uapi/linux/if.h).
+const IF_OPER_UP: u8 = 6;
 /// `TC_H_INGRESS`: the parent of the ingress qdisc and of clsact.
 const TC_H_INGRESS: u32 = 0xffff_fff1;
 /// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)`
@@ -124,8 +126,7 @@ impl Elsewhere {
             }
             let message = [ifinfomsg(libc::IFF_UP), attribute(IFLA_IFNAME, &nul(name))].concat();
             request(RTM_NEWLINK, 0, &message).expect("up");
-            let limit = Duration::from_secs(10);
-            wait_until("a queue", limit, || Ok(has_queue(name))).expect("the interface is ready");
+            wait_until_up(name);
         });
     }
 }
@@ -175,29 +176,33 @@ pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
         request(RTM_NEWLINK, 0, &message).expect("up");
     }
     for name in [name, peer] {
-        let limit = Duration::from_secs(10);
-        wait_until("a queue", limit, || Ok(has_queue(name))).expect("the interface is ready");
+        wait_until_up(name);
     }
 }
 
-/// Whether an interface sends what it is given. The kernel puts the queue in place some time after
-/// the carrier came (`linkwatch_do_dev` in Linux net/core/link_watch.c); until then it is `noop`,
-/// which drops every frame.
-fn has_queue(name: &str) -> bool {
+/// Waits until an interface sends what it is given. Some time after the carrier came, the kernel sets the
+/// operational state and puts the queue in place (`linkwatch_do_dev` in Linux net/core/link_watch.c). Until then every
+/// frame is dropped, although the interface is said to have its queue (`dev_activate` in net/sched/sch_generic.c).
+fn wait_until_up(name: &str) {
+    let limit = Duration::from_secs(10);
+    wait_until("the carrier", limit, || Ok(is_up(name))).expect("the interface is ready");
+}
+
+fn is_up(name: &str) -> bool {
     let message = [ifinfomsg(0), attribute(IFLA_IFNAME, &nul(name))].concat();
     let reply = exchange(RTM_GETLINK, NLM_F_REQUEST, &message).expect("an answer");
     assert_eq!(u16::from_ne_bytes([reply[4], reply[5]]), RTM_NEWLINK);
     let mut attributes = &reply[32..];
     while let [len_low, len_high, kind_low, kind_high, ..] = *attributes {
         let len = usize::from(u16::from_ne_bytes([len_low, len_high]));
-        if u16::from_ne_bytes([kind_low, kind_high]) == IFLA_QDISC {
-            return attributes[4..len] != *b"noop\0";
+        if u16::from_ne_bytes([kind_low, kind_high]) == IFLA_OPERSTATE {
+            return attributes[4..len] == [IF_OPER_UP];
         }
         attributes = attributes
             .get(len.next_multiple_of(4)..)
             .unwrap_or_default();
     }
-    panic!("{name} has no queueing discipline");
+    panic!("{name} has no operational state");
 }
 
 /// Makes an interface, up, whose frames pass another one with a VLAN tag.
