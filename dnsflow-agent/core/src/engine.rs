@@ -571,7 +571,7 @@ impl Engine {
             mentioned = Some(mention);
             let needs = self.answer(told, mention, answer, server, frame.captured_at, now);
             if carries {
-                wait = wait.max(needs);
+                wait = wait.and(needs);
             }
         }
         if frame.held {
@@ -710,13 +710,13 @@ impl Engine {
         for port in recipients {
             for (address, _) in &answer.addresses {
                 if let Some(written) = self.told.cache.written(port, *address) {
-                    wait = wait.max(self.switch.wait_for(written));
+                    wait = wait.and(self.switch.wait_for(written));
                 }
             }
         }
         if let Some(opening) = opened_by_marks {
             self.switch
-                .opened_by_verdict(opening, wait, now, &mut self.out);
+                .opened_by_verdict(opening, &wait, now, &mut self.out);
         }
         wait
     }

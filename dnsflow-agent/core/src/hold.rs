@@ -56,15 +56,35 @@ impl Default for HoldLimits {
     }
 }
 
-/// What a frame waits for, the shortest wait first: of several waits, the greatest one counts.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+/// What a frame waits for.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Wait {
     /// Nothing: the frame leaves at once, behind the frames of its connection.
+    #[default]
     Nothing,
-    /// A batch of changes ([`HoldQueue::applied`]). Batches take effect in their order.
-    Batch(BatchId),
+    /// All of these batches of changes ([`HoldQueue::applied`]). They take effect in any order.
+    Batches(BTreeSet<BatchId>),
     /// The end of [`HoldLimits::longest`]: no batch is known that brings the flows.
     Longest,
+}
+
+impl Wait {
+    /// One batch.
+    pub fn batch(batch: BatchId) -> Self {
+        Self::Batches(BTreeSet::from([batch]))
+    }
+
+    /// Waits for what `other` waits for, too.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Longest, _) | (_, Self::Longest) => Self::Longest,
+            (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
+            (Self::Batches(mut batches), Self::Batches(others)) => {
+                batches.extend(others);
+                Self::Batches(batches)
+            }
+        }
+    }
 }
 
 /// The queue has no room for another frame.
@@ -93,6 +113,7 @@ labels! {
 #[derive(Debug)]
 struct Held {
     frame: HeldFrame,
+    /// Without the batches that are over.
     wait: Wait,
     connection: Option<ConnectionKey>,
     /// When the wait ended, or will end, if that is known.
@@ -110,7 +131,7 @@ impl Held {
     }
 
     fn why(&self) -> HoldEvent {
-        match (self.wait, self.ready) {
+        match (&self.wait, self.ready) {
             (Wait::Nothing, _) => HoldEvent::Free,
             (_, Some(ready)) if ready <= self.deadline => HoldEvent::Applied,
             _ => HoldEvent::Overrun,
@@ -192,11 +213,12 @@ impl HoldQueue {
         let number = self.next;
         self.next += 1;
         let deadline = frame.captured_at + self.limits.longest;
-        let ready = match wait {
+        let ready = match &wait {
             Wait::Nothing => Some(frame.captured_at),
             Wait::Longest => None,
-            Wait::Batch(batch) => {
-                self.waiting.insert((batch, number));
+            Wait::Batches(batches) => {
+                self.waiting
+                    .extend(batches.iter().map(|batch| (*batch, number)));
                 None
             }
         };
@@ -228,15 +250,20 @@ impl HoldQueue {
         waiting.next().is_some_and(|(of, _)| *of == batch)
     }
 
-    /// Ends the wait of the frames that wait for these batches. A batch that the switch refused is
-    /// over as well.
+    /// These batches are over, also where the switch refused them. Ends the wait of the frames that wait for no
+    /// others.
     pub fn applied(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
         for batch in batches {
             while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
                 && of == batch
             {
                 self.waiting.remove(&(of, number));
-                self.change(number, |held| held.ready = Some(now));
+                self.change(number, |held| {
+                    if let Wait::Batches(batches) = &mut held.wait {
+                        batches.remove(&batch);
+                        held.ready = batches.is_empty().then_some(now);
+                    }
+                });
             }
         }
     }
@@ -342,8 +369,10 @@ impl HoldQueue {
     fn leave(&mut self, number: Number) -> Option<(HeldFrame, HoldEvent)> {
         let held = self.frames.remove(&number)?;
         let why = held.why();
-        if let Wait::Batch(batch) = held.wait {
-            self.waiting.remove(&(batch, number));
+        if let Wait::Batches(batches) = &held.wait {
+            for batch in batches {
+                self.waiting.remove(&(*batch, number));
+            }
         }
         if let Some(of_interface) = self.of_interface.get_mut(&held.frame.ifindex) {
             of_interface.frames -= 1;

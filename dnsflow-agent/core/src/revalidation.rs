@@ -175,20 +175,11 @@ impl Revalidation {
             }
             return Vec::new();
         };
-        let mut over = Vec::new();
-        // Pods with a batch that is still waited for. A frame waits for the last batch of several.
-        let mut behind: BTreeSet<&str> = BTreeSet::new();
-        for (batch, waiting) in &self.waiting {
-            let interfaces = || waiting.paths.iter().map(|path| &*path.interface);
-            let is_clear = batches.contains(batch)
-                && !waiting.paths.iter().any(|path| dropping.contains(path))
-                && !interfaces().any(|interface| behind.contains(interface));
-            if is_clear {
-                over.push(*batch);
-            } else {
-                behind.extend(interfaces());
-            }
-        }
+        let mut over = batches;
+        over.retain(|batch| {
+            let waiting = self.waiting.get(batch);
+            waiting.is_some_and(|waiting| !waiting.paths.iter().any(|path| dropping.contains(path)))
+        });
         for batch in &over {
             self.end(*batch, RevalidationEvent::Clear);
         }

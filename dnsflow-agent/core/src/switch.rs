@@ -231,10 +231,10 @@ impl Switch {
             }
             Written::Unsent { .. } => Wait::Nothing,
             Written::In(batch) if self.unanswered.contains(&batch) => Wait::Longest,
-            Written::In(batch) if self.pending.contains_key(&batch) => Wait::Batch(batch),
-            Written::In(batch) if self.opens_in(batch) => Wait::Batch(batch),
-            Written::In(batch) if self.queues.contain(batch) => Wait::Batch(batch),
-            Written::In(batch) if self.revalidation.awaits(batch) => Wait::Batch(batch),
+            Written::In(batch) if self.pending.contains_key(&batch) => Wait::batch(batch),
+            Written::In(batch) if self.opens_in(batch) => Wait::batch(batch),
+            Written::In(batch) if self.queues.contain(batch) => Wait::batch(batch),
+            Written::In(batch) if self.revalidation.awaits(batch) => Wait::batch(batch),
             Written::In(_) => Wait::Nothing,
         }
     }
@@ -359,12 +359,12 @@ impl Switch {
     pub(crate) fn opened_by_verdict(
         &mut self,
         opening: Opening,
-        wait: Wait,
+        wait: &Wait,
         now: Timestamp,
         out: &mut Output,
     ) {
         let pending = match wait {
-            Wait::Batch(batch) => self.pending.get_mut(&batch),
+            Wait::Batches(batches) => batches.last().and_then(|batch| self.pending.get_mut(batch)),
             Wait::Nothing => None,
             Wait::Longest => return,
         };

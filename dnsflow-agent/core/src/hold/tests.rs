@@ -86,16 +86,18 @@ impl HoldQueue {
 }
 
 use HoldEvent::{Applied, Free, Overrun};
-use Wait::{Batch, Longest, Nothing};
+use Wait::{Batches, Longest, Nothing};
 
-const BATCH: Wait = Batch(BatchId(1));
+fn batch(number: u64) -> Wait {
+    Wait::batch(BatchId(number))
+}
 
 #[test]
 fn an_answer_leaves_when_its_batch_is_done() {
     let mut queue = queue();
     let (frame, _) = udp(&[1, 2, 3], 10);
     let gso_size = 1448;
-    queue.holds((Frame { gso_size, ..frame }, None), BATCH);
+    queue.holds((Frame { gso_size, ..frame }, None), batch(1));
     assert_eq!((queue.len(), queue.bytes_held()), (1, 3));
     queue.applied([BatchId(2)], at(20));
     assert_eq!(queue.due(20), []);
@@ -118,7 +120,7 @@ fn an_answer_leaves_when_its_batch_is_done() {
 #[test]
 fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
     let mut queue = queue();
-    queue.holds(udp(&[1], 10), BATCH);
+    queue.holds(udp(&[1], 10), batch(1));
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(109), []);
     assert_eq!(queue.due(110), [(1, Overrun)]);
@@ -137,19 +139,28 @@ fn an_answer_that_waits_for_nothing_or_for_as_long_as_is_allowed() {
 }
 
 #[test]
-fn of_several_waits_the_longest_counts() {
-    let batch = |number| Batch(BatchId(number));
-    let ascending = [Nothing, batch(1), batch(2), Longest];
-    assert!(ascending.is_sorted_by(|shorter, longer| shorter < longer));
+fn an_answer_waits_for_each_of_its_batches() {
+    for [first, last] in [[1, 2], [2, 1]] {
+        let mut queue = queue();
+        queue.holds(udp(&[1], 0), batch(1).and(Nothing).and(batch(2)));
+        queue.applied([BatchId(first)], at(5));
+        assert_eq!(queue.due(5), []);
+        assert!(!queue.awaits(BatchId(first)) && queue.awaits(BatchId(last)));
+        queue.applied([BatchId(first), BatchId(last)], at(6));
+        assert_eq!(queue.due(6), [(1, Applied)]);
+    }
+    assert_eq!(Nothing.and(Nothing), Nothing);
+    assert_eq!(batch(1).and(Longest), Longest);
+    assert_eq!(Longest.and(batch(1)), Longest);
 }
 
 #[test]
 fn frames_of_a_connection_wait_for_those_before_them() {
     let mut queue = queue();
-    queue.holds(tcp(&[1], 0), BATCH);
+    queue.holds(tcp(&[1], 0), batch(1));
     assert!(queue.has_frames_of(&connection(40_000)));
     queue.holds(tcp(&[2], 1), Nothing);
-    queue.holds(tcp(&[3], 2), Batch(BatchId(2)));
+    queue.holds(tcp(&[3], 2), batch(2));
     queue.holds(tcp(&[4], 3), Nothing);
     // Another connection's has nothing to do with it.
     let (other, _) = at_interface(2, udp(&[5], 3));
@@ -165,8 +176,8 @@ fn frames_of_a_connection_wait_for_those_before_them() {
 #[test]
 fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
     let mut queue = queue();
-    queue.holds(tcp(&[1], 0), BATCH);
-    queue.holds(tcp(&[2], 1), Batch(BatchId(2)));
+    queue.holds(tcp(&[1], 0), batch(1));
+    queue.holds(tcp(&[2], 1), batch(2));
     queue.applied([BatchId(1)], at(2));
     assert_eq!(queue.due(2), [(1, Applied)]);
     assert_eq!(queue.due(100), []);
@@ -177,8 +188,8 @@ fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
 fn an_earlier_frame_leaves_before_a_later_one_is_overdue() {
     let mut queue = queue();
     // Packets of one connection can be stamped on different processors.
-    queue.holds(tcp(&[1], 20), BATCH);
-    queue.holds(tcp(&[2], 10), BATCH);
+    queue.holds(tcp(&[1], 20), batch(1));
+    queue.holds(tcp(&[2], 10), batch(1));
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(110), [(1, Overrun), (2, Overrun)]);
 }
@@ -187,20 +198,23 @@ fn an_earlier_frame_leaves_before_a_later_one_is_overdue() {
 fn where_there_is_no_room_nothing_is_held() {
     let mut queue = queue();
     for number in 0..4 {
-        queue.holds(udp(&[number], 0), BATCH);
+        queue.holds(udp(&[number], 0), batch(1));
     }
-    assert_eq!(queue.hold_at(udp(&[9], 0), BATCH, at(0)), Err(Full));
+    assert_eq!(queue.hold_at(udp(&[9], 0), batch(1), at(0)), Err(Full));
     let of_other = |bytes| at_interface(2, udp(bytes, 0));
-    queue.holds(of_other(&[4]), BATCH);
-    assert_eq!(queue.hold_at(of_other(&[9; 40]), BATCH, at(0)), Err(Full));
-    queue.holds(of_other(&[5; 39]), BATCH);
+    queue.holds(of_other(&[4]), batch(1));
+    assert_eq!(
+        queue.hold_at(of_other(&[9; 40]), batch(1), at(0)),
+        Err(Full)
+    );
+    queue.holds(of_other(&[5; 39]), batch(1));
     let of_third = at_interface(3, udp(&[9; 17], 0));
-    assert_eq!(queue.hold_at(of_third, BATCH, at(0)), Err(Full));
+    assert_eq!(queue.hold_at(of_third, batch(1), at(0)), Err(Full));
     assert_eq!(queue.due(100).len(), 6);
     for number in 0..6 {
-        queue.holds(at_interface(number, udp(&[9], 200)), BATCH);
+        queue.holds(at_interface(number, udp(&[9], 200)), batch(1));
     }
-    assert_eq!(queue.hold_at(udp(&[9], 0), BATCH, at(0)), Err(Full));
+    assert_eq!(queue.hold_at(udp(&[9], 0), batch(1), at(0)), Err(Full));
     assert_eq!(queue.events()[HoldEvent::Full], 4);
 }
 
@@ -208,7 +222,7 @@ fn where_there_is_no_room_nothing_is_held() {
 fn where_there_is_no_room_a_connection_keeps_its_order() {
     let mut queue = queue();
     for number in 0..4 {
-        queue.holds(tcp(&[number], 0), BATCH);
+        queue.holds(tcp(&[number], 0), batch(1));
     }
     assert_eq!(queue.hold_at(tcp(&[9], 1), Nothing, at(1)), Err(Full));
     let all = [0, 1, 2, 3].map(|number| (number, Overrun));
@@ -218,9 +232,9 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
 #[test]
 fn all_leave_in_the_end() {
     let mut queue = queue();
-    queue.holds(tcp(&[1], 0), BATCH);
+    queue.holds(tcp(&[1], 0), batch(1));
     queue.holds(tcp(&[2], 0), Longest);
-    queue.holds(udp(&[3], 0), Batch(BatchId(7)));
+    queue.holds(udp(&[3], 0), batch(7));
     assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
 }
 
@@ -247,6 +261,7 @@ enum StepWait {
     Longest,
     NextBatch,
     Again,
+    BothBatches,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -255,6 +270,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(StepWait::Longest),
         Just(StepWait::NextBatch),
         Just(StepWait::Again),
+        Just(StepWait::BothBatches),
     ];
     prop_oneof![
         4 => (0u8..6, 0u64..30, wait, 9usize..20)
@@ -348,9 +364,13 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                     StepWait::Longest => Longest,
                     StepWait::NextBatch => {
                         next_batch += 1;
-                        Batch(BatchId(next_batch))
+                        batch(next_batch)
                     }
-                    StepWait::Again => Batch(BatchId(next_batch)),
+                    StepWait::Again => batch(next_batch),
+                    StepWait::BothBatches => {
+                        next_batch += 1;
+                        batch(next_batch - 1).and(batch(next_batch))
+                    }
                 };
                 let captured_at = now.checked_sub(micros(age)).expect("after the beginning");
                 let mut bytes = vec![whose; len];
@@ -361,7 +381,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                     captured_at,
                     ..udp(&bytes, 0).0
                 };
-                let held = queue.hold(&frame, connection, wait, now);
+                let held = queue.hold(&frame, connection, wait.clone(), now);
                 prop_assert_eq!(held.is_ok(), model.has_room(ifindex, len));
                 if held.is_ok() {
                     model.frames.push(Plain {
@@ -370,11 +390,8 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                         ifindex,
                         len,
                         deadline: captured_at + LIMITS.longest,
+                        ready: (wait == Nothing).then_some(captured_at),
                         wait,
-                        ready: match wait {
-                            Nothing => Some(captured_at),
-                            Batch(_) | Longest => None,
-                        },
                     });
                 } else {
                     for frame in &mut model.frames {
@@ -388,7 +405,10 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                 let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
                 queue.applied([batch], now);
                 for frame in &mut model.frames {
-                    if frame.wait == Batch(batch) && frame.ready.is_none() {
+                    if let Batches(batches) = &mut frame.wait
+                        && batches.remove(&batch)
+                        && batches.is_empty()
+                    {
                         frame.ready = Some(now);
                     }
                 }

@@ -72,10 +72,10 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
         .commit(batch, true, &mut setup.planner, &mut setup.out);
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
-    assert_eq!(setup.switch.wait_for(installed.written), Wait::Batch(id));
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     let is_over = setup.switch.applied(id, Ok(()), true, NOW, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
-    assert_eq!(setup.switch.wait_for(installed.written), Wait::Batch(id));
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
     assert_eq!(setup.switch.revalidated(|_| true, NOW + pass), [id]);
     assert_eq!(setup.switch.wait_for(installed.written), Wait::Nothing);
@@ -94,7 +94,7 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
         // It can be waited for before it is sent.
         assert_eq!(
             setup.switch.wait_for(installed.written),
-            Wait::Batch(ids[0])
+            Wait::batch(ids[0])
         );
     }
     assert_eq!(ids[0], ids[1]);
@@ -241,7 +241,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
     let Written::In(first) = waiting.written else {
         panic!("{waiting:?}");
     };
-    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Batch(first));
+    assert_eq!(setup.switch.wait_for(waiting.written), Wait::batch(first));
     // Another pod does not wait.
     told(&mut setup, 2, 3);
     assert_eq!(flush(&mut setup), [3]);

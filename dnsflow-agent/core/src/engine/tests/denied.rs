@@ -157,6 +157,23 @@ fn what_may_have_gone_unseen_makes_answers_wait() {
 }
 
 #[test]
+fn an_answer_that_opens_more_waits_for_what_was_restored_just_before() {
+    let mut node = Node::quiet(&rules());
+    assert_eq!(node.opens(1), QUIET_TOLD);
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    while node.switch.is_empty() {
+        node.pass(PASS / 10);
+    }
+    node.held_answer("example.com", &[[203, 0, 113, 1], [203, 0, 113, 2]]);
+    assert_eq!(node.switch.len(), 2, "the second one is open");
+    assert_eq!(node.released(), [], "the first one may still be dropped");
+    node.pass(PASS);
+    assert_eq!(node.released().len(), 1);
+}
+
+#[test]
 fn changed_rules_make_answers_wait() {
     let mut node = Node::quiet(&rules());
     let [name, deny] = rules();
