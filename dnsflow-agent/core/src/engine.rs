@@ -636,7 +636,6 @@ impl Engine {
         }
         let recipients = self.ports.recipients(told, &self.policy);
         let mut batch = self.switch.begin_openings(told, now);
-        let changes_before = batch.len();
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
         for port in &recipients {
@@ -658,7 +657,7 @@ impl Engine {
             out.counters.addresses_refused += left_out as u64;
             access.too_many_of_name(told, &answer.name, now, out);
         }
-        let changes = batch.len() - changes_before;
+        let changes = batch.added();
         let Outcome {
             rules,
             opened,
@@ -702,7 +701,9 @@ impl Engine {
             false => None,
         };
         // Also changes that closed an address to make room, or that restored flows.
-        switch.open(told, batch, changes, opening);
+        let planner = self.told.plans.planner();
+        self.switch
+            .open(told, batch, opening, planner, now, &mut self.out);
         if !matched {
             return Wait::Nothing;
         }

@@ -294,7 +294,9 @@ impl Switch {
             Some(openings) => Some(openings.batch.take()),
             None => None,
         };
-        shared.unwrap_or_else(|| self.batch(self.up, now))
+        let mut batch = shared.unwrap_or_else(|| self.batch(self.up, now));
+        batch.before = batch.len();
+        batch
     }
 
     fn batch(&mut self, sends: bool, now: Timestamp) -> Batch {
@@ -317,20 +319,25 @@ impl Switch {
             at: now,
             ends_gap: false,
             changes: Vec::new(),
+            before: 0,
             marks: Vec::new(),
             paths: BTreeSet::new(),
         }
     }
 
-    /// Takes back the batch of openings, with what one answer to this pod opened by so many changes.
+    /// Takes back the batch of openings, with what one answer to this pod opened.
     /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
     pub(crate) fn open(
         &mut self,
         asker: PortId,
         batch: Batch,
-        changes: usize,
         opening: Option<Opening>,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
     ) {
+        let mut batch = batch;
+        self.keep_order(asker, &mut batch, planner, now, out);
         if self.queues.are_full(asker) {
             self.queues.push(asker, batch, opening);
             return;
@@ -342,6 +349,7 @@ impl Switch {
         openings.extend(opening);
         if !batch.is_empty() {
             if batch.id().is_some() {
+                let changes = batch.added();
                 *shares.entry(asker).or_default() += changes;
                 self.queues.sent(asker, changes);
             }
@@ -351,6 +359,35 @@ impl Switch {
                 shares,
             });
         }
+    }
+
+    /// Where an answer has added changes of flows for which changes wait in queues of other pods, sends what was planned
+    /// before them: the openings of this turn, and then these queues.
+    fn keep_order(
+        &mut self,
+        asker: PortId,
+        batch: &mut Batch,
+        planner: &mut Planner,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let mut others = self.queues.with_flows_of(&batch.changes[batch.before..]);
+        others.retain(|port| *port != asker);
+        if others.is_empty() {
+            return;
+        }
+        if self.queues.are_full(asker) {
+            self.send_openings(planner, now, out);
+        } else {
+            let added = batch.changes.split_off(batch.before);
+            let mut part = batch.take_changes();
+            (batch.changes, batch.before) = (added, 0);
+            // Nobody waits for a part but the last.
+            part.written = self.batch(true, now).written;
+            part.at = now;
+            self.send(part, false, Vec::new(), Shares::new(), planner, out);
+        }
+        self.send_waiting(others, planner, now, out);
     }
 
     /// Reports what an answer opened without a change of flows: at once, or with the batch that the verdict's flows
@@ -383,34 +420,34 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
+        self.send_openings(planner, now, out);
+        while let Some(port) = self.queues.next() {
+            self.send_next(port, planner, now, out);
+        }
+    }
+
+    fn send_openings(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
         if let Some(openings) = self.openings.take() {
             let Openings {
                 batch,
                 openings,
                 shares,
             } = openings;
-            self.overtake(&batch, &shares, planner, now, out);
             let batch = Batch { at: now, ..batch };
             // Openings are never atomic.
             self.send(batch, false, openings, shares, planner, out);
         }
-        while let Some(port) = self.queues.next() {
-            self.send_next(port, planner, now, out);
-        }
     }
 
-    /// Sends what waits and is for flows that a batch changes: the batch comes behind it. What pods with a
-    /// share in the batch have waiting came after their share.
-    fn overtake(
+    /// Sends all that waits for these pods.
+    fn send_waiting(
         &mut self,
-        batch: &Batch,
-        shares: &Shares,
+        ports: Vec<PortId>,
         planner: &mut Planner,
         now: Timestamp,
         out: &mut Output,
     ) {
-        let ports = self.queues.with_flows_of(&batch.changes);
-        for port in ports.into_iter().filter(|port| !shares.contains_key(port)) {
+        for port in ports {
             while self.send_next(port, planner, now, out) {}
         }
     }
@@ -453,9 +490,9 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        let shares = Shares::new();
-        self.overtake(&batch, &shares, planner, batch.at, out);
-        self.send(batch, atomic, Vec::new(), shares, planner, out)
+        let ports = self.queues.with_flows_of(&batch.changes);
+        self.send_waiting(ports, planner, batch.at, out);
+        self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
     }
 
     fn send(

@@ -27,6 +27,8 @@ pub(crate) struct Batch {
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(super) ends_gap: bool,
     pub(super) changes: Vec<FlowChange>,
+    /// How many of the changes were there before the answer that is being planned.
+    pub(super) before: usize,
     /// The changes of marks. They are carried out before the changes of flows, whether the batch is sent or not.
     pub(super) marks: Vec<MarkChange>,
     /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
@@ -92,6 +94,11 @@ impl Batch {
     pub(crate) fn adds_since(&self, from: usize) -> bool {
         let is_addition = |change: &FlowChange| matches!(change, FlowChange::Add(..));
         self.changes.iter().skip(from).any(is_addition)
+    }
+
+    /// How many changes the answer has added that is being planned.
+    pub(crate) fn added(&self) -> usize {
+        self.changes.len() - self.before
     }
 
     /// How many changes there are.

@@ -1,3 +1,5 @@
+use proptest::{collection::vec, prelude::*};
+
 use super::*;
 use crate::{
     flow::FlowBody,
@@ -32,6 +34,45 @@ impl Setup {
         let mut setup = Self::connected();
         setup.switch.compared = true;
         setup
+    }
+
+    /// An answer to this pod changes these flows; returns what was planned.
+    fn open(&mut self, port: PortId, changes: Vec<FlowChange>) -> Flows {
+        let Self {
+            switch,
+            planner,
+            out,
+        } = self;
+        let mut batch = switch.begin_openings(port, NOW);
+        batch.extend(changes);
+        let planned = planned_in(&batch);
+        switch.open(port, batch, None, planner, NOW, out);
+        planned
+    }
+
+    /// The turn ends.
+    fn flush(&mut self) {
+        self.switch
+            .flush_openings(&mut self.planner, NOW, &mut self.out);
+    }
+
+    /// Something else than an answer changes these flows; returns the batch.
+    fn commit(&mut self, changes: Vec<FlowChange>) -> Option<BatchId> {
+        let mut batch = self.switch.begin(NOW);
+        batch.extend(changes);
+        self.switch
+            .commit(batch, true, &mut self.planner, &mut self.out)
+    }
+
+    /// The changes that were sent since the last call, in their order.
+    fn changes(&mut self) -> Vec<FlowChange> {
+        let commands = std::mem::take(&mut self.out.commands).into_iter();
+        commands
+            .flat_map(|command| match command {
+                Command::Apply { changes, .. } => changes,
+                _ => Vec::new(),
+            })
+            .collect()
     }
 
     /// The batches that were sent since the last call.
@@ -86,22 +127,17 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
     let mut setup = Setup::compared();
     let mut ids = Vec::new();
     for _ in 0..2 {
-        let mut batch = setup.switch.begin_openings(PORT, NOW);
-        batch.extend([change()]);
-        ids.push(batch.id().expect("it is sent"));
-        let installed = planned_in(&batch);
-        setup.switch.open(PORT, batch, 1, None);
+        let Written::In(id) = setup.open(PORT, vec![change()]).written else {
+            panic!("it is sent");
+        };
+        ids.push(id);
         // It can be waited for before it is sent.
-        assert_eq!(
-            setup.switch.wait_for(installed.written),
-            Wait::batch(ids[0])
-        );
+        let wait = setup.switch.wait_for(Written::In(id));
+        assert_eq!(wait, Wait::batch(ids[0]));
     }
     assert_eq!(ids[0], ids[1]);
     assert_eq!(setup.sent(), [], "the turn has not ended");
-    setup
-        .switch
-        .flush_openings(&mut setup.planner, NOW, &mut setup.out);
+    setup.flush();
     assert_eq!(setup.sent(), [(ids[0], 2)]);
     let next = setup.switch.begin(NOW).id();
     assert!(next > Some(ids[0]));
@@ -110,11 +146,8 @@ fn what_answers_of_one_turn_open_is_one_batch_before_any_other() {
 #[test]
 fn an_answer_that_changes_nothing_opens_nothing() {
     let mut setup = Setup::compared();
-    let batch = setup.switch.begin_openings(PORT, NOW);
-    setup.switch.open(PORT, batch, 1, None);
-    setup
-        .switch
-        .flush_openings(&mut setup.planner, NOW, &mut setup.out);
+    setup.open(PORT, Vec::new());
+    setup.flush();
     assert_eq!(setup.sent(), []);
 }
 
@@ -132,13 +165,8 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
         None
     );
     assert_eq!(setup.switch.wait_for(unsent.written), Wait::Longest);
-    let mut batch = setup.switch.begin_openings(PORT, NOW);
-    batch.extend([change()]);
-    let opened = planned_in(&batch);
-    setup.switch.open(PORT, batch, 1, None);
-    setup
-        .switch
-        .flush_openings(&mut setup.planner, NOW, &mut setup.out);
+    let opened = setup.open(PORT, vec![change()]);
+    setup.flush();
     assert_eq!(setup.sent().len(), 1);
     // The connection is lost before the answer.
     setup.switch.disconnected();
@@ -209,21 +237,12 @@ fn told(setup: &mut Setup, port: u32, changes: usize) -> Flows {
     let cookie = Cookie::new(2);
     let mut key = Sentinel { table: 44, cookie }.key();
     key.priority = u16::try_from(port).expect("few");
-    let mut batch = setup.switch.begin_openings(PortId(port), NOW);
     let change = FlowChange::Delete(key, cookie);
-    batch.extend(std::iter::repeat_n(change, changes));
-    let installed = planned_in(&batch);
-    setup.switch.open(PortId(port), batch, changes, None);
-    installed
+    setup.open(PortId(port), vec![change; changes])
 }
 
 fn flush(setup: &mut Setup) -> Vec<usize> {
-    let Setup {
-        switch,
-        planner,
-        out,
-    } = setup;
-    switch.flush_openings(planner, NOW, out);
+    setup.flush();
     setup
         .sent()
         .into_iter()
@@ -263,41 +282,19 @@ fn changes_of_the_same_flow_keep_their_order() {
     for is_commit in [true, false] {
         let mut setup = Setup::compared();
         told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
-        let mut batch = setup.switch.begin_openings(PortId(1), NOW);
-        batch.extend([addition(9)]);
-        setup.switch.open(PortId(1), batch, 1, None);
+        setup.open(PortId(1), vec![addition(9)]);
         assert_eq!(flush(&mut setup), [CHANGES_UNDER_WAY_MAX]);
         let FlowChange::Add(key, body) = addition(9) else {
             panic!("an addition");
         };
         let removal = FlowChange::Delete(key, body.cookie);
         if is_commit {
-            let mut batch = setup.switch.begin(NOW);
-            batch.extend([removal.clone()]);
-            let Setup {
-                switch,
-                planner,
-                out,
-            } = &mut setup;
-            switch.commit(batch, true, planner, out);
+            setup.commit(vec![removal.clone()]);
         } else {
-            let mut batch = setup.switch.begin_openings(PortId(2), NOW);
-            batch.extend([removal.clone()]);
-            setup.switch.open(PortId(2), batch, 1, None);
-            let Setup {
-                switch,
-                planner,
-                out,
-            } = &mut setup;
-            switch.flush_openings(planner, NOW, out);
+            setup.open(PortId(2), vec![removal.clone()]);
+            setup.flush();
         }
-        let commands = std::mem::take(&mut setup.out.commands).into_iter();
-        let changes: Vec<FlowChange> = commands
-            .flat_map(|command| match command {
-                Command::Apply { changes, .. } => changes,
-                _ => Vec::new(),
-            })
-            .collect();
+        let changes = setup.changes();
         assert_eq!(changes[changes.len() - 2..], [addition(9), removal]);
     }
 }
@@ -322,14 +319,143 @@ fn a_dump_may_not_show_what_was_under_way_when_it_began() {
     setup
         .switch
         .commit(batch, true, &mut setup.planner, &mut setup.out);
-    let mut of_turn = setup.switch.begin_openings(PORT, NOW);
-    of_turn.extend([change()]);
-    let opened = of_turn.id().expect("it is sent");
-    setup.switch.open(PORT, of_turn, 1, None);
+    let Written::In(opened) = setup.open(PORT, vec![change()]).written else {
+        panic!("it is sent");
+    };
     let later = NOW + Duration::from_millis(1);
     setup.switch.comparison.at = Some(later);
     setup
         .switch
         .start_comparison(|| true, false, later, &mut setup.out);
     assert_eq!(setup.switch.comparison.unshown, [written, opened].into());
+}
+
+/// What can happen to flows that several pods share.
+#[derive(Clone, Debug)]
+enum Step {
+    /// An answer to a pod changes so many of them, from this one on.
+    Answer {
+        port: u32,
+        first: u16,
+        flows: u16,
+    },
+    Commit {
+        flow: u16,
+    },
+    EndOfTurn,
+    Reply,
+}
+
+const SHARED_FLOWS: u16 = 200;
+
+fn step() -> impl Strategy<Value = Step> {
+    let flows = prop_oneof![1u16..4, 100u16..160];
+    prop_oneof![
+        6 => (1u32..4, 0..SHARED_FLOWS, flows)
+            .prop_map(|(port, first, flows)| Step::Answer { port, first, flows }),
+        1 => (0..SHARED_FLOWS).prop_map(|flow| Step::Commit { flow }),
+        2 => Just(Step::EndOfTurn),
+        2 => Just(Step::Reply),
+    ]
+}
+
+/// Changes on their way: each has its number as the flow's hard timeout.
+struct Way {
+    setup: Setup,
+    /// What each change was planned into.
+    planned: Vec<Written>,
+    /// The change of each flow that was sent last.
+    last: BTreeMap<FlowKey, u16>,
+    /// The numbers in each batch that was not answered.
+    sent: BTreeMap<BatchId, Vec<u16>>,
+    arrived: BTreeSet<u16>,
+}
+
+impl Way {
+    fn change(&self, flow: u16, more: u16) -> FlowChange {
+        let FlowChange::Add(key, mut body) = addition(1000 + flow % SHARED_FLOWS) else {
+            panic!("an addition");
+        };
+        body.hard_timeout_s = self.planned.len() as u16 + more;
+        FlowChange::Add(key, body)
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Answer { port, first, flows } => {
+                let changes = (0..flows).map(|more| self.change(first + more, more));
+                let changes = changes.collect();
+                let Flows { written, .. } = self.setup.open(PortId(port), changes);
+                let planned = self.planned.len() + usize::from(flows);
+                self.planned.resize(planned, written);
+            }
+            Step::Commit { flow } => {
+                self.setup.flush();
+                let batch = self.setup.commit(vec![self.change(flow, 0)]);
+                self.planned.push(Written::In(batch.expect("it is sent")));
+            }
+            Step::EndOfTurn => self.setup.flush(),
+            Step::Reply => {
+                let next = self.setup.switch.pending.keys().next().copied();
+                if let Some((batch, changes)) = next.and_then(|next| self.sent.remove_entry(&next))
+                {
+                    let Setup { switch, out, .. } = &mut self.setup;
+                    switch.applied(batch, Ok(()), true, NOW, out);
+                    self.arrived.extend(changes);
+                }
+            }
+        }
+    }
+
+    fn note_sent(&mut self) -> Result<(), TestCaseError> {
+        for command in std::mem::take(&mut self.setup.out.commands) {
+            let Command::Apply { batch, changes, .. } = command else {
+                continue;
+            };
+            let mut numbers = Vec::new();
+            for change in changes {
+                if let FlowChange::Add(key, body) = change
+                    && key.priority >= 1000
+                {
+                    let number = body.hard_timeout_s;
+                    let before = self.last.insert(key, number);
+                    prop_assert!(before < Some(number), "{} behind {:?}", number, before);
+                    numbers.push(number);
+                }
+            }
+            self.sent.insert(batch, numbers);
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn changes_that_pods_share_arrive_in_their_order_and_are_waited_for(steps in vec(step(), 1..60)) {
+        let mut way = Way {
+            setup: Setup::compared(),
+            planned: Vec::new(),
+            last: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            arrived: BTreeSet::new(),
+        };
+        let end = [Step::EndOfTurn, Step::Reply];
+        let steps = steps.iter().chain(std::iter::repeat_n(&end, 200).flatten());
+        for step in steps {
+            way.take(step);
+            way.note_sent()?;
+            for (number, written) in way.planned.iter().enumerate() {
+                if !way.arrived.contains(&(number as u16)) {
+                    prop_assert_ne!(way.setup.switch.wait_for(*written), Wait::Nothing);
+                }
+            }
+        }
+        prop_assert_eq!(way.arrived.len(), way.planned.len());
+        prop_assert_eq!(&way.setup.switch.sizes()[..2], &[0, 0]);
+    }
 }
