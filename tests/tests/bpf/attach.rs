@@ -496,6 +496,32 @@ fn two_agents_see_the_same_packets_with_tcx() {
 }
 
 #[test]
+fn no_frame_is_lost_while_a_program_is_attached_with_tcx() {
+    with_veth(&by(None), |mut program| {
+        let attachments = &mut program.capture.attacher.attachments;
+        if !attachments.program_mut().kernel_has_tcx().expect("known") {
+            not_run(&this_test(), "this kernel has no TCX");
+            return;
+        }
+        let (host, pod) = (Wire::open("host"), Wire::open("pod"));
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    exchange(&host, &pod, &answer());
+                }
+            });
+            for _ in 0..10 {
+                program.attached("host");
+                program.capture.attacher.attachments.detach(ROW);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_ne!(program.captured(), 0, "frames came while it was attached");
+    });
+}
+
+#[test]
 fn an_ingress_qdisc_in_the_way_of_clsact_is_named() {
     with_veth(&by(Some(AttachKind::Clsact)), |mut program| {
         add_ingress_qdisc(ifindex("host"));
