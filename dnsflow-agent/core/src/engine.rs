@@ -819,6 +819,10 @@ impl Engine {
         }
         let (mut access, switch, out) = self.access();
         switch.restore_lost(&mut access, now, out);
+        if let Some(batches) = self.switch.settled() {
+            self.hold.compared(&batches, now);
+            self.hold.release_due(now, &mut self.out);
+        }
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
         }

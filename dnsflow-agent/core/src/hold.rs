@@ -64,8 +64,8 @@ pub enum Wait {
     Nothing,
     /// All of these batches of changes ([`HoldQueue::applied`]). They take effect in any order.
     Batches(BTreeSet<BatchId>),
-    /// The end of [`HoldLimits::longest`]: no batch is known that brings the flows.
-    Longest,
+    /// The comparison of the switch with the cache ([`HoldQueue::compared`]): no batch is known that brings the flows.
+    Comparison,
 }
 
 impl Wait {
@@ -77,7 +77,7 @@ impl Wait {
     /// Waits for what `other` waits for, too.
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Longest, _) | (_, Self::Longest) => Self::Longest,
+            (Self::Comparison, _) | (_, Self::Comparison) => Self::Comparison,
             (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
             (Self::Batches(mut batches), Self::Batches(others)) => {
                 batches.extend(others);
@@ -161,6 +161,8 @@ pub struct HoldQueue {
     /// leave.
     due: BTreeSet<(Timestamp, Number)>,
     waiting: BTreeSet<(BatchId, Number)>,
+    /// Those that wait for the comparison.
+    comparison: BTreeSet<Number>,
     connections: HashMap<ConnectionKey, VecDeque<Number>>,
     events: CounterVec<HoldEvent>,
 }
@@ -215,7 +217,10 @@ impl HoldQueue {
         let deadline = frame.captured_at + self.limits.longest;
         let ready = match &wait {
             Wait::Nothing => Some(frame.captured_at),
-            Wait::Longest => None,
+            Wait::Comparison => {
+                self.comparison.insert(number);
+                None
+            }
             Wait::Batches(batches) => {
                 self.waiting
                     .extend(batches.iter().map(|batch| (*batch, number)));
@@ -265,6 +270,18 @@ impl HoldQueue {
                     }
                 });
             }
+        }
+    }
+
+    /// The comparison has ended: what has waited for it waits for these batches, which bring the flows that were missing.
+    pub fn compared(&mut self, batches: &BTreeSet<BatchId>, now: Timestamp) {
+        for number in std::mem::take(&mut self.comparison) {
+            let waiting = batches.iter().map(|batch| (*batch, number));
+            self.waiting.extend(waiting);
+            self.change(number, |held| {
+                held.wait = Wait::Batches(batches.clone());
+                held.ready = batches.is_empty().then_some(now);
+            });
         }
     }
 
@@ -369,9 +386,15 @@ impl HoldQueue {
     fn leave(&mut self, number: Number) -> Option<(HeldFrame, HoldEvent)> {
         let held = self.frames.remove(&number)?;
         let why = held.why();
-        if let Wait::Batches(batches) = &held.wait {
-            for batch in batches {
-                self.waiting.remove(&(*batch, number));
+        match &held.wait {
+            Wait::Nothing => {}
+            Wait::Batches(batches) => {
+                for batch in batches {
+                    self.waiting.remove(&(*batch, number));
+                }
+            }
+            Wait::Comparison => {
+                self.comparison.remove(&number);
             }
         }
         if let Some(of_interface) = self.of_interface.get_mut(&held.frame.ifindex) {

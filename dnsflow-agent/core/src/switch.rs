@@ -110,6 +110,8 @@ struct Comparison {
     sentinels: BTreeMap<Sentinel, (Cookie, u16)>,
     /// When the next comparison begins.
     at: Option<Timestamp>,
+    /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
+    has_ended: bool,
     /// A comparison that begins at this time or later reads the counters of all flows that existed
     /// when this was set.
     read_counters_at: Option<Timestamp>,
@@ -227,10 +229,10 @@ impl Switch {
         match written {
             Written::Before => Wait::Nothing,
             Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
-                Wait::Longest
+                Wait::Comparison
             }
             Written::Unsent { .. } => Wait::Nothing,
-            Written::In(batch) if self.unanswered.contains(&batch) => Wait::Longest,
+            Written::In(batch) if self.unanswered.contains(&batch) => Wait::Comparison,
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::batch(batch),
             Written::In(batch) if self.queues.contain(batch) => Wait::batch(batch),
@@ -403,7 +405,7 @@ impl Switch {
         let pending = match wait {
             Wait::Batches(batches) => batches.last().and_then(|batch| self.pending.get_mut(batch)),
             Wait::Nothing => None,
-            Wait::Longest => return,
+            Wait::Comparison => return,
         };
         if let Some(pending) = pending {
             pending.openings.push(opening);
@@ -880,6 +882,15 @@ impl Switch {
 
     // The comparison.
 
+    /// Once behind each comparison, as soon as all flows that were missing are on their way: the batches under way.
+    pub(crate) fn settled(&mut self) -> Option<BTreeSet<BatchId>> {
+        if !self.comparison.has_ended || !self.lost.holders.is_empty() {
+            return None;
+        }
+        self.comparison.has_ended = false;
+        Some(self.pending.keys().copied().collect())
+    }
+
     /// Compares at the next opportunity.
     fn compare_soon(&mut self, now: Timestamp) {
         let planned = &mut self.comparison.at;
@@ -1014,6 +1025,7 @@ impl Switch {
     ) -> Option<Batch> {
         let since = self.comparison.since.take()?;
         self.comparison.ended += 1;
+        self.comparison.has_ended = true;
         self.unanswered.clear();
         if !std::mem::replace(&mut self.compared, true) {
             // The sentinel flows of an earlier run may be about to time out.

@@ -86,7 +86,7 @@ impl HoldQueue {
 }
 
 use HoldEvent::{Applied, Free, Overrun};
-use Wait::{Batches, Longest, Nothing};
+use Wait::{Batches, Comparison, Nothing};
 
 fn batch(number: u64) -> Wait {
     Wait::batch(BatchId(number))
@@ -130,10 +130,10 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
 }
 
 #[test]
-fn an_answer_that_waits_for_nothing_or_for_as_long_as_is_allowed() {
+fn an_answer_that_waits_for_nothing_or_for_a_comparison_that_does_not_end() {
     let mut queue = queue();
     queue.holds(udp(&[1], 5), Nothing);
-    queue.holds(udp(&[2], 5), Longest);
+    queue.holds(udp(&[2], 5), Comparison);
     assert_eq!(queue.due(104), [(1, Free)]);
     assert_eq!(queue.due(105), [(2, Overrun)]);
 }
@@ -150,8 +150,24 @@ fn an_answer_waits_for_each_of_its_batches() {
         assert_eq!(queue.due(6), [(1, Applied)]);
     }
     assert_eq!(Nothing.and(Nothing), Nothing);
-    assert_eq!(batch(1).and(Longest), Longest);
-    assert_eq!(Longest.and(batch(1)), Longest);
+    assert_eq!(batch(1).and(Comparison), Comparison);
+    assert_eq!(Comparison.and(batch(1)), Comparison);
+}
+
+#[test]
+fn behind_a_comparison_an_answer_waits_for_the_flows_that_were_missing() {
+    let mut queue = queue();
+    queue.holds(udp(&[1], 0), Comparison.and(batch(1)));
+    queue.applied([BatchId(1)], at(1));
+    assert_eq!(queue.due(1), []);
+    queue.compared(&[BatchId(2)].into(), at(2));
+    assert!(queue.awaits(BatchId(2)));
+    assert_eq!(queue.due(2), []);
+    queue.applied([BatchId(2)], at(3));
+    assert_eq!(queue.due(3), [(1, Applied)]);
+    queue.holds(udp(&[2], 4), Comparison);
+    queue.compared(&BTreeSet::new(), at(5));
+    assert_eq!(queue.due(5), [(2, Applied)]);
 }
 
 #[test]
@@ -233,7 +249,7 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
 fn all_leave_in_the_end() {
     let mut queue = queue();
     queue.holds(tcp(&[1], 0), batch(1));
-    queue.holds(tcp(&[2], 0), Longest);
+    queue.holds(tcp(&[2], 0), Comparison);
     queue.holds(udp(&[3], 0), batch(7));
     assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
 }
@@ -251,6 +267,8 @@ enum Step {
     Applied {
         batch: Index,
     },
+    /// Whether flows were missing.
+    Compared(bool),
     Pass(u64),
     PassToDeadline,
 }
@@ -258,7 +276,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum StepWait {
     Nothing,
-    Longest,
+    Comparison,
     NextBatch,
     Again,
     BothBatches,
@@ -267,7 +285,7 @@ enum StepWait {
 fn step() -> impl Strategy<Value = Step> {
     let wait = prop_oneof![
         Just(StepWait::Nothing),
-        Just(StepWait::Longest),
+        Just(StepWait::Comparison),
         Just(StepWait::NextBatch),
         Just(StepWait::Again),
         Just(StepWait::BothBatches),
@@ -276,6 +294,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0u8..6, 0u64..30, wait, 9usize..20)
             .prop_map(|(whose, age, wait, len)| Step::Hold { whose, age, wait, len }),
         2 => any::<Index>().prop_map(|batch| Step::Applied { batch }),
+        1 => any::<bool>().prop_map(Step::Compared),
         1 => (0u64..60).prop_map(Step::Pass),
         2 => Just(Step::PassToDeadline),
     ]
@@ -361,7 +380,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                 let connection = (whose < 3).then(|| connection(whose.into()));
                 let wait = match wait {
                     StepWait::Nothing => Nothing,
-                    StepWait::Longest => Longest,
+                    StepWait::Comparison => Comparison,
                     StepWait::NextBatch => {
                         next_batch += 1;
                         batch(next_batch)
@@ -413,6 +432,19 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                     }
                 }
             }
+            Step::Compared(has_missing) => {
+                let batches: BTreeSet<BatchId> = has_missing
+                    .then_some(BatchId(next_batch))
+                    .into_iter()
+                    .collect();
+                queue.compared(&batches, now);
+                for frame in &mut model.frames {
+                    if frame.wait == Comparison {
+                        frame.wait = Batches(batches.clone());
+                        frame.ready = (!has_missing).then_some(now);
+                    }
+                }
+            }
             Step::Pass(time) => now = now + micros(time),
             Step::PassToDeadline => now = queue.next_deadline().map_or(now, |at| at.max(now)),
         }
@@ -443,6 +475,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
     prop_assert_eq!((queue.len(), queue.bytes_held()), (0, 0));
     prop_assert!(queue.of_interface.is_empty() && queue.connections.is_empty());
     prop_assert!(queue.waiting.is_empty() && queue.due.is_empty());
+    prop_assert!(queue.comparison.is_empty());
     Ok(queue.events().clone())
 }
 

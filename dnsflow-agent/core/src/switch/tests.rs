@@ -164,13 +164,13 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
             .commit(batch, true, &mut setup.planner, &mut setup.out),
         None
     );
-    assert_eq!(setup.switch.wait_for(unsent.written), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(unsent.written), Wait::Comparison);
     let opened = setup.open(PORT, vec![change()]);
     setup.flush();
     assert_eq!(setup.sent().len(), 1);
     // The connection is lost before the answer.
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(opened.written), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(opened.written), Wait::Comparison);
     setup.switch.comparison.ended += 1;
     setup.switch.unanswered.clear();
     for installed in [unsent, opened] {
@@ -306,7 +306,7 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     let waiting = told(&mut setup, 1, 1);
     flush(&mut setup);
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Longest);
+    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Comparison);
     assert_eq!(setup.switch.sizes()[..2], [0, 0]);
 }
 

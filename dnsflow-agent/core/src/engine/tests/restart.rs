@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::limits::UNJUDGED_DEFERRED_MAX;
+use crate::limits::{HOLD_LONGEST, UNJUDGED_DEFERRED_MAX};
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
@@ -20,6 +20,12 @@ pub(super) fn after_restart_with(
     rules: &[Rule],
     config: Config,
 ) -> Node {
+    let node = started(before, snapshot, config);
+    read_all(node, before, rules)
+}
+
+/// An agent that has read nothing but the snapshot.
+fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config) -> Node {
     let mut node = Node::bare();
     node.engine = Engine::new(config);
     node.now = before.now;
@@ -28,11 +34,18 @@ pub(super) fn after_restart_with(
     node.sentinels = std::mem::take(&mut before.sentinels);
     node.keep_flows_s = before.keep_flows_s;
     node.marks = std::mem::take(&mut before.marks);
-    read_all(node, before, rules)
+    node
 }
 
 /// Everything that the earlier run has known is read, with these rules.
-fn read_all(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
+fn read_all(node: Node, before: &Node, rules: &[Rule]) -> Node {
+    let mut node = read_but_southbound(node, before, rules);
+    let sb = southbound(&node, rules);
+    node.give(Input::Sb(sb));
+    node
+}
+
+fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {
@@ -46,8 +59,6 @@ fn read_all(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
     assert_eq!(node.batches(), [], "untouched until everything is known");
-    let sb = southbound(&node, rules);
-    node.give(Input::Sb(sb));
     node
 }
 
@@ -93,6 +104,45 @@ fn a_restart_writes_nothing_and_goes_on_where_it_was() {
     assert_eq!(after.open().len(), 1);
     after.pass(Duration::from_secs(200));
     assert_eq!(after.open().len(), 0);
+}
+
+/// How many answers are on their way to the pod.
+fn releases(node: &Node) -> usize {
+    let waiting = node.waiting.iter().flatten();
+    let released = waiting.filter(|command| matches!(command, Command::Release(_)));
+    released.count()
+}
+
+#[test]
+fn an_answer_before_the_comparison_goes_back_behind_it() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_wiped in [false, true] {
+        let mut before = Node::with(&rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let snapshot = before.engine.snapshot(before.now);
+        if is_wiped {
+            before.switch.clear();
+        }
+        let node = started(&mut before, &snapshot, Config::default());
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.waiting = Some(VecDeque::new());
+        let sb = southbound(&node, &rules);
+        node.give(Input::Sb(sb));
+        let is_dump = |next: &Command| matches!(next, Command::Ask(FlowQuestion::Dump));
+        while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
+            assert!(node.carry_out_next(), "a dump is asked for");
+        }
+        let bytes = node.held_answer("www.example.com", &[ADDRESS]);
+        assert_eq!(releases(&node), 0, "its flow may be missing");
+        node.carry_out_next();
+        assert_eq!(releases(&node), usize::from(!is_wiped));
+        while node.carry_out_next() {}
+        node.waiting = None;
+        // The datapath follows.
+        node.pass(HOLD_LONGEST / 10);
+        assert_eq!(node.released(), [bytes], "wiped: {is_wiped}");
+        assert_eq!(node.switch.len(), 1);
+    }
 }
 
 #[test]
