@@ -292,6 +292,7 @@ impl Engine {
                 self.sources.switch_lost();
                 self.policy.interrupted();
                 let over = self.switch.disconnected();
+                self.hold.lost(self.switch.unanswered(), now);
                 let comparisons = self.switch.comparisons();
                 self.told.cache.verdicts_mut().disconnected(comparisons);
                 self.hold.applied(over, now);
@@ -560,7 +561,7 @@ impl Engine {
             connection,
             carries,
         } = self.answers.read(frame, pod, now, &mut self.out);
-        let mut wait = Wait::Nothing;
+        let mut wait = Wait::default();
         let mut mentioned = None;
         for answer in answers {
             let Some(told) = told else { continue };
@@ -592,7 +593,7 @@ impl Engine {
         now: Timestamp,
     ) -> Wait {
         let Some(port) = self.ports.get(told) else {
-            return Wait::Nothing;
+            return Wait::default();
         };
         if !self.recordings.is_empty()
             && let Some(namespace) = self.policy.filtered_as(&port.row)
@@ -614,7 +615,7 @@ impl Engine {
         if mention == Mention::None {
             self.out.counters.answers_unmatched += 1;
             self.out.counters.answers_unmentioned += 1;
-            return Wait::Nothing;
+            return Wait::default();
         }
         let is_denied = self
             .policy
@@ -696,18 +697,18 @@ impl Engine {
         }
         // The kernel marks packets before the answer goes back.
         batch.give_out_marks(out);
-        let opened_by_marks = match batch.is_empty() {
-            true => opening.take(),
-            false => None,
+        let opened_by_marks = match changes {
+            0 => opening.take(),
+            _ => None,
         };
         // Also changes that closed an address to make room, or that restored flows.
         let planner = self.told.plans.planner();
         self.switch
             .open(told, batch, opening, planner, now, &mut self.out);
         if !matched {
-            return Wait::Nothing;
+            return Wait::default();
         }
-        let mut wait = Wait::Nothing;
+        let mut wait = Wait::default();
         for port in recipients {
             for (address, _) in &answer.addresses {
                 if let Some(written) = self.told.cache.written(port, *address) {

@@ -56,34 +56,42 @@ impl Default for HoldLimits {
     }
 }
 
-/// What a frame waits for.
+/// What a frame waits for. The default is nothing: the frame leaves at once, behind the frames of its connection.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum Wait {
-    /// Nothing: the frame leaves at once, behind the frames of its connection.
-    #[default]
-    Nothing,
+pub struct Wait {
     /// All of these batches of changes ([`HoldQueue::applied`]). They take effect in any order.
-    Batches(BTreeSet<BatchId>),
-    /// The comparison of the switch with the cache ([`HoldQueue::compared`]): no batch is known that brings the flows.
-    Comparison,
+    pub batches: BTreeSet<BatchId>,
+    /// The comparison of the switch with the cache ([`HoldQueue::compared`]): some flows come in no batch that is known.
+    pub comparison: bool,
 }
 
 impl Wait {
     /// One batch.
     pub fn batch(batch: BatchId) -> Self {
-        Self::Batches(BTreeSet::from([batch]))
+        Self {
+            batches: BTreeSet::from([batch]),
+            comparison: false,
+        }
+    }
+
+    /// The comparison.
+    pub fn comparison() -> Self {
+        Self {
+            batches: BTreeSet::new(),
+            comparison: true,
+        }
     }
 
     /// Waits for what `other` waits for, too.
-    pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Comparison, _) | (_, Self::Comparison) => Self::Comparison,
-            (Self::Nothing, wait) | (wait, Self::Nothing) => wait,
-            (Self::Batches(mut batches), Self::Batches(others)) => {
-                batches.extend(others);
-                Self::Batches(batches)
-            }
-        }
+    pub fn and(mut self, other: Self) -> Self {
+        self.batches.extend(other.batches);
+        self.comparison |= other.comparison;
+        self
+    }
+
+    /// Whether there is nothing to wait for.
+    pub fn is_over(&self) -> bool {
+        self.batches.is_empty() && !self.comparison
     }
 }
 
@@ -113,8 +121,10 @@ labels! {
 #[derive(Debug)]
 struct Held {
     frame: HeldFrame,
-    /// Without the batches that are over.
+    /// Without what is over.
     wait: Wait,
+    /// Whether it had to wait for anything but the frames before it.
+    has_waited: bool,
     connection: Option<ConnectionKey>,
     /// When the wait ended, or will end, if that is known.
     ready: Option<Timestamp>,
@@ -131,9 +141,9 @@ impl Held {
     }
 
     fn why(&self) -> HoldEvent {
-        match (&self.wait, self.ready) {
-            (Wait::Nothing, _) => HoldEvent::Free,
-            (_, Some(ready)) if ready <= self.deadline => HoldEvent::Applied,
+        match self.ready {
+            _ if !self.has_waited => HoldEvent::Free,
+            Some(ready) if ready <= self.deadline => HoldEvent::Applied,
             _ => HoldEvent::Overrun,
         }
     }
@@ -215,23 +225,13 @@ impl HoldQueue {
         let number = self.next;
         self.next += 1;
         let deadline = frame.captured_at + self.limits.longest;
-        let ready = match &wait {
-            Wait::Nothing => Some(frame.captured_at),
-            Wait::Comparison => {
-                self.comparison.insert(number);
-                None
-            }
-            Wait::Batches(batches) => {
-                self.waiting
-                    .extend(batches.iter().map(|batch| (*batch, number)));
-                None
-            }
-        };
+        self.note_waiting(number, &wait);
         let held = Held {
             frame: frame.to_held(),
-            wait,
+            has_waited: !wait.is_over(),
             connection,
-            ready,
+            ready: wait.is_over().then_some(frame.captured_at),
+            wait,
             deadline,
         };
         let mut is_first = true;
@@ -255,19 +255,25 @@ impl HoldQueue {
         waiting.next().is_some_and(|(of, _)| *of == batch)
     }
 
-    /// These batches are over, also where the switch refused them. Ends the wait of the frames that wait for no
-    /// others.
+    /// These batches are over, also where the switch refused them.
     pub fn applied(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
         for batch in batches {
-            while let Some(&(of, number)) = self.waiting.range((batch, Number::MIN)..).next()
-                && of == batch
-            {
-                self.waiting.remove(&(of, number));
-                self.change(number, |held| {
-                    if let Wait::Batches(batches) = &mut held.wait {
-                        batches.remove(&batch);
-                        held.ready = batches.is_empty().then_some(now);
-                    }
+            for number in self.take_waiting(batch) {
+                self.change_wait(number, now, |wait| {
+                    wait.batches.remove(&batch);
+                });
+            }
+        }
+    }
+
+    /// The connection was lost before the switch has answered these batches. The comparison covers them.
+    pub fn lost(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
+        for batch in batches {
+            for number in self.take_waiting(batch) {
+                self.comparison.insert(number);
+                self.change_wait(number, now, |wait| {
+                    wait.batches.remove(&batch);
+                    wait.comparison = true;
                 });
             }
         }
@@ -278,9 +284,9 @@ impl HoldQueue {
         for number in std::mem::take(&mut self.comparison) {
             let waiting = batches.iter().map(|batch| (*batch, number));
             self.waiting.extend(waiting);
-            self.change(number, |held| {
-                held.wait = Wait::Batches(batches.clone());
-                held.ready = batches.is_empty().then_some(now);
+            self.change_wait(number, now, |wait| {
+                wait.batches.extend(batches);
+                wait.comparison = false;
             });
         }
     }
@@ -294,8 +300,8 @@ impl HoldQueue {
         now: Timestamp,
         out: &mut Output,
     ) {
-        let has_to_wait = wait != Wait::Nothing
-            || connection.is_some_and(|connection| self.has_frames_of(&connection));
+        let has_to_wait =
+            !wait.is_over() || connection.is_some_and(|connection| self.has_frames_of(&connection));
         if has_to_wait && self.hold(&frame, connection, wait, now).is_ok() {
             return;
         }
@@ -370,6 +376,32 @@ impl HoldQueue {
         }
     }
 
+    fn note_waiting(&mut self, number: Number, wait: &Wait) {
+        let waiting = wait.batches.iter().map(|batch| (*batch, number));
+        self.waiting.extend(waiting);
+        if wait.comparison {
+            self.comparison.insert(number);
+        }
+    }
+
+    /// The frames that have waited for this batch.
+    fn take_waiting(&mut self, batch: BatchId) -> Vec<Number> {
+        let of_batch = (batch, Number::MIN)..=(batch, Number::MAX);
+        let waiting: Vec<_> = self.waiting.range(of_batch).copied().collect();
+        for place in &waiting {
+            self.waiting.remove(place);
+        }
+        waiting.into_iter().map(|(_, number)| number).collect()
+    }
+
+    /// Changes what a frame waits for.
+    fn change_wait(&mut self, number: Number, now: Timestamp, change: impl FnOnce(&mut Wait)) {
+        self.change(number, |held| {
+            change(&mut held.wait);
+            held.ready = held.wait.is_over().then_some(now);
+        });
+    }
+
     /// Changes a frame, and its place among the frames that are due.
     fn change(&mut self, number: Number, change: impl FnOnce(&mut Held)) {
         let Some(held) = self.frames.get_mut(&number) else {
@@ -386,16 +418,11 @@ impl HoldQueue {
     fn leave(&mut self, number: Number) -> Option<(HeldFrame, HoldEvent)> {
         let held = self.frames.remove(&number)?;
         let why = held.why();
-        match &held.wait {
-            Wait::Nothing => {}
-            Wait::Batches(batches) => {
-                for batch in batches {
-                    self.waiting.remove(&(*batch, number));
-                }
-            }
-            Wait::Comparison => {
-                self.comparison.remove(&number);
-            }
+        for batch in &held.wait.batches {
+            self.waiting.remove(&(*batch, number));
+        }
+        if held.wait.comparison {
+            self.comparison.remove(&number);
         }
         if let Some(of_interface) = self.of_interface.get_mut(&held.frame.ifindex) {
             of_interface.frames -= 1;

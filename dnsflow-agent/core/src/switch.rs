@@ -3,7 +3,8 @@
 //!
 //! A [`Batch`] is made before changes are planned into it ([`Switch::begin`]), and sent afterwards
 //! ([`Switch::commit`]). The openings of all answers of a turn share one batch
-//! ([`Switch::begin_openings`]), which is sent before any other.
+//! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
+//! before any other batch.
 
 mod batch;
 mod denials;
@@ -227,17 +228,17 @@ impl Switch {
     /// What an answer has to wait for until flows that came into the switch like this are in force.
     pub(crate) fn wait_for(&mut self, written: Written) -> Wait {
         match written {
-            Written::Before => Wait::Nothing,
+            Written::Before => Wait::default(),
             Written::Unsent { comparisons } if comparisons == self.comparison.ended => {
-                Wait::Comparison
+                Wait::comparison()
             }
-            Written::Unsent { .. } => Wait::Nothing,
-            Written::In(batch) if self.unanswered.contains(&batch) => Wait::Comparison,
+            Written::Unsent { .. } => Wait::default(),
+            Written::In(batch) if self.unanswered.contains(&batch) => Wait::comparison(),
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::batch(batch),
             Written::In(batch) if self.queues.contain(batch) => Wait::batch(batch),
             Written::In(batch) if self.revalidation.awaits(batch) => Wait::batch(batch),
-            Written::In(_) => Wait::Nothing,
+            Written::In(_) => Wait::default(),
         }
     }
 
@@ -303,9 +304,7 @@ impl Switch {
 
     fn batch(&mut self, sends: bool, now: Timestamp) -> Batch {
         let written = if sends {
-            let id = BatchId(self.next_batch);
-            self.next_batch += 1;
-            Written::In(id)
+            Written::In(self.next_id())
         } else {
             Written::Unsent {
                 comparisons: self.comparison.ended,
@@ -325,6 +324,12 @@ impl Switch {
             marks: Vec::new(),
             paths: BTreeSet::new(),
         }
+    }
+
+    fn next_id(&mut self) -> BatchId {
+        let id = BatchId(self.next_batch);
+        self.next_batch += 1;
+        id
     }
 
     /// Takes back the batch of openings, with what one answer to this pod opened.
@@ -373,8 +378,9 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
-        let mut others = self.queues.with_flows_of(&batch.changes[batch.before..]);
-        others.retain(|port| *port != asker);
+        let added = &batch.changes[batch.before..];
+        // Its own queue keeps its order.
+        let others = self.queues.with_flows_of(added, Some(asker));
         if others.is_empty() {
             return;
         }
@@ -384,17 +390,18 @@ impl Switch {
             let added = batch.changes.split_off(batch.before);
             let mut part = batch.take_changes();
             (batch.changes, batch.before) = (added, 0);
-            // Nobody waits for a part but the last.
-            part.written = self.batch(true, now).written;
-            part.at = now;
-            self.send(part, false, Vec::new(), Shares::new(), planner, out);
+            if !part.is_empty() {
+                // Nobody waits for a part but the last.
+                part.written = Written::In(self.next_id());
+                part.at = now;
+                self.send(part, false, Vec::new(), Shares::new(), planner, out);
+            }
         }
         self.send_waiting(others, planner, now, out);
     }
 
-    /// Reports what an answer opened without a change of flows: at once, or with the batch that the verdict's flows
-    /// came in, if the answer has to wait for that one. What waits for no known batch is not reported, as without
-    /// verdicts.
+    /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
+    /// for, or at once. What waits for the comparison is not reported, as without verdicts.
     pub(crate) fn opened_by_verdict(
         &mut self,
         opening: Opening,
@@ -402,12 +409,14 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
-        let pending = match wait {
-            Wait::Batches(batches) => batches.last().and_then(|batch| self.pending.get_mut(batch)),
-            Wait::Nothing => None,
-            Wait::Comparison => return,
-        };
-        if let Some(pending) = pending {
+        if wait.comparison {
+            return;
+        }
+        let batches = wait.batches.iter().rev();
+        let mut pending = batches.filter(|batch| self.pending.contains_key(batch));
+        if let Some(last) = pending.next()
+            && let Some(pending) = self.pending.get_mut(last)
+        {
             pending.openings.push(opening);
             return;
         }
@@ -473,7 +482,7 @@ impl Switch {
         batch.at = now;
         if has_more {
             // Nobody waits for a part but the last.
-            batch.written = self.batch(true, now).written;
+            batch.written = Written::In(self.next_id());
         } else if self.comparison.since.is_some() {
             self.comparison.unshown.extend(batch.id());
         }
@@ -492,7 +501,7 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        let ports = self.queues.with_flows_of(&batch.changes);
+        let ports = self.queues.with_flows_of(&batch.changes, None);
         self.send_waiting(ports, planner, batch.at, out);
         self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
     }
@@ -614,7 +623,10 @@ impl Switch {
                 }
                 is_quiet
             }
-            Err(BatchError::ConnectionLost) => false,
+            Err(BatchError::ConnectionLost) => {
+                self.unanswered.insert(batch);
+                false
+            }
             Err(error @ BatchError::Refused(_)) => {
                 if let BatchError::Refused(refused) = &error {
                     out.counters.flows_refused += refused.len() as u64;
@@ -881,6 +893,11 @@ impl Switch {
     }
 
     // The comparison.
+
+    /// The batches that the switch had not answered when the connection was lost.
+    pub(crate) fn unanswered(&self) -> impl Iterator<Item = BatchId> {
+        self.unanswered.iter().copied()
+    }
 
     /// Once behind each comparison, as soon as all flows that were missing are on their way: the batches under way.
     pub(crate) fn settled(&mut self) -> Option<BTreeSet<BatchId>> {

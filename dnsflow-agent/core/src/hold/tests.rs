@@ -86,7 +86,10 @@ impl HoldQueue {
 }
 
 use HoldEvent::{Applied, Free, Overrun};
-use Wait::{Batches, Comparison, Nothing};
+
+fn nothing() -> Wait {
+    Wait::default()
+}
 
 fn batch(number: u64) -> Wait {
     Wait::batch(BatchId(number))
@@ -132,8 +135,8 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
 #[test]
 fn an_answer_that_waits_for_nothing_or_for_a_comparison_that_does_not_end() {
     let mut queue = queue();
-    queue.holds(udp(&[1], 5), Nothing);
-    queue.holds(udp(&[2], 5), Comparison);
+    queue.holds(udp(&[1], 5), nothing());
+    queue.holds(udp(&[2], 5), Wait::comparison());
     assert_eq!(queue.due(104), [(1, Free)]);
     assert_eq!(queue.due(105), [(2, Overrun)]);
 }
@@ -142,22 +145,19 @@ fn an_answer_that_waits_for_nothing_or_for_a_comparison_that_does_not_end() {
 fn an_answer_waits_for_each_of_its_batches() {
     for [first, last] in [[1, 2], [2, 1]] {
         let mut queue = queue();
-        queue.holds(udp(&[1], 0), batch(1).and(Nothing).and(batch(2)));
+        queue.holds(udp(&[1], 0), batch(1).and(nothing()).and(batch(2)));
         queue.applied([BatchId(first)], at(5));
         assert_eq!(queue.due(5), []);
         assert!(!queue.awaits(BatchId(first)) && queue.awaits(BatchId(last)));
         queue.applied([BatchId(first), BatchId(last)], at(6));
         assert_eq!(queue.due(6), [(1, Applied)]);
     }
-    assert_eq!(Nothing.and(Nothing), Nothing);
-    assert_eq!(batch(1).and(Comparison), Comparison);
-    assert_eq!(Comparison.and(batch(1)), Comparison);
 }
 
 #[test]
 fn behind_a_comparison_an_answer_waits_for_the_flows_that_were_missing() {
     let mut queue = queue();
-    queue.holds(udp(&[1], 0), Comparison.and(batch(1)));
+    queue.holds(udp(&[1], 0), Wait::comparison().and(batch(1)));
     queue.applied([BatchId(1)], at(1));
     assert_eq!(queue.due(1), []);
     queue.compared(&[BatchId(2)].into(), at(2));
@@ -165,7 +165,13 @@ fn behind_a_comparison_an_answer_waits_for_the_flows_that_were_missing() {
     assert_eq!(queue.due(2), []);
     queue.applied([BatchId(2)], at(3));
     assert_eq!(queue.due(3), [(1, Applied)]);
-    queue.holds(udp(&[2], 4), Comparison);
+    // A batch of its own may come into force later than the comparison ends.
+    queue.holds(udp(&[3], 3), Wait::comparison().and(batch(3)));
+    queue.compared(&BTreeSet::new(), at(4));
+    assert_eq!(queue.due(4), []);
+    queue.applied([BatchId(3)], at(4));
+    assert_eq!(queue.due(4), [(3, Applied)]);
+    queue.holds(udp(&[2], 4), Wait::comparison());
     queue.compared(&BTreeSet::new(), at(5));
     assert_eq!(queue.due(5), [(2, Applied)]);
 }
@@ -175,12 +181,12 @@ fn frames_of_a_connection_wait_for_those_before_them() {
     let mut queue = queue();
     queue.holds(tcp(&[1], 0), batch(1));
     assert!(queue.has_frames_of(&connection(40_000)));
-    queue.holds(tcp(&[2], 1), Nothing);
+    queue.holds(tcp(&[2], 1), nothing());
     queue.holds(tcp(&[3], 2), batch(2));
-    queue.holds(tcp(&[4], 3), Nothing);
+    queue.holds(tcp(&[4], 3), nothing());
     // Another connection's has nothing to do with it.
     let (other, _) = at_interface(2, udp(&[5], 3));
-    queue.holds((other, Some(connection(40_001))), Nothing);
+    queue.holds((other, Some(connection(40_001))), nothing());
     queue.applied([BatchId(2)], at(4));
     assert_eq!(queue.due(4), [(5, Free)]);
     queue.applied([BatchId(1)], at(6));
@@ -240,7 +246,7 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
     for number in 0..4 {
         queue.holds(tcp(&[number], 0), batch(1));
     }
-    assert_eq!(queue.hold_at(tcp(&[9], 1), Nothing, at(1)), Err(Full));
+    assert_eq!(queue.hold_at(tcp(&[9], 1), nothing(), at(1)), Err(Full));
     let all = [0, 1, 2, 3].map(|number| (number, Overrun));
     assert_eq!(queue.due(1), all);
 }
@@ -249,7 +255,7 @@ fn where_there_is_no_room_a_connection_keeps_its_order() {
 fn all_leave_in_the_end() {
     let mut queue = queue();
     queue.holds(tcp(&[1], 0), batch(1));
-    queue.holds(tcp(&[2], 0), Comparison);
+    queue.holds(tcp(&[2], 0), Wait::comparison());
     queue.holds(udp(&[3], 0), batch(7));
     assert_eq!(queue.due(u64::MAX / 1000).len(), 3);
 }
@@ -267,6 +273,9 @@ enum Step {
     Applied {
         batch: Index,
     },
+    Lost {
+        batch: Index,
+    },
     /// Whether flows were missing.
     Compared(bool),
     Pass(u64),
@@ -280,6 +289,7 @@ enum StepWait {
     NextBatch,
     Again,
     BothBatches,
+    BatchAndComparison,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -289,11 +299,13 @@ fn step() -> impl Strategy<Value = Step> {
         Just(StepWait::NextBatch),
         Just(StepWait::Again),
         Just(StepWait::BothBatches),
+        Just(StepWait::BatchAndComparison),
     ];
     prop_oneof![
         4 => (0u8..6, 0u64..30, wait, 9usize..20)
             .prop_map(|(whose, age, wait, len)| Step::Hold { whose, age, wait, len }),
         2 => any::<Index>().prop_map(|batch| Step::Applied { batch }),
+        1 => any::<Index>().prop_map(|batch| Step::Lost { batch }),
         1 => any::<bool>().prop_map(Step::Compared),
         1 => (0u64..60).prop_map(Step::Pass),
         2 => Just(Step::PassToDeadline),
@@ -309,6 +321,7 @@ struct Plain {
     len: usize,
     deadline: Timestamp,
     wait: Wait,
+    has_waited: bool,
     ready: Option<Timestamp>,
 }
 
@@ -342,6 +355,15 @@ impl Model {
         })
     }
 
+    fn change_waits(&mut self, now: Timestamp, change: impl Fn(&mut Wait)) {
+        for frame in &mut self.frames {
+            change(&mut frame.wait);
+            if frame.wait == nothing() {
+                frame.ready.get_or_insert(now);
+            }
+        }
+    }
+
     /// The first frame that may leave, and why.
     fn take(&mut self, now: Timestamp) -> Option<(u64, HoldEvent)> {
         let at = self.frames.iter().position(|frame| {
@@ -352,9 +374,9 @@ impl Model {
         })?;
         let deadline = self.deadline(&self.frames[at]);
         let frame = self.frames.remove(at);
-        let why = match frame.wait {
-            Nothing => Free,
-            _ if frame.ready.is_some_and(|ready| ready <= deadline) => Applied,
+        let why = match frame.ready {
+            _ if !frame.has_waited => Free,
+            Some(ready) if ready <= deadline => Applied,
             _ => Overrun,
         };
         Some((frame.number, why))
@@ -379,8 +401,8 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
             } => {
                 let connection = (whose < 3).then(|| connection(whose.into()));
                 let wait = match wait {
-                    StepWait::Nothing => Nothing,
-                    StepWait::Comparison => Comparison,
+                    StepWait::Nothing => nothing(),
+                    StepWait::Comparison => Wait::comparison(),
                     StepWait::NextBatch => {
                         next_batch += 1;
                         batch(next_batch)
@@ -390,6 +412,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                         next_batch += 1;
                         batch(next_batch - 1).and(batch(next_batch))
                     }
+                    StepWait::BatchAndComparison => batch(next_batch).and(Wait::comparison()),
                 };
                 let captured_at = now.checked_sub(micros(age)).expect("after the beginning");
                 let mut bytes = vec![whose; len];
@@ -409,7 +432,8 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                         ifindex,
                         len,
                         deadline: captured_at + LIMITS.longest,
-                        ready: (wait == Nothing).then_some(captured_at),
+                        has_waited: wait != nothing(),
+                        ready: (wait == nothing()).then_some(captured_at),
                         wait,
                     });
                 } else {
@@ -423,14 +447,14 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
             Step::Applied { batch } => {
                 let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
                 queue.applied([batch], now);
-                for frame in &mut model.frames {
-                    if let Batches(batches) = &mut frame.wait
-                        && batches.remove(&batch)
-                        && batches.is_empty()
-                    {
-                        frame.ready = Some(now);
-                    }
-                }
+                model.change_waits(now, |wait| {
+                    wait.batches.remove(&batch);
+                });
+            }
+            Step::Lost { batch } => {
+                let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
+                queue.lost([batch], now);
+                model.change_waits(now, |wait| wait.comparison |= wait.batches.remove(&batch));
             }
             Step::Compared(has_missing) => {
                 let batches: BTreeSet<BatchId> = has_missing
@@ -438,12 +462,11 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
                     .into_iter()
                     .collect();
                 queue.compared(&batches, now);
-                for frame in &mut model.frames {
-                    if frame.wait == Comparison {
-                        frame.wait = Batches(batches.clone());
-                        frame.ready = (!has_missing).then_some(now);
+                model.change_waits(now, |wait| {
+                    if std::mem::take(&mut wait.comparison) {
+                        wait.batches.extend(&batches);
                     }
-                }
+                });
             }
             Step::Pass(time) => now = now + micros(time),
             Step::PassToDeadline => now = queue.next_deadline().map_or(now, |at| at.max(now)),

@@ -27,7 +27,7 @@ pub(crate) struct Batch {
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(super) ends_gap: bool,
     pub(super) changes: Vec<FlowChange>,
-    /// How many of the changes were there before the answer that is being planned.
+    /// The changes of earlier answers: the first so many of `changes`.
     pub(super) before: usize,
     /// The changes of marks. They are carried out before the changes of flows, whether the batch is sent or not.
     pub(super) marks: Vec<MarkChange>,

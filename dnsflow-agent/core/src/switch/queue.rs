@@ -2,7 +2,8 @@
 //!
 //! ovs-vswitchd takes the changes of all pods one after the other. If those of one pod went there as fast
 //! as they come, what opens an address for another pod would stand behind thousands. So a pod has few changes
-//! under way at a time. Its other changes wait here in their order, and those of other pods go past them.
+//! under way at a time. Its other changes wait here in their order. Those of other pods go past them, unless they are of
+//! a flow that waits here.
 //! What else was weighed: `docs/decisions/under-way.md`.
 
 use std::{
@@ -152,8 +153,12 @@ impl Queues {
         })
     }
 
-    /// The pods whose waiting changes are of the same flows as these.
-    pub(super) fn with_flows_of(&self, changes: &[FlowChange]) -> Vec<PortId> {
+    /// The pods, but for `except`, whose waiting changes are of the same flows as these.
+    pub(super) fn with_flows_of(
+        &self,
+        changes: &[FlowChange],
+        except: Option<PortId>,
+    ) -> Vec<PortId> {
         if self.batches.is_empty() {
             return Vec::new();
         }
@@ -161,7 +166,7 @@ impl Queues {
         let sources: BTreeSet<IpAddr> = sources(changes).collect();
         let queues = self.ports.iter();
         let mut concerned: Vec<(&PortId, &Queue)> = queues
-            .filter(|(_, queue)| !queue.sources.is_disjoint(&sources))
+            .filter(|(port, queue)| Some(**port) != except && !queue.sources.is_disjoint(&sources))
             .collect();
         if !concerned.is_empty() {
             let keys: HashSet<&FlowKey> = changes.iter().filter_map(FlowChange::key).collect();

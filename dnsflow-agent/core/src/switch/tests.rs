@@ -119,7 +119,7 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
     assert_eq!(setup.switch.revalidated(|_| true, NOW + pass), [id]);
-    assert_eq!(setup.switch.wait_for(installed.written), Wait::Nothing);
+    assert_eq!(setup.switch.wait_for(installed.written), Wait::default());
 }
 
 #[test]
@@ -164,17 +164,17 @@ fn what_is_not_sent_waits_for_the_comparison_alone() {
             .commit(batch, true, &mut setup.planner, &mut setup.out),
         None
     );
-    assert_eq!(setup.switch.wait_for(unsent.written), Wait::Comparison);
+    assert_eq!(setup.switch.wait_for(unsent.written), Wait::comparison());
     let opened = setup.open(PORT, vec![change()]);
     setup.flush();
     assert_eq!(setup.sent().len(), 1);
     // The connection is lost before the answer.
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(opened.written), Wait::Comparison);
+    assert_eq!(setup.switch.wait_for(opened.written), Wait::comparison());
     setup.switch.comparison.ended += 1;
     setup.switch.unanswered.clear();
     for installed in [unsent, opened] {
-        assert_eq!(setup.switch.wait_for(installed.written), Wait::Nothing);
+        assert_eq!(setup.switch.wait_for(installed.written), Wait::default());
     }
 }
 
@@ -267,7 +267,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
     // Each part goes when the one before it was confirmed; nobody waits for it but the next one.
     let mut parts = Vec::new();
     while let Some(batch) = setup.switch.pending.keys().next().copied() {
-        assert_ne!(setup.switch.wait_for(more.written), Wait::Nothing);
+        assert_ne!(setup.switch.wait_for(more.written), Wait::default());
         setup
             .switch
             .applied(batch, Ok(()), true, NOW, &mut setup.out);
@@ -306,7 +306,7 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     let waiting = told(&mut setup, 1, 1);
     flush(&mut setup);
     setup.switch.disconnected();
-    assert_eq!(setup.switch.wait_for(waiting.written), Wait::Comparison);
+    assert_eq!(setup.switch.wait_for(waiting.written), Wait::comparison());
     assert_eq!(setup.switch.sizes()[..2], [0, 0]);
 }
 
@@ -451,7 +451,7 @@ proptest! {
             way.note_sent()?;
             for (number, written) in way.planned.iter().enumerate() {
                 if !way.arrived.contains(&(number as u16)) {
-                    prop_assert_ne!(way.setup.switch.wait_for(*written), Wait::Nothing);
+                    prop_assert_ne!(way.setup.switch.wait_for(*written), Wait::default());
                 }
             }
         }

@@ -271,6 +271,27 @@ fn a_switch_that_goes_away_keeps_no_answer_that_it_has_confirmed() {
 }
 
 #[test]
+fn what_the_switch_had_not_confirmed_when_it_went_is_waited_for_until_the_comparison() {
+    let mut node = Node::with(&rules());
+    node.switch_answers = false;
+    let mut held = vec![node.held_answer("example.com", &[ADDRESS])];
+    let batch = node.batches_open()[0];
+    node.reply(batch, Err(BatchError::ConnectionLost));
+    held.push(node.held_answer("example.com", &[ADDRESS]));
+    // Sent before the loss is known.
+    held.push(node.held_answer("example.com", &[OTHER]));
+    node.give(Input::SwitchDown);
+    held.push(node.held_answer("example.com", &[ADDRESS, OTHER]));
+    assert_eq!(node.released(), []);
+    node.pass(Duration::from_millis(1));
+    node.switch_answers = true;
+    node.give(Input::SwitchUp);
+    node.pass(HOLD_MAX / 10);
+    assert_eq!(node.released(), held);
+    assert_eq!(node.destinations().len(), 2);
+}
+
+#[test]
 fn nothing_stays_behind_when_the_agent_stops() {
     let mut node = Node::with(&rules());
     node.switch_answers = false;
