@@ -507,14 +507,15 @@ fn engine_and_model_agree_when_numbers_run_out() {
 }
 
 fn agree(mark_mask: Option<u32>) {
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: 1000,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     // Some of the events are rare: what has not happened gets further chances.
     let mut missing = RARE.to_vec();
     for _ in 0..ROUNDS_MAX {
+        // A runner that has run its cases runs no more.
+        let mut runner = TestRunner::new(ProptestConfig {
+            cases: 1000,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        });
         runner
             .run(&proptest::collection::vec(step(), 1..40), |steps| {
                 run(steps, mark_mask);
