@@ -25,6 +25,8 @@ use dnsflow_tests::{
 };
 
 const PATIENT: Duration = Duration::from_secs(5);
+/// An emulated machine takes seconds to check the programs of an agent that starts.
+const STARTED: Duration = Duration::from_secs(60);
 /// Shorter than TCP's second SYN.
 const BLOCKED: Duration = Duration::from_millis(900);
 
@@ -105,7 +107,7 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
         .expect("it stops");
     let agent = lab.spawn_agent(&[&option]).expect("it starts");
-    wait_until("the agent to answer", PATIENT, || {
+    wait_until("the agent to answer", STARTED, || {
         Ok(lab.ask_agent(&["status"])?.1 == Some(0))
     })
     .expect("it answers");
