@@ -64,8 +64,6 @@ impl BlockedConnection {
 /// When to look for blocked connections.
 #[derive(Debug, Default)]
 pub struct Looks {
-    /// Whether changes that are not sent yet restore flows.
-    unsent: bool,
     /// Batches that restore flows, and that the switch has not confirmed.
     batches: BTreeSet<BatchId>,
     /// The next look.
@@ -81,18 +79,9 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Notes that the changes to be sent next restore a flow that opens an address.
-    pub fn written_anew(&mut self) {
-        self.unsent = true;
-    }
-
-    /// Changes were sent in a batch, or (`None`) dropped because a comparison will write them.
-    /// `others_wait`: other changes are still to be sent.
-    pub fn sent(&mut self, batch: Option<BatchId>, others_wait: bool) {
-        if self.unsent {
-            self.batches.extend(batch);
-            self.unsent = others_wait;
-        }
+    /// Notes that a batch, which is sent, restores a flow that opens an address.
+    pub fn restoring(&mut self, batch: BatchId) {
+        self.batches.insert(batch);
     }
 
     /// The switch has confirmed or refused a batch. Its megaflows usually follow after
@@ -111,7 +100,6 @@ impl Looks {
 
     /// The connection to the switch is lost. The next comparison writes what is missing.
     pub fn disconnected(&mut self) {
-        self.unsent = false;
         self.batches.clear();
     }
 

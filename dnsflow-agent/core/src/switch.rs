@@ -14,7 +14,7 @@ mod queue;
 mod verdicts;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     net::IpAddr,
     time::Duration,
 };
@@ -158,8 +158,8 @@ pub(crate) struct Switch {
     unanswered: BTreeSet<BatchId>,
     /// When a batch was last sent.
     sent_at: Timestamp,
-    /// Flows of others whose keys our flows could have. They are never overwritten.
-    foreign: HashSet<FlowKey>,
+    /// Flows of others whose keys our flows could have, with their cookies. They are never overwritten.
+    foreign: HashMap<FlowKey, u64>,
     /// Confirmed batches whose flows the datapath may not follow yet.
     revalidation: Revalidation,
     /// Whether a megaflow that drops can exist.
@@ -189,7 +189,7 @@ impl Switch {
             pending: BTreeMap::new(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
-            foreign: HashSet::new(),
+            foreign: HashMap::new(),
             revalidation: Revalidation::new(hold_max),
             denials: Denials::new(!hold_max.is_zero(), idle_grace),
             looks: Looks::default(),
@@ -337,13 +337,12 @@ impl Switch {
     pub(crate) fn open(
         &mut self,
         asker: PortId,
-        batch: Batch,
+        mut batch: Batch,
         opening: Option<Opening>,
         planner: &mut Planner,
         now: Timestamp,
         out: &mut Output,
     ) {
-        let mut batch = batch;
         self.keep_order(asker, &mut batch, planner, now, out);
         if self.queues.are_full(asker) {
             self.queues.push(asker, batch, opening);
@@ -508,14 +507,13 @@ impl Switch {
 
     fn send(
         &mut self,
-        batch: Batch,
+        mut batch: Batch,
         atomic: bool,
         openings: Vec<Opening>,
         shares: Shares,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        let mut batch = batch;
         batch.give_out_marks(out);
         let id = batch.id()?;
         let Batch {
@@ -525,13 +523,11 @@ impl Switch {
             paths,
             ..
         } = batch;
-        if !self.foreign.is_empty() {
-            let foreign = &self.foreign;
-            changes.retain(
-                |change| !matches!(change, FlowChange::Add(key, _) if foreign.contains(key)),
-            );
-        }
-        if changes.is_empty() {
+        let is_of_flows = !changes.is_empty();
+        self.leave_foreign(&mut changes, out);
+        // Where answers may wait for a batch, the switch answers it, although others own all of its flows.
+        let is_awaited = is_of_flows && !shares.is_empty();
+        if changes.is_empty() && !is_awaited {
             self.queues.answered(&shares);
             if ends_gap {
                 // Marks alone have opened addresses, and count already.
@@ -539,10 +535,14 @@ impl Switch {
             }
             return None;
         }
+        let openings = if changes.is_empty() {
+            Vec::new()
+        } else {
+            openings
+        };
         if ends_gap {
-            self.looks.written_anew();
+            self.looks.restoring(id);
         }
-        self.looks.sent(Some(id), false);
         for change in &changes {
             match change {
                 FlowChange::Add(_, FlowBody { cookie, .. })
@@ -576,6 +576,21 @@ impl Switch {
             count,
         });
         Some(id)
+    }
+
+    /// Takes out of the changes what would overwrite flows of others, and reports the first of these flows.
+    fn leave_foreign(&self, changes: &mut Vec<FlowChange>, out: &mut Output) {
+        if self.foreign.is_empty() {
+            return;
+        }
+        let foreign_of = |change: &FlowChange| match change {
+            FlowChange::Add(key, _) => self.foreign.get_key_value(key),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        };
+        if let Some((key, cookie)) = changes.iter().find_map(foreign_of) {
+            out.report(foreign_report(key, *cookie));
+            changes.retain(|change| foreign_of(change).is_none());
+        }
     }
 
     /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.
@@ -837,22 +852,18 @@ impl Switch {
         if self.foreign.len() >= FOREIGN_FLOWS_MAX {
             return;
         }
-        let (table, priority) = (key.table, key.priority);
         let holder = access.holder_of(&key);
         let flows = holder.and_then(|holder| access.flows(holder));
         let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
-        if self.foreign.insert(key) && is_ours {
-            out.report(Report::ForeignFlow {
-                table,
-                priority,
-                cookie,
-            });
+        let report = foreign_report(&key, cookie);
+        if self.foreign.insert(key, cookie).is_none() && is_ours {
+            out.report(report);
         }
     }
 
     /// Restores our own flow with this key, if there is one.
     pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
-        if self.foreign.remove(key) {
+        if self.foreign.remove(key).is_some() {
             self.compare_soon(now);
         }
     }
@@ -1248,6 +1259,15 @@ impl Opening {
             activation: now.since(self.captured_at),
             revalidation_wait: revalidation_wait.as_str(),
         }
+    }
+}
+
+/// Somebody else's flow with the key of one of ours.
+fn foreign_report(key: &FlowKey, cookie: u64) -> Report {
+    Report::ForeignFlow {
+        table: key.table,
+        priority: key.priority,
+        cookie,
     }
 }
 

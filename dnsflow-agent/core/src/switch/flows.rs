@@ -1,7 +1,7 @@
 //! The flows of one target, an address or a verdict, and what the switch has reported about them.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::Arc,
     time::Duration,
@@ -228,7 +228,7 @@ impl Flows {
         target: Target,
         comparison: u32,
         since: Timestamp,
-        foreign: &HashSet<FlowKey>,
+        foreign: &HashMap<FlowKey, u64>,
     ) -> usize {
         let mut lost = 0;
         for flow in &mut self.flows {
@@ -236,7 +236,7 @@ impl Flows {
             let is_new = flow.written_at >= since;
             if flow.seen_in != comparison && !is_new && !flow.lost {
                 let key = flow.template.key(target);
-                flow.lost = key.is_some_and(|key| !foreign.contains(&key));
+                flow.lost = key.is_some_and(|key| !foreign.contains_key(&key));
                 lost += usize::from(flow.lost);
             }
         }

@@ -90,6 +90,29 @@ fn an_answer_waits_for_flows_that_another_one_asked_for() {
 }
 
 #[test]
+fn an_answer_whose_flows_somebody_else_owns_waits_for_the_switch_and_no_longer() {
+    let mut before = Node::with(&rules());
+    before.answer("p1", "example.com", &[ADDRESS], 300);
+    let mut node = Node::with(&rules());
+    let cookie = 0x77;
+    for key in before.switch.into_keys() {
+        node.give(Input::ForeignFlow { key, cookie });
+    }
+    let is_foreign = |report: &Report| matches!(report, Report::ForeignFlow { cookie: 0x77, .. });
+    assert!(!node.reports.iter().any(is_foreign), "not in our way");
+    node.switch_answers = false;
+    let bytes = node.held_answer("example.com", &[ADDRESS]);
+    assert!(node.reports.iter().any(is_foreign), "{:?}", node.reports);
+    let batches = node.batches_open();
+    assert_eq!(node.released(), []);
+    assert_eq!(node.batches(), [], "nothing is overwritten");
+    node.reply(batches[0], Ok(()));
+    assert_eq!(node.released(), [bytes]);
+    let is_opening = |report: &Report| matches!(report, Report::Opened { .. });
+    assert!(!node.reports.iter().any(is_opening), "{:?}", node.reports);
+}
+
+#[test]
 fn what_asks_for_nothing_goes_back_at_once() {
     let mut node = Node::with(&rules());
     node.switch_answers = false;
