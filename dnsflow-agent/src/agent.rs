@@ -26,6 +26,7 @@ use dnsflow_core::{
     attempts::Attempts,
     engine::{Config, Engine},
     input::{AttachCommand, FlowQuestion, Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
+    limits::HOLD_LONGEST,
     report::Report,
     resolver::Resolver,
     revalidation::Path,
@@ -91,6 +92,9 @@ const FRAMES_PER_TURN: usize = 64;
 /// Threads of a runtime for calls that block: files, names of hosts, the kernel's connection tracking. A call beyond
 /// them waits.
 const BLOCKING_MAX: usize = 8;
+/// How long an agent that ends waits for the switch. The answers that it holds leave then, as when they are held for
+/// the longest time.
+const SETTLE_MAX: Duration = HOLD_LONGEST;
 /// Far longer than a program looks at a packet.
 const PROGRAM_TIME_MAX: Duration = Duration::from_millis(2);
 /// How often the snapshot is written, when there is something new.
@@ -653,13 +657,7 @@ impl Hot {
                     drained = self.frames(inputs);
                     self.beat(now());
                 }
-                event = self.openflow.next() => {
-                    self.switch_event(event);
-                    // One read may bring the replies to many batches; frames make many more at a time.
-                    while let Some(event) = self.openflow.ready() {
-                        self.switch_event(event);
-                    }
-                }
+                event = self.openflow.next() => self.switch_events(event),
                 Some(input) = inputs.recv() => self.engine.handle(input, now()),
                 Some(input) = found.recv() => self.engine.handle(input, now()),
                 Some(inquiry) = asked.recv() => inquiry(&self.engine, now()),
@@ -751,7 +749,24 @@ impl Hot {
                 ..
             } = self;
             records.drain_rest(|frame| hand_in(frame, engine, deferred));
-            self.engine.release_all();
+            self.carry_out();
+        }
+        self.settle().await;
+        self.engine.release_all();
+        self.carry_out();
+    }
+
+    /// Waits a moment for the switch: some changes are made only once it has confirmed others, and the next agent does
+    /// not see the answers that ask for them.
+    async fn settle(&mut self) {
+        let end = now() + SETTLE_MAX;
+        while self.engine.is_writing() && now() < end {
+            let due = self.engine.next_deadline();
+            let deadline = due.map_or(end, |(at, _)| at.min(end));
+            tokio::select! {
+                event = self.openflow.next() => self.switch_events(event),
+                () = self.alarm.wait(Some(deadline)) => self.engine.handle_timeout(now()),
+            }
             self.carry_out();
         }
     }
@@ -838,6 +853,14 @@ impl Hot {
         let drained = deferred.replay(|frame| engine.replay(frame, now()));
         if let Err(error) = drained {
             warn!(%error, "answers that came before their rules are not looked at");
+        }
+    }
+
+    /// One read may bring the replies to many batches; frames make many more at a time.
+    fn switch_events(&mut self, event: Event) {
+        self.switch_event(event);
+        while let Some(event) = self.openflow.ready() {
+            self.switch_event(event);
         }
     }
 

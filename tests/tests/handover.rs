@@ -8,10 +8,11 @@ use std::{
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use dnsflow_agent::capture::UNASKED_GRACE;
+use dnsflow_common::key::PENDING_AGE_MAX_NS;
 use dnsflow_tests::{
     agent,
     firewall::RuleSpec,
@@ -19,14 +20,20 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
-    pod::DNS,
+    pod::{DNS, Transport},
     process::wait_until,
+    relay::Relay,
     topology::DNS_POD_PORT,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
+const PATIENT: Duration = Duration::from_secs(30);
 /// An emulated machine takes seconds to check the programs of an agent that starts.
 const STARTED: Duration = Duration::from_secs(60);
+/// So many addresses have more changes than are under way for one pod (`CHANGES_UNDER_WAY_MAX` in the core).
+const MANY: u8 = 100;
+/// How often an agent is started until one is ready before the questions are forgotten.
+const STARTS: u32 = 5;
+const PENDING_AGE_MAX: Duration = Duration::from_nanos(PENDING_AGE_MAX_NS);
 /// Shorter than TCP's second SYN.
 const BLOCKED: Duration = Duration::from_millis(900);
 
@@ -39,7 +46,11 @@ fn name(number: u8) -> String {
     format!("n{number}.example.com")
 }
 
-/// A firewall that allows the names, and a server that knows them and `www.example.com`.
+fn many_address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(198, 18, 0, number)
+}
+
+/// A firewall that allows the names, and a server that knows them, `www.example.com` and `many.example.com`.
 fn set_up(lab: &Lab) {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
@@ -47,6 +58,7 @@ fn set_up(lab: &Lab) {
     let records = (1..=250).map(|number| format!("{}. 60 IN A {}", name(number), address(number)));
     let mut records: Vec<_> = records.collect();
     records.push("www.example.com. 60 IN A 203.0.113.2".to_owned());
+    records.extend((0..MANY).map(|n| format!("many.example.com. 60 IN A {}", many_address(n))));
     let records: Vec<_> = records.iter().map(String::as_str).collect();
     lab.serve_dns(&records).expect("the server starts");
 }
@@ -93,7 +105,8 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
 
     let agent = start();
     pod.resolve(&name(1)).expect("the name is known");
-    assert_eq!(open(&lab), BTreeSet::from([address(1)]));
+    let first = BTreeSet::from([address(1)]);
+    wait_until("the first name", PATIENT, || Ok(open(&lab) == first)).expect("it is open");
     let links = pinned(&dir);
     agent.terminate().expect("it ends");
     assert_eq!(pinned(&dir), links, "they outlive the agent");
@@ -142,9 +155,12 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     })
     .expect("they are open");
 
-    // What comes after it is held again: the first packet passes.
-    pod.resolve(&name(41)).expect("the name is known");
-    assert!(open(&lab).contains(&address(41)));
+    // What comes after it is held again: the first packet passes. An emulated machine may hold one for too short.
+    let is_open_at_once = |number| {
+        pod.resolve(&name(number)).expect("the name is known");
+        open(&lab).contains(&address(number))
+    };
+    assert!((41..=45).any(is_open_at_once));
     lab.delete_pod("ns1_pod1").expect("the pod is deleted");
     wait_until("the pod's links to go", PATIENT, || {
         let left = links_of(&pinned(&dir));
@@ -180,7 +196,7 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
             for number in 1..=250 {
                 // A few with the new agent, too.
                 after += u8::from(replaced.load(Ordering::Relaxed));
-                if after > 5 {
+                if after > 5 && asked.len() > 20 {
                     break;
                 }
                 // An answer that the old agent had taken off the wire when it ended is asked for again,
@@ -198,13 +214,49 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
         let agent = lab.start_agent(&[&option]).expect("the agent is ready");
         replaced.store(true, Ordering::Relaxed);
         let asked = asking.join().expect("no panic");
-        wait_until("all names", PATIENT, || Ok(open(&lab).is_superset(&asked)))
-            .expect("they are open");
+        let mut missing = BTreeSet::new();
+        let opened = wait_until("all names", PATIENT, || {
+            missing = &asked - &open(&lab);
+            Ok(missing.is_empty())
+        });
+        let log = || agent.log().unwrap_or_default();
+        opened.unwrap_or_else(|error| panic!("{error}: {missing:?} of {asked:?}\n{}", log()));
         drop(agent);
         asked
     });
     println!("{} names were asked for, and all are open", asked.len());
     assert!(asked.len() > 20, "{asked:?}");
+}
+
+/// The switch is slow when the agent ends.
+#[test]
+fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
+    let lab = lab!("handover-writing", agent);
+    set_up(&lab);
+    let dir = lab.pins().expect("a BPF file system");
+    let option = format!("--pin-dir={}", dir.display());
+    let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
+    let relay = relay.expect("a relay");
+    let agent = lab.start_agent_behind(&relay, &[&option]);
+    let agent = agent.expect("the agent is ready");
+    relay.be_silent(true);
+    let pod = lab.pod("ns1_pod1");
+    // With a mark for each address, the first of them waits for the flows that match the mark. With flows, the second
+    // answer waits for those of the first, which are many.
+    let many: Vec<_> = (0..MANY).map(many_address).collect();
+    let told = pod.ask(Transport::Edns, DNS, "A", &["many.example.com"]);
+    let told: BTreeSet<_> = told.expect("the name is known").into_iter().collect();
+    assert_eq!(told, many.into_iter().collect());
+    pod.resolve(&name(1)).expect("the name is known");
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| agent.terminate());
+        thread::sleep(Duration::from_millis(100));
+        relay.be_silent(false);
+        ending.join().expect("no panic").expect("it ends");
+    });
+    let expected = &told | &BTreeSet::from([address(1)]);
+    let opened = wait_until("all addresses", PATIENT, || Ok(open(&lab) == expected));
+    opened.unwrap_or_else(|error| panic!("{error}: {:?}", &expected - &open(&lab)));
 }
 
 /// The name server is slow, and agents come and go meanwhile.
@@ -240,15 +292,28 @@ fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
         client.recv_from(&mut [0; 512]).expect("the answer");
     };
 
-    let agent = start();
-    let first = ask(1);
-    agent.kill().expect("it is killed");
-    // Nobody runs, and the programs see the question.
-    let second = ask(2);
-    let agent = start();
-    thread::sleep(2 * UNASKED_GRACE);
-    answer(1, first);
-    answer(2, second);
+    // The programs forget a question of too long ago, and an emulated machine may need that long to start an agent.
+    let (agent, first) = (1..=STARTS)
+        .find_map(|round| {
+            let agent = start();
+            let began = Instant::now();
+            let first = ask(1);
+            agent.kill().expect("it is killed");
+            // Nobody runs, and the programs see the question.
+            let second = ask(2);
+            let agent = start();
+            thread::sleep(2 * UNASKED_GRACE);
+            let age = began.elapsed();
+            if age > PENDING_AGE_MAX - UNASKED_GRACE {
+                println!("round {round}: an agent needed {age:?} to start");
+                agent.terminate().expect("it ends");
+                return None;
+            }
+            answer(1, first);
+            answer(2, second);
+            Some((agent, first))
+        })
+        .expect("an agent starts before the questions are forgotten");
     let expected = BTreeSet::from([address(1), address(2)]);
     wait_until("both names", PATIENT, || Ok(open(&lab) == expected)).expect("they are open");
     // Once more: each question has one answer.

@@ -541,6 +541,11 @@ impl Engine {
         self.told.cache.flow_count()
     }
 
+    /// Whether the switch has not confirmed all that it was told, or is to be told more behind that.
+    pub fn is_writing(&self) -> bool {
+        self.switch.is_writing()
+    }
+
     /// Releases all held frames. The agent stops, so no later call would.
     pub fn release_all(&mut self) {
         let never = Timestamp::from_nanos(u64::MAX);

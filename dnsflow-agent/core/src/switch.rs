@@ -215,6 +215,11 @@ impl Switch {
         self.up
     }
 
+    /// Whether batches are unanswered, or wait for others. Without a connection, there is none.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.up && (!self.pending.is_empty() || !self.queues.is_empty())
+    }
+
     /// Whether the switch has agreed with the cache since it came up.
     pub(crate) fn is_compared(&self) -> bool {
         self.compared

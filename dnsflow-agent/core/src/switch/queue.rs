@@ -180,6 +180,11 @@ impl Queues {
         std::mem::take(self).batches
     }
 
+    /// Whether no pod has changes under way or waiting.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
     /// How many pods have changes under way or waiting.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
