@@ -238,6 +238,18 @@ impl Lab {
         Ok(flows)
     }
 
+    /// Waits until the agent sees what pods ask and are told, of at least so many.
+    pub fn wait_attached(&self, pods: usize) -> Result<()> {
+        wait_until("programs at all pods", LIMIT, || {
+            let (status, _) = self.ask_agent(&["status", "-o", "json"])?;
+            let status: Value = serde_json::from_str(&status)?;
+            let ports = status["ports"].as_array().context("no ports")?;
+            let is_attached = |port: &Value| port["attachment"] == "attached";
+            Ok(ports.len() >= pods && ports.iter().all(is_attached))
+        })?;
+        Ok(())
+    }
+
     /// Starts the agent with these further arguments and waits until it is ready.
     pub fn start_agent(&self, arguments: &[&str]) -> Result<Agent> {
         let agent = self.spawn_agent(arguments)?;

@@ -8,8 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
-use serde_json::Value;
+use anyhow::Result;
 
 use crate::{
     agent::Agent,
@@ -17,7 +16,6 @@ use crate::{
     lab::{Cluster, Lab},
     oracle::{Destination, deciding_rule, verdict},
     probe::{Attempt, Outcome, Protocol},
-    process::wait_until,
     random::Random,
     topology,
     topology::{web_addresses, web_addresses_v6},
@@ -489,20 +487,9 @@ impl<'a> Hunt<'a> {
         }
         self.fading.retain(|(pod, _), _| !pods.contains(pod));
         self.lab.sync().expect("OVN is in step");
-        self.wait_attached();
-    }
-
-    /// Waits until the agent sees what all pods ask: they ask only once. That a pod's first question is seen, has a
-    /// test of its own (first_query.rs).
-    fn wait_attached(&self) {
-        wait_until("programs at all pods", LIMIT, || {
-            let (status, _) = self.lab.ask_agent(&["status", "-o", "json"])?;
-            let status: Value = serde_json::from_str(&status)?;
-            let ports = status["ports"].as_array().context("no ports")?;
-            let is_attached = |port: &Value| port["attachment"] == "attached";
-            Ok(ports.len() >= topology::pods().len() && ports.iter().all(is_attached))
-        })
-        .expect("the agent attaches its programs");
+        // They ask only once. That a pod's first question is seen, has a test of its own (first_query.rs).
+        let attached = self.lab.wait_attached(topology::pods().len());
+        attached.expect("the agent attaches its programs");
     }
 
     /// Pods ask for all names again that they know the addresses of, and for names beside.

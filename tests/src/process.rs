@@ -46,10 +46,12 @@ pub fn wait_until(
 ) -> Result<Duration> {
     let start = Instant::now();
     loop {
+        // The last look begins behind the limit: the machine may stand still behind an earlier one.
+        let looked_at = start.elapsed();
         if condition()? {
             return Ok(start.elapsed());
         }
-        if start.elapsed() > limit {
+        if looked_at > limit {
             bail!("after {limit:?} still waiting for: {what}");
         }
         sleep(POLL);

@@ -14,7 +14,8 @@ use dnsflow_tests::{
     support::{LEFT_TO_VM, not_run, this_test},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
+/// For four SYNs: they come after nothing, one, three and seven seconds.
+const PATIENT: Duration = Duration::from_secs(15);
 /// How long a state of the switch may take to come.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Two pieces of the long page.

@@ -67,7 +67,9 @@ fn syns_sent_again(lab: &Lab) -> u64 {
 fn no_first_packet_is_lost() {
     let lab = lab!("hold-first", agent);
     firewall(&lab);
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
+    // An emulated machine may need half a second for a flow.
+    let agent = lab.start_agent(&["--hold-max=900ms"]);
+    let _agent = agent.expect("the agent is ready");
     let before = syns_sent_again(&lab);
     for last in 1..=8 {
         let url = format!("http://h{last}.example.com/");

@@ -22,7 +22,7 @@ use dnsflow_tests::{
 use serde_json::Value;
 use snapshots::Snapshots;
 
-/// Longer than it takes until the switch has told of packets and idle flows.
+/// Longer than it takes until the switch has told of packets and idle flows, and than an agent needs to start.
 const LIMIT: Duration = Duration::from_secs(60);
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
@@ -215,8 +215,11 @@ fn answers_are_printed_as_reviewed() {
     let learning = ["learn", "--namespace", "ns1", "--for", "3s"];
     let (manifest, code) = thread::scope(|scope| {
         let learning = scope.spawn(|| ask(&lab, &learning));
-        thread::sleep(Duration::from_secs(1));
-        pod.resolve("www.example.com").expect("the name is known");
+        // The recording does not begin at once.
+        while !learning.is_finished() {
+            pod.resolve("www.example.com").expect("the name is known");
+            thread::sleep(Duration::from_millis(200));
+        }
         learning.join().expect("no panic")
     });
     all.add(
@@ -273,11 +276,11 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
         .expect("it stops");
     let agent = lab.spawn_agent(&[]).expect("it starts");
-    wait_until("the agent to answer", PATIENT, || {
+    wait_until("the agent to answer", LIMIT, || {
         Ok(lab.control_socket().exists() && ask(&lab, &["status"]).1 == Some(0))
     })
     .expect("it answers");
-    wait_until("the programs to be attached", PATIENT, || {
+    wait_until("the programs to be attached", LIMIT, || {
         Ok(ask(&lab, &["status"]).0.contains("4 of 4 attached"))
     })
     .expect("they are");

@@ -13,7 +13,7 @@ use dnsflow_tests::{
     process::wait_until,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
+const PATIENT: Duration = Duration::from_secs(20);
 
 /// Opens an address, restarts the daemon, and expects the same flows and an open address
 /// without another DNS answer.

@@ -151,7 +151,7 @@ fn a_switch_that_is_not_there_yet_is_waited_for_and_named() {
     let agent = lab.spawn_agent(&[]).expect("the agent starts");
     wait_until(
         "a message about the socket",
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         || Ok(agent.log()?.contains("br-int.mgmt")),
     )
     .expect("the agent says what it lacks");

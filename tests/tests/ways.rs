@@ -164,7 +164,7 @@ fn an_open_address_stays_open_from_flows_to_marks() {
     let flows = start(&lab, "--verdict=flows");
     let pod = lab.pod("ns1_pod1");
     assert_eq!(pod.resolve(NAME).expect("the name is known"), [ADDRESS]);
-    assert!(has_flow(&lab));
+    wait_until("its flow", PATIENT, || Ok(has_flow(&lab))).expect("it comes");
     let mut agent = None;
     let (sent, lost) = through(&lab, || {
         flows.terminate().expect("it ends");

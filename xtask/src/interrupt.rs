@@ -125,7 +125,7 @@ mod tests {
         // A shell's child in the background ignores SIGINT.
         let mut child = spawn(
             Command::new("sh")
-                .args(["-c", "(sleep 2; echo survived) & echo started; wait"])
+                .args(["-c", "(sleep 20; echo survived) & echo started; wait"])
                 .stdout(Stdio::piped()),
         )
         .expect("sh runs");

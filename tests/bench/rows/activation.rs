@@ -15,7 +15,7 @@
 use std::{
     collections::BTreeMap,
     process::Stdio,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -140,7 +140,7 @@ fn behind_unbound(stage: &Stage<'_>) -> Result<Measured> {
 
     let numbers: Vec<u32> = stage.fresh(count).collect();
     let mut client = Client::connect(lab.socket("br-int.mgmt"))?;
-    let stop = AtomicBool::new(false);
+    let (stop, count_told) = (AtomicBool::new(false), AtomicUsize::new(0));
     let (told, seen) = thread::scope(|scope| {
         let told = scope.spawn(|| -> Result<BTreeMap<u32, Duration>> {
             let mut told = BTreeMap::new();
@@ -148,13 +148,17 @@ fn behind_unbound(stage: &Stage<'_>) -> Result<Measured> {
                 if let Some((number, address)) = wire::told(&answer) {
                     client.add(&stage.flow.key, FREE_ADDRESS, address)?;
                     told.insert(number, wall());
+                    count_told.store(told.len(), Ordering::Relaxed);
                 }
             }
             Ok(told)
         });
         let seen = ask_and_see(stage, &numbers);
         // Whatever has happened, the reader has to end.
-        thread::sleep(stage.scale(TOLD_LIMIT, TOLD_LIMIT / 4));
+        let limit = Instant::now() + TOLD_LIMIT;
+        while count_told.load(Ordering::Relaxed) < numbers.len() && Instant::now() < limit {
+            thread::sleep(Duration::from_millis(10));
+        }
         stop.store(true, Ordering::Relaxed);
         let told = told
             .join()

@@ -39,6 +39,8 @@ use rustix::{
 };
 
 const ROW: RowId = RowId::new(1);
+/// For longer than an emulated kernel takes for anything here.
+const WELL: Duration = Duration::from_secs(60);
 const START: Timestamp = Timestamp::from_nanos(0);
 
 fn answer() -> Frame {
@@ -676,7 +678,8 @@ fn held_by_an_earlier_agent(later: Duration, expected: bool) {
             return;
         };
         killed.filter(1, &["example.com"]);
-        killed.capture.heartbeat.beat(now()).expect("the map");
+        let is_well = killed.capture.heartbeat.beat(now() + WELL);
+        is_well.expect("the map");
         let answer = answer();
         killed.ask(&query_of(&answer).build());
         assert_eq!(killed.reason(EGRESS, &answer.build()), Reason::Held);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_tests::{agent::Agent, lab, lab::Lab, pod::PodSpec, relay::Relay};
+use dnsflow_tests::{agent::Agent, lab, lab::Lab, pod::PodSpec, relay::Relay, topology};
 
 use crate::{
     agent::HELD,
@@ -48,7 +48,7 @@ fn a_veth_goes_while_an_answer_is_held() {
         thread::scope(|scope| {
             let asking = scope.spawn(|| lab.pod(&victim.lsp()).resolve(&name));
             // The server answers within milliseconds, and the answer is held for a second.
-            thread::sleep(Duration::from_millis(300));
+            thread::sleep(Duration::from_millis(150));
             assert!(!asking.is_finished(), "the answer is held");
             lab.delete_pod(&victim.lsp()).expect("it is deleted");
             relay.be_silent(false);
@@ -81,13 +81,17 @@ fn the_index_of_an_interface_comes_again() {
         let (first, second) = (spec(0), spec(1));
         lab.add_pod(&first).expect("a pod");
         wired(&lab, &first);
+        // The second pod of the first round stays.
+        let pods = topology::pods().len() + 1 + usize::from(number);
+        lab.wait_attached(pods).expect("the agent sees it");
         let pod = lab.pod(&first.lsp());
         let told = {
             let (name, told) = scene.fresh();
             assert_eq!(pod.resolve(&name).expect("the name is known"), [told]);
             told
         };
-        assert!(!flows_of(&lab, first.address).is_empty());
+        lab.wait_flows("its flows", |_| !flows_of(&lab, first.address).is_empty())
+            .expect("they come");
         let index = lab.host_index(&first.lsp()).expect("an index");
         let bound = match meanwhile {
             Meanwhile::Agent => Bound::NOTHING,
