@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     io::ErrorKind,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -100,9 +100,10 @@ fn auto_takes_flows_until_open_vswitch_answers() {
 }
 
 /// Sends numbered datagrams to the address, which sends them back, while `change` runs. Returns how many there were, and
-/// the numbers of those that did not come back.
+/// the numbers of those that did not come back. What was lost more than a datagram before the change is not its loss.
 fn through(lab: &Lab, change: impl FnOnce()) -> (u32, BTreeSet<u32>) {
     let stop = AtomicBool::new(false);
+    let sent = AtomicU32::new(0);
     let netns = lab.pod("ns1_pod1").netns();
     let exchange = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -112,13 +113,13 @@ fn through(lab: &Lab, change: impl FnOnce()) -> (u32, BTreeSet<u32>) {
         socket.set_read_timeout(Some(BACK))?;
         socket.send(&buffer)?;
         socket.recv(&mut buffer)?;
-        let (mut sent, mut lost) = (0, BTreeSet::new());
+        let mut lost = BTreeSet::new();
         let mut end = None;
         while end.is_none_or(|end| Instant::now() < end && !lost.is_empty()) {
             if end.is_none() {
-                socket.send(&u32::to_be_bytes(sent))?;
-                lost.insert(sent);
-                sent += 1;
+                let number = sent.fetch_add(1, Relaxed);
+                socket.send(&u32::to_be_bytes(number))?;
+                lost.insert(number);
                 end = stop.load(Relaxed).then(|| Instant::now() + BACK);
             }
             let next = Instant::now() + PAUSE;
@@ -133,15 +134,19 @@ fn through(lab: &Lab, change: impl FnOnce()) -> (u32, BTreeSet<u32>) {
                 }
             }
         }
-        Ok((sent, lost))
+        Ok(lost)
     };
     thread::scope(|scope| {
         let exchange = scope.spawn(|| netns.run(exchange).expect("datagrams"));
         thread::sleep(Duration::from_secs(1));
+        let before = sent.load(Relaxed).saturating_sub(1);
         change();
         thread::sleep(Duration::from_secs(1));
         stop.store(true, Relaxed);
-        exchange.join().expect("no panic")
+        let mut lost = exchange.join().expect("no panic");
+        let of_change = lost.split_off(&before);
+        println!("lost before the change: {lost:?}");
+        (sent.load(Relaxed) - before, of_change)
     })
 }
 
