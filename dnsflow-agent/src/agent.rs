@@ -92,8 +92,7 @@ const FRAMES_PER_TURN: usize = 64;
 /// Threads of a runtime for calls that block: files, names of hosts, the kernel's connection tracking. A call beyond
 /// them waits.
 const BLOCKING_MAX: usize = 8;
-/// How long an agent that ends waits for the switch. The answers that it holds leave then, as when they are held for
-/// the longest time.
+/// How long an agent that ends waits for the switch, at most. Answers that are still held leave then.
 const SETTLE_MAX: Duration = HOLD_LONGEST;
 /// Far longer than a program looks at a packet.
 const PROGRAM_TIME_MAX: Duration = Duration::from_millis(2);
@@ -733,7 +732,7 @@ impl Hot {
         }
     }
 
-    /// Puts back what is held, and holds nothing any more.
+    /// Holds no further answer, and puts back what is held: behind its flows, or at the end.
     async fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
         if let Err(error) = self.heartbeat.stop() {
             warn!(%error, "answers may be held for another moment, and be lost");
@@ -756,8 +755,8 @@ impl Hot {
         self.carry_out();
     }
 
-    /// Waits a moment for the switch: some changes are made only once it has confirmed others, and the next agent does
-    /// not see the answers that ask for them.
+    /// Waits a moment for the switch. Some changes are made only once the switch has confirmed others, and the next agent
+    /// does not see the answers that ask for them.
     async fn settle(&mut self) {
         let end = now() + SETTLE_MAX;
         while self.engine.is_writing() && now() < end {

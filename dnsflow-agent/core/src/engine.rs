@@ -440,6 +440,11 @@ impl Engine {
     pub fn end_turn(&mut self, now: Timestamp) {
         self.switch
             .flush_openings(self.told.plans.planner(), now, &mut self.out);
+        let left_out = self.switch.take_left_out();
+        if !left_out.is_empty() {
+            self.hold.applied(left_out, now);
+            self.hold.release_due(now, &mut self.out);
+        }
     }
 
     /// What is to be done, in this order.
@@ -541,7 +546,7 @@ impl Engine {
         self.told.cache.flow_count()
     }
 
-    /// Whether the switch has not confirmed all that it was told, or is to be told more behind that.
+    /// Whether the switch has not confirmed all changes, or further changes wait for that.
     pub fn is_writing(&self) -> bool {
         self.switch.is_writing()
     }

@@ -91,6 +91,14 @@ struct Openings {
     shares: Shares,
 }
 
+/// A flow of somebody else.
+#[derive(Debug)]
+struct Foreign {
+    cookie: u64,
+    /// Whether people were told that it is in the way of one of ours.
+    is_reported: bool,
+}
+
 /// The comparison of the switch with the cache.
 #[derive(Debug, Default)]
 struct Comparison {
@@ -158,8 +166,10 @@ pub(crate) struct Switch {
     unanswered: BTreeSet<BatchId>,
     /// When a batch was last sent.
     sent_at: Timestamp,
-    /// Flows of others whose keys our flows could have, with their cookies. They are never overwritten.
-    foreign: HashMap<FlowKey, u64>,
+    /// Flows of others whose keys our flows could have. They are never overwritten.
+    foreign: HashMap<FlowKey, Foreign>,
+    /// Batches that are not sent, because all of their flows are others'.
+    left_out: Vec<BatchId>,
     /// Confirmed batches whose flows the datapath may not follow yet.
     revalidation: Revalidation,
     /// Whether a megaflow that drops can exist.
@@ -190,6 +200,7 @@ impl Switch {
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: HashMap::new(),
+            left_out: Vec::new(),
             revalidation: Revalidation::new(hold_max),
             denials: Denials::new(!hold_max.is_zero(), idle_grace),
             looks: Looks::default(),
@@ -215,7 +226,7 @@ impl Switch {
         self.up
     }
 
-    /// Whether batches are unanswered, or wait for others. Without a connection, there is none.
+    /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
         self.up && (!self.pending.is_empty() || !self.queues.is_empty())
     }
@@ -528,23 +539,19 @@ impl Switch {
             paths,
             ..
         } = batch;
-        let is_of_flows = !changes.is_empty();
+        let is_of_marks = changes.is_empty();
         self.leave_foreign(&mut changes, out);
-        // Where answers may wait for a batch, the switch answers it, although others own all of its flows.
-        let is_awaited = is_of_flows && !shares.is_empty();
-        if changes.is_empty() && !is_awaited {
+        if changes.is_empty() {
             self.queues.answered(&shares);
+            if !is_of_marks {
+                self.left_out.push(id);
+            }
             if ends_gap {
                 // Marks alone have opened addresses, and count already.
                 self.looks.gap_ended(at);
             }
             return None;
         }
-        let openings = if changes.is_empty() {
-            Vec::new()
-        } else {
-            openings
-        };
         if ends_gap {
             self.looks.restoring(id);
         }
@@ -583,19 +590,27 @@ impl Switch {
         Some(id)
     }
 
-    /// Takes out of the changes what would overwrite flows of others, and reports the first of these flows.
-    fn leave_foreign(&self, changes: &mut Vec<FlowChange>, out: &mut Output) {
+    /// Takes out of the changes what would overwrite flows of others.
+    fn leave_foreign(&mut self, changes: &mut Vec<FlowChange>, out: &mut Output) {
         if self.foreign.is_empty() {
             return;
         }
-        let foreign_of = |change: &FlowChange| match change {
-            FlowChange::Add(key, _) => self.foreign.get_key_value(key),
-            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
-        };
-        if let Some((key, cookie)) = changes.iter().find_map(foreign_of) {
-            out.report(foreign_report(key, *cookie));
-            changes.retain(|change| foreign_of(change).is_none());
-        }
+        changes.retain(|change| {
+            let foreign = match change {
+                FlowChange::Add(key, _) => self.foreign.get_mut(key).map(|foreign| (key, foreign)),
+                FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+            };
+            let is_ours = foreign.is_none();
+            if let Some((key, foreign)) = foreign {
+                foreign.is_in_the_way(key, out);
+            }
+            is_ours
+        });
+    }
+
+    /// The batches that were not sent since the last call. Nothing will be known of them: what waits for them need not.
+    pub(crate) fn take_left_out(&mut self) -> Vec<BatchId> {
+        std::mem::take(&mut self.left_out)
     }
 
     /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.
@@ -860,9 +875,12 @@ impl Switch {
         let holder = access.holder_of(&key);
         let flows = holder.and_then(|holder| access.flows(holder));
         let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
-        let report = foreign_report(&key, cookie);
-        if self.foreign.insert(key, cookie).is_none() && is_ours {
-            out.report(report);
+        let foreign = self.foreign.entry(key.clone()).or_insert(Foreign {
+            cookie,
+            is_reported: false,
+        });
+        if is_ours {
+            foreign.is_in_the_way(&key, out);
         }
     }
 
@@ -1149,7 +1167,8 @@ impl Switch {
                 Written::Before | Written::Unsent { .. } => false,
             };
             if !is_on_its_way {
-                lost += flows.mark_lost(target, number, since, &self.foreign);
+                lost +=
+                    flows.mark_lost(target, number, since, |key| self.foreign.contains_key(key));
             }
             if flows.is_lost() {
                 self.lost.holders.push_back(holder);
@@ -1267,12 +1286,16 @@ impl Opening {
     }
 }
 
-/// Somebody else's flow with the key of one of ours.
-fn foreign_report(key: &FlowKey, cookie: u64) -> Report {
-    Report::ForeignFlow {
-        table: key.table,
-        priority: key.priority,
-        cookie,
+impl Foreign {
+    /// One of our flows should be there. Reports so once.
+    fn is_in_the_way(&mut self, key: &FlowKey, out: &mut Output) {
+        if !std::mem::replace(&mut self.is_reported, true) {
+            out.report(Report::ForeignFlow {
+                table: key.table,
+                priority: key.priority,
+                cookie: self.cookie,
+            });
+        }
     }
 }
 

@@ -1,11 +1,6 @@
 //! The flows of one target, an address or a verdict, and what the switch has reported about them.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use super::{
     batch::{Batch, Written},
@@ -228,7 +223,7 @@ impl Flows {
         target: Target,
         comparison: u32,
         since: Timestamp,
-        foreign: &HashMap<FlowKey, u64>,
+        foreign: impl Fn(&FlowKey) -> bool,
     ) -> usize {
         let mut lost = 0;
         for flow in &mut self.flows {
@@ -236,7 +231,7 @@ impl Flows {
             let is_new = flow.written_at >= since;
             if flow.seen_in != comparison && !is_new && !flow.lost {
                 let key = flow.template.key(target);
-                flow.lost = key.is_some_and(|key| !foreign.contains_key(&key));
+                flow.lost = key.is_some_and(|key| !foreign(&key));
                 lost += usize::from(flow.lost);
             }
         }
