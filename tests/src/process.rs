@@ -46,7 +46,8 @@ pub fn wait_until(
 ) -> Result<Duration> {
     let start = Instant::now();
     loop {
-        // The last look begins behind the limit: the machine may stand still behind an earlier one.
+        // The last look begins after the limit: an earlier one may end long after its beginning, on a machine that stands
+        // still.
         let looked_at = start.elapsed();
         if condition()? {
             return Ok(start.elapsed());

@@ -23,6 +23,7 @@ use dnsflow_tests::{
     pod::{DNS, Transport},
     process::wait_until,
     relay::Relay,
+    support::is_emulated,
     topology::DNS_POD_PORT,
 };
 
@@ -155,12 +156,14 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     })
     .expect("they are open");
 
-    // What comes after it is held again: the first packet passes. An emulated machine may hold one for too short.
+    // What comes after it is held again: the first packet passes. On an emulated machine, an answer may be held for as
+    // long as is allowed, which is too short.
     let is_open_at_once = |number| {
         pod.resolve(&name(number)).expect("the name is known");
         open(&lab).contains(&address(number))
     };
-    assert!((41..=45).any(is_open_at_once));
+    let tries = if is_emulated() { 41..=45 } else { 41..=41 };
+    assert!(tries.into_iter().any(is_open_at_once));
     lab.delete_pod("ns1_pod1").expect("the pod is deleted");
     wait_until("the pod's links to go", PATIENT, || {
         let left = links_of(&pinned(&dir));
@@ -196,7 +199,7 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
             for number in 1..=250 {
                 // A few with the new agent, too.
                 after += u8::from(replaced.load(Ordering::Relaxed));
-                if after > 5 && asked.len() > 20 {
+                if after > 5 {
                     break;
                 }
                 // An answer that the old agent had taken off the wire when it ended is asked for again,
@@ -225,7 +228,8 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
         asked
     });
     println!("{} names were asked for, and all are open", asked.len());
-    assert!(asked.len() > 20, "{asked:?}");
+    // Some before, some meanwhile, and five after.
+    assert!(asked.len() > 6, "{asked:?}");
 }
 
 /// The switch is slow when the agent ends.
@@ -248,10 +252,16 @@ fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
     let told: BTreeSet<_> = told.expect("the name is known").into_iter().collect();
     assert_eq!(told, many.into_iter().collect());
     pod.resolve(&name(1)).expect("the name is known");
+    let log = agent.log_path().to_owned();
     thread::scope(|scope| {
         let ending = scope.spawn(|| agent.terminate());
-        thread::sleep(Duration::from_millis(100));
+        let stopping = wait_until("the end to begin", PATIENT, || {
+            Ok(fs::read_to_string(&log)?.contains("SIGTERM: stopping"))
+        });
+        // An agent that did not wait would be gone by then.
+        thread::sleep(Duration::from_millis(50));
         relay.be_silent(false);
+        stopping.expect("it logs that it stops");
         ending.join().expect("no panic").expect("it ends");
     });
     let expected = &told | &BTreeSet::from([address(1)]);

@@ -48,7 +48,7 @@ fn a_veth_goes_while_an_answer_is_held() {
         thread::scope(|scope| {
             let asking = scope.spawn(|| lab.pod(&victim.lsp()).resolve(&name));
             // The server answers within milliseconds, and the answer is held for a second.
-            thread::sleep(Duration::from_millis(150));
+            thread::sleep(Duration::from_millis(300));
             assert!(!asking.is_finished(), "the answer is held");
             lab.delete_pod(&victim.lsp()).expect("it is deleted");
             relay.be_silent(false);
