@@ -52,7 +52,8 @@ fn many_address(number: u8) -> Ipv4Addr {
 }
 
 /// A firewall that allows the names, and a server that knows them, `www.example.com` and `many.example.com`.
-fn set_up(lab: &Lab) {
+/// Returns the agents' option to keep their programs.
+fn set_up(lab: &Lab) -> String {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
         .expect("the rows are written");
@@ -62,6 +63,8 @@ fn set_up(lab: &Lab) {
     records.extend((0..MANY).map(|n| format!("many.example.com. 60 IN A {}", many_address(n))));
     let records: Vec<_> = records.iter().map(String::as_str).collect();
     lab.serve_dns(&records).expect("the server starts");
+    let dir = lab.pins().expect("a BPF file system");
+    format!("--pin-dir={}", dir.display())
 }
 
 /// Which of the names are open.
@@ -97,9 +100,8 @@ fn links_of(files: &[String]) -> usize {
 #[test]
 fn answers_between_two_agents_open_without_being_asked_for_again() {
     let lab = lab!("handover", agent);
-    set_up(&lab);
+    let option = set_up(&lab);
     let dir = lab.pins().expect("a BPF file system");
-    let option = format!("--pin-dir={}", dir.display());
     let start = || lab.start_agent(&[&option]).expect("the agent is ready");
     let pod = lab.pod("ns1_pod1");
     let fetch = |url, limit| pod.fetch(url, limit).expect("curl runs").result;
@@ -186,9 +188,7 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
 #[test]
 fn no_answer_is_missed_while_one_agent_replaces_another() {
     let lab = lab!("handover-load", agent);
-    set_up(&lab);
-    let dir = lab.pins().expect("a BPF file system");
-    let option = format!("--pin-dir={}", dir.display());
+    let option = set_up(&lab);
     let agent = lab.start_agent(&[&option]).expect("the agent is ready");
     let replaced = AtomicBool::new(false);
     let asked = thread::scope(|scope| {
@@ -197,9 +197,9 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
             let mut asked = BTreeSet::new();
             let mut after = 0;
             for number in 1..=250 {
-                // A few with the new agent, too.
+                // A few with the new agent, too, and more where a lost answer has taken the time of many.
                 after += u8::from(replaced.load(Ordering::Relaxed));
-                if after > 5 {
+                if after > 5 && asked.len() > 20 {
                     break;
                 }
                 // An answer that the old agent had taken off the wire when it ended is asked for again,
@@ -228,17 +228,14 @@ fn no_answer_is_missed_while_one_agent_replaces_another() {
         asked
     });
     println!("{} names were asked for, and all are open", asked.len());
-    // Some before, some meanwhile, and five after.
-    assert!(asked.len() > 6, "{asked:?}");
+    assert!(asked.len() > 20, "{asked:?}");
 }
 
 /// The switch is slow when the agent ends.
 #[test]
 fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
     let lab = lab!("handover-writing", agent);
-    set_up(&lab);
-    let dir = lab.pins().expect("a BPF file system");
-    let option = format!("--pin-dir={}", dir.display());
+    let option = set_up(&lab);
     let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
     let agent = lab.start_agent_behind(&relay, &[&option]);
@@ -273,9 +270,7 @@ fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
 #[test]
 fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
     let lab = lab!("handover-slow", agent);
-    set_up(&lab);
-    let dir = lab.pins().expect("a BPF file system");
-    let option = format!("--pin-dir={}", dir.display());
+    let option = set_up(&lab);
     let start = || lab.start_agent(&[&option]).expect("the agent is ready");
     lab.stop_dns().expect("it stops");
     // A socket stays in the namespace that it was made in.

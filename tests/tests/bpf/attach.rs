@@ -39,8 +39,6 @@ use rustix::{
 };
 
 const ROW: RowId = RowId::new(1);
-/// For longer than an emulated kernel takes for anything here.
-const WELL: Duration = Duration::from_secs(60);
 const START: Timestamp = Timestamp::from_nanos(0);
 
 fn answer() -> Frame {
@@ -678,8 +676,7 @@ fn held_by_an_earlier_agent(later: Duration, expected: bool) {
             return;
         };
         killed.filter(1, &["example.com"]);
-        let is_well = killed.capture.heartbeat.beat(now() + WELL);
-        is_well.expect("the map");
+        killed.beat_for_long();
         let answer = answer();
         killed.ask(&query_of(&answer).build());
         assert_eq!(killed.reason(EGRESS, &answer.build()), Reason::Held);

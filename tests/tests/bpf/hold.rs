@@ -54,7 +54,7 @@ impl Loaded {
     }
 
     /// The agent is well for longer than any test takes, also on an emulated machine.
-    fn beat_for_long(&mut self) {
+    pub(crate) fn beat_for_long(&mut self) {
         self.beat(now() + Duration::from_secs(60));
     }
 
