@@ -2,6 +2,7 @@
 //! programs, which are unpacked below `target/` and never installed.
 
 pub mod agent;
+pub mod apiserver;
 pub mod bridge;
 pub mod conntrack;
 pub mod database;

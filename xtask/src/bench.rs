@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::{
     ebpf, interrupt, labs,
     prepare::{self, Ovn, cargo},
-    vm::{Job, Kernel, Machine},
+    vm::{Event, Job, Kernel, Machine},
 };
 
 /// Measures dnsflow side by side with what it is compared with, in one run.
@@ -127,7 +127,11 @@ fn in_vm(
         stdout: None,
         limit: VM_LIMIT,
     };
-    let failed = machine.run(&[job], |line| println!("{line}"))?;
+    let failed = machine.run(&[job], |event| {
+        if let Event::Line(line) = event {
+            println!("{line}");
+        }
+    })?;
     for (inside, file) in results {
         fs::copy(&inside, &file).with_context(|| format!("cannot write {}", file.display()))?;
     }

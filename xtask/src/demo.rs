@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::{
     interrupt, labs,
     prepare::{self, Ovn},
-    vm::{Job, Kernel, Machine},
+    vm::{Event, Job, Kernel, Machine},
 };
 
 /// A lost SYN is sent again after a second; this leaves room for that.
@@ -178,12 +178,10 @@ fn run_in_vm(kernel: Kernel, ovn: Ovn, json: bool) -> Result<()> {
         stdout: report.clone(),
         limit: VM_LIMIT,
     };
-    let failed = machine.run(&[job], |line| {
-        if json {
-            eprintln!("{line}");
-        } else {
-            println!("{line}");
-        }
+    let failed = machine.run(&[job], |event| match event {
+        Event::Line(line) if json => eprintln!("{line}"),
+        Event::Line(line) => println!("{line}"),
+        Event::Ended(..) => {}
     })?;
     if let Some(report) = report {
         print!("{}", fs::read_to_string(report)?);

@@ -1,6 +1,7 @@
 //! Ctrl-C: noted here. The waiting code acts on it, so that labs are cleaned up before the end.
 
 use std::{
+    io::Read as _,
     os::unix::process::CommandExt,
     process::{Child, Command, ExitStatus},
     sync::{
@@ -70,6 +71,24 @@ pub(crate) fn wait(child: Child) -> Result<ExitStatus> {
     wait_at_most(child, Duration::MAX)?.context("it did not end")
 }
 
+/// Runs `command`, whose standard output is a pipe, to its end; returns that output, too.
+pub(crate) fn output(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let mut child = spawn(command)?;
+    let mut stdout = child
+        .stdout
+        .take()
+        .context("its standard output is no pipe")?;
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = wait(child)?;
+    let text = reader
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    Ok((status, text))
+}
+
 /// Waits for a child of [`spawn`]; on a signal or after `limit`, ends it and its children. `None`
 /// means that it took too long.
 pub(crate) fn wait_at_most(mut child: Child, limit: Duration) -> Result<Option<ExitStatus>> {
@@ -116,7 +135,7 @@ pub(crate) fn kill_rest(group: Pid) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Read, process::Stdio};
+    use std::process::Stdio;
 
     use super::*;
 

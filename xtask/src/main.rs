@@ -35,8 +35,11 @@ enum Command {
     BuildEbpf,
     /// Bring up a lab, run the main job in it, and show and check every step
     Demo(demo::DemoCommand),
-    /// Run every test, with the lab tests on each OVN generation
+    /// Run every test, with the lab tests on the newest OVN or on each
     Test(test::TestCommand),
+    /// Run a program, end what it leaves behind, and write down its processor time
+    #[command(hide = true)]
+    Contain(test::contain::ContainCommand),
     /// Measure what dnsflow costs and how fast it is, in a lab
     Bench(bench::BenchCommand),
     /// Let dnsflow work for long in a lab, and disturb it
@@ -51,7 +54,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let error = match run(Xtask::parse().command) {
-        Ok(()) => return ExitCode::SUCCESS,
+        Ok(code) => return code,
         Err(error) => error,
     };
     // Whatever has failed after a signal, it failed because of it.
@@ -66,8 +69,12 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run(command: Command) -> Result<()> {
+fn run(command: Command) -> Result<ExitCode> {
     match command {
+        Command::Contain(command) => {
+            interrupt::install()?;
+            return test::contain::run(&command).map(ExitCode::from);
+        }
         Command::BuildEbpf => ebpf::build(&|text| eprintln!("{text}")),
         Command::Demo(command) => {
             prepare::require_root("demo")?;
@@ -102,5 +109,6 @@ fn run(command: Command) -> Result<()> {
             interrupt::install()?;
             labs::run(command)
         }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ use dnsflow_tests::{
 use crate::{
     bench, ebpf, interrupt, labs,
     prepare::{self, Ovn},
-    vm::{Job, Kernel, Machine, Verdict},
+    vm::{Event, Job, Kernel, Machine, Verdict},
 };
 
 /// The name of the program.
@@ -103,7 +103,11 @@ fn run_in_vm(
         stdout: None,
         limit,
     };
-    let failed = machine.run(&[job], |line| println!("{line}"))?;
+    let failed = machine.run(&[job], |event| {
+        if let Event::Line(line) = event {
+            println!("{line}");
+        }
+    })?;
     ensure!(failed.is_empty(), "the soak failed");
     Ok(())
 }

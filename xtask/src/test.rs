@@ -1,33 +1,45 @@
-//! `cargo xtask test`: every test, with the lab tests on each OVN generation.
+//! `cargo xtask test`: every test, with the lab tests on the newest OVN or on each.
 
+pub(crate) mod contain;
 mod in_vm;
+mod programs;
+mod repeat;
+mod run;
+mod summary;
 
 use std::{
-    fs,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum as _};
-use dnsflow_tests::support::{
-    LEFT_TO_LONGER, LEFT_TO_OTHERS, LEFT_TO_VM, NOT_RUN_VARIABLE, ROOT_VARIABLE, root_directory,
+use clap::{Args, ValueEnum};
+use dnsflow_tests::{
+    random::SEED_VARIABLE,
+    support::{LEFT_TO_OTHERS, ROOT_VARIABLE, root_directory},
 };
 
-use crate::{
-    interrupt, kind, labs,
-    prepare::{self, Ovn, cargo},
-    vm::{Kernel, Verdict},
+use self::{
+    programs::Program,
+    repeat::{Record, Run},
+    summary::Summary,
 };
+use crate::{
+    ebpf, interrupt, kind, labs,
+    prepare::{self, Ovn},
+    vm::{Kernel, Machine, Verdict},
+};
+
+/// The processor time that each suite may take, in seconds: `SUITE SECONDS`.
+const BUDGETS: &str = include_str!("test/budgets.txt");
 
 /// Runs every test.
 #[derive(Debug, Args)]
 pub(crate) struct TestCommand {
-    /// Whose OVN the lab tests run on; may be given more than once [default: all of them; with
-    /// --vm bookworm]
+    /// Whose OVN the lab tests run on; may be given more than once [default: sid; with --vm bookworm]
     #[arg(long, value_enum)]
-    ovn: Vec<Ovn>,
+    ovn: Vec<Which>,
     /// Run the lab tests in a virtual machine with this kernel of Debian's and its openvswitch module
     #[arg(long, value_enum, value_name = "KERNEL")]
     vm: Option<Kernel>,
@@ -37,197 +49,238 @@ pub(crate) struct TestCommand {
     /// With --vm: how the agents open addresses, as their option of the same name
     #[arg(long, value_enum, requires = "vm")]
     verdict: Option<Verdict>,
-    /// With --vm: only this program of tests (a file or directory of tests/tests); may be given more than once
-    #[arg(long, value_name = "NAME", requires = "vm", conflicts_with = "short")]
-    program: Vec<String>,
     /// Fail when a test could not run, too, unless it is left to another machine
     #[arg(long)]
     all_must_run: bool,
-    /// Run only tests whose name contains one of these
+    /// Print the output of tests that pass, too
+    #[arg(long)]
+    show_output: bool,
+    /// Run the tests until there are so many runs of this commit, and record each in target/test-runs.jsonl
+    #[arg(long, value_name = "N")]
+    repeat: Option<usize>,
+    /// Keep as many processors busy as there are, beside the tests
+    #[arg(long)]
+    beside_load: bool,
+    /// Run only tests whose full names (PROGRAM::MODULE::TEST) contain one of these
     filters: Vec<String>,
 }
 
-/// The results of the test programs.
-#[derive(Debug, Default)]
-struct Tally {
-    passed: usize,
-    failed: usize,
-    /// `not run: TEST: WHY`, and what no test program stands for.
-    not_run: Vec<String>,
-    /// Runs of cargo that failed, by what they were to test.
-    broken: Vec<String>,
+/// Which OVN to test with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+enum Which {
+    /// Each of them
+    All,
+    /// OVN 23.03, Open vSwitch 3.1 (Debian 12)
+    Bookworm,
+    /// OVN 25.03, Open vSwitch 3.5 (Debian 13)
+    Trixie,
+    /// Whatever Debian's unstable distribution has: OVN 26.03, Open vSwitch 4.0 in November 2026
+    Sid,
+}
+
+impl Which {
+    fn generations(self) -> &'static [Ovn] {
+        match self {
+            Self::All => Ovn::value_variants(),
+            Self::Bookworm => &[Ovn::Bookworm],
+            Self::Trixie => &[Ovn::Trixie],
+            Self::Sid => &[Ovn::Sid],
+        }
+    }
+}
+
+/// What one run needs.
+struct Prepared {
+    ovn: Vec<Ovn>,
+    programs: Vec<Program>,
+    machine: Option<Machine>,
+    budgets: BTreeMap<&'static str, u64>,
+    /// The arguments that choose the tests.
+    arguments: String,
 }
 
 /// Runs the tests and prints the summary.
 pub(crate) fn run(command: TestCommand) -> Result<()> {
-    let TestCommand {
-        ovn,
-        vm,
-        short,
-        verdict,
-        program,
-        all_must_run,
-        filters,
-    } = command;
-    let ovn = match (ovn.is_empty(), vm) {
-        (false, _) => ovn,
-        (true, None) => Ovn::value_variants().to_vec(),
-        (true, Some(_)) => vec![Ovn::Bookworm],
+    let prepared = prepare(&command)?;
+    let Some(wanted) = command.repeat else {
+        return once(&command, &prepared).and_then(|(summary, _)| verdict(&command, &summary));
     };
+    let mut what = prepared.arguments.clone();
+    if command.beside_load {
+        what += " --beside-load";
+    }
+    let record = Record::open(&target_file("test-runs.jsonl")?, what)?;
+    while record.runs()?.len() < wanted {
+        let start = Instant::now();
+        let (summary, seed) = once(&command, &prepared)?;
+        let failed = summary.failures().into_iter();
+        record.append(Run {
+            commit: String::new(),
+            what: String::new(),
+            seed,
+            seconds: start.elapsed().as_secs(),
+            passed: summary.passed(),
+            failed: failed
+                .map(|(test, why)| (test.into(), why.into()))
+                .collect(),
+            run_again: summary.run_again().to_vec(),
+        })?;
+    }
+    record.print()?;
+    if record.runs()?.iter().any(|run| !run.failed.is_empty()) {
+        bail!("a run has failed");
+    }
+    Ok(())
+}
+
+/// Fetches and builds.
+fn prepare(command: &TestCommand) -> Result<Prepared> {
     let say = |text: &str| eprintln!("{text}");
+    let start = Instant::now();
+    let mut ovn: Vec<Ovn> = Vec::new();
+    for which in &command.ovn {
+        ovn.extend(
+            which
+                .generations()
+                .iter()
+                .filter(|g| !ovn.contains(g))
+                .copied()
+                .collect::<Vec<_>>(),
+        );
+    }
+    if ovn.is_empty() {
+        ovn.push(if command.vm.is_some() {
+            Ovn::Bookworm
+        } else {
+            Ovn::Sid
+        });
+    }
     for generation in &ovn {
         prepare::ovn(*generation, &say)?;
     }
     prepare::skopeo(&say)?;
-    prepare::build(&say)?;
-    let mut tally = Tally::default();
-    match vm {
-        Some(kernel) => {
-            let which = in_vm::Which {
-                ovn: &ovn,
-                short,
-                verdict,
-                only: &program,
-                filters: &filters,
-            };
-            in_vm::run(kernel, &which, &mut tally)?;
-        }
-        None => {
-            here(&ovn, &filters, &mut tally)?;
-            let why = kind::why_not_run();
-            let line = format!("not run: `cargo xtask kind`: {why}; {LEFT_TO_OTHERS}");
-            tally.not_run.push(line);
-        }
+    let machine = command.vm.map(|kernel| Machine::prepare(kernel, &say));
+    let machine = machine.transpose()?;
+    let fetched = start.elapsed();
+    ebpf::build(&say)?;
+    interrupt::check()?;
+    let suites: Vec<&str> = ovn.iter().map(|generation| generation.suite()).collect();
+    let programs = programs::build(&command.filters, &suites)?;
+    eprintln!(
+        "fetched in {:.0} s, built in {:.0} s",
+        fetched.as_secs_f64(),
+        (start.elapsed() - fetched).as_secs_f64()
+    );
+    let mut arguments = Vec::new();
+    for generation in &ovn {
+        arguments.push(format!("--ovn {}", generation.suite()));
     }
-    tally.print();
-    if !tally.broken.is_empty() {
-        bail!("failed: {}", tally.broken.join(", "));
-    }
-    let is_left = |line: &String| {
-        [LEFT_TO_VM, LEFT_TO_OTHERS, LEFT_TO_LONGER]
-            .iter()
-            .any(|left| line.contains(left))
+    arguments.extend(command.vm.map(|kernel| format!("--vm {}", kernel.name())));
+    arguments.extend(
+        command
+            .verdict
+            .map(|verdict| format!("--verdict {}", verdict.environment().1)),
+    );
+    arguments.extend(command.short.then(|| "--short".to_owned()));
+    arguments.extend(command.filters.iter().cloned());
+    Ok(Prepared {
+        ovn,
+        programs,
+        machine,
+        budgets: budgets()?,
+        arguments: arguments.join(" "),
+    })
+}
+
+/// Runs the tests once. Returns their seed, too.
+fn once(command: &TestCommand, prepared: &Prepared) -> Result<(Summary, u64)> {
+    let seed = match std::env::var(SEED_VARIABLE) {
+        Ok(seed) => seed.parse().context(SEED_VARIABLE)?,
+        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
     };
-    if all_must_run && !tally.not_run.iter().all(is_left) {
+    let mut summary = Summary::new(prepared.budgets.clone(), command.show_output);
+    labs::sweep()?;
+    let start = Instant::now();
+    let mut work = || match &prepared.machine {
+        Some(machine) => in_vm::run(machine, command, prepared, seed, &mut summary),
+        None => here(command, prepared, seed, &mut summary),
+    };
+    let result = if command.beside_load {
+        repeat::beside_load(work)?
+    } else {
+        work()
+    };
+    labs::sweep()?;
+    result?;
+    if prepared.machine.is_none() && command.filters.is_empty() {
+        let why = kind::why_not_run();
+        summary.add_not_run(&format!(
+            "not run: `cargo xtask kind`: {why}; {LEFT_TO_OTHERS}"
+        ));
+    }
+    summary.print();
+    println!("  tests ran for {:.0} s", start.elapsed().as_secs_f64());
+    Ok((summary, seed))
+}
+
+/// Whether all is well.
+fn verdict(command: &TestCommand, summary: &Summary) -> Result<()> {
+    let failed = summary.failures().len();
+    if failed > 0 {
+        bail!("{failed} tests failed");
+    }
+    if command.all_must_run && !summary.all_ran() {
         bail!("not every test could run");
+    }
+    if summary.passed() == 0 {
+        bail!("no test ran");
     }
     Ok(())
 }
 
 /// Runs the tests with this machine's kernel.
-fn here(ovn: &[Ovn], filters: &[String], tally: &mut Tally) -> Result<()> {
-    labs::sweep()?;
-    eprintln!("\n== unit tests");
-    let mut units = cargo();
-    units.args(["test", "--workspace", "--exclude", "dnsflow-tests"]);
-    let result = tally.run(units, "the unit tests", filters).and_then(|()| {
-        for generation in ovn {
-            let suite = generation.suite();
-            eprintln!("\n== lab tests with OVN of Debian's {suite}");
-            let mut labs = cargo();
-            labs.args(["test", "--package", "dnsflow-tests"])
-                .env(ROOT_VARIABLE, root_directory(suite)?);
-            tally.run(labs, &format!("the lab tests on {suite}"), filters)?;
-        }
-        Ok(())
-    });
-    labs::sweep()?;
-    result
+fn here(
+    command: &TestCommand,
+    prepared: &Prepared,
+    seed: u64,
+    summary: &mut Summary,
+) -> Result<()> {
+    let scratch = run::scratch(&root_directory("")?)?;
+    for (number, generation) in prepared.ovn.iter().enumerate() {
+        let suite = generation.suite();
+        eprintln!("\n== with OVN of Debian's {suite}, {SEED_VARIABLE}={seed}");
+        summary.begin(format!(
+            "{SEED_VARIABLE}={seed} cargo xtask test --ovn {suite}"
+        ));
+        let environment = [
+            (ROOT_VARIABLE, root_directory(suite)?.display().to_string()),
+            (SEED_VARIABLE, seed.to_string()),
+        ];
+        let runner = run::Runner {
+            environment: &environment,
+            budgets: &prepared.budgets,
+            scratch: &scratch,
+        };
+        // The other programs have nothing to do with Debian's release.
+        let programs = prepared.programs.iter();
+        let programs = programs.filter(|program| number == 0 || program.runs_debian());
+        runner.run(run::jobs(programs, &command.filters), summary)?;
+    }
+    Ok(())
 }
 
-impl Tally {
-    /// Runs `cargo test`, passing its output on.
-    fn run(&mut self, mut command: Command, what: &str, filters: &[String]) -> Result<()> {
-        let file = not_run_file()?;
-        command
-            .arg("--no-fail-fast")
-            .arg("--")
-            .args(filters)
-            .env(NOT_RUN_VARIABLE, &file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut child = interrupt::spawn(&mut command)?;
-        let stdout = child.stdout.take().context("cargo's standard output")?;
-        let reader = std::thread::spawn(move || {
-            let (mut passed, mut failed) = (0, 0);
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                println!("{line}");
-                if let Some(counts) = counts(&line) {
-                    passed += counts.0;
-                    failed += counts.1;
-                }
-            }
-            (passed, failed)
-        });
-        let status = interrupt::wait(child)?;
-        let (passed, failed) = reader.join().unwrap_or_default();
-        self.passed += passed;
-        self.failed += failed;
-        if !status.success() {
-            self.broken.push(what.to_owned());
-        }
-        self.read_not_run(&file, what)
-    }
-
-    /// Adds the tests in this file, which could not run.
-    fn read_not_run(&mut self, file: &Path, what: &str) -> Result<()> {
-        match fs::read_to_string(file) {
-            Ok(text) => {
-                let lines = text.lines().map(|line| format!("{line} ({what})"));
-                let before = self.not_run.len();
-                self.not_run.extend(lines);
-                // They end without a failure.
-                let added = self.not_run.len() - before;
-                self.passed = self.passed.saturating_sub(added);
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-
-    fn print(&self) {
-        println!(
-            "\n{} passed, {} failed, {} not run",
-            self.passed,
-            self.failed,
-            self.not_run.len()
-        );
-        for line in &self.not_run {
-            println!("  {line}");
-        }
-    }
+/// A file beside the unpacked packages, in cargo's target directory.
+fn target_file(name: &str) -> Result<PathBuf> {
+    Ok(root_directory("")?.with_file_name(name))
 }
 
-/// A file that does not exist yet, for tests that cannot run.
-fn not_run_file() -> Result<PathBuf> {
-    let file = root_directory("")?.with_file_name("not-run.txt");
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(file),
-    }
-}
-
-/// Passed and failed of libtest's line `test result: ok. 5 passed; 0 failed; 0 ignored; …`.
-fn counts(line: &str) -> Option<(usize, usize)> {
-    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let mut counts = counts.split("; ").map(|part| part.split_once(' '));
-    let passed = counts.next()??.0.parse().ok()?;
-    let failed = counts.next()??.0.parse().ok()?;
-    Some((passed, failed))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::counts;
-
-    #[test]
-    fn counts_are_read_from_the_lines_of_libtest() {
-        let passed = "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.00s";
-        assert_eq!(counts(passed), Some((12, 0)));
-        let failed = "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 5.24s";
-        assert_eq!(counts(failed), Some((3, 2)));
-        assert_eq!(counts("test core::name ... ok"), None);
-        assert_eq!(counts("running 3 tests"), None);
-    }
+fn budgets() -> Result<BTreeMap<&'static str, u64>> {
+    let lines = BUDGETS.lines().filter(|line| !line.starts_with('#'));
+    let budget = |line: &'static str| -> Result<(&'static str, u64)> {
+        let (suite, seconds) = line.split_once(' ').context("SUITE SECONDS")?;
+        Ok((suite, seconds.trim().parse()?))
+    };
+    lines
+        .map(|line| budget(line).with_context(|| format!("budgets.txt: {line}")))
+        .collect()
 }

@@ -12,7 +12,7 @@ use std::{
     fs::{self, File},
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread::sleep,
     time::Duration,
@@ -35,6 +35,10 @@ const MEMORY: &str = "3G";
 const CPUS: &str = "2";
 /// How long booting and stopping may take beside the jobs: some 15 s of emulation.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// A kernel that boots with KVM does so in two or three seconds. One that takes longer than emulation does is of no use.
+const KVM_LIMIT: Duration = Duration::from_secs(15);
+/// What the script of the attempt says.
+const BOOTED: &str = "dnsflow-booted";
 const POLL: Duration = Duration::from_millis(200);
 const CONSOLE_LINES: usize = 30;
 
@@ -91,11 +95,21 @@ impl Verdict {
     }
 }
 
+/// What comes out of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event<'a> {
+    /// A line that a job has printed, or the boot before the first one.
+    Line(&'a str),
+    /// A job has ended, with this exit status.
+    Ended(&'a Job, &'a str),
+}
+
 /// A virtual machine that can be started.
 #[derive(Debug)]
 pub(crate) struct Machine {
     kernel: Kernel,
     image: PathBuf,
+    has_kvm: bool,
     tools: Tools,
     /// Where output and results come back.
     results: PathBuf,
@@ -116,7 +130,8 @@ impl Machine {
         interrupt::check()?;
         let image = the_only_kernel(&root.path().join("boot"))?;
         let results = tools.directory().join(kernel.name());
-        let acceleration = match kvm() {
+        let kvm = kvm(&tools, &image)?;
+        let acceleration = match &kvm {
             Ok(()) => "with KVM".to_owned(),
             Err(why) => format!("by emulation, which is slow ({why})"),
         };
@@ -124,6 +139,7 @@ impl Machine {
         Ok(Self {
             kernel,
             image,
+            has_kvm: kvm.is_ok(),
             tools,
             results,
         })
@@ -134,9 +150,9 @@ impl Machine {
         self.results.join(name)
     }
 
-    /// Boots, runs the jobs one after the other, and stops. `each` is given the lines of their
-    /// output as they come. Returns the names of the jobs that failed.
-    pub(crate) fn run(&self, jobs: &[Job], mut each: impl FnMut(&str)) -> Result<Vec<String>> {
+    /// Boots, runs the jobs one after the other, and stops. `each` is given what comes of them as it comes. Returns
+    /// the names of the jobs that failed.
+    pub(crate) fn run(&self, jobs: &[Job], mut each: impl FnMut(Event<'_>)) -> Result<Vec<String>> {
         match fs::remove_dir_all(&self.results) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => fs::create_dir_all(&self.results)?,
@@ -148,7 +164,7 @@ impl Machine {
         let mut command = self.tools.virtme_ng()?;
         // Without a terminal it says nothing unless it is verbose.
         command.arg("--verbose");
-        if kvm().is_err() {
+        if !self.has_kvm {
             command.arg("--disable-kvm");
         }
         command
@@ -173,7 +189,16 @@ impl Machine {
                 ended.store(true, Ordering::Release);
                 status
             });
-            follow(&self.result(guest::OUTPUT), &ended, &mut each)?;
+            let mut running = jobs.iter();
+            let mut event = |line: &str| match line.strip_prefix(guest::JOB_ENDED) {
+                Some(status) => {
+                    if let Some(job) = running.next() {
+                        each(Event::Ended(job, status));
+                    }
+                }
+                None => each(Event::Line(line)),
+            };
+            follow(&self.result(guest::OUTPUT), &ended, &mut event)?;
             waiter
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -265,26 +290,37 @@ fn the_only_kernel(boot: &Path) -> Result<PathBuf> {
     found.with_context(|| format!("{} holds no kernel", boot.display()))
 }
 
-/// Whether KVM works here, or why not. A machine that is itself virtual may have the device and
-/// hang a kernel that is started on it: the processor's flag decides.
-fn kvm() -> Result<(), &'static str> {
-    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    if !has_virtualization(&processor) {
-        return Err("the processor offers neither vmx nor svm");
-    }
+/// Whether the kernel boots with KVM here, or why not. A machine that is itself virtual may have the device and hang a
+/// kernel that is started on it: only the attempt decides.
+fn kvm(tools: &Tools, image: &Path) -> Result<std::result::Result<(), String>> {
     if !Path::new("/dev/kvm").exists() {
-        return Err("there is no /dev/kvm");
+        return Ok(Err("there is no /dev/kvm".to_owned()));
     }
-    Ok(())
+    let mut command = tools.virtme_ng()?;
+    command
+        .args(["--verbose", "--run"])
+        .arg(image)
+        .args(["--cpus", "1", "--memory", "512M", "--user", "root", "--"])
+        .arg(format!("echo {BOOTED}"));
+    let booted = boots(&mut command, &tools.directory().join("kvm.log"), KVM_LIMIT)?;
+    let why = || format!("the kernel does not boot with KVM within {KVM_LIMIT:?}");
+    Ok(booted.then_some(()).ok_or_else(why))
 }
 
-fn has_virtualization(cpuinfo: &str) -> bool {
-    cpuinfo
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .filter(|(key, _)| key.trim() == "flags")
-        .flat_map(|(_, flags)| flags.split_whitespace())
-        .any(|flag| flag == "vmx" || flag == "svm")
+/// Whether a machine that this command starts gets to its script within `limit`. It is ended in any case.
+fn boots(command: &mut Command, log: &Path, limit: Duration) -> Result<bool> {
+    let output = File::create(log)?;
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output);
+    let child = interrupt::spawn(command)?;
+    let group = Pid::from_child(&child);
+    interrupt::wait_at_most(child, limit)?;
+    interrupt::kill_rest(group)?;
+    let text = fs::read(log)?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().any(|line| line.trim_end() == BOOTED))
 }
 
 #[cfg(test)]

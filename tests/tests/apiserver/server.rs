@@ -21,19 +21,14 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dnsflow_tests::{
+    apiserver,
     process::{run, wait_until},
-    root::{Contents, Root},
-    support::{LEFT_TO_OTHERS, ROOT_VARIABLE, root_directory},
+    root::Root,
+    support::{LEFT_TO_OTHERS, ROOT_VARIABLE},
 };
-use rustix::{
-    fs::{FlockOperation, flock},
-    process::{Signal, set_parent_process_death_signal},
-};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
-/// The module whose main package is the server, of Kubernetes 1.36.
-const MODULE: &str = "k8s.io/apiextensions-apiserver@v0.36.2";
-const PROGRAM: &str = "apiextensions-apiserver";
 /// How long etcd and the server may take to listen.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -81,26 +76,7 @@ impl Programs {
                 .into_owned(),
             None => "bookworm".to_owned(),
         };
-        let roots = root_directory("")?;
-        let home = roots.with_file_name("apiserver");
-        fs::create_dir_all(&home)?;
-        // Tests run side by side; one of them does the work.
-        let lock = File::create(home.join("lock"))?;
-        flock(&lock, FlockOperation::LockExclusive)?;
-        let contents = Contents {
-            suite: &suite,
-            packages: &["etcd-server"],
-        };
-        let directory = root_directory(&format!("etcd-{suite}"))?;
-        let etcd = Root::ensure(&directory, contents, |text| eprintln!("{text}"))?;
-        let server = home.join("bin").join(PROGRAM);
-        if !server.is_file() {
-            let mut go = Command::new("go");
-            go.args(["install", MODULE])
-                .env("GOBIN", home.join("bin"))
-                .current_dir(&home);
-            run(&mut go).context("upstream's API server is built by Go 1.26")?;
-        }
+        let (etcd, server) = apiserver::ensure(&suite, &|text| eprintln!("{text}"))?;
         Ok(Self::CustomResources {
             etcd,
             server,

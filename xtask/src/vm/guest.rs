@@ -23,6 +23,8 @@ const CONTROL_GROUPS: &str = "mountpoint --quiet /sys/fs/cgroup || mount -t cgro
 
 /// What the jobs print.
 pub(super) const OUTPUT: &str = "output.log";
+/// Begins the line of the output behind a job. Its exit status follows.
+pub(super) const JOB_ENDED: &str = "== ended with status ";
 /// A line for each job that has ended: its exit status and its name.
 pub(super) const ENDS: &str = "ends";
 
@@ -126,7 +128,6 @@ impl Guest {
         let ends = quoted(self.results.join(ENDS));
         for job in jobs {
             let name = quoted(&job.name);
-            line(&mut script, &["printf '\\n== %s\\n'", &name]);
             line(&mut script, &["cd", &quoted(&job.directory)]);
             let mut words = vec!["env".to_owned()];
             for (variable, value) in &job.environment {
@@ -137,7 +138,12 @@ impl Guest {
             words.extend(job.arguments.iter().map(quoted));
             words.extend(job.stdout.iter().map(|file| format!("> {}", quoted(file))));
             line(&mut script, &[&words.join(" ")]);
-            line(&mut script, &["echo $?", &name, ">>", &ends]);
+            line(&mut script, &["status=$?"]);
+            line(
+                &mut script,
+                &["printf '%s%s\\n'", &quoted(JOB_ENDED), "$status"],
+            );
+            line(&mut script, &["echo $status", &name, ">>", &ends]);
         }
         script
     }

@@ -3,17 +3,19 @@ use std::{io::Write, sync::Arc};
 use super::*;
 
 #[test]
-fn kvm_takes_the_flag_of_the_processor() {
-    for (cpuinfo, has) in [
-        ("flags\t\t: fpu vmx sse\n", true),
-        ("processor\t: 0\nflags\t\t: fpu svm\n", true),
-        // What another line lists is something else.
-        ("flags\t\t: fpu sse\nvmx flags\t: vnmi svm\n", false),
-        ("flags\t\t: fpu svm_lock vmxoff\n", false),
-        ("", false),
-    ] {
-        assert_eq!(has_virtualization(cpuinfo), has, "{cpuinfo}");
-    }
+fn a_machine_boots_if_its_script_runs_in_time() {
+    let log = std::env::temp_dir().join(format!("dnsflow-boots-{}", std::process::id()));
+    let boots = |script: &str| {
+        let mut command = Command::new("sh");
+        let limit = Duration::from_millis(300);
+        boots(command.args(["-c", script]), &log, limit).expect("sh runs")
+    };
+    assert!(boots(&format!("echo booting; echo {BOOTED}")));
+    // The end of a machine that has booted is not waited for.
+    assert!(boots(&format!("echo {BOOTED}; sleep 20")));
+    assert!(!boots("echo booting; sleep 20"));
+    assert!(!boots("exit 1"));
+    fs::remove_file(log).expect("removed");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use dnsflow_tests::{agent::Agent, lab};
 
-use crate::{
+use crate::faults::{
     agent::around,
     traffic::{Bound, Scene},
 };

@@ -1,8 +1,6 @@
 //! What the subcommands print for people is what was reviewed (`snapshots/`), in the situations in which
 //! people ask. `docs/asking.md` shows nothing else.
 
-mod snapshots;
-
 use std::{
     net::SocketAddrV4,
     process::{Command, Stdio},
@@ -10,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::snapshots::{self, Snapshots};
 use dnsflow_tests::{
     agent,
     firewall::RuleSpec,
@@ -20,7 +19,6 @@ use dnsflow_tests::{
     topology::{DNS_POD, DNS_POD_PORT},
 };
 use serde_json::Value;
-use snapshots::Snapshots;
 
 /// Longer than it takes until the switch has told of packets and idle flows, and than an agent needs to start.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,14 +1,13 @@
 //! What the tree promises about itself and a compiler does not check.
 
-mod reference;
-mod snapshots;
-
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
 use dnsflow_tests::support;
+
+use crate::{reference, snapshots};
 
 fn workspace() -> PathBuf {
     support::workspace().expect("a workspace")

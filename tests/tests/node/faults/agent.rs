@@ -17,7 +17,7 @@ use dnsflow_tests::{
 };
 use rustix::process::Signal;
 
-use crate::traffic::{Bound, Scene};
+use crate::faults::traffic::{Bound, Scene};
 
 /// How long the agent is away.
 const AWAY: Duration = Duration::from_secs(2);

@@ -14,7 +14,7 @@ use dnsflow_tests::{
     process::wait_until,
 };
 
-use crate::traffic::{Bound, Scene};
+use crate::faults::traffic::{Bound, Scene};
 
 /// The exit code for it.
 const ANOTHER: i32 = 5;

@@ -1,17 +1,15 @@
 //! Denied connections have names. The witness is what becomes of the pods' own connections, and for UDP
 //! what the switch would do with the datagram.
 
-mod snapshots;
-
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
+use crate::snapshots::Snapshots;
 use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::wait_until};
 use serde_json::Value;
-use snapshots::Snapshots;
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.

@@ -8,7 +8,7 @@ use std::{
 
 use dnsflow_tests::{agent::Agent, lab, lab::Lab, pod::PodSpec, relay::Relay, topology};
 
-use crate::{
+use crate::faults::{
     agent::HELD,
     traffic::{Bound, Scene},
 };

@@ -1,8 +1,6 @@
 //! The agent does its work with the capabilities of `deploy/components/restricted` and nothing else,
 //! and each of them is needed.
 
-mod manifests;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -14,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use crate::manifests::{directory, documents};
 use anyhow::{Context, Result, bail};
 use dnsflow_agent::{
     capture::{self, Attach as _, AttachKind},
@@ -28,7 +27,6 @@ use dnsflow_tests::{
     process::wait_until,
     support::{not_run, this_test},
 };
-use manifests::{directory, documents};
 use rustix::{
     process::geteuid,
     thread::{CapabilitySet, UnshareFlags, unshare_unsafe},

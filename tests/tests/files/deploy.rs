@@ -1,7 +1,5 @@
 //! The manifests in `deploy/` say what Kubernetes understands, and fit together and to the agent.
 
-mod manifests;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -9,6 +7,10 @@ use std::{
     time::Duration,
 };
 
+use crate::manifests::{
+    ERRANDS, Grant, MONITORED, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents,
+    kind_story, resources, typed,
+};
 use anyhow::{Context, Result, bail};
 use clap::Parser as _;
 use dnsflow_agent::{
@@ -20,10 +22,6 @@ use dnsflow_tests::support::{not_run, this_test};
 use k8s_openapi::api::{
     core::v1::{ContainerPort, Namespace, Pod, Probe, Service, Volume, VolumeMount},
     discovery::v1::EndpointSlice,
-};
-use manifests::{
-    ERRANDS, Grant, MONITORED, OVERLAYS, Objects, RESTRICTED, command_line, directory, documents,
-    kind_story, resources, typed,
 };
 use rustix::thread::CapabilitySet;
 

@@ -1,10 +1,9 @@
 //! What the agent remembers of connections, and what people learn from it. The witness is what becomes of
 //! the pods' own connections.
 
-mod snapshots;
-
 use std::{fs, process::Command, time::Duration};
 
+use crate::snapshots::Snapshots;
 use dnsflow_tests::{
     agent,
     firewall::{self, RuleSpec},
@@ -14,7 +13,6 @@ use dnsflow_tests::{
     support,
 };
 use serde_json::Value;
-use snapshots::Snapshots;
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.

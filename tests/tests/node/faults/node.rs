@@ -12,7 +12,7 @@ use dnsflow_tests::{
     },
 };
 
-use crate::{
+use crate::faults::{
     agent::HELD,
     traffic::{Bound, Kept, Scene},
 };

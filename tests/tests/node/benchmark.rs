@@ -1,10 +1,9 @@
 //! The short form of the benchmark: every row can be filled. The values are not looked at.
 
-#[path = "../bench/mod.rs"]
-mod bench;
-
 use dnsflow_tests::lab;
 use serde_json::Value;
+
+use crate::bench;
 
 /// The fields that say what was to be measured; latencies are objects.
 const NUMBERS: &[&str] = &[

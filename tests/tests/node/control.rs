@@ -1,8 +1,6 @@
 //! People ask a running agent what it does, and why. The witnesses: what `ovs-ofctl` shows of the switch,
 //! and what the pods' own connections come to.
 
-mod snapshots;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -15,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::snapshots::Snapshots;
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
@@ -22,7 +21,6 @@ use dnsflow_tests::{
     process::{run, wait_until},
 };
 use serde_json::Value;
-use snapshots::Snapshots;
 
 const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.

@@ -1,7 +1,7 @@
 //! A pod's first question, asked as soon as it can be, is seen.
 //!
-//! A program of its own: the kernel's network lock, which attaching needs, is held for tens of
-//! milliseconds whenever another lab's interfaces come and go beside it.
+//! Nothing runs beside it: the kernel's network lock, which attaching needs, is held for tens of
+//! milliseconds whenever another lab's interfaces come and go.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use dnsflow_tests::{
     },
 };
 
-use crate::traffic::{Bound, Kept, Scene};
+use crate::faults::traffic::{Bound, Kept, Scene};
 
 /// How long a daemon is away.
 const AWAY: Duration = Duration::from_secs(1);

@@ -1,0 +1,11 @@
+//! Files that are right or wrong by themselves: the tree, the manifests of `deploy/`, and the recordings of
+//! ovn-kubernetes. Nothing runs beside these tests.
+
+mod deploy;
+#[path = "../manifests/mod.rs"]
+mod manifests;
+mod recordings;
+mod reference;
+#[path = "../snapshots/mod.rs"]
+mod snapshots;
+mod tidy;

@@ -1,0 +1,37 @@
+//! A node with real OVN, Open vSwitch, pods and the agent. One file has the tests of one subject.
+
+mod alone;
+mod answers;
+mod asked;
+#[path = "../../bench/mod.rs"]
+mod bench;
+mod benchmark;
+mod blocked;
+mod check;
+mod control;
+mod denied;
+mod entries;
+mod faults;
+mod handover;
+mod history;
+mod hold;
+mod lab;
+mod large;
+mod limits;
+#[path = "../manifests/mod.rs"]
+mod manifests;
+mod networks;
+mod outputs;
+mod plain_ovs;
+mod pods;
+mod random_firewalls;
+mod report;
+mod restarts;
+mod rights;
+mod rules;
+mod scale;
+#[path = "../snapshots/mod.rs"]
+mod snapshots;
+mod story;
+mod transports;
+mod ways;
