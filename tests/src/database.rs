@@ -5,11 +5,12 @@ use std::{
     io::{BufReader, Write},
     os::unix::net::UnixStream,
     path::Path,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
+
+use crate::process::PATIENT;
 
 /// A connection to one database.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl Database {
     pub fn connect(socket: &Path, name: &'static str) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("cannot connect to {}", socket.display()))?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(PATIENT))?;
         Ok(Self { stream, name })
     }
 

@@ -6,17 +6,16 @@ use std::{
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::{pod::Pod, process::wait_until, web::LONG_PAGE};
-
-/// How long the next bytes may take: a lost packet comes again after a fraction of a second, and
-/// then after twice as long each time (RFC 6298, section 5.5).
-const PATIENT: Duration = Duration::from_secs(10);
+use crate::{
+    pod::Pod,
+    process::{PATIENT, wait_until},
+    web::LONG_PAGE,
+};
 
 /// A running download. Dropping it ends it.
 #[derive(Debug)]

@@ -8,7 +8,6 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,7 +24,7 @@ use crate::{
     netns::{NetNs, require_mount_at_root},
     ovs::Daemon,
     pod::{Pod, PodRecord},
-    process::{kill_all, run},
+    process::{PATIENT, kill_all, run},
     root::Root,
     topology,
 };
@@ -39,9 +38,6 @@ const BPF_FS: &str = "bpf";
 
 /// The longest name of a lab, in bytes.
 const NAME_MAX: usize = 40;
-
-/// How long OVN may take to bring a change down to the flow tables.
-const SYNC_LIMIT: Duration = Duration::from_secs(30);
 
 /// The datapath of br-int and br-ex.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -399,7 +395,7 @@ impl Lab {
     }
 
     fn control(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        let limit = format!("--timeout={}", SYNC_LIMIT.as_secs());
+        let limit = format!("--timeout={}", PATIENT.as_secs());
         run(self.node_command(program)?.arg(limit).args(arguments))
     }
 

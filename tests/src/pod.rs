@@ -20,7 +20,7 @@ use crate::{
     lab::{Datapath, Lab, pod_namespace, random_uuid},
     marks,
     netns::{NetNs, replace_files},
-    process::{run, wait_until},
+    process::{PATIENT, run, wait_until},
     support::is_by_verdict,
     topology::{DNS_SERVICE, DNS_SERVICE_V6, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
     wire::ifindex,
@@ -471,7 +471,7 @@ impl Lab {
         let mut ovs = self.ovs_db()?;
         wait_until(
             &format!("ovn-installed on the interface of {lsp}"),
-            Duration::from_secs(10),
+            PATIENT,
             || {
                 let rows = ovs.select("Interface", json!([["name", "==", name]]))?;
                 Ok(rows
@@ -606,7 +606,7 @@ impl Lab {
 
     /// Makes this the DNS server of programs that start in pods from now on.
     pub fn name_server(&self, address: IpAddr) -> Result<()> {
-        let text = format!("nameserver {address}\noptions timeout:2\n");
+        let text = format!("nameserver {address}\noptions timeout:2 attempts:5\n");
         fs::write(self.base().join("etc/resolv.conf"), text)?;
         Ok(())
     }

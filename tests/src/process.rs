@@ -18,8 +18,18 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, setsid, waitpid};
 
 use crate::netns::NetNs;
 
-/// How often a condition is looked at again.
+/// How long a test waits for what must come in the end. A wait ends when it comes, so a long limit costs nothing while
+/// all is well. Beside six labs and as many busy processes, or with emulated processors, a start of the agent or of Open
+/// vSwitch takes some ten times as long as alone, which is under a minute; this is twice that.
+pub const PATIENT: Duration = Duration::from_secs(120);
+
+/// How long a process may take to end before it is killed, which no test minds.
+const ENDS_BY_ITSELF: Duration = Duration::from_secs(20);
+
+/// The first pause before a condition is looked at again.
 const POLL: Duration = Duration::from_millis(2);
+/// The longest pause, unless a look itself takes longer.
+const POLL_MAX: Duration = Duration::from_millis(50);
 
 /// Runs a command to its end and returns its standard output; its standard error is in the
 /// error when it fails.
@@ -38,7 +48,8 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Waits until `condition` holds; `what` names it in the error.
+/// Waits until `condition` holds; `what` names it in the error. A look that starts a process costs what others wait for,
+/// so a pause is as long as the look before it, and grows with the time that was waited.
 pub fn wait_until(
     what: &str,
     limit: Duration,
@@ -55,8 +66,13 @@ pub fn wait_until(
         if looked_at > limit {
             bail!("after {limit:?} still waiting for: {what}");
         }
-        sleep(POLL);
+        sleep(pause(start.elapsed(), start.elapsed() - looked_at));
     }
+}
+
+/// The pause after a look that took so long, when so much time was waited.
+fn pause(waited: Duration, look: Duration) -> Duration {
+    look.max((waited / 20).clamp(POLL, POLL_MAX))
 }
 
 /// Starts a process that outlives this one, writes its pid file and returns its pid.
@@ -114,9 +130,9 @@ pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> 
     };
     let gone = || Ok(!is_alive(pid, marker));
     kill_process(pid, signal)?;
-    if wait_until("the process to end", Duration::from_secs(5), gone).is_err() {
+    if wait_until("the process to end", ENDS_BY_ITSELF, gone).is_err() {
         kill_process(pid, Signal::KILL)?;
-        wait_until("the killed process to end", Duration::from_secs(5), gone)?;
+        wait_until("the killed process to end", PATIENT, gone)?;
     }
     match fs::remove_file(pidfile) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -126,8 +142,7 @@ pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> 
 
 /// Kills every process in these namespaces, and waits for their end.
 pub(crate) fn kill_all(namespaces: &[NetNs]) -> Result<()> {
-    let limit = Duration::from_secs(5);
-    wait_until("the processes of the lab to end", limit, || {
+    wait_until("the processes of the lab to end", PATIENT, || {
         let mut none_left = true;
         for namespace in namespaces {
             for pid in namespace.processes()? {
@@ -147,16 +162,31 @@ pub(crate) fn kill_all(namespaces: &[NetNs]) -> Result<()> {
 pub(crate) fn wait_listening(pid: Pid, table: &str, port: u16) -> Result<()> {
     let file = format!("/proc/{}/net/{table}", pid.as_raw_nonzero());
     let local = format!(":{port:04X}");
-    wait_until(
-        &format!("a {table} socket on port {port}"),
-        Duration::from_secs(10),
-        || {
-            ensure!(!has_ended(pid), "it ended before it listened");
-            Ok(fs::read_to_string(&file)?
-                .lines()
-                .filter_map(|line| line.split_whitespace().nth(1))
-                .any(|address| address.ends_with(&local)))
-        },
-    )?;
+    wait_until(&format!("a {table} socket on port {port}"), PATIENT, || {
+        ensure!(!has_ended(pid), "it ended before it listened");
+        Ok(fs::read_to_string(&file)?
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1))
+            .any(|address| address.ends_with(&local)))
+    })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_grows_with_the_wait_and_with_the_look() {
+        let ms = Duration::from_millis;
+        let cases = [
+            (ms(0), ms(0), POLL),
+            (ms(200), ms(1), ms(10)),
+            (ms(60_000), ms(1), POLL_MAX),
+            (ms(200), ms(80), ms(80)),
+        ];
+        for (waited, look, expected) in cases {
+            assert_eq!(pause(waited, look), expected, "{waited:?} {look:?}");
+        }
+    }
 }

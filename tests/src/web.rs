@@ -15,14 +15,13 @@ use anyhow::{Context, Result};
 
 use crate::{
     lab::Lab,
-    process::{spawn_detached, wait_listening},
+    process::{PATIENT, spawn_detached, wait_listening},
 };
 
 /// The ports that it listens on.
 pub const PORTS: [u16; 2] = [80, 8080];
 
 const REQUEST_BYTES_MAX: u64 = 16 * 1024;
-const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// The page that goes on for minutes, for connections that are to last: so many pieces of so
 /// many bytes, one after each pause.
@@ -82,8 +81,8 @@ fn accept(listener: &TcpListener) -> Result<()> {
 }
 
 fn answer(mut stream: TcpStream) -> Result<()> {
-    stream.set_read_timeout(Some(CONNECTION_LIMIT))?;
-    stream.set_write_timeout(Some(CONNECTION_LIMIT))?;
+    stream.set_read_timeout(Some(PATIENT))?;
+    stream.set_write_timeout(Some(PATIENT))?;
     let mut lines = BufReader::new((&stream).take(REQUEST_BYTES_MAX)).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     // The request ends with an empty line (RFC 9112, section 2.1).
