@@ -3,13 +3,13 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
+    net::Ipv4Addr,
     os::unix::{
         net::UnixStream,
         process::{CommandExt, ExitStatusExt},
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -19,15 +19,11 @@ use serde_json::Value;
 use crate::{
     lab::{Datapath, Lab},
     marks,
-    process::wait_until,
+    process::{PATIENT, wait_until},
     relay::Relay,
     support::{VERDICT_VARIABLE, is_by_verdict},
     topology::DNS_SERVICE,
 };
-
-/// How long the agent may take to be ready, and to stop: an emulated kernel alone takes some
-/// seconds to verify the programs.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The cookies of dnsflow's flows without sentinel flows, in ovs-ofctl's form: "DNSF" in the upper
 /// half. The cookies of sentinel flows, which open nothing, end with a one.
@@ -215,7 +211,7 @@ impl Lab {
             .with_context(|| format!("cannot run {command:?}"))?;
         let mut watch = FlowWatch { child, log };
         // The monitor works once it has reported a first flow.
-        wait_until("the flow monitor", LIMIT, || {
+        wait_until("the flow monitor", PATIENT, || {
             self.ofctl(&["add-flow", "br-int", &format!("{WATCHED},actions=drop")])?;
             self.ofctl(&["--strict", "del-flows", "br-int", WATCHED])?;
             Ok(watch.written()?.contains("event=DELETED"))
@@ -230,7 +226,7 @@ impl Lab {
         condition: impl Fn(&[String]) -> bool,
     ) -> Result<Vec<String>> {
         let mut flows = Vec::new();
-        wait_until(what, LIMIT, || {
+        wait_until(what, PATIENT, || {
             flows = self.dnsflow_flows()?;
             Ok(condition(&flows))
         })
@@ -240,7 +236,7 @@ impl Lab {
 
     /// Waits until the agent sees what pods ask and are told, of at least so many.
     pub fn wait_attached(&self, pods: usize) -> Result<()> {
-        wait_until("programs at all pods", LIMIT, || {
+        wait_until("programs at all pods", PATIENT, || {
             let (status, _) = self.ask_agent(&["status", "-o", "json"])?;
             let status: Value = serde_json::from_str(&status)?;
             let ports = status["ports"].as_array().context("no ports")?;
@@ -318,9 +314,15 @@ impl FlowWatch {
     /// Whether a flow of dnsflow's was deleted.
     pub fn has_deleted(&self) -> Result<bool> {
         let events = fs::read_to_string(&self.log)?;
+        Ok(events.lines().any(is_deletion))
+    }
+
+    /// Whether a flow of dnsflow's for this pod was deleted.
+    pub fn has_deleted_of(&self, source: Ipv4Addr) -> Result<bool> {
+        let source = format!("nw_src={source},");
+        let events = fs::read_to_string(&self.log)?;
         let mut events = events.lines();
-        Ok(events
-            .any(|event| event.contains("event=DELETED") && event.contains("cookie=0x444e5346")))
+        Ok(events.any(|event| is_deletion(event) && event.contains(&source)))
     }
 
     fn written(&mut self) -> Result<String> {
@@ -336,6 +338,11 @@ impl FlowWatch {
     pub fn finish(mut self) -> Result<String> {
         self.written()
     }
+}
+
+/// Whether the event is the end of a flow of dnsflow's.
+fn is_deletion(event: &str) -> bool {
+    event.contains("event=DELETED") && event.contains("cookie=0x444e5346")
 }
 
 impl Drop for FlowWatch {
@@ -371,7 +378,7 @@ impl Agent {
 
     /// Waits for a log event with this message.
     pub fn wait_event(&mut self, message: &str) -> Result<()> {
-        let waited = wait_until(&format!("the agent's event `{message}`"), LIMIT, || {
+        let waited = wait_until(&format!("the agent's event `{message}`"), PATIENT, || {
             if let Some(status) = self.child.try_wait()? {
                 anyhow::bail!("the agent has ended ({status})");
             }
@@ -413,7 +420,7 @@ impl Agent {
     pub fn terminate(mut self) -> Result<ExitStatus> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let mut status = None;
-        wait_until("the agent to stop after SIGTERM", LIMIT, || {
+        wait_until("the agent to stop after SIGTERM", PATIENT, || {
             status = self.child.try_wait()?;
             Ok(status.is_some())
         })

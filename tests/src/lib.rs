@@ -1,6 +1,7 @@
 //! The lab: a one-node OVN-Kubernetes look-alike in network namespaces, made of Debian's own
 //! programs, which are unpacked below `target/` and never installed.
 
+pub mod account;
 pub mod agent;
 pub mod apiserver;
 pub mod bridge;
@@ -26,6 +27,7 @@ pub mod random;
 pub mod relay;
 pub mod root;
 pub mod scenes;
+pub mod standstill;
 pub mod support;
 pub mod topology;
 pub mod udn;

@@ -5,6 +5,7 @@ use std::{
     io::{self, ErrorKind},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     ops::Range,
+    os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
 };
@@ -115,4 +116,26 @@ pub fn syns_repeated() -> Result<u64> {
         .filter(|(name, _)| *name == "TCPSynRetrans");
     let (_, count) = found.next().context("TCPSynRetrans")?;
     Ok(count.parse()?)
+}
+
+/// How many segments of this connection were sent again: of one that has only just been made, SYNs
+/// (`tcpi_total_retrans` of tcp(7), `TCP_INFO`).
+pub fn sent_again(stream: &TcpStream) -> io::Result<u32> {
+    // SAFETY: all its fields are numbers, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes there, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 => Ok(info.tcpi_total_retrans),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

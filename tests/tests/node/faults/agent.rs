@@ -7,12 +7,13 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use dnsflow_tests::{
     lab,
-    process::wait_until,
+    process::{PATIENT, wait_until},
+    standstill::play,
     support::{not_run, this_test},
 };
 use rustix::process::Signal;
@@ -23,57 +24,41 @@ use crate::faults::traffic::{Bound, Scene};
 const AWAY: Duration = Duration::from_secs(2);
 /// How long it stands still: for longer than a pod waits for an answer.
 const STILL: Duration = Duration::from_secs(4);
-/// So many answers wait for their flows at most: those of half a second (`--hold-max`).
-pub(crate) const HELD: usize = 12;
-/// Until the next agent knows the node, nobody holds an answer, and the first packet to its addresses is lost. An agent
-/// needs a second or two for its start, on a busy machine more.
-const START: usize = 120;
 
 #[test]
 fn the_agent_is_killed_and_comes_back() {
-    let lab = lab!("faults-agent-kill", agent);
-    let scene = Scene::new(&lab);
-    let agent = scene.start_agent();
-    // What was held at this moment is lost.
-    let killed = Bound {
-        answers: HELD,
-        first_packets: START,
-        ..Bound::NOTHING
-    };
-    let agent = scene.through("agent, SIGKILL and at once the next one", killed, || {
-        agent.kill().expect("it is killed");
-        scene.spawn_agent()
-    });
-    let agent = scene.through("agent, SIGKILL, the next one after 2 s", killed, || {
-        agent.kill().expect("it is killed");
-        thread::sleep(AWAY);
-        scene.spawn_agent()
-    });
-    let ended = Bound {
-        first_packets: START,
-        ..Bound::NOTHING
-    };
-    scene.through("agent, SIGTERM and at once the next one", ended, || {
-        agent.terminate().expect("it ends");
-        scene.spawn_agent()
+    play(|| {
+        let lab = lab!("faults-agent-kill", agent);
+        let scene = Scene::new(&lab);
+        let agent = scene.start_agent();
+        let what = "agent, SIGKILL and at once the next one";
+        let agent = scene.through(what, Bound::NOTHING, || {
+            scene.kill(agent);
+            scene.spawn_agent()
+        });
+        let what = "agent, SIGKILL, the next one after 2 s";
+        let agent = scene.through(what, Bound::NOTHING, || {
+            scene.kill(agent);
+            thread::sleep(AWAY);
+            scene.spawn_agent()
+        });
+        let what = "agent, SIGTERM and at once the next one";
+        scene.through(what, Bound::NOTHING, || {
+            scene.end(agent);
+            scene.spawn_agent()
+        });
     });
 }
 
 #[test]
 fn the_agent_stands_still_and_goes_on() {
-    let lab = lab!("faults-agent-stop", agent);
-    let scene = Scene::new(&lab);
-    let agent = scene.start_agent();
-    // For 0.8 s the programs cannot know that the agent stands still: what they hold then comes too late.
-    let bound = Bound {
-        answers: 30,
-        first_packets: START,
-        ..Bound::NOTHING
-    };
-    scene.through("agent, SIGSTOP, SIGCONT after 4 s", bound, || {
-        agent.freeze().expect("it is stopped");
-        thread::sleep(STILL);
-        agent.thaw().expect("it goes on");
+    play(|| {
+        let lab = lab!("faults-agent-stop", agent);
+        let scene = Scene::new(&lab);
+        let agent = scene.start_agent();
+        scene.through("agent, SIGSTOP, SIGCONT after 4 s", Bound::NOTHING, || {
+            scene.stand_still(&agent, STILL);
+        });
     });
 }
 
@@ -132,8 +117,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let limit = Duration::from_secs(5);
-        let removed = wait_until("the control group to be empty", limit, || {
+        let removed = wait_until("the control group to be empty", PATIENT, || {
             Ok(fs::remove_dir(&self.dir).is_ok())
         });
         if let Err(error) = removed {
@@ -153,41 +137,41 @@ pub(crate) fn around(mut outer: Command, inner: Command) -> Command {
 
 #[test]
 fn the_agent_runs_out_of_memory() {
-    let lab = lab!("faults-agent-memory", agent);
-    let scene = Scene::new(&lab);
-    let group = match Group::make(lab.name()) {
-        Ok(group) => group,
-        Err(why) => return not_run(&this_test(), why),
-    };
-    let mut command = group.run(scene.agent_command());
-    lab.node().enter(&mut command).expect("a namespace");
-    let agent = lab.spawn_agent_command(command).expect("it starts");
-    let mut agent = agent.wait_ready().expect("it is ready");
-    // It is slow before it is killed: the kernel looks for memory first.
-    let bound = Bound {
-        answers: 60,
-        first_packets: START,
-        ..Bound::NOTHING
-    };
-    scene.through("agent, out of memory, the next one at once", bound, || {
-        group.be_full();
-        // Requests that do not end take memory.
-        let mut clients = Vec::new();
-        let mut status = None;
-        let header = format!("GET /v1/status HTTP/1.1\r\nx: {}", "x".repeat(300_000));
-        wait_until("the kernel to kill it", Duration::from_secs(20), || {
-            if let Ok(mut client) = UnixStream::connect(lab.control_socket()) {
-                client.set_write_timeout(Some(Duration::from_millis(100)))?;
-                // It takes less if it has ended.
-                let _short = client.write_all(header.as_bytes());
-                clients.push(client);
-            }
-            status = agent.exit_status()?;
-            Ok(status.is_some())
-        })
-        .expect("it is killed");
-        let signal = status.and_then(|status| status.signal());
-        assert_eq!(signal, Some(Signal::KILL.as_raw()));
-        scene.spawn_agent()
+    play(|| {
+        let lab = lab!("faults-agent-memory", agent);
+        let scene = Scene::new(&lab);
+        let group = match Group::make(lab.name()) {
+            Ok(group) => group,
+            Err(why) => return not_run(&this_test(), why),
+        };
+        let mut command = group.run(scene.agent_command());
+        lab.node().enter(&mut command).expect("a namespace");
+        let agent = lab.spawn_agent_command(command).expect("it starts");
+        let mut agent = agent.wait_ready().expect("it is ready");
+        let what = "agent, out of memory, the next one at once";
+        scene.through(what, Bound::NOTHING, || {
+            // It is slow before it is killed: the kernel looks for memory first.
+            let since = Instant::now();
+            group.be_full();
+            // Requests that do not end take memory.
+            let mut clients = Vec::new();
+            let mut status = None;
+            let header = format!("GET /v1/status HTTP/1.1\r\nx: {}", "x".repeat(300_000));
+            wait_until("the kernel to kill it", PATIENT, || {
+                if let Ok(mut client) = UnixStream::connect(lab.control_socket()) {
+                    client.set_write_timeout(Some(Duration::from_millis(100)))?;
+                    // It takes less if it has ended.
+                    let _short = client.write_all(header.as_bytes());
+                    clients.push(client);
+                }
+                status = agent.exit_status()?;
+                Ok(status.is_some())
+            })
+            .expect("it is killed");
+            scene.has_ended(since);
+            let signal = status.and_then(|status| status.signal());
+            assert_eq!(signal, Some(Signal::KILL.as_raw()));
+            scene.spawn_agent()
+        });
     });
 }

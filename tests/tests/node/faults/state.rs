@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use dnsflow_tests::{agent::Agent, lab};
+use dnsflow_tests::{agent::Agent, lab, standstill::play};
 
 use crate::faults::{
     agent::around,
@@ -67,23 +67,22 @@ const CASES: &[(&str, Wrong, &str)] = &[
 
 #[test]
 fn without_a_snapshot_nothing_that_is_open_closes() {
-    let lab = lab!("faults-state", agent);
-    let scene = Scene::new(&lab);
-    fs::create_dir(scene.state()).expect("it is new");
-    let mut agent = scene.start_agent();
-    for (what, wrong, says) in CASES {
-        let bound = Bound {
-            first_packets: 120,
-            ..Bound::NOTHING
-        };
-        let started = scene.through(&format!("{what}, the agent anew"), bound, || {
-            agent.terminate().expect("it ends");
-            wrong.start(&scene)
-        });
-        let log = started.log_path().to_owned();
-        started.terminate().expect("it ends");
-        let log = fs::read_to_string(log).expect("its log");
-        assert!(log.contains(says), "{what}: {log}");
-        agent = scene.start_agent();
-    }
+    play(|| {
+        let lab = lab!("faults-state", agent);
+        let scene = Scene::new(&lab);
+        fs::create_dir(scene.state()).expect("it is new");
+        let mut agent = scene.start_agent();
+        for (what, wrong, says) in CASES {
+            let what = format!("{what}, the agent anew");
+            let started = scene.through(&what, Bound::NOTHING, || {
+                scene.end(agent);
+                wrong.start(&scene)
+            });
+            let log = started.log_path().to_owned();
+            started.terminate().expect("it ends");
+            let log = fs::read_to_string(log).expect("its log");
+            assert!(log.contains(says), "{what}: {log}");
+            agent = scene.start_agent();
+        }
+    });
 }

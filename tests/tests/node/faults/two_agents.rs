@@ -4,21 +4,21 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     path::PathBuf,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use dnsflow_agent::one_agent::PATIENCE;
 use dnsflow_tests::{
     agent::{self, Agent},
     lab,
-    process::wait_until,
+    process::{PATIENT, wait_until},
+    standstill::play,
 };
 
 use crate::faults::traffic::{Bound, Scene};
 
 /// The exit code for it.
 const ANOTHER: i32 = 5;
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// Another agent, with a log of its own.
 struct Second {
@@ -50,7 +50,7 @@ impl Second {
     }
 
     fn wait_log(&self, text: &str) {
-        let waited = wait_until(text, LIMIT, || Ok(self.log().contains(text)));
+        let waited = wait_until(text, PATIENT, || Ok(self.log().contains(text)));
         waited.unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
     }
 }
@@ -67,50 +67,49 @@ fn pinned(scene: &Scene<'_>) -> BTreeSet<PathBuf> {
 
 #[test]
 fn the_second_agent_refuses_to_start_and_takes_nothing_away() {
-    let lab = lab!("faults-two", agent);
-    let scene = Scene::new(&lab);
-    let first = scene.start_agent();
-    let pinned = pinned(&scene);
-    let what = "a second agent, twice";
-    scene.through(what, Bound::NOTHING, || {
-        let start = Instant::now();
-        let mut others = [
-            Second::start(&scene, "second.log", true),
-            Second::start(&scene, "third.log", false),
-        ];
-        for other in &mut others {
-            let mut status = None;
-            wait_until("the second agent to end", PATIENCE + LIMIT, || {
-                status = other.agent.exit_status()?;
-                Ok(status.is_some())
-            })
-            .expect("it ends");
-            assert!(start.elapsed() >= PATIENCE, "it waits for the first one");
-            let code = status.and_then(|status| status.code());
-            let log = other.log();
-            assert_eq!(code, Some(ANOTHER), "{log}");
-            let pid = first.pid().as_raw_nonzero();
-            for text in [
-                "another agent runs on this node",
-                &format!("process {pid}, version "),
-                "started 20",
-            ] {
-                assert!(log.contains(text), "{log}");
+    play(|| {
+        let lab = lab!("faults-two", agent);
+        let scene = Scene::new(&lab);
+        let first = scene.start_agent();
+        let pinned = pinned(&scene);
+        let what = "a second agent, twice";
+        scene.through(what, Bound::NOTHING, || {
+            let start = Instant::now();
+            let mut others = [
+                Second::start(&scene, "second.log", true),
+                Second::start(&scene, "third.log", false),
+            ];
+            for other in &mut others {
+                let mut status = None;
+                wait_until("the second agent to end", PATIENCE + PATIENT, || {
+                    status = other.agent.exit_status()?;
+                    Ok(status.is_some())
+                })
+                .expect("it ends");
+                assert!(start.elapsed() >= PATIENCE, "it waits for the first one");
+                let code = status.and_then(|status| status.code());
+                let log = other.log();
+                assert_eq!(code, Some(ANOTHER), "{log}");
+                let pid = first.pid().as_raw_nonzero();
+                for text in [
+                    "another agent runs on this node",
+                    &format!("process {pid}, version "),
+                    "started 20",
+                ] {
+                    assert!(log.contains(text), "{log}");
+                }
             }
-        }
-        assert_eq!(self::pinned(&scene), pinned);
-    });
+            assert_eq!(self::pinned(&scene), pinned);
+        });
 
-    // An update: the Pod of the old agent takes a while to end.
-    let bound = Bound {
-        first_packets: 120,
-        ..Bound::NOTHING
-    };
-    let (_next, _log) = scene.through("agent replaced by one that waits for it", bound, || {
-        let next = Second::start(&scene, "next.log", true);
-        next.wait_log("waiting");
-        first.terminate().expect("it ends");
-        (next.agent, next.log)
+        // An update: the Pod of the old agent takes a while to end.
+        let what = "agent replaced by one that waits for it";
+        let (_next, _log) = scene.through(what, Bound::NOTHING, || {
+            let next = Second::start(&scene, "next.log", true);
+            next.wait_log("waiting");
+            scene.end(first);
+            (next.agent, next.log)
+        });
     });
 }
 

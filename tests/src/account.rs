@@ -1,0 +1,103 @@
+//! The agent's own account of what became of answers.
+
+use anyhow::{Context, Result};
+
+use crate::lab::Lab;
+
+/// What the agent counts of answers. The counters of one agent only grow; the next one begins at zero.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Account {
+    /// Answers that the kernel took off the wire.
+    pub held: u64,
+    /// Answers that came back onto the veth.
+    pub released: u64,
+    /// Answers that passed without being held, as while no agent is well.
+    pub passed: u64,
+    /// Answers that were held and could not be put back.
+    pub lost: u64,
+    /// Answers that went back because `--hold-max` was over.
+    pub overrun: u64,
+    /// Answers that went back although a megaflow still dropped.
+    pub dropping: u64,
+    /// Addresses over the pod's budget of changes.
+    pub over_budget: u64,
+}
+
+impl Account {
+    /// Reads it from metrics in the format of OpenMetrics.
+    fn parse(metrics: &str) -> Self {
+        let sum = |series: &str| {
+            let lines = metrics.lines().filter(|line| line.starts_with(series));
+            let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+            values.sum::<f64>() as u64
+        };
+        Self {
+            held: sum(r#"dnsflow_packets_to_pods_total{reason="held"}"#),
+            released: sum(r#"dnsflow_packets_to_pods_total{reason="released"}"#),
+            passed: sum(r#"dnsflow_packets_to_pods_total{reason="captured"}"#),
+            lost: sum("dnsflow_held_answers_lost_total{"),
+            overrun: sum(r#"dnsflow_held_answers_total{event="overrun"}"#),
+            dropping: sum(r#"dnsflow_revalidation_ends_total{event="dropping"}"#),
+            over_budget: sum(r#"dnsflow_addresses_not_kept_total{reason="over_budget"}"#),
+        }
+    }
+
+    /// What the same agent has counted since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            held: self.held - earlier.held,
+            released: self.released - earlier.released,
+            passed: self.passed - earlier.passed,
+            lost: self.lost - earlier.lost,
+            overrun: self.overrun - earlier.overrun,
+            dropping: self.dropping - earlier.dropping,
+            over_budget: self.over_budget - earlier.over_budget,
+        }
+    }
+
+    /// How many answers went back before the switch let their first packet pass. Either wait is for the same answer, and
+    /// is counted as one of both (`what_ended_the_wait_of_an_answer_is_counted_once` in the core).
+    pub fn gave_up(&self) -> u64 {
+        self.overrun + self.dropping
+    }
+}
+
+impl Lab {
+    /// The account of the lab's agent, up to a second old.
+    pub fn account(&self) -> Result<Account> {
+        let metrics = self.agent_metrics().context("the agent's metrics")?;
+        Ok(Account::parse(&metrics))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_account_is_read_from_the_metrics() {
+        let metrics = r#"dnsflow_packets_to_pods_total{reason="held"} 7
+dnsflow_packets_to_pods_total{reason="released"} 6
+dnsflow_packets_to_pods_total{reason="captured"} 2
+dnsflow_packets_from_pods_total{reason="captured"} 9
+dnsflow_held_answers_total{event="held"} 7
+dnsflow_held_answers_total{event="overrun"} 3
+dnsflow_held_answers_lost_total{reason="full"} 1
+dnsflow_held_answers_lost_total{reason="too_long"} 1
+dnsflow_revalidation_ends_total{event="dropping"} 2
+dnsflow_addresses_not_kept_total{reason="over_budget"} 4"#;
+        let account = Account::parse(metrics);
+        let expected = Account {
+            held: 7,
+            released: 6,
+            passed: 2,
+            lost: 2,
+            overrun: 3,
+            dropping: 2,
+            over_budget: 4,
+        };
+        assert_eq!(account, expected);
+        assert_eq!(account.gave_up(), 5);
+        assert_eq!(account.since(expected), Account::default());
+    }
+}
