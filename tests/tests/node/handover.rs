@@ -1,12 +1,15 @@
 //! Answers that come while no agent runs are read by the next one.
 
 use std::{
-    collections::BTreeSet,
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
     net::{Ipv4Addr, UdpSocket},
     path::Path,
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -21,19 +24,24 @@ use dnsflow_tests::{
     lab::Lab,
     ovs::{Daemon, Stop},
     pod::{DNS, Transport},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     relay::Relay,
-    support::is_emulated,
+    standstill::{play, unexplained},
+    support::{not_run, this_test},
     topology::DNS_POD_PORT,
 };
 
-const PATIENT: Duration = Duration::from_secs(30);
-/// An emulated machine takes seconds to check the programs of an agent that starts.
-const STARTED: Duration = Duration::from_secs(60);
 /// So many addresses have more changes than are under way for one pod (`CHANGES_UNDER_WAY_MAX` in the core).
 const MANY: u8 = 100;
 /// How often an agent is started until one is ready before the questions are forgotten.
-const STARTS: u32 = 5;
+const STARTS: u32 = 10;
+/// In how many rounds an agent may end before a silent switch has spoken again: it waits for half a second only. One that
+/// does not wait ends so in each.
+const ENDS: u8 = 10;
+/// By then, the switch has done what it was sent, or this round says nothing.
+const WRITTEN: Duration = Duration::from_secs(5);
+/// The agent's account is a second old at most.
+const ACCOUNT_LIMIT: Duration = Duration::from_secs(2);
 const PENDING_AGE_MAX: Duration = Duration::from_nanos(PENDING_AGE_MAX_NS);
 /// Shorter than TCP's second SYN.
 const BLOCKED: Duration = Duration::from_millis(900);
@@ -47,11 +55,17 @@ fn name(number: u8) -> String {
     format!("n{number}.example.com")
 }
 
-fn many_address(number: u8) -> Ipv4Addr {
-    Ipv4Addr::new(198, 18, 0, number)
+/// Where the many addresses of this round are.
+fn many_addresses(round: u8) -> BTreeSet<Ipv4Addr> {
+    let address = |number| Ipv4Addr::new(198, 18, round, number);
+    (0..MANY).map(address).collect()
 }
 
-/// A firewall that allows the names, and a server that knows them, `www.example.com` and `many.example.com`.
+fn many_name(round: u8) -> String {
+    format!("many{round}.example.com")
+}
+
+/// A firewall that allows the names, and a server that knows them, `www.example.com` and the names of many addresses.
 /// Returns the agents' option to keep their programs.
 fn set_up(lab: &Lab) -> String {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
@@ -60,7 +74,11 @@ fn set_up(lab: &Lab) -> String {
     let records = (1..=250).map(|number| format!("{}. 60 IN A {}", name(number), address(number)));
     let mut records: Vec<_> = records.collect();
     records.push("www.example.com. 60 IN A 203.0.113.2".to_owned());
-    records.extend((0..MANY).map(|n| format!("many.example.com. 60 IN A {}", many_address(n))));
+    for round in 0..ENDS {
+        let name = many_name(round);
+        let addresses = many_addresses(round).into_iter();
+        records.extend(addresses.map(|address| format!("{name}. 60 IN A {address}")));
+    }
     let records: Vec<_> = records.iter().map(String::as_str).collect();
     lab.serve_dns(&records).expect("the server starts");
     let dir = lab.pins().expect("a BPF file system");
@@ -99,6 +117,10 @@ fn links_of(files: &[String]) -> usize {
 
 #[test]
 fn answers_between_two_agents_open_without_being_asked_for_again() {
+    play(hand_over);
+}
+
+fn hand_over() {
     let lab = lab!("handover", agent);
     let option = set_up(&lab);
     let dir = lab.pins().expect("a BPF file system");
@@ -123,7 +145,7 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
         .expect("it stops");
     let agent = lab.spawn_agent(&[&option]).expect("it starts");
-    wait_until("the agent to answer", STARTED, || {
+    wait_until("the agent to answer", PATIENT, || {
         Ok(lab.ask_agent(&["status"])?.1 == Some(0))
     })
     .expect("it answers");
@@ -158,14 +180,16 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     })
     .expect("they are open");
 
-    // What comes after it is held again: the first packet passes. On an emulated machine, an answer may be held for as
-    // long as is allowed, which is too short.
-    let is_open_at_once = |number| {
-        pod.resolve(&name(number)).expect("the name is known");
-        open(&lab).contains(&address(number))
-    };
-    let tries = if is_emulated() { 41..=45 } else { 41..=41 };
-    assert!(tries.into_iter().any(is_open_at_once));
+    // What comes after it is held again.
+    let held = || lab.account().map(|account| account.held);
+    let before = held().expect("the agent tells");
+    pod.resolve(&name(41)).expect("the name is known");
+    let is_held = || Ok(held()? > before);
+    if wait_until("the account", ACCOUNT_LIMIT, is_held).is_err() {
+        unexplained(format!("{} was not held: {:?}", name(41), lab.account()));
+    }
+    let expected: BTreeSet<_> = (1..=41).map(address).collect();
+    wait_until("the last name", PATIENT, || Ok(open(&lab) == expected)).expect("it is open");
     lab.delete_pod("ns1_pod1").expect("the pod is deleted");
     wait_until("the pod's links to go", PATIENT, || {
         let left = links_of(&pinned(&dir));
@@ -185,50 +209,103 @@ fn answers_between_two_agents_open_without_being_asked_for_again() {
     assert_eq!(pinned(&dir), ["links"]);
 }
 
+/// A question that was answered, for the failure of a test. Times are since its beginning.
+#[derive(Clone, Copy)]
+struct Asked {
+    at: Duration,
+    answered: Duration,
+    /// Whether the first question got no answer.
+    again: bool,
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            at,
+            answered,
+            again,
+        } = self;
+        let times = if *again { "twice" } else { "once" };
+        write!(f, "asked {times} from {at:?}, answered at {answered:?}")
+    }
+}
+
 #[test]
 fn no_answer_is_missed_while_one_agent_replaces_another() {
     let lab = lab!("handover-load", agent);
     let option = set_up(&lab);
     let agent = lab.start_agent(&[&option]).expect("the agent is ready");
+    let start = Instant::now();
     let replaced = AtomicBool::new(false);
-    let asked = thread::scope(|scope| {
+    let asked = Mutex::new(BTreeMap::new());
+    let count = || asked.lock().expect("no panic").len();
+    thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let pod = lab.pod("ns1_pod1");
-            let mut asked = BTreeSet::new();
             let mut after = 0;
             for number in 1..=250 {
+                if number > 200 {
+                    let ready = || Ok(replaced.load(Ordering::Relaxed));
+                    wait_until("the next agent", PATIENT, ready).expect("it is ready");
+                }
                 // A few with the new agent, too, and more where a lost answer has taken the time of many.
                 after += u8::from(replaced.load(Ordering::Relaxed));
-                if after > 5 && asked.len() > 20 {
+                if after > 5 && count() > 20 {
                     break;
                 }
+                let at = start.elapsed();
                 // An answer that the old agent had taken off the wire when it ended is asked for again,
                 // as resolvers do.
-                let answer = pod.resolve(&name(number));
-                let answer = answer.or_else(|_| pod.resolve(&name(number)));
+                let first = pod.resolve(&name(number));
+                let again = first.is_err();
+                let answer = first.or_else(|_| pod.resolve(&name(number)));
                 assert_eq!(answer.expect("the name is known"), [address(number)]);
-                asked.insert(address(number));
+                let question = Asked {
+                    at,
+                    answered: start.elapsed(),
+                    again,
+                };
+                let mut asked = asked.lock().expect("no panic");
+                asked.insert(address(number), question);
+                drop(asked);
                 thread::sleep(Duration::from_millis(20));
             }
-            asked
         });
-        thread::sleep(Duration::from_millis(300));
+        wait_until("some names", PATIENT, || Ok(count() >= 5)).expect("they are asked for");
+        let ending = start.elapsed();
+        let before = lab.agent_metrics().expect("the agent tells");
+        let old_log = agent.log().expect("its log");
         agent.terminate().expect("it ends");
+        let ended = start.elapsed();
         let agent = lab.start_agent(&[&option]).expect("the agent is ready");
+        let ready = start.elapsed();
         replaced.store(true, Ordering::Relaxed);
-        let asked = asking.join().expect("no panic");
-        let mut missing = BTreeSet::new();
+        asking.join().expect("no panic");
+        let asked = asked.lock().expect("no panic").clone();
+        let mut missing = BTreeMap::new();
         let opened = wait_until("all names", PATIENT, || {
-            missing = &asked - &open(&lab);
+            let open = open(&lab);
+            missing = asked.clone();
+            missing.retain(|address, _| !open.contains(address));
             Ok(missing.is_empty())
         });
-        let log = || agent.log().unwrap_or_default();
-        opened.unwrap_or_else(|error| panic!("{error}: {missing:?} of {asked:?}\n{}", log()));
-        drop(agent);
-        asked
+        opened.unwrap_or_else(|error| {
+            // What it takes to see where an answer went.
+            let missing: Vec<_> = missing
+                .iter()
+                .map(|(address, asked)| format!("{address} {asked}"))
+                .collect();
+            panic!(
+                "{old_log}\n{}\n{before}\n{}\n{error}: {missing:#?} of {}; the old agent was ended at {ending:?} and \
+                 gone at {ended:?}, the next one ready at {ready:?}",
+                agent.log().unwrap_or_default(),
+                lab.agent_metrics().unwrap_or_default(),
+                asked.len()
+            )
+        });
     });
-    println!("{} names were asked for, and all are open", asked.len());
-    assert!(asked.len() > 20, "{asked:?}");
+    println!("{} names were asked for, and all are open", count());
+    assert!(count() > 20, "{}", count());
 }
 
 /// The switch is slow when the agent ends.
@@ -238,17 +315,22 @@ fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
     let option = set_up(&lab);
     let relay = Relay::start(lab.socket("br-int.relay"), lab.socket("br-int.mgmt"));
     let relay = relay.expect("a relay");
-    let agent = lab.start_agent_behind(&relay, &[&option]);
+    let written = (0..ENDS).any(|round| is_written_before_the_end(&lab, &relay, &option, round));
+    assert!(written, "no agent has waited for the switch");
+}
+
+/// Ends an agent that waits for a silent switch. Whether what it had to write is in the switch then.
+fn is_written_before_the_end(lab: &Lab, relay: &Relay, option: &str, round: u8) -> bool {
+    let agent = lab.start_agent_behind(relay, &[option]);
     let agent = agent.expect("the agent is ready");
     relay.be_silent(true);
     let pod = lab.pod("ns1_pod1");
     // With a mark for each address, the first of them waits for the flows that match the mark. With flows, the second
     // answer waits for those of the first, which are many.
-    let many: Vec<_> = (0..MANY).map(many_address).collect();
-    let told = pod.ask(Transport::Edns, DNS, "A", &["many.example.com"]);
+    let told = pod.ask(Transport::Edns, DNS, "A", &[&many_name(round)]);
     let told: BTreeSet<_> = told.expect("the name is known").into_iter().collect();
-    assert_eq!(told, many.into_iter().collect());
-    pod.resolve(&name(1)).expect("the name is known");
+    assert_eq!(told, many_addresses(round));
+    pod.resolve(&name(round + 1)).expect("the name is known");
     let log = agent.log_path().to_owned();
     thread::scope(|scope| {
         let ending = scope.spawn(|| agent.terminate());
@@ -261,9 +343,15 @@ fn what_the_switch_has_not_confirmed_is_written_before_an_agent_ends() {
         stopping.expect("it logs that it stops");
         ending.join().expect("no panic").expect("it ends");
     });
-    let expected = &told | &BTreeSet::from([address(1)]);
-    let opened = wait_until("all addresses", PATIENT, || Ok(open(&lab) == expected));
-    opened.unwrap_or_else(|error| panic!("{error}: {:?}", &expected - &open(&lab)));
+    let expected = &told | &BTreeSet::from([address(round + 1)]);
+    // What the agent has sent, the switch may still be about to do.
+    let written = wait_until("all addresses", WRITTEN, || {
+        Ok(expected.is_subset(&open(lab)))
+    });
+    if let Err(error) = &written {
+        println!("round {round}: {error}");
+    }
+    written.is_ok()
 }
 
 /// The name server is slow, and agents come and go meanwhile.
@@ -297,28 +385,30 @@ fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
         client.recv_from(&mut [0; 512]).expect("the answer");
     };
 
-    // The programs forget a question of too long ago, and an emulated machine may need that long to start an agent.
-    let (agent, first) = (1..=STARTS)
-        .find_map(|round| {
-            let agent = start();
-            let began = Instant::now();
-            let first = ask(1);
-            agent.kill().expect("it is killed");
-            // Nobody runs, and the programs see the question.
-            let second = ask(2);
-            let agent = start();
-            thread::sleep(2 * UNASKED_GRACE);
-            let age = began.elapsed();
-            if age > PENDING_AGE_MAX - UNASKED_GRACE {
-                println!("round {round}: an agent needed {age:?} to start");
-                agent.terminate().expect("it ends");
-                return None;
-            }
-            answer(1, first);
-            answer(2, second);
-            Some((agent, first))
-        })
-        .expect("an agent starts before the questions are forgotten");
+    // The programs forget a question of too long ago, and a busy machine may need that long to start an agent.
+    let round = |round| {
+        let agent = start();
+        let began = Instant::now();
+        let first = ask(1);
+        agent.kill().expect("it is killed");
+        // Nobody runs, and the programs see the question.
+        let second = ask(2);
+        let agent = start();
+        thread::sleep(2 * UNASKED_GRACE);
+        answer(1, first);
+        answer(2, second);
+        let age = began.elapsed();
+        if age >= PENDING_AGE_MAX {
+            println!("round {round}: the answers came after {age:?}");
+            agent.terminate().expect("it ends");
+            return None;
+        }
+        Some((agent, first))
+    };
+    let Some((agent, first)) = (1..=STARTS).find_map(round) else {
+        let why = format!("no agent was ready within {PENDING_AGE_MAX:?}");
+        return not_run(&this_test(), why);
+    };
     let expected = BTreeSet::from([address(1), address(2)]);
     wait_until("both names", PATIENT, || Ok(open(&lab) == expected)).expect("they are open");
     // Once more: each question has one answer.
