@@ -6,6 +6,7 @@ pub mod agent;
 pub mod apiserver;
 pub mod bridge;
 pub mod conntrack;
+pub mod counts;
 pub mod database;
 pub mod dns;
 pub mod download;

@@ -27,14 +27,61 @@ const PORT: u16 = 80;
 /// What became of a pod's names.
 #[derive(Clone, Debug, Default)]
 pub struct Visits {
-    /// From the question to the connection, of each name that was answered.
+    /// From the question to the connection, of each name that was answered and reached.
     pub took: Vec<Duration>,
-    /// Questions without an answer.
-    pub unanswered: usize,
-    /// Names that were answered and could not be reached.
-    pub unreached: usize,
-    /// SYNs that were sent again: first packets that were lost.
-    pub syns_repeated: u64,
+    /// The numbers of the names that were answered.
+    pub answered: Vec<u32>,
+    /// What was lost.
+    pub losses: Vec<Loss>,
+}
+
+/// What a name has lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// Which part of it.
+    pub kind: LossKind,
+    /// When its question was sent.
+    pub asked: Instant,
+    /// When the connection was made, or it was given up.
+    pub ended: Instant,
+}
+
+/// A part of a visit that can be lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LossKind {
+    /// No answer came.
+    Answer,
+    /// A SYN was sent again.
+    FirstPacket,
+    /// There was no connection.
+    Connection,
+}
+
+impl Loss {
+    /// Whether both were under way at the same time.
+    pub fn meets(&self, other: &Self) -> bool {
+        self.asked <= other.ended && other.asked <= self.ended
+    }
+}
+
+impl Visits {
+    /// How many names were tried.
+    pub fn count(&self) -> usize {
+        let unanswered = self.lost(LossKind::Answer);
+        self.answered.len() + unanswered
+    }
+
+    /// How many have lost this.
+    pub fn lost(&self, kind: LossKind) -> usize {
+        let losses = self.losses.iter().filter(|loss| loss.kind == kind);
+        losses.count()
+    }
+
+    /// How many names have lost something while the other pod lost nothing.
+    pub fn lost_beside(&self, other: &Self) -> usize {
+        let alone = |loss: &&Loss| !other.losses.iter().any(|of_other| of_other.meets(loss));
+        self.losses.iter().filter(alone).count()
+    }
 }
 
 /// The name with this number below `domain`.
@@ -53,26 +100,35 @@ pub fn visit(
     lab.pod(pod).netns().run(|| {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect(DNS)?;
-        let before = syns_repeated()?;
         let mut visits = Visits::default();
         let begin = Instant::now();
         for (turn, number) in (1..).zip(numbers) {
-            if visits.unreached == UNREACHED_MAX {
+            if visits.lost(LossKind::Connection) == UNREACHED_MAX {
                 break;
             }
-            let start = Instant::now();
-            if ask(&socket, number, domain)? {
-                match connect((address(number), PORT).into()) {
-                    Ok(()) => visits.took.push(start.elapsed()),
-                    Err(error) if error.kind() == ErrorKind::TimedOut => visits.unreached += 1,
+            let asked = Instant::now();
+            let lost = if ask(&socket, number, domain)? {
+                visits.answered.push(number);
+                let connected = connect((address(number), PORT).into());
+                if connected.is_ok() {
+                    visits.took.push(asked.elapsed());
+                }
+                match connected {
+                    Ok(0) => None,
+                    Ok(_) => Some(LossKind::FirstPacket),
+                    Err(error) if error.kind() == ErrorKind::TimedOut => Some(LossKind::Connection),
                     Err(error) => return Err(error).context(numbered(number, domain)),
                 }
             } else {
-                visits.unanswered += 1;
-            }
+                Some(LossKind::Answer)
+            };
+            visits.losses.extend(lost.map(|kind| Loss {
+                kind,
+                asked,
+                ended: Instant::now(),
+            }));
             thread::sleep((pause * turn).saturating_sub(begin.elapsed()));
         }
-        visits.syns_repeated = syns_repeated()? - before;
         Ok(visits)
     })
 }
@@ -98,10 +154,11 @@ fn ask(socket: &UdpSocket, number: u32, domain: &str) -> Result<bool> {
     }
 }
 
-/// Connects, and ends the connection without leaving anything behind.
-fn connect(to: SocketAddr) -> io::Result<()> {
+/// Connects, and ends the connection without leaving anything behind. Returns how many SYNs were sent again.
+fn connect(to: SocketAddr) -> io::Result<u32> {
     let stream = TcpStream::connect_timeout(&to, CONNECT_LIMIT)?;
-    Ok(set_socket_linger(&stream, Some(Duration::ZERO))?)
+    set_socket_linger(&stream, Some(Duration::ZERO))?;
+    sent_again(&stream)
 }
 
 /// How many SYNs were sent again in this thread's network namespace, ever (`TCPSynRetrans`, Linux

@@ -26,6 +26,11 @@ impl Random {
         Ok(Self(seed))
     }
 
+    /// From this seed.
+    pub fn seeded(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// From 0 to `end`, without `end`, which is at least 1.
     pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

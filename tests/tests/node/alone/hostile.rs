@@ -3,14 +3,18 @@
 //! Each scene has three phases, and the neighbour does the same in all of them. In the first phase, nobody
 //! does harm. In the second, the attackers flood a port that is no DNS server's: the phase shows what the
 //! flood costs the machine and the switch without dnsflow. In the third, the attackers flood the DNS server's
-//! port. The neighbour must lose nothing. If the attack is long enough to tell, the neighbour's p99 in the
+//! port. In each phase, the agent must open each name that the neighbour is told.
+//!
+//! Beside the neighbour, a pod without a firewall, the twin, does the same. What both lose at the same time, the machine
+//! or the switch has lost. What only the neighbour loses must not be more in the third phase than in the others, by
+//! Fisher's exact test: wrong once in a million runs. If the attack is long enough to tell, the neighbour's p99 in the
 //! third phase must be at most twice that of the first or the second.
 //!
 //! The neighbour has a name server of its own. One that all pods share can be kept busy by any pod, with and
 //! without dnsflow.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     net::{Ipv4Addr, SocketAddrV4},
     sync::{
@@ -24,13 +28,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use dnsflow_tests::{
     agent::{Agent, FlowWatch},
+    counts::Share,
     firewall::RuleSpec,
     flood::{Flood, NETWORK, NameServer},
     lab,
     lab::Lab,
-    neighbour::{Visits, numbered, visit},
+    neighbour::{LossKind, Visits, numbered, visit},
     pod::PodSpec,
-    process::run,
+    process::{PATIENT, run, wait_until},
     support::{LEFT_TO_LONGER, LEFT_TO_OTHERS, is_emulated, not_run, this_test},
     topology::DNS_POD_PORT,
 };
@@ -78,8 +83,19 @@ const CHANGES_OF_ONE_ANSWER: u64 = 512;
 #[derive(Debug)]
 struct Phase {
     visits: Visits,
+    of_twin: Visits,
     /// The agent's time from the answer's capture to the switch's confirmation, ascending.
     activations: Vec<Duration>,
+}
+
+impl Phase {
+    /// What only the neighbour has lost, of what it has tried.
+    fn lost(&self) -> Share {
+        Share {
+            count: self.visits.lost_beside(&self.of_twin),
+            of: self.visits.count(),
+        }
+    }
 }
 
 /// The smallest that at least this part of all are not above (nearest rank).
@@ -113,6 +129,8 @@ struct Scene<'a> {
 }
 
 const NEIGHBOUR: &str = "ns2_pod1";
+/// A pod without a firewall.
+const TWIN: &str = "ns1_pod1";
 
 impl<'a> Scene<'a> {
     /// The attacker is a pod of a namespace with these rules; without any, it has no EgressFirewall.
@@ -155,43 +173,65 @@ impl<'a> Scene<'a> {
         Ok(scene)
     }
 
-    /// The neighbour asks for so many names.
+    /// The neighbour and its twin ask for so many names.
     fn phase(&mut self, names: u32) -> Result<Phase> {
         let numbers = self.next..self.next + names;
         self.next = numbers.end;
-        let visits = visit(
-            self.lab,
-            NEIGHBOUR,
-            NEIGHBOUR_DOMAIN,
-            numbers.clone(),
-            PAUSE,
-        )?;
-        let mut activations: BTreeMap<String, Duration> = numbers
-            .map(|number| (numbered(number, NEIGHBOUR_DOMAIN), Duration::MAX))
-            .collect();
+        let visit = |pod| visit(self.lab, pod, NEIGHBOUR_DOMAIN, numbers.clone(), PAUSE);
+        let (visits, of_twin) = thread::scope(|scope| {
+            let twin = scope.spawn(|| visit(TWIN));
+            let visits = visit(NEIGHBOUR);
+            let of_twin = twin
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (visits, of_twin)
+        });
+        let visits = visits?;
+        let told = visits.answered.iter();
+        let told: BTreeSet<_> = told.map(|&name| numbered(name, NEIGHBOUR_DOMAIN)).collect();
+        let mut opened = BTreeMap::new();
         // The log is written by a thread of its own.
-        thread::sleep(Duration::from_millis(300));
+        wait_until("each name to be opened", PATIENT, || {
+            opened = self.activations(&told)?;
+            Ok(opened.len() == told.len())
+        })
+        .with_context(|| {
+            let missing: Vec<_> = told
+                .iter()
+                .filter(|name| !opened.contains_key(*name))
+                .collect();
+            format!(
+                "not opened: {missing:?}\n{}",
+                self.lab.agent_metrics().unwrap_or_default()
+            )
+        })?;
+        let mut activations: Vec<_> = opened.into_values().collect();
+        activations.sort();
+        ensure!(
+            !activations.is_empty(),
+            "the neighbour had no answer at all"
+        );
+        Ok(Phase {
+            visits,
+            of_twin: of_twin?,
+            activations,
+        })
+    }
+
+    /// How long the agent says that it took to open each of these names that it has opened.
+    fn activations(&self, names: &BTreeSet<String>) -> Result<BTreeMap<String, Duration>> {
+        let mut opened = BTreeMap::new();
         for event in self.agent.events()? {
             let fields = &event["fields"];
             if fields["message"] == "opened"
                 && let Some(name) = fields["name"].as_str()
-                && let Some(activation) = activations.get_mut(name)
+                && names.contains(name)
                 && let Some(micros) = fields["activation_us"].as_u64()
             {
-                *activation = Duration::from_micros(micros);
+                opened.insert(name.to_owned(), Duration::from_micros(micros));
             }
         }
-        let mut activations: Vec<_> = activations.into_values().collect();
-        activations.retain(|activation| *activation != Duration::MAX);
-        activations.sort();
-        ensure!(
-            !activations.is_empty(),
-            "none of the neighbour's addresses was opened"
-        );
-        Ok(Phase {
-            visits,
-            activations,
-        })
+        Ok(opened)
     }
 
     /// Plays it, prints what was measured, and checks it.
@@ -220,8 +260,9 @@ impl<'a> Scene<'a> {
         let attackers = flood(PORT)?;
         let (attacked, most) = self.watching_memory(|scene| scene.phase(names(scene.seconds)))?;
         let sent = attackers.stop()?;
-        let took = start.elapsed();
         let (added, removed) = changes(watch, address)?;
+        // The budget grows as long as flows are counted.
+        let took = start.elapsed();
         let sent: Vec<_> = summed(&sent)
             .into_iter()
             .map(|(name, count)| format!("{:.0}/s {name}", count as f64 / took.as_secs_f64()))
@@ -239,7 +280,7 @@ impl<'a> Scene<'a> {
             "    memory {memory:.1} -> {most:.1} MiB; flows of the attacker: {added} added, {removed} removed"
         );
         println!("    {} lines of log", self.agent.log()?.lines().count());
-        if attacked.visits.unreached > 0 {
+        if !attacked.visits.losses.is_empty() {
             let (status, _) = lab.ask_agent(&["status"])?;
             println!("{status}");
         }
@@ -303,23 +344,20 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Checks that the neighbour has lost nothing, and that the last phase has not delayed it.
+/// Checks that the attack has cost the neighbour nothing, and that it has not delayed it.
 fn nobody_else_is_harmed(phases: &[(&str, &Phase); 3]) -> Result<()> {
-    for (phase, of) in phases {
-        let Visits {
-            syns_repeated,
-            unanswered,
-            unreached,
-            ..
-        } = of.visits;
-        ensure!(
-            syns_repeated == 0,
-            "{phase}: {syns_repeated} first packets lost"
-        );
-        ensure!(unanswered == 0, "{phase}: {unanswered} answers lost");
-        ensure!(unreached == 0, "{phase}: {unreached} names not reached");
-    }
     let [(_, quiet), (_, other_port), (_, attacked)] = phases;
+    let [quiet_lost, beside_lost] = [quiet, other_port].map(|phase| phase.lost());
+    let before = Share {
+        count: quiet_lost.count + beside_lost.count,
+        of: quiet_lost.of + beside_lost.of,
+    };
+    let lost = attacked.lost();
+    ensure!(
+        !lost.is_more_than(before),
+        "the attack costs the neighbour more than its twin: {lost:?} after {before:?}; {:?}",
+        attacked.visits.losses
+    );
     let count = attacked.activations.len();
     if count < ACTIVATIONS_MIN {
         not_run(
@@ -343,12 +381,17 @@ fn nobody_else_is_harmed(phases: &[(&str, &Phase); 3]) -> Result<()> {
 fn told(phase: &Phase) -> String {
     let mut took = phase.visits.took.clone();
     took.sort();
-    let Visits {
-        syns_repeated,
-        unanswered,
-        unreached,
-        ..
-    } = phase.visits;
+    let lost = |visits: &Visits| {
+        let [answers, first_packets, connections] = [
+            LossKind::Answer,
+            LossKind::FirstPacket,
+            LossKind::Connection,
+        ]
+        .map(|kind| visits.lost(kind));
+        format!(
+            "{first_packets} first packets lost, {answers} answers lost, {connections} names not reached"
+        )
+    };
     let line = |what: &str, ascending: &[Duration]| {
         let [p50, p90, p99, max] =
             [0.5, 0.9, 0.99, 1.0].map(|part| millis(quantile(ascending, part)));
@@ -358,9 +401,11 @@ fn told(phase: &Phase) -> String {
         )
     };
     format!(
-        "{}; {}; {syns_repeated} first packets lost, {unanswered} answers lost, {unreached} names not reached",
+        "{}; {}; {}; the twin: {}",
         line("activation", &phase.activations),
-        line("name to connection", &took)
+        line("name to connection", &took),
+        lost(&phase.visits),
+        lost(&phase.of_twin)
     )
 }
 
