@@ -23,6 +23,10 @@ use crate::netns::NetNs;
 /// vSwitch takes some ten times as long as alone, which is under a minute; this is twice that.
 pub const PATIENT: Duration = Duration::from_secs(120);
 
+/// How long one try may take where a test tries again and again until [`PATIENT`] is over: longer than the second and the
+/// two more after which a lost SYN is sent again (RFC 6298, section 2.1).
+pub const ONE_TRY: Duration = Duration::from_secs(5);
+
 /// How long a process may take to end before it is killed, which no test minds.
 const ENDS_BY_ITSELF: Duration = Duration::from_secs(20);
 
