@@ -11,7 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use rustix::net::sockopt::set_socket_linger;
+use rustix::{
+    net::sockopt::set_socket_linger,
+    time::{ClockId, clock_gettime},
+};
 
 use crate::{flood::address, frames::query, lab::Lab, pod::DNS};
 
@@ -195,4 +198,10 @@ pub fn sent_again(stream: &TcpStream) -> io::Result<u32> {
         0 => Ok(info.tcpi_total_retrans),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The time since the machine has started, which is the same in all processes (`CLOCK_MONOTONIC`).
+pub fn uptime() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use dnsflow_tests::neighbour::syns_repeated;
+use dnsflow_tests::{
+    neighbour::{syns_repeated, uptime},
+    process::PATIENT,
+};
 use hickory_proto::{
     op::{Edns, Message, Query},
     rr::{Name, RData},
@@ -21,9 +24,6 @@ const ANSWER_BYTES_MAX: usize = 65535;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A connection without an answer for this long is denied.
 const DENIED_AFTER: Duration = Duration::from_millis(20);
-/// A SYN is repeated after one second, and then after two more (RFC 6298, section 2.1).
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-
 /// The longest answer over UDP that a query with EDNS asks for (RFC 6891, section 6.2.5): longer
 /// than a link takes.
 const EDNS_BYTES: u16 = 4096;
@@ -87,7 +87,8 @@ fn main() -> ExitCode {
 }
 
 /// Connects to an address that is denied, asks for the name that leads there, and connects again
-/// at once. Prints the name and how many SYNs the second connection had to repeat.
+/// at once. Prints the name, how many SYNs the second connection had to repeat, and when it began and ended, as
+/// [`uptime`] has it.
 fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     let (name, address) = pair.split_once('=').context("NAME=ADDRESS:PORT")?;
     let address: SocketAddr = address.parse()?;
@@ -104,13 +105,20 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
         over_udp(server, &query)
     };
     answer.with_context(|| name.to_owned())?;
-    match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+    let began = uptime();
+    match TcpStream::connect_timeout(&address, PATIENT) {
         Ok(_) => {}
         // Somebody answers, which is all that is asked.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
         Err(error) => bail!("{name}, {address}: {error}"),
     }
-    println!("{name} {}", syns_repeated()? - before);
+    let ended = uptime();
+    println!(
+        "{name} {} {} {}",
+        syns_repeated()? - before,
+        began.as_millis(),
+        ended.as_millis()
+    );
     Ok(())
 }
 
