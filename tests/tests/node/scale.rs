@@ -15,13 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use dnsflow_tests::{
     agent,
     firewall::{Network, RuleSpec, acl_match, namespace_port_group},
     lab,
     lab::Lab,
-    process::wait_until,
+    process::{PATIENT, wait_until},
 };
 use serde_json::{Value, json};
 
@@ -29,9 +29,11 @@ const FIREWALLS: usize = 5_000;
 const RULES: usize = 10;
 /// Namespaces whose rows are written in one transaction.
 const BATCH: usize = 250;
-/// For the first list to be taken up, under a debug build.
-const LIMIT: Duration = Duration::from_secs(120);
-/// Memory that has not fallen for so long falls no more.
+/// Until an agent is ready that has everything to read: a debug build takes ten seconds alone, and this is for those that
+/// have a tenth of a processor, six times over.
+const TAKEN_UP: Duration = Duration::from_secs(600);
+/// Memory that has not fallen for so long is what later measurements are compared with. If it would have fallen further,
+/// they are allowed more.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Of each rule in a namespace without a pod here, the agent keeps the resource's rule twice (the
 /// watch, to tell what changes; the engine), the ACL, and what is missing.
@@ -250,18 +252,19 @@ impl Running {
         Ok(Self(command.spawn()?))
     }
 
-    /// The size of what the process keeps in memory of its own, once that falls no more: the agent gives what is free
-    /// back to the kernel just after it is ready.
-    fn settled_memory_bytes(&self) -> Result<usize> {
+    /// The size of what the process keeps in memory of its own, once that falls no more: the agent gives what is free back
+    /// to the kernel just after it is ready, which a busy machine lets it do later.
+    fn settled_memory_bytes(&self, allowed: usize) -> Result<usize> {
         let mut least = usize::MAX;
         let mut fell = Instant::now();
-        wait_until("the agent's memory to settle", LIMIT, || {
+        let settled = wait_until("the agent's memory to settle", PATIENT, || {
             let bytes = self.memory_bytes()?;
             if bytes < least {
                 (least, fell) = (bytes, Instant::now());
             }
-            Ok(fell.elapsed() > SETTLED)
-        })?;
+            Ok(least <= allowed && fell.elapsed() > SETTLED)
+        });
+        settled.with_context(|| format!("{least} bytes, {allowed} are allowed"))?;
         Ok(least)
     }
 
@@ -285,16 +288,17 @@ impl Drop for Running {
     }
 }
 
-/// Runs an agent until it is ready; its memory once that has settled, and the lines that it has logged.
-fn measure(lab: &Lab, api: SocketAddr) -> Result<(usize, usize)> {
+/// Runs an agent until it is ready; its memory once that has settled below what is allowed, and the lines that it has
+/// logged.
+fn measure(lab: &Lab, api: SocketAddr, allowed: usize) -> Result<(usize, usize)> {
     let agent = Running::start(lab, api)?;
     let log = lab.base().join("log/dnsflow.log");
-    wait_until("the agent to be ready", LIMIT, || {
+    wait_until("the agent to be ready", TAKEN_UP, || {
         Ok(fs::read_to_string(&log)?.contains("\"message\":\"ready\""))
     })
     .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
     let lines = fs::read_to_string(&log)?.lines().count();
-    Ok((agent.settled_memory_bytes()?, lines))
+    Ok((agent.settled_memory_bytes(allowed)?, lines))
 }
 
 #[test]
@@ -302,15 +306,17 @@ fn what_is_of_no_concern_here_costs_little() {
     let lab = lab!("scale", agent);
     let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let few = Server::start(&lab, address(6443), 1).expect("it listens");
-    let (alone, quiet) = measure(&lab, address(6443)).expect("it is ready");
+    let measure = |port, allowed| measure(&lab, address(port), allowed);
+    let (alone, quiet) = measure(6443, usize::MAX).expect("it is ready");
+    let allowed = alone + BYTES_PER_RULE_MAX * FIREWALLS * RULES;
     let asked = few.requests.load(Relaxed);
 
     let many = Server::start(&lab, address(6444), FIREWALLS).expect("it listens");
-    let (with_firewalls, _) = measure(&lab, address(6444)).expect("it is ready");
+    let (with_firewalls, _) = measure(6444, allowed).expect("it is in proportion");
     let (requests, bytes) = (many.requests.load(Relaxed), many.bytes.load(Relaxed));
 
     write_acls(&lab, FIREWALLS).expect("the rows are written");
-    let (with_acls, lines) = measure(&lab, address(6444)).expect("it is ready");
+    let (with_acls, lines) = measure(6444, allowed).expect("it is in proportion");
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     println!(
         "RssAnon: {:.1} MiB with 1 EgressFirewall; {:.1} MiB with {FIREWALLS} of {RULES} rules; \
@@ -320,16 +326,7 @@ fn what_is_of_no_concern_here_costs_little() {
         mib(with_acls),
         asked,
     );
-    let per_rule = with_acls.saturating_sub(alone) / (FIREWALLS * RULES);
-    let check = || -> Result<()> {
-        ensure!(
-            per_rule <= BYTES_PER_RULE_MAX,
-            "{per_rule} bytes for each rule"
-        );
-        ensure!(lines < quiet + 20, "{lines} lines of log");
-        Ok(())
-    };
-    check().expect("it is in proportion");
+    assert!(lines < quiet + 20, "{lines} lines of log");
 }
 
 #[test]
@@ -337,13 +334,11 @@ fn the_services_of_the_cluster_cost_little() {
     let lab = lab!("scale-services", agent);
     let address = SocketAddr::from(([127, 0, 0, 1], 6443));
     let _server = Server::start(&lab, address, 1).expect("it listens");
-    let (alone, _) = measure(&lab, address).expect("it is ready");
+    let (alone, _) = measure(&lab, address, usize::MAX).expect("it is ready");
+    let ports = usize::from(SERVICES * PORTS);
+    let allowed = alone + BYTES_PER_PORT_MAX * ports;
     write_load_balancers(&lab).expect("the rows are written");
-    let (with_services, _) = measure(&lab, address).expect("it is ready");
-    let per_port = with_services.saturating_sub(alone) / usize::from(SERVICES * PORTS);
+    let (with_services, _) = measure(&lab, address, allowed).expect("it is in proportion");
+    let per_port = with_services.saturating_sub(alone) / ports;
     println!("{per_port} bytes for each port of {SERVICES} Services");
-    assert!(
-        per_port <= BYTES_PER_PORT_MAX,
-        "{per_port} bytes for each port"
-    );
 }
