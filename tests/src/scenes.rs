@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::pod::Fetch;
+use crate::{pod::Fetch, process::PATIENT};
 
-/// Longer than the second after which a lost SYN is sent again, several times.
-pub const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than that second.
 pub const BLOCKED: Duration = Duration::from_secs(2);
 

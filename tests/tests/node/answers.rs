@@ -13,13 +13,10 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     liar::{Behaviour, FORBIDDEN, LIE},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     topology::{DNS_POD_PORT, DNS_SERVICE},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
-/// The first lab of an emulated machine takes a while until the first question is answered.
-const BEGUN: Duration = Duration::from_secs(30);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 
@@ -34,7 +31,7 @@ fn start(lab: &Lab) -> Agent {
     let agent = agent.expect("the agent is ready");
     // OVN 23.03 loses one in ten of the first queries on its own.
     let unrelated = Behaviour::Honest.name(1, "example.net");
-    wait_until("the liar's answer", BEGUN, || {
+    wait_until("the liar's answer", PATIENT, || {
         Ok(lab.pod("ns1_pod1").resolve(&unrelated).is_ok())
     })
     .expect("it answers");

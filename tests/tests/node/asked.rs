@@ -16,12 +16,11 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     pod::PodSpec,
-    process::wait_until,
+    process::{PATIENT, wait_until},
     udn::{Topology, UserNetwork},
     wire::Wire,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// What the agent opens is in the switch long before.
 const OPENED: Duration = Duration::from_millis(500);
 /// Nobody's true answer leads here.

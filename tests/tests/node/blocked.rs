@@ -10,15 +10,10 @@ use dnsflow_tests::{
     lab,
     lab::{Datapath, Lab},
     ovs::{Daemon, Stop},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support::{LEFT_TO_VM, not_run, this_test},
 };
 
-/// For four SYNs, which come after nothing, one, three and seven seconds. Shorter than the ten seconds after which the
-/// agent compares the switch in any case.
-const PATIENT: Duration = Duration::from_secs(9);
-/// How long a state of the switch may take to come.
-const LIMIT: Duration = Duration::from_secs(20);
 /// Two pieces of the long page.
 const SOME: u64 = 32 << 10;
 /// The address that only dnsflow opens.
@@ -52,7 +47,7 @@ fn is_blocked(lab: &Lab) -> anyhow::Result<bool> {
 fn gap(lab: &Lab, agent: &Agent, make_gap: impl FnOnce()) {
     agent.freeze().expect("it is stopped");
     make_gap();
-    wait_until("the connection to be blocked", LIMIT, || is_blocked(lab))
+    wait_until("the connection to be blocked", PATIENT, || is_blocked(lab))
         .expect("the gap does what it is for");
     agent.thaw().expect("it goes on");
 }
@@ -65,7 +60,7 @@ fn wait_looks(agent: &Agent, count: usize) {
         Ok(looks.count())
     };
     let before = looks().expect("the log is readable");
-    wait_until("a look for blocked connections", LIMIT, || {
+    wait_until("a look for blocked connections", PATIENT, || {
         Ok(looks()? >= before + count)
     })
     .expect("it looks");
@@ -86,7 +81,7 @@ fn a_connection_that_the_rules_deny_stays_blocked_until_they_allow_it() {
     // The address is still open, on another port.
     lab.set_firewall("ns1", &rules(&[("tcp", 8080)]))
         .expect("the rows are written");
-    wait_until("the connection to be blocked", LIMIT, || is_blocked(&lab)).expect("it is denied");
+    wait_until("the connection to be blocked", PATIENT, || is_blocked(&lab)).expect("it is denied");
     for _ in 0..2 {
         lab.restart(Daemon::OvnController, Stop::Kill)
             .expect("it starts again");
@@ -140,7 +135,7 @@ fn a_restart_of_ovn_controller_does_not_end_a_download() {
         let result = download.goes_on(SOME);
         result.unwrap_or_else(|error| panic!("restart {restart}: {error:#}"));
     }
-    wait_until("no connection to be blocked", LIMIT, || {
+    wait_until("no connection to be blocked", PATIENT, || {
         Ok(!is_blocked(&lab)?)
     })
     .expect("no mark stays");

@@ -4,7 +4,6 @@
 use std::{
     ffi::OsString,
     process::{Command, Output},
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -14,7 +13,7 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
-    process::{run, wait_until},
+    process::{PATIENT, run, wait_until},
 };
 use serde_json::Value;
 
@@ -133,7 +132,6 @@ fn what_is_missing_is_said_and_the_exit_status_tells() {
 
 #[test]
 fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
-    const LIMIT: Duration = Duration::from_secs(20);
     let lab = lab!("check-ready", agent);
     let get = |path: &str| {
         let mut command = lab.node_command("curl")?;
@@ -144,20 +142,20 @@ fn the_kubelet_learns_when_the_agent_is_ready_and_when_the_switch_is_away() {
         .start_agent(&["--listen=127.0.0.1:9473"])
         .expect("the agent is ready");
     // The event `ready` is logged a moment after the answer changes, on another thread's socket.
-    wait_until("/readyz to answer", LIMIT, || {
+    wait_until("/readyz to answer", PATIENT, || {
         Ok(get("readyz").is_ok_and(|text| text == "ok\n200"))
     })
     .expect("it is ready");
     lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
         .expect("it stops");
-    wait_until("/readyz to say so", LIMIT, || {
+    wait_until("/readyz to say so", PATIENT, || {
         Ok(get("readyz")? == "no connection to the switch\n503")
     })
     .expect("it is not ready");
     assert_eq!(get("livez").expect("curl runs"), "ok\n200");
     lab.restart(Daemon::Vswitchd, Stop::Terminate)
         .expect("it starts");
-    wait_until("/readyz to say so", LIMIT, || {
+    wait_until("/readyz to say so", PATIENT, || {
         Ok(get("readyz")? == "ok\n200")
     })
     .expect("it is ready again");

@@ -18,11 +18,10 @@ use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::{Datapath, Lab},
-    process::{run, wait_until},
+    process::{PATIENT, run, wait_until},
 };
 use serde_json::Value;
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 
@@ -624,10 +623,14 @@ fn kubectl_follows_all_nodes_and_makes_one_answer_of_theirs() {
     .expect("they are");
     // Events count from a moment that nobody is told.
     let mut waiting = BTreeSet::from(both);
+    let mut wait = Duration::from_secs(1);
     for name in &fresh {
         pod.resolve(name).expect("the name is known");
-        let until = Instant::now() + Duration::from_secs(1);
-        while let Ok(line) = came.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let until = Instant::now() + wait;
+        wait = (2 * wait).min(Duration::from_secs(16));
+        while !waiting.is_empty()
+            && let Ok(line) = came.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
             assert!(line.contains("  ns1/pod1  opened  fresh"), "{line}");
             waiting.retain(|node| !line.starts_with(&format!("{node}  20")));
         }

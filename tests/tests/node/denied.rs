@@ -7,11 +7,16 @@ use std::{
     time::Duration,
 };
 
-use crate::snapshots::Snapshots;
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::wait_until};
+use dnsflow_tests::{
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    process::{PATIENT, wait_until},
+};
 use serde_json::Value;
 
-const PATIENT: Duration = Duration::from_secs(5);
+use crate::snapshots::Snapshots;
+
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 const METRICS: &str = "127.0.0.1:9473";

@@ -1,11 +1,7 @@
 //! What a pod was given stays while it is in use: over changed records, and over restarts of the
 //! agent and of ovn-controller.
 
-use std::{
-    collections::BTreeSet,
-    net::Ipv4Addr,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, net::Ipv4Addr, time::Instant};
 
 use dnsflow_tests::{
     agent::Agent,
@@ -13,12 +9,9 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
-    process::wait_until,
+    process::{PATIENT, wait_until},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
-/// The flows' counters are read every ten seconds, and cache entries end by them.
-const EXPIRY: Duration = Duration::from_secs(60);
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
 
@@ -63,7 +56,7 @@ fn record_change_keeps_the_old_address_in_use() {
         leads_to(flows, "203.0.113.4")
     })
     .expect("it opens");
-    let waited = wait_until("the idle address to close", EXPIRY, || {
+    let waited = wait_until("the idle address to close", PATIENT, || {
         download.goes_on(SOME)?;
         Ok(!leads_to(&lab.dnsflow_flows()?, "203.0.113.4"))
     });
@@ -76,7 +69,7 @@ fn record_change_keeps_the_old_address_in_use() {
     );
 
     drop(download);
-    wait_until("the old address to close", EXPIRY, || {
+    wait_until("the old address to close", PATIENT, || {
         Ok(!leads_to(&lab.dnsflow_flows()?, "203.0.113.2"))
     })
     .expect("it closes once it is out of use");
@@ -174,9 +167,11 @@ fn ovn_controller_restart_loses_nothing() {
     }
     // New and established connections of each pod to each address.
     let all = 2 * 2 * (addresses.len() + 1);
-    wait_until("all flows", Duration::from_secs(30), || {
-        Ok(lab.dnsflow_flow_count()? == all)
-    })
+    wait_until(
+        "all flows",
+        PATIENT,
+        || Ok(lab.dnsflow_flow_count()? == all),
+    )
     .expect("they come");
     let before = lab.dnsflow_flows().expect("the dump runs");
     assert!(all >= 10_000, "{all}");
@@ -187,7 +182,7 @@ fn ovn_controller_restart_loses_nothing() {
     // One sample after the other, from before the restart to long after it.
     let mut samples: Vec<(Instant, usize)> = Vec::new();
     let mut restarted = false;
-    wait_until("all flows to come back", Duration::from_secs(60), || {
+    wait_until("all flows to come back", PATIENT, || {
         if !restarted {
             restarted = true;
             lab.stop_daemon(Daemon::OvnController, Stop::Kill)?;

@@ -9,12 +9,11 @@ use dnsflow_tests::{
     firewall::{self, RuleSpec},
     lab,
     lab::Lab,
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support,
 };
 use serde_json::Value;
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 

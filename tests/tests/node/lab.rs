@@ -7,9 +7,9 @@ use dnsflow_tests::{
     lab,
     lab::Datapath,
     ovs::{Daemon, Stop},
+    process::PATIENT,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 

@@ -1,10 +1,8 @@
 //! As many rules as an EgressFirewall may have, and names as a node may have.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab};
-
-const PATIENT: Duration = Duration::from_secs(5);
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, process::PATIENT};
 
 /// The most rules in an EgressFirewall.
 const RULES: usize = 8_000;

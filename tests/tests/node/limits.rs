@@ -7,13 +7,11 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     pod::{DNS, PodSpec, Transport},
-    process::wait_until,
+    process::{PATIENT, wait_until},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
-const LIMIT: Duration = Duration::from_secs(20);
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
 
@@ -116,7 +114,7 @@ fn caps_hold_and_spare_what_is_in_use() {
 
     // Once the agent knows which are out of use, one of those makes room.
     let last = Ipv4Addr::new(198, 18, 1, MANY);
-    wait_until("room for one more", LIMIT, || {
+    wait_until("room for one more", PATIENT, || {
         let is_told = pod.resolve(&format!("n{MANY}.example.com")).is_ok();
         Ok(is_told && leads_to(&lab.dnsflow_flows()?, last))
     })

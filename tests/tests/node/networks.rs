@@ -7,10 +7,10 @@ use dnsflow_tests::{
     lab,
     lab::{Cluster, Lab},
     pod::PodSpec,
+    process::PATIENT,
     udn::{Topology, UserNetwork},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 

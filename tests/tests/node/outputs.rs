@@ -15,14 +15,11 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     topology::{DNS_POD, DNS_POD_PORT},
 };
 use serde_json::Value;
 
-/// Longer than it takes until the switch has told of packets and idle flows, and than an agent needs to start.
-const LIMIT: Duration = Duration::from_secs(60);
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 
@@ -144,7 +141,7 @@ fn answers_are_printed_as_reviewed() {
     }
     show(all, "observe", &lab, &observe("denied"));
     // The switch has told of the packets, and that nobody uses what has expired.
-    wait_until("the counters", LIMIT, || {
+    wait_until("the counters", PATIENT, || {
         let (listed, _) = ask(&lab, &["explain", "ns1/pod1", "203.0.113.2", "-o", "json"]);
         let is_expired = reason(&lab, "ns1/pod1", "203.0.113.7") == "expired";
         let explained: Value = serde_json::from_str(&listed)?;
@@ -274,11 +271,11 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     lab.stop_daemon(Daemon::NbDb, Stop::Terminate)
         .expect("it stops");
     let agent = lab.spawn_agent(&[]).expect("it starts");
-    wait_until("the agent to answer", LIMIT, || {
+    wait_until("the agent to answer", PATIENT, || {
         Ok(lab.control_socket().exists() && ask(&lab, &["status"]).1 == Some(0))
     })
     .expect("it answers");
-    wait_until("the programs to be attached", LIMIT, || {
+    wait_until("the programs to be attached", PATIENT, || {
         Ok(ask(&lab, &["status"]).0.contains("4 of 4 attached"))
     })
     .expect("they are");
@@ -304,7 +301,7 @@ fn what_keeps_an_agent_from_knowing_is_explained_as_reviewed() {
     })
     .expect("it reads them");
     unknown(all, &lab, "203.0.113.6:80", "acl_missing");
-    wait_until("ovn-kubernetes to have had its time", LIMIT, || {
+    wait_until("ovn-kubernetes to have had its time", PATIENT, || {
         Ok(reason(&lab, "ns1/pod1", "203.0.113.6:80") == "firewall_not_taken_over")
     })
     .expect("it is over");

@@ -12,12 +12,11 @@ use dnsflow_tests::{
     firewall::RuleSpec,
     lab::Lab,
     pod::Transport,
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support::test_bridge,
     topology::{DNS_POD, DNS_POD_PORT},
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, pod::PodSpec};
+use dnsflow_tests::{firewall::RuleSpec, lab, lab::Lab, pod::PodSpec, process::PATIENT};
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 

@@ -4,15 +4,16 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use dnsflow_tests::{
-    firewall::RuleSpec, lab, lab::Lab, process::wait_until, support::is_by_verdict,
+    firewall::RuleSpec,
+    lab,
+    lab::Lab,
+    process::{PATIENT, wait_until},
+    support::is_by_verdict,
 };
 use html5ever::{parse_document, tendril::TendrilSink as _};
 use markup5ever_rcdom::{Handle, NodeData, RcDom};
 use serde_json::Value;
 
-const PATIENT: Duration = Duration::from_secs(5);
-/// Longer than it takes until the switch has told of packets.
-const LIMIT: Duration = Duration::from_secs(60);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
 /// Names that end an element, begin a script, and end an attribute.
@@ -98,7 +99,7 @@ fn a_report_is_one_sound_page_whatever_names_hold() {
         assert!(!fetches(&lab, address, BLOCKED), "{address}");
     }
     let mut report = Value::Null;
-    wait_until("the counters and the denials", LIMIT, || {
+    wait_until("the counters and the denials", PATIENT, || {
         let (text, code) = ask(&lab, &["report", "-o", "json"]);
         assert_eq!(code, Some(0), "{text}");
         report = serde_json::from_str(&text)?;

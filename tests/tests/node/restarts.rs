@@ -10,11 +10,9 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     ovs::{Daemon, Stop},
-    process::wait_until,
+    process::{PATIENT, wait_until},
+    standstill::{play, unexplained},
 };
-
-/// Shorter than the ten seconds after which the agent compares the switch in any case.
-const PATIENT: Duration = Duration::from_secs(9);
 
 /// Opens an address, restarts the daemon, and expects the same flows and an open address
 /// without another DNS answer.
@@ -80,6 +78,10 @@ fn timeouts(lab: &Lab) -> BTreeSet<String> {
 
 #[test]
 fn without_an_agent_flows_stay_as_long_as_the_last_one_was_told() {
+    play(without_an_agent);
+}
+
+fn without_an_agent() {
     let lab = lab!("restart-agent-keep", agent);
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
@@ -105,14 +107,15 @@ fn without_an_agent_flows_stay_as_long_as_the_last_one_was_told() {
     fetch("http://203.0.113.2/").expect("the address is open");
     agent.kill().expect("it is killed");
     let killed = Instant::now();
-    // The flows were renewed ten seconds before at most.
-    let limit = Duration::from_secs(45);
-    wait_until("the end of the flows", limit, || {
+    wait_until("the end of the flows", PATIENT, || {
         Ok(lab.dnsflow_flow_count()? == 0)
     })
     .expect("they end");
     let kept = killed.elapsed();
     println!("without an agent, the flows stayed for {kept:.1?}");
-    assert!(kept > Duration::from_secs(19), "{kept:?}");
+    // The flows were renewed ten seconds before at most, unless the machine did not let the agent do so.
+    if kept <= Duration::from_secs(19) {
+        unexplained(format!("the flows stayed for {kept:?}"));
+    }
     fetch("http://203.0.113.2/").expect_err("the address is closed");
 }

@@ -9,7 +9,6 @@ use std::{
     path::PathBuf,
     process::Command,
     thread,
-    time::Duration,
 };
 
 use crate::manifests::{directory, documents};
@@ -24,7 +23,7 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     pod::{DNS, Transport},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support::{not_run, this_test},
 };
 use rustix::{
@@ -34,8 +33,6 @@ use rustix::{
 use serde_json::Value;
 use tokio::runtime;
 
-const PATIENT: Duration = Duration::from_secs(5);
-const LIMIT: Duration = Duration::from_secs(30);
 /// Nobody in particular, who owns the sockets of Open vSwitch and OVN, as `openvswitch` does in
 /// distributions of Red Hat.
 const OTHER_USER: u32 = 60_123;
@@ -303,7 +300,7 @@ fn complaint(lab: &Lab, missing: &str) -> Result<String> {
     }
     let mut agent = lab.spawn_agent_command(restricted(lab, &capabilities, "agent")?)?;
     let mut said = None;
-    wait_until("the agent to complain", LIMIT, || {
+    wait_until("the agent to complain", PATIENT, || {
         let ended = agent.has_ended()?;
         let events = agent.events()?;
         anyhow::ensure!(

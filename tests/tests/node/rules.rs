@@ -14,14 +14,12 @@ use dnsflow_tests::{
     lab::{Cluster, Lab},
     oracle::{Destination, verdict},
     ovs::{Daemon, Stop},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     random::Random,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 /// Longer than the second after which a lost SYN is sent again.
 const BLOCKED: Duration = Duration::from_secs(2);
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn fetch(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
     lab.pod(pod).fetch(url, limit).expect("curl runs").result
@@ -221,7 +219,7 @@ fn order_holds(lab: &Lab, firewalls: usize) {
             destinations.extend((1..=8).map(web_v6));
         }
         let mut wrong = Vec::new();
-        let looked = wait_until("the switch to judge as the rules say", LIMIT, || {
+        let looked = wait_until("the switch to judge as the rules say", PATIENT, || {
             wrong.clear();
             for to in &destinations {
                 for (protocol, port) in SERVICES {
@@ -332,7 +330,7 @@ fn outlive_an_entry(lab: &Lab) {
     lab.wait_flows("the idle address to open", leads_there)
         .expect("it opens");
     // The flows' counters are read every ten seconds, and entries end by them.
-    wait_until("the idle address to close", 3 * LIMIT, || {
+    wait_until("the idle address to close", PATIENT, || {
         Ok(!leads_there(&lab.dnsflow_flows()?))
     })
     .expect("it closes");
@@ -435,7 +433,7 @@ fn a_firewall_that_ovn_kubernetes_refuses_leaves_the_old_rules_in_force() {
     lab.write_manifest("ns1", &refused).expect("a file");
     wait_until(
         "the agent to say that OVN has not followed",
-        3 * LIMIT,
+        PATIENT,
         || {
             Ok(agent
                 .log()?
@@ -540,7 +538,7 @@ fn late_acl_is_waited_for() {
     lab.write_manifest("ns1", &rules).expect("a file");
     let mut agent = lab.start_agent(&[]).expect("the agent is ready");
     let waiting = |text: &str| {
-        wait_until("the agent to say what it waits for", LIMIT, || {
+        wait_until("the agent to say what it waits for", PATIENT, || {
             Ok(agent.log()?.contains(text))
         })
         .expect("it says so");
@@ -660,7 +658,7 @@ fn rule_edited_in_place() {
         &[RuleSpec::deny_name("example.com"), allow("0.0.0.0/0")],
     )
     .expect("the rows are written");
-    wait_until("the address to close", LIMIT, || {
+    wait_until("the address to close", PATIENT, || {
         Ok(fetch(&lab, "ns1_pod1", "http://203.0.113.2/", BLOCKED).is_err())
     })
     .expect("it closes");
@@ -674,7 +672,7 @@ fn is_logged(lab: &Lab, to: IpAddr, decision: &str) {
     let file = lab.base().join("log/ovn-controller.log");
     let destination = format!("nw_dst={to},");
     let mut found: Vec<String> = Vec::new();
-    wait_until("ovn-controller to log it", LIMIT, || {
+    wait_until("ovn-controller to log it", PATIENT, || {
         let log = fs::read_to_string(&file)?;
         let lines = log.lines().filter(|line| line.contains(&destination));
         found = lines.map(str::to_owned).collect();

@@ -10,10 +10,8 @@ use dnsflow_tests::{
     lab::Lab,
     ovs::{Daemon, Stop},
     pod::Fetch,
-    process::wait_until,
-    scenes::{
-        Actor, BLOCKED, Goal, PATIENT, STILL_OPEN, Stage, WITH_DNSFLOW, WITHOUT_DNSFLOW, play,
-    },
+    process::{ONE_TRY, PATIENT, wait_until},
+    scenes::{Actor, BLOCKED, Goal, STILL_OPEN, Stage, WITH_DNSFLOW, WITHOUT_DNSFLOW, play},
 };
 
 fn fetch(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
@@ -119,10 +117,10 @@ fn a_rule_that_goes_takes_its_flows_along_and_comes_back() {
     let net = RuleSpec::allow_name("example.net");
     lab.set_firewall("ns1", &[net, RuleSpec::allow_name("example.com"), deny])
         .expect("the rows are written");
-    wait_until("the new rules to work", Duration::from_secs(20), || {
+    wait_until("the new rules to work", PATIENT, || {
         Ok(
-            fetch(&lab, "ns1_pod1", "http://www.example.com/", PATIENT).is_ok()
-                && fetch(&lab, "ns1_pod1", "http://www.example.net/", PATIENT).is_ok(),
+            fetch(&lab, "ns1_pod1", "http://www.example.com/", ONE_TRY).is_ok()
+                && fetch(&lab, "ns1_pod1", "http://www.example.net/", ONE_TRY).is_ok(),
         )
     })
     .expect("they work");
@@ -149,11 +147,9 @@ fn a_switch_that_is_not_there_yet_is_waited_for_and_named() {
     lab.stop_daemon(Daemon::Vswitchd, Stop::Terminate)
         .expect("it stops");
     let agent = lab.spawn_agent(&[]).expect("the agent starts");
-    wait_until(
-        "a message about the socket",
-        Duration::from_secs(60),
-        || Ok(agent.log()?.contains("br-int.mgmt")),
-    )
+    wait_until("a message about the socket", PATIENT, || {
+        Ok(agent.log()?.contains("br-int.mgmt"))
+    })
     .expect("the agent says what it lacks");
     lab.restart(Daemon::Vswitchd, Stop::Terminate)
         .expect("it starts");

@@ -1,10 +1,7 @@
 //! Answers of a real DNS server lead to working connections, however they travel: over TCP, over
 //! IPv6, in fragments, truncated and asked for again, and through a chain of CNAMEs.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use dnsflow_tests::{
     agent::Agent,
@@ -12,9 +9,9 @@ use dnsflow_tests::{
     lab,
     lab::{Cluster, Lab},
     pod::{DNS, DNS_V6, Transport},
+    process::PATIENT,
 };
 
-const PATIENT: Duration = Duration::from_secs(5);
 const POD: &str = "ns1_pod1";
 
 /// Addresses beside the true one: with 245 in all, an answer has 3,966 bytes.
