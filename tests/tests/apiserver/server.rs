@@ -16,21 +16,17 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering::Relaxed},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use dnsflow_tests::{
     apiserver,
-    process::{run, wait_until},
+    process::{PATIENT, run, wait_until},
     root::Root,
     support::{LEFT_TO_OTHERS, ROOT_VARIABLE},
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Value, json};
-
-/// How long etcd and the server may take to listen.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The environment variable that names the directory of kube-apiserver and etcd
 /// (sigs.k8s.io/controller-runtime, package envtest).
@@ -274,7 +270,7 @@ impl ApiServer {
             .current_dir(&self.directory);
         self.server = Some(spawn(&mut command, &self.path("server.log"))?);
         let address = SocketAddr::from(([127, 0, 0, 1], self.port));
-        let waited = wait_until("the API server to listen", LIMIT, || {
+        let waited = wait_until("the API server to listen", PATIENT, || {
             if let Some(server) = &mut self.server
                 && let Some(status) = server.try_wait()?
             {

@@ -20,6 +20,7 @@ use dnsflow_common::Reason;
 use dnsflow_core::{Input, Timestamp, ovn::rows::RowId};
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
+    process::PATIENT,
     support::{LEFT_TO_VM, not_run, this_test},
 };
 
@@ -407,7 +408,7 @@ fn link_news(program: &mut Loaded) -> Vec<Input<'static>> {
     let Attacher { attachments, links } = &mut program.capture.attacher;
     program.runtime.block_on(async {
         let mut events: Vec<LinkEvent> = Vec::new();
-        tokio::time::timeout(Duration::from_secs(10), links.readable())
+        tokio::time::timeout(PATIENT, links.readable())
             .await
             .expect("an event")
             .expect("the runtime runs");

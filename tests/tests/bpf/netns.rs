@@ -6,12 +6,11 @@ use std::{
     io,
     net::IpAddr,
     os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
-    time::Duration,
 };
 
 pub(crate) use dnsflow_tests::wire::{Wire, ifindex};
 use dnsflow_tests::{
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support::{not_run, this_test},
 };
 use rustix::{
@@ -184,8 +183,7 @@ pub(crate) fn add_veth(name: &str, peer: &str, mtu: u32) {
 /// operational state and puts the queue in place (`linkwatch_do_dev` in Linux net/core/link_watch.c). Until then every
 /// frame is dropped, although the interface is said to have its queue (`dev_activate` in net/sched/sch_generic.c).
 fn wait_until_up(name: &str) {
-    let limit = Duration::from_secs(10);
-    wait_until("the carrier", limit, || Ok(is_up(name))).expect("the interface is ready");
+    wait_until("the carrier", PATIENT, || Ok(is_up(name))).expect("the interface is ready");
 }
 
 fn is_up(name: &str) -> bool {

@@ -17,7 +17,7 @@ use std::{
 use dnsflow_agent::capture::{ReleaseError, Releaser};
 use dnsflow_tests::{
     frames::{Answer, Frame},
-    process::wait_until,
+    process::{PATIENT, wait_until},
     support::{LEFT_TO_VM, not_run, this_test},
     wire::packet_socket,
 };
@@ -26,8 +26,6 @@ use crate::netns::{Elsewhere, add_slow_queue, add_veth, ifindex, in_new_netns, r
 
 const MARK: u32 = 0x646e_7366;
 const MTU: u32 = 1500;
-/// Nothing takes longer here, unless it never comes.
-const LIMIT: Duration = Duration::from_secs(10);
 /// `struct virtio_net_hdr` (Linux include/uapi/linux/virtio_net.h).
 const VNET_HEADER_LEN: usize = 10;
 const NEEDS_CSUM: u8 = 1;
@@ -195,7 +193,7 @@ fn sockets(node: &Node, v6: bool) -> (UdpSocket, UdpSocket, SocketAddr) {
     let server = node.server.run(|| UdpSocket::bind((server, 53)));
     let pod = node.pod.run(|| UdpSocket::bind((pod, 40_000)));
     let (server, pod) = (server.expect("a socket"), pod.expect("a socket"));
-    pod.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    pod.set_read_timeout(Some(PATIENT)).expect("a timeout");
     let address = pod.local_addr().expect("an address");
     (server, pod, address)
 }
@@ -241,7 +239,7 @@ fn what_the_network_spoilt_arrives_spoilt() {
         node.carry(spoil, |node| {
             let (server, _pod, address) = sockets(node, v6);
             server.send_to(&answer(), address).expect("sent");
-            wait_until("the checksum's error", LIMIT, || {
+            wait_until("the checksum's error", PATIENT, || {
                 Ok(node.pod_udp(v6, "InCsumErrors") == 1)
             })
             .expect("it is counted");
@@ -260,11 +258,13 @@ fn a_stream_in_long_segments_arrives() {
                 let listener = node.server.run(|| TcpListener::bind((server, 53)));
                 let listener = listener.expect("a socket");
                 let server = SocketAddr::new(server, 53);
-                let pod = node.pod.run(|| TcpStream::connect_timeout(&server, LIMIT));
+                let pod = node
+                    .pod
+                    .run(|| TcpStream::connect_timeout(&server, PATIENT));
                 let mut pod = pod.expect("connected");
-                pod.set_read_timeout(Some(LIMIT)).expect("a timeout");
+                pod.set_read_timeout(Some(PATIENT)).expect("a timeout");
                 let (mut server, _) = listener.accept().expect("connected");
-                server.set_write_timeout(Some(LIMIT)).expect("a timeout");
+                server.set_write_timeout(Some(PATIENT)).expect("a timeout");
                 thread::scope(|scope| {
                     scope.spawn(|| server.write_all(&stream).expect("sent"));
                     let mut received = vec![0; stream.len()];
@@ -302,7 +302,7 @@ fn a_frame_leaves_with_its_bytes_and_the_mark() {
             .expect("released");
         for tap in [&marked, &pod] {
             let mut found = None;
-            wait_until("the frame", LIMIT, || {
+            wait_until("the frame", PATIENT, || {
                 found = tap.read();
                 Ok(found
                     .as_ref()
@@ -402,7 +402,7 @@ fn an_interface_that_queues_takes_nothing_from_the_others() {
         releaser
             .release(host, &frame, 0)
             .expect("another interface is not concerned");
-        wait_until("the frame", LIMIT, || {
+        wait_until("the frame", PATIENT, || {
             let found = pod.read();
             Ok(found.is_some_and(|found| found[VNET_HEADER_LEN..] == frame))
         })

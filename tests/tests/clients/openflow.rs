@@ -23,13 +23,11 @@ use dnsflow_core::{
     input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply},
 };
 use dnsflow_tests::{
+    process::PATIENT,
     root::Root,
     support::{test_root, this_test},
 };
 use tokio::time::timeout;
-
-/// Longer than anything here takes; only a failing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An Open vSwitch with one bridge, in a directory and network namespaces of its own.
 struct Switch {
@@ -211,7 +209,7 @@ impl Client {
                 seen.push(event);
             }
         };
-        let found = timeout(PATIENCE, search).await;
+        let found = timeout(PATIENT, search).await;
         found.with_context(|| format!("the event did not come, only {seen:?}"))
     }
 
@@ -663,7 +661,7 @@ async fn renewal_restarts_the_hard_timeout_and_keeps_the_rest() -> Result<()> {
     let mut lost = Vec::new();
     let started = Instant::now();
     while lost.is_empty() {
-        ensure!(started.elapsed() < PATIENCE, "no flow has expired");
+        ensure!(started.elapsed() < PATIENT, "no flow has expired");
         client.send(false, vec![FlowChange::Renew(short(1))]);
         let pause = tokio::time::sleep(Duration::from_millis(500));
         tokio::pin!(pause);
@@ -727,7 +725,7 @@ async fn renewal_keeps_the_counters() -> Result<()> {
     let packets = |flows: Vec<InstalledFlow>| flows.first().map(|flow| flow.packets);
     let started = Instant::now();
     while packets(client.dump().await?) != Some(1) {
-        ensure!(started.elapsed() < PATIENCE, "the packet was never counted");
+        ensure!(started.elapsed() < PATIENT, "the packet was never counted");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     client
@@ -964,7 +962,7 @@ async fn a_bridge_without_openflow_1_5_is_named() -> Result<()> {
     };
     switch.vsctl(&["set", "bridge", "br-int", "protocols=OpenFlow13"])?;
     let mut connection = Connection::new(switch.socket());
-    match timeout(PATIENCE, connection.next()).await? {
+    match timeout(PATIENT, connection.next()).await? {
         Event::Down { reason } => {
             assert!(reason.contains("does not speak OpenFlow 1.5"), "{reason}");
             Ok(())

@@ -22,16 +22,13 @@ use dnsflow_core::{
     input::LOGICAL_FLOW_SAMPLE_MAX,
     ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate},
 };
-use dnsflow_tests::root::Root;
+use dnsflow_tests::{process::PATIENT, root::Root};
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
     time::{sleep, timeout},
 };
-
-/// Longer than any back-off.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The unpacked packages, or `return` after saying why the test cannot run.
 macro_rules! packages {
@@ -197,7 +194,7 @@ impl Ovn {
     }
 
     async fn next(&mut self) -> Input<'static> {
-        let input = timeout(PATIENCE, self.inputs.recv()).await;
+        let input = timeout(PATIENT, self.inputs.recv()).await;
         input.expect("something happens").expect("the edge runs")
     }
 
@@ -226,7 +223,7 @@ impl Ovn {
     /// The edge ends when nobody listens any more.
     async fn end(self) {
         drop(self.inputs);
-        let ended = timeout(PATIENCE, self.task).await;
+        let ended = timeout(PATIENT, self.task).await;
         ended.expect("the edge ends").expect("without a panic");
     }
 }
@@ -546,10 +543,10 @@ async fn the_first_address_that_serves_the_database_is_used() {
     while counters.failures.load(Relaxed) < 3 {
         let early = timeout(Duration::from_millis(100), connection.next()).await;
         assert!(early.is_err(), "nobody serves it yet");
-        assert!(started.elapsed() < PATIENCE, "not each address is tried");
+        assert!(started.elapsed() < PATIENT, "not each address is tried");
     }
     sb.start();
-    let event = timeout(PATIENCE, connection.next()).await;
+    let event = timeout(PATIENT, connection.next()).await;
     assert_eq!(event.expect("in time"), Event::Synced);
     assert_eq!(counters.synced.load(Relaxed), 1);
 }
@@ -575,7 +572,7 @@ async fn content_of_many_reads_arrives_whole() {
 }
 
 async fn interfaces(inputs: &mut mpsc::Receiver<Input<'static>>) -> InterfaceUpdate {
-    let input = timeout(PATIENCE, inputs.recv()).await;
+    let input = timeout(PATIENT, inputs.recv()).await;
     match input.expect("something happens") {
         Some(Input::Interfaces(update)) => update,
         other => panic!("unexpected: {other:?}"),
@@ -660,7 +657,7 @@ async fn the_local_edge_follows_pods() {
     assert_eq!((update.reset, update.interfaces.len()), (true, 0));
 
     drop(receiver);
-    let ended = timeout(PATIENCE, task).await;
+    let ended = timeout(PATIENT, task).await;
     ended.expect("the edge ends").expect("without a panic");
 }
 
