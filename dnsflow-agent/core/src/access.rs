@@ -652,7 +652,7 @@ impl Access<'_> {
                 continue;
             };
             let flow = (key.clone(), installed.cookie);
-            if self.cache.adopt(port, address, flow, term) {
+            if self.cache.adopt(port, address, flow, true, term) {
                 touched.insert((port, address));
             }
         }
@@ -662,10 +662,14 @@ impl Access<'_> {
         let mut adopted = 0;
         for (port, address) in touched {
             self.replan_entries(port, [address], batch, now);
-            for key in self.cache.end_adoption(port, address) {
-                adopted += usize::from(found.remove(&key).is_some());
-                if let Some(entry) = self.cache.entry_mut(port, address) {
-                    entry.installed.seen(&key, comparison);
+            let Some(entry) = self.cache.entry_mut(port, address) else {
+                continue;
+            };
+            let kept = entry.adopted.iter();
+            for key in kept.flat_map(|adopted| adopted.flows.keys()) {
+                if found.remove(key).is_some() {
+                    adopted += 1;
+                    entry.installed.seen(key, comparison);
                 }
             }
         }
@@ -706,16 +710,15 @@ impl Access<'_> {
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
             for (key, cookie) in flows {
                 if let Some(key) = key.to_address(address) {
-                    self.cache.adopt(port, address, (key, *cookie), term);
+                    self.cache.adopt(port, address, (key, *cookie), false, term);
                 }
             }
             self.judge_address(port, address);
             self.replan_entries(port, [address], batch, now);
             let entry = self.cache.entry(port, address);
-            let is_told_again = entry.is_some_and(|entry| entry.installed.verdict().is_some());
-            if !self.cache.end_adoption(port, address).is_empty() {
+            if entry.is_some_and(|entry| entry.adopted.is_some()) {
                 adopted += 1;
-            } else if !is_told_again {
+            } else if entry.is_none_or(|entry| entry.installed.verdict().is_none()) {
                 batch.mark(MarkChange::Remove { ifindex, address });
                 out.counters.marks_removed += 1;
             }
@@ -753,7 +756,9 @@ fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mu
         .collect();
     let mut plan = planner.for_rules(facts, address, &matched);
     if let Some(adopted) = &mut entry.adopted {
-        let ruled = planner.still_ruled(facts, address, &adopted.flows, entry.is_refused);
+        let names = adopted.names.as_deref();
+        let ruled = planner.still_ruled(facts, address, &adopted.flows, names, entry.is_refused);
+        adopted.names = Some(ruled.names);
         if ruled.denies {
             adopted.term.deny();
         }

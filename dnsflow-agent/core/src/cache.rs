@@ -26,6 +26,7 @@ use crate::{
     ports::{PortId, Ports},
     report::{Limit, Report},
     resolver::ServerId,
+    rules::RuleNames,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
     switch::{Batch, Enforced, Flows, Installed, Place, Reading, VerdictId, Verdicts, Written},
@@ -130,6 +131,11 @@ pub(crate) struct Entry {
 pub(crate) struct Adopted {
     /// The flows, and their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
+    /// The names that the rules match which have given the flows ever since; `None` while the flows are being adopted.
+    /// No other rule counts: the address was never said to be one of its names.
+    pub(crate) names: Option<Vec<RuleNames>>,
+    /// Whether the flows are in the switch already, while they are being adopted.
+    pub(crate) in_switch: bool,
     /// How long the flows are kept in any case.
     pub(crate) term: Term,
 }
@@ -347,12 +353,14 @@ impl Cache {
         self.ports.get_mut(&port)?.entries.get_mut(&address)
     }
 
-    /// Notes that a flow of an earlier run was found in the switch. Returns `false` if the port is gone.
+    /// Notes that a flow of an earlier run was found. Without `in_switch`, the flow of a verdict was found that is
+    /// this one for the address. Returns `false` if the port is gone.
     pub(crate) fn adopt(
         &mut self,
         port: PortId,
         address: IpAddr,
         flow: (FlowKey, Cookie),
+        in_switch: bool,
         term: Term,
     ) -> bool {
         let Some(port) = self.ports.get_mut(&port) else {
@@ -362,10 +370,13 @@ impl Cache {
         let adopted = entry.adopted.get_or_insert_with(|| {
             Box::new(Adopted {
                 flows: BTreeMap::new(),
+                names: None,
+                in_switch,
                 term,
             })
         });
         adopted.flows.extend([flow]);
+        (adopted.names, adopted.in_switch) = (None, in_switch);
         adopted.term = term;
         port.adopting.insert(address);
         true
@@ -418,7 +429,8 @@ impl Cache {
             return Enforced::default();
         };
         let place = entry.place(port, address);
-        let adopted = entry.adopted.as_ref().map(|adopted| &adopted.flows);
+        let adopted = entry.adopted.as_ref().filter(|adopted| adopted.in_switch);
+        let adopted = adopted.map(|adopted| &adopted.flows);
         let before = entry.installed.len();
         let verdicts = &mut self.verdicts;
         let enforced = entry
@@ -427,6 +439,7 @@ impl Cache {
         let after = entry.installed.len();
         self.flows = self.flows + after - before;
         self.version += u64::from(enforced.changed);
+        self.forget_unruled(port, address);
         self.prolong_mark(port, address, batch, now);
         enforced
     }
@@ -1086,17 +1099,17 @@ impl Cache {
         }
     }
 
-    /// Ends the adoption of an entry's flows. Keeps the flows that the rules still write, and
-    /// returns their keys. Removes an entry that nothing holds any more.
-    pub(crate) fn end_adoption(&mut self, port_id: PortId, address: IpAddr) -> Vec<FlowKey> {
+    /// Forgets the adopted flows of an entry that its plan does not have, for good: a rule that comes later does not
+    /// bring them back. Removes an entry that nothing holds any more.
+    fn forget_unruled(&mut self, port_id: PortId, address: IpAddr) {
         let Some(port) = self.ports.get_mut(&port_id) else {
-            return Vec::new();
+            return;
         };
         let Some(entry) = port.entries.get_mut(&address) else {
-            return Vec::new();
+            return;
         };
         let Some(mut adopted) = entry.adopted.take() else {
-            return Vec::new();
+            return;
         };
         let flows = match entry.installed.verdict() {
             None => entry.installed.own(),
@@ -1105,7 +1118,7 @@ impl Cache {
         adopted
             .flows
             .retain(|key, cookie| flows.is_some_and(|flows| flows.has(key, *cookie)));
-        let kept = adopted.flows.keys().cloned().collect();
+        adopted.in_switch = false;
         entry.adopted = Some(adopted).filter(|adopted| !adopted.flows.is_empty());
         if entry.adopted.is_none() {
             port.adopting.remove(&address);
@@ -1115,7 +1128,6 @@ impl Cache {
         } else {
             self.look_in_time(port_id, address);
         }
-        kept
     }
 
     // What people ask.

@@ -20,7 +20,7 @@ use super::{
         view::TunnelKeys,
     },
     ports::PortId,
-    rules::{ActiveRule, RuleSet},
+    rules::{ActiveRule, RuleNames, RuleSet},
 };
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
@@ -158,6 +158,8 @@ pub type Plan = Vec<Arc<FlowTemplate>>;
 pub struct Ruled {
     /// Their templates.
     pub plan: Plan,
+    /// The names that their rules match.
+    pub names: Vec<RuleNames>,
     /// Whether one of the rules denies.
     pub denies: bool,
 }
@@ -246,19 +248,22 @@ impl Planner {
         plan
     }
 
-    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
-    /// whatever the name. With `denials_only`, those of rules that deny.
+    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`: a
+    /// rule that matches `names`, if they are known. With `denials_only`, those of rules that deny.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         found: &BTreeMap<FlowKey, Cookie>,
+        names: Option<&[RuleNames]>,
         denials_only: bool,
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
-                if denials_only && rule.verdict != RuleAction::Deny {
+                let is_another =
+                    names.is_some_and(|names| !names.iter().any(|names| rule.is_for(names)));
+                if is_another || denials_only && rule.verdict != RuleAction::Deny {
                     continue;
                 }
                 let templates = self.templates_of(facts, at, place, to.is_ipv6());
@@ -268,8 +273,10 @@ impl Planner {
                 });
                 let before = ruled.plan.len();
                 ruled.plan.extend(stand.cloned());
-                let found = ruled.plan.len() > before;
-                ruled.denies |= found && rule.verdict == RuleAction::Deny;
+                if ruled.plan.len() > before {
+                    ruled.names.push(rule.names());
+                    ruled.denies |= rule.verdict == RuleAction::Deny;
+                }
             }
         }
         in_order(&mut ruled.plan);

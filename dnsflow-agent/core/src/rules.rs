@@ -85,7 +85,20 @@ pub struct ActiveRule {
     pub templates: Vec<AclTemplate>,
 }
 
+/// The names that a rule matches: its name without a wildcard, and its pattern.
+pub type RuleNames = (DomainName, NamePattern);
+
 impl ActiveRule {
+    /// The names that the rule matches.
+    pub(crate) fn names(&self) -> RuleNames {
+        (self.name.name().clone(), self.pattern)
+    }
+
+    /// Whether the rule matches these names.
+    pub(crate) fn is_for(&self, names: &RuleNames) -> bool {
+        (self.name.name(), self.pattern) == (&names.0, names.1)
+    }
+
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
     /// logical flows.
     pub(crate) fn without_acl(

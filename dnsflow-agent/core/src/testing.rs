@@ -145,8 +145,20 @@ impl Node {
 
     /// Hands in an input, and carries out what comes of the input.
     pub fn give(&mut self, input: Input<'_>) {
+        if let Input::Interfaces(update) = &input {
+            self.learn_hosts(update);
+        }
         self.engine.handle(input, self.now);
         self.obey();
+    }
+
+    fn learn_hosts(&mut self, update: &InterfaceUpdate) {
+        for (row, interface) in &update.interfaces {
+            let mut addresses = interface.iter().flat_map(|interface| &interface.addresses);
+            if let Some(IpAddr::V4(address)) = addresses.next() {
+                self.hosts.insert(ifindex_of(*row), address.octets()[3]);
+            }
+        }
     }
 
     /// Lets time pass, with every deadline met on the way.
@@ -179,7 +191,6 @@ impl Node {
 
     /// The interface of a pod comes.
     pub fn add_interface(&mut self, name: &str, host: u8, uid: &str, row: RowId) {
-        self.hosts.insert(ifindex_of(row), host);
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: false,
             interfaces: vec![(row, Some(interface(&format!("ns1_{name}"), host, uid)))],

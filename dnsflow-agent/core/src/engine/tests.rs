@@ -6,6 +6,7 @@ mod blocked;
 mod comparison;
 mod denied;
 mod dry_run;
+mod edits;
 mod expiry;
 mod explain;
 mod hold;

@@ -1,0 +1,198 @@
+//! Rules that are edited around a restart: what an edit closes stays closed.
+
+use std::{collections::VecDeque, num::NonZeroU32};
+
+use super::{restart::after_restart_with, *};
+
+/// Flows of the address, and marks.
+const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
+
+/// What there is of the snapshot at the next start.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Snapshot {
+    /// All that the earlier run has known.
+    Kept,
+    /// Nothing: the names of all flows are unknown.
+    Lost,
+}
+
+const SNAPSHOTS: [Snapshot; 2] = [Snapshot::Kept, Snapshot::Lost];
+
+/// Which comes first at an edit.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Manifest,
+    Rows,
+}
+
+const ORDERS: [First; 2] = [First::Manifest, First::Rows];
+
+fn config(mark_mask: Option<u32>) -> Config {
+    Config {
+        mark_mask: mark_mask.and_then(NonZeroU32::new),
+        ..Config::default()
+    }
+}
+
+fn node(way: Option<u32>, rules: &[Rule]) -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config(way));
+    node.start(rules)
+}
+
+/// The agent ends; after `away`, the next one starts with these rules.
+fn restart(
+    before: &mut Node,
+    snapshot: Snapshot,
+    away: Duration,
+    way: Option<u32>,
+    rules: &[Rule],
+) -> Node {
+    let mut saved = match snapshot {
+        Snapshot::Kept => before.engine.snapshot(before.now),
+        Snapshot::Lost => Vec::new(),
+    };
+    for saved in saved.iter_mut().flat_map(|entry| &mut entry.names) {
+        saved.rest = saved.rest.saturating_sub(away);
+        saved.deny_rest = saved.deny_rest.saturating_sub(away);
+    }
+    before.now = before.now + away;
+    after_restart_with(before, &saved, rules, config(way))
+}
+
+fn edit(node: &mut Node, first: First, rules: &[Rule]) {
+    match first {
+        First::Manifest => {
+            node.set_firewall(rules);
+            node.set_ovn(rules);
+        }
+        First::Rows => {
+            node.set_ovn(rules);
+            node.set_firewall(rules);
+        }
+    }
+}
+
+/// Each flow and each mark sees a packet.
+fn use_all(node: &mut Node) {
+    for (_, packets) in node.switch.values_mut() {
+        *packets += 1;
+    }
+    let now = node.now;
+    for (_, until, used_at) in node.marks.values_mut() {
+        if *until > now {
+            *used_at = Some(now);
+        }
+    }
+}
+
+/// Time passes; all that is open is used every five seconds, or nothing is. `check` holds at every moment.
+fn pass(node: &mut Node, time: Duration, is_used: bool, check: impl Fn(&Node)) {
+    let end = node.now + time;
+    while node.now < end {
+        if is_used {
+            use_all(node);
+        }
+        node.pass(COMPARE_INTERVAL / 2);
+        check(node);
+    }
+}
+
+/// Whether rule 0 lets the pod reach the address.
+fn is_open(node: &Node, address: [u8; 4]) -> bool {
+    let address = Ipv4Addr::from(address).to_string();
+    let mut open = node.open().into_iter();
+    open.any(|(_, dst, priority)| dst == address && priority == 11_000)
+}
+
+#[test]
+fn what_an_edit_closes_stays_closed_after_a_restart() {
+    let before_edit = [allow("example.com"), deny_all()];
+    let edited = [allow("other.test"), deny("example.com"), deny_all()];
+    for way in WAYS {
+        for snapshot in SNAPSHOTS {
+            for first in ORDERS {
+                for is_used in [false, true] {
+                    let case = format!("{way:?} {snapshot:?} {first:?} used: {is_used}");
+                    let mut before = node(way, &before_edit);
+                    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+                    let mut after =
+                        restart(&mut before, snapshot, Duration::ZERO, way, &before_edit);
+                    pass(&mut after, Duration::from_secs(20), is_used, |_| {});
+                    assert!(is_open(&after, ADDRESS), "{case}");
+                    edit(&mut after, first, &edited);
+                    assert!(!is_open(&after, ADDRESS), "{case}");
+                    pass(&mut after, Duration::from_secs(60), is_used, |node| {
+                        assert!(!is_open(node, ADDRESS), "{case}: it opens again");
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Two rules change places, so that each gives the flows that the other one gave.
+#[test]
+fn a_flow_without_a_name_does_not_become_that_of_another_rule() {
+    let rules = [allow("example.com"), allow("other.test"), deny_all()];
+    let swapped = [allow("other.test"), allow("example.com"), deny_all()];
+    let mut before = node(None, &rules);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, None, &rules);
+    assert!(is_open(&after, ADDRESS));
+    edit(&mut after, First::Manifest, &swapped);
+    pass(&mut after, Duration::from_secs(60), true, |node| {
+        assert!(!is_open(node, ADDRESS));
+    });
+}
+
+/// Of a rule that stays as and where it is, nothing closes when another one is edited.
+#[test]
+fn a_flow_without_a_name_stays_while_other_rules_change() {
+    let with = |other: &str| [allow("example.com"), allow(other), deny_all()];
+    for way in WAYS {
+        for first in ORDERS {
+            let mut before = node(way, &with("a.test"));
+            before.answer("p1", "example.com", &[ADDRESS], 600);
+            let none = Duration::ZERO;
+            let mut after = restart(&mut before, Snapshot::Lost, none, way, &with("a.test"));
+            for other in ["b.test", "c.test"] {
+                edit(&mut after, first, &with(other));
+                pass(&mut after, Duration::from_secs(60), true, |node| {
+                    assert!(is_open(node, ADDRESS), "{way:?} {first:?}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_allowed_again_opens_with_the_next_answer() {
+    let rules = [allow("example.com"), deny_all()];
+    let other = [allow("other.test"), deny_all()];
+    for way in WAYS {
+        for snapshot in SNAPSHOTS {
+            for first in ORDERS {
+                let case = format!("{way:?} {snapshot:?} {first:?}");
+                let mut before = node(way, &rules);
+                before.answer("p1", "www.example.com", &[ADDRESS], 600);
+                let mut after = restart(&mut before, snapshot, Duration::ZERO, way, &rules);
+                edit(&mut after, first, &other);
+                assert!(!is_open(&after, ADDRESS), "{case}");
+                edit(&mut after, first, &rules);
+                after.log.clear();
+                after.waiting = Some(VecDeque::new());
+                let bytes = after.held_answer("www.example.com", &[ADDRESS]);
+                let is_released = |next: &Command| matches!(next, Command::Release(_));
+                while let Some(next) = after.waiting.iter().flatten().next() {
+                    assert!(!is_released(next) || is_open(&after, ADDRESS), "{case}");
+                    after.carry_out_next();
+                }
+                after.waiting = None;
+                after.pass(Duration::from_millis(50));
+                assert_eq!(after.released(), [bytes], "{case}");
+                assert!(is_open(&after, ADDRESS), "{case}");
+            }
+        }
+    }
+}
