@@ -636,8 +636,8 @@ impl Access<'_> {
         self.cache.counter_reading_ends();
     }
 
-    /// Adopts the flows of an earlier run that today's rules would still write. Removes them from
-    /// `found`, and returns their number.
+    /// Adopts the flows of an earlier run that today's rules would still write, for addresses whose names are not
+    /// known. Removes them from `found`, and returns their number.
     pub(crate) fn adopt(
         &mut self,
         found: &mut HashMap<FlowKey, InstalledFlow>,

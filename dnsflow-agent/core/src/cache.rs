@@ -354,7 +354,7 @@ impl Cache {
     }
 
     /// Notes that a flow of an earlier run was found. Without `in_switch`, the flow of a verdict was found that is
-    /// this one for the address. Returns `false` if the port is gone.
+    /// this one for the address. Returns `false` if the names of the address are known, or the port is gone.
     pub(crate) fn adopt(
         &mut self,
         port: PortId,
@@ -367,6 +367,9 @@ impl Cache {
             return false;
         };
         let entry = port.entries.entry(address).or_default();
+        if !entry.names.is_empty() {
+            return false;
+        }
         let adopted = entry.adopted.get_or_insert_with(|| {
             Box::new(Adopted {
                 flows: BTreeMap::new(),

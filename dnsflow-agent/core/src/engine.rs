@@ -388,7 +388,7 @@ impl Engine {
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.end_turn(now);
-        if self.sources.are_read() {
+        if self.may_expire() {
             let mut batch = self.switch.begin(now);
             self.told.cache.expire(&mut batch, now);
             self.commit(batch);
@@ -413,12 +413,7 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] wants to be called, and why.
     pub fn next_deadline(&self) -> Option<Deadline> {
-        // A rule that was not read yet may deny what entries lead to, and then they count for longer.
-        let expiry = self
-            .told
-            .cache
-            .deadline()
-            .filter(|_| self.sources.are_read());
+        let expiry = self.told.cache.deadline().filter(|_| self.may_expire());
         deadline::first([
             expiry,
             self.switch.deadline(can_judge(
@@ -822,7 +817,7 @@ impl Engine {
             self.policy.locate(&mut self.out);
         }
         self.update_filter();
-        if self.told.cache.has_unjudged() {
+        if self.switch.has_adopted() && self.told.cache.has_unjudged() {
             self.access().0.judge();
         }
         if let Some(changes) = changes {
@@ -874,6 +869,12 @@ impl Engine {
         let recorded = of_pods_in(&|namespace| self.recordings.are_of(namespace));
         self.filter.watch(watched, &mut self.out);
         self.filter.record(recorded, &mut self.out);
+    }
+
+    /// Whether names may end. A rule that was not read yet may deny what they lead to, and then they count for longer.
+    /// And what is adopted is judged by the names of the snapshot, whether or not their time is over.
+    fn may_expire(&self) -> bool {
+        self.sources.are_read() && self.switch.has_adopted()
     }
 
     fn commit(&mut self, batch: Batch) {

@@ -236,6 +236,11 @@ impl Switch {
         self.compared
     }
 
+    /// Whether the flows of an earlier run have been found, and adopted or removed.
+    pub(crate) fn has_adopted(&self) -> bool {
+        self.adopted
+    }
+
     /// How many comparisons have ended.
     pub(crate) fn comparisons(&self) -> u32 {
         self.comparison.ended

@@ -2,7 +2,10 @@
 
 use std::{collections::VecDeque, num::NonZeroU32};
 
-use super::{restart::after_restart_with, *};
+use super::{
+    restart::{after_restart_with, read_but_southbound, southbound, started},
+    *,
+};
 
 /// Flows of the address, and marks.
 const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
@@ -163,6 +166,65 @@ fn a_flow_without_a_name_stays_while_other_rules_change() {
                 });
             }
         }
+    }
+}
+
+#[test]
+fn what_an_edit_closed_while_no_agent_ran_is_closed_at_the_start() {
+    let before_edit = [allow("first.test"), allow("second.test"), deny_all()];
+    let edited = [allow("second.test"), deny_all()];
+    for way in WAYS {
+        // Within the TTL, and behind its end.
+        for away in [5, 66] {
+            for is_used in [false, true] {
+                let case = format!("{way:?} {away} s used: {is_used}");
+                let mut before = node(way, &before_edit);
+                before.answer("p1", "first.test", &[ADDRESS], 60);
+                before.answer("p1", "second.test", &[OTHER], 60);
+                use_all(&mut before);
+                let away = Duration::from_secs(away);
+                let mut after = restart(&mut before, Snapshot::Kept, away, way, &edited);
+                assert!(is_open(&after, OTHER), "{case}: it never closes");
+                assert!(!is_open(&after, ADDRESS), "{case}");
+                pass(&mut after, Duration::from_secs(300), is_used, |node| {
+                    assert!(!is_open(node, ADDRESS), "{case}");
+                    assert!(is_open(node, OTHER) || !is_used, "{case}: it is in use");
+                });
+            }
+        }
+    }
+}
+
+/// The pod asks before its rules are known, and the dump comes a second later than what it is judged by.
+#[test]
+fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
+    let before_edit = [allow("first.test"), allow("second.test"), deny_all()];
+    let edited = [allow("second.test"), deny_all()];
+    for way in WAYS {
+        let mut before = node(way, &before_edit);
+        before.answer("p1", "first.test", &[ADDRESS], 60);
+        before.answer("p1", "second.test", &[OTHER], 60);
+        let mut saved = before.engine.snapshot(before.now);
+        for name in saved.iter_mut().flat_map(|entry| &mut entry.names) {
+            name.rest = Duration::ZERO;
+        }
+        let after = started(&mut before, &saved, config(way));
+        let mut after = read_but_southbound(after, &before, &edited);
+        after.answer("p1", "second.test", &[[203, 0, 113, 3]], 600);
+        after.waiting = Some(VecDeque::new());
+        let sb = southbound(&after, &edited);
+        after.give(Input::Sb(sb));
+        let is_dump = |next: &Command| matches!(next, Command::Ask(FlowQuestion::Dump));
+        while !after.waiting.iter().flatten().next().is_some_and(is_dump) {
+            assert!(after.carry_out_next(), "a dump is asked for");
+        }
+        after.pass(Duration::from_secs(1));
+        while after.carry_out_next() {}
+        after.waiting = None;
+        pass(&mut after, Duration::from_secs(60), true, |node| {
+            assert!(!is_open(node, ADDRESS), "{way:?}");
+            assert!(is_open(node, OTHER), "{way:?}");
+        });
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) fn after_restart_with(
 }
 
 /// An agent that has read nothing but the snapshot.
-fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config) -> Node {
+pub(super) fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config) -> Node {
     let mut node = Node::bare();
     node.engine = Engine::new(config);
     node.now = before.now;
@@ -45,7 +45,7 @@ fn read_all(node: Node, before: &Node, rules: &[Rule]) -> Node {
     node
 }
 
-fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
+pub(super) fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(rules))));
     node.give(Input::Nb(NbUpdate {
@@ -63,7 +63,7 @@ fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
 }
 
 /// What OVN's southbound database says of the pod.
-fn southbound(node: &Node, rules: &[Rule]) -> SbUpdate {
+pub(super) fn southbound(node: &Node, rules: &[Rule]) -> SbUpdate {
     SbUpdate {
         reset: true,
         datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
