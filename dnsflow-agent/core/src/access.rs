@@ -215,7 +215,7 @@ impl Access<'_> {
                     [usize::from(address.is_ipv6())]
                 .get_or_insert_with(|| planner.for_rules(facts, *address, &matched))
                 .clone(),
-                Some(facts) => plan(planner, facts, *address, entry),
+                Some(facts) => plan(planner, facts, *address, entry, now),
                 None => Plan::new(),
             };
             let plan = match is_dry_run {
@@ -485,7 +485,7 @@ impl Access<'_> {
             };
             let may_end_earlier = deny_names(entry, &sets, released);
             let planner = &mut self.plans.planner;
-            let plan = facts.map(|facts| plan(planner, facts, address, entry));
+            let plan = facts.map(|facts| plan(planner, facts, address, entry, now));
             let before = batch.len();
             let plan = plan.unwrap_or_default();
             let enforced = self.cache.enforce(port_id, address, plan, batch, now);
@@ -652,7 +652,7 @@ impl Access<'_> {
                 continue;
             };
             let flow = (key.clone(), installed.cookie);
-            if self.cache.adopt(port, address, flow, true, term) {
+            if self.cache.adopt(port, address, flow, true, term, now) {
                 touched.insert((port, address));
             }
         }
@@ -710,7 +710,8 @@ impl Access<'_> {
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
             for (key, cookie) in flows {
                 if let Some(key) = key.to_address(address) {
-                    self.cache.adopt(port, address, (key, *cookie), false, term);
+                    let flow = (key, *cookie);
+                    self.cache.adopt(port, address, flow, false, term, now);
                 }
             }
             self.judge_address(port, address);
@@ -744,7 +745,13 @@ fn deny_names(entry: &mut Entry, sets: &[&RuleSet], released: Timestamp) -> bool
 
 /// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for
 /// longer.
-fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mut Entry) -> Plan {
+fn plan(
+    planner: &mut Planner,
+    facts: PortFacts<'_>,
+    address: IpAddr,
+    entry: &mut Entry,
+    now: Timestamp,
+) -> Plan {
     let denies = |rule: &(usize, usize)| {
         let (set, rule) = *rule;
         facts.sets[set].rules()[rule].verdict == RuleAction::Deny
@@ -756,9 +763,10 @@ fn plan(planner: &mut Planner, facts: PortFacts<'_>, address: IpAddr, entry: &mu
         .collect();
     let mut plan = planner.for_rules(facts, address, &matched);
     if let Some(adopted) = &mut entry.adopted {
-        let names = adopted.names.as_deref();
-        let ruled = planner.still_ruled(facts, address, &adopted.flows, names, entry.is_refused);
-        adopted.names = Some(ruled.names);
+        let rules = adopted.rules.as_deref();
+        let denials_only = entry.is_refused || adopted.is_late(now);
+        let ruled = planner.still_ruled(facts, address, &adopted.flows, rules, denials_only);
+        adopted.rules = Some(ruled.rules);
         if ruled.denies {
             adopted.term.deny();
         }

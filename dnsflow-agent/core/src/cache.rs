@@ -26,7 +26,7 @@ use crate::{
     ports::{PortId, Ports},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::RuleNames,
+    rules::RuleText,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
     switch::{Batch, Enforced, Flows, Installed, Place, Reading, VerdictId, Verdicts, Written},
@@ -131,13 +131,15 @@ pub(crate) struct Entry {
 pub(crate) struct Adopted {
     /// The flows, and their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
-    /// The names that the rules match which have given the flows ever since; `None` while the flows are being adopted.
-    /// No other rule counts: the address was never said to be one of its names.
-    pub(crate) names: Option<Vec<RuleNames>>,
+    /// What the rules say that have given the flows ever since; `None` while the flows are being adopted. No other
+    /// rule counts: no answer has said that the address is one of its names.
+    pub(crate) rules: Option<Vec<RuleText>>,
     /// Whether the flows are in the switch already, while they are being adopted.
     pub(crate) in_switch: bool,
     /// How long the flows are kept in any case.
     pub(crate) term: Term,
+    /// Flows that allow are not kept for longer, used or not: their rule may have been edited while no agent ran.
+    pub(crate) latest_end: Timestamp,
 }
 
 /// How long a name counts for an address.
@@ -169,6 +171,13 @@ pub enum Origin {
     Snapshot,
     /// The address is in use: the TTL is over.
     InUse,
+}
+
+impl Adopted {
+    /// Whether flows that allow are kept no longer.
+    pub(crate) fn is_late(&self, now: Timestamp) -> bool {
+        self.latest_end <= now
+    }
 }
 
 impl Term {
@@ -362,7 +371,9 @@ impl Cache {
         flow: (FlowKey, Cookie),
         in_switch: bool,
         term: Term,
+        now: Timestamp,
     ) -> bool {
+        let latest_end = now + self.limits.max_ttl;
         let Some(port) = self.ports.get_mut(&port) else {
             return false;
         };
@@ -373,13 +384,14 @@ impl Cache {
         let adopted = entry.adopted.get_or_insert_with(|| {
             Box::new(Adopted {
                 flows: BTreeMap::new(),
-                names: None,
+                rules: None,
                 in_switch,
                 term,
+                latest_end,
             })
         });
         adopted.flows.extend([flow]);
-        (adopted.names, adopted.in_switch) = (None, in_switch);
+        (adopted.rules, adopted.in_switch) = (None, in_switch);
         adopted.term = term;
         port.adopting.insert(address);
         true
@@ -1061,6 +1073,10 @@ impl Cache {
         {
             let used_at = entry.installed.keys_used_at(adopted.flows.keys());
             let in_use = used_at.map(|used_at| used_at + idle_grace);
+            let in_use = in_use.map(|in_use| match adopted.is_late(now) {
+                true => in_use,
+                false => in_use.min(adopted.latest_end),
+            });
             adopted.term.until = in_use
                 .filter(|in_use| *in_use > now)
                 .unwrap_or(adopted.term.until);

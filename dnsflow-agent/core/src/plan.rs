@@ -20,7 +20,7 @@ use super::{
         view::TunnelKeys,
     },
     ports::PortId,
-    rules::{ActiveRule, RuleNames, RuleSet},
+    rules::{ActiveRule, RuleSet, RuleText},
 };
 
 /// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
@@ -158,8 +158,8 @@ pub type Plan = Vec<Arc<FlowTemplate>>;
 pub struct Ruled {
     /// Their templates.
     pub plan: Plan,
-    /// The names that their rules match.
-    pub names: Vec<RuleNames>,
+    /// What their rules say.
+    pub rules: Vec<RuleText>,
     /// Whether one of the rules denies.
     pub denies: bool,
 }
@@ -248,21 +248,22 @@ impl Planner {
         plan
     }
 
-    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`: a
-    /// rule that matches `names`, if they are known. With `denials_only`, those of rules that deny.
+    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
+    /// whatever the name: one of `rules`, if they are known. With `denials_only`, those of rules that
+    /// deny.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         found: &BTreeMap<FlowKey, Cookie>,
-        names: Option<&[RuleNames]>,
+        rules: Option<&[RuleText]>,
         denials_only: bool,
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
                 let is_another =
-                    names.is_some_and(|names| !names.iter().any(|names| rule.is_for(names)));
+                    rules.is_some_and(|rules| !rules.iter().any(|text| rule.says(text)));
                 if is_another || denials_only && rule.verdict != RuleAction::Deny {
                     continue;
                 }
@@ -274,7 +275,7 @@ impl Planner {
                 let before = ruled.plan.len();
                 ruled.plan.extend(stand.cloned());
                 if ruled.plan.len() > before {
-                    ruled.names.push(rule.names());
+                    ruled.rules.push(rule.text());
                     ruled.denies |= rule.verdict == RuleAction::Deny;
                 }
             }

@@ -85,18 +85,19 @@ pub struct ActiveRule {
     pub templates: Vec<AclTemplate>,
 }
 
-/// The names that a rule matches: its name without a wildcard, and its pattern.
-pub type RuleNames = (DomainName, NamePattern);
+/// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its verdict.
+pub type RuleText = (DomainName, NamePattern, RuleAction);
 
 impl ActiveRule {
-    /// The names that the rule matches.
-    pub(crate) fn names(&self) -> RuleNames {
-        (self.name.name().clone(), self.pattern)
+    /// What the rule says.
+    pub(crate) fn text(&self) -> RuleText {
+        (self.name.name().clone(), self.pattern, self.verdict)
     }
 
-    /// Whether the rule matches these names.
-    pub(crate) fn is_for(&self, names: &RuleNames) -> bool {
-        (self.name.name(), self.pattern) == (&names.0, names.1)
+    /// Whether the rule says this.
+    pub(crate) fn says(&self, text: &RuleText) -> bool {
+        let (name, pattern, verdict) = text;
+        (self.name.name(), self.pattern, self.verdict) == (name, *pattern, *verdict)
     }
 
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its

@@ -51,16 +51,21 @@ fn restart(
     way: Option<u32>,
     rules: &[Rule],
 ) -> Node {
-    let mut saved = match snapshot {
+    let saved = match snapshot {
         Snapshot::Kept => before.engine.snapshot(before.now),
         Snapshot::Lost => Vec::new(),
     };
-    for saved in saved.iter_mut().flat_map(|entry| &mut entry.names) {
-        saved.rest = saved.rest.saturating_sub(away);
-        saved.deny_rest = saved.deny_rest.saturating_sub(away);
-    }
     before.now = before.now + away;
-    after_restart_with(before, &saved, rules, config(way))
+    after_restart_with(before, &aged(saved, away), rules, config(way))
+}
+
+/// A snapshot as it is read so much later.
+fn aged(mut saved: Vec<SavedEntry>, time: Duration) -> Vec<SavedEntry> {
+    for saved in saved.iter_mut().flat_map(|entry| &mut entry.names) {
+        saved.rest = saved.rest.saturating_sub(time);
+        saved.deny_rest = saved.deny_rest.saturating_sub(time);
+    }
+    saved
 }
 
 fn edit(node: &mut Node, first: First, rules: &[Rule]) {
@@ -181,10 +186,17 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_at_the_start() {
                 let mut before = node(way, &before_edit);
                 before.answer("p1", "first.test", &[ADDRESS], 60);
                 before.answer("p1", "second.test", &[OTHER], 60);
-                use_all(&mut before);
                 let away = Duration::from_secs(away);
-                let mut after = restart(&mut before, Snapshot::Kept, away, way, &edited);
-                assert!(is_open(&after, OTHER), "{case}: it never closes");
+                let saved = aged(before.engine.snapshot(before.now), away);
+                before.now = before.now + away;
+                if is_used {
+                    use_all(&mut before);
+                }
+                let mut after = after_restart_with(&mut before, &saved, &edited, config(way));
+                assert!(
+                    is_open(&after, OTHER) || !is_used,
+                    "{case}: it never closes"
+                );
                 assert!(!is_open(&after, ADDRESS), "{case}");
                 pass(&mut after, Duration::from_secs(300), is_used, |node| {
                     assert!(!is_open(node, ADDRESS), "{case}");
@@ -204,10 +216,8 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
         let mut before = node(way, &before_edit);
         before.answer("p1", "first.test", &[ADDRESS], 60);
         before.answer("p1", "second.test", &[OTHER], 60);
-        let mut saved = before.engine.snapshot(before.now);
-        for name in saved.iter_mut().flat_map(|entry| &mut entry.names) {
-            name.rest = Duration::ZERO;
-        }
+        use_all(&mut before);
+        let saved = aged(before.engine.snapshot(before.now), Duration::from_secs(60));
         let after = started(&mut before, &saved, config(way));
         let mut after = read_but_southbound(after, &before, &edited);
         after.answer("p1", "second.test", &[[203, 0, 113, 3]], 600);
@@ -226,6 +236,38 @@ fn what_an_edit_closed_while_no_agent_ran_is_closed_after_a_slow_start() {
             assert!(is_open(node, OTHER), "{way:?}");
         });
     }
+}
+
+/// Nobody can know whether rules were edited meanwhile.
+#[test]
+fn what_has_no_name_is_open_for_an_hour_at_most() {
+    let before_edit = [allow("first.test"), allow("second.test"), deny_all()];
+    let edited = [allow("second.test"), deny_all()];
+    for way in WAYS {
+        let mut before = node(way, &before_edit);
+        before.answer("p1", "first.test", &[ADDRESS], 600);
+        let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, way, &edited);
+        let max_ttl = after.engine.told.cache.limits().max_ttl;
+        let slack = IDLE_GRACE + 2 * COMPARE_INTERVAL;
+        let started_at = after.now;
+        pass(&mut after, max_ttl + 2 * slack, true, |node| {
+            let time = node.now.since(started_at);
+            assert!(time < max_ttl + slack || !is_open(node, ADDRESS), "{way:?}");
+            assert!(time > max_ttl - slack || is_open(node, ADDRESS), "{way:?}");
+        });
+    }
+}
+
+/// Its end would open the address.
+#[test]
+fn what_has_no_name_and_is_denied_stays_while_it_is_used() {
+    let rules = [deny("example.com")];
+    let mut before = node(None, &rules);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    let mut after = restart(&mut before, Snapshot::Lost, Duration::ZERO, None, &rules);
+    pass(&mut after, Duration::from_secs(8000), true, |node| {
+        assert!(is_open(node, ADDRESS), "the flow is there");
+    });
 }
 
 #[test]
