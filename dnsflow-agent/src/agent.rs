@@ -1032,6 +1032,7 @@ impl Hot {
                     ifindex: entry.ifindex,
                     address: entry.address,
                     mark: entry.mark,
+                    until: entry.until,
                     used_at: entry.used_at,
                 };
                 Some(entries.into_iter().map(found).collect())

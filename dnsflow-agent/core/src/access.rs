@@ -17,6 +17,7 @@ use crate::{
     firewall::RuleAction,
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     input::{MarkChange, MarkFound},
+    limits::MARK_SLACK,
     name::DomainName,
     output::Output,
     plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
@@ -676,13 +677,14 @@ impl Access<'_> {
         adopted
     }
 
-    /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write. Removes
-    /// all other marks from the kernel, but for those of addresses that were told again meanwhile. Returns how many
-    /// marks were adopted.
+    /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
+    /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
+    /// were told again meanwhile. Returns how many marks were adopted.
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
         found: &HashMap<FlowKey, InstalledFlow>,
+        comparison: u32,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -690,23 +692,25 @@ impl Access<'_> {
         if marks.is_empty() {
             return 0;
         }
-        let mut flows: HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>> = HashMap::new();
-        let of_verdicts = self.cache.verdicts().installed();
+        // What a number stood for: flows that nobody has now, else those of the verdict that has the number again.
         let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
-        for (key, cookie) in of_nobody.chain(of_verdicts) {
-            if let Ends::Verdict { mark, .. } = key.matches.ends
-                && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
-            {
-                let of_mark = flows.entry((port, mark.value())).or_default();
-                of_mark.push((key, cookie));
-            }
+        let mut flows = self.by_mark(of_nobody.collect());
+        let of_verdicts = self.cache.verdicts().shown(comparison).collect();
+        for (mark, of_verdict) in self.by_mark(of_verdicts) {
+            flows.entry(mark).or_insert(of_verdict);
         }
-        let term = self.cache.term(now, Duration::ZERO);
         let mut adopted = 0;
         for (port, mark) in marks {
             let MarkFound {
-                ifindex, address, ..
+                ifindex,
+                address,
+                until,
+                ..
             } = mark;
+            let term = Term {
+                until: until.checked_sub(MARK_SLACK).unwrap_or_default(),
+                ..self.cache.term(now, Duration::ZERO)
+            };
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
             for (key, cookie) in flows {
                 if let Some(key) = key.to_address(address) {
@@ -716,17 +720,38 @@ impl Access<'_> {
             }
             self.judge_address(port, address);
             self.replan_entries(port, [address], batch, now);
-            let entry = self.cache.entry(port, address);
-            if entry.is_some_and(|entry| entry.adopted.is_some()) {
-                adopted += 1;
-            } else if entry.is_none_or(|entry| entry.installed.verdict().is_none()) {
-                batch.mark(MarkChange::Remove { ifindex, address });
-                out.counters.marks_removed += 1;
+            match self.cache.entry_mut(port, address) {
+                Some(entry) if entry.adopted.is_some() => {
+                    entry.installed.go_on_with(&mark, now);
+                    adopted += 1;
+                }
+                Some(entry) if entry.installed.verdict().is_some() => {}
+                _ => {
+                    batch.mark(MarkChange::Remove { ifindex, address });
+                    out.counters.marks_removed += 1;
+                }
             }
         }
         adopted
     }
+
+    /// Flows of verdicts by port and mark.
+    fn by_mark(&mut self, flows: Vec<(FlowKey, Cookie)>) -> FlowsByMark {
+        let mut by_mark = FlowsByMark::new();
+        for (key, cookie) in flows {
+            if let Ends::Verdict { mark, .. } = key.matches.ends
+                && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
+            {
+                let of_mark = by_mark.entry((port, mark.value())).or_default();
+                of_mark.push((key, cookie));
+            }
+        }
+        by_mark
+    }
 }
+
+/// Flows of verdicts with their cookies, by port and mark.
+type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String)> {

@@ -560,7 +560,7 @@ impl Cache {
                 .ports
                 .get_mut(&port)
                 .and_then(|p| p.entries.get_mut(&address));
-            if let Some(entry) = entry {
+            if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
                 let place = entry.place(port, address);
                 entry.installed.mark(place, &mut self.verdicts, batch, now);
             }
@@ -636,7 +636,7 @@ impl Cache {
         let mut missing = 0;
         for (id, port) in &mut self.ports {
             for (address, entry) in &mut port.entries {
-                if entry.installed.is_unread(reading, &self.verdicts) {
+                if entry.may_be_marked(now) && entry.installed.is_unread(reading, &self.verdicts) {
                     let place = entry.place(*id, *address);
                     entry.installed.mark(place, &mut self.verdicts, batch, now);
                     missing += 1;
@@ -1496,6 +1496,11 @@ impl Entry {
     fn ends_at(&self) -> Timestamp {
         let adopted = self.adopted.as_ref().map(|adopted| adopted.term.end());
         self.names.ends().chain(adopted).max().unwrap_or_default()
+    }
+
+    /// Whether the kernel may be told of the address. One that has ended waits until its use is known.
+    fn may_be_marked(&self, now: Timestamp) -> bool {
+        self.installed.is_marked() || self.ends_at() > now
     }
 
     /// Where the entry is enforced, and until when without the agent.

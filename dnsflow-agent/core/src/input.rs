@@ -107,6 +107,8 @@ pub struct MarkFound {
     pub address: IpAddr,
     /// The bits of the mark.
     pub mark: u32,
+    /// Packets are not marked any more from then on.
+    pub until: Timestamp,
     /// When a packet was last marked, if one was.
     pub used_at: Option<Timestamp>,
 }

@@ -1027,7 +1027,9 @@ impl Switch {
             match (is_known, port) {
                 (Some(was_right), _) => out.counters.marks_restored += u64::from(!was_right),
                 // Its flows tell whether it still counts.
-                (None, Some(port)) if !self.adopted => self.comparison.marks.push((port, found)),
+                (None, Some(port)) if !self.adopted && found.until > now => {
+                    self.comparison.marks.push((port, found));
+                }
                 (None, _) => {
                     batch.mark(MarkChange::Remove { ifindex, address });
                     out.counters.marks_removed += 1;
@@ -1097,11 +1099,13 @@ impl Switch {
             .map(|flow| (flow.key.clone(), flow))
             .collect();
         let marks = std::mem::take(&mut self.comparison.marks);
-        let adopted = if std::mem::replace(&mut self.adopted, is_all) {
+        let had_adopted = std::mem::replace(&mut self.adopted, is_all);
+        let adopted = if had_adopted {
             0
         } else {
             let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch, now);
-            flows + access.adopt_marks(marks, &unknown, &mut batch, now, out)
+            let number = self.comparison.number;
+            flows + access.adopt_marks(marks, &unknown, number, &mut batch, now, out)
         };
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.
@@ -1147,6 +1151,10 @@ impl Switch {
                 removed,
                 adopted,
             });
+        }
+        if !had_adopted {
+            // What has ended meanwhile gets no further term.
+            access.cache.expire(&mut batch, now);
         }
         access.decide_undecided(&mut batch, now);
         access

@@ -293,10 +293,17 @@ impl Flows {
         (!deciding.lost).then_some(deciding.template.priority)
     }
 
-    /// Keys and cookies of the flows of `target`.
-    pub(crate) fn keys(&self, target: Target) -> impl Iterator<Item = (FlowKey, Cookie)> {
-        let templates = self.flows.iter().map(|flow| &flow.template);
-        templates.filter_map(move |template| Some((template.key(target)?, template.body.cookie)))
+    /// Keys and cookies of the flows of `target` that this comparison has found.
+    pub(super) fn shown(
+        &self,
+        target: Target,
+        comparison: u32,
+    ) -> impl Iterator<Item = (FlowKey, Cookie)> {
+        let shown = self
+            .flows
+            .iter()
+            .filter(move |flow| flow.seen_in == comparison);
+        shown.filter_map(move |flow| Some((flow.template.key(target)?, flow.template.body.cookie)))
     }
 
     /// How much all of them are used.

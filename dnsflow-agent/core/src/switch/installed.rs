@@ -321,6 +321,9 @@ impl Installed {
             return None;
         };
         marked.found_in = reading.number;
+        if marked.until.is_none() {
+            marked.go_on_with(found, reading.since);
+        }
         if marked.until.is_none() || marked.set_at > reading.since {
             return Some(true);
         }
@@ -332,6 +335,13 @@ impl Installed {
         let mark = verdicts.mark(marked.verdict);
         let is_right = mark.is_some_and(|mark| mark.value() == found.mark);
         Some(is_right || !verdicts.is_in_force(marked.verdict))
+    }
+
+    /// The address goes on with the use of a mark of an earlier run, found at `since`.
+    pub(crate) fn go_on_with(&mut self, found: &MarkFound, since: Timestamp) {
+        if let Self::Marked(marked) = self {
+            marked.go_on_with(found, since);
+        }
     }
 
     /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
@@ -411,6 +421,14 @@ impl Marked {
             is_counted: false,
             found_in: 0,
         }
+    }
+
+    /// What an earlier run has told the kernel gets no new term: it was used when the kernel says so, and not at all
+    /// if its time was over.
+    fn go_on_with(&mut self, found: &MarkFound, since: Timestamp) {
+        let used_at = found.used_at.filter(|_| found.until > since);
+        self.is_used = used_at.is_some();
+        self.used_at = used_at.unwrap_or_default();
     }
 
     /// Tells the kernel of the verdict, or does so as soon as its flows are in force.

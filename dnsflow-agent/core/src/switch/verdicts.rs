@@ -275,11 +275,11 @@ impl Verdicts {
         self.verdicts.keys().copied().collect()
     }
 
-    /// The flows of all verdicts, as they should be in the switch.
-    pub(crate) fn installed(&self) -> impl Iterator<Item = (FlowKey, Cookie)> {
-        self.verdicts.iter().flat_map(|(id, verdict)| {
+    /// The flows of all verdicts that this comparison has found.
+    pub(crate) fn shown(&self, comparison: u32) -> impl Iterator<Item = (FlowKey, Cookie)> {
+        self.verdicts.iter().flat_map(move |(id, verdict)| {
             let target = self.target(*id).into_iter();
-            target.flat_map(|target| verdict.flows.keys(target))
+            target.flat_map(move |target| verdict.flows.shown(target, comparison))
         })
     }
 

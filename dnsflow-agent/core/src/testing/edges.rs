@@ -144,10 +144,11 @@ impl Node {
             }
             Command::ReadMarks => {
                 let marks = self.marks.iter();
-                let found = marks.map(|(&(ifindex, address), &(mark, _, used_at))| MarkFound {
+                let found = marks.map(|(&(ifindex, address), &(mark, until, used_at))| MarkFound {
                     ifindex,
                     address,
                     mark,
+                    until,
                     used_at,
                 });
                 // As the kernel does: some at a time, and the last may bring none.

@@ -6,6 +6,7 @@ use super::{
     restart::{after_restart_with, read_but_southbound, southbound, started},
     *,
 };
+use crate::limits::MARK_SLACK;
 
 /// Flows of the address, and marks.
 const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
@@ -299,4 +300,69 @@ fn what_is_allowed_again_opens_with_the_next_answer() {
             }
         }
     }
+}
+
+const MARKS: Option<u32> = WAYS[1];
+
+#[test]
+fn a_mark_whose_time_is_over_stays_closed() {
+    let rules = [allow("example.com"), deny_all()];
+    for snapshot in SNAPSHOTS {
+        let mut before = node(MARKS, &rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 60);
+        before.pass(Duration::from_secs(10));
+        use_all(&mut before);
+        let away = Duration::from_secs(180);
+        let mut after = restart(&mut before, snapshot, away, MARKS, &rules);
+        assert_eq!(after.destinations(), BTreeSet::new(), "{snapshot:?}");
+        pass(&mut after, Duration::from_secs(60), true, |node| {
+            assert_eq!(node.destinations(), BTreeSet::new(), "{snapshot:?}");
+        });
+        assert!(after.marks.is_empty(), "{snapshot:?}");
+    }
+}
+
+#[test]
+fn starts_give_a_mark_no_new_term() {
+    let rules = [allow("example.com"), deny_all()];
+    for snapshot in SNAPSHOTS {
+        let mut running = node(MARKS, &rules);
+        let told_at = running.now;
+        running.answer("p1", "www.example.com", &[ADDRESS], 60);
+        for _ in 0..8 {
+            running.pass(Duration::from_secs(10));
+            let away = Duration::from_secs(10);
+            running = restart(&mut running, snapshot, away, MARKS, &rules);
+            running.pass(Duration::from_secs(5));
+        }
+        let time = running.now.since(told_at);
+        assert!(time > MIN_TTL + MARK_SLACK + 2 * COMPARE_INTERVAL);
+        assert_eq!(running.destinations(), BTreeSet::new(), "{snapshot:?}");
+    }
+}
+
+/// With this mask there is one number.
+const ONE_NUMBER: Option<u32> = Some(0x8000_0000);
+
+/// The number of a mark is given to another plan before the dump says what it stood for.
+#[test]
+fn a_number_stands_for_what_the_dump_has_shown() {
+    let on = |name: &str, port: u16| Rule {
+        ports: vec![Transport {
+            protocol: Protocol::Tcp,
+            port: Some(port),
+        }],
+        ..allow(name)
+    };
+    let mut before = node(ONE_NUMBER, &[on("example.com", 443), deny_all()]);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let rules = [on("other.test", 499), deny_all()];
+    let mut told = node(ONE_NUMBER, &rules);
+    told.answer("p1", "other.test", &[OTHER], 600);
+    let saved = told.engine.snapshot(told.now);
+    let mut after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
+    assert!(is_open(&after, OTHER));
+    pass(&mut after, Duration::from_secs(60), true, |node| {
+        assert!(!is_open(node, ADDRESS));
+    });
 }
