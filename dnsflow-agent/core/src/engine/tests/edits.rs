@@ -1,5 +1,7 @@
 //! Rules that are edited around a restart: what an edit closes stays closed.
 
+mod model;
+
 use std::{collections::VecDeque, num::NonZeroU32};
 
 use super::{
