@@ -306,22 +306,60 @@ fn what_is_allowed_again_opens_with_the_next_answer() {
 
 const MARKS: Option<u32> = WAYS[1];
 
+/// The pod was told of the address, and has used it until its mark ended: 5 s ago.
+fn over(rules: &[Rule]) -> Node {
+    let mut node = node(MARKS, rules);
+    node.answer("p1", "www.example.com", &[ADDRESS], 60);
+    let (_, until, used_at) = node.marks.values_mut().next().expect("it is open");
+    *used_at = until.checked_sub(Duration::from_secs(1));
+    node
+}
+
 #[test]
 fn a_mark_whose_time_is_over_stays_closed() {
     let rules = [allow("example.com"), deny_all()];
+    let away = MIN_TTL + MARK_SLACK + Duration::from_secs(5);
     for snapshot in SNAPSHOTS {
-        let mut before = node(MARKS, &rules);
-        before.answer("p1", "www.example.com", &[ADDRESS], 60);
-        before.pass(Duration::from_secs(10));
-        use_all(&mut before);
-        let away = Duration::from_secs(180);
-        let mut after = restart(&mut before, snapshot, away, MARKS, &rules);
+        let mut after = restart(&mut over(&rules), snapshot, away, MARKS, &rules);
+        let adopts =
+            |report: &Report| matches!(report, Report::Resynced { adopted, .. } if *adopted > 0);
+        assert!(!after.reports.iter().any(adopts), "{snapshot:?}");
         assert_eq!(after.destinations(), BTreeSet::new(), "{snapshot:?}");
         pass(&mut after, Duration::from_secs(60), true, |node| {
             assert_eq!(node.destinations(), BTreeSet::new(), "{snapshot:?}");
         });
         assert!(after.marks.is_empty(), "{snapshot:?}");
     }
+}
+
+/// The flows that the mark stands for come into force before the comparison, with another address.
+#[test]
+fn a_mark_whose_time_is_over_stays_closed_while_the_pod_asks() {
+    let rules = [allow("example.com"), deny_all()];
+    let away = MIN_TTL + MARK_SLACK + Duration::from_secs(5);
+    let mut before = over(&rules);
+    let saved = aged(before.engine.snapshot(before.now), away);
+    before.now = before.now + away;
+    let after = started(&mut before, &saved, config(MARKS));
+    let mut after = read_but_southbound(after, &before, &rules);
+    after.waiting = Some(VecDeque::new());
+    let sb = southbound(&after, &rules);
+    after.give(Input::Sb(sb));
+    let is_reading = |next: &Command| matches!(next, Command::ReadMarks);
+    while !after
+        .waiting
+        .iter()
+        .flatten()
+        .next()
+        .is_some_and(is_reading)
+    {
+        assert!(after.carry_out_next(), "the marks are to be read");
+    }
+    after.answer("p1", "api.example.com", &[OTHER], 600);
+    while after.carry_out_next() {
+        assert!(!is_open(&after, ADDRESS));
+    }
+    assert!(is_open(&after, OTHER));
 }
 
 #[test]
@@ -356,15 +394,33 @@ fn a_number_stands_for_what_the_dump_has_shown() {
         }],
         ..allow(name)
     };
-    let mut before = node(ONE_NUMBER, &[on("example.com", 443), deny_all()]);
-    before.answer("p1", "www.example.com", &[ADDRESS], 600);
     let rules = [on("other.test", 499), deny_all()];
     let mut told = node(ONE_NUMBER, &rules);
     told.answer("p1", "other.test", &[OTHER], 600);
     let saved = told.engine.snapshot(told.now);
-    let mut after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
-    assert!(is_open(&after, OTHER));
-    pass(&mut after, Duration::from_secs(60), true, |node| {
-        assert!(!is_open(node, ADDRESS));
-    });
+    for is_wiped in [false, true] {
+        let mut before = node(ONE_NUMBER, &[on("example.com", 443), deny_all()]);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        if is_wiped {
+            before.switch.clear();
+        }
+        let mut after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
+        assert!(is_open(&after, OTHER));
+        pass(&mut after, Duration::from_secs(60), true, |node| {
+            assert!(!is_open(node, ADDRESS), "wiped: {is_wiped}");
+        });
+    }
+}
+
+/// The number of a mark is given to another plan, and the address has flows of its own: they are to be written.
+#[test]
+fn a_mark_without_a_name_whose_number_is_taken_becomes_flows() {
+    let rules = [allow("example.com"), allow("other.test"), deny_all()];
+    let mut before = node(ONE_NUMBER, &rules);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    before.answer("p1", "other.test", &[OTHER], 600);
+    let mut saved = before.engine.snapshot(before.now);
+    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
+    let after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
+    assert!(is_open(&after, ADDRESS));
 }
