@@ -48,9 +48,6 @@ pub const LEFT_TO_VM: &str = "left to `cargo xtask test --vm`";
 /// kube-apiserver, or containers and the internet.
 pub const LEFT_TO_OTHERS: &str = "left to a machine that has it";
 
-/// Ends the reason of a check that takes longer than a run of all tests should.
-pub const LEFT_TO_LONGER: &str = "left to a longer run";
-
 /// Begins what a test says of a scene that it runs once more, because the machine stood still.
 pub const RUN_AGAIN: &str = "run again: ";
 

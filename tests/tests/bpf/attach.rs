@@ -20,7 +20,7 @@ use dnsflow_common::Reason;
 use dnsflow_core::{Input, Timestamp, ovn::rows::RowId};
 use dnsflow_tests::{
     frames::{Answer, Extension, Fragment, Frame, Transport},
-    process::PATIENT,
+    process::{PATIENT, wait_until},
     support::{LEFT_TO_VM, not_run, this_test},
 };
 
@@ -666,7 +666,15 @@ fn a_veth_that_is_replaced_meanwhile_keeps_no_program() {
             matches!(attached, Err(AttachError::NoInterface { .. })),
             "{attached:?}"
         );
-        program.attached("host");
+        // The kernel takes a link off its interface in a work queue, a moment after the link's file is gone
+        // (`bpf_link_put` in Linux kernel/bpf/syscall.c). Until then the same program cannot be attached again.
+        wait_until("the program to be attached again", PATIENT, || {
+            let found = program.attach("host");
+            let attachments = &mut program.capture.attacher.attachments;
+            attachments.handle_timeout(now() + Duration::from_secs(10));
+            Ok(matches!(found, Input::Attached { .. }))
+        })
+        .expect("nothing is on the interface");
     });
 }
 

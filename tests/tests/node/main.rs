@@ -12,6 +12,7 @@ mod control;
 mod denied;
 mod entries;
 mod faults;
+mod first_packet;
 mod handover;
 mod history;
 mod hold;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_tests::support::{LEFT_TO_LONGER, LEFT_TO_OTHERS, LEFT_TO_VM, RUN_AGAIN};
+use dnsflow_tests::support::{LEFT_TO_OTHERS, LEFT_TO_VM, RUN_AGAIN};
 
 /// What became of one process.
 #[derive(Debug)]
@@ -205,7 +205,7 @@ impl Summary {
     /// Whether each test ran, but for those that are left to another machine.
     pub(super) fn all_ran(&self) -> bool {
         let is_left = |why: &String| {
-            [LEFT_TO_VM, LEFT_TO_OTHERS, LEFT_TO_LONGER]
+            [LEFT_TO_VM, LEFT_TO_OTHERS]
                 .iter()
                 .any(|left| why.contains(left))
         };
