@@ -13,6 +13,8 @@ pub struct Account {
     pub released: u64,
     /// Answers that passed without being held, as while no agent is well.
     pub passed: u64,
+    /// Answers that the ring buffer had no room for: the agent does not keep up.
+    pub ring_full: u64,
     /// Answers that were held and could not be put back.
     pub lost: u64,
     /// Answers that went back because `--hold-max` was over.
@@ -35,6 +37,7 @@ impl Account {
             held: sum(r#"dnsflow_packets_to_pods_total{reason="held"}"#),
             released: sum(r#"dnsflow_packets_to_pods_total{reason="released"}"#),
             passed: sum(r#"dnsflow_packets_to_pods_total{reason="captured"}"#),
+            ring_full: sum(r#"dnsflow_packets_to_pods_total{reason="ring_full"}"#),
             lost: sum("dnsflow_held_answers_lost_total{"),
             overrun: sum(r#"dnsflow_held_answers_total{event="overrun"}"#),
             dropping: sum(r#"dnsflow_revalidation_ends_total{event="dropping"}"#),
@@ -48,6 +51,7 @@ impl Account {
             held: self.held - earlier.held,
             released: self.released - earlier.released,
             passed: self.passed - earlier.passed,
+            ring_full: self.ring_full - earlier.ring_full,
             lost: self.lost - earlier.lost,
             overrun: self.overrun - earlier.overrun,
             dropping: self.dropping - earlier.dropping,
@@ -79,6 +83,7 @@ mod tests {
         let metrics = r#"dnsflow_packets_to_pods_total{reason="held"} 7
 dnsflow_packets_to_pods_total{reason="released"} 6
 dnsflow_packets_to_pods_total{reason="captured"} 2
+dnsflow_packets_to_pods_total{reason="ring_full"} 1
 dnsflow_packets_from_pods_total{reason="captured"} 9
 dnsflow_held_answers_total{event="held"} 7
 dnsflow_held_answers_total{event="overrun"} 3
@@ -91,6 +96,7 @@ dnsflow_addresses_not_kept_total{reason="over_budget"} 4"#;
             held: 7,
             released: 6,
             passed: 2,
+            ring_full: 1,
             lost: 2,
             overrun: 3,
             dropping: 2,
