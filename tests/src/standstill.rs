@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::this_test;
+use crate::support::{run_again, this_test};
 
 /// How long the watcher sleeps each time.
 const NAP: Duration = Duration::from_millis(10);
@@ -101,11 +101,7 @@ fn play_watched<W>(watch: impl Fn() -> W, longest: impl Fn(&W) -> Duration, test
         "{why}\nthe machine stood still for {stood:?} at most"
     );
     println!("{why}");
-    println!(
-        "run again: {}: the machine stood still for {} ms",
-        this_test(),
-        stood.as_millis()
-    );
+    run_again(&this_test(), stood);
     try_once().unwrap_or_else(|why| panic!("{why}"));
 }
 

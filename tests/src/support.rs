@@ -7,6 +7,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io::Write,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -100,6 +101,19 @@ pub fn not_run(test: &str, why: impl Display) {
             .and_then(|mut file| file.write_all(line.as_bytes()))
             .expect("the file of DNSFLOW_NOT_RUN can be written");
     }
+}
+
+/// Reports on standard error, past the test harness's capture, that a scene is run once more because the machine stood
+/// still for so long.
+pub fn run_again(test: &str, stood: Duration) {
+    let line = format!(
+        "{RUN_AGAIN}{test}: the machine stood still for {} ms\n",
+        stood.as_millis()
+    );
+    let mut stderr = std::io::stderr();
+    stderr
+        .write_all(line.as_bytes())
+        .expect("standard error is open");
 }
 
 /// The name of the test that runs on this thread: libtest names a test's thread after it.

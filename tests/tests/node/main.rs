@@ -10,6 +10,7 @@ mod blocked;
 mod check;
 mod control;
 mod denied;
+mod edits;
 mod entries;
 mod faults;
 mod first_packet;

@@ -14,6 +14,9 @@ use dnsflow_tests::{
     standstill::{play, unexplained},
 };
 
+/// Longer than the second after which a lost SYN is sent again.
+const BLOCKED: Duration = Duration::from_secs(2);
+
 /// Opens an address, restarts the daemon, and expects the same flows and an open address
 /// without another DNS answer.
 fn flows_come_back(lab: &Lab, daemon: Daemon, how: Stop) {
@@ -88,11 +91,11 @@ fn without_an_agent() {
         .expect("the rows are written");
     let agent = lab.start_agent(&["--keep-flows=1h"]);
     let agent = agent.expect("the agent is ready");
-    let fetch = |url| {
-        let fetch = lab.pod("ns1_pod1").fetch(url, PATIENT);
+    let fetch = |url, limit| {
+        let fetch = lab.pod("ns1_pod1").fetch(url, limit);
         fetch.expect("curl runs").result
     };
-    fetch("http://www.example.com/").expect("the rule allows it");
+    fetch("http://www.example.com/", PATIENT).expect("the rule allows it");
     assert_eq!(timeouts(&lab), BTreeSet::from(["3600".to_owned()]));
     let before = lab.dnsflow_flows().expect("the dump runs");
     agent.kill().expect("it is killed");
@@ -104,7 +107,7 @@ fn without_an_agent() {
     })
     .expect("the sentinel flows are written again");
     assert_eq!(lab.dnsflow_flows().expect("the dump runs"), before);
-    fetch("http://203.0.113.2/").expect("the address is open");
+    fetch("http://203.0.113.2/", PATIENT).expect("the address is open");
     agent.kill().expect("it is killed");
     let killed = Instant::now();
     wait_until("the end of the flows", PATIENT, || {
@@ -117,5 +120,5 @@ fn without_an_agent() {
     if kept <= Duration::from_secs(19) {
         unexplained(format!("the flows stayed for {kept:?}"));
     }
-    fetch("http://203.0.113.2/").expect_err("the address is closed");
+    fetch("http://203.0.113.2/", BLOCKED).expect_err("the address is closed");
 }

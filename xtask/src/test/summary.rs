@@ -174,11 +174,11 @@ impl Summary {
                 ", {:.1} s of processor",
                 suite.processor.as_secs_f64()
             );
-        }
-        if let Some(&budget) = self.budgets.get(name) {
-            let _ = write!(line, " (budget {budget} s)");
-            if suite.processor > Duration::from_secs(budget) {
-                self.over_budget.insert(name.to_owned());
+            if let Some(&budget) = self.budgets.get(name) {
+                let _ = write!(line, " (budget {budget} s)");
+                if suite.processor > Duration::from_secs(budget) {
+                    self.over_budget.insert(name.to_owned());
+                }
             }
         }
         println!("{line}");
