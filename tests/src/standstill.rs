@@ -80,10 +80,17 @@ pub fn unexplained(why: String) -> ! {
 ///
 /// If the test fails otherwise.
 pub fn play(test: impl Fn()) {
-    play_watched(Watcher::start, Watcher::longest, test);
+    let say = |stood| run_again(&this_test(), stood);
+    play_watched(Watcher::start, Watcher::longest, say, test);
 }
 
-fn play_watched<W>(watch: impl Fn() -> W, longest: impl Fn(&W) -> Duration, test: impl Fn()) {
+/// Runs a test once or twice, with this watcher, its longest delay, and how a second run is announced.
+fn play_watched<W>(
+    watch: impl Fn() -> W,
+    longest: impl Fn(&W) -> Duration,
+    say: impl Fn(Duration),
+    test: impl Fn(),
+) {
     let try_once = || match catch_unwind(AssertUnwindSafe(&test)) {
         Ok(()) => Ok(()),
         Err(panic) => match panic.downcast::<Unexplained>() {
@@ -101,7 +108,7 @@ fn play_watched<W>(watch: impl Fn() -> W, longest: impl Fn(&W) -> Duration, test
         "{why}\nthe machine stood still for {stood:?} at most"
     );
     println!("{why}");
-    run_again(&this_test(), stood);
+    say(stood);
     try_once().unwrap_or_else(|why| panic!("{why}"));
 }
 
@@ -130,7 +137,7 @@ mod tests {
                 Run::Named => panic!("a fault"),
             }
         };
-        let played = || play_watched(|| (), |()| stood, test);
+        let played = || play_watched(|| (), |()| stood, |_| (), test);
         let passed = catch_unwind(AssertUnwindSafe(played)).is_ok();
         (times.get(), passed)
     }
