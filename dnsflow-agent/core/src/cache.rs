@@ -567,13 +567,14 @@ impl Cache {
         }
     }
 
-    /// Makes sure that the mark of an address does not end before the agent has decided over the address.
+    /// Makes sure that the mark of an address does not end before the agent has decided over the address. An address
+    /// that had ended when its verdict came into force is marked now, if it has a name again.
     fn prolong_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
         let entry = self
             .ports
             .get_mut(&port)
             .and_then(|p| p.entries.get_mut(&address));
-        if let Some(entry) = entry {
+        if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
             let place = entry.place(port, address);
             let needed = entry.ends_at() + MARK_SLACK / 2;
             let verdicts = &mut self.verdicts;

@@ -1152,7 +1152,7 @@ impl Switch {
                 adopted,
             });
         }
-        if !had_adopted {
+        if !had_adopted && is_all {
             // What has ended meanwhile gets no further term.
             access.cache.expire(&mut batch, now);
         }

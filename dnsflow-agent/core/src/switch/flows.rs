@@ -42,6 +42,15 @@ struct Flow {
     lost: bool,
 }
 
+impl Flow {
+    /// When the flow was last used, or written. `None` if no comparison has ever found it, and it is missing: no packet
+    /// can have used it.
+    fn last_use(&self) -> Option<Timestamp> {
+        let was_never_there = self.lost && self.seen_in == 0;
+        (!was_never_there).then_some(self.used_at)
+    }
+}
+
 impl Flows {
     /// Whether nothing is open.
     pub(crate) fn is_empty(&self) -> bool {
@@ -154,7 +163,7 @@ impl Flows {
         plan.iter()
             .filter_map(|template| {
                 let at = flows.binary_search_by(|flow| flow.template.cmp_key(template));
-                at.ok().map(|at| flows[at].used_at)
+                flows[at.ok()?].last_use()
             })
             .max()
     }
@@ -164,7 +173,7 @@ impl Flows {
         &self,
         keys: impl Iterator<Item = &'a FlowKey>,
     ) -> Option<Timestamp> {
-        keys.filter_map(|key| Some(self.with(key)?.used_at)).max()
+        keys.filter_map(|key| self.with(key)?.last_use()).max()
     }
 
     // What the switch says.

@@ -275,7 +275,8 @@ impl Installed {
         }
     }
 
-    /// Tells the kernel a later end, if the end that it knows comes before `needed`.
+    /// Tells the kernel a later end, if the end that it knows comes before `needed`, or if it knows none and the
+    /// verdict's flows are in force.
     pub(crate) fn prolong(
         &mut self,
         place: Place,
@@ -285,7 +286,10 @@ impl Installed {
         now: Timestamp,
     ) {
         if let Self::Marked(marked) = self
-            && marked.until.is_some_and(|until| until < needed)
+            && match marked.until {
+                Some(until) => until < needed,
+                None => verdicts.is_in_force(marked.verdict),
+            }
         {
             marked.set(place, verdicts, batch, now);
         }
@@ -385,7 +389,7 @@ impl Installed {
     pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
         match self {
             Self::Flows(flows) => flows.used_at(plan),
-            Self::Marked(marked) => (!plan.is_empty()).then_some(marked.used_at),
+            Self::Marked(marked) => marked.last_use().filter(|_| !plan.is_empty()),
         }
     }
 
@@ -396,7 +400,7 @@ impl Installed {
     ) -> Option<Timestamp> {
         match self {
             Self::Flows(flows) => flows.keys_used_at(keys),
-            Self::Marked(marked) => keys.last().map(|_| marked.used_at),
+            Self::Marked(marked) => keys.last().and_then(|_| marked.last_use()),
         }
     }
 
@@ -421,6 +425,11 @@ impl Marked {
             is_counted: false,
             found_in: 0,
         }
+    }
+
+    /// When the mark was last used, or set. `None` if the kernel has never had it: no packet can have used it.
+    fn last_use(&self) -> Option<Timestamp> {
+        (self.until.is_some() || self.is_used).then_some(self.used_at)
     }
 
     /// What an earlier run has told the kernel gets no new term: it was used when the kernel says so, and not at all

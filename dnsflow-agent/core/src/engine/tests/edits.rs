@@ -1,6 +1,7 @@
 //! Rules that are edited around a restart: what an edit closes stays closed.
 
 mod model;
+mod starts;
 
 use std::{collections::VecDeque, num::NonZeroU32};
 
