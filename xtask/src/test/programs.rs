@@ -201,7 +201,7 @@ fn targets() -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// Whether a test of the target may have one of these in its name, by the names of modules and functions.
+/// Whether a test of the target may have one of these in its name, by the names of files and functions.
 fn may_have(target: &Target, filters: &[String]) -> bool {
     if filters.is_empty() {
         return true;
@@ -228,7 +228,11 @@ fn may_have(target: &Target, filters: &[String]) -> bool {
     });
     let names: Vec<String> = names.collect();
     filters.iter().any(|filter| {
-        let has_all = |names: &String| filter.split("::").all(|part| names.contains(part));
+        let (path, last) = filter.rsplit_once("::").unwrap_or(("", filter));
+        let has_all = |names: &String| {
+            let file = names.lines().next().unwrap_or_default();
+            names.contains(last) && path.split("::").all(|part| file.contains(part))
+        };
         names.iter().any(has_all)
     })
 }
