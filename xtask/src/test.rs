@@ -20,11 +20,7 @@ use dnsflow_tests::{
     support::{LEFT_TO_OTHERS, ROOT_VARIABLE, root_directory},
 };
 
-use self::{
-    programs::Program,
-    repeat::{Record, Run},
-    summary::Summary,
-};
+use self::{programs::Program, repeat::Record, summary::Summary};
 use crate::{
     ebpf, interrupt, kind, labs,
     prepare::{self, Ovn},
@@ -113,18 +109,7 @@ pub(crate) fn run(command: TestCommand) -> Result<()> {
     while record.runs()?.len() < wanted {
         let start = Instant::now();
         let (summary, seed) = once(&command, &prepared)?;
-        let failed = summary.failures().into_iter();
-        record.append(Run {
-            commit: String::new(),
-            what: String::new(),
-            seed,
-            seconds: start.elapsed().as_secs(),
-            passed: summary.passed(),
-            failed: failed
-                .map(|(test, why)| (test.into(), why.into()))
-                .collect(),
-            run_again: summary.run_again().to_vec(),
-        })?;
+        record.append(seed, start.elapsed(), &summary)?;
     }
     record.print()?;
     if record.runs()?.iter().any(|run| !run.failed.is_empty()) {
@@ -138,15 +123,10 @@ fn prepare(command: &TestCommand) -> Result<Prepared> {
     let say = |text: &str| eprintln!("{text}");
     let start = Instant::now();
     let mut ovn: Vec<Ovn> = Vec::new();
-    for which in &command.ovn {
-        ovn.extend(
-            which
-                .generations()
-                .iter()
-                .filter(|g| !ovn.contains(g))
-                .copied()
-                .collect::<Vec<_>>(),
-        );
+    for generation in command.ovn.iter().flat_map(|which| which.generations()) {
+        if !ovn.contains(generation) {
+            ovn.push(*generation);
+        }
     }
     if ovn.is_empty() {
         ovn.push(if command.vm.is_some() {
@@ -247,7 +227,7 @@ fn here(
     seed: u64,
     summary: &mut Summary,
 ) -> Result<()> {
-    let scratch = run::scratch(&root_directory("")?)?;
+    let scratch = target_file("test-run")?;
     for (number, generation) in prepared.ovn.iter().enumerate() {
         let suite = generation.suite();
         eprintln!("\n== with OVN of Debian's {suite}, {SEED_VARIABLE}={seed}");
@@ -271,7 +251,7 @@ fn here(
     Ok(())
 }
 
-/// A file beside the unpacked packages, in cargo's target directory.
+/// A file or directory beside the unpacked packages, in cargo's target directory.
 fn target_file(name: &str) -> Result<PathBuf> {
     Ok(root_directory("")?.with_file_name(name))
 }

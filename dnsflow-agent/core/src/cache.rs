@@ -452,9 +452,12 @@ impl Cache {
             .installed
             .enforce(place, plan, adopted, verdicts, batch, now);
         let after = entry.installed.len();
+        let has_adopted = entry.adopted.is_some();
         self.flows = self.flows + after - before;
         self.version += u64::from(enforced.changed);
-        self.forget_unruled(port, address);
+        if has_adopted {
+            self.forget_unruled(port, address);
+        }
         self.prolong_mark(port, address, batch, now);
         enforced
     }

@@ -7,10 +7,13 @@ use std::{
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+
+use super::summary::Summary;
 
 /// One run of the tests.
 #[derive(Debug, Deserialize, Serialize)]
@@ -64,10 +67,20 @@ impl Record {
         Ok(runs)
     }
 
-    /// Appends a run, of this commit and with these arguments.
-    pub(super) fn append(&self, mut run: Run) -> Result<()> {
-        run.commit.clone_from(&self.commit);
-        run.what.clone_from(&self.what);
+    /// Appends a run with this seed, which took so long.
+    pub(super) fn append(&self, seed: u64, took: Duration, summary: &Summary) -> Result<()> {
+        let failed = summary.failures().into_iter();
+        let run = Run {
+            commit: self.commit.clone(),
+            what: self.what.clone(),
+            seed,
+            seconds: took.as_secs(),
+            passed: summary.passed(),
+            failed: failed
+                .map(|(test, why)| (test.to_owned(), why.to_owned()))
+                .collect(),
+            run_again: summary.run_again().to_vec(),
+        };
         let mut file = File::options().create(true).append(true).open(&self.path)?;
         writeln!(file, "{}", serde_json::to_string(&run)?)?;
         Ok(())
@@ -139,6 +152,8 @@ impl Drop for Stop<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -149,15 +164,6 @@ mod tests {
             commit: commit.to_owned(),
             what: what.to_owned(),
         };
-        let run = || Run {
-            commit: String::new(),
-            what: String::new(),
-            seed: 7,
-            seconds: 400,
-            passed: 1,
-            failed: vec![("node::hold::x".to_owned(), "lost".to_owned())],
-            run_again: Vec::new(),
-        };
         let runs = |record: &Record| record.runs().expect("they can be read").len();
         let this = record("aaa", "--ovn sid");
         assert_eq!(runs(&this), 0);
@@ -167,7 +173,9 @@ mod tests {
             &record("aaa", "--vm 6.1"),
             &this,
         ] {
-            record.append(run()).expect("it is written");
+            let summary = Summary::new(BTreeMap::new(), false);
+            let written = record.append(7, Duration::from_secs(400), &summary);
+            written.expect("it is written");
         }
         assert_eq!(runs(&this), 2);
         fs::remove_file(path).expect("removed");

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use dnsflow_tests::support::NOT_RUN_VARIABLE;
 
 use super::{
@@ -18,7 +18,8 @@ use super::{
 };
 use crate::interrupt;
 
-/// Labs wait most of the time: so many tests run at once on each processor. CONTRIBUTING.md has what was measured.
+/// Labs wait most of the time: so many tests run at once on each processor. CONTRIBUTING.md has how long that takes;
+/// other numbers were not measured.
 const TESTS_PER_PROCESSOR: usize = 3;
 /// After so long a test is ended. The longest takes a minute.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -149,13 +150,9 @@ impl Runner<'_> {
     fn run_one(&self, job: &Job, scratch: &Path) -> Result<Outcome> {
         let file = |name: &str| scratch.join(name);
         let (output, usage, not_run) = (file("output"), file("usage"), file("not-run"));
+        // What the test before has left goes.
         for file in [&usage, &not_run] {
-            match fs::remove_file(file) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(error.into());
-                }
-                _ => {}
-            }
+            File::create(file)?;
         }
         let to = File::create(&output)?;
         // Not by its path: the build of the tests may have replaced the file.
@@ -181,20 +178,15 @@ impl Runner<'_> {
         if status.is_none() {
             output += &format!("it was ended after {LIMIT:?}\n");
         }
-        let not_run = match fs::read_to_string(&not_run) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error.into()),
-        };
-        let used = fs::read_to_string(&usage).ok();
-        let used = used.and_then(|text| text.parse().ok());
+        // Empty, if the process that counts was killed.
+        let used = fs::read_to_string(&usage)?.parse().unwrap_or(0);
         Ok(Outcome {
             is_ok: status.is_some_and(|status| status.success()),
             is_whole: job.is_whole,
             output,
-            not_run,
+            not_run: fs::read_to_string(&not_run)?,
             took,
-            processor: Duration::from_millis(used.unwrap_or(0)),
+            processor: Duration::from_millis(used),
         })
     }
 }
@@ -216,12 +208,4 @@ impl State<'_> {
 /// A panic of another thread ends the run by itself.
 fn lock<'a, 'b>(state: &'a Mutex<State<'b>>) -> MutexGuard<'a, State<'b>> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A directory for what single tests leave.
-pub(super) fn scratch(roots: &Path) -> Result<PathBuf> {
-    let directory = roots.with_file_name("test-run");
-    fs::create_dir_all(&directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
-    Ok(directory)
 }
