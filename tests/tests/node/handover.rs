@@ -27,7 +27,7 @@ use dnsflow_tests::{
     process::{PATIENT, wait_until},
     relay::Relay,
     standstill::{play, unexplained},
-    support::{not_run, this_test},
+    support::{LEFT_TO_OTHERS, not_run, this_test},
     topology::DNS_POD_PORT,
 };
 
@@ -406,7 +406,7 @@ fn an_answer_counts_although_the_pod_asked_in_the_time_of_an_earlier_agent() {
         Some((agent, first))
     };
     let Some((agent, first)) = (1..=STARTS).find_map(round) else {
-        let why = format!("no agent was ready within {PENDING_AGE_MAX:?}");
+        let why = format!("no agent was ready within {PENDING_AGE_MAX:?}; {LEFT_TO_OTHERS}");
         return not_run(&this_test(), why);
     };
     let expected = BTreeSet::from([address(1), address(2)]);
