@@ -24,6 +24,7 @@ pub mod ovs;
 pub mod pod;
 pub mod probe;
 pub mod process;
+pub mod processor;
 pub mod random;
 pub mod relay;
 pub mod root;

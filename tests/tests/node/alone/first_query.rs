@@ -1,5 +1,9 @@
 //! A pod's first question, asked as soon as it can be, is seen.
 //!
+//! The agent may come to a veth behind the question if it waited for a processor for at least as long as it was late: the
+//! kernel's own account says so (`schedstat`). What else attaching waits for, such as the kernel's other threads, has no
+//! such account. So most rounds must be in time or explained, not all of them.
+//!
 //! Nothing runs beside it: the kernel's network lock, which attaching needs, is held for tens of
 //! milliseconds whenever another lab's interfaces come and go.
 
@@ -12,6 +16,7 @@ use dnsflow_tests::{
     lab::Lab,
     pod::PodSpec,
     process::{PATIENT, wait_until},
+    processor::Processor,
     support::{LEFT_TO_OTHERS, not_run},
 };
 
@@ -45,8 +50,9 @@ fn a_first_query_within_50_ms_of_the_veth_is_seen() {
     let agent = lab.start_agent(&[]).expect("the agent is ready");
     let spec = PodSpec::new("ns1", "pod9", [10, 244, 0, 9].into());
     let mut soonest = Duration::MAX;
-    let mut too_early = 0;
+    let mut unexplained = 0;
     for round in 0..ROUNDS {
+        let before = Processor::of(agent.pid()).expect("the agent runs");
         let appeared = lab.add_pod(&spec).expect("the pod is created");
         let ifindex = lab.host_index("ns1_pod9").expect("an index");
         lab.wait_wired("ns1_pod9").expect("OVN wires it");
@@ -59,21 +65,33 @@ fn a_first_query_within_50_ms_of_the_veth_is_seen() {
             Ok(lab.pod("ns1_pod9").resolve("www.example.com").is_ok())
         })
         .expect("the name is known");
+        let late = if attached {
+            Duration::ZERO
+        } else {
+            wait_until("the programs", PATIENT, || Ok(is_attached(&agent, ifindex)))
+                .expect("they are attached in the end");
+            appeared.elapsed() - asked
+        };
+        let now = Processor::of(agent.pid()).expect("the agent runs");
+        let waited = now.since(before).waited;
         let limit = if attached { PATIENT } else { CLOSED };
         match wait_until("the address to open", limit, || is_open(&lab, &spec)) {
             Ok(_) => soonest = soonest.min(asked),
             Err(error) => {
                 assert!(!attached, "round {round}, asked after {asked:?}: {error}");
-                // Where other work keeps the agent from the processor, it comes to the veth behind OVN.
                 println!(
-                    "round {round}: the pod asked after {asked:?}, before the programs were there"
+                    "round {round}: asked after {asked:?}, the programs came {late:?} later; \
+                     the agent had waited {waited:?} for a processor"
                 );
-                too_early += 1;
+                unexplained += usize::from(waited < late);
             }
         }
         lab.delete_pod("ns1_pod9").expect("the pod is deleted");
     }
-    assert!(too_early < ROUNDS, "no question was seen");
+    assert!(
+        unexplained <= ROUNDS / 2,
+        "in {unexplained} of {ROUNDS} rounds the programs came too late, and not for want of a processor"
+    );
     if soonest > FIRST_QUERY {
         let why = format!(
             "a pod that is wired within {FIRST_QUERY:?} takes an idle machine, this one took {soonest:?} at best; \

@@ -38,6 +38,7 @@ use dnsflow_tests::{
     neighbour::{LossKind, Visits, numbered, visit},
     pod::PodSpec,
     process::{PATIENT, run, wait_until},
+    processor::Processor,
     support::{LEFT_TO_OTHERS, is_emulated, not_run, this_test},
     topology::DNS_POD_PORT,
 };
@@ -125,43 +126,6 @@ fn memory_mib(pid: Pid) -> Result<f64> {
         .find_map(|line| line.strip_prefix("RssAnon:"));
     let kilobytes = line.context("RssAnon")?.trim().trim_end_matches(" kB");
     Ok(kilobytes.parse::<f64>()? / 1024.0)
-}
-
-/// For how long the threads of a process had a processor, and for how long they waited for one (`schedstat` in Linux
-/// Documentation/scheduler/sched-stats.rst).
-#[derive(Clone, Copy, Debug)]
-struct Processor {
-    had: Duration,
-    waited: Duration,
-}
-
-impl Processor {
-    fn of(pid: Pid) -> Result<Self> {
-        let (mut had, mut waited) = (0, 0);
-        for thread in fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()))? {
-            // A thread may have ended by now.
-            let Ok(times) = fs::read_to_string(thread?.path().join("schedstat")) else {
-                continue;
-            };
-            let times: Vec<u64> = times
-                .split(' ')
-                .filter_map(|time| time.parse().ok())
-                .collect();
-            had += times.first().context("the time on a processor")?;
-            waited += times.get(1).context("the time before it")?;
-        }
-        Ok(Self {
-            had: Duration::from_nanos(had),
-            waited: Duration::from_nanos(waited),
-        })
-    }
-
-    fn since(self, earlier: Self) -> Self {
-        Self {
-            had: self.had.saturating_sub(earlier.had),
-            waited: self.waited.saturating_sub(earlier.waited),
-        }
-    }
 }
 
 /// A lab with a neighbour and an attacker, and the agent.
