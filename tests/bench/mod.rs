@@ -20,7 +20,7 @@ mod tap;
 mod usage;
 mod wire;
 
-use std::{path::PathBuf, time::Instant};
+use std::{fs, path::PathBuf, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use dnsflow_tests::lab::{Datapath, Lab};
@@ -42,6 +42,8 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     /// Where the plot goes.
     pub(crate) svg: Option<PathBuf>,
+    /// Where the table goes as Markdown.
+    pub(crate) markdown: Option<PathBuf>,
 }
 
 /// Measures. `say` is told what is under way.
@@ -98,13 +100,15 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
         }
     }
     let struck = stage.strike();
-    if let Some(file) = &options.json {
-        std::fs::write(file, report.json()?)
-            .with_context(|| format!("cannot write {}", file.display()))?;
-    }
-    if let Some(file) = &options.svg {
-        std::fs::write(file, plot::svg(report.panels()))
-            .with_context(|| format!("cannot write {}", file.display()))?;
+    let files = [
+        (&options.json, report.json()?),
+        (&options.svg, plot::svg(report.panels())),
+        (&options.markdown, report.markdown()),
+    ];
+    for (file, content) in files {
+        if let Some(file) = file {
+            fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))?;
+        }
     }
     struck?;
     ensure!(

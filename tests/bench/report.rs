@@ -12,7 +12,7 @@ use super::{distribution::Distribution, stage::Verdict};
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    figure: String,
+    figure: &'static str,
     value: String,
     target: &'static str,
     reached: bool,
@@ -50,7 +50,7 @@ impl Measured {
         reached: bool,
     ) -> Self {
         self.lines.push(Line {
-            figure: figure.to_owned(),
+            figure,
             value: value.into(),
             target,
             reached,
@@ -80,7 +80,7 @@ impl Measured {
 #[derive(Debug)]
 pub(crate) struct Report {
     fields: Map<String, Value>,
-    lines: Vec<Line>,
+    lines: Vec<(Verdict, Line)>,
     panels: Vec<Panel>,
 }
 
@@ -108,12 +108,12 @@ impl Report {
     }
 
     /// Takes over what a row has to say of an agent that opens addresses in this way. Fields of
-    /// [`Verdict::Kernel`] are in the object `verdict`.
+    /// [`Verdict::Kernel`] are in the object `marks`.
     pub(crate) fn add(&mut self, measured: Measured, verdict: Verdict) {
         for (path, value) in measured.fields {
             let path = match verdict {
                 Verdict::Flows => path.to_owned(),
-                Verdict::Kernel => format!("verdict.{path}"),
+                Verdict::Kernel => format!("marks.{path}"),
             };
             let mut object = &mut self.fields;
             let mut parts = path.split('.').peekable();
@@ -127,11 +127,8 @@ impl Report {
                 object = inner;
             }
         }
-        self.lines
-            .extend(measured.lines.into_iter().map(|mut line| {
-                line.figure += verdict.told();
-                line
-            }));
+        let lines = measured.lines.into_iter();
+        self.lines.extend(lines.map(|line| (verdict, line)));
         // The pictures are of the way that is there on every datapath.
         if verdict == Verdict::Flows {
             self.panels.extend(measured.panels);
@@ -149,6 +146,43 @@ impl Report {
         &self.panels
     }
 
+    /// The machine, and the table in Markdown with a column for each way to open addresses. A value that misses its
+    /// target is bold.
+    pub(crate) fn markdown(&self) -> String {
+        let mut rows: Vec<(&str, &str, [String; 2])> = Vec::new();
+        for (verdict, line) in &self.lines {
+            let value = match line.reached {
+                true => line.value.clone(),
+                false => format!("**{}**", line.value),
+            };
+            let column = match verdict {
+                Verdict::Flows => 0,
+                Verdict::Kernel => 1,
+            };
+            match rows.iter_mut().find(|(figure, ..)| *figure == line.figure) {
+                Some((.., values)) => values[column] = value,
+                None => {
+                    let mut values = [const { String::new() }; 2];
+                    values[column] = value;
+                    rows.push((line.figure, line.target, values));
+                }
+            }
+        }
+        let machine = |key: &str| self.fields["machine"][key].to_string().replace('"', "");
+        let mut text = format!(
+            "Linux {}, {} processors, {}, {}.\n\n",
+            machine("kernel"),
+            machine("cpus"),
+            machine("open_vswitch"),
+            machine("ovn")
+        );
+        text += "| figure | with flows | by marks | to reach |\n|---|---|---|---|\n";
+        for (figure, target, [flows, marks]) in rows {
+            text += &format!("| {figure} | {flows} | {marks} | {target} |\n");
+        }
+        text
+    }
+
     /// The table.
     pub(crate) fn table(&self) -> String {
         let head = ["figure", "measured", "target", ""];
@@ -157,9 +191,9 @@ impl Report {
             false => "MISSED",
         };
         let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.lines.iter().map(|line| {
+        rows.extend(self.lines.iter().map(|(verdict, line)| {
             [
-                line.figure.clone(),
+                format!("{}{}", line.figure, verdict.told()),
                 line.value.clone(),
                 line.target.to_owned(),
                 mark(line).to_owned(),

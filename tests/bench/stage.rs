@@ -22,7 +22,7 @@ use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,
     lab::{Datapath, Lab},
-    process::run,
+    process::{run, wait_until},
     topology::DNS_POD_PORT,
 };
 use serde_json::Value;
@@ -67,7 +67,7 @@ impl Verdict {
     pub(crate) fn told(self) -> &'static str {
         match self {
             Self::Flows => "",
-            Self::Kernel => ", verdict",
+            Self::Kernel => ", by marks",
         }
     }
 }
@@ -209,9 +209,43 @@ impl<'a> Stage<'a> {
 
     fn agent_with_log(&self, mode: Mode, arguments: &[&str], log: &str) -> Result<Agent> {
         let agent = self.start(mode, self.verdict, arguments, log)?;
-        // An agent runs for months; only in its first seconds it cannot know that nothing was denied.
-        thread::sleep(self.scale(KNOWS_AFTER, Duration::ZERO));
+        // An agent runs for months; only in its first seconds it cannot know that nothing was denied, for which held
+        // answers wait.
+        if mode == Mode::Hold {
+            thread::sleep(self.scale(KNOWS_AFTER, Duration::ZERO));
+        }
         Ok(agent)
+    }
+
+    /// Ends an agent that was to open `opened` addresses, beside those of its warm-up. Fails if the agent's own account
+    /// names another number, answers that were not held although the mode is to hold, or a limit that took part:
+    /// then the row would be of something else than it says.
+    pub(crate) fn end(&self, agent: Agent, mode: Mode, opened: u32) -> Result<()> {
+        thread::sleep(METRICS_AGE);
+        let account = self.lab.account()?;
+        ensure!(agent.terminate()?.success(), "the agent has failed");
+        let losses = account.losses();
+        ensure!(
+            losses.is_empty(),
+            "a limit took part: {}",
+            losses.join(", ")
+        );
+        let expected = u64::from(opened + WARM_UP);
+        ensure!(
+            account.opening == expected,
+            "{} of {expected} answers opened an address",
+            account.opening
+        );
+        let held = match mode {
+            Mode::Hold => expected..=u64::MAX,
+            Mode::Observe => 0..=0,
+        };
+        ensure!(
+            held.contains(&account.held),
+            "{} answers were held",
+            account.held
+        );
+        Ok(())
     }
 
     /// The switch's socket in a place where nobody says which datapath it has: `--verdict=kernel` is taken at its word.
@@ -248,6 +282,34 @@ impl<'a> Stage<'a> {
             asker.ask(&matching(number))?;
         }
         Ok(agent)
+    }
+
+    /// The pod resolves all of these names, until the agent has all of their addresses in its cache beside the
+    /// `known` ones. No answer is over the pod's share of the ring buffer: names are asked for in portions.
+    pub(crate) fn resolve(&self, asker: &mut Asker, numbers: Range<u32>, known: u32) -> Result<()> {
+        let mut resolved = known;
+        let mut rest = numbers;
+        while !rest.is_empty() {
+            let portion = rest.start..rest.end.min(rest.start + PORTION);
+            rest.start = portion.end;
+            resolved += portion.len() as u32;
+            let start = Instant::now();
+            asker.ask_all(portion.map(matching), IN_FLIGHT)?;
+            wait_until("the addresses in the cache", EVENTS_LIMIT, || {
+                Ok(self.addresses()? == u64::from(resolved))
+            })?;
+            thread::sleep(PORTION_TIME.saturating_sub(start.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// How many flows each further address gets, if those of the warm-up have so many.
+    pub(crate) fn flows_of_an_address(&self, of_warm_up: usize) -> usize {
+        match self.verdict {
+            Verdict::Flows => of_warm_up / WARM_UP as usize,
+            // A mark's flows are there once for all addresses.
+            Verdict::Kernel => 0,
+        }
     }
 
     /// How many addresses the agent has in its cache.
@@ -299,6 +361,15 @@ impl<'a> Stage<'a> {
 
 /// Answers before anything is measured.
 pub(crate) const WARM_UP: u32 = 20;
+/// The agent's metrics are up to this old.
+pub(crate) const METRICS_AGE: Duration = Duration::from_millis(1100);
+/// Names whose answers fit into the burst of a pod's share of the ring buffer (`SHARE_BURST_BYTES`): a record has
+/// `SHARE_RECORD_BYTES` at least.
+const PORTION: u32 = 1000;
+/// In this time the share gives back what a portion takes (`SHARE_NS_PER_BYTE`), and some more.
+const PORTION_TIME: Duration = Duration::from_millis(250);
+/// Questions that are open at the same time.
+const IN_FLIGHT: usize = 64;
 /// So long after its start an agent knows that no packet was denied before: longer than megaflows stay.
 const KNOWS_AFTER: Duration = Duration::from_secs(16);
 

@@ -1,6 +1,6 @@
 //! The benchmark: what `cargo xtask bench` builds and runs.
 //!
-//! `lab --root DIR [--short] [--marks] [--json FILE] [--svg FILE] [--only ROW]...`
+//! `lab --root DIR [--short] [--marks] [--json FILE] [--svg FILE] [--markdown FILE] [--only ROW]...`
 
 #[path = "../bench/mod.rs"]
 mod bench;
@@ -30,6 +30,9 @@ struct Arguments {
     /// Plot the latencies' distributions to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Write the table to this file as Markdown
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// On the userspace datapath, measure the agent's own work by marks, too, although no packet is marked there
     #[arg(long)]
     marks: bool,
@@ -45,6 +48,7 @@ fn main() -> Result<()> {
         marks,
         json,
         svg,
+        markdown,
         only,
     } = Arguments::parse();
     let lab = Lab::up(LabOptions {
@@ -60,6 +64,7 @@ fn main() -> Result<()> {
         only,
         json,
         svg,
+        markdown,
     };
     let report = bench::run(&lab, &options, &|text| eprintln!("{text}"))?;
     println!("\n{}", report.table());

@@ -15,6 +15,8 @@ pub struct Account {
     pub passed: u64,
     /// Answers that the ring buffer had no room for: the agent does not keep up.
     pub ring_full: u64,
+    /// Answers that the TC program could not copy.
+    pub copy_failed: u64,
     /// Answers that were held and could not be put back.
     pub lost: u64,
     /// Answers that went back because `--hold-max` was over.
@@ -23,6 +25,14 @@ pub struct Account {
     pub dropping: u64,
     /// Addresses over the pod's budget of changes.
     pub over_budget: u64,
+    /// Addresses that found no room in the cache.
+    pub no_room: u64,
+    /// Answers that opened an address.
+    pub opening: u64,
+    /// Answers that could not be decoded.
+    pub malformed: u64,
+    /// Changes that the switch or the kernel refused.
+    pub refused: u64,
 }
 
 impl Account {
@@ -38,10 +48,16 @@ impl Account {
             released: sum(r#"dnsflow_packets_to_pods_total{reason="released"}"#),
             passed: sum(r#"dnsflow_packets_to_pods_total{reason="captured"}"#),
             ring_full: sum(r#"dnsflow_packets_to_pods_total{reason="ring_full"}"#),
+            copy_failed: sum(r#"dnsflow_packets_to_pods_total{reason="copy_failed"}"#),
             lost: sum("dnsflow_held_answers_lost_total{"),
             overrun: sum(r#"dnsflow_held_answers_total{event="overrun"}"#),
             dropping: sum(r#"dnsflow_revalidation_ends_total{event="dropping"}"#),
             over_budget: sum(r#"dnsflow_addresses_not_kept_total{reason="over_budget"}"#),
+            no_room: sum(r#"dnsflow_addresses_not_kept_total{reason="no_room"}"#),
+            opening: sum(r#"dnsflow_answers_total{result="opening"}"#),
+            malformed: sum(r#"dnsflow_answers_total{result="malformed"}"#),
+            refused: sum(r#"dnsflow_flow_changes_total{change="refused"}"#)
+                + sum(r#"dnsflow_mark_changes_total{change="refused"}"#),
         }
     }
 
@@ -52,11 +68,37 @@ impl Account {
             released: self.released - earlier.released,
             passed: self.passed - earlier.passed,
             ring_full: self.ring_full - earlier.ring_full,
+            copy_failed: self.copy_failed - earlier.copy_failed,
             lost: self.lost - earlier.lost,
             overrun: self.overrun - earlier.overrun,
             dropping: self.dropping - earlier.dropping,
             over_budget: self.over_budget - earlier.over_budget,
+            no_room: self.no_room - earlier.no_room,
+            opening: self.opening - earlier.opening,
+            malformed: self.malformed - earlier.malformed,
+            refused: self.refused - earlier.refused,
         }
+    }
+
+    /// What a limit, the switch or the kernel took from the answers; empty if nothing. Where this is not empty, a
+    /// measurement is of the limit and not of the path behind it.
+    pub fn losses(&self) -> Vec<String> {
+        let losses = [
+            (
+                self.over_budget,
+                "addresses over the pod's budget of changes",
+            ),
+            (self.no_room, "addresses without room in the cache"),
+            (self.ring_full, "answers over a share of the ring buffer"),
+            (self.copy_failed, "answers that could not be copied"),
+            (self.lost, "held answers that could not be put back"),
+            (self.malformed, "answers that could not be decoded"),
+            (self.refused, "changes refused by the switch or the kernel"),
+        ];
+        let losses = losses.into_iter().filter(|(count, _)| *count > 0);
+        losses
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect()
     }
 
     /// How many answers went back before the switch let their first packet pass. Either wait is for the same answer, and
@@ -84,26 +126,46 @@ mod tests {
 dnsflow_packets_to_pods_total{reason="released"} 6
 dnsflow_packets_to_pods_total{reason="captured"} 2
 dnsflow_packets_to_pods_total{reason="ring_full"} 1
+dnsflow_packets_to_pods_total{reason="copy_failed"} 0
 dnsflow_packets_from_pods_total{reason="captured"} 9
 dnsflow_held_answers_total{event="held"} 7
 dnsflow_held_answers_total{event="overrun"} 3
 dnsflow_held_answers_lost_total{reason="full"} 1
 dnsflow_held_answers_lost_total{reason="too_long"} 1
 dnsflow_revalidation_ends_total{event="dropping"} 2
-dnsflow_addresses_not_kept_total{reason="over_budget"} 4"#;
+dnsflow_addresses_not_kept_total{reason="over_budget"} 4
+dnsflow_addresses_not_kept_total{reason="no_room"} 5
+dnsflow_answers_total{result="opening"} 8
+dnsflow_answers_total{result="malformed"} 0
+dnsflow_flow_changes_total{change="refused"} 1
+dnsflow_mark_changes_total{change="refused"} 2"#;
         let account = Account::parse(metrics);
         let expected = Account {
             held: 7,
             released: 6,
             passed: 2,
             ring_full: 1,
+            copy_failed: 0,
             lost: 2,
             overrun: 3,
             dropping: 2,
             over_budget: 4,
+            no_room: 5,
+            opening: 8,
+            malformed: 0,
+            refused: 3,
         };
         assert_eq!(account, expected);
         assert_eq!(account.gave_up(), 5);
         assert_eq!(account.since(expected), Account::default());
+        let losses = [
+            "4 addresses over the pod's budget of changes",
+            "5 addresses without room in the cache",
+            "1 answers over a share of the ring buffer",
+            "2 held answers that could not be put back",
+            "3 changes refused by the switch or the kernel",
+        ];
+        assert_eq!(account.losses(), losses);
+        assert!(Account::default().losses().is_empty());
     }
 }

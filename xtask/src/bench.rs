@@ -3,11 +3,13 @@
 //! The agent and the benchmark (`tests/benches/lab.rs`) are built optimized, each by itself, so that
 //! the agent is the one that is shipped.
 
+mod document;
+
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +17,7 @@ use clap::Args;
 use dnsflow_tests::support::{DATAPATH_VARIABLE, root_directory, workspace};
 use serde_json::Value;
 
+use self::document::Document;
 use crate::{
     ebpf, interrupt, labs,
     prepare::{self, Ovn, cargo},
@@ -31,14 +34,17 @@ pub(crate) struct BenchCommand {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// As little as shows that every row can be filled
-    #[arg(long)]
+    #[arg(long, conflicts_with = "docs")]
     short: bool,
     /// On the userspace datapath, measure the agent's own work by marks, too, although no packet is marked there
     #[arg(long, conflicts_with = "vm")]
     marks: bool,
     /// Only the rows whose names begin so; may be given more than once
-    #[arg(long, value_name = "ROW")]
+    #[arg(long, value_name = "ROW", conflicts_with = "docs")]
     only: Vec<String>,
+    /// Measure all rows of a commit without changes, and write the tables and pictures of docs/performance.md
+    #[arg(long, conflicts_with_all = ["json", "svg"])]
+    docs: bool,
     /// Whose OVN
     #[arg(long, value_enum, default_value = "bookworm")]
     ovn: Ovn,
@@ -58,9 +64,11 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         short,
         marks,
         only,
+        docs,
         ovn,
         vm,
     } = command;
+    let document = docs.then(|| Document::of(vm)).transpose()?;
     let say = |text: &str| eprintln!("{text}");
     prepare::ovn(ovn, &say)?;
     ebpf::build(&say)?;
@@ -68,17 +76,25 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
     let program = build(NAME)?;
     let mut arguments = vec!["--root".to_owned(), text(&root_directory(ovn.suite())?)];
     arguments.extend(short.then(|| "--short".to_owned()));
-    arguments.extend(marks.then(|| "--marks".to_owned()));
+    arguments.extend((marks || docs && vm.is_none()).then(|| "--marks".to_owned()));
     for row in only {
         arguments.extend(["--only".to_owned(), row]);
     }
-    let files = [("--json", json), ("--svg", svg)];
+    let files = match &document {
+        Some(document) => document.files()?,
+        None => [("--json", json), ("--svg", svg), ("--markdown", None)],
+    };
     let files = files
         .into_iter()
         .filter_map(|(option, file)| Some((option, file?)));
+    let start = Instant::now();
     match vm {
-        Some(kernel) => in_vm(kernel, program, arguments, files),
-        None => here(program, arguments, files),
+        Some(kernel) => in_vm(kernel, program, arguments, files)?,
+        None => here(program, arguments, files)?,
+    }
+    match document {
+        Some(document) => document.write(start.elapsed(), &say),
+        None => Ok(()),
     }
 }
 
@@ -93,7 +109,7 @@ fn here(
     files: impl Iterator<Item = (&'static str, PathBuf)>,
 ) -> Result<()> {
     labs::sweep()?;
-    let mut measure = std::process::Command::new(program);
+    let mut measure = Command::new(program);
     measure.args(arguments);
     for (option, file) in files {
         measure.arg(option).arg(file);

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that a person or CI does with this workspace.
 
 mod bench;
+mod commit;
 mod demo;
 mod ebpf;
 mod ebpf_sources;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::bench::{
     distribution::Distribution,
@@ -17,6 +17,8 @@ use crate::bench::{
 };
 
 const PAUSE: Duration = Duration::from_millis(2);
+/// The first packets of a pod make connection tracking entries; these rounds do not count.
+const FIRST: u32 = 10;
 
 /// What one pod has waited for.
 struct Pod<'a> {
@@ -32,7 +34,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         "resolve and connect: hold vs no firewall",
         "p99 within 1 ms",
     );
-    let count = stage.scale(2000, 20);
+    let count: u32 = stage.scale(2000, 20);
     let agent = stage.agent(Mode::Hold, &[])?;
     let pod = |name| -> Result<_> {
         Ok(Pod {
@@ -43,22 +45,21 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         })
     };
     let mut pods = [pod(RULED)?, pod(FREE)?];
-    // The first packets of a pod make connection tracking entries.
-    for turn in 0..count + 10 {
+    for turn in 0..count + FIRST {
         for pod in &mut pods {
             let number = stage.fresh(1).start;
             pod.connector.prepare()?;
             let start = Instant::now();
             let answer = pod.asker.ask(&matching(number))?;
             pod.connector.connect_patiently(wire::address(number))?;
-            if turn >= 10 {
+            if turn >= FIRST {
                 pod.answers.push(answer);
                 pod.connections.push(start.elapsed());
             }
             std::thread::sleep(PAUSE);
         }
     }
-    ensure!(agent.terminate()?.success(), "the agent has failed");
+    stage.end(agent, Mode::Hold, count + FIRST)?;
     let of = |took: &[Duration]| Distribution::micros(took).context("connections");
     let [ruled, free] = pods;
     let answers = of(&ruled.answers)?.above(&of(&free.answers)?);

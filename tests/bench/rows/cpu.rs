@@ -33,8 +33,7 @@ struct Cost {
     programs: Programs,
 }
 
-fn cost(stage: &Stage<'_>, agent: &Agent, name: fn(u32) -> String) -> Result<Cost> {
-    let count = stage.scale(5000, 100);
+fn cost(stage: &Stage<'_>, agent: &Agent, name: fn(u32) -> String, count: u32) -> Result<Cost> {
     let vswitchd = stage.lab.daemon(Daemon::Vswitchd)?;
     let mut asker = Asker::new(stage.lab, RULED)?;
     let numbers = stage.fresh(count);
@@ -58,9 +57,11 @@ fn cost(stage: &Stage<'_>, agent: &Agent, name: fn(u32) -> String) -> Result<Cos
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let _counted = enable_stats(Stats::RunTime).context("cannot count the programs' time")?;
     let agent = stage.installed_agent(Mode::Hold)?;
-    let matched = cost(stage, &agent, matching)?;
-    let other = cost(stage, &agent, unrelated)?;
-    ensure!(agent.terminate()?.success(), "the agent has failed");
+    let count = stage.scale(5000, 100);
+    let matched = cost(stage, &agent, matching, count)?;
+    let other = cost(stage, &agent, unrelated, count)?;
+    ensure!(other.programs.runs > 0, "the programs have seen no packet");
+    stage.end(agent, Mode::Hold, count)?;
     let program = other.programs.nanos as f64 / other.programs.runs.max(1) as f64;
     let vswitchd = matched.vswitchd - other.vswitchd;
     Ok(Measured::default()

@@ -44,8 +44,8 @@ const AHEAD: u32 = 16;
 /// Between two datagrams to neighbours.
 const NEIGHBOUR_PAUSE: Duration = Duration::from_millis(1);
 
-/// The pod connects to more addresses within a minute than it may by default.
-const ROOM: &str = "--max-addresses-per-pod=16384";
+/// The pod resolves and connects to more names within a minute than it may by default.
+const ROOM: [&str; 2] = ["--max-addresses-per-pod=16384", "--max-flow-changes=65536"];
 
 /// How the address is opened.
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +138,7 @@ fn told(lost: &Lost) -> String {
 fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) -> Result<Lost> {
     stage.clear()?;
     let agent = match way {
-        Way::Agent(mode) => Some(stage.agent(mode, &[ROOM])?),
+        Way::Agent(mode) => Some((stage.agent(mode, &ROOM)?, mode)),
         Way::Ofctl => None,
     };
     let stop = AtomicBool::new(false);
@@ -186,10 +186,10 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         anyhow::Ok((seen, connected?))
     });
-    if let Some(agent) = agent {
-        ensure!(agent.terminate()?.success(), "the agent has failed");
-    }
     let (seen, answers) = result?;
+    if let Some((agent, mode)) = agent {
+        stage.end(agent, mode, count)?;
+    }
     ensure!(
         seen.len() == count as usize,
         "{count} connections, and SYNs of {}",

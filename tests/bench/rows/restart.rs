@@ -14,19 +14,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use dnsflow_tests::ovs::{Daemon, Stop};
+use anyhow::{Context, Result};
+use dnsflow_tests::{
+    ovs::{Daemon, Stop},
+    process::wait_until,
+};
 
 use crate::bench::{
     loader::Asker,
     report::Measured,
     room,
-    stage::{FREE, Mode, RULED, Stage, matching},
+    stage::{FREE, Mode, RULED, Stage, WARM_UP},
     wire,
 };
 
-/// Questions that are open at the same time.
-const IN_FLIGHT: usize = 64;
 const PORT: u16 = 9002;
 /// Between two datagrams of a pod.
 const PACE: Duration = Duration::from_millis(1);
@@ -42,12 +43,15 @@ const PODS: [&str; 2] = [RULED, FREE];
 /// The row `restart_lost`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let addresses = stage.scale(10_000, 100);
-    let agent = stage.agent(Mode::Hold, &["--max-addresses-per-pod=16384"])?;
+    let limits = ["--max-addresses-per-pod=16384", "--max-flow-changes=65536"];
+    let agent = stage.agent(Mode::Hold, &limits)?;
     let numbers = stage.fresh(addresses);
-    Asker::new(stage.lab, RULED)?.ask_all(numbers.clone().map(matching), IN_FLIGHT)?;
-    // The last flows are on their way.
-    thread::sleep(QUIET);
-    let flows = stage.lab.dnsflow_flow_count()?;
+    let of_warm_up = stage.lab.dnsflow_flow_count()?;
+    stage.resolve(&mut Asker::new(stage.lab, RULED)?, numbers.clone(), WARM_UP)?;
+    let flows = of_warm_up + stage.flows_of_an_address(of_warm_up) * usize::try_from(addresses)?;
+    wait_until("the flows of all addresses", LIMIT, || {
+        Ok(stage.lab.dnsflow_flow_count()? == flows)
+    })?;
     let internet = stage.lab.pod("inet").netns();
     let receiver = internet.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?))?;
     room(&receiver)?;
@@ -104,7 +108,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         anyhow::Ok((sent?, received, away?))
     })?;
-    ensure!(agent.terminate()?.success(), "the agent has failed");
+    stage.end(agent, Mode::Hold, addresses)?;
 
     let [ruled, free] = received.map(|received| sent as usize - received.len());
     let away_ms = away.as_secs_f64() * 1e3;

@@ -4,16 +4,16 @@ use std::{
     fs::{self, File},
     io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::summary::Summary;
+use crate::commit;
 
 /// One run of the tests.
 #[derive(Debug, Deserialize, Serialize)]
@@ -44,7 +44,7 @@ impl Record {
     pub(super) fn open(path: &Path, what: String) -> Result<Self> {
         Ok(Self {
             path: path.to_owned(),
-            commit: commit()?,
+            commit: commit::hash()?,
             what,
         })
     }
@@ -106,22 +106,6 @@ impl Record {
         println!("  in {}", self.path.display());
         Ok(())
     }
-}
-
-fn commit() -> Result<String> {
-    let git = |arguments: &[&str]| -> Result<String> {
-        let output = Command::new("git").args(arguments).output();
-        let output = output.context("--repeat asks git for the commit")?;
-        ensure!(
-            output.status.success(),
-            "git {} failed",
-            arguments.join(" ")
-        );
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let is_changed = !git(&["status", "--porcelain"])?.is_empty();
-    Ok(commit + if is_changed { "+" } else { "" })
 }
 
 /// Runs `work` with a busy thread for each processor beside it.
