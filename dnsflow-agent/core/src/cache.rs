@@ -67,6 +67,8 @@ struct PortCache {
     addresses_of: BTreeMap<FromEnd, Addresses>,
     /// The addresses whose entries have adopted flows.
     adopting: BTreeSet<IpAddr>,
+    /// Whether the snapshot has another pod under the port's name: the flows that are found are of that pod.
+    is_of_another_pod: bool,
     /// The number of names that all addresses have together.
     names: usize,
     /// The limits whose reports were given out.
@@ -290,8 +292,13 @@ impl Cache {
         pod: Option<&str>,
         now: Timestamp,
     ) -> Vec<(IpAddr, DomainName, Term)> {
-        self.ports.insert(port, PortCache::default());
         let saved = self.saved.remove(name).unwrap_or_default();
+        let mut pods = saved.iter().map(|saved| saved.pod.as_deref());
+        let cache = PortCache {
+            is_of_another_pod: pods.any(|of_saved| of_saved != pod),
+            ..PortCache::default()
+        };
+        self.ports.insert(port, cache);
         saved
             .into_iter()
             .filter(|saved| saved.pod.as_deref() == pod)
@@ -363,7 +370,8 @@ impl Cache {
     }
 
     /// Notes that a flow of an earlier run was found. Without `in_switch`, the flow of a verdict was found that is
-    /// this one for the address. Returns `false` if the names of the address are known, or the port is gone.
+    /// this one for the address. Returns `false` if the names of the address are known, if the flow is another pod's, or
+    /// the port is gone.
     pub(crate) fn adopt(
         &mut self,
         port: PortId,
@@ -374,7 +382,8 @@ impl Cache {
         now: Timestamp,
     ) -> bool {
         let latest_end = now + self.limits.max_ttl;
-        let Some(port) = self.ports.get_mut(&port) else {
+        let port = self.ports.get_mut(&port);
+        let Some(port) = port.filter(|port| !port.is_of_another_pod) else {
             return false;
         };
         let entry = port.entries.entry(address).or_default();

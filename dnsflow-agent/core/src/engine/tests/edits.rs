@@ -12,7 +12,7 @@ use super::{
 use crate::limits::MARK_SLACK;
 
 /// Flows of the address, and marks.
-const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
+pub(super) const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];
 
 /// What there is of the snapshot at the next start.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,14 +27,14 @@ const SNAPSHOTS: [Snapshot; 2] = [Snapshot::Kept, Snapshot::Lost];
 
 /// Which comes first at an edit.
 #[derive(Clone, Copy, Debug)]
-enum First {
+pub(super) enum First {
     Manifest,
     Rows,
 }
 
 const ORDERS: [First; 2] = [First::Manifest, First::Rows];
 
-fn config(mark_mask: Option<u32>) -> Config {
+pub(super) fn config(mark_mask: Option<u32>) -> Config {
     Config {
         mark_mask: mark_mask.and_then(NonZeroU32::new),
         ..Config::default()
@@ -64,7 +64,7 @@ fn restart(
 }
 
 /// A snapshot as it is read so much later.
-fn aged(mut saved: Vec<SavedEntry>, time: Duration) -> Vec<SavedEntry> {
+pub(super) fn aged(mut saved: Vec<SavedEntry>, time: Duration) -> Vec<SavedEntry> {
     for saved in saved.iter_mut().flat_map(|entry| &mut entry.names) {
         saved.rest = saved.rest.saturating_sub(time);
         saved.deny_rest = saved.deny_rest.saturating_sub(time);
@@ -72,7 +72,7 @@ fn aged(mut saved: Vec<SavedEntry>, time: Duration) -> Vec<SavedEntry> {
     saved
 }
 
-fn edit(node: &mut Node, first: First, rules: &[Rule]) {
+pub(super) fn edit(node: &mut Node, first: First, rules: &[Rule]) {
     match first {
         First::Manifest => {
             node.set_firewall(rules);
@@ -86,7 +86,7 @@ fn edit(node: &mut Node, first: First, rules: &[Rule]) {
 }
 
 /// Each flow and each mark sees a packet.
-fn use_all(node: &mut Node) {
+pub(super) fn use_all(node: &mut Node) {
     for (_, packets) in node.switch.values_mut() {
         *packets += 1;
     }

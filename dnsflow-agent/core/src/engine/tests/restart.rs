@@ -1,5 +1,7 @@
 //! What a restarted agent takes over.
 
+mod twin;
+
 use std::collections::VecDeque;
 
 use proptest::{collection::vec, prelude::*};
