@@ -271,25 +271,27 @@ async fn streaming(kind: Kind) {
         .expect("it is stored");
     let firewalls = Api::<DynamicObject>::all_with(cluster.admin.clone(), &resource());
     let parameters = WatchParams::default().initial_events();
+    // The server ends the watches of a resource whose definition has just changed, and it has just been accepted.
     let streamed = async {
-        let mut events = firewalls.watch(&parameters, "0").await?.boxed();
-        let mut names = Vec::new();
-        while let Some(event) = events.try_next().await? {
-            match event {
-                WatchEvent::Added(object) => names.extend(object.metadata.namespace),
-                WatchEvent::Bookmark(bookmark)
-                    if bookmark
-                        .metadata
-                        .annotations
-                        .contains_key(INITIAL_EVENTS_END) =>
-                {
-                    return Ok(names);
+        loop {
+            let mut events = firewalls.watch(&parameters, "0").await?.boxed();
+            let mut names = Vec::new();
+            while let Some(event) = events.try_next().await? {
+                match event {
+                    WatchEvent::Added(object) => names.extend(object.metadata.namespace),
+                    WatchEvent::Bookmark(bookmark)
+                        if bookmark
+                            .metadata
+                            .annotations
+                            .contains_key(INITIAL_EVENTS_END) =>
+                    {
+                        return Ok(names);
+                    }
+                    WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+                    _ => {}
                 }
-                WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
-                _ => {}
             }
         }
-        Ok(Vec::new())
     };
     let streamed = timeout(PATIENCE, streamed)
         .await
