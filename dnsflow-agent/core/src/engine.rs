@@ -246,8 +246,9 @@ impl Engine {
                 if update.reset {
                     self.filter.outdate();
                 }
+                let namespaces = self.policy.apply_firewalls(update, now).into_iter();
                 let touched = Touched {
-                    namespaces: self.policy.apply_firewalls(update, now),
+                    namespaces: namespaces.map(|name| (name, BTreeSet::new())).collect(),
                     ports: BTreeSet::new(),
                 };
                 self.policy_touched(touched, batch, now);
@@ -776,9 +777,13 @@ impl Engine {
         let Touched { namespaces, ports } = touched;
         // Most namespaces of a cluster have no pod here.
         let is_filtered = |namespace: &String| self.filter.is_for(namespace);
-        let are_filtered = namespaces.iter().any(is_filtered);
+        let are_filtered = namespaces.keys().any(is_filtered);
         let groups = self.policy.pair_namespaces(&namespaces, now);
-        self.switch.rules_changed(&namespaces, now);
+        for namespace in namespaces.keys() {
+            if self.policy.is_local(namespace) || self.filter.is_for(namespace) {
+                self.switch.rules_changed(namespace, now);
+            }
+        }
         let named = ports.iter().filter_map(|name| self.ports.named(name));
         let mut concerned: BTreeMap<PortId, ChangedRules> =
             named.map(|port| (port, ChangedRules::All)).collect();
@@ -859,7 +864,7 @@ impl Engine {
             .iter()
             .filter_map(|(_, port)| Some((port.ifindex?, self.policy.filtered_as(&port.row)?)))
             .collect();
-        let names_in = |namespace: &str| self.policy.names_in(namespace);
+        let names_in = |namespace: &str, known| self.policy.names_in(namespace, known);
         self.filter.update(&known, names_in, &mut self.out);
         let of_pods_in = |is_in: &dyn Fn(&str) -> bool| {
             let found = known.iter().filter(|(_, namespace)| is_in(namespace));

@@ -47,6 +47,8 @@ pub(crate) struct Filter {
 #[derive(Debug)]
 struct NameSet {
     id: NameSetId,
+    /// The version of the names, where they come from.
+    version: u64,
     names: BTreeSet<DomainName>,
 }
 
@@ -100,18 +102,23 @@ impl Filter {
     }
 
     /// Gives out the commands that make the filter as wanted. `wanted` has the namespace of each
-    /// interface with a filter; `names_in` returns the names that the rules of a namespace mention.
+    /// interface with a filter; `names_in` returns the names that the rules of a namespace mention, with their version:
+    /// `None` if it is the one that is known.
     pub(crate) fn update(
         &mut self,
         wanted: &BTreeMap<u32, &str>,
-        names_in: impl Fn(&str) -> BTreeSet<DomainName>,
+        names_in: impl Fn(&str, Option<u64>) -> Option<(u64, BTreeSet<DomainName>)>,
         out: &mut Output,
     ) {
         self.is_outdated = false;
         let namespaces: BTreeSet<&str> = wanted.values().copied().collect();
         let mut is_other = false;
         for namespace in &namespaces {
-            let (more, fewer) = self.name(namespace, names_in(namespace), out);
+            let known = self.name_sets.get(*namespace).map(|known| known.version);
+            let Some((version, names)) = names_in(namespace, known) else {
+                continue;
+            };
+            let (more, fewer) = self.name(namespace, version, names, out);
             self.replays |= more;
             is_other |= more || fewer;
         }
@@ -170,12 +177,17 @@ impl Filter {
     fn name(
         &mut self,
         namespace: &str,
+        version: u64,
         names: BTreeSet<DomainName>,
         out: &mut Output,
     ) -> (bool, bool) {
         let (id, more, fewer) = match self.name_sets.get_mut(namespace) {
-            Some(name_set) if name_set.names == names => return (false, false),
+            Some(name_set) if name_set.names == names => {
+                name_set.version = version;
+                return (false, false);
+            }
             Some(name_set) => {
+                name_set.version = version;
                 let more = !names.is_subset(&name_set.names);
                 let fewer = !name_set.names.is_subset(&names);
                 name_set.names.clone_from(&names);
@@ -186,6 +198,7 @@ impl Filter {
                 let id = NameSetId(self.next_name_set);
                 let name_set = NameSet {
                     id,
+                    version,
                     names: names.clone(),
                 };
                 self.name_sets.insert(namespace.to_owned(), name_set);

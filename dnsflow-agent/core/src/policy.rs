@@ -1,7 +1,10 @@
 //! The rules of the node, and where OVN enforces them. Plans are made from this and from what the
 //! pods were told.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry},
+    sync::Arc,
+};
 
 use crate::{
     Command, Timestamp,
@@ -17,17 +20,19 @@ use crate::{
     output::Output,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
-        template::{ActionTemplate, ActionText, CachedActions},
+        template::{ActionText, CachedActions},
         view::{ClusterNetworks, OvnView, Touched, TunnelKeys},
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, PortMatch},
     ports::PortId,
     profile::StaticProfile,
-    report::{Report, Severity},
+    report::Report,
     rules::{
         ACL_PRIORITY_OFFSET, ChangedRules, NamespaceRules, NotTakenOver, Problem, RuleSet,
-        is_dry_run, is_enforced, pair,
+        is_dry_run,
+        pairing::{Pairing, PairingChanges, differing},
+        problems_of_resource,
     },
 };
 
@@ -58,6 +63,101 @@ struct Unfollowed {
     enforces_former: bool,
 }
 
+/// A namespace with an EgressFirewall and with pods here.
+#[derive(Debug)]
+struct Local {
+    /// The rules that OVN enforces.
+    pairing: Pairing,
+    /// The EgressFirewalls that `differing` and `other_names` were found for: the one that OVN enforces, the latest,
+    /// and those in between.
+    compared: Vec<Arc<[Rule]>>,
+    /// The indices at which the latest EgressFirewall has another rule than the one that OVN enforces.
+    differing: Vec<u32>,
+    /// Names without wildcards of rules that only an EgressFirewall has that OVN does not enforce.
+    other_names: BTreeSet<DomainName>,
+    /// Another one when the names may be others.
+    names_version: u64,
+    /// The problems that are not those of the pairing, by rule index; `None` if there is none.
+    other_problems: BTreeMap<u32, Option<Problem>>,
+}
+
+impl Local {
+    fn new(namespace: &str, subdomains: bool) -> Self {
+        Self {
+            pairing: Pairing::new(namespace, subdomains),
+            compared: Vec::new(),
+            differing: Vec::new(),
+            other_names: BTreeSet::new(),
+            names_version: 0,
+            other_problems: BTreeMap::new(),
+        }
+    }
+
+    /// What is wrong, by rule index.
+    fn problems(&self) -> impl Iterator<Item = (u32, &Problem)> {
+        let others = &self.other_problems;
+        let problems = self.pairing.rules().problems.iter();
+        let problems = problems.filter(|(index, _)| !others.contains_key(*index));
+        let others = others
+            .iter()
+            .filter_map(|(index, problem)| Some((*index, problem.as_ref()?)));
+        problems
+            .map(|(index, problem)| (*index, problem))
+            .chain(others)
+    }
+
+    /// Whether a rule mentions this name, in wire form, or one above it.
+    fn mentions(&self, name: &DomainName) -> bool {
+        let mut suffixes = name.suffixes();
+        suffixes.any(|suffix| self.pairing.mentions(suffix) || self.other_names.contains(suffix))
+    }
+
+    /// Compares the EgressFirewall that OVN enforces with the latest one, and with those before it. Returns whether
+    /// the names may be others.
+    fn compare(&mut self, latest: &Firewall, former: &VecDeque<Firewall>) -> bool {
+        let others = || [latest].into_iter().chain(former).map(|one| &one.rules);
+        let enforced = Arc::clone(&self.pairing.firewall().rules);
+        let all = || [&enforced].into_iter().chain(others());
+        let is_known = self.compared.len() == all().count()
+            && all()
+                .zip(&self.compared)
+                .all(|(one, known)| Arc::ptr_eq(one, known));
+        if is_known {
+            return false;
+        }
+        self.compared = all().cloned().collect();
+        self.other_names.clear();
+        for rules in others() {
+            for index in differing(&enforced, rules) {
+                let rule = usize::try_from(index).ok();
+                let rule = rule.and_then(|index| rules.get(index));
+                if let Some(Destination::Name(name)) = rule.map(|rule| &rule.destination) {
+                    self.other_names.insert(name.name().clone());
+                }
+            }
+        }
+        self.differing = differing(&enforced, &latest.rules);
+        true
+    }
+
+    /// The problems of the rules that OVN does not enforce.
+    fn problems_of_latest(&self, latest: &Firewall) -> BTreeMap<u32, Option<Problem>> {
+        let mut problems = BTreeMap::new();
+        for index in &self.differing {
+            let rule = usize::try_from(*index).ok();
+            let rule = rule.and_then(|index| latest.rules.get(index));
+            let problem = rule.and_then(|rule| self.pairing.problem_of_other(rule));
+            problems.insert(*index, problem);
+        }
+        // OVN is about to follow: what it has beyond the rules is not left behind.
+        let end = u32::try_from(self.pairing.firewall().rules.len()).unwrap_or(u32::MAX);
+        let stale = self.pairing.rules().problems.range(end..);
+        let stale = stale.filter(|(_, problem)| **problem == Problem::StaleAcl);
+        problems.extend(stale.map(|(index, _)| (*index, None)));
+        problems
+    }
+}
+
 /// Rules, OVN's rows, and what was learned from the switch.
 #[derive(Debug)]
 pub(crate) struct Policy {
@@ -73,12 +173,17 @@ pub(crate) struct Policy {
     firewalls_read: bool,
     /// Whether OVN's northbound database was read: its ACLs tell the namespaces of port groups.
     nb_read: bool,
-    /// By namespace, the names that an EgressFirewall mentions which OVN enforces or may enforce,
-    /// without wildcards.
-    names: BTreeMap<String, BTreeSet<DomainName>>,
-    /// By namespace, the EgressFirewalls that OVN does not enforce yet.
+    /// By namespace, the EgressFirewalls that OVN does not enforce yet. In a namespace without a pod here, nobody looks
+    /// whether OVN does.
     unfollowed: BTreeMap<String, Unfollowed>,
+    /// The namespaces with pods here.
+    locals: BTreeMap<String, Local>,
+    /// The rules of the others, for which only the resource is looked at; and all rules on a bridge without OVN.
     rules: BTreeMap<String, NamespaceRules>,
+    /// By namespace, the names that an EgressFirewall mentions on a bridge without OVN, without wildcards.
+    static_names: BTreeMap<String, BTreeSet<DomainName>>,
+    /// How many times names may have become others.
+    names_version: u64,
     /// The namespace whose rules hold for each port group, by the group's name in the northbound
     /// database.
     namespace_by_group: HashMap<String, String>,
@@ -107,9 +212,11 @@ impl Policy {
             came_at: BTreeMap::new(),
             firewalls_read: false,
             nb_read: false,
-            names: BTreeMap::new(),
             unfollowed: BTreeMap::new(),
+            locals: BTreeMap::new(),
             rules: BTreeMap::new(),
+            static_names: BTreeMap::new(),
+            names_version: 0,
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
             reported: BTreeMap::new(),
@@ -139,22 +246,25 @@ impl Policy {
 
     /// What is wrong with the EgressFirewall of a namespace, by rule index.
     pub(crate) fn problems(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
+        let local = self.locals.get(namespace).into_iter();
         let rules = self.rules.get(namespace).into_iter();
         let problems = rules.flat_map(|rules| &rules.problems);
-        problems.map(|(index, problem)| (*index, problem))
+        let problems = problems.map(|(index, problem)| (*index, problem));
+        local.flat_map(Local::problems).chain(problems)
     }
 
     /// What is wrong with all EgressFirewalls.
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
-        self.rules
-            .values()
-            .flat_map(|rules| rules.problems.values())
+        let rules = self.rules.values();
+        let problems = rules.flat_map(|rules| rules.problems.values());
+        let locals = self.locals.values().flat_map(Local::problems);
+        locals.map(|(_, problem)| problem).chain(problems)
     }
 
     /// Whether OVN enforces the EgressFirewall before the present one, as far as that is known.
     pub(crate) fn enforces_former(&self, namespace: &str) -> bool {
         let unfollowed = self.unfollowed.get(namespace);
-        unfollowed.is_some_and(|one| one.enforces_former)
+        unfollowed.is_some_and(|one| one.enforces_former) && self.locals.contains_key(namespace)
     }
 
     /// Whether a name without a wildcard stands for its sub-domains as well, where the EgressFirewall
@@ -216,8 +326,12 @@ impl Policy {
                 continue;
             };
             let namespace = id.namespace.clone();
-            match self.firewalls.insert(id, firewall.clone()) {
-                Some(before) if before.is_like(&firewall) => {}
+            match self.firewalls.insert(id.clone(), firewall.clone()) {
+                Some(before) if before.is_like(&firewall) => {
+                    // All copies share the rules.
+                    let rules = before.rules;
+                    self.firewalls.insert(id, Firewall { rules, ..firewall });
+                }
                 before => {
                     if !is_start {
                         self.came_at.insert(namespace.clone(), now);
@@ -231,7 +345,8 @@ impl Policy {
 
     /// Notes a changed EgressFirewall, which OVN may not enforce yet.
     fn expect_takeover(&mut self, namespace: String, before: Option<Firewall>, now: Timestamp) {
-        if self.is_static() {
+        // Without a pod here, nobody has to know whether OVN enforces the first one.
+        if self.is_static() || before.is_none() && !self.locals.contains_key(&namespace) {
             return;
         }
         let known = self.unfollowed.remove(&namespace);
@@ -252,16 +367,19 @@ impl Policy {
 
     /// Finds the EgressFirewall of a namespace that OVN enforces, the latest first. Returns it if
     /// it is not the latest. If none is found, OVN's rows are judged by the latest.
-    fn follow(&mut self, id: &FirewallId) -> Option<Firewall> {
-        let acls = || self.ovn.present_acls(&id.namespace);
-        let latest = self.firewalls.get(id)?;
-        let unfollowed = self.unfollowed.get_mut(&id.namespace)?;
-        if is_enforced(latest, acls()) {
-            self.unfollowed.remove(&id.namespace);
+    fn follow(
+        &mut self,
+        namespace: &str,
+        latest: &Firewall,
+        pairing: &mut Pairing,
+    ) -> Option<Firewall> {
+        let unfollowed = self.unfollowed.get_mut(namespace)?;
+        if pairing.is_enforced(latest) {
+            self.unfollowed.remove(namespace);
             return None;
         }
         let former = &mut unfollowed.former;
-        let enforced = former.iter().rposition(|one| is_enforced(one, acls()));
+        let enforced = former.iter().rposition(|one| pairing.is_enforced(one));
         unfollowed.enforces_former = enforced.is_some();
         former.drain(..enforced?);
         former.front().cloned()
@@ -276,8 +394,8 @@ impl Policy {
 
     /// The EgressFirewall of a namespace that OVN enforces, as far as that is known.
     pub(crate) fn enforced(&self, namespace: &str) -> Option<&Firewall> {
-        let unfollowed = self.unfollowed.get(namespace);
-        let former = unfollowed.filter(|one| one.enforces_former);
+        let former = self.unfollowed.get(namespace);
+        let former = former.filter(|_| self.enforces_former(namespace));
         let former = former.and_then(|one| one.former.front());
         former.or_else(|| self.present(namespace))
     }
@@ -320,20 +438,25 @@ impl Policy {
             namespace.clone()
         });
         for namespace in late.collect::<Vec<_>>() {
-            self.pair_namespace(&namespace);
+            self.pair_namespace(&namespace, &BTreeSet::new(), now);
         }
     }
 
-    /// Pairs the rules of these namespaces with OVN again; returns how the rules of port groups
-    /// changed.
+    /// Whether rules of the namespace are looked at: there is a pod of it here, or OVN is not asked.
+    pub(crate) fn is_local(&self, namespace: &str) -> bool {
+        self.is_static() || self.locals.contains_key(namespace)
+    }
+
+    /// Pairs the rules of these namespaces with OVN again, of whose ACLs these have changed; returns how the rules of
+    /// port groups changed.
     pub(crate) fn pair_namespaces(
         &mut self,
-        namespaces: &BTreeSet<String>,
+        namespaces: &BTreeMap<String, BTreeSet<RowId>>,
         now: Timestamp,
     ) -> BTreeMap<String, ChangedRules> {
         let mut groups: BTreeMap<String, ChangedRules> = BTreeMap::new();
-        for namespace in namespaces {
-            for (group, changed) in self.pair_namespace(namespace) {
+        for (namespace, rows) in namespaces {
+            for (group, changed) in self.pair_namespace(namespace, rows, now) {
                 match groups.entry(group) {
                     Entry::Vacant(new) => {
                         new.insert(changed);
@@ -343,54 +466,173 @@ impl Policy {
             }
         }
         self.tables_changed |= !groups.is_empty();
-        if !namespaces.is_empty() {
+        if namespaces.keys().any(|namespace| self.is_local(namespace)) {
             self.copy_soon(now);
         }
         groups
     }
 
     /// Pairs the namespace's rules with OVN again; returns how the rules of port groups changed.
-    fn pair_namespace(&mut self, namespace: &str) -> BTreeMap<String, ChangedRules> {
-        let id = FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        };
-        let older = self.follow(&id);
-        self.collect_names(namespace);
-        let pair = |firewall: &Firewall| {
-            let acls = self.ovn.acls(namespace);
-            pair(
-                namespace,
-                firewall,
-                acls,
-                self.subdomains,
-                &self.cached_actions,
-            )
-        };
-        let mut new = match (self.firewalls.get(&id), &self.profile) {
-            (Some(firewall), None) => {
-                let mut new = pair(firewall);
-                if let Some(older) = &older {
-                    new.sets = pair(older).sets;
-                    new.problems
-                        .retain(|_, problem| *problem != Problem::StaleAcl);
-                }
-                self.tell_if_late(namespace, firewall, older.is_some(), &mut new.problems);
-                new
+    fn pair_namespace(
+        &mut self,
+        namespace: &str,
+        rows: &BTreeSet<RowId>,
+        now: Timestamp,
+    ) -> BTreeMap<String, ChangedRules> {
+        let firewall = self.present(namespace).cloned();
+        if let Some(profile) = &self.profile {
+            let mut rules = NamespaceRules::default();
+            if let Some(firewall) = firewall {
+                rules = profile.rules(namespace, &firewall, self.subdomains);
+                let is_dry_run = self.dry_run || firewall.dry_run;
+                let sets = rules.sets.values_mut();
+                sets.for_each(|set| set.set_dry_run(is_dry_run));
             }
-            (Some(firewall), Some(profile)) => profile.rules(namespace, firewall, self.subdomains),
-            (None, _) => NamespaceRules::default(),
+            let all = rules.sets.values().flat_map(RuleSet::rules);
+            let names = all.map(|rule| rule.name.name().clone()).collect();
+            self.static_names.insert(namespace.to_owned(), names);
+            return self.replace_rules(namespace, rules);
+        }
+        let known = self.locals.remove_entry(namespace);
+        let is_here = self.ovn.is_here(namespace);
+        match firewall.filter(|_| is_here) {
+            Some(firewall) => self.pair_local(namespace, known, &firewall, rows, now),
+            // No row matters where there is no pod.
+            None if known.is_none() && !rows.is_empty() => BTreeMap::new(),
+            None => self.pair_elsewhere(namespace, known.map(|(_, local)| local)),
+        }
+    }
+
+    /// The rules of a namespace with pods here follow these ACLs, and the EgressFirewall that OVN enforces.
+    fn pair_local(
+        &mut self,
+        namespace: &str,
+        known: Option<(String, Local)>,
+        firewall: &Firewall,
+        rows: &BTreeSet<RowId>,
+        now: Timestamp,
+    ) -> BTreeMap<String, ChangedRules> {
+        let is_new = known.is_none();
+        let (key, mut local) =
+            known.unwrap_or_else(|| (namespace.to_owned(), Local::new(namespace, self.subdomains)));
+        let pairing = &mut local.pairing;
+        if is_new {
+            self.rules.remove(namespace);
+            for id in self.ovn.acls_of(namespace) {
+                pairing.set_row(id, self.ovn.acl_in(namespace, id).as_ref());
+            }
+            // It may be one that OVN does not enforce.
+            self.unfollowed
+                .entry(namespace.to_owned())
+                .or_insert_with(|| Unfollowed {
+                    since: now,
+                    late: false,
+                    former: VecDeque::new(),
+                    enforces_former: false,
+                });
+        } else {
+            for id in rows {
+                pairing.set_row(*id, self.ovn.acl_in(namespace, *id).as_ref());
+            }
+        }
+        let older = self.follow(namespace, firewall, pairing);
+        let none = VecDeque::new();
+        let unfollowed = self.unfollowed.get(namespace);
+        let former = unfollowed.map_or(&none, |one| &one.former);
+        let is_wanted = |rules: &Arc<[Rule]>| {
+            let mut all = [firewall].into_iter().chain(former);
+            all.any(|one| Arc::ptr_eq(&one.rules, rules))
         };
-        if self.is_dry_run(namespace) {
-            new.sets.values_mut().for_each(RuleSet::make_dry_run);
+        pairing.keep_judgements(is_wanted);
+        pairing.set_firewall(older.as_ref().unwrap_or(firewall));
+        let before: BTreeSet<String> = pairing.rules().sets.keys().cloned().collect();
+        let mut changes = pairing.settle(&self.cached_actions);
+        let is_other_run = pairing.set_dry_run(self.dry_run || firewall.dry_run);
+        if local.compare(firewall, former) {
+            self.names_version += 1;
+            local.names_version = self.names_version;
         }
-        if self.profile.is_none() && !self.ovn.has_ports_of(namespace) {
-            // OVN makes nothing of the rules here, so nothing is waited for.
-            new.problems.retain(|_, problem| {
-                problem.severity() != Severity::Waiting
-                    && !matches!(problem, Problem::NotTakenOver(_))
-            });
+        let mut problems = match older {
+            Some(_) => local.problems_of_latest(firewall),
+            None => BTreeMap::new(),
+        };
+        std::mem::swap(&mut local.other_problems, &mut problems);
+        if let Some((index, problem)) = self.if_late(namespace, firewall, older.is_some(), &local) {
+            local.other_problems.insert(index, Some(problem));
         }
+        if is_new || changes.problems || problems != local.other_problems {
+            self.changed_problems.insert(namespace.to_owned());
+        }
+        let groups = self.changed_groups(namespace, &before, &local, &mut changes, is_other_run);
+        self.locals.insert(key, local);
+        groups
+    }
+
+    /// How the rules of the namespace's port groups have changed.
+    fn changed_groups(
+        &mut self,
+        namespace: &str,
+        before: &BTreeSet<String>,
+        local: &Local,
+        changes: &mut PairingChanges,
+        is_other_run: bool,
+    ) -> BTreeMap<String, ChangedRules> {
+        let after = &local.pairing.rules().sets;
+        let mut groups = BTreeMap::new();
+        for group in before.iter().chain(after.keys()) {
+            let holder = match after.contains_key(group) {
+                true => self
+                    .namespace_by_group
+                    .insert(group.clone(), namespace.to_owned()),
+                false => self.namespace_by_group.remove(group),
+            };
+            if groups.contains_key(group) {
+                continue;
+            }
+            let was_holder = before.contains(group).then_some(namespace);
+            // If not, the rules of another namespace have held for the group until now, or none.
+            if holder.as_deref() != was_holder || is_other_run {
+                groups.insert(group.clone(), ChangedRules::All);
+            } else if let Some(names) = changes.names.remove(group) {
+                groups.insert(group.clone(), ChangedRules::Of(names));
+            }
+        }
+        groups
+    }
+
+    /// Of a namespace without pods here, only the resource is looked at: OVN makes nothing of the rules here, so
+    /// nothing is waited for.
+    fn pair_elsewhere(
+        &mut self,
+        namespace: &str,
+        known: Option<Local>,
+    ) -> BTreeMap<String, ChangedRules> {
+        // If a pod comes, OVN's rows tell whether the latest EgressFirewall is enforced.
+        if let Some(unfollowed) = self.unfollowed.get(namespace)
+            && !unfollowed.enforces_former
+            && (unfollowed.late || unfollowed.former.is_empty())
+        {
+            self.unfollowed.remove(namespace);
+        }
+        let problems = self.present(namespace).map(problems_of_resource);
+        let new = NamespaceRules {
+            problems: problems.unwrap_or_default(),
+            ..NamespaceRules::default()
+        };
+        if let Some(local) = known {
+            self.changed_problems.insert(namespace.to_owned());
+            self.rules
+                .insert(namespace.to_owned(), local.pairing.into_rules());
+        }
+        self.replace_rules(namespace, new)
+    }
+
+    /// Replaces all rules of a namespace; returns how the rules of port groups changed.
+    fn replace_rules(
+        &mut self,
+        namespace: &str,
+        new: NamespaceRules,
+    ) -> BTreeMap<String, ChangedRules> {
         let old = self.rules.remove(namespace).unwrap_or_default();
         let none = RuleSet::default();
         let all: BTreeSet<&String> = old.sets.keys().chain(new.sets.keys()).collect();
@@ -422,44 +664,49 @@ impl Policy {
         groups
     }
 
-    /// Adds the problem that ovn-kubernetes has not taken over an EgressFirewall in time, at the
-    /// rule that is the likely cause.
-    fn tell_if_late(
+    /// The problem that ovn-kubernetes has not taken over an EgressFirewall in time, at the rule that is the likely
+    /// cause.
+    fn if_late(
         &self,
         namespace: &str,
         firewall: &Firewall,
         has_older: bool,
-        problems: &mut BTreeMap<u32, Problem>,
-    ) {
-        let waits = |problem: &Problem| matches!(problem, Problem::NoAcl(_));
+        local: &Local,
+    ) -> Option<(u32, Problem)> {
         let is_late = self.unfollowed.get(namespace).is_some_and(|one| one.late);
-        if !is_late || !(has_older || problems.values().any(waits)) {
-            return;
+        if !is_late {
+            return None;
         }
-        let wildcard = problems.iter().find_map(|(index, problem)| match problem {
-            Problem::NoAcl(name) if name.is_wildcard() => Some((*index, name.clone())),
-            _ => None,
-        });
-        let first = problems.iter().find(|(_, problem)| waits(problem));
-        let index = match (&wildcard, first) {
-            (Some((index, _)), _) => *index,
-            (None, Some((index, _))) => *index,
-            (None, None) => 0,
-        };
+        let waits = local
+            .problems()
+            .filter(|(_, problem)| matches!(problem, Problem::NoAcl(_)));
+        let first = waits.map(|(index, _)| index).min();
+        if !has_older && first.is_none() {
+            return None;
+        }
+        let wildcards = local
+            .problems()
+            .filter_map(|(index, problem)| match problem {
+                Problem::NoAcl(name) if name.is_wildcard() => Some((index, name)),
+                _ => None,
+            });
+        let wildcard = wildcards.min_by_key(|(index, _)| *index);
+        let index = wildcard.map(|(index, _)| index).or(first);
         let problem = Problem::NotTakenOver(NotTakenOver {
             has_older,
             refusal: firewall.refusal.clone(),
-            wildcard: wildcard.map(|(_, name)| name),
+            wildcard: wildcard.map(|(_, name)| name.clone()),
         });
-        problems.insert(index, problem);
+        Some((index.unwrap_or_default(), problem))
     }
 
     /// Reports the problems of EgressFirewalls that have changed.
     pub(crate) fn tell_problems(&mut self, out: &mut Output) {
         for namespace in std::mem::take(&mut self.changed_problems) {
-            let rules = self.rules.get(&namespace);
-            let problems = rules.map(|rules| rules.problems.clone());
-            let problems = problems.unwrap_or_default();
+            let problems = self.problems(&namespace);
+            let problems: BTreeMap<u32, Problem> = problems
+                .map(|(index, problem)| (index, problem.clone()))
+                .collect();
             let reported = self.reported.get(&namespace);
             if reported == Some(&problems) || (reported.is_none() && problems.is_empty()) {
                 continue;
@@ -491,9 +738,24 @@ impl Policy {
         self.groups(row)
             .filter_map(|group| {
                 let namespace = self.namespace_by_group.get(group)?;
-                self.rules.get(namespace)?.sets.get(group)
+                self.rules_of(namespace)?.sets.get(group)
             })
             .collect()
+    }
+
+    /// The rules of a namespace that hold for port groups.
+    fn rules_of(&self, namespace: &str) -> Option<&NamespaceRules> {
+        let local = self.locals.get(namespace);
+        let rules = local.map(|local| local.pairing.rules());
+        rules.or_else(|| self.rules.get(namespace))
+    }
+
+    /// All rules that hold for port groups.
+    fn all_sets(&self) -> impl Iterator<Item = &RuleSet> {
+        let locals = self.locals.values().map(|local| local.pairing.rules());
+        locals
+            .chain(self.rules.values())
+            .flat_map(|rules| rules.sets.values())
     }
 
     /// The port groups that the port of an interface is in.
@@ -515,28 +777,32 @@ impl Policy {
     /// the like. `None` if OVN denies in another way, or with more flows than are worth counting.
     /// The cookies of `before` are kept with which OVN may still deny.
     pub(crate) fn denying(&self, namespace: &str, before: &BTreeSet<u32>) -> Option<BTreeSet<u32>> {
-        let written = &self.enforced(namespace)?.rules;
-        let denies = |rule: &&Rule| rule.action == RuleAction::Deny;
-        let by_name = |rule: &Rule| matches!(rule.destination, Destination::Name(_));
-        let rules = self.rules.get(namespace)?;
-        let active = || rules.sets.values().flat_map(|set| set.rules());
-        let ours = active().any(|rule| rule.verdict == RuleAction::Deny);
-        if self.is_static() || ours || written.iter().filter(denies).any(by_name) {
+        let local = self.locals.get(namespace)?;
+        let rules = local.pairing.rules();
+        let ours = rules.sets.values().any(RuleSet::any_denies);
+        if ours || local.pairing.denies_by_name() {
             return None;
         }
         // The flow monitor watches only the tables of rules by name.
-        let places: BTreeSet<(Pipeline, u8)> = active()
-            .flat_map(|rule| &rule.templates)
-            .map(|template| (template.pipeline, template.table_id))
-            .collect();
+        let places: BTreeSet<(Pipeline, u8)> =
+            rules.sets.values().flat_map(RuleSet::places).collect();
+        // ovn-northd may not have followed the change of an ACL yet.
+        let before_acls = before
+            .iter()
+            .flat_map(|cookie| self.ovn.flows_of_cookie(*cookie))
+            .filter_map(|flow| flow.stage_hint)
+            .flat_map(|hint| self.ovn.acls_of_hint(hint))
+            .map(|(id, _)| id);
+        let denying = local.pairing.denying();
+        let acls: BTreeSet<RowId> = denying.iter().copied().chain(before_acls).collect();
         let mut cookies = BTreeSet::new();
-        for (acl, flows) in self.ovn.acls_with_rows(namespace) {
-            // `allow`, `allow-related` and `allow-stateless`. Every other action denies.
-            let denies = !acl.action.starts_with("allow");
-            for (row, flow) in flows {
+        for id in acls {
+            let Some(acl) = self.ovn.acl_in(namespace, id) else {
+                continue;
+            };
+            for (row, flow) in acl.flows {
                 let cookie = row.prefix();
-                // ovn-northd may not have followed the change of an ACL yet.
-                if !denies && !before.contains(&cookie) {
+                if !denying.contains(&id) && !before.contains(&cookie) {
                     continue;
                 }
                 if !places.contains(&(flow.pipeline, flow.table_id)) {
@@ -545,7 +811,7 @@ impl Policy {
                 cookies.insert(cookie);
             }
         }
-        let understood = !cookies.is_empty() || !written.iter().any(|rule| denies(&rule));
+        let understood = !cookies.is_empty() || !local.pairing.denies();
         (understood && cookies.len() <= COUNTED_PER_NAMESPACE_MAX).then_some(cookies)
     }
 
@@ -577,33 +843,22 @@ impl Policy {
         }
     }
 
-    /// Updates the names that the EgressFirewalls of a namespace mention.
-    fn collect_names(&mut self, namespace: &str) {
-        let id = FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        };
-        let former = self.unfollowed.get(namespace).map(|one| &one.former);
-        let firewalls = self.firewalls.get(&id).into_iter();
-        let names = firewalls
-            .chain(former.into_iter().flatten())
-            .flat_map(|firewall| firewall.rules.iter())
-            .filter_map(|rule| match &rule.destination {
-                Destination::Name(name) => Some(name.name().clone()),
-                _ => None,
-            });
-        let names: BTreeSet<DomainName> = names.collect();
-        if names.is_empty() {
-            self.names.remove(namespace);
-        } else {
-            self.names.insert(id.namespace, names);
-        }
-    }
-
     /// The names that an EgressFirewall of the namespace mentions which OVN enforces or may
-    /// enforce, without wildcards.
-    pub(crate) fn names_in(&self, namespace: &str) -> BTreeSet<DomainName> {
-        self.names.get(namespace).cloned().unwrap_or_default()
+    /// enforce, without wildcards, and their version; `None` if the version is `known`.
+    pub(crate) fn names_in(
+        &self,
+        namespace: &str,
+        known: Option<u64>,
+    ) -> Option<(u64, BTreeSet<DomainName>)> {
+        let Some(local) = self.locals.get(namespace) else {
+            let names = self.static_names.get(namespace).cloned();
+            return Some((0, names.unwrap_or_default()));
+        };
+        let version = local.names_version;
+        (known != Some(version)).then(|| {
+            let names = local.pairing.mentioned().chain(&local.other_names);
+            (version, names.cloned().collect())
+        })
     }
 
     /// Whether a rule for an interface's pod mentions this name or a name above it. The rules count
@@ -612,10 +867,14 @@ impl Policy {
         if !self.knows_names_for(row) {
             return Mention::Unknown;
         }
-        let names = self
-            .filtered_as(row)
-            .and_then(|namespace| self.names.get(namespace));
-        match names.is_some_and(|names| name.suffixes().any(|suffix| names.contains(suffix))) {
+        let mentions = |namespace: &str| match self.locals.get(namespace) {
+            Some(local) => local.mentions(name),
+            None => {
+                let names = self.static_names.get(namespace);
+                names.is_some_and(|names| name.suffixes().any(|suffix| names.contains(suffix)))
+            }
+        };
+        match self.filtered_as(row).is_some_and(mentions) {
             true => Mention::Some,
             false => Mention::None,
         }
@@ -717,12 +976,9 @@ impl Policy {
         let Some(base) = self.base() else {
             return BTreeSet::new();
         };
-        self.rules
-            .values()
-            .flat_map(|rules| rules.sets.values())
-            .flat_map(|set| set.rules())
-            .flat_map(|rule| &rule.templates)
-            .map(|template| template.table(base))
+        self.all_sets()
+            .flat_map(RuleSet::places)
+            .map(|(_, table_id)| base.saturating_add(table_id))
             .collect()
     }
 
@@ -827,44 +1083,47 @@ impl Policy {
     pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
         let tables = found.iter().map(|flow| (flow.cookie, flow.table));
         let moved = self.locator.found(tables, now);
-        let mut learned = false;
-        let wanted = self.sources();
-        for (id, flow) in self.ovn.logical_flows() {
-            let source = ActionText::of(flow);
-            if !wanted.contains(&source) {
-                continue;
-            }
-            let made = found.iter().find(|made| made.cookie == id.prefix());
-            if let Some(made) = made
-                && self.cached_actions.get(&source) != Some(&made.actions)
-            {
-                self.cached_actions.insert(source, made.actions.clone());
-                learned = true;
+        let mut learned: BTreeMap<ActionText, &Vec<u8>> = BTreeMap::new();
+        for made in found {
+            for flow in self.ovn.flows_of_cookie(made.cookie) {
+                let source = ActionText::of(flow);
+                if self.is_source(&source)
+                    && self.cached_actions.get(&source) != Some(&made.actions)
+                {
+                    learned.insert(source, &made.actions);
+                }
             }
         }
-        if learned {
+        let learned: Vec<_> = learned
+            .into_iter()
+            .map(|(source, actions)| (source, actions.clone()))
+            .collect();
+        let has_learned = !learned.is_empty();
+        self.cached_actions.extend(learned);
+        if has_learned {
             // Actions that can be copied are no problem any more.
-            let namespaces: Vec<String> = self.rules.keys().cloned().collect();
+            let namespaces: Vec<String> = self.locals.keys().cloned().collect();
             for namespace in namespaces {
-                self.pair_namespace(&namespace);
+                if let Some(local) = self.locals.get_mut(&namespace) {
+                    local.pairing.actions_changed();
+                }
+                self.pair_namespace(&namespace, &BTreeSet::new(), now);
             }
         }
-        self.tables_changed |= learned || moved;
-        learned || moved
+        self.tables_changed |= has_learned || moved;
+        has_learned || moved
     }
 
     /// The actions that rules would copy.
     fn sources(&self) -> BTreeSet<ActionText> {
-        self.rules
-            .values()
-            .flat_map(|rules| rules.sets.values())
-            .flat_map(|set| set.rules())
-            .flat_map(|rule| &rule.templates)
-            .filter_map(|template| match &template.actions {
-                ActionTemplate::Copy { source, .. } => Some(source.clone()),
-                ActionTemplate::Build(_) => None,
-            })
+        self.all_sets()
+            .flat_map(RuleSet::sources)
+            .cloned()
             .collect()
+    }
+
+    fn is_source(&self, source: &ActionText) -> bool {
+        self.all_sets().any(|set| set.has_source(source))
     }
 
     /// Looks for OVN's own flows whose actions rules would copy. Known ones are looked up again,

@@ -5,7 +5,7 @@
 //! A rule that denies drops. Flows match a pod by its OpenFlow port. The pod's namespace is the
 //! part of its `iface-id` before the first underscore.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
 use super::{
     firewall::{Destination, Firewall, RuleAction},
@@ -14,7 +14,7 @@ use super::{
         rows::{Interface, Pipeline},
         template::{AclTemplate, ActionTemplate, Step},
     },
-    rules::{ActiveRule, NamePattern, NamespaceRules, Problem, caveats},
+    rules::{ActiveRule, NamePattern, NamespaceRules, problems_of_resource},
 };
 
 /// Where the rules go.
@@ -129,17 +129,14 @@ impl StaticProfile {
     /// The rules of a firewall with their priorities. Their only port group has the name of the
     /// namespace.
     pub fn rules(&self, namespace: &str, firewall: &Firewall, subdomains: bool) -> NamespaceRules {
-        let mut result = NamespaceRules::default();
-        result.problems.extend(caveats(firewall));
+        let mut result = NamespaceRules {
+            problems: problems_of_resource(firewall),
+            ..NamespaceRules::default()
+        };
         for (index, rule) in (0u16..).zip(firewall.rules.iter()) {
             let name = match &rule.destination {
                 Destination::Name(name) => name,
-                Destination::Invalid(reason) => {
-                    let problem = Problem::Invalid(reason.clone());
-                    result.problems.insert(index.into(), problem);
-                    continue;
-                }
-                Destination::Cidr(_) | Destination::Nodes => continue,
+                Destination::Invalid(_) | Destination::Cidr(_) | Destination::Nodes => continue,
             };
             let template = AclTemplate {
                 pipeline: Pipeline::Egress,
@@ -154,7 +151,7 @@ impl StaticProfile {
             let set = result.sets.entry(namespace.to_owned()).or_default();
             let pattern = NamePattern::of(name, firewall, subdomains);
             set.push(ActiveRule {
-                templates: vec![template],
+                templates: vec![Arc::new(template)],
                 ..ActiveRule::without_acl(namespace, index.into(), rule, name, pattern)
             });
         }

@@ -8,9 +8,12 @@
 //! and OVN has not, the flows of a name therefore stay where OVN still enforces the rule, and move
 //! together with OVN's.
 
+pub(crate) mod pairing;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
+    sync::Arc,
 };
 
 use super::{
@@ -18,11 +21,10 @@ use super::{
     flow::Transport,
     name::{DnsName, DomainName},
     ovn::{
-        acl::{self, AclMatch, AclMatchError, NameMatch},
-        hash::{Family, address_set_hashes},
-        rows::{Acl, LogicalFlow},
+        acl::AclMatchError,
+        rows::Pipeline,
         template::{
-            AclTemplate, AclTemplateError, ActionTemplate, CachedActions, acl_match,
+            AclTemplate, AclTemplateError, ActionTemplate, ActionText, CachedActions,
             any_marks_as_blocked, first_to_copy,
         },
     },
@@ -82,7 +84,7 @@ pub struct ActiveRule {
     /// Whether the rule allows or denies.
     pub verdict: RuleAction,
     /// The logical flows that enforce it.
-    pub templates: Vec<AclTemplate>,
+    pub templates: Vec<Arc<AclTemplate>>,
 }
 
 /// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its verdict.
@@ -134,11 +136,15 @@ impl ActiveRule {
 /// The rules for the ports of one port group, found by name.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RuleSet {
-    rules: Vec<ActiveRule>,
+    rules: Vec<Arc<ActiveRule>>,
     /// For the wire form of each rule's name: indices into `rules`.
     by_name: HashMap<Box<[u8]>, Vec<usize>>,
-    /// Whether some rule denies.
-    any_denies: bool,
+    /// The number of rules that deny.
+    denials: usize,
+    /// Where the rules are enforced, and by how many logical flows.
+    places: BTreeMap<(Pipeline, u8), usize>,
+    /// The actions that are to be copied, and for how many logical flows.
+    sources: BTreeMap<ActionText, usize>,
     /// Whether the flows of the rules are planned, and not installed.
     is_dry_run: bool,
 }
@@ -183,40 +189,110 @@ impl RuleSet {
     }
 
     /// Adds a rule.
-    pub fn push(&mut self, rule: ActiveRule) {
+    pub fn push(&mut self, rule: impl Into<Arc<ActiveRule>>) {
+        let rule = rule.into();
         self.by_name
             .entry(rule.name.name().wire().into())
             .or_default()
             .push(self.rules.len());
-        self.any_denies |= rule.verdict == RuleAction::Deny;
+        self.denials += usize::from(rule.verdict == RuleAction::Deny);
+        for template in &rule.templates {
+            let place = (template.pipeline, template.table_id);
+            *self.places.entry(place).or_default() += 1;
+            if let ActionTemplate::Copy { source, .. } = &template.actions {
+                match self.sources.get_mut(source) {
+                    Some(count) => *count += 1,
+                    None => {
+                        self.sources.insert(source.clone(), 1);
+                    }
+                }
+            }
+        }
         self.rules.push(rule);
     }
 
-    /// Makes a dry run of the rules: their flows are planned, and not installed.
-    pub fn make_dry_run(&mut self) {
-        self.is_dry_run = true;
+    /// Takes out the rule at this place. The last one takes the place.
+    fn take_out(&mut self, place: usize) {
+        let rule = self.rules.swap_remove(place);
+        let from = self.rules.len();
+        if let Some(moved) = self.rules.get(place)
+            && let Some(places) = self.by_name.get_mut(moved.name.name().wire())
+        {
+            // It mostly stands at the end.
+            let known = places.iter_mut().rev().find(|known| **known == from);
+            known.into_iter().for_each(|known| *known = place);
+        }
+        self.denials -= usize::from(rule.verdict == RuleAction::Deny);
+        for template in &rule.templates {
+            release(&mut self.places, &(template.pipeline, template.table_id));
+            if let ActionTemplate::Copy { source, .. } = &template.actions {
+                release(&mut self.sources, source);
+            }
+        }
+    }
+
+    /// Makes these the rules with a name. Returns whether they are others than before.
+    pub(crate) fn replace(&mut self, name: &DomainName, rules: Vec<Arc<ActiveRule>>) -> bool {
+        if self.named(name).eq(rules.iter().map(|rule| &**rule)) {
+            return false;
+        }
+        let mut places = self.by_name.remove(name.wire()).unwrap_or_default();
+        // From behind, so that no other of them is moved.
+        places.sort_unstable();
+        for place in places.into_iter().rev() {
+            self.take_out(place);
+        }
+        for rule in rules {
+            self.push(rule);
+        }
+        true
+    }
+
+    /// Whether a dry run is made of the rules: their flows are planned, and not installed.
+    pub fn set_dry_run(&mut self, is_dry_run: bool) {
+        self.is_dry_run = is_dry_run;
+    }
+
+    /// Whether some rule denies.
+    pub(crate) fn any_denies(&self) -> bool {
+        self.denials > 0
+    }
+
+    /// Pipeline and table of the logical flows that enforce the rules.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Pipeline, u8)> {
+        self.places.keys().copied()
+    }
+
+    /// The actions that the rules would copy.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &ActionText> {
+        self.sources.keys()
+    }
+
+    /// Whether the rules would copy these actions.
+    pub(crate) fn has_source(&self, source: &ActionText) -> bool {
+        self.sources.contains_key(source)
     }
 
     /// The rules with this name, without wildcards.
     fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
         let places = self.by_name.get(name.wire()).into_iter().flatten();
-        places.map(|&place| &self.rules[place])
+        places.map(|&place| &*self.rules[place])
     }
 
     /// Every rule, in no particular order.
-    pub fn rules(&self) -> &[ActiveRule] {
+    pub fn rules(&self) -> &[Arc<ActiveRule>] {
         &self.rules
     }
 
     /// The rules that match `name`.
     pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
-        self.matching_indices(name).map(|place| &self.rules[place])
+        self.matching_indices(name).map(|place| &*self.rules[place])
     }
 
     /// Whether some rule denies `name`.
     pub fn denies(&self, name: &DomainName) -> bool {
         let denies = |rule: &ActiveRule| rule.verdict == RuleAction::Deny;
-        self.any_denies && self.matching(name).any(denies)
+        self.any_denies() && self.matching(name).any(denies)
     }
 
     /// The indices in [`RuleSet::rules`] of the rules that match `name`.
@@ -231,6 +307,16 @@ impl RuleSet {
                     .copied()
                     .filter(move |&place| self.rules[place].pattern.covers(extra))
             })
+    }
+}
+
+/// Counts one less.
+fn release<Key: Ord>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 
@@ -372,137 +458,21 @@ pub struct NamespaceRules {
 /// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
 pub const ACL_PRIORITY_OFFSET: u16 = 1000;
 
-/// Pairs a firewall's rules with the ACLs of its namespace and the logical flows of each.
-///
-/// `subdomains` applies where the firewall does not say.
-pub fn pair<'a>(
-    namespace: &str,
-    firewall: &Firewall,
-    acls: impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)>,
-    subdomains: bool,
-    cached_actions: &CachedActions,
-) -> NamespaceRules {
-    let named = NamedRules::of(firewall);
-    let mut problems = problems_of_the_resource(firewall);
-    let mut found: Vec<(String, ActiveRule)> = Vec::new();
-    // Names are compared by meaning: two spellings of a name are one name.
-    let mut waiting: BTreeSet<(&DomainName, bool)> = BTreeSet::new();
-    for (acl, flows) in acls {
-        let index = acl.rule_index;
-        let beyond = usize::try_from(index).is_ok_and(|index| index >= firewall.rules.len());
-        if beyond {
-            problems.insert(index, Problem::StaleAcl);
-        }
-        match acl::parse(&acl.matches) {
-            Ok(AclMatch::Name(matches)) => {
-                let rule = named.rule_of(&matches, index);
-                waiting.extend(rule.map(|rule| rule.name.meaning()));
-            }
-            Ok(AclMatch::Other) => {}
-            Err(error) => {
-                problems.insert(index, Problem::AclMatch(error));
-            }
-        }
-        // The rules of one ACL: usually one; two while ovn-northd is between two versions of the
-        // ACL.
-        let mut rules: Vec<(String, ActiveRule)> = Vec::new();
-        for flow in flows {
-            // A logical flow that is not for a name, or for a name that no rule mentions, is OVN's
-            // alone. In the second case the resource was edited and OVN has not followed yet.
-            let Some(Ok(AclMatch::Name(matches))) = acl_match(flow).map(acl::parse) else {
-                continue;
-            };
-            let Some(NamedRule { name, verdict, .. }) = named.rule_of(&matches, index) else {
-                continue;
-            };
-            let template = match AclTemplate::parse(flow) {
-                Ok(template) => template,
-                Err(error) => {
-                    problems.insert(index, Problem::Template(name.clone(), error));
-                    rules.clear();
-                    break;
-                }
-            };
-            if let Some(problem) = to_copy(&template, name, cached_actions) {
-                problems.entry(index).or_insert(problem);
-            }
-            let rule = active_rule(
-                namespace, firewall, name, verdict, index, &matches, subdomains,
-            );
-            let known = rules
-                .iter_mut()
-                .find(|(group, known)| *group == matches.port_group && known.is_like(&rule));
-            match known {
-                Some((_, known)) => known.templates.push(template),
-                None => rules.push((
-                    matches.port_group,
-                    ActiveRule {
-                        templates: vec![template],
-                        ..rule
-                    },
-                )),
-            }
-        }
-        found.append(&mut rules);
+/// What is wrong with a rule, or what people should know about it, by what the resource says alone.
+pub(crate) fn problem_of_resource(rule: &Rule) -> Option<Problem> {
+    match (rule.action, &rule.destination) {
+        (_, Destination::Invalid(reason)) => Some(Problem::Invalid(reason.clone())),
+        (RuleAction::Deny, Destination::Name(name)) => Some(Problem::DeniesByName(name.clone())),
+        _ => None,
     }
-    let in_place: BTreeSet<DnsName> = found
-        .iter()
-        .filter(|(_, rule)| !is_stale(&problems, rule))
-        .map(|(_, rule)| rule.name.clone())
-        .collect();
-    let in_place: BTreeSet<_> = in_place.iter().map(DnsName::meaning).collect();
-    // An ACL beyond the rules serves only while no other ACL is for its name: OVN is about to
-    // follow a firewall that became shorter.
-    found
-        .retain(|(_, rule)| !is_stale(&problems, rule) || !in_place.contains(&rule.name.meaning()));
-    let served: BTreeSet<_> = found.iter().map(|(_, rule)| rule.name.meaning()).collect();
-    for (index, rule) in (0..).zip(firewall.rules.iter()) {
-        if let Destination::Name(name) = &rule.destination
-            && !served.contains(&name.meaning())
-        {
-            problems.entry(index).or_insert_with(|| {
-                if waiting.contains(&name.meaning()) {
-                    Problem::NoLogicalFlows(name.clone())
-                } else {
-                    Problem::NoAcl(name.clone())
-                }
-            });
-        }
-    }
-    for (index, problem) in caveats(firewall) {
-        problems.entry(index).or_insert(problem);
-    }
-    let mut sets: BTreeMap<String, RuleSet> = BTreeMap::new();
-    for (group, rule) in found {
-        sets.entry(group).or_default().push(rule);
-    }
-    NamespaceRules { sets, problems }
 }
 
-fn problems_of_the_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
+/// The same for all rules of an EgressFirewall.
+pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
     (0..)
         .zip(firewall.rules.iter())
-        .filter_map(|(index, rule)| match &rule.destination {
-            Destination::Invalid(reason) => Some((index, Problem::Invalid(reason.clone()))),
-            _ => None,
-        })
+        .filter_map(|(index, rule)| Some((index, problem_of_resource(rule)?)))
         .collect()
-}
-
-/// What people should know about rules, also if nothing is wrong with the rules.
-pub(crate) fn caveats(firewall: &Firewall) -> impl Iterator<Item = (u32, Problem)> {
-    (0..)
-        .zip(firewall.rules.iter())
-        .filter_map(|(index, rule)| match (rule.action, &rule.destination) {
-            (RuleAction::Deny, Destination::Name(name)) => {
-                Some((index, Problem::DeniesByName(name.clone())))
-            }
-            _ => None,
-        })
-}
-
-fn is_stale(problems: &BTreeMap<u32, Problem>, rule: &ActiveRule) -> bool {
-    problems.get(&rule.index) == Some(&Problem::StaleAcl)
 }
 
 /// What does not work yet, because the actions of a template are to be copied and no flow to copy
@@ -533,65 +503,6 @@ fn to_copy(
     }
 }
 
-/// A rule for a name, in the resource.
-#[derive(Clone, Copy, Debug)]
-struct NamedRule<'a> {
-    index: u32,
-    name: &'a DnsName,
-    verdict: RuleAction,
-}
-
-/// The rules for names, by the hashes of the address sets that can stand for the names; in the
-/// order of the resource.
-struct NamedRules<'a>(HashMap<(Family, u64), Vec<NamedRule<'a>>>);
-
-impl<'a> NamedRules<'a> {
-    fn of(firewall: &'a Firewall) -> Self {
-        let mut rules: HashMap<_, Vec<_>> = HashMap::new();
-        for (index, rule) in (0..).zip(firewall.rules.iter()) {
-            let Destination::Name(name) = &rule.destination else {
-                continue;
-            };
-            let named = NamedRule {
-                index,
-                name,
-                verdict: rule.action,
-            };
-            for family in [Family::V4, Family::V6] {
-                let [written, resolver] = address_set_hashes(name, family);
-                rules.entry((family, written)).or_default().push(named);
-                if resolver != written {
-                    rules.entry((family, resolver)).or_default().push(named);
-                }
-            }
-        }
-        Self(rules)
-    }
-
-    /// The rule that the address sets of both families stand for. Two spellings of a name can have
-    /// one address set: of several rules, the rule at `index` counts, else the first.
-    fn rule_of(&self, matches: &NameMatch, index: u32) -> Option<NamedRule<'a>> {
-        let rules = |family, hash: Option<u64>| {
-            let rules = hash.map(|hash| self.0.get(&(family, hash)));
-            rules.map(|rules| rules.map(Vec::as_slice).unwrap_or_default())
-        };
-        let place = |rules: &[NamedRule<'a>], index| {
-            rules.binary_search_by_key(&index, |rule| rule.index).ok()
-        };
-        let (rules, both) = match (rules(Family::V4, matches.v4), rules(Family::V6, matches.v6)) {
-            (Some(rules), both) | (both @ None, Some(rules)) => (rules, both),
-            (None, None) => return None,
-        };
-        let is_for_both =
-            |rule: &&NamedRule<'a>| both.is_none_or(|others| place(others, rule.index).is_some());
-        let here = place(rules, index).map(|at| &rules[at]);
-        let found = here
-            .filter(is_for_both)
-            .or_else(|| rules.iter().find(is_for_both));
-        found.copied()
-    }
-}
-
 /// The ports as a set. If the list has all ports of a protocol, single ports of the protocol are
 /// left out.
 fn ports(list: &[Transport]) -> BTreeSet<Transport> {
@@ -604,72 +515,6 @@ fn ports(list: &[Transport]) -> BTreeSet<Transport> {
     };
     let ports = list.iter().filter(|transport| !is_covered(transport));
     ports.copied().collect()
-}
-
-/// Whether the ACLs of a namespace are the ACLs that ovn-kubernetes makes of this firewall: each
-/// rule for a name has its own ACL, and no ACL with the index of a rule is for something else. What
-/// an ACL does not tell (a network, the addresses of nodes) counts as agreement, and so does an ACL
-/// beyond the rules.
-pub fn is_enforced<'a>(firewall: &Firewall, acls: impl Iterator<Item = &'a Acl>) -> bool {
-    let mut missing: BTreeSet<u32> = (0..)
-        .zip(firewall.rules.iter())
-        .filter(|(_, rule)| matches!(rule.destination, Destination::Name(_)))
-        .map(|(index, _)| index)
-        .collect();
-    for acl in acls {
-        let index = acl.rule_index;
-        let rule = usize::try_from(index).ok();
-        let Some(rule) = rule.and_then(|index| firewall.rules.get(index)) else {
-            continue;
-        };
-        // `allow`, `allow-related` and `allow-stateless` let packets pass; all other actions do
-        // not.
-        let allows = acl.action.starts_with("allow");
-        if matches!(rule.destination, Destination::Invalid(_)) {
-            continue;
-        }
-        let is_right = match (&rule.destination, acl::parse(&acl.matches)) {
-            (_, Err(_)) => true,
-            (Destination::Name(name), Ok(AclMatch::Name(matches))) => {
-                let is_for = |family, hash: Option<u64>| {
-                    hash.is_none_or(|hash| address_set_hashes(name, family).contains(&hash))
-                };
-                is_for(Family::V4, matches.v4)
-                    && is_for(Family::V6, matches.v6)
-                    && ports(&matches.transports) == ports(&rule.ports)
-            }
-            (Destination::Cidr(_) | Destination::Nodes, Ok(AclMatch::Other)) => true,
-            _ => false,
-        };
-        if !is_right || allows != (rule.action == RuleAction::Allow) {
-            return false;
-        }
-        missing.remove(&index);
-    }
-    missing.is_empty()
-}
-
-/// The rule without its templates.
-fn active_rule(
-    namespace: &str,
-    firewall: &Firewall,
-    name: &DnsName,
-    verdict: RuleAction,
-    index: u32,
-    matches: &NameMatch,
-    subdomains: bool,
-) -> ActiveRule {
-    ActiveRule {
-        namespace: namespace.to_owned(),
-        index,
-        name: name.clone(),
-        pattern: NamePattern::of(name, firewall, subdomains),
-        v4: matches.v4.is_some(),
-        v6: matches.v6.is_some(),
-        transports: matches.transports.clone(),
-        verdict,
-        templates: Vec::new(),
-    }
 }
 
 #[cfg(test)]

@@ -1246,11 +1246,9 @@ impl Switch {
         self.denials.megaflows_idle_for(idle);
     }
 
-    /// The rules of these namespaces have changed, or where OVN enforces them.
-    pub(crate) fn rules_changed(&mut self, namespaces: &BTreeSet<String>, now: Timestamp) {
-        for namespace in namespaces {
-            self.denials.rules_changed(namespace, now);
-        }
+    /// The rules of a namespace have changed, or where OVN enforces them.
+    pub(crate) fn rules_changed(&mut self, namespace: &str, now: Timestamp) {
+        self.denials.rules_changed(namespace, now);
     }
 
     /// A flow that is counted was removed.

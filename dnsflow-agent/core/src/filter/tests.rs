@@ -12,9 +12,10 @@ fn update(
     of: &[(&str, &[&str])],
 ) -> Vec<Command> {
     let mut out = Output::default();
-    let names_in = |namespace: &str| {
+    let names_in = |namespace: &str, _| {
         let found = of.iter().find(|(other, _)| *other == namespace);
-        found.map_or_else(BTreeSet::new, |(_, texts)| names(texts))
+        let found = found.map_or_else(BTreeSet::new, |(_, texts)| names(texts));
+        Some((0, found))
     };
     let wanted = interfaces.iter().copied().collect();
     filter.outdate();

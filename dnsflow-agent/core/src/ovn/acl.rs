@@ -46,8 +46,21 @@ pub fn excluded_networks(text: &str) -> impl Iterator<Item = IpNet> {
     parts.filter_map(|part| part.split([' ', ')']).next()?.parse().ok())
 }
 
+#[cfg(test)]
+thread_local! {
+    static PARSED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// How many matches this thread has parsed since the last call.
+#[cfg(test)]
+pub(crate) fn take_parsed() -> usize {
+    PARSED.take()
+}
+
 /// Parses the `match` of an EgressFirewall ACL.
 pub fn parse(text: &str) -> Result<AclMatch, AclMatchError> {
+    #[cfg(test)]
+    PARSED.set(PARSED.get() + 1);
     let mut cursor = Cursor { rest: text };
     cursor.expect("(", "`(`")?;
     let (mut v4, mut v6) = (None, None);

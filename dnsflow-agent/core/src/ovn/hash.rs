@@ -22,38 +22,43 @@ impl fmt::Display for Family {
     }
 }
 
-/// FNV-1a with 64 bits (RFC 9923): ovn-kubernetes' hash of its ids (`HashForOVN` in
-/// `go-controller/pkg/libovsdb/util`).
-fn fnv1a_64(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
+/// The hash of no bytes.
+const FNV1A_64_START: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// The number behind the `a` in the name of the address set of `dns_name`; in the name it is
-/// decimal.
-///
-/// The owner is always the default network's controller, also for a user-defined network.
-fn address_set_hash(dns_name: &str, family: Family) -> u64 {
-    fnv1a_64(format!("default-network-controller:EgressFirewallDNS:{dns_name}:{family}").as_bytes())
+/// Adds bytes to an FNV-1a hash with 64 bits (RFC 9923): ovn-kubernetes' hash of its ids (`HashForOVN` in
+/// `go-controller/pkg/libovsdb/util`).
+fn fnv1a_64(start: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(start, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The hashes of the address sets that can stand for `name` in `family`: of the name as written
 /// (the DNSNameResolver feature is off), and in lower case with a final dot (the feature is on).
+/// Each is the number behind the `a` in the name of the address set; in the name it is decimal.
+///
+/// The owner is always the default network's controller, also for a user-defined network.
 pub fn address_set_hashes(name: &DnsName, family: Family) -> [u64; 2] {
+    let owner = "default-network-controller:EgressFirewallDNS:";
+    let start = fnv1a_64(FNV1A_64_START, owner.bytes());
     let written = name.written();
-    let mut resolver = written.to_ascii_lowercase();
-    if !resolver.ends_with('.') {
-        resolver.push('.');
-    }
-    [&*written, &resolver].map(|form| address_set_hash(form, family))
+    let lower = written.bytes().map(|byte| byte.to_ascii_lowercase());
+    let dot = (!written.ends_with('.')).then_some(b'.');
+    let end = match family {
+        Family::V4 => *b":v4",
+        Family::V6 => *b":v6",
+    };
+    [
+        fnv1a_64(fnv1a_64(start, written.bytes()), end),
+        fnv1a_64(fnv1a_64(start, lower.chain(dot)), end),
+    ]
 }
 
 /// The name of a namespace's port group on the cluster's default network, in the NB database
 /// (`getNamespacePortGroupDbIDs` in ovn-kubernetes' go-controller/pkg/ovn/base_network_controller_namespace.go).
 pub fn default_port_group(namespace: &str) -> String {
     let id = format!("default-network-controller:Namespace:{namespace}");
-    format!("a{}", fnv1a_64(id.as_bytes()))
+    format!("a{}", fnv1a_64(FNV1A_64_START, id.bytes()))
 }
 
 #[cfg(test)]

@@ -93,9 +93,9 @@ impl<Row: Clone + Eq> Table<Row> {
     }
 
     /// The rows whose identities begin with these 32 bits.
-    fn beginning_with(&self, prefix: u32) -> impl Iterator<Item = &Row> {
+    fn beginning_with(&self, prefix: u32) -> impl Iterator<Item = (RowId, &Row)> {
         let rows = self.rows.range(RowId::beginning_with(prefix));
-        rows.map(|(_, row)| row)
+        rows.map(|(id, row)| (*id, row))
     }
 
     /// Every row.
@@ -192,18 +192,34 @@ pub struct ClusterNetworks {
 /// The namespaces and ports that an update of the databases concerns.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Touched {
-    /// Namespaces whose ACLs or logical flows changed.
-    pub namespaces: BTreeSet<String>,
+    /// Namespaces whose ACLs or logical flows changed, with the rows of these ACLs.
+    pub namespaces: BTreeMap<String, BTreeSet<RowId>>,
     /// Logical ports whose tunnel keys or port groups changed.
     pub ports: BTreeSet<String>,
 }
 
 impl Touched {
-    fn touch_namespace(&mut self, namespace: &str) {
-        if !self.namespaces.contains(namespace) {
-            self.namespaces.insert(namespace.to_owned());
+    fn touch_acl(&mut self, namespace: &str, id: RowId) {
+        match self.namespaces.get_mut(namespace) {
+            Some(ids) => {
+                ids.insert(id);
+            }
+            None => {
+                self.namespaces.insert(namespace.to_owned(), [id].into());
+            }
         }
     }
+}
+
+/// An ACL of an EgressFirewall, and what OVN makes of it.
+#[derive(Clone, Debug)]
+pub struct AclRow<'a> {
+    /// The ACL.
+    pub acl: &'a Acl,
+    /// Whether it is in the NB database. If not, only its logical flows are left.
+    pub is_present: bool,
+    /// Its logical flows.
+    pub flows: Vec<(RowId, &'a LogicalFlow)>,
 }
 
 /// The rows of the NB and SB databases.
@@ -214,6 +230,8 @@ pub struct OvnView {
     /// flows: OVN enforces an ACL as long as its logical flows are there.
     departed: BTreeMap<RowId, Acl>,
     acls_by_namespace: Index<Arc<str>>,
+    /// The same for the ACLs that have logical flows.
+    enforced_by_namespace: Index<Arc<str>>,
     /// The priorities of ACLs, and how many have each.
     priorities: BTreeMap<u16, usize>,
     /// Whether there may be other priorities than when last asked.
@@ -272,21 +290,36 @@ impl OvnView {
         }
         match (old, new) {
             (Some(old), None) if self.flows_by_hint.contains(&id.prefix()) => {
-                touched.touch_namespace(&old.namespace);
+                touched.touch_acl(&old.namespace, id);
                 self.departed.insert(id, old);
             }
             (old, new) => {
                 if let Some(acl) = old {
-                    touched.touch_namespace(&acl.namespace);
+                    touched.touch_acl(&acl.namespace, id);
                     self.forget_acl(id, &acl);
                 }
                 if let Some(acl) = new {
-                    touched.touch_namespace(&acl.namespace);
+                    touched.touch_acl(&acl.namespace, id);
                     let count = self.priorities.entry(acl.priority).or_insert(0);
                     *count += 1;
                     self.priorities_changed |= *count == 1;
-                    self.acls_by_namespace.add(Arc::clone(&acl.namespace), id);
+                    let namespace = &acl.namespace;
+                    self.acls_by_namespace.add(Arc::clone(namespace), id);
+                    if self.flows_by_hint.contains(&id.prefix()) {
+                        self.enforced_by_namespace.add(Arc::clone(namespace), id);
+                    }
                 }
+            }
+        }
+        self.touch_others(id, touched);
+    }
+
+    /// Touches the other ACLs whose row ids begin with the same 32 bits: which logical flows are theirs
+    /// depends on each other.
+    fn touch_others(&self, id: RowId, touched: &mut Touched) {
+        for (other, acl) in self.acls_of_hint(id.prefix()) {
+            if other != id {
+                touched.touch_acl(&acl.namespace, other);
             }
         }
     }
@@ -393,6 +426,7 @@ impl OvnView {
             }
         }
         self.acls_by_namespace.remove(&acl.namespace, id);
+        self.enforced_by_namespace.remove(&acl.namespace, id);
     }
 
     /// Applies a change of the SB database.
@@ -425,7 +459,7 @@ impl OvnView {
                     self.bindings_by_namespace.remove(&namespace, id);
                     // The last of its ports.
                     if !self.has_ports_of(&namespace) {
-                        touched.namespaces.insert(namespace);
+                        touched.namespaces.entry(namespace).or_default();
                     }
                 }
             }
@@ -435,7 +469,7 @@ impl OvnView {
                 if let Some(namespace) = binding.namespace {
                     // The first of its ports.
                     if !self.has_ports_of(&namespace) {
-                        touched.namespaces.insert(namespace.clone());
+                        touched.namespaces.entry(namespace.clone()).or_default();
                     }
                     self.bindings_by_namespace.add(namespace, id);
                 }
@@ -468,8 +502,14 @@ impl OvnView {
                 } else {
                     self.flows_by_hint.remove(&hint, id);
                 }
-                for acl in self.acls_of_hint(hint) {
-                    touched.touch_namespace(&acl.namespace);
+                let acls = self.acls_of_hint(hint);
+                let acls = acls.map(|(id, acl)| (id, Arc::clone(&acl.namespace)));
+                for (id, namespace) in acls.collect::<Vec<_>>() {
+                    touched.touch_acl(&namespace, id);
+                    match self.flows_by_hint.contains(&hint) {
+                        true => self.enforced_by_namespace.add(namespace, id),
+                        false => self.enforced_by_namespace.remove(&namespace, id),
+                    }
                 }
             }
         }
@@ -482,57 +522,44 @@ impl OvnView {
         for id in over {
             if let Some(acl) = self.departed.remove(&id) {
                 self.forget_acl(id, &acl);
+                self.touch_others(id, &mut touched);
             }
         }
         touched
     }
 
-    fn acl(&self, id: RowId) -> Option<&Acl> {
-        self.acls.find(id).or_else(|| self.departed.get(&id))
-    }
-
     /// The ACLs that a stage hint may name.
-    fn acls_of_hint(&self, hint: u32) -> impl Iterator<Item = &Acl> {
+    pub fn acls_of_hint(&self, hint: u32) -> impl Iterator<Item = (RowId, &Acl)> {
         let departed = self.departed.range(RowId::beginning_with(hint));
-        let departed = departed.map(|(_, acl)| acl);
+        let departed = departed.map(|(id, acl)| (*id, acl));
         self.acls.beginning_with(hint).chain(departed)
     }
 
-    /// The ACLs of a namespace's EgressFirewall that are in the NB database.
-    pub fn present_acls<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a Acl> {
-        self.acls_by_namespace
-            .ids(namespace)
-            .filter_map(|id| self.acls.find(id))
+    /// The rows of the ACLs of a namespace's EgressFirewall.
+    pub fn acls_of(&self, namespace: &str) -> impl Iterator<Item = RowId> {
+        self.acls_by_namespace.ids(namespace)
     }
 
-    /// The ACLs of a namespace's EgressFirewall, each with its logical flows.
-    pub fn acls<'a>(
-        &'a self,
-        namespace: &str,
-    ) -> impl Iterator<Item = (&'a Acl, Vec<&'a LogicalFlow>)> {
-        self.acls_with_rows(namespace)
-            .map(|(acl, flows)| (acl, flows.into_iter().map(|(_, flow)| flow).collect()))
-    }
-
-    /// The same, with the row ids of the logical flows.
-    pub fn acls_with_rows<'a>(
-        &'a self,
-        namespace: &str,
-    ) -> impl Iterator<Item = (&'a Acl, Vec<(RowId, &'a LogicalFlow)>)> {
-        self.acls_by_namespace
-            .ids(namespace)
-            .filter_map(|id| Some((id, self.acl(id)?)))
-            .map(|(id, acl)| {
-                // The row ids of two ACLs can begin with the same 32 bits. The match then decides.
-                let is_alone = self.acls_of_hint(id.prefix()).count() == 1;
-                let flows = self
-                    .flows_by_hint
-                    .ids(&id.prefix())
-                    .filter_map(|id| Some((id, self.flows.find(id)?)))
-                    .filter(|(_, flow)| is_alone || acl_match(flow) == Some(&acl.matches))
-                    .collect();
-                (acl, flows)
-            })
+    /// An ACL of a namespace's EgressFirewall, with its logical flows.
+    pub fn acl_in(&self, namespace: &str, id: RowId) -> Option<AclRow<'_>> {
+        let present = self.acls.find(id);
+        let acl = present.or_else(|| self.departed.get(&id))?;
+        if &*acl.namespace != namespace {
+            return None;
+        }
+        // The row ids of two ACLs can begin with the same 32 bits. The match then decides.
+        let is_alone = self.acls_of_hint(id.prefix()).count() == 1;
+        let flows = self
+            .flows_by_hint
+            .ids(&id.prefix())
+            .filter_map(|id| Some((id, self.flows.find(id)?)))
+            .filter(|(_, flow)| is_alone || acl_match(flow) == Some(&acl.matches))
+            .collect();
+        Some(AclRow {
+            acl,
+            is_present: present.is_some(),
+            flows,
+        })
     }
 
     /// The priorities that ACLs of EgressFirewalls have, if they may be others than when last asked.
@@ -543,6 +570,18 @@ impl OvnView {
     /// Row ids of the watched logical flows.
     pub fn logical_flows(&self) -> impl Iterator<Item = (RowId, &LogicalFlow)> {
         self.flows.iter()
+    }
+
+    /// The logical flows whose OpenFlow flows have this cookie.
+    pub fn flows_of_cookie(&self, cookie: u32) -> impl Iterator<Item = &LogicalFlow> {
+        self.flows.beginning_with(cookie).map(|(_, flow)| flow)
+    }
+
+    /// Whether this node's OVN has a pod of the namespace, or enforces rules for one: a logical port may not
+    /// say its namespace.
+    pub fn is_here(&self, namespace: &str) -> bool {
+        let mut enforced = self.enforced_by_namespace.ids(namespace);
+        self.has_ports_of(namespace) || enforced.next().is_some()
     }
 
     /// Whether this node's OVN has a pod of the namespace.

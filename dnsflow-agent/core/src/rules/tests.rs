@@ -1,7 +1,15 @@
 use std::borrow::Cow;
 
-use super::*;
-use crate::{firewall::Rule, flow::Protocol, ovn::rows::Pipeline};
+use super::{pairing::Pairing, *};
+use crate::{
+    firewall::Rule,
+    flow::Protocol,
+    ovn::{
+        hash::{Family, address_set_hashes},
+        rows::{Acl, LogicalFlow, RowId},
+        view::AclRow,
+    },
+};
 
 const PORT_GROUP: &str = "a9633447981174624809";
 
@@ -59,11 +67,29 @@ fn set_of(name: &str) -> u64 {
     address_set_hashes(&dns(name), Family::V4)[0]
 }
 
+/// The rules beside these ACLs, which have the row ids 0, 1, …
+fn pairing_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> Pairing {
+    let mut pairing = Pairing::new("ns1", true);
+    for (id, (acl, flows)) in (0..).zip(acls) {
+        set_row(&mut pairing, id, acl, flows);
+    }
+    pairing.set_firewall(firewall);
+    pairing.settle(&CachedActions::new());
+    pairing
+}
+
+fn set_row(pairing: &mut Pairing, id: u128, acl: &Acl, flows: &[LogicalFlow]) {
+    let flows = flows.iter().map(|flow| (RowId::new(0), flow));
+    let row = AclRow {
+        acl,
+        is_present: true,
+        flows: flows.collect(),
+    };
+    pairing.set_row(RowId::new(id), Some(&row));
+}
+
 fn pair_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> NamespaceRules {
-    let acls = acls
-        .iter()
-        .map(|(acl, flows)| (acl, flows.iter().collect()));
-    pair("ns1", firewall, acls, true, &CachedActions::new())
+    pairing_with(firewall, acls).into_rules()
 }
 
 fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
@@ -73,12 +99,11 @@ fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
 
 /// Index and name of each usable rule.
 fn usable(rules: &NamespaceRules) -> Vec<(u32, Cow<'_, str>)> {
-    rules
-        .sets
-        .values()
-        .flat_map(RuleSet::rules)
-        .map(|rule| (rule.index, rule.name.written()))
-        .collect()
+    let rules = rules.sets.values().flat_map(RuleSet::rules);
+    let usable = rules.map(|rule| (rule.index, rule.name.written()));
+    let mut usable: Vec<_> = usable.collect();
+    usable.sort();
+    usable
 }
 
 #[test]
@@ -160,7 +185,11 @@ fn a_firewall_is_enforced_where_its_acls_say_so() {
     acls[1].matches = format!("(ip4.dst == 0.0.0.0/0) && inport == @{PORT_GROUP}");
     acls[1].action = "drop".into();
     let check = |rules: &[Rule], acls: &[Acl], expected: bool| {
-        let enforced = is_enforced(&firewall(rules.to_vec()), acls.iter());
+        let mut pairing = Pairing::new("ns1", true);
+        for (id, acl) in (0..).zip(acls) {
+            set_row(&mut pairing, id, acl, &[]);
+        }
+        let enforced = pairing.is_enforced(&firewall(rules.to_vec()));
         assert_eq!(enforced, expected, "{rules:#?} {acls:#?}");
     };
     check(&old, &acls, true);
@@ -302,8 +331,10 @@ fn a_template_that_is_not_understood_is_reported_and_harms_no_other() {
         usable(&paired),
         [(0, "example.com".into()), (1, "other.test".into())]
     );
-    let templates = |index: usize| &paired.sets[PORT_GROUP].rules()[index].templates;
-    assert_eq!(templates(0)[0].actions(42, &CachedActions::new()), None);
+    let name = dns("example.com");
+    let rule = paired.sets[PORT_GROUP].matching(name.name()).next();
+    let rule = rule.expect("the rule");
+    assert_eq!(rule.templates[0].actions(42, &CachedActions::new()), None);
     assert_eq!(
         paired.problems[&0].to_string(),
         "a logical flow of dnsName `example.com` is not understood: its actions hold `frobnicate()`, which can only be copied from a flow of OVN's with the same actions, and there is none yet"
@@ -418,6 +449,6 @@ fn only_the_names_of_rules_that_differ_have_changed() {
     let changed = ChangedRules::Of([dns("b.test").name().clone()].into());
     assert_eq!(one.changed_rules(&other), changed);
     let mut dry = before.clone();
-    dry.make_dry_run();
+    dry.set_dry_run(true);
     assert_eq!(before.changed_rules(&dry), ChangedRules::All);
 }

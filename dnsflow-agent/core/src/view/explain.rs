@@ -602,7 +602,10 @@ impl View<'_> {
         let is_it = |active: &crate::rules::ActiveRule| {
             active.name.meaning() == name.meaning() && active.verdict == rule.action
         };
-        let is_active = sets.iter().flat_map(|set| set.rules()).any(is_it);
+        let is_active = sets
+            .iter()
+            .flat_map(|set| set.rules())
+            .any(|active| is_it(active));
         if !is_active {
             let namespace = self.policy.filtered_as(row).unwrap_or_default();
             let mut problems = self.policy.problems(namespace);

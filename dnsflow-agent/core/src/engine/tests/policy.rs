@@ -1,7 +1,11 @@
 //! Rules that come, go and change, and what OVN makes of them.
 
 use super::*;
-use crate::{input::AttachCommand, ovn::rows::PortGroup, recording::RecordingId};
+use crate::{
+    input::AttachCommand,
+    ovn::{acl::take_parsed, rows::PortGroup},
+    recording::RecordingId,
+};
 
 #[test]
 fn a_rule_that_goes_takes_its_flows_with_it() {
@@ -481,4 +485,81 @@ fn an_edit_plans_only_what_its_rule_matters_to() {
     assert!(planned(&mut node) >= 20);
     assert_eq!(node.destinations().len(), 20);
     assert!(node.open().iter().all(|(.., priority)| *priority == 10_999));
+}
+
+/// So many rules, the second of which has this name.
+fn many_rules(count: usize, second: &str) -> Vec<Rule> {
+    let names = (0..count).map(|index| allow(&format!("n{index}.test")));
+    let mut rules: Vec<Rule> = names.collect();
+    rules[1] = allow(second);
+    rules
+}
+
+#[test]
+fn an_edit_parses_only_the_rows_that_it_changes() {
+    for count in [3, 20] {
+        let mut node = Node::with(&many_rules(count, "a.test"));
+        node.answer("p1", "b.test", &[ADDRESS], 300);
+        take_parsed();
+        let edited = many_rules(count, "b.test");
+        node.set_firewall(&edited);
+        assert_eq!(take_parsed(), 0);
+        // The ACL and its logical flow, when either comes.
+        node.set_nb(&edited);
+        assert_eq!(take_parsed(), 2);
+        node.set_sb(&edited);
+        assert_eq!(take_parsed(), 2);
+        assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    }
+}
+
+#[test]
+fn no_row_of_a_namespace_without_a_pod_here_is_parsed_until_one_comes() {
+    let mut node = Node::with(&[deny_all()]);
+    let rules = many_rules(20, "a.test");
+    let edit = |node: &mut Node, rules: &[Rule]| {
+        let id = FirewallId {
+            namespace: "ns2".into(),
+            name: FIREWALL_NAME.into(),
+        };
+        node.give(Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![(id, Some(firewall(rules)))],
+        }));
+        let rows = (0..20).map(|index| {
+            let acl = acl(index, rules).expect("a rule");
+            let acl = Acl {
+                namespace: "ns2".into(),
+                ..acl
+            };
+            (acl_row(100 + index), Some(acl))
+        });
+        node.give(Input::Nb(NbUpdate {
+            acls: rows.collect(),
+            ..NbUpdate::default()
+        }));
+        node.pass(Duration::from_secs(1));
+    };
+    take_parsed();
+    edit(&mut node, &rules);
+    let refused = many_rules(20, "*.test");
+    edit(&mut node, &refused);
+    assert_eq!(take_parsed(), 0);
+    // What came before the last one is forgotten after a while.
+    assert_eq!(node.engine.policy.former_count("ns2"), 2 - 1);
+    node.pass(Duration::from_secs(60));
+    assert_eq!(node.engine.policy.former_count("ns2"), 0);
+    assert_eq!(take_parsed(), 0);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(
+            RowId::new(0x222),
+            Some(PortBinding {
+                logical_port: "ns2_p1".into(),
+                namespace: Some("ns2".into()),
+                ..port_binding("ns2_p1", 22)
+            }),
+        )],
+        ..SbUpdate::default()
+    }));
+    assert_eq!(take_parsed(), 20);
 }
