@@ -1,9 +1,9 @@
-//! How time and memory of the engine grow with what a node has: pods, names, cache entries, ACLs of other
+//! How time and memory of the engine grow with what a node has: pods, names, cache entries, rules, ACLs of other
 //! namespaces.
 //!
 //!     cargo bench --package dnsflow-tests --bench growth -- [--svg FILE]
 //!
-//! Each of the four is taken at a tenth of its usual number, at that number and at ten times of it, with the others as
+//! Each of these is taken at a tenth of its usual number, at that number and at ten times of it, with the others as
 //! they are. Around the engine is a switch in memory that obeys at once, whose time is part of all figures.
 
 use std::{
@@ -24,12 +24,12 @@ use dnsflow_core::{
     firewall::{Firewall, FirewallId, FirewallUpdate, Rule},
     limits::CacheLimits,
     ovn::rows::{
-        Acl, Datapath, Interface, InterfaceUpdate, NbUpdate, PortBinding, PortGroup, RowId,
-        SbUpdate,
+        Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, NbUpdate, PortBinding, PortGroup,
+        RowId, SbUpdate,
     },
     testing::{
-        DATAPATH, GROUP, Node, acls, allow, answer_frame, deny_all, firewall, firewalls,
-        ifindex_of, interface, logical_flows, port_binding,
+        DATAPATH, GROUP, Node, acl, acl_row, allow, answer_frame, deny_all, firewall, firewalls,
+        ifindex_of, interface, logical_flow, logical_flow_row, port_binding,
     },
 };
 
@@ -77,6 +77,10 @@ struct Size {
     entries: usize,
     /// ACLs in namespaces without a pod here.
     others: usize,
+    /// Rules of the namespace of the pods.
+    rules: usize,
+    /// Rules of the namespace without a pod here in which rules are edited.
+    rules_elsewhere: usize,
 }
 
 const USUAL: Size = Size {
@@ -84,20 +88,28 @@ const USUAL: Size = Size {
     names: 1_000,
     entries: 10_000,
     others: 5_000,
+    rules: 800,
+    rules_elsewhere: 800,
 };
 
 /// A name, and a place in [`Size`].
 type Dimension = (&'static str, fn(&mut Size) -> &mut usize);
 
-const DIMENSIONS: [Dimension; 4] = [
+const DIMENSIONS: [Dimension; 6] = [
     ("pods", |size| &mut size.pods),
     ("names", |size| &mut size.names),
     ("cache entries", |size| &mut size.entries),
     ("ACLs of other namespaces", |size| &mut size.others),
+    ("rules of a namespace without a pod here", |size| {
+        &mut size.rules_elsewhere
+    }),
+    ("rules of one with", |size| &mut size.rules),
 ];
 
-/// Rules of one EgressFirewall in another namespace.
+/// Rules of each EgressFirewall in another namespace that is not edited.
 const RULES: usize = 10;
+/// The namespace without a pod here in which rules are edited.
+const ELSEWHERE: &str = "elsewhere";
 /// How often each short step is taken; its median counts.
 const TIMES: usize = 301;
 
@@ -181,6 +193,7 @@ struct Stage {
     size: Size,
     node: Node,
     rules: Vec<Rule>,
+    rules_elsewhere: Vec<Rule>,
     edits: u32,
     told: usize,
 }
@@ -259,15 +272,48 @@ fn other_firewall(namespace: usize) -> (FirewallId, Option<Firewall>) {
     (id, Some(firewall(&rules)))
 }
 
+fn elsewhere_firewall(rules: &[Rule]) -> (FirewallId, Option<Firewall>) {
+    let id = FirewallId {
+        namespace: ELSEWHERE.into(),
+        name: "default".into(),
+    };
+    (id, Some(firewall(rules)))
+}
+
+fn elsewhere_acl(index: u32, rules: &[Rule]) -> (RowId, Option<Acl>) {
+    let acl = acl(index, rules).map(|acl| Acl {
+        namespace: ELSEWHERE.into(),
+        matches: acl.matches.replace(GROUP, "a1"),
+        ..acl
+    });
+    (RowId::new((0xe15_0000 + u128::from(index)) << 96), acl)
+}
+
+/// The ACL of a rule of the namespace of the pods.
+fn own_acl(index: u32, rules: &[Rule]) -> (RowId, Option<Acl>) {
+    (acl_row(index), acl(index, rules))
+}
+
+/// Its logical flow.
+fn own_flow(index: u32, rules: &[Rule]) -> (RowId, Option<LogicalFlow>) {
+    (logical_flow_row(index), logical_flow(index, rules))
+}
+
 impl Stage {
     fn new(size: Size) -> Self {
-        let rules = vec![allow("example.com"), allow("other0.test"), deny_all()];
+        let mut rules = vec![allow("example.com"), allow("other0.test")];
+        let fillers = rules.len() + 1..size.rules;
+        rules.extend(fillers.map(|number| allow(&format!("unused{number}.test"))));
+        rules.push(deny_all());
+        let elsewhere = 0..size.rules_elsewhere;
+        let rules_elsewhere = elsewhere.map(|number| allow(&format!("service{number}.test")));
         let mut node = Node::bare();
         node.engine = Engine::new(config());
         let mut stage = Self {
             size,
             node,
             rules,
+            rules_elsewhere: rules_elsewhere.collect(),
             edits: 0,
             told: 0,
         };
@@ -281,7 +327,11 @@ impl Stage {
     /// All sources are read.
     fn start(&mut self) {
         let Self {
-            size, node, rules, ..
+            size,
+            node,
+            rules,
+            rules_elsewhere,
+            ..
         } = self;
         let pods = || 1..=size.pods;
         node.give(Input::SwitchUp);
@@ -298,12 +348,21 @@ impl Stage {
         };
         node.give(Input::Firewalls(FirewallUpdate {
             reset: true,
-            firewalls: others.chain(own).collect(),
+            firewalls: others
+                .chain(own)
+                .chain([elsewhere_firewall(rules_elsewhere)])
+                .collect(),
         }));
         let others = (0..size.others).map(|number| other_acl(number, 10_000));
+        let elsewhere = 0..rules_elsewhere.len() as u32;
+        let elsewhere = elsewhere.map(|index| elsewhere_acl(index, rules_elsewhere));
+        let own = || 0..rules.len() as u32;
         node.give(Input::Nb(NbUpdate {
             reset: true,
-            acls: others.chain(acls(rules)).collect(),
+            acls: others
+                .chain(elsewhere)
+                .chain(own().map(|index| own_acl(index, rules)))
+                .collect(),
             ..NbUpdate::default()
         }));
         let group = PortGroup {
@@ -317,7 +376,7 @@ impl Stage {
                 .map(|pod| (pod_row(pod), Some(pod_binding(pod))))
                 .collect(),
             port_groups: vec![(RowId::new(0xe << 100), Some(group))],
-            logical_flows: logical_flows(rules),
+            logical_flows: own().map(|index| own_flow(index, rules)).collect(),
             ..SbUpdate::default()
         }));
         node.pass(Duration::ZERO);
@@ -359,10 +418,22 @@ impl Stage {
 
     fn set_rule(&mut self, place: usize, name: &str) -> Duration {
         self.rules[place] = allow(name);
-        let rules = self.rules.clone();
+        // The resource is read beside the engine, and OVN's rows are.
+        let resource = firewalls(false, Some(firewall(&self.rules)));
+        let acl = Input::Nb(NbUpdate {
+            acls: vec![own_acl(place as u32, &self.rules)],
+            ..NbUpdate::default()
+        });
+        let flow = Input::Sb(SbUpdate {
+            logical_flows: vec![own_flow(place as u32, &self.rules)],
+            ..SbUpdate::default()
+        });
         let time = self.time(|stage| {
-            stage.node.set_firewall(&rules);
-            stage.node.set_ovn(&rules);
+            for input in [resource, acl, flow] {
+                stage.node.give(input);
+                // What is due at once.
+                stage.node.pass(Duration::ZERO);
+            }
         });
         // What waits for OVN to be in step is over.
         self.node.pass(Duration::from_millis(1));
@@ -384,16 +455,25 @@ impl Stage {
         self.set_rule(1, &name)
     }
 
-    /// An ACL of another namespace changes.
+    /// A rule of a namespace without a pod here changes: the resource, and its ACL.
     fn edit_elsewhere(&mut self) -> Duration {
         self.edits += 1;
-        let number = self.edits as usize % self.size.others;
-        let acl = other_acl(number, self.edits as u16);
+        let place = self.edits as usize % self.rules_elsewhere.len();
+        self.rules_elsewhere[place] = allow(&format!("edited{}.test", self.edits));
+        let resource = Input::Firewalls(FirewallUpdate {
+            reset: false,
+            firewalls: vec![elsewhere_firewall(&self.rules_elsewhere)],
+        });
+        let acl = Input::Nb(NbUpdate {
+            acls: vec![elsewhere_acl(place as u32, &self.rules_elsewhere)],
+            ..NbUpdate::default()
+        });
         self.time(|stage| {
-            stage.node.give(Input::Nb(NbUpdate {
-                acls: vec![acl],
-                ..NbUpdate::default()
-            }));
+            for input in [resource, acl] {
+                stage.node.give(input);
+                // What is due at once.
+                stage.node.pass(Duration::ZERO);
+            }
         })
     }
 
@@ -424,7 +504,9 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 30.0;
 const RIGHT: f64 = 200.0;
 /// Told apart also by people who do not see all colours (Okabe and Ito).
-const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const COLOURS: [&str; 6] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
+];
 
 /// For each figure a panel: how many times the usual value it is, over how many times the usual number.
 fn plot(lines: &[(&str, Vec<[f64; 7]>)]) -> String {

@@ -49,8 +49,7 @@ impl Kernel {
         let Ok(Answer { name, .. }) = Answer::decode(message) else {
             return true;
         };
-        name.suffixes()
-            .any(|suffix| names.iter().any(|name| name.wire() == suffix))
+        name.suffixes().any(|suffix| names.contains(suffix))
     }
 }
 
