@@ -294,15 +294,18 @@ impl OvnView {
                 self.departed.insert(id, old);
             }
             (old, new) => {
+                // Before the old one is forgotten: most changes leave the priority as it is.
+                if let Some(acl) = new {
+                    let count = self.priorities.entry(acl.priority).or_insert(0);
+                    *count += 1;
+                    self.priorities_changed |= *count == 1;
+                }
                 if let Some(acl) = old {
                     touched.touch_acl(&acl.namespace, id);
                     self.forget_acl(id, &acl);
                 }
                 if let Some(acl) = new {
                     touched.touch_acl(&acl.namespace, id);
-                    let count = self.priorities.entry(acl.priority).or_insert(0);
-                    *count += 1;
-                    self.priorities_changed |= *count == 1;
                     let namespace = &acl.namespace;
                     self.acls_by_namespace.add(Arc::clone(namespace), id);
                     if self.flows_by_hint.contains(&id.prefix()) {
@@ -656,6 +659,29 @@ mod tests {
         let changed = table.apply(true, vec![(id(2), Some("b")), (id(3), Some("c"))]);
         let ids: Vec<_> = changed.iter().map(|c| (c.id, c.new)).collect();
         assert_eq!(ids, [(id(1), None), (id(3), Some("c"))]);
+    }
+
+    #[test]
+    fn the_priorities_are_others_only_when_one_comes_or_goes() {
+        let mut view = OvnView::default();
+        let mut change = |priority, matches: &str| {
+            let acl = Acl {
+                namespace: "ns1".into(),
+                rule_index: 0,
+                priority,
+                matches: matches.into(),
+                action: "allow".into(),
+            };
+            view.apply_nb(NbUpdate {
+                acls: vec![(id(1), Some(acl))],
+                ..NbUpdate::default()
+            });
+            let priorities = view.take_changed_priorities();
+            priorities.map(|priorities| priorities.collect::<Vec<_>>())
+        };
+        assert_eq!(change(10_000, "a"), Some(vec![10_000]));
+        assert_eq!(change(10_000, "b"), None);
+        assert_eq!(change(9_999, "b"), Some(vec![9_999]));
     }
 
     #[test]
