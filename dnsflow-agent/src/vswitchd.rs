@@ -38,7 +38,7 @@ use dnsflow_core::{Input, Timestamp, revalidation};
 use crate::{
     causes::Causes,
     clock::now,
-    ovsdb::framing::{Framer, FramingError},
+    ovsdb::framing::{Framer, FramingError, Piece},
 };
 use passes::Passes;
 
@@ -502,8 +502,12 @@ impl Connection {
         let sent = self.stream.write_all(request.as_bytes()).await;
         sent.map_err(failed)?;
         loop {
-            if let Some(message) = self.framer.next_message()? {
-                return match serde_json::from_slice(&message)? {
+            // A text has no rows: the rest of a message that has some is refused below.
+            while let Some(piece) = self.framer.next_piece()? {
+                let Piece::Message(message) = piece else {
+                    continue;
+                };
+                return match serde_json::from_slice(message)? {
                     Reply {
                         error: Some(error), ..
                     } => Err(VswitchdError::Refused {

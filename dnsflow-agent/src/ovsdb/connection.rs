@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    framing::{Framer, FramingError},
+    framing::{Framer, FramingError, Piece},
     remote::{Remote, Remotes},
     replica::Replica,
     schema::{Clause, Condition, Database},
@@ -328,9 +328,11 @@ impl Link {
     /// Cancel safe: every await is, and the framer keeps all received bytes.
     async fn next(&mut self, counters: &OvsdbCounters) -> Result<Event, LinkError> {
         loop {
-            while let Some(message) = self.framer.next_message()? {
-                counters.messages.fetch_add(1, Relaxed);
-                if let Some(event) = self.session.receive(&message)? {
+            while let Some(piece) = self.framer.next_piece()? {
+                if matches!(piece, Piece::Message(_)) {
+                    counters.messages.fetch_add(1, Relaxed);
+                }
+                if let Some(event) = self.session.receive(piece)? {
                     return Ok(event);
                 }
             }

@@ -68,10 +68,8 @@ impl Converter {
         let changes = changes.iter().filter(|change| change.table == table);
         changes
             .filter_map(|change| {
-                let old = change
-                    .old
-                    .as_ref()
-                    .and_then(|row| convert(row).ok().flatten());
+                let old = replica.before(change);
+                let old = old.and_then(|row| convert(&row).ok().flatten());
                 let new = replica
                     .row(table, change.id)
                     .and_then(|row| self.value(table, change.id, convert(&row)));

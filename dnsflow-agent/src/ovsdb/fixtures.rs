@@ -8,9 +8,10 @@ use std::{collections::BTreeMap, time::Instant};
 use serde_json::{Map, Value, json};
 
 use super::{
-    replica::Replica,
+    framing::{Framer, Piece},
+    replica::{Replica, RowChange},
     schema::Database,
-    session::{Event, Session, SessionError},
+    session::{Event, Session},
 };
 
 pub(crate) const SOUTHBOUND: &str = include_str!("../../../tests/fixtures/ovsdb/southbound.txt");
@@ -28,6 +29,37 @@ pub(crate) const UDN_NB: &str = ovn_kubernetes!("26.03-udn-nb.jsonl");
 pub(crate) const UDN_SB: &str = ovn_kubernetes!("26.03-udn-sb.jsonl");
 pub(crate) const DUAL_RESOLVER_NB: &str = ovn_kubernetes!("25.03-dual-resolver-nb.jsonl");
 
+/// Gives the session whole messages.
+pub(crate) fn receive(session: &mut Session, messages: &[u8]) -> anyhow::Result<Vec<Event>> {
+    let mut framer = Framer::default();
+    framer.buffer().extend_from_slice(messages);
+    let mut events = Vec::new();
+    while let Some(piece) = framer.next_piece()? {
+        events.extend(session.receive(piece)?);
+    }
+    Ok(events)
+}
+
+impl Replica {
+    /// Applies a `<table-updates2>`.
+    pub(crate) fn apply_value(&mut self, updates: Value) -> anyhow::Result<Vec<RowChange>> {
+        let mut framer = Framer::default();
+        let message = json!({"params": [updates]}).to_string();
+        framer.buffer().extend_from_slice(message.as_bytes());
+        let mut changes = Vec::new();
+        while let Some(piece) = framer.next_piece()? {
+            match piece {
+                Piece::Row(row) => changes.push(self.apply(row.table, row.id, row.update)?),
+                Piece::Message(rest) => {
+                    let rest: Value = serde_json::from_slice(rest)?;
+                    self.check(&rest["params"][0].to_string())?;
+                }
+            }
+        }
+        Ok(changes)
+    }
+}
+
 /// Plays the server's side of a recording and checks the session's side against it.
 pub(crate) struct Transcript {
     lines: std::str::Lines<'static>,
@@ -41,7 +73,7 @@ impl Transcript {
     }
 
     /// Plays up to the next remark or the end.
-    pub(crate) fn play(&mut self, session: &mut Session) -> Result<Vec<Event>, SessionError> {
+    pub(crate) fn play(&mut self, session: &mut Session) -> anyhow::Result<Vec<Event>> {
         let mut events = Vec::new();
         for line in self.lines.by_ref() {
             match line.split_at(2) {
@@ -53,7 +85,7 @@ impl Transcript {
                 }
                 ("< ", message) => {
                     session.heard(Instant::now());
-                    events.extend(session.receive(message.as_bytes())?);
+                    events.extend(receive(session, message.as_bytes())?);
                 }
                 ("# ", _) => break,
                 _ => panic!("unreadable line: {line}"),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use dnsflow_core::ovn::rows::RowId;
-use serde_json::{Map, Value, value::RawValue};
+use serde_json::{Map, Value};
 
 use super::{
     schema::{Database, Table},
@@ -57,7 +57,7 @@ pub struct RowChange {
     /// The row.
     pub id: RowId,
     /// The row before the update, if there was one.
-    pub old: Option<Row>,
+    pub(super) old: Option<PackedRow>,
 }
 
 /// The rows of one table.
@@ -95,55 +95,67 @@ impl Replica {
         Some(row.unpack(self.database.table(table)?))
     }
 
-    /// [`Replica::apply`] of JSON that is read already.
-    #[cfg(test)]
-    pub(crate) fn apply_value(&mut self, updates: Value) -> Result<Vec<RowChange>, UpdateError> {
-        self.apply(&serde_json::value::to_raw_value(&updates).expect("JSON"))
+    /// A changed row before the update, if there was one.
+    pub fn before(&self, change: &RowChange) -> Option<Row> {
+        let table = self.database.table(change.table)?;
+        Some(change.old.as_ref()?.unpack(table))
     }
 
-    /// Applies a `<table-updates2>` and returns the changed rows. The rows are read one after the other:
-    /// as a tree of JSON values, the first update of a large database would take several times the memory
-    /// of the text.
-    pub(crate) fn apply(&mut self, updates: &RawValue) -> Result<Vec<RowChange>, UpdateError> {
-        let Ok(updates) = serde_json::from_str::<Members<'_>>(updates.get()) else {
+    /// Applies a `<row-update2>`. Without its text, which was longer than [`PIECE_MAX_BYTES`], the row is kept as one
+    /// that cannot be read.
+    ///
+    /// [`PIECE_MAX_BYTES`]: super::framing::PIECE_MAX_BYTES
+    pub(super) fn apply(
+        &mut self,
+        table: &str,
+        id: RowId,
+        update: Option<&[u8]>,
+    ) -> Result<RowChange, UpdateError> {
+        let Some((table, kept)) = self.database.table(table).zip(self.tables.get_mut(table)) else {
+            return Err(UpdateError::UnknownTable {
+                table: table.to_owned(),
+            });
+        };
+        let old = match update {
+            Some(update) => {
+                let Some((operation, columns)) = operation(update) else {
+                    return Err(UpdateError::Malformed {
+                        table: table.name.to_owned(),
+                    });
+                };
+                apply_row(table, kept, id, operation, columns)?
+            }
+            None => kept.insert(id, Row::too_long(table).pack()),
+        };
+        if kept.len() > self.table_rows_max {
+            return Err(UpdateError::TooManyRows {
+                table: table.name,
+                limit: self.table_rows_max,
+            });
+        }
+        Ok(RowChange {
+            table: table.name,
+            id,
+            old,
+        })
+    }
+
+    /// Checks the rest of a `<table-updates2>`, whose rows were taken out.
+    pub(super) fn check(&self, rest: &str) -> Result<(), UpdateError> {
+        let Ok(tables) = serde_json::from_str::<BTreeMap<String, Value>>(rest) else {
             return Err(UpdateError::Malformed { table: "?".into() });
         };
-        let mut changes = Vec::new();
-        for (name, rows) in updates {
-            let (Some(table), Some(kept)) = (
-                self.database.table(&name),
-                self.tables.get_mut(name.as_str()),
-            ) else {
-                return Err(UpdateError::UnknownTable { table: name });
-            };
-            let Ok(rows) = serde_json::from_str::<Members<'_>>(rows.get()) else {
-                return Err(UpdateError::Malformed { table: name });
-            };
-            for (id, update) in rows {
-                let change = RowId::parse(&id).zip(operation(update));
-                let Some((id, (operation, columns))) = change else {
-                    return Err(UpdateError::Malformed { table: name });
-                };
-                let old = apply_row(table, kept, id, operation, columns)?;
-                if kept.len() > self.table_rows_max {
-                    return Err(UpdateError::TooManyRows {
-                        table: table.name,
-                        limit: self.table_rows_max,
-                    });
-                }
-                changes.push(RowChange {
-                    table: table.name,
-                    id,
-                    old,
-                });
+        for (table, rows) in tables {
+            if self.database.table(&table).is_none() {
+                return Err(UpdateError::UnknownTable { table });
+            }
+            if !rows.as_object().is_some_and(Map::is_empty) {
+                return Err(UpdateError::Malformed { table });
             }
         }
-        Ok(changes)
+        Ok(())
     }
 }
-
-/// The members of a JSON object, with values that are not read yet.
-type Members<'a> = BTreeMap<String, &'a RawValue>;
 
 /// What happened to a row (ovsdb-server(7), section 4.1.14, `<row-update2>`).
 #[derive(Clone, Copy)]
@@ -156,8 +168,8 @@ enum Operation {
     Delete,
 }
 
-fn operation(update: &RawValue) -> Option<(Operation, Map<String, Value>)> {
-    let update: Map<String, Value> = serde_json::from_str(update.get()).ok()?;
+fn operation(update: &[u8]) -> Option<(Operation, Map<String, Value>)> {
+    let update: Map<String, Value> = serde_json::from_slice(update).ok()?;
     let (name, value) = update.into_iter().next()?;
     match (name.as_str(), value) {
         ("initial" | "insert", Value::Object(columns)) => Some((Operation::Insert, columns)),
@@ -173,29 +185,27 @@ fn apply_row(
     id: RowId,
     operation: Operation,
     columns: Map<String, Value>,
-) -> Result<Option<Row>, UpdateError> {
+) -> Result<Option<PackedRow>, UpdateError> {
     match operation {
         Operation::Insert => {
             let mut row = Row::new(table);
             for (column, value) in columns {
                 row.set(&column, value);
             }
-            Ok(rows.insert(id, row.pack()).map(|old| old.unpack(table)))
+            Ok(rows.insert(id, row.pack()))
         }
         Operation::Modify => {
             let packed = rows.get_mut(&id).ok_or(UpdateError::UnknownRow {
                 table: table.name,
                 row: id,
             })?;
-            let old = packed.unpack(table);
-            let mut row = old.clone();
+            let mut row = packed.unpack(table);
             for (column, value) in columns {
                 row.modify(&column, value);
             }
-            *packed = row.pack();
-            Ok(Some(old))
+            Ok(Some(std::mem::replace(packed, row.pack())))
         }
-        Operation::Delete => Ok(rows.remove(&id).map(|old| old.unpack(table))),
+        Operation::Delete => Ok(rows.remove(&id)),
     }
 }
 

@@ -1,5 +1,5 @@
-//! One conversation with an OVSDB server, without IO: messages and the time go in, messages and
-//! [`Event`]s come out.
+//! One conversation with an OVSDB server, without IO: pieces of messages and the time go in, messages
+//! and [`Event`]s come out.
 //!
 //! ```text
 //!   new ──monitor_cond──▶ Monitoring ──reply──▶ Conditioning ──reply──▶ Synced ─┐ update2:
@@ -21,10 +21,11 @@ use std::{
 
 use bytes::BytesMut;
 use dnsflow_core::ovn::rows::RowId;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
+    framing::{FramedRow, Piece, Place},
     replica::{Replica, RowChange, UpdateError},
     schema::{Clause, Condition, Database},
     value::row_id,
@@ -33,9 +34,16 @@ use super::{
 /// After this long without a message, the session sends an echo request; after as long again, the
 /// connection is dead. ovsdb-server's default is the same.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// The same before the first content is there. ovsdb-server puts the whole answer together before it sends the first
+/// byte, and does nothing else meanwhile.
+const FIRST_CONTENT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The name of our one monitor on a connection.
 const MONITOR: &str = "dnsflow";
+/// The notification that has rows.
+const UPDATE: &str = "update2";
+/// The problem of a message that has rows and is neither an update nor the first content.
+const ROWS_ELSEWHERE: &str = "rows outside of an update";
 /// The id of our echo requests, which need no bookkeeping.
 const ECHO: &str = "echo";
 
@@ -110,10 +118,12 @@ pub enum SessionError {
         database: &'static str,
     },
     /// No sign of life.
-    #[error("database {database}: no answer for {} s", 2 * PROBE_INTERVAL.as_secs())]
+    #[error("database {database}: no answer for {} s", .silence.as_secs())]
     TimedOut {
         /// The database.
         database: &'static str,
+        /// For how long.
+        silence: Duration,
     },
 }
 
@@ -174,6 +184,10 @@ pub struct Session {
     changed_conditions: BTreeSet<&'static str>,
     replica: Replica,
     phase: Phase,
+    /// Where the message that is arriving has rows, if it has some.
+    rows_in: Option<Place>,
+    /// The rows that it has changed, once the replica is complete.
+    changes: Vec<RowChange>,
     next_id: u64,
     pending: BTreeMap<u64, Request>,
     output: BytesMut,
@@ -191,6 +205,8 @@ impl Session {
             changed_conditions: BTreeSet::new(),
             replica: Replica::new(database),
             phase: Phase::Monitoring,
+            rows_in: None,
+            changes: Vec::new(),
             next_id: 0,
             pending: BTreeMap::new(),
             output: BytesMut::new(),
@@ -222,7 +238,8 @@ impl Session {
         session
     }
 
-    /// The rows known so far; complete after [`Event::Synced`].
+    /// The rows known so far; complete after [`Event::Synced`]. Between two events, some rows of the next update may be
+    /// there.
     pub fn replica(&self) -> &Replica {
         &self.replica
     }
@@ -234,7 +251,14 @@ impl Session {
 
     /// When [`Session::handle_timeout`] wants to be called.
     pub fn next_deadline(&self) -> Instant {
-        self.probed.unwrap_or(self.last_heard) + PROBE_INTERVAL
+        self.probed.unwrap_or(self.last_heard) + self.probe_interval()
+    }
+
+    fn probe_interval(&self) -> Duration {
+        match self.phase {
+            Phase::Monitoring | Phase::Conditioning => FIRST_CONTENT_INTERVAL,
+            Phase::Synced => PROBE_INTERVAL,
+        }
     }
 
     /// Notes that bytes were received, also part of a message.
@@ -251,6 +275,7 @@ impl Session {
         if self.probed.is_some() {
             return Err(SessionError::TimedOut {
                 database: self.database.name,
+                silence: 2 * self.probe_interval(),
             });
         }
         // A process that was stopped for long gives the server as much time as any other.
@@ -287,8 +312,37 @@ impl Session {
         );
     }
 
-    /// Takes a message of the server.
-    pub fn receive(&mut self, message: &[u8]) -> Result<Option<Event>, SessionError> {
+    /// Takes a piece of the server's message.
+    pub fn receive(&mut self, piece: Piece<'_>) -> Result<Option<Event>, SessionError> {
+        match piece {
+            Piece::Row(row) => self.row(row).map(|()| None),
+            Piece::Message(message) => self.message(message),
+        }
+    }
+
+    /// Applies a row at once, before it is known whether the message is what it seems to be: every error ends the
+    /// session, and with it the replica.
+    fn row(&mut self, row: FramedRow<'_>) -> Result<(), SessionError> {
+        let mut pending = self.pending.values();
+        let is_expected = match row.place {
+            Place::Result => pending.any(|request| matches!(request, Request::Monitor)),
+            Place::Params => true,
+        };
+        if !is_expected || self.rows_in.is_some_and(|place| place != row.place) {
+            return Err(self.unexpected(ROWS_ELSEWHERE));
+        }
+        self.rows_in = Some(row.place);
+        let change = self.replica.apply(row.table, row.id, row.update);
+        let change = change.map_err(|source| self.update_error(source))?;
+        if self.phase == Phase::Synced {
+            self.changes.push(change);
+        }
+        Ok(())
+    }
+
+    /// Takes the rest of a message, behind its rows.
+    fn message(&mut self, message: &[u8]) -> Result<Option<Event>, SessionError> {
+        let rows_in = self.rows_in.take();
         let Message {
             method,
             id,
@@ -299,6 +353,14 @@ impl Session {
             database: self.database.name,
             source,
         })?;
+        let may_have_rows = match (&method, &id) {
+            (Some(method), Value::Null) if method == UPDATE => Some(Place::Params),
+            (None, id) if self.is_monitor(id) => Some(Place::Result),
+            _ => None,
+        };
+        if rows_in.is_some() && rows_in != may_have_rows {
+            return Err(self.unexpected(ROWS_ELSEWHERE));
+        }
         match (method, id) {
             (Some(method), Value::Null) => self.notified(&method, params),
             (Some(method), id) if method == "echo" => {
@@ -327,12 +389,14 @@ impl Session {
         params: Option<&RawValue>,
     ) -> Result<Option<Event>, SessionError> {
         match method {
-            "update2" => {
+            UPDATE => {
                 let params = params.map(|params| serde_json::from_str(params.get()));
-                let Some(Ok((IgnoredAny, updates))) = params else {
-                    return Err(self.unexpected("an update2 without two parameters"));
+                let Some(Ok::<(&str, &RawValue), _>((MONITOR, rest))) = params else {
+                    return Err(self.unexpected("an update2 without our monitor and its updates"));
                 };
-                let changes = self.apply(updates)?;
+                self.check(rest)?;
+                let mut changes = std::mem::take(&mut self.changes);
+                changes.sort_by_key(|change| (change.table, change.id));
                 Ok((self.phase == Phase::Synced).then_some(Event::Changed(changes)))
             }
             "monitor_canceled" => Err(SessionError::Canceled {
@@ -352,7 +416,7 @@ impl Session {
             Request::Monitor => {
                 let tables = self.database.tables.iter().map(|table| table.name);
                 self.refused(tables, &error)?;
-                self.apply(result)?;
+                self.check(result)?;
                 self.phase = Phase::Conditioning;
                 self.request_conditions();
                 Ok(self.synced())
@@ -395,13 +459,21 @@ impl Session {
         })
     }
 
-    fn apply(&mut self, updates: &RawValue) -> Result<Vec<RowChange>, SessionError> {
-        self.replica
-            .apply(updates)
-            .map_err(|source| SessionError::Update {
-                database: self.database.name,
-                source,
-            })
+    fn check(&self, rest: &RawValue) -> Result<(), SessionError> {
+        let checked = self.replica.check(rest.get());
+        checked.map_err(|source| self.update_error(source))
+    }
+
+    fn update_error(&self, source: UpdateError) -> SessionError {
+        SessionError::Update {
+            database: self.database.name,
+            source,
+        }
+    }
+
+    fn is_monitor(&self, id: &Value) -> bool {
+        let request = id.as_u64().and_then(|id| self.pending.get(&id));
+        matches!(request, Some(Request::Monitor))
     }
 
     fn condition(&self, table: &str) -> &Condition {

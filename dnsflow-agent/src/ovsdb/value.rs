@@ -10,7 +10,10 @@ use dnsflow_core::ovn::rows::RowId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::schema::{Column, Kept, Kind, Table};
+use super::{
+    framing::PIECE_MAX_BYTES,
+    schema::{Column, Kept, Kind, Table},
+};
 
 /// A single value.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -82,6 +85,8 @@ enum Repr {
     /// A value that cannot be read. The cell keeps this, so that an accessor can name the row and a
     /// later value can replace it.
     Unreadable,
+    /// A value of a row that was left out because its text is longer than [`PIECE_MAX_BYTES`].
+    TooLong,
 }
 
 impl Default for Datum {
@@ -160,7 +165,7 @@ impl Datum {
                     *value = Atom::Digest(digests.hash_one(&*value));
                 }
             }
-            (Kept::All, _) | (_, Repr::Set(_) | Repr::Unreadable) => {}
+            (Kept::All, _) | (_, Repr::Set(_) | Repr::Unreadable | Repr::TooLong) => {}
         }
         self
     }
@@ -178,7 +183,7 @@ impl Datum {
                     .map(|(key, value)| [key, value].map(Atom::to_json));
                 json!(["map", pairs.collect::<Vec<_>>()])
             }
-            Repr::Unreadable => Value::Null,
+            Repr::Unreadable | Repr::TooLong => Value::Null,
         }
     }
 
@@ -187,6 +192,7 @@ impl Datum {
         let old = std::mem::take(self);
         self.0 = match (kind, old.0, difference.0) {
             (Kind::Scalar, _, new) => new,
+            (Kind::Set | Kind::Map, Repr::TooLong, _) => Repr::TooLong,
             (Kind::Set, Repr::Set(old), Repr::Set(difference)) => {
                 Repr::Set(symmetric_difference(old, difference))
             }
@@ -263,6 +269,17 @@ impl CellError {
     }
 }
 
+fn unreadable(column: &'static str, repr: &Repr) -> CellError {
+    let problem = match repr {
+        Repr::TooLong => format!(
+            "is in a row of more than {} MiB; make the Service, the rule or the namespace behind it smaller",
+            PIECE_MAX_BYTES >> 20
+        ),
+        _ => "holds an unreadable value".to_owned(),
+    };
+    CellError::new(column, problem)
+}
+
 /// A replicated row: the replicated columns of its table.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Row {
@@ -277,6 +294,15 @@ impl Row {
         Self {
             columns: table.columns,
             cells: table.columns.iter().map(|_| Datum::default()).collect(),
+        }
+    }
+
+    /// What is kept of a row that is longer than [`PIECE_MAX_BYTES`].
+    pub(super) fn too_long(table: &'static Table) -> Self {
+        let cells = table.columns.iter();
+        Self {
+            columns: table.columns,
+            cells: cells.map(|_| Datum(Repr::TooLong)).collect(),
         }
     }
 
@@ -317,10 +343,11 @@ impl Row {
     }
 
     fn atoms(&self, column: &'static str) -> Result<&[Atom], CellError> {
-        match &self.cell(column)?.0.0 {
+        let Datum(repr) = self.cell(column)?.0;
+        match repr {
             Repr::Set(atoms) => Ok(atoms),
             Repr::Map(_) => Err(CellError::new(column, "holds a map")),
-            Repr::Unreadable => Err(CellError::new(column, "holds an unreadable value")),
+            Repr::Unreadable | Repr::TooLong => Err(unreadable(column, repr)),
         }
     }
 
@@ -394,7 +421,7 @@ impl Row {
             Repr::Map(pairs) => &pairs[..],
             Repr::Set(atoms) if atoms.is_empty() => &[],
             Repr::Set(_) => return Err(CellError::new(column, "is not a map")),
-            Repr::Unreadable => return Err(CellError::new(column, "holds an unreadable value")),
+            Repr::Unreadable | Repr::TooLong => return Err(unreadable(column, repr)),
         };
         Ok(Pairs { pairs, kept })
     }
@@ -416,7 +443,7 @@ impl Row {
 
 /// A row in one piece of memory. A zone has tens of thousands of rows, which are read once: as a [`Row`], an ACL
 /// takes four times as much.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct PackedRow(Box<[u8]>);
 
 impl PackedRow {

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Write,
+    io::{BufRead as _, BufReader, Write},
     net::IpAddr,
     os::unix::net::UnixStream,
     path::PathBuf,
@@ -14,7 +14,9 @@ use std::{
 
 use dnsflow_agent::{
     ovn_db::{OvnCommand, OvnDb, nb, sb},
-    ovsdb::{Connection, Database, Event, Kind, Remotes, session::Conditions},
+    ovsdb::{
+        Connection, Database, Event, Kind, Remotes, framing::PIECE_MAX_BYTES, session::Conditions,
+    },
     vswitch_db::{self, VswitchDb, Whose},
 };
 use dnsflow_core::{
@@ -568,6 +570,157 @@ async fn content_of_many_reads_arrives_whole() {
         .map(|port| port.tunnel_key)
         .collect();
     assert_eq!(keys, (1..=5000).collect());
+    edge.end().await;
+}
+
+/// The environment variable that says how large the first content of a database is, in MiB.
+const LARGE_VARIABLE: &str = "DNSFLOW_OVSDB_MIB";
+const LARGE_MIB: usize = 4;
+/// The ports of a Service, and the pods behind it.
+const PORTS: usize = 100;
+const PODS: usize = 100;
+/// About so many bytes have a load balancer of such a Service, and an ACL.
+const BALANCER_BYTES: usize = 165_000;
+const ACL_BYTES: usize = 370;
+
+/// The ACL of a rule, as ovn-kubernetes makes it.
+fn rule(at: usize) -> Value {
+    json!({"op": "insert", "table": "ACL", "uuid-name": format!("acl{at}"), "row": {
+        "action": "allow",
+        "direction": "to-lport",
+        "priority": 10_000 - at % 8000,
+        "match": format!("ip4.dst == $a{:020} && inport == @a{:020}", at, at / 8000),
+        "external_ids": map(&[
+            ("k8s.ovn.org/owner-type", "EgressFirewall"),
+            ("k8s.ovn.org/name", &format!("ns{}", at / 8000)),
+            ("rule-index", &(at % 8000).to_string()),
+        ]),
+    }})
+}
+
+/// The load balancer of a Service.
+fn balancer(at: usize, vips: &[(String, String)]) -> Value {
+    json!({"op": "insert", "table": "Load_Balancer", "row": {
+        "name": format!("Service_ns/s{at}_TCP_cluster"),
+        "vips": ["map", vips],
+        "external_ids": map(&[("k8s.ovn.org/kind", "Service"), ("k8s.ovn.org/owner", &format!("ns/s{at}"))]),
+    }})
+}
+
+/// The highest resident memory of this process since the last call, in MiB.
+fn peak_mib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("proc");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    // proc_pid_clear_refs(5).
+    fs::write("/proc/self/clear_refs", "5").expect("proc");
+    peak.expect("a peak") >> 10
+}
+
+/// The bytes of the first content, and how long the server says nothing before: the answer to a request for both
+/// tables as the edge makes it.
+fn first_content(server: &Server) -> (usize, Duration) {
+    let table = |columns: &[&str]| json!([{"columns": columns}]);
+    let tables = json!({
+        "ACL": table(&["priority", "match", "action", "external_ids"]),
+        "Load_Balancer": table(&["name", "vips", "external_ids"]),
+    });
+    let params = json!([server.database, "size", tables]);
+    let request = json!({"method": "monitor_cond", "params": params, "id": 0});
+    let mut stream = UnixStream::connect(server.socket()).expect("the server listens");
+    stream
+        .write_all(request.to_string().as_bytes())
+        .expect("the server reads");
+    let asked = Instant::now();
+    let mut stream = BufReader::new(stream);
+    stream.fill_buf().expect("an answer");
+    let silence = asked.elapsed();
+    let mut answers =
+        serde_json::Deserializer::from_reader(stream).into_iter::<serde::de::IgnoredAny>();
+    answers.next().expect("an answer").expect("JSON");
+    (answers.byte_offset(), silence)
+}
+
+#[tokio::test]
+async fn a_large_database_is_read_row_by_row() {
+    let root = packages!("a_large_database_is_read_row_by_row");
+    let mib = std::env::var(LARGE_VARIABLE).map_or(LARGE_MIB, |mib| {
+        mib.parse().expect("DNSFLOW_OVSDB_MIB is a number")
+    });
+    let nb = Server::northbound(&root, "rows-nb").started();
+    let sb = Server::southbound(&root, "rows-sb").started();
+    // The ACLs come in the answer to the first request, the load balancers in an update of their own.
+    let acls = (mib << 20) * 3 / 8 / ACL_BYTES;
+    let balancers = (mib << 20) * 5 / 8 / BALANCER_BYTES;
+    for first in (0..acls).step_by(2000) {
+        let some = first..acls.min(first + 2000);
+        let members: Vec<Value> = some
+            .clone()
+            .map(|at| json!(["named-uuid", format!("acl{at}")]))
+            .collect();
+        // The server removes an ACL that nothing refers to.
+        let group = json!({"name": format!("group{first}"), "acls": ["set", members]});
+        let group = json!({"op": "insert", "table": "Port_Group", "row": group});
+        nb.transact(some.map(rule).chain([group]).collect());
+    }
+    let backends = (0..PODS).map(|pod| format!("10.128.1.{pod}:8080"));
+    let backends = backends.collect::<Vec<_>>().join(",");
+    for at in 0..balancers {
+        let ports = (0..PORTS).map(|port| {
+            let vip = format!("10.96.{}.{}:{}", at >> 8, at & 0xff, 8000 + port);
+            (vip, backends.clone())
+        });
+        nb.transact(json!([balancer(at, &ports.collect::<Vec<_>>())]));
+    }
+    let (bytes, silence) = first_content(&nb);
+    peak_mib();
+    let before = peak_mib();
+
+    let mut edge = Ovn::start(&nb, &sb);
+    let update = edge.nb().await;
+    let peak = peak_mib();
+    println!(
+        "{} MiB of {acls} ACLs and {balancers} load balancers, the first byte after {silence:?}; {before} MiB \
+         resident before, {peak} MiB at most",
+        bytes >> 20,
+    );
+    assert!(
+        bytes > (mib << 20) * 7 / 8,
+        "{bytes} bytes are fewer than asked for"
+    );
+    assert!(update.reset);
+    assert_eq!(values(update.acls).iter().flatten().count(), acls);
+    let found = values(update.load_balancers);
+    let found: BTreeSet<_> = found.into_iter().flatten().map(|one| one.service).collect();
+    assert_eq!(found.len(), balancers);
+    edge.end().await;
+}
+
+#[tokio::test]
+async fn a_row_that_is_too_long_is_left_out_alone() {
+    let root = packages!("a_row_that_is_too_long_is_left_out_alone");
+    let nb = Server::northbound(&root, "long-nb").started();
+    let sb = Server::southbound(&root, "long-sb").started();
+    let vip = |port: u16| format!("10.96.0.1:{port}");
+    let long = "10.128.0.1:8080,".repeat(PIECE_MAX_BYTES / 16);
+    let rows = nb.transact(json!([
+        balancer(0, &[(vip(80), long)]),
+        balancer(1, &[(vip(81), "10.128.0.1:8080".to_owned())]),
+    ]));
+    let mut edge = Ovn::start(&nb, &sb);
+    let services = |update: NbUpdate| -> Vec<Option<String>> {
+        let balancers = values(update.load_balancers).into_iter();
+        balancers.map(|one| Some(one?.service)).collect()
+    };
+    let first = edge.nb().await;
+    assert_eq!(services(first), [Some("ns/s1".to_owned())]);
+    // What is left out takes part in no later change.
+    nb.transact(json!([
+        {"op": "mutate", "table": "Load_Balancer", "where": by_id(&uuid(&rows, 0)),
+         "mutations": [["vips", "insert", map(&[(&vip(82), "")])]]},
+        balancer(2, &[]),
+    ]));
+    assert_eq!(services(edge.nb().await), [Some("ns/s2".to_owned())]);
     edge.end().await;
 }
 

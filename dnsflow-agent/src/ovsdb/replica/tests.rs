@@ -79,7 +79,7 @@ fn differences_are_applied_and_the_old_row_is_told() {
         [RowChange {
             table: "T",
             id,
-            old: Some(before)
+            old: Some(before.pack())
         }]
     );
     assert_eq!(
@@ -166,6 +166,40 @@ fn member() -> impl Strategy<Value = Value> {
         Just(json!(["map", [["a", "b"]]])),
         "[ab]".prop_map(Value::from),
     ]
+}
+
+#[test]
+fn a_row_that_is_too_long_is_kept_as_one_that_cannot_be_read() {
+    let mut replica = Replica::new(DATABASE);
+    replica
+        .apply_value(update("insert", json!({"name": "a"})))
+        .unwrap();
+    let id = RowId::parse(ID).unwrap();
+    let change = replica.apply("T", id, None).unwrap();
+    assert_eq!(replica.before(&change).unwrap().text("name"), Ok("a"));
+    let told = |replica: &Replica| {
+        replica
+            .row("T", id)
+            .unwrap()
+            .texts("ports")
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        told(&replica),
+        "column ports: is in a row of more than 16 MiB; make the Service, the rule or the namespace behind it \
+         smaller"
+    );
+    // The difference to a value that was left out cannot be applied.
+    replica
+        .apply_value(update("modify", json!({"name": "b", "ports": "p"})))
+        .unwrap();
+    assert!(told(&replica).contains("16 MiB"));
+    assert_eq!(replica.row("T", id).unwrap().text("name"), Ok("b"));
+    replica
+        .apply_value(update("insert", json!({"ports": "p"})))
+        .unwrap();
+    assert_eq!(replica.row("T", id).unwrap().texts("ports"), Ok(vec!["p"]));
 }
 
 proptest! {

@@ -6,11 +6,14 @@ use super::*;
 use crate::{
     ovn_db::sb,
     ovsdb::{
-        fixtures::{REFUSALS, SOUTHBOUND, Transcript},
+        fixtures::{self, REFUSALS, SOUTHBOUND, Transcript},
+        framing::Framer,
         schema::{Column, Table},
         value::Atom,
     },
 };
+
+const ID: &str = "26f8710d-96ec-42d8-9b8f-8fa63f3c4605";
 
 fn priorities(wanted: &[i64]) -> Condition {
     let clauses = wanted
@@ -178,8 +181,13 @@ fn sent(session: &mut Session) -> Vec<Value> {
     messages.map(Result::unwrap).collect()
 }
 
-fn receive(session: &mut Session, message: Value) -> Result<Option<Event>, SessionError> {
-    session.receive(message.to_string().as_bytes())
+fn receive(session: &mut Session, message: Value) -> anyhow::Result<Option<Event>> {
+    receive_text(session, &message.to_string())
+}
+
+fn receive_text(session: &mut Session, message: &str) -> anyhow::Result<Option<Event>> {
+    let events = fixtures::receive(session, message.as_bytes())?;
+    Ok(events.into_iter().next())
 }
 
 /// A session that is synced with an empty database.
@@ -255,6 +263,15 @@ fn silence_is_probed_once_and_then_ends_the_session() {
 }
 
 #[test]
+fn the_first_content_may_take_longer_than_any_later_answer() {
+    let now = Instant::now();
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), now);
+    assert_eq!(session.next_deadline(), now + FIRST_CONTENT_INTERVAL);
+    receive(&mut session, json!({"id": 0, "result": {}})).unwrap();
+    assert_eq!(session.next_deadline(), now + PROBE_INTERVAL);
+}
+
+#[test]
 fn anything_heard_counts_as_a_sign_of_life() {
     let mut session = synced();
     let idle = session.next_deadline();
@@ -271,11 +288,35 @@ fn messages_that_do_not_fit_end_the_session() {
         (json!({"id": null, "result": {}}), "an answer to nothing"),
         (
             json!({"method": "update2", "params": [1], "id": null}),
-            "an update2 without two parameters",
+            "an update2 without our monitor and its updates",
         ),
         (
             json!({"method": "update2", "id": null}),
-            "an update2 without two parameters",
+            "an update2 without our monitor and its updates",
+        ),
+        (
+            json!({"method": "update2", "params": ["other", {}], "id": null}),
+            "an update2 without our monitor and its updates",
+        ),
+        (
+            json!({"method": "update2", "params": ["dnsflow", {"Encap": {ID: {"insert": {}}}}, 1], "id": null}),
+            "an update2 without our monitor and its updates",
+        ),
+        (
+            json!({"method": "update2", "params": ["dnsflow", {"Encap": {ID: {"insert": {}}}}], "id": 3}),
+            "rows outside of an update",
+        ),
+        (
+            json!({"method": "dance", "params": [{"Encap": {ID: {"insert": {}}}}], "id": null}),
+            "rows outside of an update",
+        ),
+        (
+            json!({"id": 0, "result": {"Encap": {ID: {"initial": {}}}}}),
+            "rows outside of an update",
+        ),
+        (
+            json!({"method": "update2", "params": ["dnsflow", {"Encap": [ID]}], "id": null}),
+            "table Encap: malformed update",
         ),
         (
             json!({"method": "monitor_canceled", "params": ["dnsflow"], "id": null}),
@@ -292,10 +333,87 @@ fn messages_that_do_not_fit_end_the_session() {
             "{error}"
         );
     }
-    let error = synced().receive(b"{]").unwrap_err().to_string();
+    let error = receive_text(&mut synced(), "{]").unwrap_err().to_string();
     assert!(error.contains("unreadable message"), "{error}");
-    let deep = format!("{{\"a\":{}{}}}", "[".repeat(200), "]".repeat(200));
-    assert!(synced().receive(deep.as_bytes()).is_err());
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    let message = format!("{{\"a\":{deep}}}");
+    assert!(receive_text(&mut synced(), &message).is_err());
+    let update = format!("{{\"Encap\":{{\"{ID}\":{{\"insert\":{{\"ip\":{deep}}}}}}}}}");
+    let message = format!("{{\"method\":\"update2\",\"params\":[\"dnsflow\",{update}]}}");
+    let error = receive_text(&mut synced(), &message).unwrap_err();
+    assert!(
+        error.to_string().ends_with("table Encap: malformed update"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rows_may_come_before_what_their_message_is() {
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    let rows = |operation: &str| json!({"Encap": {ID: {operation: {"ip": "192.0.2.1"}}}});
+    let message = format!(r#"{{"result":{},"error":null,"id":0}}"#, rows("initial"));
+    let event = receive_text(&mut session, &message).unwrap();
+    assert_eq!(event, Some(Event::Synced));
+    assert_eq!(count(&session, "Encap"), 1);
+    let rows = rows("modify");
+    let message = format!(r#"{{"params":["dnsflow",{rows}],"method":"update2","id":null}}"#);
+    let event = receive_text(&mut session, &message).unwrap();
+    assert_eq!(touched(&[event.unwrap()]), BTreeMap::from([("Encap", 1)]));
+}
+
+#[test]
+fn an_answer_with_rows_is_the_monitors_or_none() {
+    let rows = json!({"Encap": {ID: {"initial": {}}}});
+    // Another answer, while the monitor's is waited for.
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    session.select(7, "Logical_Flow", &[]);
+    let error = receive(&mut session, json!({"id": 1, "result": rows})).unwrap_err();
+    assert!(
+        error.to_string().ends_with("rows outside of an update"),
+        "{error}"
+    );
+    // Rows in two places.
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    let error = receive(
+        &mut session,
+        json!({"id": 0, "result": rows, "params": [rows]}),
+    );
+    let error = error.unwrap_err().to_string();
+    assert!(error.ends_with("rows outside of an update"), "{error}");
+}
+
+#[test]
+fn an_update_in_pieces_is_one_event() {
+    let mut session = synced();
+    let updates: Map<String, Value> = (0..9)
+        .map(|row| {
+            (
+                RowId::new(9 - row).to_string(),
+                json!({"insert": {"ip": "192.0.2.1"}}),
+            )
+        })
+        .collect();
+    let message =
+        json!({"method": "update2", "params": ["dnsflow", {"Encap": updates}], "id": null});
+    let message = message.to_string();
+    let mut framer = Framer::default();
+    for byte in &message.as_bytes()[..message.len() - 1] {
+        framer.buffer().extend_from_slice(&[*byte]);
+        while let Some(piece) = framer.next_piece().unwrap() {
+            assert_eq!(session.receive(piece).unwrap(), None);
+        }
+    }
+    framer.buffer().extend_from_slice(b"}");
+    let piece = framer.next_piece().unwrap().unwrap();
+    let Some(Event::Changed(changes)) = session.receive(piece).unwrap() else {
+        panic!("no change");
+    };
+    let rows: Vec<RowId> = changes.iter().map(|change| change.id).collect();
+    assert_eq!(
+        rows,
+        (1..=9).map(RowId::new).collect::<Vec<_>>(),
+        "in their order"
+    );
 }
 
 #[test]
@@ -338,7 +456,7 @@ fn clauses_as_the_protocol_writes_them() {
 proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = synced().receive(&bytes);
+        let _ = fixtures::receive(&mut synced(), &bytes);
     }
 
     #[test]
@@ -350,7 +468,7 @@ proptest! {
         bytes[at] = byte;
         let mut session = southbound();
         for message in bytes.split(|byte| *byte == b'\n') {
-            if session.receive(message).is_err() {
+            if fixtures::receive(&mut session, message).is_err() {
                 break;
             }
         }
