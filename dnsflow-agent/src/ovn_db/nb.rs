@@ -67,7 +67,8 @@ const TABLES: &[Table] = &[
             Column::keys("vips"),
             Column::pairs("external_ids", &[OWNER, NETWORK]),
         ],
-        // In a message of their own: each names all of its backends, and a message has a limit.
+        // In a message of their own: each names all of its backends, and ovsdb-server puts a message together as a
+        // whole.
         deferred: true,
     },
 ];

@@ -39,7 +39,7 @@ pub enum FramingError {
     #[error("a message starts with the byte {0:#04x}, not with an opening brace")]
     NotAnObject(u8),
     /// The rest of a message is longer than the limit.
-    #[error("a message is longer than {limit_bytes} bytes, without its rows")]
+    #[error("a message is longer than {limit_bytes} bytes")]
     TooLong {
         /// The limit.
         limit_bytes: usize,

@@ -88,16 +88,16 @@ fn rows_are_taken_out_of_answers_and_updates() {
 #[test]
 fn what_only_looks_like_rows_stays_in_its_message() {
     for text in [
-        r#"{"result":[{"rows":[{"a":{"b":{}}}]}]}"#,
-        r#"{"result":{"T":[{"b":{}}]}}"#,
-        r#"{"x":{"result":{"T":{"b":{}}}}}"#,
-        r#"{"x":["result",{"T":{"b":{}}}]}"#,
-        r#"{"params":[],"x":{"T":{"b":{}}}}"#,
-        r#"{"params":[[{"T":{"b":{}}}]]}"#,
-        r#"{"params":[["a"],"b"],"x":[{"T":{"b":{}}}]}"#,
-        r#"{"result":{},"x":{"T":{"b":{}}}}"#,
-        r#"{"\u0072esult":{"T":{"b":{}}}}"#,
-        r#"{"x":"result","y":{"T":{"b":{}}}}"#,
+        r#"{"result":[{"rows":[{"a":{"b":{"c":{}}}}]}]}"#,
+        r#"{"result":{"T":[{"b":{"c":{}}}]}}"#,
+        r#"{"x":{"result":{"T":{"b":{"c":{}}}}}}"#,
+        r#"{"x":["result",{"T":{"b":{"c":{}}}}]}"#,
+        r#"{"params":[],"x":{"T":{"b":{"c":{}}}}}"#,
+        r#"{"params":[[{"T":{"b":{"c":{}}}}]]}"#,
+        r#"{"params":[["a"],"b"],"x":[{"T":{"b":{"c":{}}}}]}"#,
+        r#"{"result":{},"x":{"T":{"b":{"c":{}}}}}"#,
+        r#"{"\u0072esult":{"T":{"b":{"c":{}}}}}"#,
+        r#"{"x":"result","y":{"T":{"b":{"c":{}}}}}"#,
     ] {
         assert_eq!(pieces(text).unwrap(), [message(text)]);
     }
