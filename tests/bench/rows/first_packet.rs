@@ -73,10 +73,10 @@ pub(crate) fn alone(stage: &Stage<'_>) -> Result<Measured> {
     let observe = lost(
         stage,
         Way::Agent(Mode::Observe),
-        stage.scale(2000, 10),
+        stage.scale(1000, 10),
         None,
     )?;
-    let ofctl = lost(stage, Way::Ofctl, stage.scale(500, 5), None)?;
+    let ofctl = lost(stage, Way::Ofctl, stage.scale(300, 5), None)?;
     measured
         .field("syn_lost.observe", observe.lost)?
         .field("syn_lost.n.observe", observe.connections)?
