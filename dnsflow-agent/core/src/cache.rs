@@ -29,7 +29,9 @@ use crate::{
     rules::RuleText,
     shares::Shares,
     snapshot::{SavedEntry, SavedName},
-    switch::{Batch, Enforced, Flows, Installed, Place, Reading, VerdictId, Verdicts, Written},
+    switch::{
+        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
+    },
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
@@ -619,8 +621,8 @@ impl Cache {
         }
     }
 
-    /// Compares a mark that the kernel has with the one that it should have, and sets that one if they differ.
-    /// Returns whether the mark was right; `None` if the address should have none.
+    /// Compares a mark that the kernel has with the one that it should have, and sets that one if they differ, or
+    /// removes it. `None` if the address should have none.
     pub(crate) fn mark_found(
         &mut self,
         port: PortId,
@@ -628,15 +630,17 @@ impl Cache {
         reading: Reading,
         batch: &mut Batch,
         now: Timestamp,
-    ) -> Option<bool> {
+    ) -> Option<ReadMark> {
         let address = found.address;
         let entry = self.ports.get_mut(&port)?.entries.get_mut(&address)?;
         let place = entry.place(port, address);
-        let was_right = entry.installed.read(found, reading, &self.verdicts)?;
-        if !was_right {
-            entry.installed.mark(place, &mut self.verdicts, batch, now);
+        let read = entry.installed.read(found, reading, &self.verdicts)?;
+        match read {
+            ReadMark::Right => {}
+            ReadMark::Wrong => entry.installed.mark(place, &mut self.verdicts, batch, now),
+            ReadMark::Over => entry.installed.remove_former(found, batch),
         }
-        Some(was_right)
+        Some(read)
     }
 
     /// All marks are read. Sets those that are missing, and returns how many they are.
@@ -646,6 +650,7 @@ impl Cache {
         batch: &mut Batch,
         now: Timestamp,
     ) -> usize {
+        self.verdicts.marks_read(reading.since);
         let mut missing = 0;
         for (id, port) in &mut self.ports {
             for (address, entry) in &mut port.entries {

@@ -46,7 +46,7 @@ use queue::{Part, Queues, Shares};
 
 pub(crate) use batch::{Batch, Written};
 pub(crate) use flows::Flows;
-pub(crate) use installed::{Enforced, Installed, Place, Reading, Usage};
+pub(crate) use installed::{Enforced, Installed, Place, ReadMark, Reading, Usage};
 pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
@@ -1011,6 +1011,7 @@ impl Switch {
         let reading = Reading {
             number: self.comparison.number,
             since: self.comparison.since?,
+            is_first: !self.adopted,
         };
         if !more {
             out.command(Command::Ask(FlowQuestion::Dump));
@@ -1022,10 +1023,12 @@ impl Switch {
             } = found;
             let port = access.ports.at_veth(ifindex);
             let cache = &mut *access.cache;
-            let is_known =
+            let read =
                 port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch, now));
-            match (is_known, port) {
-                (Some(was_right), _) => out.counters.marks_restored += u64::from(!was_right),
+            match (read, port) {
+                (Some(ReadMark::Right), _) => {}
+                (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
+                (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
                 // Its flows tell whether it still counts.
                 (None, Some(port)) if !self.adopted && found.until > now => {
                     self.comparison.marks.push((port, found));

@@ -72,6 +72,8 @@ pub struct Node {
     pub marks: BTreeMap<(u32, IpAddr), (u32, Timestamp, Option<Timestamp>)>,
     /// Whether the kernel sets no marks.
     pub refuses_marks: bool,
+    /// Whether the kernel lets nobody read its marks.
+    pub hides_marks: bool,
     /// The destinations of megaflows that drop; `None` where the datapath cannot be asked.
     pub dropping: Option<BTreeSet<IpAddr>>,
 }
@@ -99,6 +101,7 @@ impl Node {
             blocked: Vec::new(),
             marks: BTreeMap::new(),
             refuses_marks: false,
+            hides_marks: false,
             dropping: None,
         }
     }

@@ -53,6 +53,19 @@ pub(crate) struct Reading {
     pub(crate) number: u32,
     /// When the reading began.
     pub(crate) since: Timestamp,
+    /// Whether marks of an earlier run still wait to be adopted.
+    pub(crate) is_first: bool,
+}
+
+/// What a mark that the kernel has is to its address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum ReadMark {
+    /// The mark of its verdict, or of the former one as long as that has flows.
+    Right,
+    /// Not the mark of its verdict, which is in force.
+    Wrong,
+    /// The mark of a former verdict, which ends. The flows of its verdict have not come into force.
+    Over,
 }
 
 /// How much an address is used.
@@ -313,32 +326,54 @@ impl Installed {
         *self = Self::Flows(flows);
     }
 
-    /// Records what the kernel has for the address. Returns whether that is the mark that it should have; `None` if
-    /// it should have none.
+    /// Records what the kernel has for the address; `None` if it should have no mark.
     pub(crate) fn read(
         &mut self,
         found: &MarkFound,
         reading: Reading,
         verdicts: &Verdicts,
-    ) -> Option<bool> {
+    ) -> Option<ReadMark> {
         let Self::Marked(marked) = self else {
             return None;
         };
         marked.found_in = reading.number;
         if marked.until.is_none() {
             marked.go_on_with(found, reading.since);
+        } else if marked.set_at > reading.since {
+            return Some(ReadMark::Right);
+        } else {
+            if let Some(used_at) = found.used_at {
+                marked.is_used = true;
+                marked.used_at = marked.used_at.max(used_at);
+            }
+            marked.is_counted |= marked.set_at + COUNTERS_DELAY_MAX <= reading.since;
         }
-        if marked.until.is_none() || marked.set_at > reading.since {
-            return Some(true);
-        }
-        if let Some(used_at) = found.used_at {
-            marked.is_used = true;
-            marked.used_at = marked.used_at.max(used_at);
-        }
-        marked.is_counted |= marked.set_at + COUNTERS_DELAY_MAX <= reading.since;
         let mark = verdicts.mark(marked.verdict);
-        let is_right = mark.is_some_and(|mark| mark.value() == found.mark);
-        Some(is_right || !verdicts.is_in_force(marked.verdict))
+        Some(if mark.is_some_and(|mark| mark.value() == found.mark) {
+            ReadMark::Right
+        } else if verdicts.is_in_force(marked.verdict) {
+            match marked.until {
+                Some(_) => ReadMark::Wrong,
+                // The kernel is told of it behind the reading.
+                None => ReadMark::Right,
+            }
+        } else if !reading.is_first && verdicts.is_over(found.mark, reading.since) {
+            ReadMark::Over
+        } else {
+            ReadMark::Right
+        })
+    }
+
+    /// Removes the mark of a former verdict from the kernel. The address gets the one of its verdict when that is in
+    /// force.
+    pub(crate) fn remove_former(&mut self, found: &MarkFound, batch: &mut Batch) {
+        if let Self::Marked(marked) = self {
+            marked.until = None;
+            batch.mark(MarkChange::Remove {
+                ifindex: found.ifindex,
+                address: found.address,
+            });
+        }
     }
 
     /// The address goes on with the use of a mark of an earlier run, found at `since`.

@@ -38,6 +38,8 @@ pub(crate) struct Verdicts {
     verdicts: BTreeMap<VerdictId, Verdict>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
     resting: BTreeMap<VerdictId, Timestamp>,
+    /// When the last complete reading of the kernel's marks began.
+    read_at: Option<Timestamp>,
     /// The kernel has refused a mark: addresses get flows of their own until then.
     refused_until: Option<Timestamp>,
 }
@@ -66,6 +68,7 @@ impl Verdicts {
             by_plan: HashMap::new(),
             verdicts: BTreeMap::new(),
             resting: BTreeMap::new(),
+            read_at: None,
             refused_until: None,
         }
     }
@@ -253,6 +256,15 @@ impl Verdicts {
             .is_some_and(|verdict| verdict.plan == *plan)
     }
 
+    /// Whether the verdict of this mark ends: no address has had it for a while before `at`, or there is none.
+    pub(super) fn is_over(&self, mark: u32, at: Timestamp) -> bool {
+        let verdict = self.mask.and_then(|mask| {
+            let id = VerdictId(mark >> mask.trailing_zeros());
+            self.verdicts.get(&id)
+        });
+        verdict.is_none_or(|verdict| verdict.is_over(at))
+    }
+
     /// Whether the flows are in force.
     pub(super) fn is_in_force(&self, id: VerdictId) -> bool {
         self.verdicts
@@ -328,16 +340,21 @@ impl Verdicts {
         marked
     }
 
-    /// Removes the flows of verdicts that no address has had for a while.
+    /// All marks of the kernel were read, from `since` on. Those of verdicts that were over then are removed.
+    pub(crate) fn marks_read(&mut self, since: Timestamp) {
+        self.read_at = Some(since);
+    }
+
+    /// Removes the flows of verdicts that no address has had for a while. An address whose next verdict has not come
+    /// into force keeps the mark of the former one, so the end is that of the last reading: no mark of these verdicts
+    /// is left in the kernel.
     pub(crate) fn sweep(&mut self, batch: &mut Batch, now: Timestamp) {
-        let over: Vec<VerdictId> = self
-            .verdicts
-            .iter()
-            .filter(|(_, verdict)| {
-                verdict.addresses == 0 && verdict.unused_since + VERDICT_STAYS <= now
-            })
-            .map(|(id, _)| *id)
-            .collect();
+        let Some(read_at) = self.read_at else {
+            return;
+        };
+        let verdicts = self.verdicts.iter();
+        let over = verdicts.filter(|(_, verdict)| verdict.is_over(read_at));
+        let over: Vec<VerdictId> = over.map(|(id, _)| *id).collect();
         for id in over {
             let target = self.target(id);
             if let Some((verdict, target)) = self.verdicts.remove(&id).zip(target) {
@@ -346,6 +363,13 @@ impl Verdicts {
                 self.resting.insert(id, now + VERDICT_RESTS);
             }
         }
+    }
+}
+
+impl Verdict {
+    /// Whether no address has had the verdict for a while before `at`.
+    fn is_over(&self, at: Timestamp) -> bool {
+        self.addresses == 0 && self.unused_since + VERDICT_STAYS <= at
     }
 }
 

@@ -141,6 +141,10 @@ impl Node {
                 }
                 (!refused.is_empty()).then_some(Input::MarksRefused(refused))
             }
+            Command::ReadMarks if self.hides_marks => Some(Input::Marks {
+                found: None,
+                more: false,
+            }),
             Command::ReadMarks => {
                 let marks = self.marks.iter();
                 let found = marks.map(|(&(ifindex, address), &(mark, until, used_at))| MarkFound {

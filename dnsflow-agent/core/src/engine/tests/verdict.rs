@@ -2,10 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use super::{restart::after_restart_with, *};
+use super::{
+    restart::{after_restart_with, read_but_southbound, southbound, started},
+    *,
+};
 use crate::{
     input::MarkChange,
-    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
+    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
 };
 
 const MASK: u32 = 0xffe0_0000;
@@ -584,4 +587,116 @@ fn one_pod_cannot_take_all_verdicts() {
     let marked = node.marks.len();
     node.answer("p2", "a.test", &[ADDRESS], 600);
     assert_eq!(node.marks.len(), marked + 1);
+}
+
+/// Rules for three names, and the same rules one place further down.
+fn edit() -> [Vec<Rule>; 2] {
+    let former = || ["example.com", "a.test", "b.test"].map(allow);
+    [
+        [&former()[..], &[deny_all()]].concat(),
+        [&[allow("new.test")], &former()[..], &[deny_all()]].concat(),
+    ]
+}
+
+/// There are three numbers.
+fn config_of_three() -> Config {
+    Config {
+        mark_mask: NonZeroU32::new(0xc000_0000),
+        ..Config::default()
+    }
+}
+
+fn node_of_three(rules: &[Rule]) -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config_of_three());
+    let mut node = node.start(rules);
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node
+}
+
+/// Where the flow of the address is after the edit. There is a flow of somebody else: the verdict of the address does
+/// not come into force.
+fn foreign_flow() -> Input<'static> {
+    let [former, moved] = edit();
+    let mut node = node_of_three(&former);
+    let before = node.switch.clone();
+    node.set_firewall(&moved);
+    node.set_ovn(&moved);
+    let mut keys = node.switch.into_keys();
+    let key = keys.find(|key| !before.contains_key(key));
+    Input::ForeignFlow {
+        key: key.expect("the rule has moved"),
+        cookie: 0x1234,
+    }
+}
+
+/// Verdicts are made of all numbers that are free. None of them opens the address of a former number.
+fn take_all_numbers(node: &mut Node) {
+    let third = [203, 0, 113, 3];
+    node.answer("p1", "a.test", &[OTHER], 600);
+    node.answer("p1", "b.test", &[third], 600);
+    let destinations = [2, 3].map(|host| format!("203.0.113.{host}"));
+    assert_eq!(node.destinations(), destinations.into());
+}
+
+#[test]
+fn a_number_is_not_free_while_the_kernel_marks_with_it() {
+    let [former, moved] = edit();
+    let mut node = node_of_three(&former);
+    node.give(foreign_flow());
+    node.set_firewall(&moved);
+    node.set_ovn(&moved);
+    node.pass(VERDICT_STAYS + VERDICT_RESTS + 3 * COMPARE_INTERVAL);
+    take_all_numbers(&mut node);
+    assert!(!node.marks.contains_key(&(ifindex(&node), ADDRESS.into())));
+}
+
+#[test]
+fn no_number_is_freed_while_the_marks_cannot_be_read() {
+    let [former, moved] = edit();
+    let mut node = node_of_three(&former);
+    let flows = node.switch.clone();
+    let has_flows = |node: &Node| flows.keys().all(|key| node.switch.contains_key(key));
+    node.give(foreign_flow());
+    node.set_firewall(&moved);
+    node.set_ovn(&moved);
+    node.hides_marks = true;
+    node.pass(VERDICT_STAYS + VERDICT_RESTS + 3 * COMPARE_INTERVAL);
+    assert!(has_flows(&node) && !node.marks.is_empty());
+    node.hides_marks = false;
+    node.pass(COMPARE_INTERVAL);
+    assert!(!has_flows(&node) && node.marks.is_empty());
+}
+
+#[test]
+fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
+    let [former, moved] = edit();
+    let restarted = || {
+        let mut before = node();
+        before.set_firewall(&former);
+        before.set_ovn(&former);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let mark = before.marks[&(ifindex(&before), ADDRESS.into())].0;
+        let snapshot = before.engine.snapshot(before.now);
+        let node = started(&mut before, &snapshot, config());
+        (read_but_southbound(node, &before, &moved), mark)
+    };
+    let read_southbound = |node: &mut Node| {
+        let sb = southbound(node, &moved);
+        node.give(Input::Sb(sb));
+    };
+    let (mut twin, former_mark) = restarted();
+    read_southbound(&mut twin);
+    let place = (ifindex(&twin), IpAddr::from(ADDRESS));
+    assert_ne!(twin.marks[&place].0, former_mark, "another number");
+    let (mut node, _) = restarted();
+    // The verdict does not come into force.
+    let key = twin.switch.into_keys().next().expect("its flow");
+    let cookie = 0x1234;
+    node.give(Input::ForeignFlow { key, cookie });
+    read_southbound(&mut node);
+    // At first, it may still do so.
+    assert_eq!(node.marks[&place].0, former_mark);
+    node.pass(COMPARE_INTERVAL);
+    assert!(!node.marks.contains_key(&place));
 }
