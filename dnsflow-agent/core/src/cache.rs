@@ -653,6 +653,9 @@ impl Cache {
         self.verdicts.marks_read(reading.since);
         let mut missing = 0;
         for (id, port) in &mut self.ports {
+            if self.verdicts.interface(*id).is_none() {
+                continue;
+            }
             for (address, entry) in &mut port.entries {
                 if entry.may_be_marked(now) && entry.installed.is_unread(reading, &self.verdicts) {
                     let place = entry.place(*id, *address);

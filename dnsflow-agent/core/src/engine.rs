@@ -35,7 +35,7 @@ use crate::{
     input::{FlowReply, Frame, MarkRefused},
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
     output::Output,
-    ovn::view::Touched,
+    ovn::{rows::RowId, view::Touched},
     policy::{Mention, Policy},
     ports::{PortChange, PortId, Ports},
     profile::StaticProfile,
@@ -253,15 +253,9 @@ impl Engine {
                 };
                 self.policy_touched(touched, batch, now);
             }
-            Input::Found { interface, ifindex } => {
-                if self.ports.found(interface, ifindex) {
-                    self.filter.outdate();
-                }
-            }
+            Input::Found { interface, ifindex } => self.veth_found(interface, ifindex),
             Input::Attached { interface, ifindex } => {
-                if self.ports.found(interface, ifindex) {
-                    self.filter.outdate();
-                }
+                self.veth_found(interface, ifindex);
                 self.ports.attached(interface);
                 self.mark_at(ifindex, batch, now);
             }
@@ -743,6 +737,17 @@ impl Engine {
         access.rejudge(rejudged, batch, now, out);
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
+        }
+    }
+
+    fn veth_found(&mut self, interface: RowId, ifindex: u32) {
+        let before = self.ports.at_veth(ifindex);
+        if self.ports.found(interface, ifindex) {
+            self.filter.outdate();
+            if before.is_some() && before != self.ports.at_veth(ifindex) {
+                // Of the port that had the index before.
+                self.answers.forget_interface(ifindex);
+            }
         }
     }
 

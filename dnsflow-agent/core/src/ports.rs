@@ -312,6 +312,8 @@ impl Ports {
         let Some(row) = self.interfaces.find(interface) else {
             return false;
         };
+        // An index that was another veth's: that one is gone, and its row goes late.
+        self.found.retain(|_, known| *known != ifindex);
         self.found.insert(interface, ifindex);
         if let Some(&port_id) = self.by_name.get(&row.iface_id)
             && let Some(port) = self.ports.get_mut(&port_id)
@@ -320,7 +322,12 @@ impl Ports {
             if let Some(old) = port.ifindex.replace(ifindex) {
                 self.by_ifindex.remove(&old);
             }
-            self.by_ifindex.insert(ifindex, port_id);
+            let taken = self.by_ifindex.insert(ifindex, port_id);
+            if let Some(taken) = taken.filter(|taken| *taken != port_id)
+                && let Some(port) = self.ports.get_mut(&taken)
+            {
+                port.ifindex = None;
+            }
         }
         true
     }

@@ -403,6 +403,7 @@ impl<A: Attach> Attachments<A> {
         if entry.trusted_at != ifindex {
             entry.distrust(&mut self.program);
             if let Some(ifindex) = ifindex {
+                self.free(ifindex, now);
                 // The addresses come before the programs, so that the first question counts.
                 self.program.trust_sources(ifindex, &entry.sources);
                 entry.trusted_at = Some(ifindex);
@@ -424,6 +425,20 @@ impl<A: Attach> Attachments<A> {
         };
         self.entries.insert(interface, entry);
         input
+    }
+
+    /// Gives up what is known of other interfaces with this index: they are gone, and their rows go late. Later, it
+    /// would be the new interface that loses its addresses and programs.
+    fn free(&mut self, ifindex: u32, now: Timestamp) {
+        for entry in self.entries.values_mut() {
+            if entry.trusted_at == Some(ifindex) {
+                let next = Entry {
+                    sources: entry.sources.clone(),
+                    ..Entry::new(entry.name.clone(), now)
+                };
+                std::mem::replace(entry, next).leave(&mut self.program);
+            }
+        }
     }
 }
 

@@ -69,6 +69,41 @@ fn a_veth_that_was_found_before_its_port_is_known() {
 }
 
 #[test]
+fn a_row_that_goes_late_leaves_the_index_to_its_successor() {
+    let mut ports = Ports::new(Scope::Pod, true);
+    let rows = vec![(ROW, Some(row("a", "1"))), (OTHER_ROW, Some(row("b", "2")))];
+    change(&mut ports, rows);
+    let b = ports.named("b");
+    for row in [ROW, OTHER_ROW] {
+        assert!(ports.found(row, 7));
+    }
+    assert_eq!((ports.at_veth(7), ports.with_veth()), (b, 1));
+    assert!(ports.found(ROW, 8), "another veth of the same name");
+    assert_eq!(ports.at_veth(7), b);
+    assert!(ports.found(OTHER_ROW, 8));
+    assert_eq!(ports.at_veth(8), b);
+    let changes = change(&mut ports, vec![(ROW, None)]);
+    let closed = PortChange::Closed {
+        port: PortId(0),
+        ifindex: None,
+    };
+    assert_eq!((changes, ports.at_veth(8)), (vec![closed], b));
+}
+
+#[test]
+fn a_row_that_comes_into_use_late_does_not_take_the_index_of_another() {
+    let mut ports = Ports::new(Scope::Pod, true);
+    let third = RowId::new(3);
+    let rows = vec![(ROW, Some(row("a", "1"))), (third, Some(row("b", "3")))];
+    change(&mut ports, rows);
+    assert!(ports.found(ROW, 7));
+    change(&mut ports, vec![(OTHER_ROW, Some(row("a", "2")))]);
+    assert!(ports.found(third, 7));
+    change(&mut ports, vec![(OTHER_ROW, None)]);
+    assert_eq!(ports.at_veth(7), ports.named("b"));
+}
+
+#[test]
 fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
     let mut ports = Ports::new(Scope::Pod, true);
     let rows = [("a", "1"), ("b", "1"), ("c", "2")];

@@ -93,7 +93,13 @@ impl Verdicts {
 
     /// Packets of the port are marked at this interface. Returns whether that is news.
     pub(crate) fn attached(&mut self, port: PortId, ifindex: u32) -> bool {
-        self.are_on() && self.interfaces.insert(port, ifindex) != Some(ifindex)
+        if !self.are_on() {
+            return false;
+        }
+        // A port that goes late: the index was its interface's.
+        self.interfaces
+            .retain(|other, known| *other == port || *known != ifindex);
+        self.interfaces.insert(port, ifindex) != Some(ifindex)
     }
 
     /// The interface of a port.

@@ -22,8 +22,8 @@ struct Link(Kernel, u32);
 impl Drop for Link {
     fn drop(&mut self) {
         let attached = &mut (self.0.0.borrow_mut()).attached;
-        let at = attached.iter().position(|ifindex| *ifindex == self.1);
-        attached.remove(at.expect("was attached"));
+        // As with clsact, whose filters are found by the index. They may be gone with the interface.
+        attached.retain(|ifindex| *ifindex != self.1);
     }
 }
 
@@ -82,6 +82,16 @@ impl Attach for Kernel {
 impl Kernel {
     fn plug(&self, name: &str, ifindex: u32) {
         self.0.borrow_mut().interfaces.insert(name.into(), ifindex);
+    }
+
+    /// Another interface gets the index of this one.
+    fn replace(&self, name: &str, new: &str) {
+        let mut state = self.0.borrow_mut();
+        let ifindex = state.interfaces.remove(name).expect("it is plugged in");
+        state.interfaces.insert(new.into(), ifindex);
+        // The kernel takes the programs away with the interface.
+        state.attached.retain(|attached| *attached != ifindex);
+        state.complete.retain(|complete| *complete != ifindex);
     }
 
     fn unplug(&self, name: &str) {
@@ -264,6 +274,29 @@ fn a_veth_that_goes_is_waited_for() {
         "the dangling link is dropped"
     );
     assert_eq!(attachments.next_deadline(), Some(ms(11)));
+}
+
+#[test]
+fn a_row_that_goes_late_takes_nothing_of_its_successor() {
+    for is_gone in [false, true] {
+        let (kernel, mut attachments) = start();
+        kernel.plug("veth0", 7);
+        assert_attached(&attach(&mut attachments, ROW, "veth0", ms(0)), ROW, 7);
+        kernel.replace("veth0", "veth1");
+        assert_attached(&attach(&mut attachments, OTHER, "veth1", ms(1)), OTHER, 7);
+        match is_gone {
+            true => attachments.detach(ROW),
+            // The event of the veth that is gone comes behind its successor.
+            false => drop(on_event(
+                &mut attachments,
+                &LinkEvent::Gone { ifindex: 7 },
+                ms(2),
+            )),
+        }
+        assert_eq!(kernel.trusted(), [(7, 1)], "{is_gone}");
+        assert_eq!(kernel.attached(), [7], "{is_gone}");
+        assert_eq!(kernel.0.borrow().complete, [7], "{is_gone}");
+    }
 }
 
 #[test]

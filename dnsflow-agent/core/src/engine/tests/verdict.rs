@@ -700,3 +700,26 @@ fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
     node.pass(COMPARE_INTERVAL);
     assert!(!node.marks.contains_key(&place));
 }
+
+#[test]
+fn a_pod_that_goes_late_takes_no_mark_of_the_successor_at_its_interface() {
+    let mut node = node();
+    let place = (ifindex(&node), IpAddr::from(ADDRESS));
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.add_pod("p2", 6);
+    let interface = node.pods["ns1_p2"];
+    // The veth of p2 has the index that the one of p1 had.
+    let (ifindex, _) = place;
+    node.give(Input::Attached { interface, ifindex });
+    let tell = |node: &mut Node, address| {
+        let mut bytes = answer_frame("www.example.com", &[address], 600);
+        bytes[14 + 19] = 6;
+        node.frame(ifindex, &bytes);
+    };
+    tell(&mut node, ADDRESS);
+    let mark = node.marks[&place];
+    node.remove_interface("p1");
+    assert_eq!(node.marks.get(&place), Some(&mark));
+    tell(&mut node, OTHER);
+    assert!(node.marks.contains_key(&(ifindex, OTHER.into())));
+}
