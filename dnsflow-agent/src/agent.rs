@@ -799,8 +799,8 @@ impl Hot {
         records.drain(FRAMES_PER_TURN, |frame| hand_in(frame, engine, deferred))
     }
 
-    /// Takes in what was captured while there was no agent. The node is known: whose frames they are, and
-    /// which rules there are.
+    /// Takes in what was captured while there was no agent. The node is known: whose frames they are, which rules there
+    /// are, and which DNS servers are trusted.
     fn take_over(&mut self) {
         let Self {
             engine,
@@ -817,10 +817,6 @@ impl Hot {
         }
         if frames > 0 {
             info!(frames, "taken over what was captured while no agent ran");
-        }
-        if let Some(ready) = self.ready.take() {
-            // Without a receiver, that thread has ended, and with it this agent does.
-            let _ = ready.send(());
         }
     }
 
@@ -926,7 +922,12 @@ impl Hot {
             tell(&report);
             self.journal.try_note(report);
         }
-        if is_known && self.ready.is_some() {
+        if is_known && let Some(ready) = self.ready.take() {
+            // Without a receiver, that thread has ended, and with it this agent does.
+            let _ = ready.send(());
+            memory::give_back();
+        }
+        if self.ready.is_none() && !self.left.is_empty() && self.engine.knows_servers() {
             self.take_over();
             self.carry_out();
             memory::give_back();

@@ -322,6 +322,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         frames,
         frames_not_dns,
         frames_unknown_interface,
+        frames_untrusted_server,
         answers_malformed,
         answers_unusable,
         answers_unmatched,
@@ -409,11 +410,12 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         Family::counter("frames", "Frames that came from the TC program.", frames),
         Family::counters(
             "frames_ignored",
-            "Frames that are no DNS answer to a known pod.",
+            "Frames that are no DNS answer of a trusted server to a known pod.",
             "reason",
             [
                 ("not_dns", frames_not_dns),
                 ("unknown_interface", frames_unknown_interface),
+                ("untrusted_server", frames_untrusted_server),
             ],
         ),
         Family::counters(

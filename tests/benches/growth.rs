@@ -334,6 +334,7 @@ impl Stage {
             ..
         } = self;
         let pods = || 1..=size.pods;
+        node.trust_server();
         node.give(Input::SwitchUp);
         node.give(Input::Interfaces(InterfaceUpdate {
             reset: true,

@@ -34,6 +34,8 @@ pub(crate) struct Answers {
     servers: Servers,
     /// Whether they were reported.
     trust_reported: bool,
+    /// Whether the cluster was asked for its DNS servers.
+    is_cluster_known: bool,
     tcp: TcpReassembly,
     fragments: FragmentReassembly,
 }
@@ -64,6 +66,7 @@ impl Answers {
             trusted: None,
             servers: Servers::default(),
             trust_reported: false,
+            is_cluster_known: false,
             tcp: TcpReassembly::default(),
             fragments: FragmentReassembly::default(),
         };
@@ -73,6 +76,7 @@ impl Answers {
 
     /// Trusts these DNS servers of the cluster, and those of the options.
     pub(crate) fn trust(&mut self, cluster: &BTreeSet<Resolver>, out: &mut Output) {
+        self.is_cluster_known = true;
         self.trust_all(Some(cluster), out);
     }
 
@@ -93,6 +97,11 @@ impl Answers {
         }
     }
 
+    /// Whether it is known which DNS servers are trusted. If there are none, the cluster may not have said all.
+    pub(crate) fn knows_servers(&self) -> bool {
+        self.is_cluster_known && self.trusted.as_ref().is_some_and(|all| !all.is_empty())
+    }
+
     /// The DNS servers that are trusted; `None` before they were first reported.
     pub(crate) fn trusted(&self) -> Option<&BTreeSet<Resolver>> {
         self.trusted.as_ref()
@@ -111,6 +120,8 @@ impl Answers {
 
     /// Reads a frame that passed an interface of the pod with these addresses. A frame of an unknown interface is only
     /// counted, and so is one to another address: the interface's index was another pod's when the frame was captured.
+    /// A frame of a server that is not trusted now is only counted, too: the programs have judged it by the trust of
+    /// their time, and it may have waited in the kernel since.
     pub(crate) fn read(
         &mut self,
         frame: Frame<'_>,
@@ -136,11 +147,21 @@ impl Answers {
             out.counters.frames_unknown_interface += 1;
             return read;
         }
+        let port = match &packet {
+            Packet::UdpAnswer(Message { src_port, .. })
+            | Packet::TcpSegment(walk::Segment { src_port, .. }) => Some(*src_port),
+            // A later fragment has no port numbers. Only the whole datagram shows whose it is.
+            Packet::Fragment(_) => None,
+        };
+        let from = ip.addresses(&frame.bytes).map(|of| of.src);
+        let source = from.zip(port).map(SocketAddr::from);
+        if source.is_some_and(|source| !self.is_trusted(source)) {
+            out.counters.frames_untrusted_server += 1;
+            return read;
+        }
         match packet {
             Packet::UdpAnswer(found) => match found.payload_of(frame.bytes) {
                 Some(message) => {
-                    let addresses = found.ip.addresses(&frame.bytes);
-                    let source = addresses.map(|of| SocketAddr::new(of.src, found.src_port));
                     read.server = source.and_then(|source| self.servers.number(source.into()));
                     read.answers.extend(decode(message, out));
                     read.carries = true;
@@ -160,10 +181,13 @@ impl Answers {
             Packet::Fragment(found) => {
                 if let Some(fragment) = fragment(&found, frame)
                     && let Some(datagram) = self.fragments.feed(&fragment, now)
-                    && self.is_trusted(datagram.source)
                 {
-                    read.server = self.servers.number(datagram.source.into());
-                    read.answers.extend(decode(&datagram.payload, out));
+                    if self.is_trusted(datagram.source) {
+                        read.server = self.servers.number(datagram.source.into());
+                        read.answers.extend(decode(&datagram.payload, out));
+                    } else {
+                        out.counters.frames_untrusted_server += 1;
+                    }
                 }
             }
         }
@@ -183,7 +207,7 @@ impl Answers {
         }
     }
 
-    /// A later fragment has no port numbers. Only the whole datagram shows whose it is.
+    /// Whether this is a DNS server that is trusted now.
     fn is_trusted(&self, source: SocketAddr) -> bool {
         let trusted = self.trusted.as_ref();
         trusted.is_some_and(|trusted| trusted.contains(&source.into()))

@@ -9,6 +9,8 @@ pub struct Counters {
     pub frames_not_dns: u64,
     /// Frames of interfaces that are not known (any more).
     pub frames_unknown_interface: u64,
+    /// Frames of DNS servers that were trusted when the kernel saw them, and are not now.
+    pub frames_untrusted_server: u64,
     /// Messages that could not be decoded.
     pub answers_malformed: u64,
     /// Messages that are no usable answer: truncated, other questions, endless CNAMEs.

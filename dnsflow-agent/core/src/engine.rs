@@ -490,6 +490,11 @@ impl Engine {
         Some(&port.row.iface_id)
     }
 
+    /// Whether it is known which DNS servers are trusted. What was captured before waits for that.
+    pub fn knows_servers(&self) -> bool {
+        self.answers.knows_servers()
+    }
+
     /// The state, to answer a question of people.
     pub fn view(&self) -> View<'_> {
         let Self {

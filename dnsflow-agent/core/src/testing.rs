@@ -21,6 +21,7 @@ use crate::{
     flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
     report::{Limit, Report},
+    resolver::Resolver,
 };
 
 pub use self::{edges::Kernel, rows::*};
@@ -124,6 +125,7 @@ impl Node {
 
     /// All sources are read. They know of pod p1 (10.244.0.5) of ns1, and of no rules.
     pub fn read_sources(&mut self) {
+        self.trust_server();
         self.give(Input::SwitchUp);
         self.give(Input::Interfaces(InterfaceUpdate {
             reset: true,
@@ -144,6 +146,15 @@ impl Node {
             ..SbUpdate::default()
         }));
         self.add_pod("p1", 5);
+    }
+
+    /// The cluster's DNS server is known: the one that answers come from.
+    pub fn trust_server(&mut self) {
+        let server = Resolver {
+            address: SERVER.into(),
+            port: 53,
+        };
+        self.give(Input::Resolvers([server].into()));
     }
 
     /// Hands in an input, and carries out what comes of the input.

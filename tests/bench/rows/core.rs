@@ -145,8 +145,10 @@ struct Node {
 impl Node {
     fn new(entries: usize) -> Result<Self> {
         let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
+        let resolver = "10.96.0.10";
         let config = Config {
             profile: Some(profile.parse()?),
+            resolvers: [resolver.parse()?].into(),
             cache_limits: CacheLimits {
                 addresses_per_port_max: entries,
                 ..CacheLimits::default()

@@ -194,7 +194,10 @@ pub fn frame(ifindex: u32, captured_at: Timestamp, bytes: &[u8]) -> Frame<'_> {
     }
 }
 
-/// Ethernet, IPv4 and UDP around a DNS answer of 10.96.0.10 to the pod at 10.244.0.5.
+/// The DNS server that answers come from.
+pub const SERVER: [u8; 4] = [10, 96, 0, 10];
+
+/// Ethernet, IPv4 and UDP around a DNS answer of [`SERVER`] to the pod at 10.244.0.5.
 pub fn answer_frame(name: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
     let name = Name::from_ascii(format!("{name}.")).expect("a name");
     let mut message = Message::new(7, MessageType::Response, OpCode::Query);
@@ -212,7 +215,9 @@ pub fn udp_frame(payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; 12];
     frame.extend([0x08, 0x00, 0x45, 0]);
     frame.extend((20 + udp_len).to_be_bytes());
-    frame.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 96, 0, 10, 10, 244, 0, 5]);
+    frame.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    frame.extend(SERVER);
+    frame.extend([10, 244, 0, 5]);
     frame.extend([0, 53, 0x90, 0]);
     frame.extend(udp_len.to_be_bytes());
     frame.extend([0, 0]);

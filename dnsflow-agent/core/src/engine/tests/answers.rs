@@ -151,3 +151,27 @@ fn what_is_no_usable_answer_is_counted() {
     assert_eq!(node.engine.counters().answers_unusable, 1);
     assert_eq!(node.batches(), []);
 }
+
+#[test]
+fn what_a_server_has_said_counts_no_longer_than_the_server_is_trusted() {
+    let resolver = |address: [u8; 4]| Resolver {
+        address: address.into(),
+        port: 53,
+    };
+    for (server, open) in [([10, 96, 0, 10], 2), ([10, 96, 0, 11], 0)] {
+        let mut node = Node::with(&[allow("other.test"), deny_all()]);
+        // No rule mentions it: it waits in the kernel.
+        node.answer("p1", "example.com", &[ADDRESS], 300);
+        assert_eq!(node.kernel.deferred.len(), 1);
+        let captured_at = node.now;
+        node.give(Input::Resolvers([resolver(server)].into()));
+        let rules = [allow("example.com"), deny_all()];
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        // It waits in the ring buffer of an earlier agent.
+        let bytes = answer_frame("www.example.com", &[OTHER], 300);
+        node.passed(ifindex_of(node.pods["ns1_p1"]), captured_at, &bytes);
+        assert_eq!(node.destinations().len(), open, "{server:?}");
+        assert!(node.kernel.deferred.is_empty());
+    }
+}

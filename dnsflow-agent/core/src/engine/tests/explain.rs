@@ -130,7 +130,8 @@ fn the_pod_has_not_asked() {
 
 #[test]
 fn no_dns_server_is_trusted() {
-    let node = Node::with(&[allow("example.com"), deny_all()]);
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.give(Input::Resolvers(BTreeSet::new()));
     assert_eq!(reason(&node, TARGET).1, Reason::NoResolverTrusted);
 }
 

@@ -77,6 +77,7 @@ fn what_is_remembered_before_rules_are_read_goes_once_none_mentions_it() {
     let rules = [allow("example.com"), deny_all()];
     let row = RowId::new(0x105);
     let mut node = Node::bare();
+    node.trust_server();
     node.give(Input::SwitchUp);
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,

@@ -314,6 +314,7 @@ fn without_ovn_the_static_flow_says_where() {
         profile: Some(profile.parse().expect("a profile")),
         ..Config::default()
     });
+    node.trust_server();
     node.give(Input::SwitchUp);
     node.give(Input::Firewalls(FirewallUpdate {
         reset: true,

@@ -71,7 +71,7 @@ fn what_was_told_is_no_news_at_another_index_either() {
 
 #[test]
 fn that_no_dns_server_is_trusted_is_told_once_the_cluster_was_asked() {
-    let mut node = Node::with(&[]);
+    let mut node = Node::bare();
     let told = |node: &mut Node| {
         let reports = std::mem::take(&mut node.reports);
         let told = reports.into_iter().filter_map(|report| match report {

@@ -32,6 +32,7 @@ pub(super) fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config
     node.engine = Engine::new(config);
     node.now = before.now;
     node.engine.load_snapshot(snapshot.to_vec());
+    node.trust_server();
     node.switch = std::mem::take(&mut before.switch);
     node.sentinels = std::mem::take(&mut before.sentinels);
     node.keep_flows_s = before.keep_flows_s;
@@ -289,6 +290,7 @@ fn an_address_that_is_told_again_meanwhile_keeps_its_new_mark() {
     let rules = [deny_all(), allow("example.com")];
     let mut node = Node::bare();
     node.engine = Engine::new(config());
+    node.trust_server();
     node.now = before.now;
     node.marks = std::mem::take(&mut before.marks);
     let shown = before.switch.iter().map(|(key, (cookie, packets))| {
@@ -359,6 +361,7 @@ fn a_rule_that_comes_later_sees_the_answers_of_the_start() {
 #[test]
 fn a_pod_whose_rules_are_not_known_defers_so_many_answers_only() {
     let mut node = Node::bare();
+    node.trust_server();
     let row = RowId::new(0x105);
     node.pods.insert("ns1_p1".into(), row);
     node.give(Input::Interfaces(InterfaceUpdate {
@@ -412,6 +415,7 @@ fn at_any_moment_of_the_start(rules: &[Rule], then: impl Fn(&mut Node)) {
             let there = named.iter().position(|name| *name == "interfaces");
             for moment in there.expect("it is one of them")..order.len() {
                 let mut node = Node::bare();
+                node.trust_server();
                 node.pods.insert("ns1_p1".into(), row);
                 for (place, (_, input)) in order.iter().enumerate() {
                     node.give(input.clone());
@@ -484,6 +488,7 @@ fn slow_start(
         node.engine
             .load_snapshot(before.engine.snapshot(before.now));
     }
+    node.trust_server();
     node.now = before.now + Duration::from_secs(3);
     node.switch = before.switch;
     node.sentinels = before.sentinels;
