@@ -9,7 +9,7 @@ use std::{
 };
 
 use dnsflow_core::name::DomainName;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::Status;
 use crate::{
@@ -34,10 +34,20 @@ pub enum Line {
 /// A name that pods were told addresses for.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct LearnedName {
-    /// The name.
+    /// The name, in presentation format.
+    #[serde(deserialize_with = "presentation")]
     pub name: String,
     /// Addresses that it led to.
     pub addresses: Vec<IpAddr>,
+}
+
+/// Reads a name, and gives it as a [`DomainName`] is displayed: in visible ASCII characters. Nothing else can come into
+/// a manifest, whoever says that it is a name.
+fn presentation<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    let name = DomainName::from_presentation(&text);
+    let name = name.map_err(|error| D::Error::custom(format!("no name: {error}")))?;
+    Ok(name.to_string())
 }
 
 /// What the pods of a namespace have asked for.
@@ -278,6 +288,22 @@ spec:
       cidrSelector: \"0.0.0.0/0\"
 "
         );
+    }
+
+    #[test]
+    fn a_name_brings_nothing_else_into_the_manifest() {
+        let mut learned = Learned::default();
+        let hostile = "x\n---\nkind: ClusterRoleBinding\u{85}\u{2028}\u{1b}[2J";
+        let line = serde_json::json!({"kind": "name", "name": hostile, "addresses": []});
+        learned.take(serde_json::from_value(line).expect("a name, if a strange one"));
+        let manifest = learned.manifest(&[]);
+        let visible = |c: char| c == '\n' || c == ' ' || c.is_ascii_graphic();
+        assert!(manifest.chars().all(visible), "{manifest:?}");
+        assert!(!manifest.contains("\nkind: ClusterRole"), "{manifest}");
+        for none in ["", ".", "a..b", &"a".repeat(64)] {
+            let line = serde_json::json!({"kind": "name", "name": none, "addresses": []});
+            serde_json::from_value::<Line>(line).expect_err(none);
+        }
     }
 
     #[test]

@@ -200,11 +200,8 @@ impl Kubectl {
         if !output.status.success() && !is_no && !is_part {
             return Err(failure(output.status, &output.stderr));
         }
-        let values = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
-        let values: Result<Vec<Value>, _> = values.collect();
-        let values = values.map_err(|error| format!("its answer is not understood: {error}"))?;
         Ok(Said {
-            values,
+            values: values(&output.stdout)?,
             is_no,
             missing: is_part.then(|| match one_line(&output.stderr) {
                 said if said.is_empty() => "a part of its answer is missing".to_owned(),
@@ -277,9 +274,9 @@ impl Kubectl {
                     }
                     _ => return Err("it has broken off within a line".to_owned()),
                 }
-                let value = serde_json::from_slice(&line);
-                let value = value.map_err(|error| format!("its answer is not understood: {error}"));
-                hand_on(Heard::Line(value?)).await?;
+                for value in values(&line)? {
+                    hand_on(Heard::Line(value)).await?;
+                }
             }
         };
         let errors = async { Ok::<_, String>(read_start(errors).await.unwrap_or_default()) };
@@ -400,6 +397,51 @@ async fn read_start(mut from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     Ok(start)
 }
 
+/// The JSON values that an agent has said. Whoever has taken over its node can say anything: no text of it can do more
+/// to a terminal than be seen, nor begin another line.
+fn values(said: &[u8]) -> Result<Vec<Value>, String> {
+    let values = serde_json::Deserializer::from_slice(said).into_iter();
+    let values = values.map(|value| Ok(visible_value(value?)));
+    let values: Result<_, serde_json::Error> = values.collect();
+    values.map_err(|error| format!("its answer is not understood: {error}"))
+}
+
+fn visible_value(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(visible(&text)),
+        Value::Array(values) => values.into_iter().map(visible_value).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            let fields = fields.map(|(name, value)| (visible(&name), visible_value(value)));
+            Value::Object(fields.collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}
+
+/// The text with all characters escaped that move a cursor, begin a line, or change or hide what stands beside them.
+fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            // Separators of lines and paragraphs; what is invisible, or changes the direction of text: most of
+            // Unicode's category Cf.
+            '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}' => visible.extend(character.escape_default()),
+            _ if character.is_control() => visible.extend(character.escape_default()),
+            _ => visible.push(character),
+        }
+    }
+    visible
+}
+
 /// What a program says on standard error, on one line, without what kubectl adds.
 fn one_line(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
@@ -407,7 +449,7 @@ fn one_line(stderr: &[u8]) -> String {
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("command terminated with exit code"));
-    lines.collect::<Vec<_>>().join(" ")
+    visible(&lines.collect::<Vec<_>>().join(" "))
 }
 
 /// Why a program has failed, as it says.
@@ -415,5 +457,28 @@ fn failure(status: ExitStatus, stderr: &[u8]) -> String {
     match one_line(stderr) {
         said if said.is_empty() => format!("kubectl has ended, {status}"),
         said => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "\u{1b}]0;x\u{7} \u{9b}2J \r\n--- \u{202e} \u{2028} \u{7f} \u{200b}";
+    const VISIBLE: &str = r"\u{1b}]0;x\u{7} \u{9b}2J \r\n--- \u{202e} \u{2028} \u{7f} \u{200b}";
+
+    #[test]
+    fn no_text_of_an_agent_does_anything_to_a_terminal() {
+        let said = serde_json::json!({HOSTILE: [{"name": HOSTILE}, 1, null]});
+        let said = format!("{said}\n{}", serde_json::json!("Grüße, a\\b"));
+        let values = values(said.as_bytes()).expect("JSON");
+        let visible = serde_json::json!({VISIBLE: [{"name": VISIBLE}, 1, null]});
+        assert_eq!(values, [visible, "Grüße, a\\b".into()]);
+    }
+
+    #[test]
+    fn no_error_of_an_agent_does_so_either() {
+        let said = one_line(b"one\n \x1b[2Jtwo\xff\ncommand terminated with exit code 1\n");
+        assert_eq!(said, "one \\u{1b}[2Jtwo\u{fffd}");
     }
 }

@@ -90,11 +90,16 @@ pub(super) async fn learn(
                 learned.meet(&status);
                 began += 1;
             }
-            Heard::Line(value) => {
-                let line = Line::deserialize(value).map_err(io::Error::other)?;
-                whole += usize::from(matches!(line, Line::End { .. }));
-                learned.take(line);
-            }
+            Heard::Line(value) => match Line::deserialize(value) {
+                Ok(line) => {
+                    whole += usize::from(matches!(line, Line::End { .. }));
+                    learned.take(line);
+                }
+                Err(error) => {
+                    eprintln!("node {node}: a line is left out: {error}");
+                    is_cut = true;
+                }
+            },
             Heard::End(Ok(())) => {}
             Heard::End(Err(reason)) => {
                 eprintln!("node {node}: {reason}");
