@@ -9,6 +9,7 @@
 use std::{
     collections::BTreeSet,
     fmt, fs, io,
+    num::NonZeroU32,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     time::Duration,
@@ -249,23 +250,31 @@ pub(super) struct Shared {
     /// How the name of its file begins. Its layout follows.
     file: &'static str,
     layout: u32,
-    /// What it means if a map of another layout is found.
+    /// The bits of the packet's mark that its values are made for, if they are; they follow the layout.
+    mask: Option<NonZeroU32>,
+    /// What it means if a map of another layout or mask is found.
     lost: &'static str,
 }
 
-/// The addresses that pods may reach by a verdict.
-pub(super) const ENTRIES: Shared = Shared {
-    name: "ENTRIES",
-    file: "entries-",
-    layout: ENTRY_LAYOUT,
-    lost: "an agent of another version has left addresses; they are closed until the pods ask again",
-};
+/// The addresses that pods may reach by a verdict, whose number is in these bits of the packet's mark. To programs with
+/// another mask, the values would be other numbers, and bits that are not theirs.
+pub(super) fn entries(mask: NonZeroU32) -> Shared {
+    Shared {
+        name: "ENTRIES",
+        file: "entries-",
+        layout: ENTRY_LAYOUT,
+        mask: Some(mask),
+        lost: "an agent of another version, or with another --mark-mask, has left addresses; those that no snapshot \
+               knows are closed until the pods ask again",
+    }
+}
 
 /// The queries that wait for their answers.
 pub(super) const PENDING: Shared = Shared {
     name: "PENDING",
     file: "pending-",
     layout: PENDING_LAYOUT,
+    mask: None,
     lost: "an agent of another version has left queries; a slow answer to one of them does not count",
 };
 
@@ -280,10 +289,16 @@ pub(super) fn not_kept(dir: &Path, error: &PinsError) {
     );
 }
 
-/// The file of this map, for programs that are about to be loaded. Maps of other layouts are removed.
+/// The file of this map, for programs that are about to be loaded. Maps of other layouts or masks are removed.
 /// `None` if the map is neither there nor can be pinned.
 pub(super) fn shared(dir: &Path, map: Shared) -> Option<PathBuf> {
-    let path = dir.join(format!("{}{}", map.file, map.layout));
+    let mask = map.mask.map(|mask| format!("-{mask:08x}"));
+    let path = dir.join(format!(
+        "{}{}{}",
+        map.file,
+        map.layout,
+        mask.unwrap_or_default()
+    ));
     for other in files(dir).ok()? {
         let name = other.file_name().and_then(|name| name.to_str());
         if other != path && name.is_some_and(|name| name.starts_with(map.file)) {
@@ -403,6 +418,26 @@ mod tests {
         ] {
             assert_eq!(of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn entries_with_another_mask_are_left_behind() {
+        let dir = std::env::temp_dir().join(format!("dnsflow-masks-{}", std::process::id()));
+        fs::create_dir(&dir).expect("it is new");
+        let file = |mask: u32| {
+            let mask = NonZeroU32::new(mask).expect("bits");
+            shared(&dir, entries(mask)).expect("the directory can be written to")
+        };
+        let former = file(0xffe0_0000);
+        for name in [former.as_path(), &dir.join("entries-1")] {
+            fs::write(name, "pinned").expect("it can be written");
+        }
+        assert_eq!(file(0xffe0_0000), former);
+        assert_eq!(files(&dir).expect("a list"), [former.clone()].into());
+        let new = file(0x00f0_0000);
+        assert_ne!(new, former, "a number has other bits");
+        assert!(files(&dir).expect("a list").is_empty());
+        fs::remove_dir_all(&dir).expect("it is ours");
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Program {
         let shared = u32::from(options.shares);
         let mut loader = EbpfLoader::new();
         // Without marks, there are no entries to go on with.
-        let entries = options.mark_mask.map(|_| pins::ENTRIES);
+        let entries = options.mark_mask.map(pins::entries);
         for map in entries.into_iter().chain([pins::PENDING]) {
             if let Some(path) = pins.and_then(|dir| pins::shared(dir, map)) {
                 loader.map_pin_path(map.name, path);
