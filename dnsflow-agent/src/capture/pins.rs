@@ -250,11 +250,15 @@ pub(super) struct Shared {
     /// How the name of its file begins. Its layout follows.
     file: &'static str,
     layout: u32,
-    /// The bits of the packet's mark that its values are made for, if they are; they follow the layout.
+    /// The bits of the packet's mark that its values are made for, if they are not the default ones; they follow
+    /// the layout.
     mask: Option<NonZeroU32>,
     /// What it means if a map of another layout or mask is found.
     lost: &'static str,
 }
+
+/// The default of `--mark-mask`. Its map has no mask in its name, as no map had in earlier versions.
+const UNNAMED_MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).unwrap();
 
 /// The addresses that pods may reach by a verdict, whose number is in these bits of the packet's mark. To programs with
 /// another mask, the values would be other numbers, and bits that are not theirs.
@@ -263,7 +267,7 @@ pub(super) fn entries(mask: NonZeroU32) -> Shared {
         name: "ENTRIES",
         file: "entries-",
         layout: ENTRY_LAYOUT,
-        mask: Some(mask),
+        mask: Some(mask).filter(|mask| *mask != UNNAMED_MASK),
         lost: "an agent of another version, or with another --mark-mask, has left addresses; those that no snapshot \
                knows are closed until the pods ask again",
     }
@@ -428,14 +432,18 @@ mod tests {
             let mask = NonZeroU32::new(mask).expect("bits");
             shared(&dir, entries(mask)).expect("the directory can be written to")
         };
-        let former = file(0xffe0_0000);
-        for name in [former.as_path(), &dir.join("entries-1")] {
-            fs::write(name, "pinned").expect("it can be written");
+        let masks = [UNNAMED_MASK.get(), 0x00f0_0000, 0x000f_0000];
+        for mask in masks {
+            let former = file(mask);
+            fs::write(&former, "pinned").expect("it can be written");
+            assert_eq!(file(mask), former);
+            assert_eq!(files(&dir).expect("a list"), [former].into());
         }
-        assert_eq!(file(0xffe0_0000), former);
-        assert_eq!(files(&dir).expect("a list"), [former.clone()].into());
-        let new = file(0x00f0_0000);
-        assert_ne!(new, former, "a number has other bits");
+        assert_eq!(
+            file(UNNAMED_MASK.get()),
+            dir.join("entries-1"),
+            "as an earlier version has it"
+        );
         assert!(files(&dir).expect("a list").is_empty());
         fs::remove_dir_all(&dir).expect("it is ours");
     }
