@@ -26,7 +26,7 @@ use crate::{
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::{ChangedRules, RuleSet, is_dry_run},
+    rules::{ChangedRules, is_dry_run},
     switch::{Batch, Flows, Switch, VerdictId},
 };
 
@@ -317,8 +317,8 @@ impl Access<'_> {
             now,
             out,
         });
-        if let Some(address) = learned.replan {
-            self.replan_entries(resolution.port, [address], batch, now);
+        for (port, address) in learned.replan {
+            self.replan_entries(port, [address], batch, now);
         }
         if learned.is_news {
             self.judge_address(resolution.port, resolution.address);
@@ -481,10 +481,12 @@ impl Access<'_> {
         let released = self.released(now);
         let mut opens = false;
         for address in addresses {
-            let Some(entry) = self.cache.entry_mut(port_id, address) else {
+            let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
+            let cache = &mut *self.cache;
+            let may_end_earlier = cache.deny_names(port_id, address, denies, released);
+            let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };
-            let may_end_earlier = deny_names(entry, &sets, released);
             let planner = &mut self.plans.planner;
             let plan = facts.map(|facts| plan(planner, facts, address, entry, now));
             let before = batch.len();
@@ -758,14 +760,6 @@ fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String
     let row = &ports.get(port)?.row;
     let namespace = policy.namespace_of(row)?;
     Some((namespace.to_owned(), row.iface_id.clone()))
-}
-
-/// Prolongs the terms of names that a rule denies, and of no others ([`Names::deny`]).
-///
-/// [`Names::deny`]: crate::cache::Names::deny
-fn deny_names(entry: &mut Entry, sets: &[&RuleSet], released: Timestamp) -> bool {
-    let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
-    entry.names.deny(denies, released)
 }
 
 /// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for

@@ -17,8 +17,7 @@ use crate::{
     flow::{Cookie, FlowKey, Target},
     input::{BatchId, MarkFound},
     limits::{
-        CACHED_NAMES_MAX, CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
-        UNJUDGED_DEFERRED_MAX,
+        CacheLimits, LIMITS_REPORTED_MAX, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
     },
     name::{DomainName, FromEnd},
     output::Output,
@@ -41,8 +40,10 @@ pub(crate) use ended::{End, EndedName, EndedNames};
 pub(crate) struct Cache {
     limits: CacheLimits,
     ports: BTreeMap<PortId, PortCache>,
-    /// The number of names of each port.
-    names: Shares<PortId>,
+    /// The number of names of each port that a rule denies.
+    denied_names: Shares<PortId>,
+    /// The number of all other names of each port.
+    other_names: Shares<PortId>,
     /// When each entry is looked at again ([`Entry::looked_at`]). Each entry has at most one item.
     /// The time may be earlier than the next end of the entry.
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
@@ -73,6 +74,8 @@ struct PortCache {
     is_of_another_pod: bool,
     /// The number of names that all addresses have together.
     names: usize,
+    /// The number of those that a rule denies.
+    denied_names: usize,
     /// The limits whose reports were given out.
     limits_reported: BTreeSet<Limit>,
     /// The last names that have ended.
@@ -80,6 +83,8 @@ struct PortCache {
     /// The eviction candidates: the entries that mattered least when all entries were last looked
     /// at, with their importance, the least important last.
     candidates: Vec<(Importance, IpAddr)>,
+    /// The same of the entries that may give up a denied name.
+    denied_candidates: Vec<(Importance, IpAddr)>,
     /// The eviction candidates among the addresses of one name.
     of_name: Option<NameCandidates>,
     /// Upper bound for the number of addresses whose use is unknown: those that came after the last
@@ -111,6 +116,21 @@ type Importance = (u8, Option<Timestamp>);
 
 /// Greater than every value of [`Installed::eviction_priority`].
 const IN_USE: u8 = 2;
+/// The importance of a name that no rule denies, beside one that a rule denies.
+const BESIDE_DENIED: u8 = 3;
+
+/// Who gives way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Yielding {
+    /// Addresses that no rule denies and that are out of use.
+    Unused,
+    /// The same, or else addresses in use.
+    Undenied,
+    /// The same, or else names that no rule denies of addresses that a rule denies.
+    Others,
+    /// Names that a rule denies.
+    Denied,
+}
 
 /// One entry of so many becomes a candidate when all are looked at.
 const CANDIDATES_PART: usize = 16;
@@ -244,24 +264,14 @@ pub(crate) struct Learning<'a> {
 }
 
 /// What came of a [`Resolution`].
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Learned {
     /// Whether the address did not have the name before.
     pub(crate) is_news: bool,
-    /// An address that has lost a name to make room. The rest of its names is to be planned again.
-    pub(crate) replan: Option<IpAddr>,
+    /// Addresses that have lost a name to make room. The rest of their names is to be planned again.
+    pub(crate) replan: Vec<(PortId, IpAddr)>,
     /// Whether the counters should be read soon, to know which addresses are in use.
     pub(crate) read_counters_soon: bool,
-}
-
-/// Whether there is room for what a pod was told.
-#[derive(Debug)]
-enum Room {
-    /// There is room. If an address has lost a name for that, the rest of its names is to be
-    /// planned again.
-    Made { replan: Option<IpAddr> },
-    /// There is no room because of this limit: all that is there may be in use, or is denied.
-    None(Limit),
 }
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
@@ -273,7 +283,8 @@ impl Cache {
         Self {
             limits,
             ports: BTreeMap::new(),
-            names: Shares::default(),
+            denied_names: Shares::default(),
+            other_names: Shares::default(),
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
             unjudged: BTreeMap::new(),
@@ -334,7 +345,7 @@ impl Cache {
             self.close_entry(port, address, &entry, batch, now);
         }
         self.verdicts.closed(port);
-        self.names.set(port, 0);
+        self.count_names(port);
         self.unjudged.remove(&port);
     }
 
@@ -435,7 +446,7 @@ impl Cache {
 
     /// How many names all addresses have.
     pub(crate) fn name_count(&self) -> usize {
-        self.names.total()
+        self.denied_names.total() + self.other_names.total()
     }
 
     /// Makes `plan` the flows of an entry.
@@ -748,10 +759,29 @@ impl Cache {
         self.due.insert((due, port, address));
     }
 
-    /// Updates the number of names of a port.
+    /// Updates the numbers of names of a port.
     fn count_names(&mut self, id: PortId) {
-        let count = self.ports.get(&id).map_or(0, |port| port.names);
-        self.names.set(id, count);
+        let port = self.ports.get(&id);
+        let (denied, names) = port.map_or((0, 0), |port| (port.denied_names, port.names));
+        self.denied_names.set(id, denied);
+        self.other_names.set(id, names - denied);
+    }
+
+    /// Notes for each name of an entry whether a rule denies the name ([`Names::deny`]). Returns whether a name may end
+    /// earlier now.
+    pub(crate) fn deny_names(
+        &mut self,
+        id: PortId,
+        address: IpAddr,
+        is_denied: impl Fn(&DomainName) -> bool,
+        released: Timestamp,
+    ) -> bool {
+        let Some(port) = self.ports.get_mut(&id) else {
+            return false;
+        };
+        let may_end_earlier = port.change_names(address, |names| names.deny(is_denied, released));
+        self.count_names(id);
+        may_end_earlier.unwrap_or_default()
     }
 
     // What pods are told.
@@ -801,29 +831,27 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
         };
-        if let Some(entry) = port.entries.get_mut(&address)
-            && entry.names.prolong(name, term)
-        {
+        if port.change_names(address, |names| names.prolong(name, term)) == Some(true) {
+            self.count_names(port_id);
             self.version += 1;
             self.prolong_mark(port_id, address, learning.batch, learning.now);
             return learned;
         }
-        match self.make_room(&mut learning) {
-            Room::Made { replan } => learned.replan = replan,
-            Room::None(limit) => {
-                let by_use = !matches!(limit, Limit::NamesOfAddress(_) | Limit::DeniedAddresses);
-                learned.read_counters_soon = by_use;
-                let Learning {
-                    whose, now, out, ..
-                } = learning;
-                match limit {
-                    Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
-                    _ => out.counters.addresses_refused += 1,
-                }
-                self.leave_out(port_id, address, name, limit.clone(), now);
-                self.limit_reached(port_id, limit, whose, now, out);
-                return learned;
+        if let Err(limit) = self.make_room(&mut learning, &mut learned.replan) {
+            learned.read_counters_soon = !matches!(
+                limit,
+                Limit::NamesOfAddress(_) | Limit::DeniedAddresses | Limit::DeniedNamesOfNode
+            );
+            let Learning {
+                whose, now, out, ..
+            } = learning;
+            match limit {
+                Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
+                _ => out.counters.addresses_refused += 1,
             }
+            self.leave_out(port_id, address, name, limit.clone(), now);
+            self.limit_reached(port_id, limit, whose, now, out);
+            return learned;
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
@@ -836,59 +864,131 @@ impl Cache {
         learned
     }
 
-    /// Makes room for one more name of an address, and for the address if it is new.
-    fn make_room(&mut self, learning: &mut Learning<'_>) -> Room {
+    /// Makes room for one more name of an address, and for the address if it is new. Adds the addresses to `replan` that
+    /// have lost a name for that.
+    ///
+    /// # Errors
+    ///
+    /// The limit that leaves no room: all that is there may be in use, or is denied. Nobody has given way then, unless
+    /// an address of the pod without a name has.
+    fn make_room(
+        &mut self,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) -> Result<(), Limit> {
         let Resolution {
             port: id,
             address,
             name,
             term,
+            comparisons,
             ..
         } = learning.resolution;
         let limits = self.limits;
         let Some(port) = self.ports.get_mut(&id) else {
-            return Room::Made { replan: None };
+            return Ok(());
         };
-        let names_of = port.entries.get(&address).map(|entry| entry.names.len());
+        let entry = port.entries.get(&address);
+        let names_of = entry.map(|entry| entry.names.len());
         if names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX) {
             // A name that a rule denies takes the place of one that no rule denies.
-            let least = port.entries.get(&address).and_then(|e| e.names.least());
-            match least.filter(|_| term.is_denied) {
-                Some(least) => {
-                    port.forget_name(&least, address);
-                    learning.out.counters.names_dropped += 1;
-                }
-                None => return Room::None(Limit::NamesOfAddress(address)),
+            let limit = Limit::NamesOfAddress(address);
+            let least = entry.and_then(|entry| entry.names.least());
+            let Some(least) = least.filter(|_| term.is_denied) else {
+                return Err(limit);
+            };
+            self.make_room_for_denied(learning, replan)?;
+            self.leave_out(id, address, &least, limit, learning.now);
+            learning.out.counters.names_dropped += 1;
+            if let Some(port) = self.ports.get_mut(&id) {
+                port.forget_name(&least, address);
             }
+            return Ok(());
         }
+        // First who gives way, so that nobody does in vain.
+        let has_all = port.of_name(name).len() >= limits.addresses_per_name_max;
+        let of_name = match has_all && !term.is_denied {
+            false => None,
+            true => {
+                let candidate = port.candidate_of_name(name, limits.idle_grace, learning.now);
+                Some(candidate.ok_or_else(|| Limit::AddressesOfName(name.clone()))?)
+            }
+        };
         let is_full = names_of.is_none() && port.entries.len() >= limits.addresses_per_port_max;
-        let has_all_names = port.names >= limits.names_per_port_max();
-        if is_full && !self.evict(id, Limit::AddressesOfPod, learning) {
-            return Room::None(self.limit_of_pod(id));
+        let has_all_names = port.names >= limits.names_per_port_max() && of_name.is_none();
+        let yielding = match term.is_denied {
+            true => Yielding::Undenied,
+            false => Yielding::Unused,
+        };
+        let of_pod = match is_full || has_all_names {
+            false => None,
+            true => port.candidate(yielding, limits.idle_grace, comparisons, learning.now),
+        };
+        match of_pod {
+            None if is_full => return Err(self.limit_of_pod(id)),
+            None if has_all_names => return Err(Limit::NamesOfPod),
+            _ => {}
         }
-        if has_all_names && !is_full && !self.evict(id, Limit::NamesOfPod, learning) {
-            return Room::None(Limit::NamesOfPod);
+        self.make_room_for_denied(learning, replan)?;
+        if let Some(candidate) = of_name {
+            let limit = Limit::AddressesOfName(name.clone());
+            self.give_up_name((id, candidate), name, limit, learning, replan);
         }
-        if self.names.total() >= CACHED_NAMES_MAX {
-            // The port with most names gives way. If this port has as many, this port does.
-            let most = self.names.most().unwrap_or(id);
-            let is_one_of_most = self.names.of(id) >= self.names.of(most);
-            let most = if is_one_of_most { id } else { most };
-            if !self.evict(most, Limit::NamesOfNode, learning) {
-                return Room::None(Limit::NamesOfNode);
-            }
+        if let Some(candidate) = of_pod {
+            let limit = match is_full {
+                true => Limit::AddressesOfPod,
+                false => Limit::NamesOfPod,
+            };
+            self.give_up((id, candidate), yielding, limit, learning, replan);
         }
-        let of_name = self
-            .ports
-            .get(&id)
-            .map_or(0, |port| port.of_name(name).len());
-        if of_name < limits.addresses_per_name_max || term.is_denied {
-            return Room::Made { replan: None };
+        self.make_room_on_node(learning, replan)
+    }
+
+    /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives one
+    /// up, unless this one would have as many then: no pod pushes out what is denied for itself, and pods that push out
+    /// each other's come to an end.
+    fn make_room_for_denied(
+        &mut self,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) -> Result<(), Limit> {
+        let Resolution { port, term, .. } = learning.resolution;
+        let denied = &self.denied_names;
+        if !term.is_denied || denied.total() < self.limits.denied_names_per_node_max() {
+            return Ok(());
         }
-        match self.evict_of_name(learning) {
-            None => Room::None(Limit::AddressesOfName(name.clone())),
-            replan => Room::Made { replan },
+        let limit = Limit::DeniedNamesOfNode;
+        let most = denied.most();
+        let most = most.filter(|most| denied.of(port) + 1 < denied.of(*most));
+        let most = most.ok_or_else(|| limit.clone())?;
+        self.give_way(most, Yielding::Denied, limit, learning, replan)
+    }
+
+    /// Makes room for one more name among all of the node. The port that has most gives way, used or not; if it is this
+    /// one, what it does not use. Names that a rule denies are not concerned, unless an edit has denied more than their
+    /// share.
+    fn make_room_on_node(
+        &mut self,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) -> Result<(), Limit> {
+        let Resolution { port, term, .. } = learning.resolution;
+        if self.name_count() < self.limits.names_per_node_max {
+            return Ok(());
         }
+        let (denied, others) = (&self.denied_names, &self.other_names);
+        let over = denied.total() > self.limits.denied_names_per_node_max();
+        if let Some(most) = denied.most().filter(|_| over) {
+            let limit = Limit::DeniedNamesOfNode;
+            return self.give_way(most, Yielding::Denied, limit, learning, replan);
+        }
+        let most = others.most().unwrap_or(port);
+        let has_more = others.of(port) + 1 < others.of(most);
+        let (most, yielding) = match term.is_denied || has_more {
+            true => (most, Yielding::Others),
+            false => (port, Yielding::Unused),
+        };
+        self.give_way(most, yielding, Limit::NamesOfNode, learning, replan)
     }
 
     /// The limit that leaves no room among the addresses of a port: they are in use, or all are
@@ -900,22 +1000,57 @@ impl Cache {
         }
     }
 
-    /// Forgets the address of a port that matters least, because of a limit. Returns `false` if all
-    /// addresses may be in use or are denied.
-    fn evict(&mut self, id: PortId, limit: Limit, learning: &mut Learning<'_>) -> bool {
+    /// Forgets of a port what matters least, because of a limit.
+    ///
+    /// # Errors
+    ///
+    /// The limit, if nothing gives way.
+    fn give_way(
+        &mut self,
+        id: PortId,
+        yielding: Yielding,
+        limit: Limit,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) -> Result<(), Limit> {
+        let Resolution { comparisons, .. } = learning.resolution;
         let idle_grace = self.limits.idle_grace;
-        let Resolution {
-            term, comparisons, ..
-        } = learning.resolution;
-        let candidate = self
-            .ports
-            .get_mut(&id)
-            .and_then(|port| port.candidate(idle_grace, comparisons, term.is_denied, learning.now));
-        let Some(address) = candidate else {
-            return false;
+        let port = self.ports.get_mut(&id);
+        let address = port
+            .and_then(|port| port.candidate(yielding, idle_grace, comparisons, learning.now))
+            .ok_or_else(|| limit.clone())?;
+        self.give_up((id, address), yielding, limit, learning, replan);
+        Ok(())
+    }
+
+    /// Forgets an address because of a limit; or one of its names, if only that gives way, or if the address is the one
+    /// that is learned.
+    fn give_up(
+        &mut self,
+        (id, address): (PortId, IpAddr),
+        yielding: Yielding,
+        limit: Limit,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) {
+        let Some(entry) = self.entry(id, address) else {
+            return;
         };
-        let names = self.entry(id, address).map(|entry| &entry.names);
-        let names: Vec<DomainName> = names.into_iter().flat_map(Names::keys).cloned().collect();
+        let Resolution {
+            port,
+            address: learned,
+            ..
+        } = learning.resolution;
+        let name = match yielding {
+            Yielding::Denied => entry.names.least_denied(),
+            _ if entry.is_denied() || (id, address) == (port, learned) => entry.names.least(),
+            _ => None,
+        };
+        if let Some(name) = name {
+            self.give_up_name((id, address), &name, limit, learning, replan);
+            return;
+        }
+        let names: Vec<DomainName> = entry.names.keys().cloned().collect();
         for name in &names {
             self.leave_out(id, address, name, limit.clone(), learning.now);
         }
@@ -923,22 +1058,25 @@ impl Cache {
         if let Some(entry) = self.take(id, address) {
             self.close_entry(id, address, &entry, learning.batch, learning.now);
         }
-        true
     }
 
-    /// Takes a name from the address that matters least for the name, and returns that address.
-    fn evict_of_name(&mut self, learning: &mut Learning<'_>) -> Option<IpAddr> {
-        let Resolution { port: id, name, .. } = learning.resolution;
-        let idle_grace = self.limits.idle_grace;
-        let port = self.ports.get_mut(&id)?;
-        let address = port.candidate_of_name(name, idle_grace, learning.now)?;
-        let limit = Limit::AddressesOfName(name.clone());
+    /// Takes a name from an address because of a limit.
+    fn give_up_name(
+        &mut self,
+        (id, address): (PortId, IpAddr),
+        name: &DomainName,
+        limit: Limit,
+        learning: &mut Learning<'_>,
+        replan: &mut Vec<(PortId, IpAddr)>,
+    ) {
         self.leave_out(id, address, name, limit.clone(), learning.now);
         self.evicted(id, address, limit, learning);
-        self.ports.get_mut(&id)?.forget_name(name, address);
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.forget_name(name, address);
+        }
         self.count_names(id);
         self.end_expired(id, address, learning.batch, learning.now);
-        Some(address)
+        replan.push((id, address));
     }
 
     /// Counts an address that makes room because of a limit, and reports the limit if the address is open.
@@ -1274,7 +1412,7 @@ impl Cache {
     pub(crate) fn sizes(&self) -> [usize; 5] {
         [
             self.ports.len(),
-            self.names.total(),
+            self.name_count(),
             self.due.len(),
             self.undecided.len(),
             self.unjudged.len(),
@@ -1290,7 +1428,11 @@ impl Cache {
             let pairs: usize = port.entries.values().map(|entry| entry.names.len()).sum();
             let by_name: usize = port.addresses_of.values().map(Addresses::len).sum();
             assert_eq!((pairs, by_name), (port.names, port.names), "{id:?}");
-            assert_eq!(self.names.of(*id), port.names, "{id:?}");
+            let names = port.entries.values().flat_map(|entry| entry.names.iter());
+            let denied = names.filter(|(_, term)| term.is_denied).count();
+            let counted = (self.denied_names.of(*id), self.other_names.of(*id));
+            assert_eq!(counted, (denied, pairs - denied), "{id:?}");
+            assert_eq!(denied, port.denied_names, "{id:?}");
             assert!(
                 port.entries.len() <= limits.addresses_per_port_max,
                 "{id:?}"
@@ -1298,10 +1440,9 @@ impl Cache {
             assert!(port.names <= limits.names_per_port_max(), "{id:?}");
             assert!(port.limits_reported.len() <= LIMITS_REPORTED_MAX, "{id:?}");
             assert!(port.ended.len() <= crate::limits::ENDED_NAMES_MAX, "{id:?}");
-            assert!(
-                port.candidates.len() <= limits.addresses_per_port_max,
-                "{id:?}"
-            );
+            for candidates in [&port.candidates, &port.denied_candidates] {
+                assert!(candidates.len() <= limits.addresses_per_port_max, "{id:?}");
+            }
             let adopting = port.entries.iter();
             let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
             let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
@@ -1322,7 +1463,7 @@ impl Cache {
         let entries = self.ports.values().flat_map(|port| port.entries.values());
         let flows: usize = entries.map(|entry| entry.installed.len()).sum();
         assert_eq!(flows, self.flows);
-        assert!(self.names.total() <= CACHED_NAMES_MAX);
+        assert!(self.name_count() <= limits.names_per_node_max);
         let is_there = |(id, address): &(PortId, IpAddr)| self.entry(*id, *address).is_some();
         assert!(self.undecided.iter().all(is_there));
         assert!(self.unjudged.keys().all(|id| self.ports.contains_key(id)));
@@ -1334,6 +1475,19 @@ impl PortCache {
     fn of_name(&self, name: &DomainName) -> &[IpAddr] {
         let addresses = self.addresses_of.get(&FromEnd(name.clone()));
         addresses.map_or(&[], |addresses| addresses.as_slice())
+    }
+
+    /// Changes the terms of an entry's names.
+    fn change_names<T>(
+        &mut self,
+        address: IpAddr,
+        change: impl FnOnce(&mut Names) -> T,
+    ) -> Option<T> {
+        let names = &mut self.entries.get_mut(&address)?.names;
+        let before = names.denied();
+        let result = change(names);
+        self.denied_names = self.denied_names + names.denied() - before;
+        Some(result)
     }
 
     /// Adds a name to an address. Returns whether the counters should be read soon, because some
@@ -1349,6 +1503,7 @@ impl PortCache {
         let is_new = usize::from(entry.names.is_empty());
         entry.names.insert(name.clone(), term);
         self.names += 1;
+        self.denied_names += usize::from(term.is_denied);
         self.uncounted += is_new;
         self.uncounted_next += is_new;
         let addresses = self.addresses_of.entry(FromEnd(name.clone())).or_default();
@@ -1382,7 +1537,7 @@ impl PortCache {
             let addresses = self.of_name(name).iter();
             let least = addresses.filter_map(|address| {
                 let entry = self.entries.get(address)?;
-                let (priority, _) = entry.importance(idle_grace, false, now)?;
+                let (priority, _) = entry.importance(Yielding::Unused, idle_grace, now)?;
                 Some((priority, entry.names.until(name), *address))
             });
             let mut least: Vec<_> = least.collect();
@@ -1400,51 +1555,60 @@ impl PortCache {
         self.of_name.as_mut()?.addresses.pop()
     }
 
-    /// The address whose entry matters least; `None` where all are in use.
+    /// The address whose entry matters least among those that give way; `None` if there is none.
     ///
     /// To look at all entries for each one that is to be forgotten would take longer than everything
     /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
-    /// still matters as little. Where there is none, the next look comes after the next comparison with
-    /// the switch: `comparisons` is how many there were. For what a rule denies (`is_forced`), an address
-    /// in use has to go where there is no other.
+    /// still matters as little. If all are in use, the next look comes after the next comparison with
+    /// the switch: `comparisons` is how many there were.
     fn candidate(
         &mut self,
+        yielding: Yielding,
         idle_grace: Duration,
         comparisons: u32,
-        is_forced: bool,
         now: Timestamp,
     ) -> Option<IpAddr> {
         for look in [false, true] {
             if look {
-                if self.all_in_use_after == Some(comparisons) && !is_forced {
+                let spares_used = yielding == Yielding::Unused;
+                if self.all_in_use_after == Some(comparisons) && spares_used {
                     return None;
                 }
-                self.candidates = self.least(idle_grace, is_forced, now);
+                *self.candidates(yielding) = self.least(yielding, idle_grace, now);
             }
-            while let Some((importance, address)) = self.candidates.pop() {
+            while let Some((importance, address)) = self.candidates(yielding).pop() {
                 let entry = self.entries.get(&address);
-                let current = entry.and_then(|e| e.importance(idle_grace, is_forced, now));
+                let current = entry.and_then(|e| e.importance(yielding, idle_grace, now));
                 if current == Some(importance) {
                     return Some(address);
                 }
             }
         }
-        self.all_in_use_after = Some(comparisons);
-        self.all_are_denied = self.entries.values().all(Entry::is_denied);
+        if matches!(yielding, Yielding::Unused | Yielding::Undenied) {
+            self.all_in_use_after = Some(comparisons);
+            self.all_are_denied = self.entries.values().all(Entry::is_denied);
+        }
         None
+    }
+
+    fn candidates(&mut self, yielding: Yielding) -> &mut Vec<(Importance, IpAddr)> {
+        match yielding {
+            Yielding::Denied => &mut self.denied_candidates,
+            Yielding::Unused | Yielding::Undenied | Yielding::Others => &mut self.candidates,
+        }
     }
 
     /// The entries that matter least, the least last.
     fn least(
         &self,
+        yielding: Yielding,
         idle_grace: Duration,
-        is_forced: bool,
         now: Timestamp,
     ) -> Vec<(Importance, IpAddr)> {
         let count = self.entries.len().div_ceil(CANDIDATES_PART);
         let mut least = BinaryHeap::with_capacity(count + 1);
         for (address, entry) in &self.entries {
-            if let Some(importance) = entry.importance(idle_grace, is_forced, now) {
+            if let Some(importance) = entry.importance(yielding, idle_grace, now) {
                 least.push((importance, *address));
                 if least.len() > count {
                     least.pop();
@@ -1459,9 +1623,10 @@ impl PortCache {
     /// Takes a name from an address. The caller then calls [`Cache::count_names`].
     fn forget_name(&mut self, name: &DomainName, address: IpAddr) {
         if let Some(entry) = self.entries.get_mut(&address)
-            && entry.names.remove(name)
+            && let Some(term) = entry.names.remove(name)
         {
             self.names -= 1;
+            self.denied_names -= usize::from(term.is_denied);
         }
         let name = FromEnd(name.clone());
         if let Some(addresses) = self.addresses_of.get_mut(&name) {
@@ -1497,19 +1662,25 @@ impl Entry {
             || adopted.is_some_and(|adopted| adopted.term.is_denied)
     }
 
-    /// The importance of the entry. `None` if the entry has to stay: it is denied, or in use. An
-    /// entry in use gives way to an address that a rule denies (`is_forced`).
+    /// The importance of the entry. `None` if it does not give way.
     fn importance(
         &self,
+        yielding: Yielding,
         idle_grace: Duration,
-        is_forced: bool,
         now: Timestamp,
     ) -> Option<Importance> {
+        if yielding == Yielding::Denied {
+            let denied = self.names.iter().filter(|(_, term)| term.is_denied);
+            return denied.map(|(_, term)| (0, Some(term.end()))).min();
+        }
         if self.is_denied() {
-            return None;
+            let others = self.names.iter().filter(|(_, term)| !term.is_denied);
+            let least = others.map(|(_, term)| (BESIDE_DENIED, Some(term.end())));
+            return least.min().filter(|_| yielding == Yielding::Others);
         }
         let priority = self.installed.eviction_priority(idle_grace, now);
-        let priority = priority.or(is_forced.then_some(IN_USE))?;
+        let is_spared = yielding == Yielding::Unused;
+        let priority = priority.or((!is_spared).then_some(IN_USE))?;
         Some((priority, self.due()))
     }
 
@@ -1572,13 +1743,10 @@ impl Names {
         }
     }
 
-    /// Removes a name. Returns whether there was such a name.
-    pub(crate) fn remove(&mut self, name: &DomainName) -> bool {
-        let place = self.place(name);
-        if let Ok(at) = place {
-            self.0.remove(at);
-        }
-        place.is_ok()
+    /// Removes a name. Returns its term, if there was such a name.
+    pub(crate) fn remove(&mut self, name: &DomainName) -> Option<Term> {
+        let at = self.place(name).ok()?;
+        Some(self.0.remove(at).1)
     }
 
     /// Of the names that no rule denies, the one that ends first.
@@ -1586,6 +1754,18 @@ impl Names {
         let names = self.iter().filter(|(_, term)| !term.is_denied);
         let least = names.min_by_key(|(_, term)| term.until);
         least.map(|(name, _)| name.clone())
+    }
+
+    /// Of the names that a rule denies, the one that ends first.
+    fn least_denied(&self) -> Option<DomainName> {
+        let names = self.iter().filter(|(_, term)| term.is_denied);
+        let least = names.min_by_key(|(_, term)| term.end());
+        least.map(|(name, _)| name.clone())
+    }
+
+    /// The number of names that a rule denies.
+    fn denied(&self) -> usize {
+        self.iter().filter(|(_, term)| term.is_denied).count()
     }
 
     /// The number of names.

@@ -27,6 +27,8 @@ pub struct CacheLimits {
     /// the same exceptions. At most so many addresses of one answer are looked at. Names that a
     /// rule denies have no such limit.
     pub addresses_per_name_max: usize,
+    /// Names remembered on the node: the names of all addresses of all ports.
+    pub names_per_node_max: usize,
 }
 
 impl CacheLimits {
@@ -36,6 +38,12 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(2)
     }
 
+    /// Those of them that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
+    /// rule denies is closed whatever the budget, and this bounds how much.
+    pub fn denied_names_per_node_max(&self) -> usize {
+        self.names_per_node_max / 4
+    }
+
     /// The number behind a limit of cache entries.
     pub(crate) fn of(&self, limit: &Limit) -> usize {
         match limit {
@@ -43,7 +51,8 @@ impl CacheLimits {
             Limit::AddressesOfPod | Limit::DeniedAddresses => self.addresses_per_port_max,
             Limit::NamesOfAddress(_) => NAMES_PER_ADDRESS_MAX,
             Limit::NamesOfPod => self.names_per_port_max(),
-            Limit::NamesOfNode => CACHED_NAMES_MAX,
+            Limit::NamesOfNode => self.names_per_node_max,
+            Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
             Limit::FlowChanges => 0,
         }
     }
@@ -58,6 +67,7 @@ impl Default for CacheLimits {
             deny_ttl: Duration::from_secs(3600),
             addresses_per_port_max: 4096,
             addresses_per_name_max: 256,
+            names_per_node_max: CACHED_NAMES_MAX,
         }
     }
 }
@@ -65,7 +75,7 @@ impl Default for CacheLimits {
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
-/// most names forgets one. A name with its entry takes 400 to 700 bytes, at most 255 of them for
+/// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700 bytes, at most 255 of them for
 /// the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
 /// Networks of pods that are learned from OVN. Beyond, the smallest user-defined networks are left

@@ -117,6 +117,8 @@ pub enum Limit {
     NamesOfPod,
     /// Names of all addresses of all pods on the node.
     NamesOfNode,
+    /// Those of them that rules deny.
+    DeniedNamesOfNode,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
 }
@@ -147,6 +149,10 @@ impl fmt::Display for Limit {
                 "the pods of this node were told more names than are kept, and not every address of \
                  the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
                  cidrSelector"
+            }
+            Self::DeniedNamesOfNode => {
+                "the pods of this node were told more names that rules deny than are kept, and not every \
+                 address of them is closed: deny by cidrSelector"
             }
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \

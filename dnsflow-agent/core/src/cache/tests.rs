@@ -193,7 +193,10 @@ fn a_name_at_its_limit_gives_up_an_address_of_its_own() {
     setup.learn("b.test", 1, 60);
     let learned = setup.learn("a.test", 2, 60);
     let first: IpAddr = [203, 0, 113, 1].into();
-    assert_eq!((learned.is_news, learned.replan), (true, Some(first)));
+    assert_eq!(
+        (learned.is_news, learned.replan),
+        (true, vec![(PORT, first)])
+    );
     let left = setup.cache.entry(PORT, first).expect("it has another name");
     assert_eq!(left.names.len(), 1);
 }

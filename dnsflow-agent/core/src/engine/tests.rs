@@ -18,6 +18,7 @@ mod refused;
 mod reports;
 mod restart;
 mod restore;
+mod room;
 mod sentinels;
 mod verdict;
 
