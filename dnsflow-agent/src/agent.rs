@@ -30,6 +30,7 @@ use dnsflow_core::{
     report::Report,
     resolver::Resolver,
     revalidation::Path,
+    snapshot::Snapshot,
 };
 use tokio::{
     runtime::{self, Runtime},
@@ -361,6 +362,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         observed,
         saver,
         alarm,
+        saving: None,
         saved_version: 0,
         snapshot_at: now() + SNAPSHOT_INTERVAL,
         counters_at: now() + COUNTERS_INTERVAL,
@@ -368,7 +370,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     };
     let result = hot.block_on(node.run(&mut inputs, &mut found, &mut asked, &mut edges_end));
     if let Some(saver) = node.saver.take() {
-        saver.end(node.engine.snapshot(now()));
+        let mut last = Snapshot::begin(now());
+        saver.end(|| node.engine.next_part(&mut last));
     }
     // Before the inputs' receiver goes, without which the edges stop by themselves.
     drop(stop);
@@ -382,6 +385,13 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     match edge_result {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Waits until another part of a snapshot can be handed over.
+async fn takes_part(saver: Option<&Saver>) {
+    if let Some(saver) = saver {
+        saver.ready().await;
     }
 }
 
@@ -626,6 +636,8 @@ struct Hot {
     observed: Observed,
     /// Where snapshots go, if anywhere.
     saver: Option<Saver>,
+    /// The one that is being handed over.
+    saving: Option<Snapshot>,
     /// [`Engine::cache_version`] of the last one.
     saved_version: u64,
     snapshot_at: Timestamp,
@@ -662,6 +674,8 @@ impl Hot {
                 Some(inquiry) = asked.recv() => inquiry(&self.engine, now()),
                 // Some at a time, as with what is found: a frame must not wait for all of them.
                 () = std::future::ready(()), if self.reading.is_some() => self.read_marks(),
+                // Likewise a part at a time.
+                () = takes_part(self.saver.as_ref()), if self.saving.is_some() => self.save_part(),
                 () = self.alarm.wait(Some(deadline)) => self.timeout(),
                 // An edge has stopped: its thread's result says which.
                 _ = &mut *edges_end => break,
@@ -677,6 +691,7 @@ impl Hot {
             self.carry_out();
             let has_more = drained == Drained::Limit
                 || self.reading.is_some()
+                || self.saving.is_some()
                 || !inputs.is_empty()
                 || !found.is_empty();
             if has_more {
@@ -770,14 +785,31 @@ impl Hot {
         }
     }
 
-    /// Hands the snapshot over to be written, if it has changed and no other one waits.
+    /// Begins to hand over a snapshot to be written, if there is something new and no other one is under way.
     fn offer_snapshot(&mut self, now: Timestamp) {
         let version = self.engine.cache_version();
         if let Some(saver) = &self.saver
+            && self.saving.is_none()
             && version != self.saved_version
-            && saver.offer(|| self.engine.snapshot(now))
+            && saver.begin()
         {
+            self.saving = Some(Snapshot::begin(now));
             self.saved_version = version;
+        }
+    }
+
+    /// Hands over the next part of the snapshot.
+    fn save_part(&mut self) {
+        let Self {
+            saver,
+            saving,
+            engine,
+            ..
+        } = self;
+        if let (Some(saver), Some(snapshot)) = (saver, saving.as_mut())
+            && !saver.go_on(|| engine.next_part(snapshot))
+        {
+            *saving = None;
         }
     }
 

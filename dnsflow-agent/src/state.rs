@@ -1,8 +1,19 @@
 //! The snapshot on disk: the names for which the flows in the switch were written.
 //!
-//! One JSON file in the directory of `--state-dir`, replaced atomically. The agent does not depend
+//! One file of JSON lines in the directory of `--state-dir`, replaced atomically. The agent does not depend
 //! on the file. Without a readable file, the agent adopts the flows that it finds, and does not
 //! know their names.
+//!
+//! The snapshot is written in parts and read by lines, so that it is never in memory as text. Each name is written once,
+//! before the first entry that has it:
+//!
+//! ```text
+//! {"version":3,"saved_at_s":1795642049}
+//! {"port":["ns1_p1","9f1a2f8e"]}
+//! {"name":"www.example.com"}
+//! {"address":["203.0.113.1",[[0,60,3600]]]}
+//! {"end":1}
+//! ```
 //!
 //! Whoever can write the file can have addresses opened. Directory and file therefore belong to the
 //! agent alone.
@@ -10,9 +21,12 @@
 mod directory;
 
 use std::{
-    io,
+    collections::HashMap,
+    fs::File,
+    io::{self, BufRead as _, BufReader, BufWriter, Write as _},
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -24,36 +38,68 @@ use serde::{Deserialize, Serialize};
 
 use directory::Directory;
 
-/// The version of the file's form. No other version is read.
-const VERSION: u32 = 2;
+/// The version of the file's form.
+const VERSION: u32 = 3;
+/// The form before, one JSON document in one line. It is still read, for the sake of an update.
+const VERSION_BEFORE: u32 = 2;
 /// The file's name.
 const FILE: &str = "cache.json";
 /// The name of a file that could not be used.
 const UNUSABLE: &str = "cache.unusable";
 /// What there is in the directory.
 const FILES: &[&str] = &[FILE, UNUSABLE];
-/// A larger file is not the agent's: 100,000 entries take about 15 MB.
+/// A larger file is not the agent's: the names of a node, each of the longest with octets that are not printed, take
+/// about 140 MB.
 const SIZE_MAX: u64 = 256 << 20;
 
+/// What the first line of each form has.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// The first line.
 #[derive(Deserialize, Serialize)]
-struct Stored {
+struct Head {
     version: u32,
     /// Seconds of the wall clock since 1970: the agent's own clock may begin anew.
     saved_at_s: u64,
-    entries: Vec<StoredEntry>,
 }
 
+/// Every further line.
 #[derive(Deserialize, Serialize)]
-struct StoredEntry {
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// The next name in presentation format. Names have the numbers 0, 1, and so on.
+    Name(String),
+    /// The next name in wire format, as hexadecimal digits: one whose presentation format has escapes.
+    Wire(String),
+    /// The logical port and the pod's UID of the entries that follow.
+    Port(String, Option<String>),
+    /// An entry: address and names.
+    Address(IpAddr, Vec<NumberedName>),
+    /// The last line: the number of entries.
+    End(u64),
+}
+
+/// The number of a name, and the seconds left when it was saved: in any case, and where a rule denies the name.
+type NumberedName = (u32, u64, u64);
+
+/// The document of [`VERSION_BEFORE`].
+#[derive(Deserialize)]
+struct Before {
+    saved_at_s: u64,
+    entries: Vec<EntryBefore>,
+}
+
+#[derive(Deserialize)]
+struct EntryBefore {
     port: String,
     pod: Option<String>,
     address: IpAddr,
-    names: Vec<StoredName>,
+    /// Presentation format, and the seconds as in a [`NumberedName`].
+    names: Vec<(String, u64, u64)>,
 }
-
-/// Presentation format, and the seconds left when it was saved: in any case, and where a rule denies
-/// the name.
-type StoredName = (String, u64, u64);
 
 /// Why the snapshot cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -86,25 +132,111 @@ fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> S
     }
 }
 
-fn wall_clock_s() -> u64 {
+/// The time for people: seconds since 1970.
+pub fn wall_clock_s() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs()
 }
 
-/// Writes the snapshot into `dir`. The directory is made if there is none.
-pub fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
-    let stored = Stored {
-        version: VERSION,
-        saved_at_s: wall_clock_s(),
-        entries: entries.iter().map(stored_entry).collect(),
-    };
-    let directory = Directory::make(dir, FILES).map_err(io_error("use", dir))?;
-    let content = serde_json::to_vec(&stored).map_err(io::Error::from);
-    content
-        .and_then(|content| directory.replace(FILE, &content))
-        .map_err(io_error("write", &dir.join(FILE)))
+/// Logical port and pod of entries.
+type Whose = (Arc<str>, Option<Arc<str>>);
+
+/// A snapshot that is being written. Until its end, the last one stays.
+#[derive(Debug)]
+pub struct Writing {
+    directory: Directory,
+    /// What errors name.
+    path: PathBuf,
+    file: BufWriter<File>,
+    /// The names that are written.
+    numbers: HashMap<DomainName, u32>,
+    /// Whose the last entry was.
+    whose: Option<Whose>,
+    entries: u64,
+}
+
+impl Writing {
+    /// Begins a snapshot in `dir` of what is open at this time of the wall clock. The directory is made if there is none.
+    pub fn begin(dir: &Path, saved_at_s: u64) -> Result<Self, StateError> {
+        let path = dir.join(FILE);
+        let directory = Directory::make(dir, FILES).map_err(io_error("use", dir))?;
+        let file = directory.begin(FILE).map_err(io_error("write", &path))?;
+        let mut writing = Self {
+            directory,
+            path,
+            file: BufWriter::new(file),
+            numbers: HashMap::new(),
+            whose: None,
+            entries: 0,
+        };
+        let version = VERSION;
+        let head = Head {
+            version,
+            saved_at_s,
+        };
+        let written = writing.line(&head);
+        written.map_err(io_error("write", &writing.path))?;
+        Ok(writing)
+    }
+
+    /// Writes some of the entries.
+    pub fn add(&mut self, entries: &[SavedEntry]) -> Result<(), StateError> {
+        let written = entries.iter().try_for_each(|entry| self.entry(entry));
+        written.map_err(io_error("write", &self.path))
+    }
+
+    /// All entries are written: replaces the last snapshot.
+    pub fn end(mut self) -> Result<(), StateError> {
+        let written = self.line(&Line::End(self.entries));
+        let file = written.and_then(|()| Ok(self.file.into_inner()?));
+        let replaced = file.and_then(|file| self.directory.replace(FILE, &file));
+        replaced.map_err(io_error("write", &self.path))
+    }
+
+    fn entry(&mut self, entry: &SavedEntry) -> io::Result<()> {
+        let SavedEntry {
+            port,
+            pod,
+            address,
+            names,
+        } = entry;
+        let whose = (Arc::clone(port), pod.clone());
+        if self.whose.as_ref() != Some(&whose) {
+            let pod = pod.as_deref().map(str::to_owned);
+            self.line(&Line::Port(port.to_string(), pod))?;
+            self.whose = Some(whose);
+        }
+        let mut numbered = Vec::with_capacity(names.len());
+        for saved in names {
+            let SavedName {
+                name,
+                rest,
+                deny_rest,
+            } = saved;
+            numbered.push((self.number(name)?, rest.as_secs(), deny_rest.as_secs()));
+        }
+        self.line(&Line::Address(*address, numbered))?;
+        self.entries += 1;
+        Ok(())
+    }
+
+    /// The number of a name, which is written before if it is new.
+    fn number(&mut self, name: &DomainName) -> io::Result<u32> {
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        let number = u32::try_from(self.numbers.len()).map_err(io::Error::other)?;
+        self.line(&name_line(name))?;
+        self.numbers.insert(name.clone(), number);
+        Ok(number)
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.file, line)?;
+        self.file.write_all(b"\n")
+    }
 }
 
 /// Reads the snapshot in `dir`. Returns nothing if there is none.
@@ -113,26 +245,19 @@ pub fn load(dir: &Path) -> Result<Vec<SavedEntry>, StateError> {
         return Ok(Vec::new());
     };
     let set_aside = |reason| set_aside(&directory, dir, reason);
-    let content = match directory.read(FILE, SIZE_MAX) {
-        Ok(Ok(content)) => content,
+    let file = match directory.file(FILE, SIZE_MAX) {
+        Ok(Ok(file)) => file,
         Ok(Err(len)) => return Err(set_aside(format!("{len} bytes"))?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(io_error("read", &dir.join(FILE))(error)),
     };
-    let stored: Stored = match serde_json::from_slice(&content) {
-        Ok(stored) => stored,
-        Err(error) => return Err(set_aside(error.to_string())?),
-    };
-    if stored.version != VERSION {
-        let reason = format!("version {} instead of {VERSION}", stored.version);
-        return Err(set_aside(reason)?);
+    let mut failed = None;
+    let lines = BufReader::new(file).split(b'\n');
+    let lines = lines.map_while(|line| line.map_err(|error| failed = Some(error)).ok());
+    let entries = parse(lines, wall_clock_s());
+    if let Some(error) = failed {
+        return Err(io_error("read", &dir.join(FILE))(error));
     }
-    let age_s = wall_clock_s().saturating_sub(stored.saved_at_s);
-    let entries: Result<Vec<_>, _> = stored
-        .entries
-        .into_iter()
-        .map(|entry| saved_entry(entry, age_s))
-        .collect();
     match entries {
         Ok(entries) => Ok(entries),
         Err(reason) => Err(set_aside(reason)?),
@@ -174,45 +299,161 @@ fn set_aside(directory: &Directory, dir: &Path, reason: String) -> Result<StateE
     })
 }
 
-fn stored_entry(entry: &SavedEntry) -> StoredEntry {
-    let names = entry.names.iter();
-    StoredEntry {
-        port: entry.port.clone(),
-        pod: entry.pod.clone(),
-        address: entry.address,
-        names: names
-            .map(|saved| {
-                let SavedName {
-                    name,
-                    rest,
-                    deny_rest,
-                } = saved;
-                (name.to_string(), rest.as_secs(), deny_rest.as_secs())
-            })
-            .collect(),
+/// The entries of these lines at this time of the wall clock, or why they are not usable.
+fn parse(mut lines: impl Iterator<Item = Vec<u8>>, now_s: u64) -> Result<Vec<SavedEntry>, String> {
+    let first = lines.next().unwrap_or_default();
+    let Version { version } = of_json(&first)?;
+    match version {
+        VERSION => {
+            let Head { saved_at_s, .. } = of_json(&first)?;
+            let mut reading = Reading::new(now_s.saturating_sub(saved_at_s));
+            for line in lines {
+                reading.take(of_json(&line)?)?;
+            }
+            reading.end()
+        }
+        VERSION_BEFORE => {
+            let Before {
+                saved_at_s,
+                entries,
+            } = of_json(&first)?;
+            let age_s = now_s.saturating_sub(saved_at_s);
+            let entries = entries.into_iter();
+            entries.map(|entry| entry_before(entry, age_s)).collect()
+        }
+        other => Err(format!("version {other} instead of {VERSION}")),
     }
 }
 
-fn saved_entry(entry: StoredEntry, age_s: u64) -> Result<SavedEntry, String> {
-    let rest = |rest_s: u64| Duration::from_secs(rest_s.saturating_sub(age_s));
-    let name = |(text, rest_s, deny_rest_s): StoredName| {
-        let name = DomainName::from_presentation(&text);
-        Ok(SavedName {
-            name: name.map_err(|error| format!("`{text}`: {error}"))?,
-            rest: rest(rest_s),
-            deny_rest: rest(deny_rest_s),
-        })
-    };
+fn of_json<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(line).map_err(|error| error.to_string())
+}
+
+/// What was read of the lines so far.
+struct Reading {
+    /// How long ago they were written.
+    age_s: u64,
+    names: Vec<DomainName>,
+    whose: Option<Whose>,
+    entries: Vec<SavedEntry>,
+    is_whole: bool,
+}
+
+impl Reading {
+    fn new(age_s: u64) -> Self {
+        Self {
+            age_s,
+            names: Vec::new(),
+            whose: None,
+            entries: Vec::new(),
+            is_whole: false,
+        }
+    }
+
+    fn take(&mut self, line: Line) -> Result<(), String> {
+        if self.is_whole {
+            return Err("there is something behind the end".into());
+        }
+        match line {
+            Line::Name(text) => self.names.push(name_of(&text)?),
+            Line::Wire(digits) => {
+                let name = of_wire(&digits);
+                let name = name.ok_or_else(|| format!("`{digits}` is no name in wire format"))?;
+                self.names.push(name);
+            }
+            Line::Port(port, pod) => self.whose = Some((port.into(), pod.map(Into::into))),
+            Line::Address(address, numbered) => {
+                let (port, pod) = self.whose.clone().ok_or("an entry has no port")?;
+                let names = numbered.into_iter();
+                let names = names.map(|numbered| self.saved_name(numbered));
+                let names = names.collect::<Option<_>>().ok_or("a name is missing")?;
+                self.entries.push(SavedEntry {
+                    port,
+                    pod,
+                    address,
+                    names,
+                });
+            }
+            Line::End(count) => {
+                self.is_whole = usize::try_from(count) == Ok(self.entries.len());
+            }
+        }
+        Ok(())
+    }
+
+    fn saved_name(&self, (number, rest_s, deny_rest_s): NumberedName) -> Option<SavedName> {
+        let name = self.names.get(usize::try_from(number).ok()?)?;
+        Some(saved_name(name.clone(), rest_s, deny_rest_s, self.age_s))
+    }
+
+    fn end(self) -> Result<Vec<SavedEntry>, String> {
+        match self.is_whole {
+            true => Ok(self.entries),
+            false => Err("entries are missing".into()),
+        }
+    }
+}
+
+fn entry_before(entry: EntryBefore, age_s: u64) -> Result<SavedEntry, String> {
+    let names = entry.names.into_iter();
+    let names = names.map(|(text, rest_s, deny_rest_s)| {
+        let name = name_of(&text)?;
+        Ok(saved_name(name, rest_s, deny_rest_s, age_s))
+    });
     Ok(SavedEntry {
-        port: entry.port,
-        pod: entry.pod,
+        port: entry.port.into(),
+        pod: entry.pod.map(Into::into),
         address: entry.address,
-        names: entry
-            .names
-            .into_iter()
-            .map(name)
-            .collect::<Result<_, String>>()?,
+        names: names.collect::<Result<_, String>>()?,
     })
+}
+
+fn saved_name(name: DomainName, rest_s: u64, deny_rest_s: u64, age_s: u64) -> SavedName {
+    let left = |rest_s: u64| Duration::from_secs(rest_s.saturating_sub(age_s));
+    SavedName {
+        name,
+        rest: left(rest_s),
+        deny_rest: left(deny_rest_s),
+    }
+}
+
+fn name_of(text: &str) -> Result<DomainName, String> {
+    DomainName::from_presentation(text).map_err(|error| format!("`{text}`: {error}"))
+}
+
+/// The line of a name. An escaped octet would take five characters, as hexadecimal digits it takes two.
+fn name_line(name: &DomainName) -> Line {
+    let text = name.to_string();
+    // A dot for each length octet but the first.
+    match text.len() + 1 == name.wire().len() {
+        true => Line::Name(text),
+        false => Line::Wire(
+            name.wire()
+                .iter()
+                .map(|octet| format!("{octet:02x}"))
+                .collect(),
+        ),
+    }
+}
+
+fn of_wire(digits: &str) -> Option<DomainName> {
+    let pairs = digits.as_bytes().chunks(2);
+    let octet = |pair: &[u8]| match pair {
+        [high, low] => {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()
+        }
+        _ => None,
+    };
+    let wire: Vec<u8> = pairs.map(octet).collect::<Option<_>>()?;
+    let mut labels = Vec::new();
+    let mut rest = wire.as_slice();
+    while let Some((length, tail)) = rest.split_first() {
+        let (label, tail) = tail.split_at_checked(usize::from(*length))?;
+        labels.push(label);
+        rest = tail;
+    }
+    DomainName::from_labels(labels).ok()
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ mod ended;
 use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
     net::IpAddr,
+    ops::Bound::{Excluded, Unbounded},
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,7 +29,7 @@ use crate::{
     resolver::ServerId,
     rules::RuleText,
     shares::Shares,
-    snapshot::{SavedEntry, SavedName},
+    snapshot::{GivenOut, SavedEntry, SavedName, Snapshot},
     switch::{
         Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
     },
@@ -53,7 +55,7 @@ pub(crate) struct Cache {
     /// answers that were deferred.
     unjudged: BTreeMap<PortId, usize>,
     /// The entries of an earlier run, by logical port, until the port comes.
-    saved: HashMap<String, Vec<SavedEntry>>,
+    saved: BTreeMap<Arc<str>, Vec<SavedEntry>>,
     /// The number of flows that entries have of their own.
     flows: usize,
     /// The verdicts of the entries.
@@ -288,7 +290,7 @@ impl Cache {
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
             unjudged: BTreeMap::new(),
-            saved: HashMap::new(),
+            saved: BTreeMap::new(),
             flows: 0,
             verdicts: Verdicts::new(mark_mask),
             version: 0,
@@ -1353,41 +1355,41 @@ impl Cache {
     /// Takes over the snapshot of an earlier run.
     pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
         for entry in saved {
-            let of_port = self.saved.entry(entry.port.clone()).or_default();
+            let of_port = self.saved.entry(Arc::clone(&entry.port)).or_default();
             of_port.push(entry);
         }
     }
 
-    /// A number that grows whenever [`Cache::snapshot`] would differ.
+    /// A number that grows whenever a snapshot would differ.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// The names of every open address.
-    pub(crate) fn snapshot(&self, ports: &Ports, now: Timestamp) -> Vec<SavedEntry> {
-        let mut snapshot = Vec::new();
-        for (id, cache) in &self.ports {
-            let Some(port) = ports.get(*id) else { continue };
-            let open = cache.entries.iter();
-            for (address, entry) in open.filter(|(_, entry)| !entry.installed.is_empty()) {
-                let names = entry.names.iter();
-                snapshot.push(SavedEntry {
-                    port: port.row.iface_id.clone(),
-                    pod: port.row.iface_id_ver.clone(),
-                    address: *address,
-                    names: names
-                        .map(|(name, term)| SavedName {
-                            name: name.clone(),
-                            rest: term.until.since(now),
-                            deny_rest: term.deny_until.since(now),
-                        })
-                        .collect(),
+    /// The next part of a snapshot: the names of all open addresses of one port. `None` if it has all of them.
+    pub(crate) fn next_part(
+        &self,
+        ports: &Ports,
+        snapshot: &mut Snapshot,
+    ) -> Option<Vec<SavedEntry>> {
+        if let GivenOut::Ports(last) = snapshot.given_out {
+            let rest = (last.map_or(Unbounded, Excluded), Unbounded);
+            if let Some((id, cache)) = self.ports.range(rest).next() {
+                snapshot.given_out = GivenOut::Ports(Some(*id));
+                let row = ports.get(*id).map(|port| &port.row);
+                let entries = row.map(|row| {
+                    cache.saved_entries(&row.iface_id, row.iface_id_ver.as_deref(), snapshot.at)
                 });
+                return Some(entries.unwrap_or_default());
             }
+            snapshot.given_out = GivenOut::Awaited(None);
         }
-        // The ports that have not come back yet.
-        snapshot.extend(self.saved.values().flatten().cloned());
-        snapshot
+        let GivenOut::Awaited(last) = &mut snapshot.given_out else {
+            return None;
+        };
+        let rest = (last.as_deref().map_or(Unbounded, Excluded), Unbounded);
+        let (port, entries) = self.saved.range::<str, _>(rest).next()?;
+        *last = Some(Arc::clone(port));
+        Some(entries.clone())
     }
 
     /// How long entries last, and how many there may be.
@@ -1471,6 +1473,30 @@ impl Cache {
 }
 
 impl PortCache {
+    /// The names of every open address, for a snapshot of this time.
+    fn saved_entries(&self, port: &str, pod: Option<&str>, at: Timestamp) -> Vec<SavedEntry> {
+        let port: Arc<str> = port.into();
+        let pod: Option<Arc<str>> = pod.map(Into::into);
+        let open = self.entries.iter();
+        let open = open.filter(|(_, entry)| !entry.installed.is_empty());
+        open.map(|(address, entry)| {
+            let names = entry.names.iter();
+            SavedEntry {
+                port: Arc::clone(&port),
+                pod: pod.clone(),
+                address: *address,
+                names: names
+                    .map(|(name, term)| SavedName {
+                        name: name.clone(),
+                        rest: term.until.since(at),
+                        deny_rest: term.deny_until.since(at),
+                    })
+                    .collect(),
+            }
+        })
+        .collect()
+    }
+
     /// The addresses whose entries have this name.
     fn of_name(&self, name: &DomainName) -> &[IpAddr] {
         let addresses = self.addresses_of.get(&FromEnd(name.clone()));

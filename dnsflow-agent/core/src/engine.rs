@@ -45,7 +45,7 @@ use crate::{
     resolver::{Resolver, ServerId},
     revalidation::RevalidationEvent,
     rules::ChangedRules,
-    snapshot::SavedEntry,
+    snapshot::{SavedEntry, Snapshot},
     sources::{Source, Sources},
     switch::{Batch, Opening, Switch},
     tcp::TcpEvent,
@@ -526,14 +526,23 @@ impl Engine {
         self.told.cache.load_snapshot(saved);
     }
 
-    /// Grows whenever [`Engine::snapshot`] has something new to say.
+    /// Grows whenever a snapshot has something new to say.
     pub fn cache_version(&self) -> u64 {
         self.told.cache.version()
     }
 
-    /// The names behind every open address.
-    pub fn snapshot(&self, now: Timestamp) -> Vec<SavedEntry> {
-        self.told.cache.snapshot(&self.ports, now)
+    /// The next part of a snapshot of the names behind every open address: those of one port. `None` if it has all of
+    /// them.
+    pub fn next_part(&self, snapshot: &mut Snapshot) -> Option<Vec<SavedEntry>> {
+        self.told.cache.next_part(&self.ports, snapshot)
+    }
+
+    /// A whole snapshot.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self, now: Timestamp) -> Vec<SavedEntry> {
+        let mut snapshot = Snapshot::begin(now);
+        let parts = std::iter::from_fn(|| self.next_part(&mut snapshot));
+        parts.flatten().collect()
     }
 
     /// How many flows should be in the switch.

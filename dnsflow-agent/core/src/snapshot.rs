@@ -2,18 +2,20 @@
 //!
 //! The next agent finds the flows in the switch by their cookie. The switch does not know for which
 //! names the flows were opened, and until when; the snapshot does.
+//!
+//! A snapshot is given out in parts, one for each port, so that it is never in memory as a whole.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use super::name::DomainName;
+use super::{Timestamp, name::DomainName, ports::PortId};
 
 /// The names of one open address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SavedEntry {
-    /// The logical port (`iface-id`).
-    pub port: String,
+    /// The logical port (`iface-id`). The entries of a port share the text.
+    pub port: Arc<str>,
     /// The pod's UID (`iface-id-ver`): another pod under the same name inherits nothing.
-    pub pod: Option<String>,
+    pub pod: Option<Arc<str>>,
     /// The address.
     pub address: IpAddr,
     /// The names that lead to it.
@@ -29,4 +31,34 @@ pub struct SavedName {
     pub rest: Duration,
     /// The least time that is left if a rule denies the name.
     pub deny_rest: Duration,
+}
+
+/// A snapshot that is given out in parts ([`Engine::next_part`]).
+///
+/// [`Engine::next_part`]: crate::engine::Engine::next_part
+#[derive(Debug)]
+pub struct Snapshot {
+    /// When it was begun. The time that is left for a name is counted from then on.
+    pub(crate) at: Timestamp,
+    /// How far it is.
+    pub(crate) given_out: GivenOut,
+}
+
+/// How far a snapshot was given out.
+#[derive(Debug)]
+pub(crate) enum GivenOut {
+    /// The ports up to this one, if any. A port that comes meanwhile has a greater number.
+    Ports(Option<PortId>),
+    /// Those, and the ports that have not come back yet, up to this one, if any.
+    Awaited(Option<Arc<str>>),
+}
+
+impl Snapshot {
+    /// Begins a snapshot of the present.
+    pub fn begin(now: Timestamp) -> Self {
+        Self {
+            at: now,
+            given_out: GivenOut::Ports(None),
+        }
+    }
 }

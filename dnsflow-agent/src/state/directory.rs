@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _, Write as _},
+    io,
     os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
 };
@@ -97,15 +97,15 @@ impl Directory {
         Ok(true)
     }
 
-    /// The content of a file, if it is no longer than `len_max`; otherwise its length.
+    /// A file to read, if it is no longer than `len_max`; otherwise its length.
     ///
     /// # Errors
     ///
     /// Where there is none, it is no regular file of this user's, or others may write to it.
-    pub(super) fn read(&self, name: &str, len_max: u64) -> io::Result<Result<Vec<u8>, u64>> {
+    pub(super) fn file(&self, name: &str, len_max: u64) -> io::Result<Result<File, u64>> {
         // A pipe would be waited for.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.0, name, flags, Mode::empty())?);
+        let file = File::from(openat(&self.0, name, flags, Mode::empty())?);
         let status = fstat(&file)?;
         if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
             return Err(refusal("it is no regular file"));
@@ -114,21 +114,19 @@ impl Directory {
             return Err(refusal("other users may have written it"));
         }
         let len = file.metadata()?.len();
-        if len > len_max {
-            return Ok(Err(len));
-        }
-        let mut content = Vec::new();
-        file.read_to_end(&mut content)?;
-        Ok(Ok(content))
+        Ok(match len > len_max {
+            true => Err(len),
+            false => Ok(file),
+        })
     }
 
-    /// Writes a file anew, so that after a crash it is as it was or as it is to be.
-    pub(super) fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
+    /// Begins to write a file anew. Until [`Directory::replace`], it is as it was.
+    pub(super) fn begin(&self, name: &str) -> io::Result<File> {
         let new = format!("{name}{NEW}");
         // Left behind by a crash, or somebody's: what is written goes into a file of ours.
         self.remove(&new)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(openat(
+        let file = File::from(openat(
             &self.0,
             &new,
             flags | OFlags::NOFOLLOW,
@@ -136,10 +134,14 @@ impl Directory {
         )?);
         // The umask may have taken away more.
         file.set_permissions(fs::Permissions::from_mode(PRIVATE_FILE))?;
-        file.write_all(content)?;
+        Ok(file)
+    }
+
+    /// The file is written: it takes the place of the last one. After a crash, one of both is there, and whole.
+    pub(super) fn replace(&self, name: &str, written: &File) -> io::Result<()> {
         // Before the rename, which would else survive a crash without the content.
-        file.sync_all()?;
-        self.rename(&new, name)
+        written.sync_all()?;
+        self.rename(&format!("{name}{NEW}"), name)
     }
 
     /// Gives a file another name, for good.

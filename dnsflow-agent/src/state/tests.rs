@@ -21,6 +21,12 @@ impl Drop for Dir {
     }
 }
 
+fn save(dir: &Path, entries: &[SavedEntry]) -> Result<(), StateError> {
+    let mut writing = Writing::begin(dir, wall_clock_s())?;
+    writing.add(entries)?;
+    writing.end()
+}
+
 fn entries() -> Vec<SavedEntry> {
     let odd = DomainName::from_labels([&b"a.b"[..], b"\xff"]).expect("labels");
     let saved = |name: DomainName| SavedName {
@@ -61,16 +67,48 @@ fn what_is_saved_comes_back() {
 fn what_cannot_be_used_is_set_aside_with_the_reason() {
     let dir = Dir::new("aside");
     fs::create_dir_all(&dir.0).expect("made");
+    let line = |line: &str| {
+        let end = if line.contains("end") {
+            ""
+        } else {
+            "\n{\"end\":1}"
+        };
+        format!("{{\"version\":3,\"saved_at_s\":1}}\n{line}{end}")
+    };
+    let before = |name: &str| {
+        let entry = r#"{"port":"p","pod":null,"address":"192.0.2.1","names":[["NAME",1,1]]}"#;
+        let entry = entry.replace("NAME", name);
+        format!("{{\"version\":2,\"saved_at_s\":1,\"entries\":[{entry}]}}")
+    };
+    let an_entry = "{\"port\":[\"p\",null]}\n{\"address\":[\"192.0.2.1\",[[0,1,1]]]}";
     for (content, reason) in [
-        ("{\"version\":2", "EOF"),
+        (String::new(), "EOF"),
+        ("{\"version\":3".into(), "EOF"),
         (
-            "{\"version\":1,\"saved_at_s\":1,\"entries\":[]}",
-            "version 1",
+            "{\"version\":1,\"saved_at_s\":1,\"entries\":[]}".into(),
+            "version 1 instead of 3",
         ),
+        (before("a..b"), "`a..b`: the name has an empty label"),
+        (line("{\"end\":1}"), "entries are missing"),
         (
-            "{\"version\":2,\"saved_at_s\":1,\"entries\":[{\"port\":\"p\",\"pod\":null,\"address\":\"192.0.2.1\",\"names\":[[\"a..b\",1,1]]}]}",
+            line("{\"name\":\"a..b\"}"),
             "`a..b`: the name has an empty label",
         ),
+        (
+            line("{\"wire\":\"0361\"}"),
+            "`0361` is no name in wire format",
+        ),
+        (
+            line("{\"wire\":\"01x1\"}"),
+            "`01x1` is no name in wire format",
+        ),
+        (
+            line("{\"address\":[\"192.0.2.1\",[]]}"),
+            "an entry has no port",
+        ),
+        (line(an_entry), "a name is missing"),
+        (line("{\"end\":0}\n{\"name\":\"a.test\"}"), "behind the end"),
+        (line("{\"entry\":1}"), "unknown variant `entry`"),
     ] {
         fs::write(dir.0.join(FILE), content).expect("written");
         let error = load(&dir.0).expect_err("unusable").to_string();
@@ -103,21 +141,84 @@ fn a_clock_that_was_set_adds_no_time() {
     save(&dir.0, &entries()).expect("saved");
     let path = dir.0.join(FILE);
     let text = fs::read_to_string(&path).expect("read");
-    let stored: Stored = serde_json::from_str(&text).expect("the form");
+    let Head {
+        saved_at_s: now, ..
+    } = serde_json::from_str(text.lines().next().expect("a line")).expect("the form");
     let rest = |saved_at_s: u64| {
-        let mut stored: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        stored["saved_at_s"] = saved_at_s.into();
-        fs::write(&path, stored.to_string()).expect("written");
+        let [before, after] = [now, saved_at_s].map(|at| format!("\"saved_at_s\":{at}"));
+        fs::write(&path, text.replace(&before, &after)).expect("written");
         let name = load(&dir.0).expect("loaded")[0].names[0].clone();
         (name.rest.as_secs(), name.deny_rest.as_secs())
     };
-    let now = stored.saved_at_s;
     // Set back by a year: what was left when it was saved.
     assert_eq!(rest(now + 31_536_000), (3000, 3500));
     assert_eq!(rest(u64::MAX), (3000, 3500));
     // Set forward: nothing is left, and what is in use stays open.
     assert_eq!(rest(now - 31_536_000), (0, 0));
     assert_eq!(rest(0), (0, 0));
+}
+
+#[test]
+fn what_the_version_before_has_saved_is_read() {
+    let dir = Dir::new("before");
+    fs::create_dir_all(&dir.0).expect("made");
+    let content = format!(
+        r#"{{"version":2,"saved_at_s":{},"entries":[{{"port":"ns1_p1","pod":"uid","address":"203.0.113.1","names":[["www.example.com",3000,3500],["a\\.b.\\255",3000,3500]]}}]}}"#,
+        // A clock that is set back: nothing is taken off.
+        u64::MAX,
+    );
+    fs::write(dir.0.join(FILE), content).expect("written");
+    assert_eq!(load(&dir.0).expect("loaded"), entries());
+}
+
+#[test]
+fn each_name_is_written_once_and_an_octet_takes_two_bytes_at_most() {
+    let dir = Dir::new("once");
+    let longest = [&[0xff_u8; 63][..], &[b'\\'; 63], &[0; 63], &[b'.'; 61]];
+    let names = [
+        DomainName::from_labels(longest).expect("a name"),
+        "www.example.com".parse().expect("a name"),
+    ];
+    let mut entries = Vec::new();
+    for port in ["ns1_p1", "ns1_p2"] {
+        for host in 0..8 {
+            entries.push(SavedEntry {
+                port: port.into(),
+                pod: None,
+                address: [203, 0, 113, host].into(),
+                names: names
+                    .iter()
+                    .map(|name| SavedName {
+                        name: name.clone(),
+                        rest: Duration::ZERO,
+                        deny_rest: Duration::ZERO,
+                    })
+                    .collect(),
+            });
+        }
+    }
+    save(&dir.0, &entries).expect("saved");
+    assert_eq!(load(&dir.0).expect("loaded"), entries);
+    let text = fs::read_to_string(dir.0.join(FILE)).expect("read");
+    assert_eq!(text.matches("www.example.com").count(), 1);
+    assert_eq!(text.matches("ns1_p1").count(), 1);
+    let longest = text.lines().map(str::len).max().expect("a line");
+    assert_eq!(longest, "{\"wire\":\"\"}".len() + 2 * names[0].wire().len());
+    // The first line, two ports, two names, the entries, the end.
+    assert_eq!(text.lines().count(), 1 + 2 + 2 + 16 + 1);
+}
+
+#[test]
+fn until_its_end_a_snapshot_takes_the_place_of_no_other() {
+    let dir = Dir::new("unfinished");
+    save(&dir.0, &entries()).expect("saved");
+    let mut writing = Writing::begin(&dir.0, 0).expect("begun");
+    writing.add(&[]).expect("written");
+    assert_eq!(load(&dir.0).expect("the last one").len(), 1);
+    drop(writing);
+    assert_eq!(load(&dir.0).expect("the last one").len(), 1);
+    save(&dir.0, &[]).expect("saved");
+    assert_eq!(load(&dir.0).expect("another one"), []);
 }
 
 fn mode(path: &Path) -> u32 {

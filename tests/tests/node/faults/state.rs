@@ -56,7 +56,7 @@ const CASES: &[(&str, Wrong, &str)] = &[
     (
         "snapshot of an older version",
         Wrong::Holds(r#"{"version":1,"saved_at_s":1,"entries":[]}"#),
-        "version 1 instead of 2",
+        "version 1 instead of 3",
     ),
     (
         "snapshot cut off",

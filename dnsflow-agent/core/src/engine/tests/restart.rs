@@ -549,3 +549,46 @@ fn slow_start(
     prop_assert_eq!(node.destinations(), wanted);
     Ok(())
 }
+
+#[test]
+fn a_snapshot_is_given_out_port_by_port_and_a_port_that_changes_meanwhile_is_in_it_once() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    for (name, host) in [("p2", 6), ("p3", 7), ("p4", 8)] {
+        before.add_pod(name, host);
+        before.answer(name, "example.com", &[ADDRESS, OTHER], 600);
+    }
+    let saved = before.engine.snapshot(before.now);
+    let mut node = started(&mut before, &saved, Config::default());
+    // All sources but the interfaces: ports of the earlier run may still come.
+    node.give(Input::SwitchUp);
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: true,
+        firewalls: vec![],
+    }));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        ..NbUpdate::default()
+    }));
+    node.give(Input::Sb(SbUpdate {
+        reset: true,
+        datapaths: vec![(DATAPATH, Some(Datapath { tunnel_key: 3 }))],
+        ..SbUpdate::default()
+    }));
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    node.add_pod("p2", 6);
+    node.pass(Duration::ZERO);
+    let mut snapshot = Snapshot::begin(node.now);
+    let mut ports = Vec::new();
+    while let Some(part) = node.engine.next_part(&mut snapshot) {
+        let of_part: BTreeSet<String> = part.iter().map(|entry| entry.port.to_string()).collect();
+        assert!(of_part.len() <= 1, "{of_part:?}");
+        assert!(part.is_empty() || part.len() == 2, "{part:?}");
+        ports.extend(of_part);
+        if ports == ["ns1_p2"] {
+            node.add_pod("p3", 7);
+        }
+    }
+    assert_eq!(ports, ["ns1_p2", "ns1_p3", "ns1_p4"]);
+}
