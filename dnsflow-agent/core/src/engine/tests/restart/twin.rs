@@ -315,7 +315,7 @@ fn run(way: Option<u32>, before: Vec<Step>, restart: Restart, behind: Vec<Step>)
         let pod = pods.find(|(_, ((_, host), _))| flow.0 == format!("10.244.0.{host}"));
         let (pod, ((name, _), generation)) = pod.expect("flows are of the pods");
         let (port, uid) = (format!("ns1_{name}"), uid(pod, generation));
-        let mut saved = saved.iter().filter(|entry| entry.port == port);
+        let mut saved = saved.iter().filter(|entry| *entry.port == *port);
         saved.any(|entry| check(entry, &uid))
     };
     // A name whose time is over may stay while the flow is used.
