@@ -27,6 +27,7 @@ use dnsflow_core::{
         Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, NbUpdate, PortBinding, PortGroup,
         RowId, SbUpdate,
     },
+    snapshot::Snapshot,
     testing::{
         DATAPATH, GROUP, Node, acl, acl_row, allow, answer_frame, deny_all, firewall, firewalls,
         ifindex_of, interface, logical_flow, logical_flow_row, port_binding,
@@ -480,11 +481,13 @@ impl Stage {
 
     /// Another agent takes over what is in the switch, with a snapshot.
     fn restart(&mut self) -> Duration {
-        let snapshot = self.node.engine.snapshot(self.node.now);
+        let mut snapshot = Snapshot::begin(self.node.now);
+        let parts = std::iter::from_fn(|| self.node.engine.next_part(&mut snapshot));
+        let saved = parts.flatten().collect();
         self.node.engine = Engine::new(config());
         let flows = self.node.switch.len();
         let time = self.time(|stage| {
-            stage.node.engine.load_snapshot(snapshot);
+            stage.node.engine.load_snapshot(saved);
             stage.start();
         });
         assert_eq!(self.node.switch.len(), flows, "the flows stay");
