@@ -6,20 +6,24 @@
 //!
 //! # Which name the rules are asked about
 //!
-//! For addresses: the name of the question. For SVCB and HTTPS: the question's name without the
-//! leading labels that begin with an underscore. A client that looks for a service puts the port
-//! and the scheme in front of the host's name (`_8443._https.example.com`; RFC 9460, sections 2.3
-//! and 9.1), but its user wrote `example.com`. No host name has such labels (RFC 8552, section
-//! 1.1), and a firewall's `dnsName` cannot hold them. With the labels, neither an exact rule nor
-//! `*.example.com` would ever cover a service on another port. The owner of the host's name also
-//! owns the names below it, so nobody else can give answers for the host.
+//! For addresses: the name of the question. For SVCB and HTTPS: the host's name, without the labels
+//! that a client puts in front of it for the port and the scheme (`_8443._https.example.com`; RFC
+//! 9460, sections 2.3 and 9.1). Its user wrote `example.com`, and a firewall's `dnsName` cannot hold
+//! such labels. With them, neither an exact rule nor `*.example.com` would ever cover a service on
+//! another port. Only the labels of a port and a known scheme are left out. Any other name with an
+//! underscore (`_acme-challenge.example.com`, RFC 8552) may be delegated to somebody who has no say
+//! over the host's addresses, and stands for itself.
 //!
 //! The target of a service's record is not matched against rules, and neither is the target of a
 //! CNAME: the record's hints count for the name that was asked for. A client also asks for the
 //! target's own addresses (RFC 9460, section 3). That is another question, which names only the
 //! target.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::IpAddr,
+    time::Duration,
+};
 
 use hickory_proto::{
     op::{Header, MessageType, OpCode, Query, ResponseCode},
@@ -195,19 +199,40 @@ impl Answer {
                 kind,
             },
             name,
-            addresses: found.0,
+            addresses: found.addresses,
         })
     }
 }
 
 /// The name that rules are matched against.
 fn host_name(question: &Name, kind: QuestionType) -> Result<DomainName, DnsError> {
-    if !kind.is_service() {
-        return Ok(domain_name(question)?);
-    }
-    let labels = question.iter().skip_while(|label| label.starts_with(b"_"));
+    let scheme: &[u8] = match kind {
+        QuestionType::A | QuestionType::Aaaa => return Ok(domain_name(question)?),
+        // The only mapping of SVCB but HTTPS (RFC 9461).
+        QuestionType::Svcb => b"_dns",
+        QuestionType::Https => b"_https",
+    };
+    let is_scheme = |label: Option<&[u8]>| label.is_some_and(|l| l.eq_ignore_ascii_case(scheme));
+    let mut labels = question.iter();
+    let [first, second] = [labels.next(), labels.next()];
+    let in_front = match kind {
+        _ if first.is_some_and(is_port) && is_scheme(second) => 2,
+        QuestionType::Svcb if is_scheme(first) => 1,
+        _ => 0,
+    };
     // A name that has only such labels is not the name of a host.
-    DomainName::from_labels(labels).map_err(|_| DnsError::OtherQuestion)
+    DomainName::from_labels(question.iter().skip(in_front)).map_err(|_| DnsError::OtherQuestion)
+}
+
+/// Whether a label stands for a port (RFC 9460, section 2.3), as a client writes it: without a sign and without zeros
+/// in front.
+fn is_port(label: &[u8]) -> bool {
+    let digits = label.strip_prefix(b"_").map(str::from_utf8);
+    let Some(Ok(digits)) = digits else {
+        return false;
+    };
+    let number = digits.parse::<u16>();
+    number.is_ok_and(|number| number.to_string() == digits)
 }
 
 /// Follows the CNAMEs from `question` to the name that has none, and returns the shortest TTL on
@@ -216,26 +241,33 @@ fn end_of_chain<'a>(
     question: &'a Name,
     records: &'a [Record],
 ) -> Result<(&'a Name, u32), DnsError> {
+    // The first of each owner counts. Name compares without regard to case (RFC 4343).
+    let mut aliases = HashMap::new();
+    for record in records {
+        if let RData::CNAME(target) = &record.data {
+            let alias = (&target.0, ttl(record));
+            aliases.entry(&record.name).or_insert(alias);
+        }
+    }
     let mut owner = question;
     let mut chain_ttl = u32::MAX;
     for _ in 0..=CNAME_CHAIN_MAX {
-        // Name compares without regard to case (RFC 4343).
-        let alias = records.iter().find_map(|record| match &record.data {
-            RData::CNAME(target) if record.name == *owner => Some((&target.0, ttl(record))),
-            _ => None,
-        });
-        let Some((target, ttl)) = alias else {
+        let Some((target, ttl)) = aliases.get(owner) else {
             return Ok((owner, chain_ttl));
         };
         owner = target;
-        chain_ttl = chain_ttl.min(ttl);
+        chain_ttl = chain_ttl.min(*ttl);
     }
     Err(DnsError::CnameChain)
 }
 
 /// The addresses in the records at the end of the chain.
 #[derive(Debug, Default)]
-struct Found(Vec<(IpAddr, Duration)>);
+struct Found {
+    addresses: Vec<(IpAddr, Duration)>,
+    /// The place of each address.
+    places: HashMap<IpAddr, usize>,
+}
 
 impl Found {
     fn hosts(
@@ -308,16 +340,17 @@ impl Found {
 
     /// Adds an address, or keeps the shorter TTL of one that is there.
     fn address(&mut self, address: IpAddr, ttl: u32) -> Result<(), DnsError> {
-        let Self(addresses) = self;
         let ttl = Duration::from_secs(ttl.into());
-        if let Some((_, known)) = addresses.iter_mut().find(|(known, _)| *known == address) {
-            *known = ttl.min(*known);
-            return Ok(());
+        let next = self.addresses.len();
+        let place = match self.places.entry(address) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(_) if next >= ADDRESSES_MAX => return Err(DnsError::TooManyAddresses),
+            Entry::Vacant(new) => *new.insert(next),
+        };
+        match self.addresses.get_mut(place) {
+            Some((_, known)) => *known = ttl.min(*known),
+            None => self.addresses.push((address, ttl)),
         }
-        if addresses.len() >= ADDRESSES_MAX {
-            return Err(DnsError::TooManyAddresses);
-        }
-        addresses.push((address, ttl));
         Ok(())
     }
 }

@@ -229,25 +229,17 @@ fn an_alias_of_a_service_has_no_hints() {
 
 #[test]
 fn rules_are_asked_about_the_host_of_a_service() {
+    const HTTPS: RecordType = RecordType::HTTPS;
+    const SVCB: RecordType = RecordType::SVCB;
     for (question, kind, host) in [
-        (
-            "_8443._https.Example.com.",
-            RecordType::HTTPS,
-            "example.com",
-        ),
-        ("_dns._udp.example.com.", RecordType::SVCB, "example.com"),
-        ("example.com.", RecordType::HTTPS, "example.com"),
-        (
-            "a._tcp.example.com.",
-            RecordType::HTTPS,
-            "a._tcp.example.com",
-        ),
-        // A name of its own, where addresses are asked for.
-        (
-            "_8443._https.example.com.",
-            RecordType::A,
-            "_8443._https.example.com",
-        ),
+        ("_8443._https.Example.com.", HTTPS, "example.com"),
+        ("_8443._HTTPS.example.com.", HTTPS, "example.com"),
+        ("_1._https.a.test.", HTTPS, "a.test"),
+        ("_65535._https.a.test.", HTTPS, "a.test"),
+        ("example.com.", HTTPS, "example.com"),
+        ("_853._dns.example.com.", SVCB, "example.com"),
+        ("_dns.example.com.", SVCB, "example.com"),
+        ("example.com.", SVCB, "example.com"),
     ] {
         let mut answer = message(question, vec![]);
         answer.queries[0].query_type = kind;
@@ -264,6 +256,42 @@ fn rules_are_asked_about_the_host_of_a_service() {
         decode(&https_message("_8443._https.", vec![])),
         Err(DnsError::OtherQuestion)
     );
+}
+
+#[test]
+fn whoever_is_delegated_another_name_below_the_host_does_not_answer_for_it() {
+    const HTTPS: RecordType = RecordType::HTTPS;
+    const SVCB: RecordType = RecordType::SVCB;
+    for (question, kind) in [
+        ("_acme-challenge.example.com.", HTTPS),
+        ("_acme-challenge.example.com.", SVCB),
+        ("_dmarc.example.com.", SVCB),
+        ("_853._dmarc.example.com.", SVCB),
+        ("_https.example.com.", HTTPS),
+        ("_8443.example.com.", HTTPS),
+        ("_https._8443.example.com.", HTTPS),
+        ("_8443._http.example.com.", HTTPS),
+        ("_8443._https.example.com.", SVCB),
+        ("_853._dns.example.com.", HTTPS),
+        ("_65536._https.example.com.", HTTPS),
+        ("_08443._https.example.com.", HTTPS),
+        ("_._https.example.com.", HTTPS),
+        ("8443._https.example.com.", HTTPS),
+        ("_8443._dns._acme-challenge.example.com.", HTTPS),
+        ("a._tcp.example.com.", HTTPS),
+        // A name of its own, where addresses are asked for.
+        ("_8443._https.example.com.", RecordType::A),
+        ("_dns.example.com.", RecordType::AAAA),
+    ] {
+        let mut answer = message(question, vec![]);
+        answer.queries[0].query_type = kind;
+        let name = decode(&answer).expect("usable").name;
+        assert_eq!(format!("{name}."), question, "{kind}");
+    }
+    // Only the labels in front go.
+    let answer = https_message("_8443._https._acme-challenge.example.com.", vec![]);
+    let name = decode(&answer).expect("usable").name.to_string();
+    assert_eq!(name, "_acme-challenge.example.com");
 }
 
 #[test]
