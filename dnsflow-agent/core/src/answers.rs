@@ -2,6 +2,7 @@
 //! together from TCP segments and IP fragments.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
 };
@@ -12,7 +13,7 @@ use smallvec::SmallVec;
 use crate::{
     Command, Timestamp,
     counter_vec::CounterVec,
-    dns::{Answer, DnsError},
+    dns::{DnsError, Response},
     fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},
     input::Frame,
     output::Output,
@@ -42,14 +43,14 @@ pub(crate) struct Answers {
 
 /// The result of reading a frame.
 #[derive(Debug, Default)]
-pub(crate) struct Read {
-    /// The answers that are complete now: mostly one.
-    pub(crate) answers: SmallVec<[Answer; 1]>,
+pub(crate) struct Read<'a> {
+    /// The responses that are complete now: mostly one.
+    pub(crate) responses: SmallVec<[Response<'a>; 1]>,
     /// The server that has sent them.
     pub(crate) server: Option<ServerId>,
     /// The connection in which the frame is one of many.
     pub(crate) connection: Option<ConnectionKey>,
-    /// Whether the frame itself carries the answers. If not, the frame is not held for them.
+    /// Whether the frame itself carries the responses. If not, the frame is not held for them.
     pub(crate) carries: bool,
 }
 
@@ -122,13 +123,13 @@ impl Answers {
     /// counted, and so is one to another address: the interface's index was another pod's when the frame was captured.
     /// A frame of a server that is not trusted now is only counted, too: the programs have judged it by the trust of
     /// their time, and it may have waited in the kernel since.
-    pub(crate) fn read(
+    pub(crate) fn read<'a>(
         &mut self,
-        frame: Frame<'_>,
+        frame: Frame<'a>,
         pod: Option<&[IpAddr]>,
         now: Timestamp,
         out: &mut Output,
-    ) -> Read {
+    ) -> Read<'a> {
         out.counters.frames += 1;
         let mut read = Read::default();
         if frame.from_pod {
@@ -163,7 +164,7 @@ impl Answers {
             Packet::UdpAnswer(found) => match found.payload_of(frame.bytes) {
                 Some(message) => {
                     read.server = source.and_then(|source| self.servers.number(source.into()));
-                    read.answers.extend(decode(message, out));
+                    read.responses.extend(response(message, out));
                     read.carries = true;
                 }
                 None => out.counters.frames_not_dns += 1,
@@ -171,8 +172,8 @@ impl Answers {
             Packet::TcpSegment(found) => {
                 if let Some(segment) = segment(&found, Sender::Server, frame) {
                     let messages = self.tcp.feed(&segment, now);
-                    let answers = messages.into_iter().filter_map(|m| decode(&m, out));
-                    read.answers.extend(answers);
+                    let responses = messages.into_iter().filter_map(|m| response(m, out));
+                    read.responses.extend(responses);
                     read.server = self.servers.number(segment.key.server.into());
                     read.connection = Some(segment.key);
                     read.carries = true;
@@ -184,7 +185,7 @@ impl Answers {
                 {
                     if self.is_trusted(datagram.source) {
                         read.server = self.servers.number(datagram.source.into());
-                        read.answers.extend(decode(&datagram.payload, out));
+                        read.responses.extend(response(datagram.payload, out));
                     } else {
                         out.counters.frames_untrusted_server += 1;
                     }
@@ -230,10 +231,15 @@ impl Answers {
     }
 }
 
-/// Decodes a DNS message. A message that is no usable answer is counted.
-fn decode(message: &[u8], out: &mut Output) -> Option<Answer> {
-    match Answer::decode(message) {
-        Ok(answer) => return Some(answer),
+/// Reads the question of a DNS message. A message that is no usable answer is counted.
+fn response<'a>(message: impl Into<Cow<'a, [u8]>>, out: &mut Output) -> Option<Response<'a>> {
+    usable(Response::read(message), out)
+}
+
+/// Counts a message that is no usable answer.
+pub(crate) fn usable<T>(read: Result<T, DnsError>, out: &mut Output) -> Option<T> {
+    match read {
+        Ok(read) => return Some(read),
         Err(DnsError::Malformed(_)) => out.counters.answers_malformed += 1,
         Err(_) => out.counters.answers_unusable += 1,
     }

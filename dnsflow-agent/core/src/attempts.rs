@@ -14,7 +14,7 @@ use dnsflow_common::walk::{self, Packet, Ports};
 use crate::{
     Timestamp,
     budget::{Account, Rate},
-    dns::Answer,
+    dns::Response,
     flow::{Protocol, Transport},
     input::Frame,
     limits::{
@@ -113,11 +113,14 @@ impl Attempts {
             return;
         };
         let source = found.ip.addresses(&frame.bytes);
-        let answer = found.payload_of(frame.bytes).map(Answer::decode);
-        let (Some(source), Some(Ok(answer))) = (source, answer) else {
+        let response = found.payload_of(frame.bytes).map(Response::read);
+        let (Some(source), Some(Ok(response))) = (source, response) else {
             return;
         };
-        for (address, _) in answer.addresses.iter().take(PLACES_PER_INTERFACE) {
+        let Ok(answer) = response.answer(PLACES_PER_INTERFACE) else {
+            return;
+        };
+        for (address, _) in &answer.addresses {
             let place = Place {
                 ifindex: frame.ifindex,
                 address: *address,

@@ -13,7 +13,7 @@ pub struct Counters {
     pub frames_untrusted_server: u64,
     /// Messages that could not be decoded.
     pub answers_malformed: u64,
-    /// Messages that are no usable answer: truncated, other questions, endless CNAMEs.
+    /// Messages that are no usable answer: truncated, other questions, endless CNAMEs, too many names.
     pub answers_unusable: u64,
     /// Answers that no rule of the pod's namespace matches.
     pub answers_unmatched: u64,
@@ -29,7 +29,8 @@ pub struct Counters {
     pub answers_opening: u64,
     /// Addresses forgotten because of the limit per port.
     pub addresses_evicted: u64,
-    /// Addresses not remembered because everything within the limit is in use.
+    /// Addresses not remembered because everything within the limit is in use, or because they stand behind the
+    /// limit of addresses in an answer.
     pub addresses_refused: u64,
     /// Names not remembered, or forgotten for others, because of the limit per address.
     pub names_dropped: u64,

@@ -1,8 +1,16 @@
 //! Reads a DNS answer: which addresses the question's name leads to, and for how long.
 //!
-//! hickory-proto decodes the message; this module decides which records count. Only the Answer
-//! section counts (RFC 1035, section 4.1.3). In that section, a record counts if the question's
-//! name reaches it over CNAMEs and if it is of the question's type.
+//! hickory-proto decodes the message; this module decides which records count, and what a message may
+//! cost. Only the Answer section counts (RFC 1035, section 4.1.3). In that section, a record counts if
+//! the question's name reaches it over CNAMEs and if it is of the question's type.
+//!
+//! # What a message may cost
+//!
+//! Whoever sends a message chooses its shape. The question is decoded first ([`Response::read`]): if no
+//! rule mentions its name, no record is. Then only records that may count are decoded. Before a name
+//! is decoded, its octets and pointers are counted, because a few bytes can stand for a long name, or
+//! for thousands of pointers to pointers. All names together have a limit. Reading ends at the limit of
+//! addresses.
 //!
 //! # Which name the rules are asked about
 //!
@@ -20,6 +28,7 @@
 //! target.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, hash_map::Entry},
     net::IpAddr,
     time::Duration,
@@ -34,15 +43,28 @@ use hickory_proto::{
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
-use super::name::{DomainName, NameError};
+use super::{
+    limits::DNS_MESSAGE_MIN,
+    name::{DomainName, NameError},
+};
 
 /// At most this many CNAMEs are followed from the question's name.
 const CNAME_CHAIN_MAX: usize = 16;
-/// At most this many records of the Answer section are read; a message with more is refused.
+/// At most this many records of the Answer section are read; those behind them are left out.
 const ANSWER_RECORDS_MAX: u16 = 1024;
-/// At most this many addresses count; an answer with more is refused. One record with hints can
-/// hold thousands.
+/// At most this many addresses of a message count; those behind them are left out. One record with
+/// hints can hold thousands.
 pub const ADDRESSES_MAX: usize = 1024;
+/// At most this many octets of names are decoded in a message: as many as the longest message could
+/// hold without pointers. With pointers, a message can stand for a hundred times as many.
+const NAME_OCTETS_MAX: usize = u16::MAX as usize;
+/// The octets of a pointer (RFC 1035, section 4.1.4).
+const POINTER_LEN: usize = 2;
+/// The octets between a record's owner and its data: type, class, TTL and length (RFC 1035, section
+/// 4.1.3).
+const RECORD_HEAD_LEN: usize = 10;
+/// The octets of a service's priority, in front of its target (RFC 9460, section 2.2).
+const PRIORITY_LEN: usize = 2;
 
 /// The type of a question that asks for addresses or services.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -93,19 +115,40 @@ pub struct Question {
     pub kind: QuestionType,
 }
 
+/// A response whose question is decoded, and no record.
+#[derive(Clone, Debug)]
+pub struct Response<'a> {
+    message: Cow<'a, [u8]>,
+    /// The message's id.
+    pub id: u16,
+    /// The question, which the response repeats.
+    pub question: Question,
+    /// The host's name, which rules are matched against: the question's name, for a service without
+    /// the labels of its port and its scheme.
+    pub name: DomainName,
+    /// The question's name, as hickory-proto has it.
+    asked: Name,
+    /// How many records the Answer section says to have, and where the first one begins.
+    records: u16,
+    start: usize,
+    /// How many octets of names may still be decoded.
+    octets: usize,
+}
+
 /// What a DNS answer says about the name that was asked for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Answer {
-    /// The message's id.
+    /// As of the [`Response`].
     pub id: u16,
-    /// The question, which the answer repeats.
+    /// As of the [`Response`].
     pub question: Question,
-    /// The host's name, which rules are matched against: the question's name, for a service without
-    /// its leading labels with an underscore.
+    /// As of the [`Response`].
     pub name: DomainName,
     /// The addresses that the name leads to, each once, with the shortest TTL on the way to the
     /// address.
     pub addresses: Vec<(IpAddr, Duration)>,
+    /// Upper bound for the number of addresses behind the limit: they are counted, and not compared.
+    pub left_out: usize,
 }
 
 /// Why a message is no usable answer.
@@ -129,15 +172,18 @@ pub enum DnsError {
     /// The question is not of class IN, or not for addresses or services.
     #[error("the question is not for addresses or services of class IN")]
     OtherQuestion,
-    /// Too many records in the Answer section.
-    #[error("{0} records in the Answer section")]
-    TooManyRecords(u16),
-    /// More addresses than [`ADDRESSES_MAX`].
-    #[error("more than {ADDRESSES_MAX} addresses")]
-    TooManyAddresses,
+    /// More octets of names than [`NAME_OCTETS_MAX`].
+    #[error("more than {NAME_OCTETS_MAX} octets of names")]
+    TooManyNameOctets,
     /// The chain of CNAMEs is a loop, or too long.
     #[error("the chain of CNAMEs has no end within {CNAME_CHAIN_MAX} steps")]
     CnameChain,
+}
+
+impl DnsError {
+    fn too_short() -> Self {
+        Self::Malformed("the message ends too early".to_owned())
+    }
 }
 
 impl From<NameError> for DnsError {
@@ -152,11 +198,12 @@ impl From<hickory_proto::serialize::binary::DecodeError> for DnsError {
     }
 }
 
-impl Answer {
-    /// Decodes a DNS response: the payload of a UDP datagram, or one message of a TCP stream
-    /// without its length.
-    pub fn decode(message: &[u8]) -> Result<Self, DnsError> {
-        let mut decoder = BinDecoder::new(message);
+impl<'a> Response<'a> {
+    /// Decodes header and question of a DNS response: the payload of a UDP datagram, or one message of
+    /// a TCP stream without its length.
+    pub fn read(message: impl Into<Cow<'a, [u8]>>) -> Result<Self, DnsError> {
+        let message = message.into();
+        let mut decoder = BinDecoder::new(&message);
         let header = Header::read(&mut decoder)?;
         if header.message_type != MessageType::Response || header.op_code != OpCode::Query {
             return Err(DnsError::NotAResponse);
@@ -170,37 +217,185 @@ impl Answer {
         if header.counts.queries != 1 {
             return Err(DnsError::Questions(header.counts.queries));
         }
-        if header.counts.answers > ANSWER_RECORDS_MAX {
-            return Err(DnsError::TooManyRecords(header.counts.answers));
-        }
+        let mut octets = NAME_OCTETS_MAX;
+        count_name(&message, DNS_MESSAGE_MIN, &mut octets)?;
         let question = Query::read(&mut decoder)?;
         let kind = QuestionType::new(question.query_type)
             .filter(|_| question.query_class == DNSClass::IN)
             .ok_or(DnsError::OtherQuestion)?;
-        let mut records = Vec::with_capacity(usize::from(header.counts.answers).min(32));
-        for _ in 0..header.counts.answers {
-            let record = Record::read(&mut decoder)?;
-            if record.dns_class == DNSClass::IN {
-                records.push(record);
-            }
-        }
         let name = host_name(&question.name, kind)?;
-        let (owner, chain_ttl) = end_of_chain(&question.name, &records)?;
-        let mut found = Found::default();
-        if kind.is_service() {
-            found.services(owner, chain_ttl, kind, &records)?;
-        } else {
-            found.hosts(owner, chain_ttl, kind, &records)?;
-        }
+        let start = decoder.index();
         Ok(Self {
+            message,
             id: header.id,
             question: Question {
                 name: domain_name(&question.name)?,
                 kind,
             },
             name,
-            addresses: found.addresses,
+            asked: question.name,
+            records: header.counts.answers,
+            start,
+            octets,
         })
+    }
+
+    /// Decodes the records. At most `most` addresses count, and never more than [`ADDRESSES_MAX`].
+    pub fn answer(self, most: usize) -> Result<Answer, DnsError> {
+        let records = self.records()?;
+        let mut found = Found::new(most.min(ADDRESSES_MAX));
+        found.left_out = self.records.saturating_sub(ANSWER_RECORDS_MAX).into();
+        let (owner, chain_ttl) = end_of_chain(&self.asked, &records)?;
+        let kind = self.question.kind;
+        if kind.is_service() {
+            found.services(owner, chain_ttl, kind, &records);
+        } else {
+            found.hosts(owner, chain_ttl, kind, &records);
+        }
+        let Found {
+            addresses,
+            left_out,
+            ..
+        } = found;
+        Ok(Answer {
+            id: self.id,
+            question: self.question,
+            name: self.name,
+            addresses,
+            left_out,
+        })
+    }
+
+    /// The records that may count: those of the question's type, and CNAMEs.
+    fn records(&self) -> Result<Vec<Record>, DnsError> {
+        let message = &self.message[..];
+        let mut octets = self.octets;
+        let mut records = Vec::with_capacity(usize::from(self.records).min(32));
+        let mut place = self.start;
+        for _ in 0..self.records.min(ANSWER_RECORDS_MAX) {
+            let Head {
+                code,
+                class,
+                data,
+                end,
+            } = Head::read(message, place)?;
+            let names_data = match RecordType::from(code) {
+                RecordType::CNAME => Some(data),
+                kind if code == self.question.kind.code() => {
+                    let is_service = matches!(kind, RecordType::SVCB | RecordType::HTTPS);
+                    is_service.then_some(data + PRIORITY_LEN)
+                }
+                _ => {
+                    place = end;
+                    continue;
+                }
+            };
+            if DNSClass::from(class) == DNSClass::IN {
+                for name in [Some(place), names_data].into_iter().flatten() {
+                    count_name(message, name, &mut octets)?;
+                }
+                let at = u16::try_from(place).map_err(|_| DnsError::too_short())?;
+                records.push(Record::read(&mut BinDecoder::new(message).clone(at))?);
+            }
+            place = end;
+        }
+        Ok(records)
+    }
+}
+
+impl Answer {
+    /// Decodes a DNS response with all its addresses, up to [`ADDRESSES_MAX`].
+    pub fn decode(message: &[u8]) -> Result<Self, DnsError> {
+        Response::read(message)?.answer(ADDRESSES_MAX)
+    }
+}
+
+/// What a record begins with.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    code: u16,
+    class: u16,
+    /// Where its data begin, and where they end.
+    data: usize,
+    end: usize,
+}
+
+impl Head {
+    /// Reads it at this place, and follows no pointer.
+    fn read(message: &[u8], place: usize) -> Result<Self, DnsError> {
+        let mut at = place;
+        loop {
+            match Piece::at(message, at)? {
+                Piece::Label(octets) => at += octets,
+                Piece::Root => break at += 1,
+                Piece::Pointer(_) => break at += POINTER_LEN,
+            }
+        }
+        let data = at + RECORD_HEAD_LEN;
+        let length = u16_at(message, data - 2)?;
+        let end = data + usize::from(length);
+        if end > message.len() {
+            return Err(DnsError::too_short());
+        }
+        Ok(Self {
+            code: u16_at(message, at)?,
+            class: u16_at(message, at + 2)?,
+            data,
+            end,
+        })
+    }
+}
+
+fn u16_at(message: &[u8], at: usize) -> Result<u16, DnsError> {
+    let octets = message.get(at..).and_then(<[u8]>::first_chunk);
+    let octets = octets.ok_or_else(DnsError::too_short)?;
+    Ok(u16::from_be_bytes(*octets))
+}
+
+/// What stands at a place of a name (RFC 1035, section 4.1.4).
+enum Piece {
+    Root,
+    /// So many octets, with the length.
+    Label(usize),
+    /// To this place.
+    Pointer(usize),
+}
+
+impl Piece {
+    fn at(message: &[u8], at: usize) -> Result<Self, DnsError> {
+        let first = *message.get(at).ok_or_else(DnsError::too_short)?;
+        match first >> 6 {
+            0b00 if first == 0 => Ok(Self::Root),
+            0b00 => Ok(Self::Label(1 + usize::from(first))),
+            0b11 => Ok(Self::Pointer(usize::from(u16_at(message, at)? & 0x3fff))),
+            _ => Err(DnsError::Malformed("a label of an unknown type".to_owned())),
+        }
+    }
+}
+
+/// Takes from `octets` what decoding the name at this place costs: its labels, and the pointers on the way.
+fn count_name(message: &[u8], place: usize, octets: &mut usize) -> Result<(), DnsError> {
+    // Where the labels begin that are read now: each pointer leads before them, so that there is an end.
+    let (mut begin, mut at) = (place, place);
+    loop {
+        let read = match Piece::at(message, at)? {
+            Piece::Root => return Ok(()),
+            Piece::Label(octets) => {
+                at += octets;
+                octets
+            }
+            Piece::Pointer(to) if to < begin => {
+                (begin, at) = (to, to);
+                POINTER_LEN
+            }
+            Piece::Pointer(_) => {
+                let reason = "a pointer leads to no earlier place";
+                return Err(DnsError::Malformed(reason.to_owned()));
+            }
+        };
+        *octets = octets
+            .checked_sub(read)
+            .ok_or(DnsError::TooManyNameOctets)?;
     }
 }
 
@@ -267,34 +462,32 @@ struct Found {
     addresses: Vec<(IpAddr, Duration)>,
     /// The place of each address.
     places: HashMap<IpAddr, usize>,
+    most: usize,
+    left_out: usize,
 }
 
 impl Found {
-    fn hosts(
-        &mut self,
-        owner: &Name,
-        chain_ttl: u32,
-        kind: QuestionType,
-        records: &[Record],
-    ) -> Result<(), DnsError> {
+    fn new(most: usize) -> Self {
+        Self {
+            addresses: Vec::new(),
+            places: HashMap::new(),
+            most,
+            left_out: 0,
+        }
+    }
+
+    fn hosts(&mut self, owner: &Name, chain_ttl: u32, kind: QuestionType, records: &[Record]) {
         for record in records.iter().filter(|record| record.name == *owner) {
             let address = match (&record.data, kind) {
                 (RData::A(a), QuestionType::A) => IpAddr::V4(a.0),
                 (RData::AAAA(aaaa), QuestionType::Aaaa) => IpAddr::V6(aaaa.0),
                 _ => continue,
             };
-            self.address(address, chain_ttl.min(ttl(record)))?;
+            self.address(address, chain_ttl.min(ttl(record)));
         }
-        Ok(())
     }
 
-    fn services(
-        &mut self,
-        owner: &Name,
-        chain_ttl: u32,
-        kind: QuestionType,
-        records: &[Record],
-    ) -> Result<(), DnsError> {
+    fn services(&mut self, owner: &Name, chain_ttl: u32, kind: QuestionType, records: &[Record]) {
         let services: Vec<(&SVCB, u32)> = records
             .iter()
             .filter(|record| record.name == *owner)
@@ -310,48 +503,49 @@ impl Found {
         // If one record is an alias, the other records are ignored (RFC 9460, section 2.4.1), and
         // so are the parameters of the alias (section 2.4.2).
         if services.iter().any(|(service, _)| is_alias(service)) {
-            return Ok(());
+            return;
         }
         for (service, ttl) in services {
-            self.hints(service, ttl)?;
+            self.hints(service, ttl);
         }
-        Ok(())
     }
 
     /// The address hints of a service (RFC 9460, section 7.3).
-    fn hints(&mut self, service: &SVCB, ttl: u32) -> Result<(), DnsError> {
+    fn hints(&mut self, service: &SVCB, ttl: u32) {
         for (_, value) in &service.svc_params {
             match value {
                 SvcParamValue::Ipv4Hint(hints) => {
                     for hint in &hints.0 {
-                        self.address(IpAddr::V4(hint.0), ttl)?;
+                        self.address(IpAddr::V4(hint.0), ttl);
                     }
                 }
                 SvcParamValue::Ipv6Hint(hints) => {
                     for hint in &hints.0 {
-                        self.address(IpAddr::V6(hint.0), ttl)?;
+                        self.address(IpAddr::V6(hint.0), ttl);
                     }
                 }
                 _ => {}
             }
         }
-        Ok(())
     }
 
-    /// Adds an address, or keeps the shorter TTL of one that is there.
-    fn address(&mut self, address: IpAddr, ttl: u32) -> Result<(), DnsError> {
+    /// Adds an address, or keeps the shorter TTL of one that is there. Behind the limit, others are only counted.
+    fn address(&mut self, address: IpAddr, ttl: u32) {
         let ttl = Duration::from_secs(ttl.into());
         let next = self.addresses.len();
-        let place = match self.places.entry(address) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(_) if next >= ADDRESSES_MAX => return Err(DnsError::TooManyAddresses),
-            Entry::Vacant(new) => *new.insert(next),
-        };
-        match self.addresses.get_mut(place) {
-            Some((_, known)) => *known = ttl.min(*known),
-            None => self.addresses.push((address, ttl)),
+        match self.places.entry(address) {
+            Entry::Occupied(place) => {
+                let known = self.addresses.get_mut(*place.get());
+                known
+                    .into_iter()
+                    .for_each(|(_, known)| *known = ttl.min(*known));
+            }
+            Entry::Vacant(_) if next >= self.most => self.left_out += 1,
+            Entry::Vacant(new) => {
+                new.insert(next);
+                self.addresses.push((address, ttl));
+            }
         }
-        Ok(())
     }
 }
 

@@ -21,14 +21,14 @@ use dnsflow_common::walk::Ports as DnsPorts;
 use crate::{
     Command, Input, Timestamp,
     access::{Access, Outcome, Plans, PortAnswer, Told},
-    answers::{Answers, Read},
+    answers::{self, Answers, Read},
     budget::FlowBudget,
     cache::Cache,
     counter_vec::CounterVec,
     counters::Counters,
     deadline::{self, Deadline},
     denied::RevalidationWait,
-    dns::Answer,
+    dns::{Answer, Response},
     filter::Filter,
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
@@ -570,21 +570,24 @@ impl Engine {
         let pod = told.and_then(|told| self.ports.get(told));
         let pod = pod.map(|port| port.row.addresses.as_slice());
         let Read {
-            answers,
+            responses,
             server,
             connection,
             carries,
         } = self.answers.read(frame, pod, now, &mut self.out);
         let mut wait = Wait::default();
         let mut mentioned = None;
-        for answer in answers {
+        for response in responses {
             let Some(told) = told else { continue };
             let Some(port) = self.ports.get(told) else {
                 continue;
             };
-            let mention = self.policy.mention(&port.row, &answer.name);
+            let mention = self.policy.mention(&port.row, &response.name);
+            let Some(needs) = self.answer(told, mention, response, server, frame.captured_at, now)
+            else {
+                continue;
+            };
             mentioned = Some(mention);
-            let needs = self.answer(told, mention, answer, server, frame.captured_at, now);
             if carries {
                 wait = wait.and(needs);
             }
@@ -596,23 +599,36 @@ impl Engine {
         mentioned.filter(|_| is_whole)
     }
 
-    /// Takes in an answer; gives what has to be waited for until all that it asks for is installed.
+    /// Takes in an answer; gives what has to be waited for until all that it asks for is installed. `None`: the message
+    /// is no usable answer.
     fn answer(
         &mut self,
         told: PortId,
         mention: Mention,
-        mut answer: Answer,
+        response: Response<'_>,
         server: Option<ServerId>,
         captured_at: Timestamp,
         now: Timestamp,
-    ) -> Wait {
+    ) -> Option<Wait> {
         let Some(port) = self.ports.get(told) else {
-            return Wait::default();
+            return Some(Wait::default());
         };
-        if !self.recordings.is_empty()
-            && let Some(namespace) = self.policy.filtered_as(&port.row)
-            && self.recordings.are_of(namespace)
-        {
+        let namespace = self.policy.filtered_as(&port.row);
+        let recorded = namespace.filter(|namespace| self.recordings.are_of(namespace));
+        let is_denied = self
+            .policy
+            .sets(&port.row)
+            .iter()
+            .any(|set| set.denies(&response.name));
+        // Whoever sends the message chooses what its records cost: only for these are they read.
+        let answer = match (mention, recorded) {
+            (Mention::None, None) => None,
+            _ => {
+                let most = self.told.cache.addresses_per_answer_max(is_denied);
+                Some(answers::usable(response.answer(most), &mut self.out)?)
+            }
+        };
+        if let (Some(namespace), Some(answer)) = (recorded, &answer) {
             let group = self.policy.namespace_of(&port.row);
             let addresses = answer.addresses.iter().map(|(address, _)| *address);
             let is_opened = |address: &IpAddr| {
@@ -626,19 +642,11 @@ impl Engine {
             }
         }
         // Nothing is remembered, reported or paid for what no rule mentions.
-        if mention == Mention::None {
+        let Some(mut answer) = answer.filter(|_| mention != Mention::None) else {
             self.out.counters.answers_unmatched += 1;
             self.out.counters.answers_unmentioned += 1;
-            return Wait::default();
-        }
-        let is_denied = self
-            .policy
-            .sets(&port.row)
-            .iter()
-            .any(|set| set.denies(&answer.name));
-        let most = self.told.cache.addresses_per_answer_max(is_denied);
-        let left_out = answer.addresses.len().saturating_sub(most);
-        answer.addresses.truncate(most);
+            return Some(Wait::default());
+        };
         // What a rule denies is closed, wherever it leads.
         if !is_denied {
             let whose = (told, &port.row, self.policy.namespace_of(&port.row));
@@ -668,8 +676,8 @@ impl Engine {
             access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);
         }
         access.over_budget(told, outcome.over_budget, now, out);
-        if left_out > 0 {
-            out.counters.addresses_refused += left_out as u64;
+        if answer.left_out > 0 {
+            out.counters.addresses_refused += answer.left_out as u64;
             access.too_many_of_name(told, &answer.name, now, out);
         }
         let changes = batch.added();
@@ -720,7 +728,7 @@ impl Engine {
         self.switch
             .open(told, batch, opening, planner, now, &mut self.out);
         if !matched {
-            return Wait::default();
+            return Some(Wait::default());
         }
         let mut wait = Wait::default();
         for port in recipients {
@@ -734,7 +742,7 @@ impl Engine {
             self.switch
                 .opened_by_verdict(opening, &wait, now, &mut self.out);
         }
-        wait
+        Some(wait)
     }
 
     /// Takes over what of OVN's rows leads into the cluster itself.

@@ -83,11 +83,6 @@ impl Recordings {
         self.0.remove(&id);
     }
 
-    /// Whether there is none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Whether names of this namespace are recorded.
     pub(crate) fn are_of(&self, namespace: &str) -> bool {
         self.0.values().any(|one| one.namespace == namespace)

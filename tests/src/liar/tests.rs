@@ -56,10 +56,10 @@ fn every_lie_is_told_as_promised() {
     let unsolicited = Behaviour::Unsolicited;
     assert_eq!(read(unsolicited), [truth(unsolicited), unasked]);
     assert_eq!(read(Behaviour::Loop), [Err(DnsError::CnameChain)]);
-    assert_eq!(
-        read(Behaviour::HugeCount),
-        [Err(DnsError::TooManyRecords(65535))]
-    );
+    assert!(matches!(
+        read(Behaviour::HugeCount)[..],
+        [Err(DnsError::Malformed(_))]
+    ));
     assert!(matches!(
         read(Behaviour::PointerLoop)[..],
         [Err(DnsError::Malformed(_))]

@@ -45,6 +45,6 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         left_out: 0,
     };
     let read = answers.read(frame, Some(&[]), NOW, &mut out);
-    assert!(read.answers.is_empty() && !read.carries && read.connection.is_none());
+    assert!(read.responses.is_empty() && !read.carries && read.connection.is_none());
     assert_eq!((out.counters.frames, out.counters.frames_not_dns), (1, 1));
 }

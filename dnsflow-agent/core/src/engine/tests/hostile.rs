@@ -54,6 +54,40 @@ fn nothing_is_remembered_reported_or_asked_because_of_a_name_that_no_rule_mentio
 }
 
 #[test]
+fn records_are_read_only_for_a_name_that_a_rule_mentions() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let ifindex = ifindex_of(RowId::new(0x105));
+    // Two records are said to come, and one does: only who reads them finds that out.
+    let told = |name| {
+        let mut bytes = answer_frame(name, &[[203, 0, 113, 1]], 300);
+        bytes[42 + 7] = 2;
+        bytes
+    };
+    node.frame(ifindex, &told("evil.test"));
+    let counts = |node: &Node| {
+        let counters = node.engine.counters();
+        (counters.answers_unmentioned, counters.answers_malformed)
+    };
+    assert_eq!(counts(&node), (1, 0));
+    node.frame(ifindex, &told("example.com"));
+    assert_eq!(counts(&node), (1, 1));
+}
+
+#[test]
+fn of_an_answer_that_is_too_long_the_first_addresses_count() {
+    let mut node = Node::with(&[deny("bad.test"), allow("example.com")]);
+    let refused = |node: &Node| node.engine.counters().addresses_refused;
+    node.answer("p1", "example.com", &addresses(0, 300), 300);
+    assert_eq!((node.destinations().len(), refused(&node)), (256, 44));
+    // What is denied has another limit.
+    node.answer("p1", "bad.test", &addresses(1000, 1030), 300);
+    assert_eq!(
+        (node.destinations().len(), refused(&node)),
+        (256 + 1024, 50)
+    );
+}
+
+#[test]
 fn a_static_answer_asked_for_again_and_again_takes_the_same_room() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let told = addresses(0, 1000);
