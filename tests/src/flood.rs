@@ -57,12 +57,34 @@ enum Kind {
     Whole,
     /// `h….…`: half of such a message, and nothing behind it; over TCP.
     Half,
+    /// `d….…`: a thousand addresses, always the same, as `s`; asked for with as many labels as possible.
+    Deep,
+    /// `c….…`: a thousand CNAMEs with as many labels as possible, sixteen of which are a chain; over TCP.
+    Aliases,
+    /// `t….…`: an HTTPS record with a thousand address hints, the last of which fills the message; over TCP.
+    Hints,
+    /// `p….…`: a thousand addresses of a name that stands behind thousands of pointers; over TCP.
+    Pointers,
 }
+
+/// The letters of the messages that cost by their shape, each with the number of a question for it: in
+/// [`name`], a number that is divisible by four stands for as many labels as possible.
+pub const SHAPES: [(char, u64); 4] = [('d', 0), ('c', 0), ('t', 2), ('p', 2)];
 
 const RANDOM_ADDRESSES: usize = 8;
 const SAME_ADDRESSES: usize = 1000;
 /// The bytes of an A record whose name is a pointer.
 const RECORD: usize = 16;
+const ALIASES: u16 = 1000;
+const CHAIN: u16 = 16;
+/// As many as stand where a pointer can lead to.
+const POINTERS: usize = 8000;
+/// Types and the class of records (RFC 1035, section 3.2; RFC 9460, section 14.1; RFC 6895, section 3.1).
+const A: u16 = 1;
+const CNAME: u16 = 5;
+const HTTPS: u16 = 65;
+const PRIVATE: u16 = 0xff00;
+const IN: u16 = 1;
 
 /// The address that the name with this number leads to.
 pub fn address(number: u32) -> Ipv4Addr {
@@ -80,6 +102,10 @@ impl Kind {
             b's' => Self::Same,
             b'w' => Self::Whole,
             b'h' => Self::Half,
+            b'd' => Self::Deep,
+            b'c' => Self::Aliases,
+            b't' => Self::Hints,
+            b'p' => Self::Pointers,
             _ => return None,
         })
     }
@@ -99,34 +125,89 @@ fn answer(query: &[u8], next: &AtomicU32) -> Option<(Kind, Vec<u8>)> {
     let question = question(query)?;
     let kind = Kind::of(question)?;
     let room = (MESSAGE_MAX - HEADER - question.len()) / RECORD;
-    let (from, count) = match kind {
-        Kind::Numbered(number) => (HALF + number % HALF, 1),
-        Kind::Random => (
-            next.fetch_add(RANDOM_ADDRESSES as u32, Relaxed),
-            RANDOM_ADDRESSES,
-        ),
-        Kind::Same => (0, SAME_ADDRESSES),
-        Kind::Whole | Kind::Half => (next.fetch_add(room as u32, Relaxed), room),
-    };
-    let mut answer = Vec::with_capacity(HEADER + question.len() + count * RECORD);
+    let mut answer = Vec::with_capacity(MESSAGE_MAX);
     answer.extend(query.get(..2)?);
-    // QR, RD, RA; one question.
-    answer.extend([0x81, 0x80, 0, 1]);
-    answer.extend(u16::try_from(count).ok()?.to_be_bytes());
+    // QR, RD, RA; one question. The number of records comes last.
+    answer.extend([0x81, 0x80, 0, 1, 0, 0]);
     answer.extend([0; 4]);
     answer.extend(question);
-    for record in 0..count as u32 {
-        let address = match kind {
-            Kind::Numbered(_) => FIRST + from,
-            _ => FIRST + (from + record).wrapping_mul(STEP) % HALF,
-        };
-        // A pointer to the question's name (RFC 1035, section 4.1.4), A, IN.
-        answer.extend([0xc0, HEADER as u8, 0, 1, 0, 1]);
+    let of_question = pointer(HEADER);
+    let mut count = 0_u16;
+    let mut record = |answer: &mut Vec<u8>, owner: &[u8], code: u16, data: &[u8]| {
+        count += 1;
+        answer.extend(owner);
+        answer.extend(code.to_be_bytes());
+        answer.extend(IN.to_be_bytes());
         answer.extend(TTL.to_be_bytes());
-        answer.extend([0, 4]);
-        answer.extend(address.to_be_bytes());
+        answer.extend((data.len() as u16).to_be_bytes());
+        answer.extend(data);
+    };
+    let nth = |number: u32| (FIRST + number.wrapping_mul(STEP) % HALF).to_be_bytes();
+    let addresses = |kind| match kind {
+        Kind::Random => {
+            let from = next.fetch_add(RANDOM_ADDRESSES as u32, Relaxed);
+            from..from + RANDOM_ADDRESSES as u32
+        }
+        Kind::Whole | Kind::Half => {
+            let from = next.fetch_add(room as u32, Relaxed);
+            from..from + room as u32
+        }
+        _ => 0..SAME_ADDRESSES as u32,
+    };
+    match kind {
+        Kind::Numbered(number) => {
+            let address = FIRST + HALF + number % HALF;
+            record(&mut answer, &of_question, A, &address.to_be_bytes());
+        }
+        Kind::Random | Kind::Same | Kind::Whole | Kind::Half | Kind::Deep => {
+            for number in addresses(kind) {
+                record(&mut answer, &of_question, A, &nth(number));
+            }
+        }
+        Kind::Aliases => {
+            // A label of its own in place of the first two, which have one byte each.
+            let alias = |number: u16| {
+                let [high, low] = number.to_be_bytes();
+                [&[2, b'a' + high, low], &pointer(HEADER + 4)[..]].concat()
+            };
+            for number in CHAIN..ALIASES {
+                record(&mut answer, &alias(number), CNAME, &alias(number + ALIASES));
+            }
+            record(&mut answer, &of_question, CNAME, &alias(0));
+            for number in 1..CHAIN {
+                record(&mut answer, &alias(number - 1), CNAME, &alias(number));
+            }
+        }
+        Kind::Hints => {
+            let room = (MESSAGE_MAX - answer.len() - RECORD) / 4 - 2;
+            // Priority 1, the target is the owner, and one parameter (RFC 9460, sections 2.2 and 7.3).
+            let mut data = vec![0, 1, 0, 0, 4];
+            data.extend((room as u16 * 4).to_be_bytes());
+            data.extend((0..room).flat_map(|hint| nth(hint.min(SAME_ADDRESSES - 1) as u32)));
+            record(&mut answer, &of_question, HTTPS, &data);
+        }
+        Kind::Pointers => {
+            // The data of a record of a private type: each pointer leads to the one before it.
+            let first = answer.len() + 12;
+            let places = (0..POINTERS).map(|number| match number {
+                0 => HEADER,
+                _ => first + 2 * (number - 1),
+            });
+            let data: Vec<u8> = places.flat_map(pointer).collect();
+            record(&mut answer, &of_question, PRIVATE, &data);
+            let last = pointer(first + 2 * (POINTERS - 1));
+            for number in addresses(kind) {
+                record(&mut answer, &last, A, &nth(number));
+            }
+        }
     }
+    answer.get_mut(6..8)?.copy_from_slice(&count.to_be_bytes());
     Some((kind, answer))
+}
+
+/// A pointer to a place of the message (RFC 1035, section 4.1.4).
+fn pointer(place: usize) -> [u8; 2] {
+    (0xc000 | place as u16).to_be_bytes()
 }
 
 /// A message behind its length (RFC 7766, section 8).
@@ -344,6 +425,18 @@ fn name(letter: char, number: u64, domain: &str) -> String {
     }
 }
 
+/// A query for a name below `domain` that begins with this letter, of the type of the server's records.
+fn asking(id: u16, letter: char, number: u64, domain: &str) -> Vec<u8> {
+    let mut query = query(id, &name(letter, number, domain));
+    if letter == 't' {
+        let [.., high, low, _, _] = &mut query[..] else {
+            return query;
+        };
+        [*high, *low] = HTTPS.to_be_bytes();
+    }
+    query
+}
+
 impl<'a> Flood<'a> {
     /// None yet.
     pub fn new(lab: &'a Lab, pod: &'a str, address: Ipv4Addr, server: SocketAddrV4) -> Self {
@@ -399,7 +492,8 @@ impl<'a> Flood<'a> {
     }
 
     /// Asks over so many connections, one question after the other: for messages as long as there can be,
-    /// with addresses that nobody was told (`w`), or for the same thousand addresses (`s`).
+    /// with addresses that nobody was told (`w`), for the same thousand addresses (`s`), or for one of
+    /// [`SHAPES`].
     pub fn ask_over_tcp(&mut self, letter: char, domain: &str, connections: u64) -> Result<()> {
         for connection in 0..connections {
             let (server, domain) = (self.server, domain.to_owned());
@@ -412,12 +506,13 @@ impl<'a> Flood<'a> {
                     stream.set_read_timeout(Some(SILENCE))?;
                     // A message that is lost ends the connection, and the next one begins.
                     while !stop.load(Relaxed) {
-                        let number = if letter == 's' {
-                            2
-                        } else {
-                            connection + (count << 8)
+                        let shape = SHAPES.into_iter().find(|(of, _)| *of == letter);
+                        let number = match (letter, shape) {
+                            ('s', _) => 2,
+                            (_, Some((_, number))) => number,
+                            _ => connection + (count << 8),
                         };
-                        let query = framed(&query(count as u16, &name(letter, number, &domain)))?;
+                        let query = framed(&asking(count as u16, letter, number, &domain))?;
                         let mut prefix = [0; 2];
                         let answered = stream
                             .write_all(&query)
@@ -562,9 +657,36 @@ mod tests {
     const LABELS_MAX: usize = 127;
 
     fn told(letter: char, number: u64) -> Message {
-        let name = name(letter, number, "example.com");
-        let (_, answer) = answer(&query(7, &name), &AtomicU32::new(0)).expect("a query");
+        let query = asking(7, letter, number, "example.com");
+        let (_, answer) = answer(&query, &AtomicU32::new(0)).expect("a query");
         Message::from_vec(&answer).expect("another reader reads it")
+    }
+
+    #[test]
+    fn messages_that_cost_by_their_shape_have_that_shape() {
+        let [deep, aliases, hints, pointers] = SHAPES.map(|(letter, number)| told(letter, number));
+        let labels = |message: &Message| message.queries[0].name.num_labels();
+        assert!(labels(&deep) > 100 && labels(&aliases) > 100);
+        assert_eq!(deep.answers.len(), SAME_ADDRESSES);
+        assert_eq!(aliases.answers.len(), usize::from(ALIASES));
+        let mut end = &aliases.queries[0].name;
+        let mut steps = 0;
+        while let Some(record) = aliases.answers.iter().find(|record| record.name == *end)
+            && let RData::CNAME(target) = &record.data
+        {
+            end = &target.0;
+            steps += 1;
+        }
+        assert_eq!(steps, CHAIN);
+        let [record] = &hints.answers[..] else {
+            panic!("{hints}")
+        };
+        assert!(matches!(&record.data, RData::HTTPS(_)));
+        let length = hints.to_vec().expect("encodes").len();
+        assert!(length > MESSAGE_MAX - 64, "{length}");
+        let of_question = pointers.answers.iter();
+        let of_question = of_question.filter(|record| record.name == pointers.queries[0].name);
+        assert_eq!(of_question.count(), 1 + SAME_ADDRESSES);
     }
 
     #[test]

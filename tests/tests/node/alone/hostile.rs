@@ -32,7 +32,7 @@ use dnsflow_tests::{
     agent::{Agent, FlowWatch},
     counts::Share,
     firewall::RuleSpec,
-    flood::{Flood, NETWORK, NameServer},
+    flood::{Flood, NETWORK, NameServer, SHAPES},
     lab,
     lab::Lab,
     neighbour::{LossKind, Visits, numbered, visit},
@@ -458,10 +458,19 @@ fn changes(watch: FlowWatch, source: Ipv4Addr) -> Result<(u64, u64)> {
     Ok((of("event=ADDED"), of("event=DELETED")))
 }
 
+/// Somebody asks for messages that cost by their shape.
+fn shaped(flood: &mut Flood<'_>) -> Result<()> {
+    for (letter, _) in SHAPES {
+        flood.ask_over_tcp(letter, HOSTILE_DOMAIN, 1)?;
+    }
+    Ok(())
+}
+
 /// Somebody asks a hostile name server for whatever it has.
 fn served(flood: &mut Flood<'_>) -> Result<()> {
     flood.ask(HOSTILE_DOMAIN)?;
     flood.ask_over_tcp('w', HOSTILE_DOMAIN, 4)?;
+    shaped(flood)?;
     flood.leave_half_open(HOSTILE_DOMAIN, 1000)
 }
 
@@ -469,6 +478,7 @@ fn served(flood: &mut Flood<'_>) -> Result<()> {
 fn flooded(flood: &mut Flood<'_>) -> Result<()> {
     flood.ask(HOSTILE_DOMAIN)?;
     flood.ask_over_tcp('s', HOSTILE_DOMAIN, 8)?;
+    shaped(flood)?;
     flood.forge_questions(HOSTILE_DOMAIN)?;
     flood.forge_answers(HOSTILE_DOMAIN, FORGED)
 }
