@@ -290,7 +290,7 @@ impl<'a> Stage<'a> {
         let mut resolved = known;
         let mut rest = numbers;
         while !rest.is_empty() {
-            let portion = rest.start..rest.end.min(rest.start + PORTION);
+            let portion = rest.start..rest.end.min(rest.start + SHARE_PORTION);
             rest.start = portion.end;
             resolved += portion.len() as u32;
             let start = Instant::now();
@@ -298,7 +298,7 @@ impl<'a> Stage<'a> {
             wait_until("the addresses in the cache", EVENTS_LIMIT, || {
                 Ok(self.addresses()? == u64::from(resolved))
             })?;
-            thread::sleep(PORTION_TIME.saturating_sub(start.elapsed()));
+            thread::sleep(SHARE_TIME.saturating_sub(start.elapsed()));
         }
         Ok(())
     }
@@ -365,9 +365,9 @@ pub(crate) const WARM_UP: u32 = 20;
 pub(crate) const METRICS_AGE: Duration = Duration::from_millis(1100);
 /// Names whose answers fit into the burst of a pod's share of the ring buffer (`SHARE_BURST_BYTES`): a record has
 /// `SHARE_RECORD_BYTES` at least.
-const PORTION: u32 = 1000;
+pub(crate) const SHARE_PORTION: u32 = 1000;
 /// In this time the share gives back what a portion takes (`SHARE_NS_PER_BYTE`), and some more.
-const PORTION_TIME: Duration = Duration::from_millis(250);
+pub(crate) const SHARE_TIME: Duration = Duration::from_millis(250);
 /// Questions that are open at the same time.
 const IN_FLIGHT: usize = 64;
 /// So long after its start an agent knows that no packet was denied before: longer than megaflows stay.

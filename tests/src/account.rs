@@ -15,6 +15,8 @@ pub struct Account {
     pub passed: u64,
     /// Answers that the ring buffer had no room for: the agent does not keep up.
     pub ring_full: u64,
+    /// Answers over the pod's share of the ring buffer.
+    pub over_share: u64,
     /// Answers that the TC program could not copy.
     pub copy_failed: u64,
     /// Answers that were held and could not be put back.
@@ -48,6 +50,7 @@ impl Account {
             released: sum(r#"dnsflow_packets_to_pods_total{reason="released"}"#),
             passed: sum(r#"dnsflow_packets_to_pods_total{reason="captured"}"#),
             ring_full: sum(r#"dnsflow_packets_to_pods_total{reason="ring_full"}"#),
+            over_share: sum(r#"dnsflow_packets_to_pods_total{reason="over_share"}"#),
             copy_failed: sum(r#"dnsflow_packets_to_pods_total{reason="copy_failed"}"#),
             lost: sum("dnsflow_held_answers_lost_total{"),
             overrun: sum(r#"dnsflow_held_answers_total{event="overrun"}"#),
@@ -68,6 +71,7 @@ impl Account {
             released: self.released - earlier.released,
             passed: self.passed - earlier.passed,
             ring_full: self.ring_full - earlier.ring_full,
+            over_share: self.over_share - earlier.over_share,
             copy_failed: self.copy_failed - earlier.copy_failed,
             lost: self.lost - earlier.lost,
             overrun: self.overrun - earlier.overrun,
@@ -89,7 +93,11 @@ impl Account {
                 "addresses over the pod's budget of changes",
             ),
             (self.no_room, "addresses without room in the cache"),
-            (self.ring_full, "answers over a share of the ring buffer"),
+            (self.ring_full, "answers without room in the ring buffer"),
+            (
+                self.over_share,
+                "answers over the pod's share of the ring buffer",
+            ),
             (self.copy_failed, "answers that could not be copied"),
             (self.lost, "held answers that could not be put back"),
             (self.malformed, "answers that could not be decoded"),
@@ -126,6 +134,7 @@ mod tests {
 dnsflow_packets_to_pods_total{reason="released"} 6
 dnsflow_packets_to_pods_total{reason="captured"} 2
 dnsflow_packets_to_pods_total{reason="ring_full"} 1
+dnsflow_packets_to_pods_total{reason="over_share"} 3
 dnsflow_packets_to_pods_total{reason="copy_failed"} 0
 dnsflow_packets_from_pods_total{reason="captured"} 9
 dnsflow_held_answers_total{event="held"} 7
@@ -145,6 +154,7 @@ dnsflow_mark_changes_total{change="refused"} 2"#;
             released: 6,
             passed: 2,
             ring_full: 1,
+            over_share: 3,
             copy_failed: 0,
             lost: 2,
             overrun: 3,
@@ -161,7 +171,8 @@ dnsflow_mark_changes_total{change="refused"} 2"#;
         let losses = [
             "4 addresses over the pod's budget of changes",
             "5 addresses without room in the cache",
-            "1 answers over a share of the ring buffer",
+            "1 answers without room in the ring buffer",
+            "3 answers over the pod's share of the ring buffer",
             "2 held answers that could not be put back",
             "3 changes refused by the switch or the kernel",
         ];

@@ -57,7 +57,8 @@ fn cost(stage: &Stage<'_>, agent: &Agent, name: fn(u32) -> String, count: u32) -
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
     let _counted = enable_stats(Stats::RunTime).context("cannot count the programs' time")?;
     let agent = stage.installed_agent(Mode::Hold)?;
-    let count = stage.scale(5000, 100);
+    // Within the pod's budget of changes.
+    let count = stage.scale(3000, 100);
     let matched = cost(stage, &agent, matching, count)?;
     let other = cost(stage, &agent, unrelated, count)?;
     ensure!(other.programs.runs > 0, "the programs have seen no packet");

@@ -4,13 +4,15 @@
 //! each answer opens an address) and names that no rule mentions, with one question open at a time and
 //! with a hundred.
 
+use std::thread;
+
 use anyhow::{Context, Result};
 
 use crate::bench::{
     distribution::{Distribution, rounded},
     loader::Asker,
     report::Measured,
-    stage::{Mode, RULED, Stage, matching, unrelated},
+    stage::{Mode, RULED, SHARE_PORTION, SHARE_TIME, Stage, matching, unrelated},
 };
 
 const MANY: usize = 100;
@@ -29,7 +31,8 @@ impl Side {
     /// Returns how many names of a rule it has resolved.
     fn round(&mut self, stage: &Stage<'_>) -> Result<u32> {
         let one = stage.scale(1000, 50);
-        let many = stage.scale(4000, 200);
+        let portions = stage.scale(4, 1);
+        let many = stage.scale(SHARE_PORTION, 200);
         let mut asker = Asker::new(stage.lab, RULED)?;
         // The first packets of a socket make connection tracking entries.
         asker.ask_all(stage.fresh(20).map(unrelated), 1)?;
@@ -39,8 +42,12 @@ impl Side {
         };
         self.unrelated.extend(ask(one, unrelated, 1)?);
         self.matching.extend(ask(one, matching, 1)?);
-        self.matching_many.extend(ask(many, matching, MANY)?);
-        Ok(one + many)
+        for _ in 0..portions {
+            // Faster than the pod's share of the ring buffer allows for long.
+            self.matching_many.extend(ask(many, matching, MANY)?);
+            thread::sleep(SHARE_TIME);
+        }
+        Ok(one + portions * many)
     }
 }
 
