@@ -171,7 +171,8 @@ impl Report {
         let machine = |key: &str| self.fields["machine"][key].to_string().replace('"', "");
         let mut text = format!(
             "Linux {}, {} processors, {}, {}.\n\n",
-            machine("kernel"),
+            // Without what a distribution adds.
+            machine("kernel").split('-').next().unwrap_or_default(),
             machine("cpus"),
             machine("open_vswitch"),
             machine("ovn")

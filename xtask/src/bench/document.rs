@@ -60,7 +60,7 @@ impl Document {
         let minutes = took.as_secs().div_ceil(60);
         let table = fs::read_to_string(Self::table_file()?)?;
         let Self { commit, day, vm } = self;
-        let table = format!("Commit {commit} of {day}, one run of {minutes} minutes. {table}");
+        let table = format!("Commit {commit} of {day}, one run of {minutes} minutes.\n{table}");
         let name = if vm.is_some() {
             "kernel-datapath"
         } else {
