@@ -68,7 +68,7 @@ enum Kind {
 }
 
 /// The letters of the messages that cost by their shape, each with the number of a question for it: in
-/// [`name`], a number that is divisible by four stands for as many labels as possible.
+/// `name`, a number that is divisible by four stands for as many labels as possible.
 pub const SHAPES: [(char, u64); 4] = [('d', 0), ('c', 0), ('t', 2), ('p', 2)];
 
 const RANDOM_ADDRESSES: usize = 8;
