@@ -172,7 +172,7 @@ pub enum DnsError {
     /// The question is not of class IN, or not for addresses or services.
     #[error("the question is not for addresses or services of class IN")]
     OtherQuestion,
-    /// More octets of names than [`NAME_OCTETS_MAX`].
+    /// More octets of names than a message may have.
     #[error("more than {NAME_OCTETS_MAX} octets of names")]
     TooManyNameOctets,
     /// The chain of CNAMEs is a loop, or too long.
