@@ -615,18 +615,19 @@ impl Engine {
         };
         let namespace = self.policy.filtered_as(&port.row);
         let recorded = namespace.filter(|namespace| self.recordings.are_of(namespace));
-        let is_denied = self
-            .policy
-            .sets(&port.row)
-            .iter()
-            .any(|set| set.denies(&response.name));
         // Whoever sends the message chooses what its records cost: only for these are they read.
-        let answer = match (mention, recorded) {
-            (Mention::None, None) => None,
-            _ => {
-                let most = self.told.cache.addresses_per_answer_max(is_denied);
-                Some(answers::usable(response.answer(most), &mut self.out)?)
-            }
+        let is_read = mention != Mention::None || recorded.is_some();
+        let is_denied = is_read
+            && self
+                .policy
+                .sets(&port.row)
+                .iter()
+                .any(|set| set.denies(&response.name));
+        let answer = if is_read {
+            let most = self.told.cache.addresses_per_answer_max(is_denied);
+            Some(answers::usable(response.answer(most), &mut self.out)?)
+        } else {
+            None
         };
         if let (Some(namespace), Some(answer)) = (recorded, &answer) {
             let group = self.policy.namespace_of(&port.row);

@@ -75,8 +75,8 @@ impl Default for CacheLimits {
 /// Names remembered for one address of a port.
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
-/// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700 bytes, at most 255 of them for
-/// the name.
+/// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700
+/// bytes, at most 255 of them for the name.
 pub const CACHED_NAMES_MAX: usize = 1 << 18;
 /// Networks of pods that are learned from OVN. Beyond, the smallest user-defined networks are left
 /// out: each concerns its own pods alone.

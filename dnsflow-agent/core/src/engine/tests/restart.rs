@@ -49,13 +49,7 @@ fn read_all(node: Node, before: &Node, rules: &[Rule]) -> Node {
 }
 
 pub(super) fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule]) -> Node {
-    node.give(Input::SwitchUp);
-    node.give(firewalls(true, Some(firewall(rules))));
-    node.give(Input::Nb(NbUpdate {
-        reset: true,
-        acls: acls(rules),
-        ..NbUpdate::default()
-    }));
+    read_rules(&mut node, rules);
     node.pods = before.pods.clone();
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,
@@ -63,6 +57,17 @@ pub(super) fn read_but_southbound(mut node: Node, before: &Node, rules: &[Rule])
     }));
     assert_eq!(node.batches(), [], "untouched until everything is known");
     node
+}
+
+/// The switch is there, and the resource and its ACLs are read.
+fn read_rules(node: &mut Node, rules: &[Rule]) {
+    node.give(Input::SwitchUp);
+    node.give(firewalls(true, Some(firewall(rules))));
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(rules),
+        ..NbUpdate::default()
+    }));
 }
 
 /// What OVN's southbound database says of the pod.

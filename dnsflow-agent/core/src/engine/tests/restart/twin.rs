@@ -150,13 +150,7 @@ fn recreate(node: &mut Node, generations: &mut Generations, pod: usize) {
 /// A new agent reads everything.
 fn read_all(mut node: Node, generations: &Generations, rules: &[Rule]) -> Node {
     node.trust_server();
-    node.give(Input::SwitchUp);
-    node.give(firewalls(true, Some(firewall(rules))));
-    node.give(Input::Nb(NbUpdate {
-        reset: true,
-        acls: acls(rules),
-        ..NbUpdate::default()
-    }));
+    read_rules(&mut node, rules);
     let pods = || PODS.iter().zip(generations).enumerate();
     let interfaces = pods().map(|(pod, ((name, host), generation))| {
         let uid = uid(pod, *generation);
