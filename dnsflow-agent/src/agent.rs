@@ -1018,8 +1018,8 @@ impl Hot {
             Command::WatchLogicalFlows { priorities } => {
                 self.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
             }
-            Command::SampleLogicalFlows { pipeline, table_id } => {
-                self.ask_ovn(OvnCommand::SampleLogicalFlows { pipeline, table_id });
+            Command::SampleLogicalFlows(stage) => {
+                self.ask_ovn(OvnCommand::SampleLogicalFlows(stage));
             }
         }
     }

@@ -15,7 +15,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use dnsflow_core::{
     Input,
     input::LOGICAL_FLOW_SAMPLE_MAX,
-    ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate},
+    ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate, Stage},
 };
 use tokio::{sync::mpsc, task::JoinSet};
 
@@ -57,12 +57,7 @@ pub enum OvnCommand {
     },
     /// `Command::SampleLogicalFlows`. The answer comes once, if necessary after a reconnect. A
     /// second request for the same stage before the answer changes nothing.
-    SampleLogicalFlows {
-        /// The pipeline.
-        pipeline: Pipeline,
-        /// `Logical_Flow.table_id`.
-        table_id: u8,
-    },
+    SampleLogicalFlows(Stage),
 }
 
 /// The edge.
@@ -171,7 +166,7 @@ struct Southbound {
     connection: Connection,
     converter: Converter,
     /// Stages whose sample was not answered yet.
-    samples: BTreeSet<(Pipeline, u8)>,
+    samples: BTreeSet<Stage>,
     /// Priorities whose logical flows are wanted.
     watched: Option<BTreeSet<u16>>,
 }
@@ -187,9 +182,9 @@ impl Southbound {
                     return self.watching();
                 }
             }
-            OvnCommand::SampleLogicalFlows { pipeline, table_id } => {
-                if self.samples.insert((pipeline, table_id)) {
-                    self.sample(pipeline, table_id);
+            OvnCommand::SampleLogicalFlows(stage) => {
+                if self.samples.insert(stage) {
+                    self.sample(stage);
                 }
             }
         }
@@ -204,10 +199,10 @@ impl Southbound {
             .collect()
     }
 
-    fn sample(&mut self, pipeline: Pipeline, table_id: u8) {
-        let clauses: [Clause; 3] = sb::last_of_stage(pipeline, table_id);
+    fn sample(&mut self, stage: Stage) {
+        let clauses: Vec<Clause> = sb::last_of_stage(stage);
         self.connection
-            .select(tag(pipeline, table_id), sb::LOGICAL_FLOW, &clauses);
+            .select(tag(stage), sb::LOGICAL_FLOW, &clauses);
     }
 
     fn event(&mut self, event: Event) -> Vec<Input<'static>> {
@@ -218,8 +213,8 @@ impl Southbound {
             Event::Synced => {
                 self.converter.reset();
                 let mut news = vec![Input::Sb(sb::whole(replica, &mut self.converter))];
-                for (pipeline, table_id) in self.samples.clone() {
-                    self.sample(pipeline, table_id);
+                for stage in self.samples.clone() {
+                    self.sample(stage);
                 }
                 news.extend(self.watching());
                 news
@@ -240,11 +235,11 @@ impl Southbound {
         rows: Result<Vec<RowId>, ServerError>,
     ) -> Vec<Input<'static>> {
         let mut samples = self.samples.iter();
-        let sample = samples.find(|(pipeline, id)| tag(*pipeline, *id) == asked);
-        let Some((pipeline, table_id)) = sample.copied() else {
+        let sample = samples.find(|stage| tag(**stage) == asked);
+        let Some(stage) = sample.copied() else {
             return Vec::new();
         };
-        self.samples.remove(&(pipeline, table_id));
+        self.samples.remove(&stage);
         let flows = rows.unwrap_or_else(|error| {
             tracing::warn!(
                 database = sb::DATABASE.name,
@@ -255,19 +250,18 @@ impl Southbound {
             Vec::new()
         });
         vec![Input::LogicalFlowSample {
-            pipeline,
-            table_id,
+            stage,
             flows: flows.into_iter().take(LOGICAL_FLOW_SAMPLE_MAX).collect(),
         }]
     }
 }
 
-fn tag(pipeline: Pipeline, table_id: u8) -> u64 {
-    let pipeline = match pipeline {
-        Pipeline::Ingress => 0,
-        Pipeline::Egress => 1 << 8,
-    };
-    pipeline | u64::from(table_id)
+fn tag(stage: Stage) -> u64 {
+    match stage {
+        Stage::Table(Pipeline::Ingress, table_id) => u64::from(table_id),
+        Stage::Table(Pipeline::Egress, table_id) => 1 << 8 | u64::from(table_id),
+        Stage::OutPortSecurity => 1 << 9,
+    }
 }
 
 #[cfg(test)]

@@ -436,6 +436,7 @@ impl Replay {
             | Report::ClusterNetworks { .. }
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
+            | Report::MarksEndNowhere
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

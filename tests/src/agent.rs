@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     os::unix::{
         net::UnixStream,
         process::{CommandExt, ExitStatusExt},
@@ -130,6 +130,13 @@ impl Lab {
         client.read_to_string(&mut answer)?;
         let lines = answer.lines().filter(|line| line.starts_with("dnsflow_"));
         Ok(lines.collect::<Vec<_>>().join("\n"))
+    }
+
+    /// The addresses for which the kernel marks packets from the pod's veth.
+    pub fn marked(&self, lsp: &str) -> Result<Vec<IpAddr>> {
+        let ifindex = self.host_index(lsp)?;
+        let marks = marks::read(&self.pins()?)?;
+        Ok(marks::of_interface(&marks, ifindex).collect())
     }
 
     /// What lets pods reach addresses: dnsflow's flows, without their statistics, sorted. A flow that matches a mark

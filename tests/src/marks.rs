@@ -23,6 +23,12 @@ pub(crate) fn of_packet(marks: &[Mark], from: u32, to: IpAddr) -> Option<u32> {
     Some(mark.bits)
 }
 
+/// The addresses for which packets that come from this interface get a mark.
+pub(crate) fn of_interface(marks: &[Mark], from: u32) -> impl Iterator<Item = IpAddr> {
+    let marks = marks.iter().filter(move |mark| mark.ifindex == from);
+    marks.map(|mark| mark.address)
+}
+
 /// The marks of all interfaces whose time is not over. There are none without a map.
 pub(crate) fn read(pins: &Path) -> Result<Vec<Mark>> {
     let now = clock_gettime(ClockId::Monotonic);
@@ -55,11 +61,15 @@ pub(crate) fn read(pins: &Path) -> Result<Vec<Mark>> {
     Ok(marks)
 }
 
-/// The flow once for each address that gets its mark, with the address in the mark's place. Any other flow as it is.
+/// The flow once for each address that gets its mark, with the address in the mark's place; nothing for a flow in which
+/// marks end, as it opens nothing. Any other flow as it is.
 pub(crate) fn by_address(flow: String, marks: &[Mark]) -> Vec<String> {
     let Some((before, rest)) = flow.split_once("pkt_mark=0x") else {
         return vec![flow];
     };
+    if before.ends_with("priority=65535,") {
+        return Vec::new();
+    }
     let bits = rest.split_once('/').map(|(bits, _)| bits);
     let bits = bits.and_then(|bits| u32::from_str_radix(bits, 16).ok());
     let rest = rest
@@ -117,6 +127,9 @@ mod tests {
             )
         };
         assert_eq!(flows, [to(1), to(3)]);
+        let end = "cookie=0x1, table=50, priority=65535,pkt_mark=0xa1a00000/0xffe00000,ip,reg14=0x3,nw_src=10.244.0.5 \
+                   actions=set_field:0/0xffe00000->pkt_mark,resubmit(,50)";
+        assert!(by_address(end.to_owned(), &marks).is_empty());
         let other = "cookie=0x1, table=46, priority=0,ip,nw_src=10.244.0.5 actions=drop".to_owned();
         assert_eq!(by_address(other.clone(), &marks), [other]);
     }

@@ -737,11 +737,13 @@ impl Access<'_> {
         adopted
     }
 
-    /// Flows of verdicts by port and mark.
+    /// Flows of verdicts by port and mark, without those in which marks end.
     fn by_mark(&mut self, flows: Vec<(FlowKey, Cookie)>) -> FlowsByMark {
+        let marks_end = self.policy.marks_end().flatten();
         let mut by_mark = FlowsByMark::new();
         for (key, cookie) in flows {
             if let Ends::Verdict { mark, .. } = key.matches.ends
+                && marks_end != Some(key.table)
                 && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
             {
                 let of_mark = by_mark.entry((port, mark.value())).or_default();
@@ -790,6 +792,7 @@ fn plan(
             adopted.term.deny();
         }
         plan.extend(ruled.plan);
+        planner.end_marks(facts, address, &mut plan);
         in_order(&mut plan);
     }
     plan

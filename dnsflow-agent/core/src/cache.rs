@@ -563,9 +563,16 @@ impl Cache {
         is_news
     }
 
-    /// The switch has confirmed a batch: addresses whose verdicts are in force now get their marks.
-    pub(crate) fn applied(&mut self, written_in: BatchId, batch: &mut Batch, now: Timestamp) {
-        let marked = self.verdicts.written(written_in);
+    /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`): addresses whose verdicts
+    /// are in force now get their marks.
+    pub(crate) fn applied(
+        &mut self,
+        written_in: BatchId,
+        is_foreign: impl Fn(&FlowKey) -> bool,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let marked = self.verdicts.written(written_in, is_foreign);
         self.mark(marked, batch, now);
     }
 

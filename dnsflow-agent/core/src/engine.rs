@@ -150,7 +150,7 @@ impl Engine {
             sources: Sources::new(profile.is_some()),
             ports: Ports::new(scope, profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            policy: Policy::new(subdomains, dry_run, profile),
+            policy: Policy::new(subdomains, dry_run, profile, mark_mask.is_some()),
             told: Told {
                 cache: Cache::new(cache_limits, mark_mask.map(NonZeroU32::get)),
                 plans: Plans::default(),
@@ -300,7 +300,8 @@ impl Engine {
                     self.hold.applied([id], now);
                 }
                 if is_written {
-                    self.told.cache.applied(id, batch, now);
+                    let foreign = |key: &_| self.switch.is_foreign(key);
+                    self.told.cache.applied(id, foreign, batch, now);
                     // Before the answers go back that wait for the marks.
                     batch.give_out_marks(&mut self.out);
                 }
@@ -360,9 +361,11 @@ impl Engine {
                 self.switch.question_refused(now);
                 self.policy.interrupted();
             }
-            Input::LogicalFlowSample {
-                table_id, flows, ..
-            } => self.policy.sampled(table_id, flows, now, &mut self.out),
+            Input::LogicalFlowSample { stage, flows } => {
+                if self.policy.sampled(stage, flows, now, &mut self.out) {
+                    self.replan_all(batch, now);
+                }
+            }
             Input::Blocked { connections, more } => {
                 let (access, switch, out) = self.access();
                 switch.blocked_found(connections, more, &access, now, out);
@@ -370,11 +373,7 @@ impl Engine {
             Input::Unblocked { unblocked, failed } => self.out.unblocked(unblocked, failed),
             Input::Reply(FlowReply::Found(found)) => {
                 if self.policy.learn(&found, now) {
-                    let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
-                    let (mut access, ..) = self.access();
-                    for port in ports {
-                        access.replan(port, batch, now);
-                    }
+                    self.replan_all(batch, now);
                 }
             }
         }
@@ -834,6 +833,15 @@ impl Engine {
             } else {
                 access.replan_changed(port, &changed, batch, now);
             }
+        }
+    }
+
+    /// Plans for every address anew.
+    fn replan_all(&mut self, batch: &mut Batch, now: Timestamp) {
+        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
+        let (mut access, ..) = self.access();
+        for port in ports {
+            access.replan(port, batch, now);
         }
     }
 

@@ -392,6 +392,12 @@ impl FlowTemplate {
         Some(FlowChange::Delete(self.key(target)?, self.body.cookie))
     }
 
+    /// Whether the marks of packets end in the flow. It needs the mark in its match: else it would lead back to itself.
+    pub fn ends_marks(&self) -> bool {
+        let table = self.table;
+        matches!(self.body.actions[..], [Action::SetMark(_), Action::Resubmit { table: to }] if to == table)
+    }
+
     /// Compares the keys of two templates' flows to one destination.
     pub fn cmp_key(&self, other: &Self) -> Ordering {
         self.partial_key().cmp(&other.partial_key())

@@ -8,7 +8,7 @@ use super::{
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     name::DomainName,
-    ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, Pipeline, RowId, SbUpdate},
+    ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, RowId, SbUpdate, Stage},
     recording::RecordingId,
     resolver::Resolver,
     revalidation::Path,
@@ -246,9 +246,7 @@ pub enum Input<'a> {
     /// The result of [`Command::SampleLogicalFlows`].
     LogicalFlowSample {
         /// As asked.
-        pipeline: Pipeline,
-        /// As asked.
-        table_id: u8,
+        stage: Stage,
         /// Rows of that stage, at most [`LOGICAL_FLOW_SAMPLE_MAX`].
         flows: Vec<RowId>,
     },
@@ -450,12 +448,7 @@ pub enum Command {
         priorities: BTreeSet<u16>,
     },
     /// Read some logical flows of one stage once; answer with [`Input::LogicalFlowSample`].
-    SampleLogicalFlows {
-        /// The pipeline.
-        pipeline: Pipeline,
-        /// `Logical_Flow.table_id`.
-        table_id: u8,
-    },
+    SampleLogicalFlows(Stage),
     /// Look for the connections that OVN has blocked; answer with [`Input::Blocked`], always.
     FindBlocked,
     /// Take OVN's mark off these connections; answer with [`Input::Unblocked`].

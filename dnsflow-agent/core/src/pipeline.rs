@@ -1,4 +1,4 @@
-//! Finds the OpenFlow table at which a logical pipeline begins.
+//! Finds the OpenFlow table at which a logical pipeline begins, or that of one stage.
 //!
 //! The first table differs between OVN releases, even point releases, and no database has it. The
 //! OpenFlow flows of a logical flow carry the first 32 bits of its row id as cookie
@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Timestamp,
-    ovn::rows::{Pipeline, RowId},
+    ovn::rows::{RowId, Stage},
 };
 
 /// The wait before asking again, when nothing was found.
@@ -19,60 +19,42 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Question {
     /// Read some logical flows of this stage.
-    Sample {
-        /// The pipeline.
-        pipeline: Pipeline,
-        /// The table within it.
-        table_id: u8,
-    },
+    Sample(Stage),
     /// Look for OpenFlow flows with these cookies.
     Cookies(Vec<u32>),
 }
 
-/// Finds and remembers the base of one pipeline.
-#[derive(Debug)]
+/// Finds and remembers the base of the pipeline that stages belong to; of a stage without a number, its table.
+#[derive(Debug, Default)]
 pub struct Locator {
-    pipeline: Pipeline,
     base: Option<u8>,
-    /// Cookie of a logical flow, to its table within the pipeline.
+    /// Cookie of a logical flow, to the table within the pipeline that it is in.
     sample: BTreeMap<u32, u8>,
     state: State,
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 enum State {
+    #[default]
     Idle,
     Asked,
     RetryAt(Timestamp),
 }
 
 impl Locator {
-    /// A locator that knows nothing.
-    pub fn new(pipeline: Pipeline) -> Self {
-        Self {
-            pipeline,
-            base: None,
-            sample: BTreeMap::new(),
-            state: State::Idle,
-        }
-    }
-
-    /// The OpenFlow table of the pipeline's table 0.
+    /// The OpenFlow table of the pipeline's table 0, or of the stage that has no number.
     pub fn base(&self) -> Option<u8> {
         self.base
     }
 
-    /// Begins to sample the logical flows of stage `table_id`, unless the base is known or a
+    /// Begins to sample the logical flows of a stage, unless the base is known or a
     /// question is open.
-    pub fn locate(&mut self, table_id: u8) -> Option<Question> {
+    pub fn locate(&mut self, stage: Stage) -> Option<Question> {
         if self.base.is_some() || self.state != State::Idle {
             return None;
         }
         self.state = State::Asked;
-        Some(Question::Sample {
-            pipeline: self.pipeline,
-            table_id,
-        })
+        Some(Question::Sample(stage))
     }
 
     /// Looks up the sample's cookies again, because the switch has new flows. The base stays in
@@ -90,8 +72,12 @@ impl Locator {
         self.state = State::Idle;
     }
 
-    /// Rows of stage `table_id` have been read.
-    pub fn sampled(&mut self, table_id: u8, flows: &[RowId], now: Timestamp) -> Option<Question> {
+    /// Rows of a stage have been read.
+    pub fn sampled(&mut self, stage: Stage, flows: &[RowId], now: Timestamp) -> Option<Question> {
+        let table_id = match stage {
+            Stage::Table(_, table_id) => table_id,
+            Stage::OutPortSecurity => 0,
+        };
         self.sample = flows.iter().map(|flow| (flow.prefix(), table_id)).collect();
         let question = self.verify();
         if question.is_none() {
@@ -137,13 +123,13 @@ impl Locator {
     }
 
     /// Asks again, once the deadline has passed.
-    pub fn retry(&mut self, table_id: u8, now: Timestamp) -> Option<Question> {
+    pub fn retry(&mut self, stage: Stage, now: Timestamp) -> Option<Question> {
         if self.deadline().is_none_or(|at| at > now) {
             return None;
         }
         self.state = State::Idle;
         match self.base {
-            None => self.locate(table_id),
+            None => self.locate(stage),
             Some(_) => self.verify(),
         }
     }
@@ -152,6 +138,9 @@ impl Locator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ovn::rows::Pipeline;
+
+    const STAGE: Stage = Stage::Table(Pipeline::Egress, 6);
 
     const fn row(prefix: u32) -> RowId {
         RowId::new((prefix as u128) << 96 | 7)
@@ -163,32 +152,36 @@ mod tests {
 
     #[test]
     fn the_base_is_the_table_less_the_stage() {
-        let mut locator = Locator::new(Pipeline::Egress);
-        assert_eq!(
-            locator.locate(6),
-            Some(Question::Sample {
-                pipeline: Pipeline::Egress,
-                table_id: 6
-            })
-        );
-        assert_eq!(locator.locate(6), None, "asked already");
-        let cookies = locator.sampled(6, &[row(0xa), row(0xb), row(0xc)], at(0));
+        let mut locator = Locator::default();
+        assert_eq!(locator.locate(STAGE), Some(Question::Sample(STAGE)));
+        assert_eq!(locator.locate(STAGE), None, "asked already");
+        let cookies = locator.sampled(STAGE, &[row(0xa), row(0xb), row(0xc)], at(0));
         assert_eq!(cookies, Some(Question::Cookies(vec![0xa, 0xb, 0xc])));
         assert!(locator.found([(0xa, 51), (0xa, 51), (0xb, 51), (0xc, 9)], at(0)));
         assert_eq!(locator.base(), Some(45));
     }
 
     #[test]
+    fn a_stage_without_a_number_is_found_where_its_flows_are() {
+        let mut locator = Locator::default();
+        let stage = Stage::OutPortSecurity;
+        assert_eq!(locator.locate(stage), Some(Question::Sample(stage)));
+        locator.sampled(stage, &[row(0xa), row(0xb)], at(0));
+        assert!(locator.found([(0xa, 62), (0xb, 62), (0xc, 9)], at(0)));
+        assert_eq!(locator.base(), Some(62));
+    }
+
+    #[test]
     fn nothing_found_is_asked_again_later() {
-        let mut locator = Locator::new(Pipeline::Egress);
-        locator.locate(6);
-        assert_eq!(locator.sampled(6, &[], at(0)), None);
-        assert_eq!(locator.retry(6, at(199)), None);
+        let mut locator = Locator::default();
+        locator.locate(STAGE);
+        assert_eq!(locator.sampled(STAGE, &[], at(0)), None);
+        assert_eq!(locator.retry(STAGE, at(199)), None);
         assert!(matches!(
-            locator.retry(6, at(200)),
-            Some(Question::Sample { .. })
+            locator.retry(STAGE, at(200)),
+            Some(Question::Sample(_))
         ));
-        locator.sampled(6, &[row(1)], at(200));
+        locator.sampled(STAGE, &[row(1)], at(200));
         assert!(!locator.found([], at(200)));
         assert_eq!(locator.base(), None);
         assert_eq!(locator.deadline(), Some(at(400)));
@@ -196,14 +189,17 @@ mod tests {
 
     #[test]
     fn a_new_base_is_noticed_and_an_unanswered_check_keeps_the_old() {
-        let mut locator = Locator::new(Pipeline::Egress);
-        locator.locate(6);
-        locator.sampled(6, &[row(1)], at(0));
+        let mut locator = Locator::default();
+        locator.locate(STAGE);
+        locator.sampled(STAGE, &[row(1)], at(0));
         locator.found([(1, 51)], at(0));
         assert_eq!(locator.verify(), Some(Question::Cookies(vec![1])));
         assert!(!locator.found([], at(0)), "wiped, not back yet");
         assert_eq!(locator.base(), Some(45));
-        assert_eq!(locator.retry(6, at(200)), Some(Question::Cookies(vec![1])));
+        assert_eq!(
+            locator.retry(STAGE, at(200)),
+            Some(Question::Cookies(vec![1]))
+        );
         assert!(!locator.found([(1, 51)], at(200)), "as before");
         locator.verify();
         assert!(locator.found([(1, 52)], at(300)));

@@ -13,7 +13,9 @@ use smallvec::SmallVec;
 
 use super::{
     firewall::RuleAction,
-    flow::{Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Sentinel, Transport},
+    flow::{
+        Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
+    },
     name::DomainName,
     ovn::{
         template::{AclTemplate, CachedActions},
@@ -148,6 +150,8 @@ pub struct PortFacts<'a> {
     pub cached_actions: &'a CachedActions,
     /// The bits of the mark that say a packet's verdict, if the port's packets have verdicts.
     pub mark_mask: Option<u32>,
+    /// The OpenFlow table in which marks end, if the port's packets have verdicts and OVN has such a table.
+    pub marks_end: Option<u8>,
 }
 
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
@@ -184,12 +188,11 @@ pub fn matched_rules<'a>(
 #[derive(Debug, Default)]
 pub struct Planner {
     cookies: Cookies,
-    /// Every template that is in use, and some that are no longer in use.
-    templates: HashSet<Arc<FlowTemplate>>,
-    /// With more templates than this, those that are not in use are dropped.
-    templates_max: usize,
+    templates: Templates,
     /// The templates of each rule, as long as nothing has changed that they were made from.
     made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
+    /// The templates of the flows in which the marks of a port's packets end, by family (whether it is IPv6).
+    ends: HashMap<(PortId, bool), Arc<[Arc<FlowTemplate>]>>,
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
@@ -213,6 +216,7 @@ impl Planner {
     /// Forgets the templates of rules: rules, ports or the pipeline may have changed.
     pub fn forget(&mut self) {
         self.made.clear();
+        self.ends.clear();
     }
 
     /// The flows that open `to` for the port, because of these names.
@@ -244,8 +248,40 @@ impl Planner {
         for (set, rule) in matched {
             plan.extend_from_slice(self.templates_of(facts, *set, *rule, to.is_ipv6()));
         }
+        self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
         plan
+    }
+
+    /// Adds the flows in which the marks of packets to the addresses of a plan end.
+    pub(crate) fn end_marks(&mut self, facts: PortFacts<'_>, to: IpAddr, plan: &mut Plan) {
+        let v6 = to.is_ipv6();
+        let (Some(mask), Some(table), false) = (facts.mark_mask, facts.marks_end, plan.is_empty())
+        else {
+            return;
+        };
+        let ends = self.ends.get(&(facts.port, v6)).cloned();
+        let ends = ends.unwrap_or_else(|| {
+            let actions = [
+                Action::SetMark(Masked::new(0, mask)),
+                // Behind it, the flow does not match any more.
+                Action::Resubmit { table },
+            ];
+            let body = FlowBody {
+                cookie: self.cookies.cookie(&actions),
+                hard_timeout_s: 0,
+                actions: Arc::new(actions),
+            };
+            let sources = facts.addresses.iter().filter(|src| src.is_ipv6() == v6);
+            let ends = sources.map(|src| {
+                let place = (table, u16::MAX);
+                flow_template(facts, place, Registers::new(), *src, None, body.clone())
+            });
+            let ends = self.templates.share(ends.collect(), &mut self.cookies);
+            self.ends.insert((facts.port, v6), Arc::clone(&ends));
+            ends
+        });
+        plan.extend_from_slice(&ends);
     }
 
     /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
@@ -295,6 +331,7 @@ impl Planner {
     /// The sentinel flows that the flows of all cache entries need.
     pub fn sentinels(&self) -> BTreeSet<Sentinel> {
         self.templates
+            .all
             .iter()
             .filter(|template| is_in_use(template))
             .map(|template| Sentinel {
@@ -338,29 +375,44 @@ impl Planner {
         let Self {
             cookies,
             templates,
-            templates_max,
             made,
             ..
         } = self;
         made.entry(key).or_insert_with(|| {
             let rule = &facts.sets[set].rules()[rule];
-            let new = make_templates(facts, rule, v6, cookies);
-            let shared = new.map(|template| match templates.get(&template) {
-                Some(known) => Arc::clone(known),
-                None => {
-                    let template = Arc::new(template);
-                    templates.insert(Arc::clone(&template));
-                    template
-                }
-            });
-            let shared = shared.collect();
-            if templates.len() > (*templates_max).max(TEMPLATES_MIN) {
-                templates.retain(is_in_use);
-                *templates_max = 2 * templates.len();
-                cookies.keep(templates.iter().map(|template| template.body.cookie));
-            }
-            shared
+            let new: Vec<FlowTemplate> = make_templates(facts, rule, v6, cookies).collect();
+            templates.share(new, cookies)
         })
+    }
+}
+
+/// Every template that is in use, and some that are no longer in use.
+#[derive(Debug, Default)]
+struct Templates {
+    all: HashSet<Arc<FlowTemplate>>,
+    /// With more templates than this, those that are not in use are dropped.
+    max: usize,
+}
+
+impl Templates {
+    /// The known ones of these templates, and the others from now on.
+    fn share(&mut self, new: Vec<FlowTemplate>, cookies: &mut Cookies) -> Arc<[Arc<FlowTemplate>]> {
+        let Self { all, max } = self;
+        let shared = new.into_iter().map(|template| match all.get(&template) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let template = Arc::new(template);
+                all.insert(Arc::clone(&template));
+                template
+            }
+        });
+        let shared = shared.collect();
+        if all.len() > (*max).max(TEMPLATES_MIN) {
+            all.retain(is_in_use);
+            *max = 2 * all.len();
+            cookies.keep(all.iter().map(|template| template.body.cookie));
+        }
+        shared
     }
 }
 
@@ -398,20 +450,23 @@ fn make_templates(
                 let transports = rule.transports.iter().copied().map(Some).chain(any);
                 let body = body.clone();
                 transports.map(move |transport| {
-                    flow_template(facts, acl_template, *src, transport, body.clone())
+                    let place = (acl_template.table(facts.base), acl_template.priority);
+                    let registers = acl_template.registers.clone();
+                    flow_template(facts, place, registers, *src, transport, body.clone())
                 })
             })
         })
 }
 
+/// A flow of this table and priority for packets of the port.
 fn flow_template(
     facts: PortFacts<'_>,
-    acl_template: &AclTemplate,
+    (table, priority): (u8, u16),
+    mut registers: Registers,
     src: IpAddr,
     transport: Option<Transport>,
     body: FlowBody,
 ) -> FlowTemplate {
-    let mut registers = acl_template.registers.clone();
     let (metadata, in_port) = match facts.port_match {
         PortMatch::Ovn(keys) => {
             registers.insert(REG_INPORT, Masked::new(keys.port, u32::MAX));
@@ -420,8 +475,8 @@ fn flow_template(
         PortMatch::InPort(number) => (None, Some(number)),
     };
     FlowTemplate {
-        table: acl_template.table(facts.base),
-        priority: acl_template.priority,
+        table,
+        priority,
         metadata,
         registers: Arc::new(registers),
         in_port,

@@ -19,7 +19,7 @@ use crate::{
     name::DomainName,
     output::Output,
     ovn::{
-        rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
+        rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate, Stage},
         template::{ActionText, CachedActions},
         view::{ClusterNetworks, OvnView, Touched, TunnelKeys},
     },
@@ -198,11 +198,19 @@ pub(crate) struct Policy {
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
     locator: Locator,
+    marks_end: Option<MarksEnd>,
     cached_actions: CachedActions,
 }
 
 impl Policy {
-    pub(crate) fn new(subdomains: bool, dry_run: bool, profile: Option<StaticProfile>) -> Self {
+    /// `marks`: whether packets are marked.
+    pub(crate) fn new(
+        subdomains: bool,
+        dry_run: bool,
+        profile: Option<StaticProfile>,
+        marks: bool,
+    ) -> Self {
+        let has_stages = profile.is_none();
         Self {
             subdomains,
             dry_run,
@@ -223,7 +231,8 @@ impl Policy {
             watched: None,
             tables_changed: false,
             copy_at: None,
-            locator: Locator::new(Pipeline::Egress),
+            locator: Locator::default(),
+            marks_end: (marks && has_stages).then(MarksEnd::default),
             cached_actions: CachedActions::new(),
         }
     }
@@ -933,6 +942,7 @@ impl Policy {
             sets,
             base: self.base()?,
             cached_actions: &self.cached_actions,
+            marks_end: self.marks_end()?,
             mark_mask: None,
         })
     }
@@ -959,7 +969,18 @@ impl Policy {
 
     /// Whether a plan can be trusted to be complete.
     pub(crate) fn can_plan(&self) -> bool {
-        self.base().is_some() || self.stage().is_none()
+        self.stage().is_none() || self.base().is_some() && self.marks_end().is_some()
+    }
+
+    /// The OpenFlow table in which marks end, if they end in one; `None` if that is not known yet.
+    pub(crate) fn marks_end(&self) -> Option<Option<u8>> {
+        match &self.marks_end {
+            Some(end) => match end.locator.base() {
+                None if end.is_nowhere => Some(None),
+                table => table.map(Some),
+            },
+            None => Some(None),
+        }
     }
 
     /// Has the tables of the rules sent to the switch again.
@@ -979,6 +1000,7 @@ impl Policy {
         self.all_sets()
             .flat_map(RuleSet::places)
             .map(|(_, table_id)| base.saturating_add(table_id))
+            .chain(self.marks_end().flatten())
             .collect()
     }
 
@@ -1005,30 +1027,45 @@ impl Policy {
     }
 
     /// A stage in which rules are enforced. The pipeline's first table is found by this stage.
-    fn stage(&self) -> Option<u8> {
-        self.ovn
-            .logical_flows()
-            .map(|(_, flow)| flow)
+    fn stage(&self) -> Option<Stage> {
+        let mut flows = self.ovn.logical_flows().map(|(_, flow)| flow);
+        flows
             .find(|flow| flow.stage_hint.is_some() && flow.pipeline == Pipeline::Egress)
-            .map(|flow| flow.table_id)
+            .map(|flow| Stage::Table(flow.pipeline, flow.table_id))
     }
 
-    /// Looks for the pipeline's first table, unless the table is known or is being looked for.
+    /// Looks for the pipeline's first table and for the one in which marks end, unless they are known or are being
+    /// looked for.
     pub(crate) fn locate(&mut self, out: &mut Output) {
-        let question = self.stage().and_then(|stage| self.locator.locate(stage));
-        ask(question, out);
+        let Some(stage) = self.stage() else {
+            return;
+        };
+        ask(self.locator.locate(stage), out);
+        if let Some(end) = self.marks_end.as_mut().filter(|end| !end.is_nowhere) {
+            ask(end.locator.locate(Stage::OutPortSecurity), out);
+        }
     }
 
     /// The switch has new flows: the pipeline's first table may have changed, and more actions may
     /// be found to copy.
     pub(crate) fn verify(&mut self, now: Timestamp, out: &mut Output) {
         ask(self.locator.verify(), out);
+        if let Some(end) = &mut self.marks_end {
+            let question = match end.is_nowhere {
+                true => end.locator.locate(Stage::OutPortSecurity),
+                false => end.locator.verify(),
+            };
+            ask(question, out);
+        }
         self.copy_soon(now);
     }
 
     /// Open questions will get no answer.
     pub(crate) fn interrupted(&mut self) {
         self.locator.interrupted();
+        if let Some(end) = &mut self.marks_end {
+            end.locator.interrupted();
+        }
     }
 
     fn copy_soon(&mut self, now: Timestamp) {
@@ -1039,6 +1076,12 @@ impl Policy {
     pub(crate) fn deadline(&self) -> Option<Deadline> {
         deadline::first([
             deadline::at(self.locator.deadline(), Why::Pipeline),
+            deadline::at(
+                self.marks_end
+                    .as_ref()
+                    .and_then(|end| end.locator.deadline()),
+                Why::Pipeline,
+            ),
             deadline::at(self.copy_at, Why::Copy),
             deadline::at(self.late_at(), Why::Takeover),
         ])
@@ -1052,17 +1095,23 @@ impl Policy {
         let stage = self.stage();
         let question = stage.and_then(|stage| self.locator.retry(stage, now));
         ask(question, out);
+        if let Some(end) = &mut self.marks_end {
+            ask(end.locator.retry(Stage::OutPortSecurity, now), out);
+        }
         self.look_at_late(now);
     }
 
-    /// Takes in some logical flows of a stage.
+    /// Takes in some logical flows of a stage. Returns whether plans may have changed.
     pub(crate) fn sampled(
         &mut self,
-        table_id: u8,
+        stage: Stage,
         mut flows: Vec<RowId>,
         now: Timestamp,
         out: &mut Output,
-    ) {
+    ) -> bool {
+        let Stage::Table(_, table_id) = stage else {
+            return self.end_sampled(stage, &flows, now, out);
+        };
         // The logical flows of rules come first. They are installed, since the namespace has a pod
         // here. The exceptions are those whose address set is empty.
         let mut ours: Vec<(bool, RowId)> = self
@@ -1075,14 +1124,43 @@ impl Policy {
         let ours = ours.into_iter().map(|(_, id)| id);
         let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
         sample.append(&mut flows);
-        ask(self.locator.sampled(table_id, &sample, now), out);
+        ask(self.locator.sampled(stage, &sample, now), out);
+        false
+    }
+
+    /// Takes in some logical flows of the stage in which marks end. Where OVN has no such stage, they end nowhere.
+    fn end_sampled(
+        &mut self,
+        stage: Stage,
+        flows: &[RowId],
+        now: Timestamp,
+        out: &mut Output,
+    ) -> bool {
+        let Some(end) = &mut self.marks_end else {
+            return false;
+        };
+        let has_stage = !flows.is_empty();
+        if has_stage {
+            ask(end.locator.sampled(stage, flows, now), out);
+        } else {
+            end.locator.interrupted();
+        }
+        let was_nowhere = std::mem::replace(&mut end.is_nowhere, !has_stage);
+        let is_news = end.is_nowhere && !was_nowhere;
+        if is_news {
+            out.report(Report::MarksEndNowhere);
+        }
+        is_news
     }
 
     /// Takes in flows that were looked up by cookie. They show the pipeline's first table, and
     /// actions to copy. Returns whether plans may have changed.
     pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
         let tables = found.iter().map(|flow| (flow.cookie, flow.table));
-        let moved = self.locator.found(tables, now);
+        let mut moved = self.locator.found(tables.clone(), now);
+        if let Some(end) = &mut self.marks_end {
+            moved |= end.locator.found(tables, now);
+        }
         let mut learned: BTreeMap<ActionText, &Vec<u8>> = BTreeMap::new();
         for made in found {
             for flow in self.ovn.flows_of_cookie(made.cookie) {
@@ -1154,11 +1232,17 @@ impl Policy {
     }
 }
 
+/// Where the marks of packets end: a mark is read by the flows of rules, and has no meaning behind them.
+#[derive(Debug, Default)]
+struct MarksEnd {
+    locator: Locator,
+    /// Whether OVN has no stage that is known to be behind all rules.
+    is_nowhere: bool,
+}
+
 fn ask(question: Option<Question>, out: &mut Output) {
     match question {
-        Some(Question::Sample { pipeline, table_id }) => {
-            out.command(Command::SampleLogicalFlows { pipeline, table_id });
-        }
+        Some(Question::Sample(stage)) => out.command(Command::SampleLogicalFlows(stage)),
         Some(Question::Cookies(cookies)) => out.command(Command::Ask(FlowQuestion::Find(cookies))),
         None => {}
     }

@@ -214,6 +214,9 @@ pub enum Report {
         /// Rules that the name matched.
         rules: Vec<u32>,
     },
+    /// OVN has no stage that is known to be behind all rules: where a rule of OVN's decides over a packet, the packet
+    /// keeps its mark.
+    MarksEndNowhere,
     /// Nothing that a pod is told at this port counts.
     PortNotTrusted {
         /// The logical port.

@@ -889,6 +889,11 @@ impl Switch {
         }
     }
 
+    /// Whether somebody else has a flow with this key.
+    pub(crate) fn is_foreign(&self, key: &FlowKey) -> bool {
+        self.foreign.contains_key(key)
+    }
+
     /// Restores our own flow with this key, if there is one.
     pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
         if self.foreign.remove(key).is_some() {

@@ -61,6 +61,10 @@ pub struct Node {
     pub ovn_installed: bool,
     /// The OpenFlow table in which ovn-controller has installed them.
     pub ovn_table: u8,
+    /// Whether OVN has a stage in which marks end.
+    pub has_marks_end: bool,
+    /// The OpenFlow table of that stage.
+    pub marks_end: u8,
     /// What ovn-controller made of logical flows, by cookie: a drop where there is nothing.
     pub ovn_actions: BTreeMap<u32, Vec<u8>>,
     /// How many packets OVN's flows have matched, by cookie.
@@ -96,6 +100,8 @@ impl Node {
             hosts: BTreeMap::new(),
             ovn_installed: true,
             ovn_table: BASE + 4,
+            has_marks_end: true,
+            marks_end: BASE + 12,
             ovn_actions: BTreeMap::new(),
             ovn_packets: BTreeMap::new(),
             kernel: Kernel::default(),
@@ -318,7 +324,7 @@ impl Node {
     /// What the switch lets through: source, destination, priority, in order.
     pub fn open(&self) -> Vec<(String, String, u16)> {
         let mut open = Vec::new();
-        for key in self.switch.keys() {
+        for key in self.of_rules() {
             let src = key.matches.ends.src();
             match key.matches.ends {
                 Ends::Addresses(addresses) => open.push((src, addresses.dst(), key.priority)),
@@ -336,6 +342,18 @@ impl Node {
         let open = open.into_iter();
         open.map(|(src, dst, priority)| (src.to_string(), dst.to_string(), priority))
             .collect()
+    }
+
+    /// The flows in the switch that do what a rule says.
+    pub fn of_rules(&self) -> impl Iterator<Item = &FlowKey> {
+        let keys = self.switch.keys();
+        keys.filter(|key| key.table != self.marks_end)
+    }
+
+    /// The flows in the switch in which marks end.
+    pub fn marks_ends(&self) -> impl Iterator<Item = &FlowKey> {
+        let keys = self.switch.keys();
+        keys.filter(|key| key.table == self.marks_end)
     }
 
     /// The destinations that the switch lets through.

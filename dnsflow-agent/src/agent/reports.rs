@@ -92,6 +92,10 @@ pub(super) fn tell(report: &Report) {
             "others may answer at the address of a DNS server that is trusted, and open what they \
              like: give the server an address of its own, or take it from --resolver"
         ),
+        Report::MarksEndNowhere => warn!(
+            "OVN has no stage ls_out_check_port_sec, in which marks end: a packet that another rule lets pass keeps \
+             its mark on this node; --verdict=flows sets none"
+        ),
         Report::ForeignFlow {
             table,
             priority,

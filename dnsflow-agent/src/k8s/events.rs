@@ -187,6 +187,7 @@ impl Notice {
             | Report::PortNotTrusted { .. }
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
+            | Report::MarksEndNowhere
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

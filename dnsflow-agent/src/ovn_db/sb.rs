@@ -3,7 +3,7 @@
 //! One monitor for all tables, so that one transaction of ovn-northd arrives in one update.
 
 use dnsflow_core::ovn::rows::{
-    Datapath, Encapsulation, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate,
+    Datapath, Encapsulation, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate, Stage,
 };
 
 use crate::ovsdb::{
@@ -86,16 +86,24 @@ pub(super) fn priority_is(priority: u16) -> Clause {
 /// The default logical flows of this stage: they match every packet that no other one matches. They
 /// have no address set that could be empty, so ovn-controller always installs those of its
 /// datapaths.
-pub(super) fn last_of_stage(pipeline: Pipeline, table_id: u8) -> [Clause; 3] {
-    let pipeline = match pipeline {
-        Pipeline::Ingress => "ingress",
-        Pipeline::Egress => "egress",
-    };
-    [
-        Clause::equal("pipeline", pipeline),
-        Clause::equal("table_id", i64::from(table_id)),
-        priority_is(0),
-    ]
+pub(super) fn last_of_stage(stage: Stage) -> Vec<Clause> {
+    match stage {
+        Stage::Table(pipeline, table_id) => vec![
+            Clause::equal(
+                "pipeline",
+                match pipeline {
+                    Pipeline::Ingress => "ingress",
+                    Pipeline::Egress => "egress",
+                },
+            ),
+            Clause::equal("table_id", i64::from(table_id)),
+            priority_is(0),
+        ],
+        Stage::OutPortSecurity => vec![
+            priority_is(0),
+            Clause::includes_pair("external_ids", "stage-name", "ls_out_check_port_sec"),
+        ],
+    }
 }
 
 /// Everything there is.

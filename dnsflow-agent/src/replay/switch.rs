@@ -72,10 +72,9 @@ impl Switch {
             Command::WatchLogicalFlows { priorities } => {
                 vec![Input::LogicalFlowsWatched { priorities }]
             }
-            Command::SampleLogicalFlows { pipeline, table_id } => {
+            Command::SampleLogicalFlows(stage) => {
                 vec![Input::LogicalFlowSample {
-                    pipeline,
-                    table_id,
+                    stage,
                     flows: Vec::new(),
                 }]
             }

@@ -52,7 +52,7 @@ pub(super) fn connection(
     to: Ipv4Addr,
     direction: Direction,
 ) -> Result<f64> {
-    let time = stage.scale(Duration::from_secs(1), Duration::from_millis(200));
+    let time = stage.scale(Duration::from_millis(500), Duration::from_millis(200));
     let internet = stage.lab.pod("inet").netns();
     let listener = internet.run(|| Ok(TcpListener::bind(("0.0.0.0", PORT))?))?;
     let pod = stage.lab.pod(pod).netns();

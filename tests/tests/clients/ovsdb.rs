@@ -22,7 +22,7 @@ use dnsflow_agent::{
 use dnsflow_core::{
     Input,
     input::LOGICAL_FLOW_SAMPLE_MAX,
-    ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate},
+    ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate, Stage},
 };
 use dnsflow_tests::{process::PATIENT, root::Root};
 use serde_json::{Value, json};
@@ -388,19 +388,16 @@ async fn samples_are_answered_once_each_and_are_limited() {
         (Pipeline::Egress, LOGICAL_FLOW_SAMPLE_MAX),
         (Pipeline::Ingress, 0),
     ] {
-        let ask = OvnCommand::SampleLogicalFlows {
-            pipeline,
-            table_id: 4,
-        };
+        let stage = Stage::Table(pipeline, 4);
+        let ask = OvnCommand::SampleLogicalFlows(stage);
         edge.commands.send(ask).await.expect("the edge runs");
         let found = loop {
             if let Input::LogicalFlowSample {
-                pipeline: answered,
-                table_id: 4,
+                stage: answered,
                 flows,
             } = edge.next().await
             {
-                assert_eq!(answered, pipeline);
+                assert_eq!(answered, stage);
                 break flows;
             }
         };
@@ -504,10 +501,7 @@ async fn a_question_asked_before_the_server_is_there_is_answered_later() {
     let nb = Server::northbound(&root, "late-nb");
     let mut sb = Server::southbound(&root, "late-sb");
     let mut edge = Ovn::start(&nb, &sb);
-    let ask = OvnCommand::SampleLogicalFlows {
-        pipeline: Pipeline::Egress,
-        table_id: 4,
-    };
+    let ask = OvnCommand::SampleLogicalFlows(Stage::Table(Pipeline::Egress, 4));
     edge.commands.send(ask).await.expect("the edge runs");
     edge.watch(&[11000]).await;
     sleep(Duration::from_millis(300)).await;

@@ -22,6 +22,7 @@ mod large;
 mod limits;
 #[path = "../manifests/mod.rs"]
 mod manifests;
+mod marks;
 mod networks;
 mod outputs;
 mod plain_ovs;

@@ -201,6 +201,18 @@ pub enum Pipeline {
     Egress,
 }
 
+/// A stage of a pipeline.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Stage {
+    /// The one with this `Logical_Flow.table_id`.
+    Table(Pipeline, u8),
+    /// The one in which a logical switch looks at the port security of packets that leave it
+    /// (`external_ids:stage-name` is `ls_out_check_port_sec`). Its logical flows pass every packet on, or out of the
+    /// switch, and no stage behind it leads back (OVN's northd/northd.h and `build_lswitch_port_sec_op` in
+    /// northd/northd.c).
+    OutPortSecurity,
+}
+
 /// A row of the SB `Logical_Flow` table.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LogicalFlow {

@@ -28,7 +28,7 @@ fn change(ports: &mut Ports, rows: Vec<(RowId, Option<Interface>)>) -> Vec<PortC
 }
 
 fn policy() -> Policy {
-    Policy::new(true, false, None)
+    Policy::new(true, false, None, false)
 }
 
 #[test]

@@ -295,11 +295,17 @@ impl Flows {
     pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {
         let matches = |flow: &&Flow| {
             let transport = flow.template.transport;
-            flow.template.src == src && transport.is_none_or(&is_for)
+            !flow.template.ends_marks() && flow.template.src == src && transport.is_none_or(&is_for)
         };
         let flows = self.flows.iter().filter(matches);
         let deciding = flows.max_by_key(|flow| flow.template.priority)?;
         (!deciding.lost).then_some(deciding.template.priority)
+    }
+
+    /// The keys of the flows of `target`.
+    pub(super) fn keys(&self, target: Target) -> impl Iterator<Item = FlowKey> {
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        templates.filter_map(move |template| template.key(target))
     }
 
     /// Keys and cookies of the flows of `target` that this comparison has found.

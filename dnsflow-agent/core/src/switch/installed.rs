@@ -222,10 +222,10 @@ impl Installed {
                 if !flows.is_empty() && !verdicts.is_in_force(verdict) =>
             {
                 verdicts.release(verdict, address, now);
-                flows.enforce(address.into(), wanted, adopted, batch, now)
+                flows.enforce(address.into(), of_address(wanted), adopted, batch, now)
             }
             (Self::Flows(flows), None) => {
-                flows.enforce(address.into(), wanted, adopted, batch, now)
+                flows.enforce(address.into(), of_address(wanted), adopted, batch, now)
             }
             (Self::Flows(flows), Some(verdict)) => {
                 flows.enforce(address.into(), Plan::new(), None, batch, now);
@@ -249,7 +249,8 @@ impl Installed {
             (Self::Marked(marked), None) => {
                 marked.remove(place, verdicts, batch, now);
                 let mut flows = Flows::default();
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                let enforced =
+                    flows.enforce(address.into(), of_address(wanted), adopted, batch, now);
                 *self = Self::Flows(flows);
                 Enforced {
                     changed: true,
@@ -322,7 +323,7 @@ impl Installed {
         let plan = verdicts.plan(marked.verdict);
         marked.remove(place, verdicts, batch, now);
         let mut flows = Flows::default();
-        flows.enforce(place.address.into(), plan, None, batch, now);
+        flows.enforce(place.address.into(), of_address(plan), None, batch, now);
         *self = Self::Flows(flows);
     }
 
@@ -447,6 +448,12 @@ impl Installed {
             flows.seen(key, comparison);
         }
     }
+}
+
+/// The flows of a plan that an address without a mark needs.
+fn of_address(mut plan: Plan) -> Plan {
+    plan.retain(|template| !template.ends_marks());
+    plan
 }
 
 impl Marked {

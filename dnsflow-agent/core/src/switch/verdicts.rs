@@ -231,8 +231,7 @@ impl Verdicts {
 
     /// The bits in the mark of packets with this verdict.
     pub(super) fn mark(&self, id: VerdictId) -> Option<Masked> {
-        let mask = self.mask?;
-        Some(Masked::new(id.0 << mask.trailing_zeros(), mask))
+        self.mask.map(|mask| id.mark(mask))
     }
 
     /// What the flows of a verdict match in place of the destination.
@@ -324,20 +323,36 @@ impl Verdicts {
         }
     }
 
-    /// The switch has confirmed a batch. Returns the addresses that get their marks now.
-    pub(crate) fn written(&mut self, batch: BatchId) -> Vec<(PortId, IpAddr)> {
-        self.come_into_force(|flows| flows.written == Written::In(batch) && !flows.is_lost())
+    /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`). Returns the addresses that
+    /// get their marks now.
+    pub(crate) fn written(
+        &mut self,
+        batch: BatchId,
+        is_foreign: impl Fn(&FlowKey) -> bool,
+    ) -> Vec<(PortId, IpAddr)> {
+        self.come_into_force(|target, flows| {
+            flows.written == Written::In(batch)
+                && !flows.is_lost()
+                && !flows.keys(target).any(|key| is_foreign(&key))
+        })
     }
 
     /// A comparison has ended. Returns the addresses that get their marks now.
     pub(crate) fn compared(&mut self, comparison: u32) -> Vec<(PortId, IpAddr)> {
-        self.come_into_force(|flows| flows.are_all_seen(comparison))
+        self.come_into_force(|_, flows| flows.are_all_seen(comparison))
     }
 
-    fn come_into_force(&mut self, is_there: impl Fn(&Flows) -> bool) -> Vec<(PortId, IpAddr)> {
+    fn come_into_force(
+        &mut self,
+        is_there: impl Fn(Target, &Flows) -> bool,
+    ) -> Vec<(PortId, IpAddr)> {
         let mut marked = Vec::new();
-        for verdict in self.verdicts.values_mut() {
-            if !verdict.in_force && is_there(&verdict.flows) {
+        let Some(mask) = self.mask else {
+            return marked;
+        };
+        for (id, verdict) in &mut self.verdicts {
+            let target = Target::Verdict(id.mark(mask));
+            if !verdict.in_force && is_there(target, &verdict.flows) {
                 verdict.in_force = true;
                 let waiting = std::mem::take(&mut verdict.waiting);
                 marked.extend(waiting.into_iter().map(|address| (verdict.port, address)));
@@ -369,6 +384,13 @@ impl Verdicts {
                 self.resting.insert(id, now + VERDICT_RESTS);
             }
         }
+    }
+}
+
+impl VerdictId {
+    /// The number in these bits.
+    fn mark(self, mask: u32) -> Masked {
+        Masked::new(self.0 << mask.trailing_zeros(), mask)
     }
 }
 

@@ -14,9 +14,12 @@ use crate::{
         MarkFound, MarkRefused, NameSetId,
     },
     name::DomainName,
-    ovn::rows::RowId,
+    ovn::rows::{RowId, Stage},
     revalidation::Path,
 };
+
+/// A logical flow of the stage in which marks end.
+const MARKS_END: RowId = RowId::new(0xe4d << 96);
 
 /// The name filter in the kernel, and what it deferred.
 #[derive(Debug, Default)]
@@ -178,10 +181,16 @@ impl Node {
             Command::WatchLogicalFlows { priorities } => {
                 Some(Input::LogicalFlowsWatched { priorities })
             }
-            Command::SampleLogicalFlows { pipeline, table_id } => Some(Input::LogicalFlowSample {
-                pipeline,
-                table_id,
-                flows: vec![RowId::new(0x5eed << 96)],
+            Command::SampleLogicalFlows(stage) => Some(Input::LogicalFlowSample {
+                stage,
+                flows: match stage {
+                    Stage::Table(..) => vec![RowId::new(0x5eed << 96)],
+                    Stage::OutPortSecurity => self
+                        .has_marks_end
+                        .then_some(MARKS_END)
+                        .into_iter()
+                        .collect(),
+                },
             }),
             Command::FilterNames { name_set, names } => {
                 self.kernel.names.insert(name_set, names);
@@ -256,7 +265,10 @@ impl Node {
     fn find(&self, cookies: &[u32]) -> Vec<FoundFlow> {
         let found = |&cookie: &u32| FoundFlow {
             cookie,
-            table: self.ovn_table,
+            table: match cookie == MARKS_END.prefix() {
+                true => self.marks_end,
+                false => self.ovn_table,
+            },
             actions: self.ovn_actions.get(&cookie).cloned().unwrap_or_default(),
         };
         let cookies = cookies.iter().filter(|_| self.ovn_installed);

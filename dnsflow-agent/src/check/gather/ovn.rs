@@ -6,7 +6,7 @@ use dnsflow_core::{
     Input,
     input::{FlowQuestion, FlowReply},
     ovn::{
-        rows::{Acl, LogicalFlow, Pipeline, RowId},
+        rows::{Acl, LogicalFlow, Pipeline, RowId, Stage},
         template::AclTemplate,
     },
     pipeline::{Locator, Question},
@@ -165,7 +165,7 @@ impl Questions {
             .map(|template| (template.pipeline, template.table_id))
             .collect();
         for (pipeline, table_id) in stages {
-            let located = self.base(pipeline, table_id, &mut connection);
+            let located = self.base(Stage::Table(pipeline, table_id), &mut connection);
             // ovn-controller may be late; the first table is then unknown.
             if let Ok(Ok(base)) = timeout(PATIENCE, located).await {
                 southbound.bases.insert(pipeline, base);
@@ -176,21 +176,19 @@ impl Questions {
 
     async fn base(
         &mut self,
-        pipeline: Pipeline,
-        table_id: u8,
+        stage: Stage,
         connection: &mut openflow::Connection,
     ) -> Result<u8, String> {
-        let mut locator = Locator::new(pipeline);
-        let mut question = locator.locate(table_id);
+        let mut locator = Locator::default();
+        let mut question = locator.locate(stage);
         loop {
             match question.take() {
-                Some(Question::Sample { pipeline, table_id }) => {
+                Some(Question::Sample(stage)) => {
                     self.seen.sample = None;
-                    self.tell(OvnCommand::SampleLogicalFlows { pipeline, table_id })
-                        .await?;
+                    self.tell(OvnCommand::SampleLogicalFlows(stage)).await?;
                     self.until(|seen| seen.sample.is_some()).await?;
                     let sample = self.seen.sample.take().unwrap_or_default();
-                    question = locator.sampled(table_id, &sample, now());
+                    question = locator.sampled(stage, &sample, now());
                 }
                 Some(Question::Cookies(cookies)) => {
                     connection.ask(FlowQuestion::Find(cookies));
@@ -208,7 +206,7 @@ impl Questions {
                     }
                     let deadline = locator.deadline().ok_or("nothing to ask")?;
                     sleep(deadline.since(now())).await;
-                    question = locator.retry(table_id, now());
+                    question = locator.retry(stage, now());
                 }
             }
         }

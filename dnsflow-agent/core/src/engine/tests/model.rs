@@ -18,7 +18,7 @@ use proptest::{
 };
 
 use super::*;
-use crate::limits::FORMER_FIREWALLS_MAX;
+use crate::{flow::Ends, limits::FORMER_FIREWALLS_MAX};
 
 const NAMES: [&str; 4] = ["a.test", "b.test", "c.test", "www.a.test"];
 const PODS: [(&str, u8); 3] = [("p1", 5), ("p2", 6), ("p3", 7)];
@@ -421,6 +421,10 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
             "{step:?}: too many {:?}",
             open.difference(&may)
         );
+        let of_marks = |key: &&FlowKey| key.matches.ends.dst().is_none();
+        let marked: BTreeSet<Ends> = node.of_rules().filter(of_marks).map(ends).collect();
+        let ended: BTreeSet<Ends> = node.marks_ends().map(ends).collect();
+        assert_eq!(marked, ended, "{step:?}: a mark without its end");
         model
             .told
             .retain(|_, told| told.at_most(deny_ttl) + Duration::from_secs(8000) > now);
@@ -504,6 +508,10 @@ fn engine_and_model_agree_by_verdict() {
 #[test]
 fn engine_and_model_agree_when_numbers_run_out() {
     agree(Some(0x3));
+}
+
+fn ends(key: &FlowKey) -> Ends {
+    key.matches.ends
 }
 
 fn agree(mark_mask: Option<u32>) {

@@ -3,7 +3,10 @@
 use super::*;
 use crate::{
     input::AttachCommand,
-    ovn::{acl::take_parsed, rows::PortGroup},
+    ovn::{
+        acl::take_parsed,
+        rows::{Pipeline, PortGroup, Stage},
+    },
     recording::RecordingId,
 };
 
@@ -297,7 +300,10 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
         ..SbUpdate::default()
     }));
     let mut out = Output::default();
-    node.engine.policy.sampled(4, vec![], node.now, &mut out);
+    let stage = Stage::Table(Pipeline::Egress, 4);
+    node.engine
+        .policy
+        .sampled(stage, vec![], node.now, &mut out);
     let [Command::Ask(FlowQuestion::Find(cookies))] = &out.commands[..] else {
         panic!("nothing to look for");
     };

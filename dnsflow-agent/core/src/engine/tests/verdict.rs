@@ -7,6 +7,7 @@ use super::{
     *,
 };
 use crate::{
+    flow::{Action, Masked},
     input::MarkChange,
     limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
 };
@@ -49,9 +50,9 @@ fn the_first_address_of_a_rule_changes_flows_and_the_next_ones_do_not() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
-    assert_eq!(node.switch.len(), 1);
-    let (key, _) = node.switch.first_key_value().expect("one flow");
-    assert_eq!(key.matches.ends.dst(), None, "no flow has a destination");
+    assert_eq!((node.of_rules().count(), node.marks_ends().count()), (1, 1));
+    let has_destination = |key: &FlowKey| key.matches.ends.dst().is_some();
+    assert!(!node.switch.keys().any(has_destination));
     node.log.clear();
     node.held_answer("api.example.com", &[OTHER]);
     assert_eq!(node.batches_open(), [], "the switch is not touched");
@@ -60,7 +61,7 @@ fn the_first_address_of_a_rule_changes_flows_and_the_next_ones_do_not() {
     let released = position(|command| matches!(command, Command::Release(_)));
     assert!(marked.is_some() && marked < released, "{:?}", node.log);
     assert_eq!(node.destinations().len(), 2);
-    assert_eq!(node.engine.flow_count(), 1);
+    assert_eq!(node.engine.flow_count(), 2);
     let opened = node
         .reports
         .iter()
@@ -73,18 +74,46 @@ fn the_flow_clears_the_mark_and_then_does_what_the_rule_says() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     let added = node.batches().into_iter().flat_map(|(_, changes)| changes);
-    let bodies: Vec<_> = added
+    let flows: Vec<_> = added
         .filter_map(|change| match change {
-            FlowChange::Add(_, body) => Some(body),
+            FlowChange::Add(key, body) => Some((key, body)),
             _ => None,
         })
         .collect();
-    let [body] = &bodies[..] else {
-        panic!("{bodies:?}");
+    let [(rule, of_rule), (end, of_end)] = &flows[..] else {
+        panic!("{flows:?}");
     };
-    let clear = crate::flow::Action::SetMark(crate::flow::Masked::new(0, MASK));
-    assert_eq!(body.actions.first(), Some(&clear));
-    assert!(body.actions.len() > 1);
+    let clear = Action::SetMark(Masked::new(0, MASK));
+    assert_eq!(of_rule.actions.first(), Some(&clear));
+    assert!(of_rule.actions.len() > 1);
+    // Where other flows decide, the mark ends behind them, whatever the protocol.
+    let table = node.marks_end;
+    assert_eq!((end.table, end.priority), (table, u16::MAX));
+    assert_eq!(*of_end.actions, [clear, Action::Resubmit { table }]);
+    assert_eq!(end.matches.ends, rule.matches.ends);
+}
+
+#[test]
+fn where_ovn_has_no_stage_for_it_marks_end_nowhere_and_that_is_told_once() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    node.has_marks_end = false;
+    let mut node = node.start(&rules());
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(node.marks_ends().count(), 0);
+    // OVN may be another one behind a new connection.
+    node.has_marks_end = true;
+    for _ in 0..2 {
+        node.give(Input::SwitchDown);
+        node.give(Input::SwitchUp);
+        node.pass(COMPARE_INTERVAL);
+        assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    }
+    assert_eq!(node.marks_ends().count(), 1);
+    let told = node.reports.iter();
+    let told = told.filter(|report| matches!(report, Report::MarksEndNowhere));
+    assert_eq!(told.count(), 1);
 }
 
 #[test]
@@ -128,7 +157,7 @@ fn flows_that_are_lost_come_back_and_the_marks_stay() {
         node.give(Input::FlowLost { key, cookie });
     }
     node.pass(Duration::from_millis(50));
-    assert_eq!(node.switch.len(), 1, "one flow for both addresses");
+    assert_eq!(node.of_rules().count(), 1, "one flow for both addresses");
     assert_eq!(node.destinations().len(), 2);
     assert_eq!(marks(&node), []);
 }
@@ -147,7 +176,7 @@ fn the_use_of_an_address_is_not_that_of_its_neighbours() {
         let [entry] = &entries[..] else {
             panic!("{entries:?}");
         };
-        assert_eq!((entry.flows.len(), entry.packets), (1, None));
+        assert_eq!((entry.flows.len(), entry.packets), (2, None));
         entry.used_s
     };
     assert_eq!(used_s(ADDRESS), Some(2 * COMPARE_INTERVAL.as_secs()));
@@ -238,7 +267,7 @@ fn flows_of_an_agent_without_verdicts_stay_until_the_marks_are_set() {
     let marked = after.log.iter().position(is_mark);
     let closed = after.log.iter().position(closes);
     assert!(marked.is_some() && marked < closed, "{:#?}", after.log);
-    assert_eq!((after.marks.len(), after.switch.len()), (1, 1));
+    assert_eq!((after.marks.len(), after.of_rules().count()), (1, 1));
     let is_gone = |node: &Node| {
         let mut keys = node.switch.keys();
         keys.all(|key| key.matches.ends.dst().is_none())
@@ -461,7 +490,7 @@ fn where_the_switch_is_gone_only_what_is_new_waits() {
     assert_eq!(node.released(), [fresh]);
     assert_eq!(node.marks.len(), 1, "its flows may not be there");
     node.give(Input::SwitchUp);
-    assert_eq!((node.marks.len(), node.switch.len()), (2, 1));
+    assert_eq!((node.marks.len(), node.of_rules().count()), (2, 1));
 }
 
 #[test]

@@ -1,0 +1,177 @@
+//! How far the mark of a packet gets.
+//!
+//! The program at the pod's veth marks each packet to an address that the pod was told, whoever decides over it. OVN,
+//! the node's other bridges and the host use the mark of a packet as well. A packet socket in the node's namespace sees
+//! each frame that an interface sends, with the mark that it has then.
+
+use std::{
+    io,
+    mem::size_of,
+    net::Ipv4Addr,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+use anyhow::{Context, Result};
+use dnsflow_tests::{
+    firewall::RuleSpec,
+    lab,
+    lab::{Datapath, Lab},
+    process::PATIENT,
+    support::{LEFT_TO_VM, not_run, this_test},
+};
+
+/// `--mark-mask`, by default.
+const MASK: u32 = 0xffe0_0000;
+/// `ETH_P_ALL` (Linux include/uapi/linux/if_ether.h), in network byte order.
+const EVERY_PROTOCOL: u16 = 3u16.to_be();
+/// Behind the Ethernet header, the destination of an IPv4 packet (RFC 791, section 3.1).
+const DESTINATION: usize = 14 + 16;
+const ALLOWED: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(203, 0, 113, 1),
+    Ipv4Addr::new(203, 0, 113, 2),
+    Ipv4Addr::new(203, 0, 113, 3),
+];
+
+/// The frames that the interfaces of the node send and take, or only those that are marked.
+struct Frames {
+    socket: OwnedFd,
+}
+
+impl Frames {
+    fn open(lab: &Lab, only_marked: bool) -> Result<Self> {
+        // The mark, `SKF_AD_OFF + SKF_AD_MARK` (Linux include/uapi/linux/filter.h), under the mask.
+        const MARK: u32 = 0xffff_f000 + 20;
+        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let filter = [
+            step(0x20, 0, 0, MARK),
+            step(0x54, 0, 0, MASK),
+            step(0x15, 0, 1, 0),
+            step(0x06, 0, 0, 0),
+            step(0x06, 0, 0, 0xffff),
+        ];
+        let socket = lab.node().run(|| {
+            let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            // Without a protocol, it gets nothing yet.
+            // SAFETY: no memory is involved.
+            let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+            if socket < 0 {
+                return Err(io::Error::last_os_error()).context("a packet socket");
+            }
+            // SAFETY: the socket is new, and nobody else's.
+            Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+        })?;
+        if only_marked {
+            let program = libc::sock_fprog {
+                len: filter.len() as u16,
+                filter: filter.as_ptr().cast_mut(),
+            };
+            set(&socket, libc::SO_ATTACH_FILTER, &program)?;
+        }
+        set(&socket, libc::SO_RCVBUFFORCE, &(8 << 20))?;
+        // SAFETY: all zeros is a valid address: every interface.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = EVERY_PROTOCOL;
+        let length = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the address is as long as said.
+        let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+        if bound < 0 {
+            return Err(io::Error::last_os_error()).context("cannot bind a packet socket");
+        }
+        Ok(Self { socket })
+    }
+
+    /// How many frames went to this address since the last call that took frames out.
+    fn to(&self, address: Ipv4Addr) -> Result<usize> {
+        let mut count = 0;
+        let mut frame = [0; 2048];
+        loop {
+            let length = rustix::io::read(&self.socket, &mut frame);
+            match length {
+                Ok(length) => {
+                    let frame = frame.get(..length).unwrap_or(&frame);
+                    let is_ip = frame.get(12..14) == Some(&[8, 0]);
+                    let to = frame.get(DESTINATION..DESTINATION + 4);
+                    count += usize::from(is_ip && to == Some(&address.octets()));
+                }
+                Err(rustix::io::Errno::AGAIN) => return Ok(count),
+                Err(error) => return Err(error).context("cannot read frames"),
+            }
+        }
+    }
+}
+
+fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    let value: *const T = value;
+    // SAFETY: the value is as long as said, and plain data.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            value.cast(),
+            length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error()).context("an option of a packet socket");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_mark_ends_behind_the_rules_whoever_decides() {
+    let lab = lab!("marks-end", agent);
+    if lab.datapath() != Datapath::System {
+        not_run(
+            &this_test(),
+            format!("the packets of the userspace datapath have no marks; {LEFT_TO_VM}"),
+        );
+        return;
+    }
+    let [by_network, by_name, by_ovn] = ALLOWED;
+    let rules = [
+        RuleSpec::allow(&format!("{by_network}/32")).expect("a CIDR"),
+        RuleSpec::allow_name("example.com"),
+        RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
+    ];
+    lab.set_firewall("ns1", &rules).expect("the rows");
+    let records = ALLOWED.map(|address| format!("www.example.com. 600 IN A {address}"));
+    lab.serve_dns(&records.each_ref().map(String::as_str))
+        .expect("it listens");
+    let pins = format!(
+        "--pin-dir={}",
+        lab.pins().expect("a BPF file system").display()
+    );
+    let _agent = lab
+        .start_agent(&["--verdict=kernel", &pins])
+        .expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let told = pod.resolve("www.example.com").expect("it is known");
+    assert_eq!(told.len(), ALLOWED.len());
+    lab.resolve_centrally("example.com", &[by_ovn.into()])
+        .expect("OVN knows it, too");
+    lab.sync().expect("the flows are there");
+    let marks = lab.marked("ns1_pod1").expect("the map is pinned");
+    assert!(
+        ALLOWED
+            .iter()
+            .all(|address| marks.contains(&(*address).into())),
+        "{marks:?}"
+    );
+    for (who, address) in [
+        ("a rule by CIDR", by_network),
+        ("dnsflow", by_name),
+        ("OVN's own set of addresses", by_ovn),
+    ] {
+        let all = Frames::open(&lab, false).expect("a socket");
+        let marked = Frames::open(&lab, true).expect("a socket");
+        let fetched = pod.fetch(&format!("http://{address}/"), PATIENT);
+        fetched.expect("curl runs").result.expect("it is open");
+        let seen = all.to(address).expect("frames");
+        // The veth of the pod, and the way out.
+        assert!(seen > 2, "where {who} decides: {seen} frames");
+        assert_eq!(marked.to(address).expect("frames"), 0, "{who} decides");
+    }
+}
