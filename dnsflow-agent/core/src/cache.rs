@@ -1734,6 +1734,7 @@ impl Entry {
             port,
             address,
             until: self.ends_at() + MARK_SLACK,
+            is_denied: self.is_denied(),
         }
     }
 

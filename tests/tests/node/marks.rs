@@ -9,6 +9,7 @@ use std::{
     mem::size_of,
     net::Ipv4Addr,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -18,6 +19,7 @@ use dnsflow_tests::{
     lab::{Datapath, Lab},
     process::PATIENT,
     support::{LEFT_TO_VM, not_run, this_test},
+    topology::NODE,
 };
 
 /// `--mark-mask`, by default.
@@ -26,6 +28,11 @@ const MASK: u32 = 0xffe0_0000;
 const EVERY_PROTOCOL: u16 = 3u16.to_be();
 /// Behind the Ethernet header, the destination of an IPv4 packet (RFC 791, section 3.1).
 const DESTINATION: usize = 14 + 16;
+/// Addresses of Services.
+const SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 7, 1), Ipv4Addr::new(10, 96, 7, 2)];
+/// A connection that is not there by then is denied.
+const BLOCKED: Duration = Duration::from_secs(2);
+/// Servers of the "internet".
 const ALLOWED: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 1),
     Ipv4Addr::new(203, 0, 113, 2),
@@ -118,6 +125,54 @@ fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<()> {
         return Err(io::Error::last_os_error()).context("an option of a packet socket");
     }
     Ok(())
+}
+
+/// A Service without a selector can lead to any address. The rules are about the address that it leads to.
+#[test]
+fn a_denied_name_is_denied_behind_load_balancing() {
+    let lab = lab!("marks-service", agent);
+    let [denied, other, _] = ALLOWED;
+    let rules = [
+        RuleSpec::deny_name("bad.example.com"),
+        RuleSpec::allow("0.0.0.0/0").expect("a CIDR"),
+    ];
+    lab.set_firewall("ns1", &rules).expect("the rows");
+    lab.serve_dns(&[&format!("bad.example.com. 600 IN A {denied}")])
+        .expect("it listens");
+    for (service, endpoint) in [(SERVICES[0], denied), (SERVICES[1], other)] {
+        lab.nbctl(&[
+            "lb-add",
+            &service.to_string(),
+            &format!("{service}:80"),
+            &format!("{endpoint}:80"),
+            "tcp",
+        ])
+        .expect("a load balancer");
+        lab.nbctl(&["ls-lb-add", NODE, &service.to_string()])
+            .expect("on the pods' switch");
+    }
+    lab.sync().expect("OVN has followed");
+    let pins = format!(
+        "--pin-dir={}",
+        lab.pins().expect("a BPF file system").display()
+    );
+    let agent = lab.start_agent(&[&pins]).expect("the agent is ready");
+    let pod = lab.pod("ns1_pod1");
+    let fetch = |address: Ipv4Addr, limit| {
+        let fetched = pod.fetch(&format!("http://{address}/"), limit);
+        fetched.expect("curl runs").result
+    };
+    let [to_denied, to_other] = SERVICES;
+    fetch(to_denied, PATIENT).expect("nobody was told the name");
+    assert_eq!(
+        pod.resolve("bad.example.com").expect("it is known"),
+        [denied]
+    );
+    for address in [denied, to_denied] {
+        fetch(address, BLOCKED).expect_err("a rule denies it");
+    }
+    fetch(to_other, PATIENT).expect("no rule denies it");
+    drop(agent);
 }
 
 #[test]

@@ -95,6 +95,9 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// A mark ends then.
     pub(crate) until: Timestamp,
+    /// Whether a rule denies a name of the address. Then it has flows of its own: they also match a packet that a load
+    /// balancer has sent to the address, whose destination was another one when it was marked.
+    pub(crate) is_denied: bool,
 }
 
 impl Default for Installed {
@@ -189,8 +192,8 @@ impl Installed {
     }
 
     /// Makes `wanted` what lets the pod reach the address, and restores lost flows. The flows in `adopted` are
-    /// in the switch already. If there is a verdict for `wanted`, the address gets the verdict, else flows of its
-    /// own.
+    /// in the switch already. If no rule denies the address and there is a verdict for `wanted`, the address gets the
+    /// verdict, else flows of its own.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
@@ -200,8 +203,14 @@ impl Installed {
         batch: &mut Batch,
         now: Timestamp,
     ) -> Enforced {
-        let Place { port, address, .. } = place;
+        let Place {
+            port,
+            address,
+            is_denied,
+            ..
+        } = place;
         if let Self::Marked(marked) = self
+            && !is_denied
             && verdicts.is_plan(marked.verdict, &wanted)
         {
             verdicts.write(marked.verdict, batch, now);
@@ -212,7 +221,7 @@ impl Installed {
         let is_tried = matches!(self, Self::Marked(_)) || !verdicts.are_refused(now);
         let verdict = match count {
             0 => None,
-            _ if !is_tried => None,
+            _ if is_denied || !is_tried => None,
             _ => verdicts.take(port, &wanted, batch, now),
         };
         match (&mut *self, verdict) {
@@ -488,6 +497,7 @@ impl Marked {
             port,
             address,
             until,
+            ..
         } = place;
         if !verdicts.is_in_force(self.verdict) {
             verdicts.wait(self.verdict, address);

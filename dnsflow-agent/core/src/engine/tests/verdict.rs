@@ -116,6 +116,37 @@ fn where_ovn_has_no_stage_for_it_marks_end_nowhere_and_that_is_told_once() {
     assert_eq!(told.count(), 1);
 }
 
+/// A load balancer sends a packet elsewhere behind the program that marks: only a flow to the address meets it.
+#[test]
+fn an_address_that_a_rule_denies_has_flows_of_its_own() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let rules = [deny("bad.example.com"), allow("example.com"), deny_all()];
+    let mut node = node.start(&rules);
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.answer("p1", "bad.example.com", &[OTHER], 600);
+    let own = |node: &Node| {
+        let destinations = node.switch.keys().filter_map(|key| key.matches.ends.dst());
+        destinations.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(own(&node), [OTHER.into()].into());
+    let marked = |node: &Node, address: [u8; 4]| {
+        let place = (ifindex(node), address.into());
+        node.marks.contains_key(&place)
+    };
+    assert!(marked(&node, ADDRESS) && !marked(&node, OTHER));
+    // Also if the address was allowed before.
+    node.answer("p1", "bad.example.com", &[ADDRESS], 600);
+    assert_eq!(own(&node), [ADDRESS, OTHER].map(IpAddr::from).into());
+    assert!(!marked(&node, ADDRESS));
+    let rules = [allow("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    node.pass(2 * COMPARE_INTERVAL);
+    assert_eq!(own(&node), BTreeSet::new());
+    assert!(marked(&node, ADDRESS) && marked(&node, OTHER));
+}
+
 #[test]
 fn a_mark_comes_when_its_flows_are_in_force() {
     let mut node = node();
