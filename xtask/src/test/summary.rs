@@ -135,7 +135,7 @@ impl Summary {
         sums.processor += processor;
         self.failures.extend(failed.into_iter().map(|name| Failure {
             again: format!("{} {name}", self.command),
-            cause: cause(&output).to_owned(),
+            cause: cause(&output, &name).to_owned(),
             name,
         }));
     }
@@ -255,11 +255,16 @@ fn counts(output: &str) -> (usize, Vec<String>) {
     (passed.sum(), failed.collect())
 }
 
-/// The message of the first panic, or the last line.
-fn cause(output: &str) -> &str {
-    let mut lines = output.lines();
-    let panicked = lines.find(|line| line.contains(" panicked at "));
-    let message = panicked.and_then(|_| lines.next());
+/// The message of the panic of this test, or of the first one, or the last line.
+fn cause<'o>(output: &'o str, test: &str) -> &'o str {
+    let in_program = test.split_once("::").map_or(test, |(_, test)| test);
+    let of_test = format!("thread '{in_program}'");
+    let after = |is_it: &dyn Fn(&str) -> bool| {
+        let mut lines = output.lines();
+        lines.find(|line| line.contains(" panicked at ") && is_it(line))?;
+        lines.next()
+    };
+    let message = after(&|line| line.starts_with(&of_test)).or_else(|| after(&|_| true));
     message
         .or_else(|| output.lines().last())
         .unwrap_or_default()
@@ -291,8 +296,10 @@ mod tests {
     #[test]
     fn the_cause_is_the_message_of_the_panic() {
         let output = "told 5\nthread 'x' (7) panicked at tests/x.rs:5:1:\nassertion failed: it came\nnote: run with";
-        assert_eq!(cause(output), "assertion failed: it came");
-        assert_eq!(cause("told 5\nkilled"), "killed");
+        assert_eq!(cause(output, "node::y"), "assertion failed: it came");
+        assert_eq!(cause("told 5\nkilled", "node::y"), "killed");
+        let both = format!("{output}\nthread 'y' (8) panicked at tests/x.rs:9:1:\nlost\n");
+        assert_eq!(cause(&both, "node::y"), "lost");
     }
 
     #[test]
