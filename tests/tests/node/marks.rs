@@ -7,7 +7,7 @@
 use std::{
     io,
     mem::size_of,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, TcpListener},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     time::Duration,
 };
@@ -32,6 +32,8 @@ const DESTINATION: usize = 14 + 16;
 const SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 7, 1), Ipv4Addr::new(10, 96, 7, 2)];
 /// A connection that is not there by then is denied.
 const BLOCKED: Duration = Duration::from_secs(2);
+/// A port of the pod.
+const SERVER: u16 = 8080;
 /// Servers of the "internet".
 const ALLOWED: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 1),
@@ -229,4 +231,21 @@ fn a_mark_ends_behind_the_rules_whoever_decides() {
         assert!(seen > 2, "where {who} decides: {seen} frames");
         assert_eq!(marked.to(address).expect("frames"), 0, "{who} decides");
     }
+    // A reply to a client whose address is open for the pod: OVN lets it pass by its connection. The pod's gateway gives
+    // the reply another source, so that there is no connection; it has gone through the node all the same.
+    let internet = lab.pod("inet");
+    let netns = pod.netns();
+    let server = netns.run(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, SERVER))?));
+    let server = server.expect("a server in the pod");
+    let all = Frames::open(&lab, false).expect("a socket");
+    let marked = Frames::open(&lab, true).expect("a socket");
+    let client = by_name.to_string();
+    let url = format!("http://10.244.0.5:{SERVER}/");
+    let asked = ["--interface", &client, "--max-time", "2", "--silent", &url];
+    internet
+        .run("curl", &asked)
+        .expect_err("there is no connection");
+    assert!(all.to(by_name).expect("frames") > 2, "no reply");
+    assert_eq!(marked.to(by_name).expect("frames"), 0, "a reply");
+    drop(server);
 }

@@ -26,7 +26,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1200);
 
 /// What `--short` runs: suites, or single tests of them. docs/kernels.md says what each adds to the same test outside.
-const SHORT: [&str; 12] = [
+const SHORT: [&str; 13] = [
     "bpf::attach::",
     "bpf::hold::",
     "bpf::marks::",
@@ -34,6 +34,7 @@ const SHORT: [&str; 12] = [
     "node::handover::",
     "node::hold::no_first_packet_is_lost",
     "node::hold::the_first_denied_packet_is_counted_before_any_revalidation",
+    "node::marks::",
     "node::restarts::ovn_controller_killed",
     "node::restarts::vswitchd_killed",
     "node::rights::the_main_job_is_done_with_the_capabilities_of_the_restricted_overlay",
