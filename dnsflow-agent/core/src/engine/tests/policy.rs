@@ -567,22 +567,20 @@ fn no_row_of_a_namespace_without_a_pod_here_is_parsed_until_one_comes() {
 
 #[test]
 fn all_rows_of_one_update_are_one_step() {
-    let rules = |names: [&str; 3]| {
-        let mut rules = names.map(allow).to_vec();
-        rules.push(deny_all());
-        rules
-    };
     let names = ["a.test", "b.test", "c.test"];
-    let before = rules(names);
-    let mut node = Node::with(&before);
+    let mut rules = names.map(allow).to_vec();
+    rules.push(deny_all());
+    let mut node = Node::with(&rules);
     for (name, last) in names.into_iter().zip(1..) {
         node.answer("p1", name, &[[203, 0, 113, last]], 600);
     }
     assert_eq!(node.destinations().len(), 3);
-    let after = rules(["x.test", "y.test", "z.test"]);
-    node.set_firewall(&after);
     node.batches();
-    node.set_nb(&after);
+    // OVN enforces them no more.
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: (0..3).map(|rule| (logical_flow_row(rule), None)).collect(),
+        ..SbUpdate::default()
+    }));
     let batches = node.batches();
     let closed: Vec<_> = batches.iter().map(|(_, changes)| changes.len()).collect();
     assert_eq!(closed, [3], "{batches:?}");
