@@ -1,5 +1,5 @@
 //! How time and memory of the engine grow with what a node has: pods, names, cache entries, rules, ACLs of other
-//! namespaces.
+//! namespaces, Services.
 //!
 //!     cargo bench --package dnsflow-tests --bench growth -- [--svg FILE]
 //!
@@ -24,8 +24,8 @@ use dnsflow_core::{
     firewall::{Firewall, FirewallId, FirewallUpdate, Rule},
     limits::CacheLimits,
     ovn::rows::{
-        Acl, Datapath, Interface, InterfaceUpdate, LogicalFlow, NbUpdate, PortBinding, PortGroup,
-        RowId, SbUpdate,
+        Acl, Datapath, Interface, InterfaceUpdate, LoadBalancer, LogicalFlow, NbUpdate,
+        PortBinding, PortGroup, RowId, SbUpdate,
     },
     snapshot::Snapshot,
     testing::{
@@ -82,6 +82,8 @@ struct Size {
     rules: usize,
     /// Rules of the namespace without a pod here in which rules are edited.
     rules_elsewhere: usize,
+    /// Services, each with an address.
+    services: usize,
 }
 
 const USUAL: Size = Size {
@@ -91,12 +93,13 @@ const USUAL: Size = Size {
     others: 5_000,
     rules: 800,
     rules_elsewhere: 800,
+    services: 5_000,
 };
 
 /// A name, and a place in [`Size`].
 type Dimension = (&'static str, fn(&mut Size) -> &mut usize);
 
-const DIMENSIONS: [Dimension; 6] = [
+const DIMENSIONS: [Dimension; 7] = [
     ("pods", |size| &mut size.pods),
     ("names", |size| &mut size.names),
     ("cache entries", |size| &mut size.entries),
@@ -105,6 +108,7 @@ const DIMENSIONS: [Dimension; 6] = [
         &mut size.rules_elsewhere
     }),
     ("rules of one with", |size| &mut size.rules),
+    ("Services", |size| &mut size.services),
 ];
 
 /// Rules of each EgressFirewall in another namespace that is not edited.
@@ -115,12 +119,13 @@ const ELSEWHERE: &str = "elsewhere";
 const TIMES: usize = 301;
 
 /// The columns of the table.
-const FIGURES: [&str; 7] = [
+const FIGURES: [&str; 8] = [
     "answer, new address, µs",
     "answer, known address, µs",
     "edit of a rule in use, ms",
     "edit of another rule, ms",
     "edit in another namespace, µs",
+    "a Service comes, µs",
     "restart, ms",
     "memory, MiB",
 ];
@@ -159,13 +164,14 @@ fn shown(figure: f64) -> String {
     }
 }
 
-fn measure(size: Size) -> [f64; 7] {
+fn measure(size: Size) -> [f64; 8] {
     let mut stage = Stage::new(size);
     let new = median(TIMES, || stage.tell_new());
     let known = median(TIMES, || stage.tell_known());
     let in_use = median(5, || stage.edit(&["example.com", "sub.example.com"]));
     let unused = median(5, || stage.edit_last());
     let elsewhere = median(TIMES, || stage.edit_elsewhere());
+    let service = median(TIMES, || stage.add_service());
     let restart = median(3, || stage.restart());
     let memory = stage.memory_bytes();
     [
@@ -174,6 +180,7 @@ fn measure(size: Size) -> [f64; 7] {
         micros(in_use) / 1e3,
         micros(unused) / 1e3,
         micros(elsewhere),
+        micros(service),
         micros(restart) / 1e3,
         memory as f64 / f64::from(1 << 20),
     ]
@@ -290,6 +297,18 @@ fn elsewhere_acl(index: u32, rules: &[Rule]) -> (RowId, Option<Acl>) {
     (RowId::new((0xe15_0000 + u128::from(index)) << 96), acl)
 }
 
+/// The load balancer of a Service.
+fn service(number: usize) -> (RowId, Option<LoadBalancer>) {
+    let balancer = LoadBalancer {
+        service: format!("namespace-{}/service-{number}", number / RULES),
+        network: None,
+        addresses: [Ipv4Addr::from_bits(0x0a60_0000 + number as u32).into()].into(),
+    };
+    // Row ids are random.
+    let prefix = u128::from((number as u32).wrapping_mul(0x9e37_79b1));
+    (RowId::new(prefix << 96 | 2), Some(balancer))
+}
+
 /// The ACL of a rule of the namespace of the pods.
 fn own_acl(index: u32, rules: &[Rule]) -> (RowId, Option<Acl>) {
     (acl_row(index), acl(index, rules))
@@ -361,6 +380,7 @@ impl Stage {
         let own = || 0..rules.len() as u32;
         node.give(Input::Nb(NbUpdate {
             reset: true,
+            load_balancers: (0..size.services).map(service).collect(),
             acls: others
                 .chain(elsewhere)
                 .chain(own().map(|index| own_acl(index, rules)))
@@ -479,6 +499,25 @@ impl Stage {
         })
     }
 
+    /// A Service comes beside the others, and goes again.
+    fn add_service(&mut self) -> Duration {
+        let (id, balancer) = service(self.size.services);
+        let mut change = |balancer| {
+            let update = Input::Nb(NbUpdate {
+                load_balancers: vec![(id, balancer)],
+                ..NbUpdate::default()
+            });
+            self.time(|stage| {
+                stage.node.give(update);
+                // What is due at once.
+                stage.node.pass(Duration::ZERO);
+            })
+        };
+        let comes = change(balancer);
+        change(None);
+        comes
+    }
+
     /// Another agent takes over what is in the switch, with a snapshot.
     fn restart(&mut self) -> Duration {
         let mut snapshot = Snapshot::begin(self.node.now);
@@ -508,12 +547,12 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 30.0;
 const RIGHT: f64 = 200.0;
 /// Told apart also by people who do not see all colours (Okabe and Ito).
-const COLOURS: [&str; 6] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
+const COLOURS: [&str; 7] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
 
 /// For each figure a panel: how many times the usual value it is, over how many times the usual number.
-fn plot(lines: &[(&str, Vec<[f64; 7]>)]) -> String {
+fn plot(lines: &[(&str, Vec<[f64; 8]>)]) -> String {
     let mut panels = String::new();
     for (figure, name) in FIGURES.iter().enumerate() {
         let y = HEIGHT * figure as f64;

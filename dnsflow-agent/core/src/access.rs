@@ -354,10 +354,7 @@ impl Access<'_> {
         }
         for (id, port) in self.ports.iter() {
             let mut changed = Vec::new();
-            for address in self.cache.addresses(id) {
-                if !rejudged.contains(address) {
-                    continue;
-                }
+            for address in self.concerned(id, rejudged) {
                 let judged = self.judge_address(id, address);
                 if let Some(Err(reason)) = judged {
                     let entry = self.cache.entry(id, address);
@@ -374,6 +371,24 @@ impl Access<'_> {
                 self.replan_entries(id, changed, batch, now);
             }
         }
+    }
+
+    /// The addresses of a port that are to be judged again.
+    fn concerned(&self, port: PortId, rejudged: &Rejudged) -> Vec<IpAddr> {
+        let addresses = match rejudged {
+            Rejudged::Nothing => return Vec::new(),
+            Rejudged::Addresses(addresses) => addresses,
+            Rejudged::All => return self.cache.addresses(port),
+        };
+        let known = addresses.iter().copied();
+        let known = known.filter(|address| self.cache.entry(port, *address).is_some());
+        let mut concerned: BTreeSet<IpAddr> = known.collect();
+        for network in self.refused.translating() {
+            let forms = self.cache.addresses_in(port, network);
+            let forms = forms.filter(|form| self.refused.is_form_of_any(*form, addresses));
+            concerned.extend(forms.map(IpAddr::V6));
+        }
+        concerned.into_iter().collect()
     }
 
     /// Adds a port, with what its pod was told in an earlier run and what its namespace shares.

@@ -4,12 +4,13 @@ mod ended;
 
 use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
     time::Duration,
 };
 
+use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -68,6 +69,8 @@ pub(crate) struct Cache {
 #[derive(Debug, Default)]
 struct PortCache {
     entries: HashMap<IpAddr, Entry>,
+    /// Those addresses of the entries that are of IPv6, in order.
+    ipv6: BTreeSet<Ipv6Addr>,
     /// For each name, the addresses whose entries have the name.
     addresses_of: BTreeMap<FromEnd, Addresses>,
     /// The addresses whose entries have adopted flows.
@@ -401,7 +404,7 @@ impl Cache {
         let Some(port) = port.filter(|port| !port.is_of_another_pod) else {
             return false;
         };
-        let entry = port.entries.entry(address).or_default();
+        let entry = port.entry_or_new(address);
         if !entry.names.is_empty() {
             return false;
         }
@@ -439,6 +442,17 @@ impl Cache {
     pub(crate) fn addresses(&self, port: PortId) -> Vec<IpAddr> {
         let port = self.ports.get(&port);
         port.map_or_else(Vec::new, |port| port.entries.keys().copied().collect())
+    }
+
+    /// The addresses of a port in a network of IPv6.
+    pub(crate) fn addresses_in(
+        &self,
+        port: PortId,
+        network: Ipv6Net,
+    ) -> impl Iterator<Item = Ipv6Addr> {
+        let port = self.ports.get(&port).into_iter();
+        port.flat_map(move |port| port.ipv6.range(network.network()..=network.broadcast()))
+            .copied()
     }
 
     /// How many flows should be in the switch.
@@ -1456,6 +1470,15 @@ impl Cache {
             let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
             let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
             assert_eq!(adopting, port.adopting, "{id:?}");
+            let ipv6 = port.entries.keys().filter(|address| address.is_ipv6());
+            let in_order = port.ipv6.iter().copied().map(IpAddr::V6);
+            assert!(
+                ipv6.copied()
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .eq(in_order),
+                "{id:?}"
+            );
             for (address, entry) in &port.entries {
                 assert!(
                     entry.names.len() <= NAMES_PER_ADDRESS_MAX,
@@ -1504,6 +1527,16 @@ impl PortCache {
         .collect()
     }
 
+    /// The entry of an address.
+    fn entry_or_new(&mut self, address: IpAddr) -> &mut Entry {
+        self.entries.entry(address).or_insert_with(|| {
+            if let IpAddr::V6(address) = address {
+                self.ipv6.insert(address);
+            }
+            Entry::default()
+        })
+    }
+
     /// The addresses whose entries have this name.
     fn of_name(&self, name: &DomainName) -> &[IpAddr] {
         let addresses = self.addresses_of.get(&FromEnd(name.clone()));
@@ -1532,7 +1565,7 @@ impl PortCache {
         term: Term,
         limits: &CacheLimits,
     ) -> bool {
-        let entry = self.entries.entry(address).or_default();
+        let entry = self.entry_or_new(address);
         let is_new = usize::from(entry.names.is_empty());
         entry.names.insert(name.clone(), term);
         self.names += 1;
@@ -1677,6 +1710,9 @@ impl PortCache {
             self.forget_name(name, address);
         }
         self.adopting.remove(&address);
+        if let IpAddr::V6(address) = address {
+            self.ipv6.remove(&address);
+        }
         self.entries.remove(&address)
     }
 }

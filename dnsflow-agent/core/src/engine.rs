@@ -747,8 +747,9 @@ impl Engine {
 
     /// Takes over what of OVN's rows leads into the cluster itself.
     fn learn_networks(&mut self, batch: &mut Batch, now: Timestamp) {
-        if let Some(networks) = self.policy.take_changed_networks() {
-            let rejudged = self.told.refused.learn(networks, &mut self.out);
+        let changes = self.policy.take_cluster_changes();
+        let rejudged = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
+        if let Some(rejudged) = rejudged {
             self.rejudge(&rejudged, batch, now);
         }
     }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -21,7 +22,7 @@ use crate::{
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate, Stage},
         template::{ActionText, CachedActions},
-        view::{ClusterNetworks, OvnView, Touched, TunnelKeys},
+        view::{ClusterChanges, OvnView, Owners, Touched, TunnelKeys},
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, PortMatch},
@@ -293,10 +294,11 @@ impl Policy {
         self.ovn.apply_sb(update)
     }
 
-    /// Takes the networks and addresses of the cluster itself, if they may have changed since they
-    /// were last taken.
-    pub(crate) fn take_changed_networks(&mut self) -> Option<ClusterNetworks> {
-        self.ovn.take_changed_networks()
+    /// Takes what may have changed of the networks and addresses of the cluster itself since it was last taken.
+    pub(crate) fn take_cluster_changes(
+        &mut self,
+    ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
+        self.ovn.take_cluster_changes()
     }
 
     /// Takes the user-defined networks that are primary networks of pods, if they may have changed

@@ -22,7 +22,7 @@ use super::{
     output::Output,
     ovn::{
         rows::Interface,
-        view::{ClusterNetworks, Concerned},
+        view::{ClusterChanges, Concerned, Owners, PodNetworks},
     },
     ports::PortId,
     report::Report,
@@ -213,7 +213,8 @@ pub struct Whose<'a> {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 struct Learned {
     pods: BTreeMap<Concerned, Networks>,
-    services: BTreeMap<Concerned, BTreeSet<IpAddr>>,
+    /// The addresses of Services, and whom each concerns.
+    services: BTreeSet<(IpAddr, Concerned)>,
     nodes: BTreeSet<IpAddr>,
     /// The addresses of the cluster's DNS Services.
     dns: BTreeSet<IpAddr>,
@@ -224,22 +225,10 @@ struct Learned {
 pub(crate) enum Rejudged {
     /// None.
     Nothing,
-    /// These addresses, in each of their forms.
+    /// These addresses, in each of their forms; see [`RefusedAddresses::is_form_of_any`].
     Addresses(BTreeSet<IpAddr>),
     /// All.
     All,
-}
-
-impl Rejudged {
-    /// Whether this address is to be judged again.
-    pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        match self {
-            Self::Nothing => false,
-            // An IPv6 address may be another form of an IPv4 address.
-            Self::Addresses(addresses) => address.is_ipv6() || addresses.contains(&address),
-            Self::All => true,
-        }
-    }
 }
 
 /// What `--deny-answers` names.
@@ -337,20 +326,20 @@ impl Refusals {
         let IpAddr::V6(address) = address else {
             return Ok(());
         };
-        let by_option = self
-            .nat64
-            .iter()
-            .filter_map(|prefix| prefix.embedded(address));
-        for inner in embedded(address)
-            .into_iter()
-            .chain(by_option)
-            .map(IpAddr::V4)
-        {
+        for inner in self.inner(address) {
             if !self.allows(inner) {
                 self.check_form(inner, whose)?;
             }
         }
         Ok(())
+    }
+
+    /// The IPv4 addresses that an IPv6 address may stand for.
+    fn inner(&self, address: Ipv6Addr) -> impl Iterator<Item = IpAddr> {
+        let by_option = self.nat64.iter();
+        let by_option = by_option.filter_map(move |prefix| prefix.embedded(address));
+        let inner = embedded(address).into_iter().chain(by_option);
+        inner.map(IpAddr::V4)
     }
 
     fn allows(&self, address: IpAddr) -> bool {
@@ -373,8 +362,12 @@ impl Refusals {
                     .next()
                     .is_some_and(|first| allowed.contains(first))
             };
+            // `Everybody` is the first in order.
+            let mut services = services.range((allowed.network(), Concerned::Everybody)..);
+            let service = services.next();
             let is_pods = pods.values().any(|networks| networks.overlaps(allowed));
-            let is_service = services.values().any(any_of) || any_of(dns);
+            let is_service =
+                service.is_some_and(|(first, _)| allowed.contains(first)) || any_of(dns);
             let found = [
                 (Refused::Denied, self.denied.overlaps(allowed)),
                 (Refused::Metadata, any(METADATA)),
@@ -408,9 +401,8 @@ impl Refusals {
         } = &self.learned;
         let is_in = |concerned: Concerned| {
             let pods = pods.get(&concerned);
-            let services = services.get(&concerned);
             pods.is_some_and(|pods| pods.contains(address))
-                || services.is_some_and(|services| services.contains(&address))
+                || services.contains(&(address, concerned))
         };
         self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
     }
@@ -439,10 +431,7 @@ impl Refusals {
             {
                 return Err(Refused::Cluster);
             }
-            if services
-                .get(&concerned)
-                .is_some_and(|services| services.contains(&address))
-            {
+            if services.contains(&(address, concerned)) {
                 return Err(Refused::Service);
             }
         }
@@ -489,6 +478,9 @@ pub(crate) struct RefusedAddresses {
     shared: BTreeMap<IpAddr, BTreeSet<String>>,
     /// What else answers at the address of a trusted DNS server, as it was reported.
     covered: BTreeMap<Resolver, BTreeSet<String>>,
+    /// How many addresses were learned, looked up in the cache, or judged again.
+    #[cfg(test)]
+    pub(crate) work: std::cell::Cell<usize>,
 }
 
 impl RefusedAddresses {
@@ -501,6 +493,8 @@ impl RefusedAddresses {
             overridden: BTreeMap::new(),
             shared: BTreeMap::new(),
             covered: BTreeMap::new(),
+            #[cfg(test)]
+            work: std::cell::Cell::default(),
         };
         refused.tell_overridden(out);
         refused
@@ -508,62 +502,108 @@ impl RefusedAddresses {
 
     /// Refuses from now on the networks and addresses that OVN knows to be the cluster's own.
     /// Returns the addresses to be judged again.
-    pub(crate) fn learn(&mut self, networks: ClusterNetworks, out: &mut Output) -> Rejudged {
-        let ClusterNetworks {
-            pods,
-            services,
-            shared,
-            nodes,
-        } = networks;
-        let count = |pods: &BTreeMap<Concerned, BTreeSet<IpNet>>| -> usize {
-            pods.values().map(BTreeSet::len).sum()
-        };
+    pub(crate) fn learn(
+        &mut self,
+        changes: ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>,
+        out: &mut Output,
+    ) -> Rejudged {
+        let pods = changes.pods.map(|pods| self.learn_pods(pods, out));
+        let mut changed = BTreeSet::new();
+        for (address, owners) in changes.addresses {
+            #[cfg(test)]
+            self.work.update(|work| work + 1);
+            if self.learn_owners(address, owners) {
+                changed.insert(address);
+            }
+        }
+        self.rejudged(pods == Some(true), changed, out)
+    }
+
+    /// Takes over the networks of pods. Returns whether they are others.
+    fn learn_pods(&mut self, pods: PodNetworks, out: &mut Output) -> bool {
+        let count = |pods: &PodNetworks| -> usize { pods.values().map(BTreeSet::len).sum() };
         let all = count(&pods);
         let pods = limited(pods);
         let left_out = all - count(&pods);
-        self.shared = shared;
         let pods = pods.into_iter();
-        let learned = Learned {
-            pods: pods
-                .map(|(whose, nets)| (whose, Networks::new(nets)))
-                .collect(),
-            services,
-            nodes,
-            dns: self.refusals.learned.dns.clone(),
-        };
-        let everybody = |learned: &Learned| learned.pods.get(&Concerned::Everybody).cloned();
-        let known = everybody(&learned);
-        if known != everybody(&self.refusals.learned) {
+        let pods = pods.map(|(whose, nets)| (whose, Networks::new(nets)));
+        let before = std::mem::replace(&mut self.refusals.learned.pods, pods.collect());
+        let pods = &self.refusals.learned.pods;
+        let known = pods.get(&Concerned::Everybody);
+        if known != before.get(&Concerned::Everybody) {
             out.report(Report::ClusterNetworks {
-                networks: known.unwrap_or_default().0,
+                networks: known.cloned().unwrap_or_default().0,
                 left_out,
             });
         }
-        self.replace(learned, out)
+        before != *pods
+    }
+
+    /// Takes over the owners of an address. Returns whether it may be judged otherwise now.
+    fn learn_owners(&mut self, address: IpAddr, owners: Owners) -> bool {
+        let Owners {
+            services,
+            shared,
+            is_node,
+        } = owners;
+        match shared.is_empty() {
+            true => self.shared.remove(&address),
+            false => self.shared.insert(address, shared),
+        };
+        let Learned {
+            services: known,
+            nodes,
+            ..
+        } = &mut self.refusals.learned;
+        let of_address = known.range((address, Concerned::Everybody)..);
+        let of_address = of_address.take_while(|(one, _)| *one == address);
+        let before: BTreeSet<Concerned> = of_address.map(|(_, whose)| whose.clone()).collect();
+        for whose in before.difference(&services) {
+            known.remove(&(address, whose.clone()));
+        }
+        for whose in services.difference(&before) {
+            known.insert((address, whose.clone()));
+        }
+        let was_node = match is_node {
+            true => !nodes.insert(address),
+            false => nodes.remove(&address),
+        };
+        before != services || was_node != is_node
     }
 
     /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to
     /// be judged again.
     pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
-        let learned = Learned {
-            dns,
-            ..self.refusals.learned.clone()
-        };
-        self.replace(learned, out)
+        let before = std::mem::replace(&mut self.refusals.learned.dns, dns);
+        let dns = &self.refusals.learned.dns;
+        let changed = before.symmetric_difference(dns).copied().collect();
+        self.rejudged(false, changed, out)
     }
 
-    fn replace(&mut self, learned: Learned, out: &mut Output) -> Rejudged {
-        let before = std::mem::replace(&mut self.refusals.learned, learned);
-        self.tell_overridden(out);
-        let now = &self.refusals.learned;
-        if before == *now {
-            Rejudged::Nothing
-        } else if before.pods == now.pods {
-            let (before, now) = (addresses(&before), addresses(now));
-            Rejudged::Addresses(before.symmetric_difference(&now).copied().collect())
-        } else {
-            Rejudged::All
+    fn rejudged(&mut self, all: bool, changed: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
+        // Other addresses change nothing in what the option opens.
+        if all || changed.iter().any(|address| self.refusals.allows(*address)) {
+            self.tell_overridden(out);
         }
+        match (all, changed.is_empty()) {
+            (true, _) => Rejudged::All,
+            (false, true) => Rejudged::Nothing,
+            (false, false) => Rejudged::Addresses(changed),
+        }
+    }
+
+    /// The networks of IPv6 in which an address may stand for one of IPv4.
+    pub(crate) fn translating(&self) -> impl Iterator<Item = Ipv6Net> {
+        let by_option = self.refusals.nat64.iter().map(|prefix| prefix.0);
+        TRANSLATING.iter().copied().chain(by_option)
+    }
+
+    /// Whether an address may stand for one of these addresses of IPv4.
+    pub(crate) fn is_form_of_any(&self, address: Ipv6Addr, addresses: &BTreeSet<IpAddr>) -> bool {
+        #[cfg(test)]
+        self.work.update(|work| work + 1);
+        let mut inner = self.refusals.inner(address);
+        inner.any(|inner| addresses.contains(&inner))
     }
 
     /// Reports what `--allow-answers` opens, if that has changed.
@@ -615,6 +655,8 @@ impl RefusedAddresses {
         row: &Interface,
         namespace: Option<&str>,
     ) -> Result<(), Refused> {
+        #[cfg(test)]
+        self.work.update(|work| work + 1);
         let whose = Whose {
             network: row.network.as_deref(),
             namespace,
@@ -712,7 +754,7 @@ impl RefusedAddresses {
 }
 
 /// The networks within the limit: first those that concern everybody, then the largest.
-fn limited(pods: BTreeMap<Concerned, BTreeSet<IpNet>>) -> BTreeMap<Concerned, BTreeSet<IpNet>> {
+fn limited(pods: PodNetworks) -> PodNetworks {
     let networks = pods.into_iter().flat_map(|(concerned, networks)| {
         networks
             .into_iter()
@@ -722,25 +764,25 @@ fn limited(pods: BTreeMap<Concerned, BTreeSet<IpNet>>) -> BTreeMap<Concerned, BT
     // `Everybody` is the first in order.
     networks.sort_by_key(|(whose, net)| (*whose != Concerned::Everybody, net.prefix_len()));
     networks.truncate(CLUSTER_NETWORKS_MAX);
-    let mut limited: BTreeMap<Concerned, BTreeSet<IpNet>> = BTreeMap::new();
+    let mut limited = PodNetworks::new();
     for (concerned, network) in networks {
         limited.entry(concerned).or_default().insert(network);
     }
     limited
 }
 
-/// The addresses of Services and nodes.
-fn addresses(learned: &Learned) -> BTreeSet<IpAddr> {
-    let services = learned.services.values().flatten();
-    let others = learned.nodes.iter().chain(&learned.dns);
-    services.chain(others).copied().collect()
-}
-
 fn contain(networks: &[IpNet], address: IpAddr) -> bool {
     networks.iter().any(|network| network.contains(&address))
 }
 
-/// The IPv4 addresses that an IPv6 address may stand for.
+/// The networks outside of which [`embedded`] finds nothing.
+const TRANSLATING: [Ipv6Net; 3] = [
+    Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 64),
+    Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 32),
+    Ipv6Net::new_assert(Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
+];
+
+/// The IPv4 addresses that an IPv6 address may stand for, without an option.
 fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     let octets = address.octets();
     let at = |place: [usize; 4]| Ipv4Addr::from(place.map(|index| octets[index]));

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::{NB_OPTION, NB_SOCKETS};
 use crate::ovsdb::{
     Clause, Column, Condition, Connection, Database, Event, Function, Remotes, Table,
+    session::FIRST_CONTENT_WAIT,
     value::{Atom, Datum},
 };
 
@@ -30,7 +31,8 @@ const DATABASE: Database = Database {
     }],
 };
 
-/// A database that has not answered after this time is taken for unreachable.
+/// A database that cannot be connected to for this time is taken for unreachable. A connected one has
+/// [`FIRST_CONTENT_WAIT`], as every other reader gives it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The addresses of these names in the northbound database, by the index that comes with the name.
@@ -94,11 +96,16 @@ async fn read(
     let nb = nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
     let conditions = [(ADDRESS_SET, Condition::AnyOf(clauses))].into();
     let mut connection = Connection::new(&DATABASE, conditions, &nb, NB_OPTION);
-    let synced = async { while connection.next().await != Event::Synced {} };
-    if timeout(PATIENCE, synced).await.is_err() {
+    let mut waited = PATIENCE;
+    let mut is_read = is_synced(&mut connection, PATIENCE).await;
+    if !is_read && connection.replica().is_some() {
+        is_read = is_synced(&mut connection, FIRST_CONTENT_WAIT - PATIENCE).await;
+        waited = FIRST_CONTENT_WAIT;
+    }
+    if !is_read {
         return Err(format!(
             "OVN's northbound database does not answer within {} s; name it with {NB_OPTION}",
-            PATIENCE.as_secs()
+            waited.as_secs()
         ));
     }
     let rows = connection.replica().into_iter();
@@ -109,6 +116,12 @@ async fn read(
         Some((name.to_owned(), addresses.collect()))
     });
     Ok(sets.collect())
+}
+
+/// Whether the first content is there within this time.
+async fn is_synced(connection: &mut Connection, within: Duration) -> bool {
+    let synced = async { while connection.next().await != Event::Synced {} };
+    timeout(within, synced).await.is_ok()
 }
 
 #[cfg(test)]

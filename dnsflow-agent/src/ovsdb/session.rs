@@ -34,9 +34,9 @@ use super::{
 /// After this long without a message, the session sends an echo request; after as long again, the
 /// connection is dead. ovsdb-server's default is the same.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// The same before the first content is there. ovsdb-server puts the whole answer together before it sends the first
-/// byte, and does nothing else meanwhile.
-const FIRST_CONTENT_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a server may say nothing before the first content is there. ovsdb-server puts the whole answer together
+/// before it sends the first byte, and does nothing else meanwhile.
+pub const FIRST_CONTENT_WAIT: Duration = Duration::from_secs(60);
 
 /// The name of our one monitor on a connection.
 const MONITOR: &str = "dnsflow";
@@ -256,7 +256,8 @@ impl Session {
 
     fn probe_interval(&self) -> Duration {
         match self.phase {
-            Phase::Monitoring | Phase::Conditioning => FIRST_CONTENT_INTERVAL,
+            // An echo request is sent after half of it.
+            Phase::Monitoring | Phase::Conditioning => FIRST_CONTENT_WAIT / 2,
             Phase::Synced => PROBE_INTERVAL,
         }
     }

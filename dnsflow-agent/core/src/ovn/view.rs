@@ -174,19 +174,61 @@ pub enum Concerned {
     Namespace(String),
 }
 
-/// What of OVN's rows leads into the cluster itself.
+/// Networks of pods: those of the switches, and those that ovn-kubernetes leaves out of every rule by CIDR. What belongs
+/// to a user-defined network is its pods' own matter: whoever may make such a network chooses its addresses.
+pub type PodNetworks = BTreeMap<Concerned, BTreeSet<IpNet>>;
+
+/// Whose an address is inside of the cluster.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct ClusterNetworks {
-    /// Networks of pods: those of the switches, and those that ovn-kubernetes leaves out of every rule by
-    /// CIDR. What belongs to a user-defined network is its pods' own matter: whoever may make such a
-    /// network chooses its addresses.
-    pub pods: BTreeMap<Concerned, BTreeSet<IpNet>>,
-    /// The addresses of Services.
-    pub services: BTreeMap<Concerned, BTreeSet<IpAddr>>,
-    /// The Services at each address that more than one of them has.
-    pub shared: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// Addresses of nodes.
-    pub nodes: BTreeSet<IpAddr>,
+pub struct Owners {
+    /// Whom it concerns that a Service has the address; nobody where no Service has it.
+    pub services: BTreeSet<Concerned>,
+    /// The Services at the address, if more than one of them has it.
+    pub shared: BTreeSet<String>,
+    /// Whether a node has it.
+    pub is_node: bool,
+}
+
+/// What has changed of that which leads into the cluster itself.
+#[derive(Debug)]
+pub struct ClusterChanges<Addresses> {
+    /// All networks of pods, if they may be others.
+    pub pods: Option<PodNetworks>,
+    /// The addresses that may have other owners, with their owners now.
+    pub addresses: Addresses,
+}
+
+/// The rows that have each address.
+#[derive(Debug, Default)]
+struct AddressIndex(BTreeSet<(IpAddr, RowId)>);
+
+impl AddressIndex {
+    /// The addresses of a row are others. Adds those that it had or has alone to `touched`.
+    fn update(
+        &mut self,
+        id: RowId,
+        old: &BTreeSet<IpAddr>,
+        new: &BTreeSet<IpAddr>,
+        touched: &mut BTreeSet<IpAddr>,
+    ) {
+        for address in old.difference(new) {
+            self.0.remove(&(*address, id));
+            touched.insert(*address);
+        }
+        for address in new.difference(old) {
+            self.0.insert((*address, id));
+            touched.insert(*address);
+        }
+    }
+
+    fn ids(&self, address: IpAddr) -> impl Iterator<Item = RowId> {
+        let [first, last] = [u128::MIN, u128::MAX].map(|bits| (address, RowId::new(bits)));
+        self.0.range(first..=last).map(|(_, id)| *id)
+    }
+
+    fn has(&self, address: IpAddr) -> bool {
+        self.ids(address).next().is_some()
+    }
 }
 
 /// The namespaces and ports that an update of the databases concerns.
@@ -242,7 +284,13 @@ pub struct OvnView {
     encapsulations: Table<Encapsulation>,
     /// The networks that ACLs leave out, and the number of ACLs that do.
     excluded: BTreeMap<(Concerned, IpNet), usize>,
-    networks_changed: bool,
+    services_at: AddressIndex,
+    // Of two tables: rows of both may have one id.
+    gateways_at: AddressIndex,
+    encapsulations_at: AddressIndex,
+    pod_networks_changed: bool,
+    /// The addresses whose owners may be others than when last asked.
+    touched_addresses: BTreeSet<IpAddr>,
     primary_networks_changed: bool,
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
@@ -263,11 +311,30 @@ impl OvnView {
             .apply(update.reset, update.switches)
             .is_empty();
         self.primary_networks_changed |= switches_changed || update.reset;
-        let ports = self.gateway_ports.apply(update.reset, update.gateway_ports);
-        let services = self
-            .load_balancers
-            .apply(update.reset, update.load_balancers);
-        self.networks_changed |= switches_changed || !(ports.is_empty() && services.is_empty());
+        self.pod_networks_changed |= switches_changed;
+        let none = BTreeSet::new();
+        let touched_addresses = &mut self.touched_addresses;
+        let gateway_ports = &mut self.gateway_ports;
+        gateway_ports.apply_each(update.reset, update.gateway_ports, |id, old, new| {
+            let old = old.as_ref().map_or(&none, |port| &port.addresses);
+            let new = new.map_or(&none, |port| &port.addresses);
+            self.gateways_at.update(id, old, new, touched_addresses);
+        });
+        let load_balancers = &mut self.load_balancers;
+        load_balancers.apply_each(update.reset, update.load_balancers, |id, old, new| {
+            let is_others = match (&old, new) {
+                (Some(old), Some(new)) => {
+                    (&old.service, &old.network) != (&new.service, &new.network)
+                }
+                _ => false,
+            };
+            let old = old.as_ref().map_or(&none, |service| &service.addresses);
+            let new = new.map_or(&none, |service| &service.addresses);
+            self.services_at.update(id, old, new, touched_addresses);
+            if is_others {
+                touched_addresses.extend(new);
+            }
+        });
         let acls = self.share_namespaces(update.acls);
         let mut table = std::mem::take(&mut self.acls);
         table.apply_each(update.reset, acls, |id, old, new| {
@@ -354,58 +421,65 @@ impl OvnView {
         for network in networks(new) {
             let count = self.excluded.entry(network).or_insert(0);
             *count += 1;
-            self.networks_changed |= *count == 1;
+            self.pod_networks_changed |= *count == 1;
         }
         for network in networks(old) {
             if let Some(count) = self.excluded.get_mut(&network) {
                 *count -= 1;
                 if *count == 0 {
                     self.excluded.remove(&network);
-                    self.networks_changed = true;
+                    self.pod_networks_changed = true;
                 }
             }
         }
     }
 
-    /// The networks and addresses of the cluster itself, if they have changed since the last call.
-    pub fn take_changed_networks(&mut self) -> Option<ClusterNetworks> {
-        if !std::mem::take(&mut self.networks_changed) {
+    /// What may have changed since the last call of the networks and addresses of the cluster itself.
+    pub fn take_cluster_changes(
+        &mut self,
+    ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
+        let is_changed = std::mem::take(&mut self.pod_networks_changed);
+        let touched = std::mem::take(&mut self.touched_addresses);
+        if !is_changed && touched.is_empty() {
             return None;
         }
-        let mut all = ClusterNetworks::default();
-        let on = |network: &Option<String>| match network {
-            Some(network) => Concerned::Network(network.clone()),
-            None => Concerned::Everybody,
-        };
+        let view = &*self;
+        Some(ClusterChanges {
+            pods: is_changed.then(|| view.pod_networks()),
+            addresses: touched
+                .into_iter()
+                .map(|address| (address, view.owners_of(address))),
+        })
+    }
+
+    fn pod_networks(&self) -> PodNetworks {
+        let mut pods = PodNetworks::new();
         for (_, switch) in self.switches.iter() {
-            let networks = all.pods.entry(on(&switch.network)).or_default();
+            let networks = pods.entry(on(switch.network.as_ref())).or_default();
             networks.extend(switch.networks.iter().copied());
         }
         for (concerned, network) in self.excluded.keys() {
-            let networks = all.pods.entry(concerned.clone()).or_default();
+            let networks = pods.entry(concerned.clone()).or_default();
             networks.insert(*network);
         }
-        all.pods.retain(|_, networks| !networks.is_empty());
-        // There may be hundreds of thousands of addresses; nearly all belong to one Service alone.
-        let mut first_at: HashMap<IpAddr, &String> = HashMap::new();
-        for (_, service) in self.load_balancers.iter() {
-            let services = all.services.entry(on(&service.network)).or_default();
-            services.extend(service.addresses.iter().copied());
-            for address in &service.addresses {
-                let first = *first_at.entry(*address).or_insert(&service.service);
-                if *first != service.service {
-                    let shared = all.shared.entry(*address).or_default();
-                    shared.extend([first, &service.service].into_iter().cloned());
-                }
-            }
+        pods.retain(|_, networks| !networks.is_empty());
+        pods
+    }
+
+    fn owners_of(&self, address: IpAddr) -> Owners {
+        let rows = || {
+            let ids = self.services_at.ids(address);
+            ids.filter_map(|id| self.load_balancers.find(id))
+        };
+        let names: BTreeSet<&String> = rows().map(|row| &row.service).collect();
+        Owners {
+            services: rows().map(|row| on(row.network.as_ref())).collect(),
+            shared: match names.len() {
+                0 | 1 => BTreeSet::new(),
+                _ => names.into_iter().cloned().collect(),
+            },
+            is_node: self.gateways_at.has(address) || self.encapsulations_at.has(address),
         }
-        let gateways = self.gateway_ports.iter();
-        all.nodes
-            .extend(gateways.flat_map(|(_, port)| port.addresses.iter().copied()));
-        let encapsulations = self.encapsulations.iter();
-        all.nodes
-            .extend(encapsulations.map(|(_, encapsulation)| encapsulation.ip));
-        Some(all)
     }
 
     /// The user-defined networks that are the primary ones of their pods, if they may be others than
@@ -443,7 +517,11 @@ impl OvnView {
             encapsulations,
         } = update;
         let mut touched = Touched::default();
-        self.networks_changed |= !self.encapsulations.apply(reset, encapsulations).is_empty();
+        for Changed { id, old, new } in self.encapsulations.apply(reset, encapsulations) {
+            let [old, new] = [old, new].map(|row| row.map(|row| row.ip).into_iter().collect());
+            let touched = &mut self.touched_addresses;
+            self.encapsulations_at.update(id, &old, &new, touched);
+        }
         let datapaths = self.datapaths.apply(reset, datapaths);
         if !datapaths.is_empty() {
             let changed: BTreeSet<RowId> = datapaths.iter().map(|change| change.id).collect();
@@ -621,6 +699,14 @@ impl OvnView {
         self.groups_by_port
             .ids(logical_port)
             .filter_map(|id| Some(self.groups.find(id)?.name.as_str()))
+    }
+}
+
+/// Whom the networks and Services of a user-defined network concern, or those of the default network.
+fn on(network: Option<&String>) -> Concerned {
+    match network {
+        Some(network) => Concerned::Network(network.clone()),
+        None => Concerned::Everybody,
     }
 }
 

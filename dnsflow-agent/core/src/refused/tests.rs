@@ -1,6 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::ovn::{
+    rows::{
+        Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, RowId,
+        SbUpdate,
+    },
+    view::OvnView,
+};
 
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -176,10 +183,7 @@ fn options_deny_and_except() {
 fn networks_that_the_cluster_tells_replace_those_told_before_up_to_a_limit() {
     let mut refused = owner();
     let mut out = Output::default();
-    let learn = |pods: BTreeSet<IpNet>| ClusterNetworks {
-        pods: [(Concerned::Everybody, pods)].into(),
-        ..ClusterNetworks::default()
-    };
+    let learn = |pods: BTreeSet<IpNet>| changes([(Concerned::Everybody, pods)].into(), []);
     let judge =
         |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
     refused.learn(
@@ -239,6 +243,16 @@ proptest! {
     }
 
     #[test]
+    fn outside_of_translating_networks_an_address_stands_for_itself_alone(inner: Ipv4Addr, other: Ipv6Addr) {
+        let is_inside = |address: &Ipv6Addr| TRANSLATING.iter().any(|network| network.contains(address));
+        prop_assert!(is_inside(&other) || embedded(other).is_empty());
+        for disguised in disguises(inner) {
+            let IpAddr::V6(disguised) = disguised else { continue };
+            prop_assert!(is_inside(&disguised), "{}", disguised);
+        }
+    }
+
+    #[test]
     fn what_is_allowed_is_never_refused(inner: Ipv4Addr, other: Ipv6Addr) {
         let refusals = refusals(&[], &["0.0.0.0/0", "::/0"], &["0.0.0.0/0", "::/0"]);
         prop_assert_eq!(refusals.check(inner.into()), Ok(()));
@@ -267,6 +281,24 @@ const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
 
 fn owner() -> RefusedAddresses {
     RefusedAddresses::new(refusals(&[], &[], &[]), &mut Output::default())
+}
+
+fn changes<const N: usize>(
+    pods: PodNetworks,
+    addresses: [(&str, Owners); N],
+) -> ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>> {
+    let addresses = addresses.into_iter();
+    ClusterChanges {
+        pods: Some(pods),
+        addresses: addresses.map(|(text, owners)| (address(text), owners)),
+    }
+}
+
+fn a_node() -> Owners {
+    Owners {
+        is_node: true,
+        ..Owners::default()
+    }
 }
 
 fn row(network: Option<&str>) -> Interface {
@@ -312,12 +344,10 @@ fn the_clusters_networks_are_refused_once_they_are_known() {
     let mut out = Output::default();
     assert!(!take_out(&mut refused, "203.0.113.1", NOW, &mut out));
     let pods = networks(&["203.0.113.0/24"]).into_iter().collect();
-    let learned = ClusterNetworks {
-        pods: [(Concerned::Everybody, pods)].into(),
-        ..ClusterNetworks::default()
-    };
-    assert_eq!(refused.learn(learned.clone(), &mut out), Rejudged::All);
-    assert_eq!(refused.learn(learned, &mut out), Rejudged::Nothing);
+    let pods: PodNetworks = [(Concerned::Everybody, pods)].into();
+    let mut learn = |pods| refused.learn(changes(pods, []), &mut out);
+    assert_eq!(learn(pods.clone()), Rejudged::All);
+    assert_eq!(learn(pods), Rejudged::Nothing);
     assert!(take_out(&mut refused, "203.0.113.1", NOW, &mut out));
     assert_eq!(refused.counts()[Refused::Cluster], 1);
 }
@@ -351,8 +381,8 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
     let mut out = Output::default();
     let nets = |texts: &[&str]| networks(texts).into_iter().collect();
     refused.learn(
-        ClusterNetworks {
-            pods: [
+        changes(
+            [
                 (Concerned::Everybody, nets(&["10.244.0.0/16"])),
                 (Concerned::Network("udn3".into()), nets(&["203.0.113.0/24"])),
                 (
@@ -361,8 +391,8 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
                 ),
             ]
             .into(),
-            ..ClusterNetworks::default()
-        },
+            [],
+        ),
         &mut out,
     );
     let told = Report::ClusterNetworks {
@@ -394,15 +424,16 @@ fn what_belongs_to_a_user_defined_network_concerns_its_own_ports_alone() {
 fn services_and_nodes_are_refused_in_every_form_and_only_as_long_as_they_are_there() {
     let mut refused = owner();
     let mut out = Output::default();
-    let learned = ClusterNetworks {
-        services: [(Concerned::Everybody, [address("10.96.0.1")].into())].into(),
-        nodes: [address("192.0.2.9")].into(),
-        ..ClusterNetworks::default()
+    let service = Owners {
+        services: [Concerned::Everybody].into(),
+        ..Owners::default()
     };
-    let changed = refused.learn(learned, &mut out);
-    let addresses = ["10.96.0.1", "192.0.2.9"].map(address);
-    assert_eq!(changed, Rejudged::Addresses(addresses.into()));
-    assert!(changed.contains(address("64:ff9b::192.0.2.9")));
+    let owned = [("10.96.0.1", service), ("192.0.2.9", a_node())];
+    let changed = refused.learn(changes(PodNetworks::new(), owned), &mut out);
+    let addresses = BTreeSet::from(["10.96.0.1", "192.0.2.9"].map(address));
+    assert_eq!(changed, Rejudged::Addresses(addresses.clone()));
+    let form = "64:ff9b::192.0.2.9".parse().expect("an address");
+    assert!(refused.is_form_of_any(form, &addresses));
     let judge =
         |refused: &RefusedAddresses, text: &str| refused.check(address(text), &row(None), None);
     for (text, judged) in [
@@ -416,7 +447,8 @@ fn services_and_nodes_are_refused_in_every_form_and_only_as_long_as_they_are_the
     }
     refused.learn_dns([address("10.96.0.10")].into(), &mut out);
     assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
-    refused.learn(ClusterNetworks::default(), &mut out);
+    let gone = [("10.96.0.1", Owners::default())];
+    refused.learn(changes(PodNetworks::new(), gone), &mut out);
     assert_eq!(judge(&refused, "10.96.0.1"), Ok(()));
     assert_eq!(judge(&refused, "10.96.0.10"), Err(Refused::Service));
 }
@@ -454,12 +486,8 @@ fn what_an_option_allows_against_all_this_is_said() {
     let mut refused = RefusedAddresses::new(allowed, &mut out);
     assert_eq!(out.reports, []);
     let pods = networks(&["10.244.0.0/16"]).into_iter().collect();
-    let learned = ClusterNetworks {
-        pods: [(Concerned::Everybody, pods)].into(),
-        nodes: [address("10.0.0.4")].into(),
-        ..ClusterNetworks::default()
-    };
-    refused.learn(learned, &mut out);
+    let pods = [(Concerned::Everybody, pods)].into();
+    refused.learn(changes(pods, [("10.0.0.4", a_node())]), &mut out);
     assert_eq!(refused.check(address("10.0.0.4"), &row(None), None), Ok(()));
     let [network] = networks(&["10.0.0.0/8"])[..] else {
         panic!("one");
@@ -474,18 +502,13 @@ fn a_resolver_that_others_may_answer_for_is_said_once() {
     let mut out = Output::default();
     let services = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let pods = networks(&["192.0.2.0/24"]).into_iter().collect();
-    refused.learn(
-        ClusterNetworks {
-            pods: [(Concerned::Network("udn3".into()), pods)].into(),
-            shared: [(
-                address("10.96.0.11"),
-                services(&["kube-system/dns", "evil/dns"]),
-            )]
-            .into(),
-            ..ClusterNetworks::default()
-        },
-        &mut out,
-    );
+    let both = Owners {
+        services: [Concerned::Everybody].into(),
+        shared: services(&["kube-system/dns", "evil/dns"]),
+        is_node: false,
+    };
+    let pods = [(Concerned::Network("udn3".into()), pods)].into();
+    refused.learn(changes(pods, [("10.96.0.11", both)]), &mut out);
     out.reports.clear();
     let resolvers = ["10.96.0.10", "10.96.0.11", "192.0.2.53"].map(|text| Resolver {
         address: address(text),
@@ -534,6 +557,275 @@ proptest! {
         for address in of_networks.chain(others) {
             let is_in = networks.iter().any(|network| network.contains(&address));
             prop_assert_eq!(sorted.contains(address), is_in, "{}", address);
+        }
+    }
+}
+
+/// The rows of a database, and what has been seen of them.
+#[derive(Clone, Debug, Default)]
+struct Rows {
+    acls: BTreeMap<u128, Acl>,
+    switches: BTreeMap<u128, LogicalSwitch>,
+    gateway_ports: BTreeMap<u128, GatewayPort>,
+    load_balancers: BTreeMap<u128, LoadBalancer>,
+    encapsulations: BTreeMap<u128, Encapsulation>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Acl(Option<Acl>),
+    Switch(Option<LogicalSwitch>),
+    GatewayPort(Option<GatewayPort>),
+    LoadBalancer(Option<LoadBalancer>),
+    Encapsulation(Option<Encapsulation>),
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// One row changes.
+    Row(u128, Change),
+    /// A database is read again; a change was missed.
+    Again(u128, Change),
+    /// The changes are learned.
+    Learn,
+}
+
+const ADDRESSES: [&str; 5] = [
+    "10.96.0.1",
+    "10.96.0.2",
+    "203.0.113.1",
+    "2001:db8::1",
+    "198.51.100.7",
+];
+const NETWORKS: [Option<&str>; 3] = [None, Some("udn1"), Some("udn2")];
+
+fn change() -> impl Strategy<Value = Change> {
+    use proptest::{option::weighted, sample::subsequence};
+    let addresses = || {
+        let some = subsequence(&ADDRESSES[..], 0..4);
+        some.prop_map(|texts| texts.into_iter().map(address).collect::<BTreeSet<_>>())
+    };
+    let network = || (0..NETWORKS.len()).prop_map(|at| NETWORKS[at].map(str::to_owned));
+    let acl = (0..3usize, any::<bool>()).prop_map(|(at, is_default)| {
+        let network = ["203.0.113.0/24", "198.51.100.0/24", "10.96.0.0/16"][at];
+        let namespace = "ns1";
+        let group = match is_default {
+            true => crate::ovn::hash::default_port_group(namespace),
+            false => "a1".to_owned(),
+        };
+        Acl {
+            namespace: namespace.into(),
+            rule_index: 0,
+            priority: 10_000,
+            matches: format!(
+                "(ip4.dst == 0.0.0.0/0 && ip4.dst != {network}) && inport == @{group}"
+            ),
+            action: "allow".into(),
+        }
+    });
+    let switch = (
+        network(),
+        subsequence(&["203.0.113.0/25", "10.96.0.0/31"][..], 0..2),
+    );
+    let switch = switch.prop_map(|(network, texts)| LogicalSwitch {
+        network,
+        is_primary: false,
+        networks: networks(&texts),
+    });
+    let balancer = (0..3u8, network(), addresses());
+    let balancer = balancer.prop_map(|(service, network, addresses)| LoadBalancer {
+        service: format!("ns/{service}"),
+        network,
+        addresses,
+    });
+    let gateway = addresses().prop_map(|addresses| GatewayPort { addresses });
+    let encapsulation = (0..ADDRESSES.len()).prop_map(|at| Encapsulation {
+        ip: address(ADDRESSES[at]),
+    });
+    prop_oneof![
+        1 => weighted(0.7, acl).prop_map(Change::Acl),
+        1 => weighted(0.7, switch).prop_map(Change::Switch),
+        2 => weighted(0.7, gateway).prop_map(Change::GatewayPort),
+        5 => weighted(0.7, balancer).prop_map(Change::LoadBalancer),
+        2 => weighted(0.7, encapsulation).prop_map(Change::Encapsulation),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..4u128, change()).prop_map(|(id, change)| Step::Row(id, change)),
+        1 => (0..4u128, change()).prop_map(|(id, change)| Step::Again(id, change)),
+        3 => Just(Step::Learn),
+    ]
+}
+
+impl Rows {
+    fn set(&mut self, id: u128, change: Change) {
+        fn set<Row>(rows: &mut BTreeMap<u128, Row>, id: u128, row: Option<Row>) {
+            match row {
+                Some(row) => rows.insert(id, row),
+                None => rows.remove(&id),
+            };
+        }
+        match change {
+            Change::Acl(row) => set(&mut self.acls, id, row),
+            Change::Switch(row) => set(&mut self.switches, id, row),
+            Change::GatewayPort(row) => set(&mut self.gateway_ports, id, row),
+            Change::LoadBalancer(row) => set(&mut self.load_balancers, id, row),
+            Change::Encapsulation(row) => set(&mut self.encapsulations, id, row),
+        }
+    }
+
+    /// All of them, as an agent reads them behind a reconnect.
+    fn read_again(&self, view: &mut OvnView) {
+        fn all<Row: Clone>(rows: &BTreeMap<u128, Row>) -> Changes<Row> {
+            let rows = rows.iter();
+            rows.map(|(id, row)| (RowId::new(*id), Some(row.clone())))
+                .collect()
+        }
+        view.apply_nb(NbUpdate {
+            reset: true,
+            acls: all(&self.acls),
+            switches: all(&self.switches),
+            gateway_ports: all(&self.gateway_ports),
+            load_balancers: all(&self.load_balancers),
+        });
+        view.apply_sb(SbUpdate {
+            reset: true,
+            encapsulations: all(&self.encapsulations),
+            ..SbUpdate::default()
+        });
+    }
+
+    /// What they come to, from all of them.
+    fn learned(&self) -> (Learned, BTreeMap<IpAddr, BTreeSet<String>>) {
+        let on = |network: &Option<String>| match network {
+            Some(network) => Concerned::Network(network.clone()),
+            None => Concerned::Everybody,
+        };
+        let mut pods = PodNetworks::new();
+        for switch in self.switches.values() {
+            let networks = pods.entry(on(&switch.network)).or_default();
+            networks.extend(switch.networks.iter().copied());
+        }
+        for acl in self.acls.values() {
+            let whose = match acl.matches.contains("@a1") {
+                true => Concerned::Namespace("ns1".into()),
+                false => Concerned::Everybody,
+            };
+            let network = acl
+                .matches
+                .split("!= ")
+                .nth(1)
+                .and_then(|rest| rest.split(')').next());
+            let network = network.expect("one").parse().expect("a network");
+            pods.entry(whose).or_default().insert(network);
+        }
+        pods.retain(|_, networks| !networks.is_empty());
+        let pods = pods.into_iter();
+        let mut services = BTreeSet::new();
+        let mut shared: BTreeMap<IpAddr, BTreeSet<String>> = BTreeMap::new();
+        for row in self.load_balancers.values() {
+            for address in &row.addresses {
+                services.insert((*address, on(&row.network)));
+                shared
+                    .entry(*address)
+                    .or_default()
+                    .insert(row.service.clone());
+            }
+        }
+        shared.retain(|_, services| services.len() > 1);
+        let gateways = self.gateway_ports.values().flat_map(|port| &port.addresses);
+        let encapsulations = self.encapsulations.values().map(|row| &row.ip);
+        let learned = Learned {
+            pods: pods
+                .map(|(whose, nets)| (whose, Networks::new(nets)))
+                .collect(),
+            services,
+            nodes: gateways.chain(encapsulations).copied().collect(),
+            dns: BTreeSet::new(),
+        };
+        (learned, shared)
+    }
+}
+
+/// How each address is judged for each kind of pod.
+fn judgements(refused: &RefusedAddresses) -> BTreeMap<IpAddr, Vec<Result<(), Refused>>> {
+    let forms = ADDRESSES
+        .iter()
+        .map(|text| address(text))
+        .flat_map(|address| match address {
+            IpAddr::V4(inner) => disguises(inner).into_iter().chain([address]).collect(),
+            IpAddr::V6(_) => vec![address],
+        });
+    let judge = |address: IpAddr| {
+        let pods = NETWORKS
+            .iter()
+            .flat_map(|network| [None, Some("ns1")].map(|ns| (*network, ns)));
+        let judged = pods.map(|(network, ns)| refused.check(address, &row(network), ns));
+        (address, judged.collect())
+    };
+    forms.map(judge).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever has changed before, what is refused is what all rows come to, and whatever is judged otherwise is told.
+    #[test]
+    fn changes_of_rows_come_to_what_all_rows_do(steps in proptest::collection::vec(step(), 1..30)) {
+        let mut out = Output::default();
+        let allowed = refusals(&[], &[], &["10.96.0.2", "198.51.100.0/24"]);
+        let mut refused = RefusedAddresses::new(allowed, &mut out);
+        let mut view = OvnView::default();
+        let mut rows = Rows::default();
+        for step in steps.into_iter().chain([Step::Learn]) {
+            match step {
+                Step::Row(id, change) => {
+                    rows.set(id, change.clone());
+                    let id = RowId::new(id);
+                    let mut nb = NbUpdate::default();
+                    let mut sb = SbUpdate::default();
+                    match change {
+                        Change::Acl(row) => nb.acls.push((id, row)),
+                        Change::Switch(row) => nb.switches.push((id, row)),
+                        Change::GatewayPort(row) => nb.gateway_ports.push((id, row)),
+                        Change::LoadBalancer(row) => nb.load_balancers.push((id, row)),
+                        Change::Encapsulation(row) => sb.encapsulations.push((id, row)),
+                    }
+                    view.apply_nb(nb);
+                    view.apply_sb(sb);
+                }
+                Step::Again(id, change) => {
+                    rows.set(id, change);
+                    rows.read_again(&mut view);
+                }
+                Step::Learn => {
+                    let before = judgements(&refused);
+                    let rejudged = match view.take_cluster_changes() {
+                        Some(changes) => refused.learn(changes, &mut out),
+                        None => Rejudged::Nothing,
+                    };
+                    let (learned, shared) = rows.learned();
+                    prop_assert_eq!(&refused.refusals.learned, &learned);
+                    prop_assert_eq!(&refused.shared, &shared);
+                    let mut overridden = refused.refusals.overridden();
+                    overridden.retain(|_, reasons| !reasons.is_empty());
+                    prop_assert_eq!(&refused.overridden, &overridden);
+                    let now = judgements(&refused);
+                    for (address, judged) in now.iter().filter(|(address, judged)| before[address] != **judged) {
+                        let is_told = match (&rejudged, address) {
+                            (Rejudged::Nothing, _) => false,
+                            (Rejudged::All, _) => true,
+                            (Rejudged::Addresses(addresses), IpAddr::V4(_)) => addresses.contains(address),
+                            (Rejudged::Addresses(addresses), IpAddr::V6(form)) => {
+                                addresses.contains(address) || refused.is_form_of_any(*form, addresses)
+                            }
+                        };
+                        prop_assert!(is_told, "{}: {:?}, then {:?}", address, before[address], judged);
+                    }
+                }
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! What the sources of a node say: rules, rows and frames.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::{
     op::{Message, MessageType, OpCode, Query},
-    rr::{Name, RData, Record, RecordType, rdata::A},
+    rr::{
+        Name, RData, Record, RecordType,
+        rdata::{A, AAAA},
+    },
 };
 
 use super::DATAPATH;
@@ -199,12 +202,28 @@ pub const SERVER: [u8; 4] = [10, 96, 0, 10];
 
 /// Ethernet, IPv4 and UDP around a DNS answer of [`SERVER`] to the pod at 10.244.0.5.
 pub fn answer_frame(name: &str, addresses: &[[u8; 4]], ttl: u32) -> Vec<u8> {
+    let addresses = addresses.iter();
+    let answers = addresses.map(|address| RData::A(A((*address).into())));
+    answer_frame_with(name, RecordType::A, answers, ttl)
+}
+
+/// The same with addresses of IPv6 in the answer.
+pub fn answer_frame_of_ipv6(name: &str, addresses: &[Ipv6Addr], ttl: u32) -> Vec<u8> {
+    let answers = addresses.iter().map(|address| RData::AAAA(AAAA(*address)));
+    answer_frame_with(name, RecordType::AAAA, answers, ttl)
+}
+
+fn answer_frame_with(
+    name: &str,
+    asked: RecordType,
+    answers: impl Iterator<Item = RData>,
+    ttl: u32,
+) -> Vec<u8> {
     let name = Name::from_ascii(format!("{name}.")).expect("a name");
     let mut message = Message::new(7, MessageType::Response, OpCode::Query);
-    message.queries = vec![Query::query(name.clone(), RecordType::A)];
-    message.answers = addresses
-        .iter()
-        .map(|address| Record::from_rdata(name.clone(), ttl, RData::A(A((*address).into()))))
+    message.queries = vec![Query::query(name.clone(), asked)];
+    message.answers = answers
+        .map(|answer| Record::from_rdata(name.clone(), ttl, answer))
         .collect();
     udp_frame(&message.to_vec().expect("encodes"))
 }

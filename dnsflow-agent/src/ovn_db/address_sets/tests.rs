@@ -17,6 +17,11 @@ struct Northbound {
 
 impl Northbound {
     fn start(test: &str, sets: &[(String, &[&str])]) -> Self {
+        Self::start_slow(test, sets, Duration::ZERO)
+    }
+
+    /// One that says nothing for so long before.
+    fn start_slow(test: &str, sets: &[(String, &[&str])], silence: Duration) -> Self {
         let name = format!("dnsflow-sets-{}-{test}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).expect("nobody is there");
@@ -31,6 +36,7 @@ impl Northbound {
             let (mut stream, _) = listener.accept().await.expect("a client");
             let mut request = vec![0; 65_536];
             let len = stream.read(&mut request).await.expect("a request");
+            tokio::time::sleep(silence).await;
             let written = stream.write_all(answer.as_bytes()).await;
             written.expect("the client reads");
             let rest = stream.read(&mut [0; 16]).await;
@@ -105,6 +111,18 @@ async fn an_address_has_the_sets_of_names_that_have_it() {
         conditions[1],
         json!(["addresses", "includes", "2001:db8::1"])
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_that_is_there_may_take_as_long_as_for_any_other_reader() {
+    let sets = [("a17".to_owned(), &["203.0.113.1"][..])];
+    // Shorter than the wait for an answer to an echo request.
+    let silence = FIRST_CONTENT_WAIT / 2 - Duration::from_secs(1);
+    let server = Northbound::start_slow("slow", &sets, silence);
+    let asked = address("203.0.113.1");
+    let found = with(server.remotes(), &[asked]).await;
+    assert_eq!(found, Ok([(asked, [17].into())].into()));
+    server.end().await;
 }
 
 #[tokio::test(start_paused = true)]

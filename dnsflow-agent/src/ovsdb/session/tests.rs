@@ -266,7 +266,7 @@ fn silence_is_probed_once_and_then_ends_the_session() {
 fn the_first_content_may_take_longer_than_any_later_answer() {
     let now = Instant::now();
     let mut session = Session::new(&sb::DATABASE, sb::conditions(), now);
-    assert_eq!(session.next_deadline(), now + FIRST_CONTENT_INTERVAL);
+    assert_eq!(session.next_deadline(), now + FIRST_CONTENT_WAIT / 2);
     receive(&mut session, json!({"id": 0, "result": {}})).unwrap();
     assert_eq!(session.next_deadline(), now + PROBE_INTERVAL);
 }

@@ -570,3 +570,24 @@ fn no_row_of_a_namespace_without_a_pod_here_is_parsed_until_one_comes() {
     }));
     assert_eq!(take_parsed(), 20);
 }
+
+#[test]
+fn all_rows_of_one_update_are_one_step() {
+    let names = ["a.test", "b.test", "c.test"];
+    let mut rules = names.map(allow).to_vec();
+    rules.push(deny_all());
+    let mut node = Node::with(&rules);
+    for (name, last) in names.into_iter().zip(1..) {
+        node.answer("p1", name, &[[203, 0, 113, last]], 600);
+    }
+    assert_eq!(node.destinations().len(), 3);
+    node.batches();
+    // OVN enforces them no more.
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: (0..3).map(|rule| (logical_flow_row(rule), None)).collect(),
+        ..SbUpdate::default()
+    }));
+    let batches = node.batches();
+    let closed: Vec<_> = batches.iter().map(|(_, changes)| changes.len()).collect();
+    assert_eq!(closed, [3], "{batches:?}");
+}

@@ -1,10 +1,13 @@
 //! What is never opened, and what becomes of it when that changes.
 
+use std::net::Ipv6Addr;
+
 use super::*;
 use crate::{
     ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
     refused::Refusals,
     resolver::Resolver,
+    testing::answer_frame_of_ipv6,
 };
 
 fn node_has(node: &mut Node, address: Option<[u8; 4]>) {
@@ -112,6 +115,95 @@ fn what_comes_to_be_refused_is_closed_and_opens_again_when_it_is_no_more() {
     let resolver = format!("{}:53", Ipv4Addr::from(OTHER));
     node.give(Input::Resolvers([resolver.parse().expect("one")].into()));
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+}
+
+#[test]
+fn a_form_of_an_address_of_ipv4_that_comes_to_be_refused_is_closed() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    let forms = [
+        "64:ff9b::cb00:7101",
+        "64:ff9b:1:cb00:71:100::",
+        "2002:cb00:7101::9",
+    ];
+    let others = ["64:ff9b::cb00:7102", "2001:db8::cb00:7101"];
+    let addresses: Vec<Ipv6Addr> = forms
+        .iter()
+        .chain(&others)
+        .map(|text| text.parse().expect("an address"))
+        .collect();
+    let bytes = answer_frame_of_ipv6("example.com", &addresses, 600);
+    node.frame(ifindex_of(node.pods["ns1_p1"]), &bytes);
+    let open = |node: &Node| -> BTreeSet<IpAddr> {
+        let cache = &node.engine.told.cache;
+        let (port, _) = node.engine.ports.iter().next().expect("one pod");
+        let addresses = cache.addresses(port).into_iter();
+        let is_open = |address: &IpAddr| {
+            cache
+                .entry(port, *address)
+                .is_some_and(|entry| !entry.is_refused)
+        };
+        addresses.filter(is_open).collect()
+    };
+    assert_eq!(open(&node).len(), 5);
+    node_has(&mut node, Some(ADDRESS));
+    assert_eq!(
+        open(&node),
+        others.map(|text| text.parse().expect("an address")).into()
+    );
+    node_has(&mut node, None);
+    assert_eq!(open(&node).len(), 5);
+}
+
+/// What a Service beside so many others costs that comes, changes and goes, with so many addresses open.
+fn work_of_a_service(services: u16, open: u16) -> [usize; 3] {
+    let address = |bits: u16| -> [u8; 4] {
+        let [high, low] = bits.to_be_bytes();
+        [10, 96, high, low]
+    };
+    let row = |number: u16, address: [u8; 4]| {
+        let balancer = LoadBalancer {
+            service: format!("ns1/service{number}"),
+            network: None,
+            addresses: [address.into()].into(),
+        };
+        (RowId::new(number.into()), Some(balancer))
+    };
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.give(Input::Nb(NbUpdate {
+        load_balancers: (0..services)
+            .map(|number| row(number, address(number)))
+            .collect(),
+        ..NbUpdate::default()
+    }));
+    for number in 0..open {
+        let [high, low] = number.to_be_bytes();
+        node.answer("p1", "example.com", &[[198, 18, high, low]], 600);
+    }
+    node.answer("p1", "example.com", &[ADDRESS, OTHER], 600);
+    let changes = [
+        row(9_999, ADDRESS),
+        row(9_999, OTHER),
+        (RowId::new(9_999), None),
+    ];
+    changes.map(|change| {
+        let before = node.engine.told.refused.work.get();
+        let is_gone = change.1.is_none();
+        node.give(Input::Nb(NbUpdate {
+            load_balancers: vec![change],
+            ..NbUpdate::default()
+        }));
+        let is_open = usize::from(open) + 1 + usize::from(is_gone);
+        assert_eq!(node.destinations().len(), is_open);
+        node.engine.told.refused.work.get() - before
+    })
+}
+
+#[test]
+fn a_service_costs_by_itself_and_not_by_the_others_or_by_what_is_open() {
+    let few = work_of_a_service(10, 5);
+    assert!(few.iter().all(|work| *work > 0));
+    assert_eq!(few, work_of_a_service(1_000, 5));
+    assert_eq!(few, work_of_a_service(10, 50));
 }
 
 #[test]
