@@ -824,13 +824,16 @@ impl Switch {
                 batch.extend([FlowChange::Delete(sentinel.key(), *cookie)]);
             }
         }
+        let mut missing = Vec::new();
         for sentinel in needed {
             let body = planner.sentinel_body(sentinel, self.keep_flows_s);
             self.sentinels.insert(sentinel);
             if found.get(&sentinel) != Some(&(body.cookie, body.hard_timeout_s)) {
-                batch.extend([FlowChange::Add(sentinel.key(), body)]);
+                missing.push(FlowChange::Add(sentinel.key(), body));
             }
         }
+        // Before the flows that need them.
+        batch.changes.splice(..0, missing);
     }
 
     // Flows that come and go.
@@ -1137,7 +1140,6 @@ impl Switch {
         });
         let added = self.find_lost(access, since);
         let removed = unknown.len();
-        self.compare_sentinels(access.planner(), &replaced_later, &mut batch);
         if self
             .comparison
             .read_counters_at
@@ -1168,6 +1170,8 @@ impl Switch {
         access
             .cache
             .compared(self.comparison.number, &mut batch, now);
+        // Behind everything that may need one.
+        self.compare_sentinels(access.planner(), &replaced_later, &mut batch);
         Some(batch)
     }
 
