@@ -87,8 +87,8 @@ fn main() -> ExitCode {
 }
 
 /// Connects to an address that is denied, asks for the name that leads there, and connects again
-/// at once. Prints the name, how many SYNs the second connection had to repeat, and when it began and ended, as
-/// [`uptime`] has it.
+/// at once. Prints the name, how many SYNs the second connection or queries before it had to be repeated, and when that
+/// began and ended, as [`uptime`] has it.
 fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     let (name, address) = pair.split_once('=').context("NAME=ADDRESS:PORT")?;
     let address: SocketAddr = address.parse()?;
@@ -99,13 +99,25 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     }
     let before = syns_repeated()?;
     let query = query("A", name, None)?;
-    let answer = if by_tcp {
-        over_tcp(server, &query)
-    } else {
-        over_udp(server, &query)
+    let asked = uptime();
+    let mut queries_repeated = 0;
+    loop {
+        let answer = if by_tcp {
+            over_tcp(server, &query)
+        } else {
+            over_udp(server, &query)
+        };
+        match answer {
+            Ok(_) => break,
+            // As a resolver does.
+            Err(_) if uptime() < asked + PATIENT => queries_repeated += 1,
+            Err(error) => return Err(error.context(name.to_owned())),
+        }
+    }
+    let began = match queries_repeated {
+        0 => uptime(),
+        _ => asked,
     };
-    answer.with_context(|| name.to_owned())?;
-    let began = uptime();
     match TcpStream::connect_timeout(&address, PATIENT) {
         Ok(_) => {}
         // Somebody answers, which is all that is asked.
@@ -115,7 +127,7 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     let ended = uptime();
     println!(
         "{name} {} {} {}",
-        syns_repeated()? - before,
+        syns_repeated()? - before + queries_repeated,
         began.as_millis(),
         ended.as_millis()
     );

@@ -258,8 +258,13 @@ fn lost_without_firewall(lab: &Lab, told: u32, stop: &AtomicBool) -> Vec<Lost> {
                 break;
             }
             let began = uptime();
-            let connected = TcpStream::connect_timeout(&(scattered(number), 80).into(), PATIENT)?;
-            if sent_again(&connected)? > 0 {
+            let connected = TcpStream::connect_timeout(&(scattered(number), 80).into(), PATIENT);
+            // Where the switch stands still, not even a neighbour is found.
+            let is_lost = match &connected {
+                Ok(connected) => sent_again(connected)? > 0,
+                Err(_) => true,
+            };
+            if is_lost {
                 lost.push(Lost {
                     name: TWIN.to_owned(),
                     began,
