@@ -53,7 +53,7 @@ impl Side {
 
 /// The rows `hold_added_us` and `unrelated_added_pct`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
-    let rounds = stage.scale(4, 1);
+    let rounds = stage.scale(3, 1);
     let (mut without, mut with) = (Side::default(), Side::default());
     for _ in 0..rounds {
         stage.clear()?;

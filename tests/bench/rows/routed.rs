@@ -235,7 +235,7 @@ impl<'a> Wires<'a> {
 
 /// The row `tcp_throughput_routed_pct`.
 pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
-    let rounds = stage.scale(10, 1);
+    let rounds = stage.scale(8, 1);
     let wires = Wires::lay(stage)?;
     let measured = (|| {
         let (with_offload, mbit) = wires.percent(rounds)?;
