@@ -62,7 +62,7 @@ use crate::{
     },
     logging::{Log, LogView, LostLines},
     manifests, memory,
-    metrics::{Metrics, Observed, Packets},
+    metrics::{DatabaseCounters, Metrics, Observed, Packets},
     one_agent::{Answering, Claim, OneAgentError},
     openflow::{self, Event},
     options::{AgentOptions, OptionsError},
@@ -287,7 +287,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     };
     let packets = Arc::clone(&counters);
     let lost = releaser.lost();
-    let metrics = Arc::new(Metrics::new(
+    let databases = DatabaseCounters::default();
+    let metrics = Metrics::new(
         inquiries.clone(),
         // Where the kernel does not let the maps be read, the hot thread says so.
         Box::new(move || Packets {
@@ -300,7 +301,8 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         observed.clone(),
         denial_counts,
         reporter.counters(),
-    ));
+    );
+    let metrics = Arc::new(metrics.of_databases(databases.clone()));
     let health = Arc::<Health>::default();
     let estimate = Arc::<Estimate>::default();
     let outside = Outside {
@@ -317,6 +319,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         inquiries,
         journal: Arc::clone(&journal),
         metrics,
+        databases,
         log: log_view,
         health: Arc::clone(&health),
         estimate: hold.map(|_| Arc::clone(&estimate)),
@@ -427,6 +430,7 @@ struct Outside {
     inquiries: Inquiries,
     journal: Arc<Journal>,
     metrics: Arc<Metrics>,
+    databases: DatabaseCounters,
     log: LogView,
     health: Arc<Health>,
     /// Where answers are held.
@@ -460,6 +464,7 @@ async fn edges(
         inquiries,
         journal,
         metrics,
+        databases,
         log,
         health,
         estimate,
@@ -492,7 +497,7 @@ async fn edges(
         Some(_) => Whose::Anybody,
         None => Whose::Pods,
     };
-    let vswitch = VswitchDb::new(options.ovs_db, whose);
+    let vswitch = VswitchDb::new(options.ovs_db, whose).counted_by(databases.vswitch);
     edge(
         "Open vSwitch's database",
         Box::pin(vswitch.run(inputs.clone())),
@@ -500,7 +505,8 @@ async fn edges(
     let has_ovn = options.static_flow.is_none();
     let northbound = has_ovn.then(|| options.ovn_nb.clone());
     if has_ovn {
-        let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb);
+        let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb)
+            .counted_by(databases.northbound, databases.southbound);
         edge(
             "OVN's databases",
             Box::pin(ovn.run(inputs.clone(), ovn_commands)),

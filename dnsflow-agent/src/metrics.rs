@@ -31,6 +31,9 @@ use crate::{
     control::{Inquiries, journal::Journal},
     k8s::events::EventCounters,
     logging::LostLines,
+    ovn_db::{nb, sb},
+    ovsdb::OvsdbCounters,
+    vswitch_db,
 };
 
 /// The `Content-Type` of a scrape.
@@ -45,6 +48,17 @@ const FRESH: Duration = Duration::from_secs(1);
 const ACTIVATION_BUCKETS: [f64; 13] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
 ];
+
+/// The counters of the connections to the databases.
+#[derive(Clone, Debug, Default)]
+pub struct DatabaseCounters {
+    /// OVN's northbound database.
+    pub northbound: Arc<OvsdbCounters>,
+    /// OVN's southbound database.
+    pub southbound: Arc<OvsdbCounters>,
+    /// Open vSwitch's database.
+    pub vswitch: Arc<OvsdbCounters>,
+}
 
 /// What is observed as it happens.
 #[derive(Clone, Debug)]
@@ -91,6 +105,7 @@ pub struct Metrics {
     observed: Observed,
     denials: DenialCounts,
     events: Arc<EventCounters>,
+    databases: DatabaseCounters,
     /// The last answer, and when it was made.
     last: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -120,8 +135,14 @@ impl Metrics {
             observed,
             denials,
             events,
+            databases: DatabaseCounters::default(),
             last: Mutex::default(),
         }
+    }
+
+    /// The same with the counters of the databases.
+    pub fn of_databases(self, databases: DatabaseCounters) -> Self {
+        Self { databases, ..self }
     }
 
     /// All metrics; `None` where the hot thread does not answer.
@@ -137,6 +158,7 @@ impl Metrics {
         families.extend(of_denials(self.denials.read()));
         families.extend([
             of_events(&self.events),
+            of_databases(&self.databases),
             Family::counter(
                 "log_lines_lost",
                 "Lines of the log that were lost because nobody read fast enough.",
@@ -313,6 +335,25 @@ fn of_events(counters: &EventCounters) -> Family {
         "What became of notices for Kubernetes Events; one that failed is tried again.",
         "result",
         results.map(|(result, count)| (result, count.load(Relaxed))),
+    )
+}
+
+fn of_databases(counters: &DatabaseCounters) -> Family {
+    let DatabaseCounters {
+        northbound,
+        southbound,
+        vswitch,
+    } = counters;
+    let databases = [
+        (nb::DATABASE.name, northbound),
+        (sb::DATABASE.name, southbound),
+        (vswitch_db::DATABASE.name, vswitch),
+    ];
+    Family::counters(
+        "database_rows_skipped",
+        "Rows of a database that are not known to the agent: too long, or with a value that is not understood.",
+        "database",
+        databases.map(|(database, counters)| (database, counters.rows_skipped.load(Relaxed))),
     )
 }
 

@@ -78,14 +78,16 @@ impl OvnDb {
         }
     }
 
-    /// The counters of the northbound connection.
-    pub fn nb_counters(&self) -> Arc<OvsdbCounters> {
-        self.nb.counters()
-    }
-
-    /// The counters of the southbound connection.
-    pub fn sb_counters(&self) -> Arc<OvsdbCounters> {
-        self.sb.counters()
+    /// The same with these counters of both connections.
+    pub fn counted_by(
+        self,
+        northbound: Arc<OvsdbCounters>,
+        southbound: Arc<OvsdbCounters>,
+    ) -> Self {
+        Self {
+            nb: self.nb.counted_by(northbound),
+            sb: self.sb.counted_by(southbound),
+        }
     }
 
     /// Sends [`Input::Nb`], [`Input::Sb`] and [`Input::LogicalFlowSample`] until the channel is

@@ -82,14 +82,17 @@ impl VswitchDb {
         }
     }
 
-    /// The connection's counters.
-    pub fn counters(&self) -> Arc<OvsdbCounters> {
-        self.connection.counters()
+    /// The same with these counters of the connection.
+    pub fn counted_by(self, counters: Arc<OvsdbCounters>) -> Self {
+        Self {
+            connection: self.connection.counted_by(counters),
+            ..self
+        }
     }
 
     /// Sends [`Input::MegaflowsIdle`] and [`Input::Interfaces`] until the channel is closed.
     pub async fn run(mut self, inputs: mpsc::Sender<Input<'static>>) {
-        let mut converter = Converter::new(DATABASE.name, self.counters());
+        let mut converter = Converter::new(DATABASE.name, self.connection.counters());
         let mut idle = MEGAFLOW_IDLE;
         loop {
             let event = tokio::select! {

@@ -115,6 +115,11 @@ impl Connection {
         }
     }
 
+    /// The same with counters that somebody else reads, too.
+    pub fn counted_by(self, counters: Arc<OvsdbCounters>) -> Self {
+        Self { counters, ..self }
+    }
+
     /// The counters, which stay readable while the connection works.
     pub fn counters(&self) -> Arc<OvsdbCounters> {
         Arc::clone(&self.counters)
