@@ -8,6 +8,7 @@ use super::*;
 fn families() -> Vec<Family> {
     let mut families = of_engine(&Engine::new(Config::default()));
     families.extend([
+        of_databases(&DatabaseCounters::default()),
         Family::counter("log_lines_lost", "help", 0),
         Family::counter("journal_events_lost", "help", 0),
     ]);
