@@ -48,7 +48,9 @@ fn no_metric_has_a_label_without_a_bound() {
         Values::Labelled(label, _) => Some(*label),
     });
     let labels: BTreeSet<_> = labels.collect();
-    let bounded = ["change", "event", "reason", "result", "severity", "state"];
+    let bounded = [
+        "change", "database", "event", "reason", "result", "severity", "state",
+    ];
     assert_eq!(labels, bounded.into());
 }
 
