@@ -1,6 +1,6 @@
 //! The daemons of Open vSwitch and OVN: started, stopped and restarted.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal};
@@ -232,8 +232,49 @@ impl Lab {
     /// The end of a daemon's log, for error messages.
     pub fn log_tail(&self, file: &str) -> String {
         const LINES: usize = 30;
-        let text = fs::read_to_string(self.base().join("log").join(file)).unwrap_or_default();
+        let text = self.log_text(file);
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
+    }
+
+    fn log_text(&self, file: &str) -> String {
+        fs::read_to_string(self.base().join("log").join(file)).unwrap_or_default()
+    }
+
+    /// How much ovs-vswitchd has logged so far, in bytes.
+    pub fn switch_has_logged(&self) -> usize {
+        self.log_text(SWITCH_LOG).len()
+    }
+
+    /// For how long a thread of ovs-vswitchd stood still at most, by its own log from this byte on. A thread that works
+    /// for a second without a look at its events says so (`log_poll_interval` in Open vSwitch's lib/timeval.c).
+    pub fn switch_stood_still(&self, from: usize) -> Duration {
+        let text = self.log_text(SWITCH_LOG);
+        longest_poll_interval(text.get(from..).unwrap_or(&text))
+    }
+}
+
+const SWITCH_LOG: &str = "ovs-vswitchd.log";
+
+fn longest_poll_interval(log: &str) -> Duration {
+    let millis = log.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("Unreasonably long ")?;
+        let (millis, _) = rest.split_once("ms poll interval")?;
+        millis.parse().ok()
+    });
+    millis.max().map_or(Duration::ZERO, Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_switch_says_for_how_long_it_stood_still() {
+        let log = "2026-11-26T03:01:10.055Z|00020|bridge|INFO|added interface br-int\n\
+                   2026-11-26T03:01:12.055Z|00025|timeval(revalidator4)|WARN|Unreasonably long 1106ms poll interval \
+                   (12ms user, 3ms system)\n";
+        assert_eq!(longest_poll_interval(log), Duration::from_millis(1106));
+        assert_eq!(longest_poll_interval("all is well"), Duration::ZERO);
     }
 }

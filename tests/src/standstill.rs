@@ -65,12 +65,22 @@ impl Drop for Watcher {
 }
 
 /// Why a test fails without a fault that anybody names.
-struct Unexplained(String);
+struct Unexplained {
+    why: String,
+    /// For how long the switch stood still, by its own account.
+    switch_stood: Duration,
+}
 
 /// Fails the test, unless [`play`] finds that the machine stood still. Only for what has no other explanation: what the
 /// product's own account names is a fault, whatever the machine did.
 pub fn unexplained(why: String) -> ! {
-    panic_any(Unexplained(why))
+    unexplained_beside(Duration::ZERO, why)
+}
+
+/// The same where a thread of the switch stood still for so long, by its own account
+/// ([`Lab::switch_stood_still`](crate::lab::Lab::switch_stood_still)).
+pub fn unexplained_beside(switch_stood: Duration, why: String) -> ! {
+    panic_any(Unexplained { why, switch_stood })
 }
 
 /// Runs a test whose claim needs a machine that goes on. If the test ends by [`unexplained`] and the machine stood still
@@ -94,22 +104,22 @@ fn play_watched<W>(
     let try_once = || match catch_unwind(AssertUnwindSafe(&test)) {
         Ok(()) => Ok(()),
         Err(panic) => match panic.downcast::<Unexplained>() {
-            Ok(unexplained) => Err(unexplained.0),
+            Ok(unexplained) => Err(*unexplained),
             Err(panic) => resume_unwind(panic),
         },
     };
     let watcher = watch();
-    let Err(why) = try_once() else {
+    let Err(Unexplained { why, switch_stood }) = try_once() else {
         return;
     };
-    let stood = longest(&watcher);
+    let stood = longest(&watcher).max(switch_stood);
     assert!(
         stood >= STANDSTILL,
         "{why}\nthe machine stood still for {stood:?} at most"
     );
     println!("{why}");
     say(stood);
-    try_once().unwrap_or_else(|why| panic!("{why}"));
+    try_once().unwrap_or_else(|Unexplained { why, .. }| panic!("{why}"));
 }
 
 #[cfg(test)]

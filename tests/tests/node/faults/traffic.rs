@@ -35,7 +35,7 @@ use dnsflow_tests::{
     neighbour::sent_again,
     pod::DNS,
     process::{PATIENT, run, wait_until},
-    standstill::{Watcher, unexplained},
+    standstill::{Watcher, unexplained, unexplained_beside},
     support::is_emulated,
 };
 use hickory_proto::{
@@ -464,6 +464,7 @@ impl<'a> Scene<'a> {
     /// it is within `bound`, and that the flows in the switch are then those that should be there.
     pub(crate) fn through<T>(&self, what: &str, bound: Bound, fault: impl FnOnce() -> T) -> T {
         let standstill = Watcher::start();
+        let logged = self.lab.switch_has_logged();
         let seen = Seen::new();
         *lock(&self.absence) = None;
         let mut download = self.start_download();
@@ -553,7 +554,7 @@ impl<'a> Scene<'a> {
                 self.log()
             )
         };
-        cost.check(&bound, log);
+        cost.check(&bound, self.lab.switch_stood_still(logged), log);
         result
     }
 
@@ -923,7 +924,7 @@ fn cost(what: &str, seen: &Seen, account: Account, windows: &Windows, flows_dele
 }
 
 impl Cost {
-    fn check(&self, bound: &Bound, log: impl Fn() -> String) {
+    fn check(&self, bound: &Bound, switch_stood: Duration, log: impl Fn() -> String) {
         let Bound {
             answers,
             of_gone,
@@ -938,7 +939,7 @@ impl Cost {
         assert!(!is_named, "{}", told());
         let gave_up = usize::try_from(self.account.gave_up()).expect("few");
         if self.answers > answers || self.first_packets > gave_up {
-            unexplained(told());
+            unexplained_beside(switch_stood, told());
         }
     }
 }
