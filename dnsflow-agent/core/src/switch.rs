@@ -1192,8 +1192,7 @@ impl Switch {
                 Written::Before | Written::Unsent { .. } => false,
             };
             if !is_on_its_way {
-                lost +=
-                    flows.mark_lost(target, number, since, |key| self.foreign.contains_key(key));
+                lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
             }
             if flows.is_lost() {
                 self.lost.holders.push_back(holder);

@@ -6,9 +6,8 @@
 
 use std::{
     io,
-    mem::size_of,
     net::{Ipv4Addr, TcpListener},
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
 
@@ -17,9 +16,12 @@ use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
     lab::{Datapath, Lab},
-    process::PATIENT,
+    process::{PATIENT, wait_until},
     support::{LEFT_TO_VM, not_run, this_test},
     topology::NODE,
+};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, socket_with, sockopt::set_socket_recv_buffer_size_force,
 };
 
 /// `--mark-mask`, by default.
@@ -28,6 +30,8 @@ const MASK: u32 = 0xffe0_0000;
 const EVERY_PROTOCOL: u16 = 3u16.to_be();
 /// Behind the Ethernet header, the destination of an IPv4 packet (RFC 791, section 3.1).
 const DESTINATION: usize = 14 + 16;
+/// Room for what comes before somebody looks.
+const ROOM: usize = 8 << 20;
 /// Addresses of Services.
 const SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 7, 1), Ipv4Addr::new(10, 96, 7, 2)];
 /// A connection that is not there by then is denied.
@@ -59,24 +63,32 @@ impl Frames {
             step(0x06, 0, 0, 0xffff),
         ];
         let socket = lab.node().run(|| {
-            let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             // Without a protocol, it gets nothing yet.
-            // SAFETY: no memory is involved.
-            let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-            if socket < 0 {
-                return Err(io::Error::last_os_error()).context("a packet socket");
-            }
-            // SAFETY: the socket is new, and nobody else's.
-            Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+            let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
+            socket.context("a packet socket")
         })?;
         if only_marked {
             let program = libc::sock_fprog {
                 len: filter.len() as u16,
                 filter: filter.as_ptr().cast_mut(),
             };
-            set(&socket, libc::SO_ATTACH_FILTER, &program)?;
+            let length = size_of_val(&program) as libc::socklen_t;
+            // SAFETY: the program is as long as said, and its steps outlive the call, which copies them.
+            let attached = unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_ATTACH_FILTER,
+                    (&raw const program).cast(),
+                    length,
+                )
+            };
+            if attached < 0 {
+                return Err(io::Error::last_os_error()).context("cannot filter by the mark");
+            }
         }
-        set(&socket, libc::SO_RCVBUFFORCE, &(8 << 20))?;
+        set_socket_recv_buffer_size_force(&socket, ROOM)?;
         // SAFETY: all zeros is a valid address: every interface.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
@@ -108,25 +120,6 @@ impl Frames {
             }
         }
     }
-}
-
-fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<()> {
-    let length = size_of::<T>() as libc::socklen_t;
-    let value: *const T = value;
-    // SAFETY: the value is as long as said, and plain data.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            value.cast(),
-            length,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error()).context("an option of a packet socket");
-    }
-    Ok(())
 }
 
 /// A Service without a selector can lead to any address. The rules are about the address that it leads to.
@@ -170,6 +163,14 @@ fn a_denied_name_is_denied_behind_load_balancing() {
         pod.resolve("bad.example.com").expect("it is known"),
         [denied]
     );
+    // On a slow machine, the answer may go back before the flow is there.
+    wait_until("the flow that denies", PATIENT, || {
+        let flows = lab.dnsflow_flows()?;
+        Ok(flows
+            .iter()
+            .any(|flow| flow.contains(&format!("nw_dst={denied} "))))
+    })
+    .expect("it comes");
     for address in [denied, to_denied] {
         fetch(address, BLOCKED).expect_err("a rule denies it");
     }
@@ -210,13 +211,12 @@ fn a_mark_ends_behind_the_rules_whoever_decides() {
     lab.resolve_centrally("example.com", &[by_ovn.into()])
         .expect("OVN knows it, too");
     lab.sync().expect("the flows are there");
-    let marks = lab.marked("ns1_pod1").expect("the map is pinned");
-    assert!(
-        ALLOWED
-            .iter()
-            .all(|address| marks.contains(&(*address).into())),
-        "{marks:?}"
-    );
+    wait_until("the marks", PATIENT, || {
+        let marks = lab.marked("ns1_pod1")?;
+        let mut addresses = ALLOWED.iter();
+        Ok(addresses.all(|address| marks.contains(&(*address).into())))
+    })
+    .expect("they come");
     for (who, address) in [
         ("a rule by CIDR", by_network),
         ("dnsflow", by_name),
@@ -245,7 +245,13 @@ fn a_mark_ends_behind_the_rules_whoever_decides() {
     internet
         .run("curl", &asked)
         .expect_err("there is no connection");
-    assert!(all.to(by_name).expect("frames") > 2, "no reply");
+    // The pod's kernel repeats a SYN-ACK for half a minute.
+    let mut seen = 0;
+    wait_until("a reply", PATIENT, || {
+        seen += all.to(by_name)?;
+        Ok(seen > 2)
+    })
+    .expect("it comes");
     assert_eq!(marked.to(by_name).expect("frames"), 0, "a reply");
     drop(server);
 }
