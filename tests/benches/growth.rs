@@ -303,6 +303,7 @@ fn service(number: usize) -> (RowId, Option<LoadBalancer>) {
         service: format!("namespace-{}/service-{number}", number / RULES),
         network: None,
         addresses: [Ipv4Addr::from_bits(0x0a60_0000 + number as u32).into()].into(),
+        backends: [Ipv4Addr::from_bits(0x0af4_0000 + number as u32).into()].into(),
     };
     // Row ids are random.
     let prefix = u128::from((number as u32).wrapping_mul(0x9e37_79b1));

@@ -329,19 +329,25 @@ impl Access<'_> {
         learned.is_news
     }
 
-    /// Notes whether an entry's address is never opened. Returns the judgement if it has changed.
-    fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Result<(), Refused>> {
+    /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the judgement
+    /// if it has changed.
+    fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Judged> {
         let row = &self.ports.get(id)?.row;
         let judged = self
             .refused
             .check(address, row, self.policy.namespace_of(row));
+        let is_backend = self.policy.is_backend(address);
         let entry = self.cache.entry_mut(id, address)?;
         let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
-        (was_refused != judged.is_err()).then_some(judged)
+        let was_backend = std::mem::replace(&mut entry.is_backend, is_backend);
+        let is_changed = was_refused != judged.is_err() || was_backend != is_backend;
+        is_changed.then_some(Judged {
+            newly_refused: judged.err().filter(|_| !was_refused),
+        })
     }
 
-    /// Judges addresses again: closes open ones that are never opened now, and opens those that
-    /// were refused.
+    /// Judges addresses again: closes open ones that are never opened now, opens those that were refused, and gives
+    /// flows of their own to those that a load balancer leads to now.
     pub(crate) fn rejudge(
         &mut self,
         rejudged: &Rejudged,
@@ -356,7 +362,7 @@ impl Access<'_> {
             let mut changed = Vec::new();
             for address in self.concerned(id, rejudged) {
                 let judged = self.judge_address(id, address);
-                if let Some(Err(reason)) = judged {
+                if let Some(reason) = judged.as_ref().and_then(|judged| judged.newly_refused) {
                     let entry = self.cache.entry(id, address);
                     let name = entry.and_then(|entry| entry.names.keys().next().cloned());
                     let whose = (id, port.row.iface_id.as_str());
@@ -767,6 +773,13 @@ impl Access<'_> {
         }
         by_mark
     }
+}
+
+/// An address is judged otherwise than before.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    /// Why it is never opened, if it was not refused before.
+    newly_refused: Option<Refused>,
 }
 
 /// Flows of verdicts with their cookies, by port and mark.

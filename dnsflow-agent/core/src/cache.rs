@@ -151,6 +151,8 @@ pub(crate) struct Entry {
     pub(crate) installed: Installed,
     /// Whether the address is never opened. Then only the rules count that deny it.
     pub(crate) is_refused: bool,
+    /// Whether a load balancer leads to the address.
+    pub(crate) is_backend: bool,
     /// When the entry is looked at again, if ever.
     looked_at: Option<Timestamp>,
 }
@@ -1770,7 +1772,7 @@ impl Entry {
             port,
             address,
             until: self.ends_at() + MARK_SLACK,
-            is_denied: self.is_denied(),
+            needs_flows: self.is_denied() || self.is_backend,
         }
     }
 

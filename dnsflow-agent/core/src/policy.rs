@@ -301,6 +301,11 @@ impl Policy {
         self.ovn.take_cluster_changes()
     }
 
+    /// Whether a load balancer leads to the address.
+    pub(crate) fn is_backend(&self, address: IpAddr) -> bool {
+        self.ovn.is_backend(address)
+    }
+
     /// Takes the user-defined networks that are primary networks of pods, if they may have changed
     /// since they were last taken.
     pub(crate) fn take_changed_primary_networks(&mut self) -> Option<BTreeSet<String>> {

@@ -516,6 +516,11 @@ impl RefusedAddresses {
                 changed.insert(address);
             }
         }
+        // Pods come and go all the time. Nobody was told their addresses.
+        let pods_of_all = self.refusals.learned.pods.get(&Concerned::Everybody);
+        let is_pod = |address| pods_of_all.is_some_and(|pods| pods.contains(address));
+        let backends = changes.backends.into_iter();
+        changed.extend(backends.filter(|address| !is_pod(*address)));
         self.rejudged(pods == Some(true), changed, out)
     }
 

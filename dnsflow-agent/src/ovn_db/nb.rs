@@ -1,6 +1,6 @@
 //! What is read of the northbound database (`ovn-nb.ovsschema`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
 
 use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate};
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use crate::ovsdb::{
     Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
     convert::{Conversion, Converter},
     session::Conditions,
-    value::CellError,
+    value::{CellError, endpoint_address},
 };
 
 /// The database.
@@ -64,7 +64,7 @@ const TABLES: &[Table] = &[
         name: LOAD_BALANCER,
         columns: &[
             Column::scalar("name"),
-            Column::keys("vips"),
+            Column::backends("vips"),
             Column::pairs("external_ids", &[OWNER, NETWORK]),
         ],
         // In a message of their own: each names all of its backends, and ovsdb-server puts a message together as a
@@ -177,20 +177,19 @@ pub fn load_balancer(row: &Row) -> Conversion<LoadBalancer> {
         return Ok(None);
     }
     let ids = row.pairs("external_ids")?;
-    let addresses = row.keys("vips")?.into_iter().map(|vip| {
-        // With a port, or without (ovn-nb(5)).
-        let address = || vip.parse::<IpAddr>().ok();
-        let address = vip
-            .parse::<SocketAddr>()
-            .map(|vip| vip.ip())
-            .ok()
-            .or_else(address);
+    let vips = row.backends("vips")?;
+    let backends: BTreeSet<_> = vips.iter().flat_map(|(_, to)| to.iter().copied()).collect();
+    // A template stands for the addresses of each node.
+    let vips = vips.iter().filter(|(vip, _)| !vip.starts_with('^'));
+    let addresses = vips.map(|(vip, _)| {
+        let address = endpoint_address(vip);
         address.ok_or_else(|| CellError::new("vips", format!("`{vip}` is no address")))
     });
     Ok(Some(LoadBalancer {
         service: ids.value(OWNER).unwrap_or_default().to_owned(),
         network: ids.value(NETWORK).map(str::to_owned),
         addresses: addresses.collect::<Result<_, _>>()?,
+        backends: backends.into_iter().collect(),
     }))
 }
 

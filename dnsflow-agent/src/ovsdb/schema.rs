@@ -54,9 +54,9 @@ pub enum Kept {
     All,
     /// Of a map, the pairs with these keys.
     Pairs(&'static [&'static str]),
-    /// Of a map, the keys, and a digest of each value: the difference of two maps says "remove" by repeating
-    /// the value (ovsdb-server(7), section 4.1.14).
-    Keys,
+    /// Of the `vips` of a load balancer, the keys and the addresses in each value (ovn-nb(5)), with a digest: the
+    /// difference of two maps says "remove" by repeating the value (ovsdb-server(7), section 4.1.14).
+    Backends,
 }
 
 impl Column {
@@ -95,10 +95,10 @@ impl Column {
         }
     }
 
-    /// A column of key-value pairs, of which the keys alone are read.
-    pub const fn keys(name: &'static str) -> Self {
+    /// The `vips` of a load balancer, of which the addresses are read.
+    pub const fn backends(name: &'static str) -> Self {
         Self {
-            kept: Kept::Keys,
+            kept: Kept::Backends,
             ..Self::map(name)
         }
     }

@@ -4,7 +4,10 @@
 //! is either a sorted set or a sorted map. Reals are not read: no column that dnsflow uses has
 //! them.
 
-use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+use std::{
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
+    net::{IpAddr, SocketAddr},
+};
 
 use dnsflow_core::ovn::rows::RowId;
 use serde::{Deserialize, Serialize};
@@ -26,8 +29,13 @@ pub enum Atom {
     String(Box<str>),
     /// A reference to a row.
     Uuid(RowId),
-    /// What is kept of a value that nobody reads ([`Kept::Keys`]).
-    Digest(u64),
+    /// What is kept of a list of backends ([`Kept::Backends`]).
+    Backends {
+        /// A digest of the text.
+        digest: u64,
+        /// The addresses in it, sorted, each once; in a packed row `None` for those of the pair before.
+        addresses: Option<Box<[IpAddr]>>,
+    },
 }
 
 impl From<i64> for Atom {
@@ -59,7 +67,7 @@ impl Atom {
             Self::Boolean(value) => json!(value),
             Self::String(text) => json!(text),
             Self::Uuid(row) => json!(["uuid", row.to_string()]),
-            Self::Digest(_) => Value::Null,
+            Self::Backends { .. } => Value::Null,
         }
     }
 }
@@ -159,15 +167,48 @@ impl Datum {
                 pairs.retain(|(key, _)| is_read(key));
                 pairs.shrink_to_fit();
             }
-            (Kept::Keys, Repr::Map(pairs)) => {
-                let digests = BuildHasherDefault::<DefaultHasher>::default();
+            (Kept::Backends, Repr::Map(pairs)) => {
                 for (_, value) in pairs {
-                    *value = Atom::Digest(digests.hash_one(&*value));
+                    *value = backends(value);
                 }
             }
             (Kept::All, _) | (_, Repr::Set(_) | Repr::Unreadable | Repr::TooLong) => {}
         }
         self
+    }
+
+    /// The lists of backends, if it has any.
+    fn backends_mut(&mut self) -> impl Iterator<Item = &mut Option<Box<[IpAddr]>>> {
+        let pairs = match &mut self.0 {
+            Repr::Map(pairs) => &mut pairs[..],
+            Repr::Set(_) | Repr::Unreadable | Repr::TooLong => &mut [],
+        };
+        pairs.iter_mut().filter_map(|(_, value)| match value {
+            Atom::Backends { addresses, .. } => Some(addresses),
+            _ => None,
+        })
+    }
+
+    /// Leaves out lists of backends that are those of the pair before: all ports of a Service lead to the same pods.
+    fn fold(&mut self) {
+        let mut before: Option<&Box<[IpAddr]>> = None;
+        for backends in self.backends_mut() {
+            match (&before, &mut *backends) {
+                (Some(before), Some(backends_now)) if *before == backends_now => *backends = None,
+                _ => before = backends.as_ref(),
+            }
+        }
+    }
+
+    /// Puts them in again.
+    fn unfold(&mut self) {
+        let mut before: Option<&Box<[IpAddr]>> = None;
+        for backends in self.backends_mut() {
+            if backends.is_none() {
+                *backends = before.cloned();
+            }
+            before = backends.as_ref();
+        }
     }
 
     /// The wire's form.
@@ -204,6 +245,28 @@ impl Datum {
             (Kind::Set | Kind::Map, _, _) => Repr::Unreadable,
         };
     }
+}
+
+/// What is kept of the backends of a VIP: addresses with ports, or without if the VIP has none. Names of template
+/// variables are left out.
+fn backends(value: &Atom) -> Atom {
+    let text = match value {
+        Atom::String(text) => text,
+        _ => "",
+    };
+    let parts = text.split(',').map(str::trim);
+    let addresses = parts.filter_map(endpoint_address);
+    let addresses: std::collections::BTreeSet<IpAddr> = addresses.collect();
+    Atom::Backends {
+        digest: BuildHasherDefault::<DefaultHasher>::default().hash_one(value),
+        addresses: Some(addresses.into_iter().collect()),
+    }
+}
+
+/// The address in `ADDRESS:PORT`, `[ADDRESS]:PORT` or `ADDRESS` (ovn-nb(5), `vips` of `Load_Balancer`).
+pub fn endpoint_address(text: &str) -> Option<IpAddr> {
+    let with_port = text.parse::<SocketAddr>().map(|endpoint| endpoint.ip());
+    with_port.or_else(|_| text.parse()).ok()
 }
 
 fn pair_from_json(json: Value) -> Option<(Atom, Atom)> {
@@ -319,7 +382,8 @@ impl Row {
     }
 
     /// The row as it is kept.
-    pub(super) fn pack(&self) -> PackedRow {
+    pub(super) fn pack(mut self) -> PackedRow {
+        self.cells.iter_mut().for_each(Datum::fold);
         // Without room the program ends; nothing else fails here.
         PackedRow(
             postcard::to_allocvec(&self.cells)
@@ -403,16 +467,15 @@ impl Row {
         texts.collect()
     }
 
-    /// The keys of a map of strings.
-    pub fn keys(&self, column: &'static str) -> Result<Vec<&str>, CellError> {
-        let keys = self.map(column)?.pairs.iter().map(|(key, _)| match key {
-            Atom::String(key) => Ok(&**key),
-            _ => Err(CellError::new(
-                column,
-                "has something else than strings as keys",
-            )),
+    /// The keys of the `vips` of a load balancer, each with the addresses that it leads to.
+    pub fn backends(&self, column: &'static str) -> Result<Vec<(&str, &[IpAddr])>, CellError> {
+        let pairs = self.map(column)?.pairs.iter().map(|pair| match pair {
+            (Atom::String(vip), Atom::Backends { addresses, .. }) => {
+                Ok((&**vip, addresses.as_deref().unwrap_or_default()))
+            }
+            _ => Err(CellError::new(column, "holds something else than strings")),
         });
-        keys.collect()
+        pairs.collect()
     }
 
     fn map(&self, column: &'static str) -> Result<Pairs<'_>, CellError> {
@@ -453,9 +516,11 @@ impl PackedRow {
             let cells = table.columns.iter();
             cells.map(|_| Datum(Repr::Unreadable)).collect()
         };
+        let mut cells: Box<[Datum]> = postcard::from_bytes(&self.0).unwrap_or_else(unreadable);
+        cells.iter_mut().for_each(Datum::unfold);
         Row {
             columns: table.columns,
-            cells: postcard::from_bytes(&self.0).unwrap_or_else(unreadable),
+            cells,
         }
     }
 }
@@ -474,7 +539,7 @@ impl<'a> Pairs<'a> {
             match self.kept {
                 Kept::All => true,
                 Kept::Pairs(keys) => keys.contains(&key),
-                Kept::Keys => false,
+                Kept::Backends => false,
             },
             "`{key}` is read and not kept"
         );

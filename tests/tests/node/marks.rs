@@ -124,7 +124,7 @@ impl Frames {
 
 /// A Service without a selector can lead to any address. The rules are about the address that it leads to.
 #[test]
-fn a_denied_name_is_denied_behind_load_balancing() {
+fn rules_about_a_name_hold_behind_load_balancing() {
     let lab = lab!("marks-service", agent);
     let [denied, other, _] = ALLOWED;
     let rules = [
@@ -132,8 +132,11 @@ fn a_denied_name_is_denied_behind_load_balancing() {
         RuleSpec::allow("0.0.0.0/0").expect("a CIDR"),
     ];
     lab.set_firewall("ns1", &rules).expect("the rows");
-    lab.serve_dns(&[&format!("bad.example.com. 600 IN A {denied}")])
-        .expect("it listens");
+    lab.serve_dns(&[
+        &format!("bad.example.com. 600 IN A {denied}"),
+        &format!("good.example.com. 600 IN A {other}"),
+    ])
+    .expect("it listens");
     for (service, endpoint) in [(SERVICES[0], denied), (SERVICES[1], other)] {
         lab.nbctl(&[
             "lb-add",
@@ -143,6 +146,15 @@ fn a_denied_name_is_denied_behind_load_balancing() {
             "tcp",
         ])
         .expect("a load balancer");
+        // As ovn-kubernetes has it.
+        lab.nbctl(&[
+            "set",
+            "Load_Balancer",
+            &service.to_string(),
+            "external_ids:k8s.ovn.org/kind=Service",
+            "external_ids:k8s.ovn.org/owner=ns1/outside",
+        ])
+        .expect("a Service's");
         lab.nbctl(&["ls-lb-add", NODE, &service.to_string()])
             .expect("on the pods' switch");
     }
@@ -164,17 +176,41 @@ fn a_denied_name_is_denied_behind_load_balancing() {
         [denied]
     );
     // On a slow machine, the answer may go back before the flow is there.
-    wait_until("the flow that denies", PATIENT, || {
-        let flows = lab.dnsflow_flows()?;
-        Ok(flows
-            .iter()
-            .any(|flow| flow.contains(&format!("nw_dst={denied} "))))
-    })
-    .expect("it comes");
+    let wait_for_flow = |address| {
+        wait_until("the address's own flow", PATIENT, || {
+            let flows = lab.dnsflow_flows()?;
+            Ok(flows
+                .iter()
+                .any(|flow| flow.contains(&format!("nw_dst={address} "))))
+        })
+        .expect("it comes");
+    };
+    wait_for_flow(denied);
     for address in [denied, to_denied] {
         fetch(address, BLOCKED).expect_err("a rule denies it");
     }
     fetch(to_other, PATIENT).expect("no rule denies it");
+    let rules = [
+        RuleSpec::allow_name("good.example.com"),
+        RuleSpec::deny("0.0.0.0/0").expect("a CIDR"),
+    ];
+    lab.set_firewall("ns1", &rules).expect("the rows");
+    lab.sync().expect("OVN has followed");
+    wait_until("the Service is denied", PATIENT, || {
+        Ok(pod
+            .fetch(&format!("http://{to_other}/"), BLOCKED)?
+            .result
+            .is_err())
+    })
+    .expect("nobody was told the name");
+    assert_eq!(
+        pod.resolve("good.example.com").expect("it is known"),
+        [other]
+    );
+    wait_for_flow(other);
+    for address in [other, to_other] {
+        fetch(address, PATIENT).expect("a rule allows it");
+    }
     drop(agent);
 }
 

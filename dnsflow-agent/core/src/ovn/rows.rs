@@ -152,8 +152,10 @@ pub struct LoadBalancer {
     pub service: String,
     /// `external_ids:k8s.ovn.org/network`: as with [`LogicalSwitch`].
     pub network: Option<String>,
-    /// The addresses in `vips`.
+    /// The addresses in the keys of `vips`.
     pub addresses: BTreeSet<IpAddr>,
+    /// The addresses in the values of `vips`, sorted, each once. Most are those of pods.
+    pub backends: Box<[IpAddr]>,
 }
 
 /// A row of the SB `Encap` table.

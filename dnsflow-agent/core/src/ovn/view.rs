@@ -196,6 +196,8 @@ pub struct ClusterChanges<Addresses> {
     pub pods: Option<PodNetworks>,
     /// The addresses that may have other owners, with their owners now.
     pub addresses: Addresses,
+    /// The addresses to which a load balancer may lead now, or may lead no more.
+    pub backends: BTreeSet<IpAddr>,
 }
 
 /// The rows that have each address.
@@ -203,22 +205,34 @@ pub struct ClusterChanges<Addresses> {
 struct AddressIndex(BTreeSet<(IpAddr, RowId)>);
 
 impl AddressIndex {
-    /// The addresses of a row are others. Adds those that it had or has alone to `touched`.
+    /// A row has some addresses no more, and has others now. Adds them to `touched`.
     fn update(
+        &mut self,
+        id: RowId,
+        gone: impl Iterator<Item = IpAddr>,
+        new: impl Iterator<Item = IpAddr>,
+        touched: &mut BTreeSet<IpAddr>,
+    ) {
+        for address in gone {
+            self.0.remove(&(address, id));
+            touched.insert(address);
+        }
+        for address in new {
+            self.0.insert((address, id));
+            touched.insert(address);
+        }
+    }
+
+    /// The addresses of a row are others. Adds those that it had or has alone to `touched`.
+    fn replace(
         &mut self,
         id: RowId,
         old: &BTreeSet<IpAddr>,
         new: &BTreeSet<IpAddr>,
         touched: &mut BTreeSet<IpAddr>,
     ) {
-        for address in old.difference(new) {
-            self.0.remove(&(*address, id));
-            touched.insert(*address);
-        }
-        for address in new.difference(old) {
-            self.0.insert((*address, id));
-            touched.insert(*address);
-        }
+        let [gone, come] = [old.difference(new), new.difference(old)];
+        self.update(id, gone.copied(), come.copied(), touched);
     }
 
     fn ids(&self, address: IpAddr) -> impl Iterator<Item = RowId> {
@@ -229,6 +243,12 @@ impl AddressIndex {
     fn has(&self, address: IpAddr) -> bool {
         self.ids(address).next().is_some()
     }
+}
+
+/// The addresses that are missing in a sorted list.
+fn missing(addresses: &[IpAddr], sorted: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
+    let addresses = addresses.iter().copied();
+    addresses.filter(|address| sorted.binary_search(address).is_err())
 }
 
 /// The namespaces and ports that an update of the databases concerns.
@@ -285,12 +305,16 @@ pub struct OvnView {
     /// The networks that ACLs leave out, and the number of ACLs that do.
     excluded: BTreeMap<(Concerned, IpNet), usize>,
     services_at: AddressIndex,
+    /// The load balancers that lead to each address.
+    backends_at: AddressIndex,
     // Of two tables: rows of both may have one id.
     gateways_at: AddressIndex,
     encapsulations_at: AddressIndex,
     pod_networks_changed: bool,
     /// The addresses whose owners may be others than when last asked.
     touched_addresses: BTreeSet<IpAddr>,
+    /// The addresses to which other load balancers may lead than when last asked.
+    touched_backends: BTreeSet<IpAddr>,
     primary_networks_changed: bool,
     datapaths: Table<Datapath>,
     bindings: Table<PortBinding>,
@@ -318,7 +342,7 @@ impl OvnView {
         gateway_ports.apply_each(update.reset, update.gateway_ports, |id, old, new| {
             let old = old.as_ref().map_or(&none, |port| &port.addresses);
             let new = new.map_or(&none, |port| &port.addresses);
-            self.gateways_at.update(id, old, new, touched_addresses);
+            self.gateways_at.replace(id, old, new, touched_addresses);
         });
         let load_balancers = &mut self.load_balancers;
         load_balancers.apply_each(update.reset, update.load_balancers, |id, old, new| {
@@ -328,9 +352,14 @@ impl OvnView {
                 }
                 _ => false,
             };
+            let [had, has] = [old.as_ref(), new];
+            let [had, has] = [had, has].map(|row| row.map_or(&[][..], |row| &row.backends));
+            let [gone, come] = [missing(had, has), missing(has, had)];
+            let touched_backends = &mut self.touched_backends;
+            self.backends_at.update(id, gone, come, touched_backends);
             let old = old.as_ref().map_or(&none, |service| &service.addresses);
             let new = new.map_or(&none, |service| &service.addresses);
-            self.services_at.update(id, old, new, touched_addresses);
+            self.services_at.replace(id, old, new, touched_addresses);
             if is_others {
                 touched_addresses.extend(new);
             }
@@ -440,7 +469,8 @@ impl OvnView {
     ) -> Option<ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>> {
         let is_changed = std::mem::take(&mut self.pod_networks_changed);
         let touched = std::mem::take(&mut self.touched_addresses);
-        if !is_changed && touched.is_empty() {
+        let backends = std::mem::take(&mut self.touched_backends);
+        if !is_changed && touched.is_empty() && backends.is_empty() {
             return None;
         }
         let view = &*self;
@@ -449,7 +479,13 @@ impl OvnView {
             addresses: touched
                 .into_iter()
                 .map(|address| (address, view.owners_of(address))),
+            backends,
         })
+    }
+
+    /// Whether a load balancer leads to the address.
+    pub fn is_backend(&self, address: IpAddr) -> bool {
+        self.backends_at.has(address)
     }
 
     fn pod_networks(&self) -> PodNetworks {
@@ -520,7 +556,7 @@ impl OvnView {
         for Changed { id, old, new } in self.encapsulations.apply(reset, encapsulations) {
             let [old, new] = [old, new].map(|row| row.map(|row| row.ip).into_iter().collect());
             let touched = &mut self.touched_addresses;
-            self.encapsulations_at.update(id, &old, &new, touched);
+            self.encapsulations_at.replace(id, &old, &new, touched);
         }
         let datapaths = self.datapaths.apply(reset, datapaths);
         if !datapaths.is_empty() {

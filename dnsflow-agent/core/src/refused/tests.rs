@@ -291,7 +291,28 @@ fn changes<const N: usize>(
     ClusterChanges {
         pods: Some(pods),
         addresses: addresses.map(|(text, owners)| (address(text), owners)),
+        backends: BTreeSet::new(),
     }
+}
+
+/// Pods come and go behind Services. Nobody was told their addresses.
+#[test]
+fn of_the_addresses_that_services_lead_to_those_of_pods_are_not_judged_again() {
+    let mut refused = owner();
+    let pods = networks(&["10.244.0.0/16"]).into_iter().collect();
+    let pods = PodNetworks::from([(Concerned::Everybody, pods)]);
+    refused.learn(changes(pods, []), &mut Output::default());
+    let mut learn = |texts: &[&str]| {
+        let changes = ClusterChanges {
+            pods: None,
+            addresses: std::iter::empty(),
+            backends: texts.iter().map(|text| address(text)).collect(),
+        };
+        refused.learn(changes, &mut Output::default())
+    };
+    assert_eq!(learn(&["10.244.0.5", "10.244.7.6"]), Rejudged::Nothing);
+    let outside = Rejudged::Addresses([address("203.0.113.1")].into());
+    assert_eq!(learn(&["10.244.0.5", "203.0.113.1"]), outside);
 }
 
 fn a_node() -> Owners {
@@ -632,11 +653,12 @@ fn change() -> impl Strategy<Value = Change> {
         is_primary: false,
         networks: networks(&texts),
     });
-    let balancer = (0..3u8, network(), addresses());
-    let balancer = balancer.prop_map(|(service, network, addresses)| LoadBalancer {
+    let balancer = (0..3u8, network(), addresses(), addresses());
+    let balancer = balancer.prop_map(|(service, network, addresses, backends)| LoadBalancer {
         service: format!("ns/{service}"),
         network,
         addresses,
+        backends: backends.into_iter().collect(),
     });
     let gateway = addresses().prop_map(|addresses| GatewayPort { addresses });
     let encapsulation = (0..ADDRESSES.len()).prop_map(|at| Encapsulation {
@@ -779,6 +801,7 @@ proptest! {
         let mut refused = RefusedAddresses::new(allowed, &mut out);
         let mut view = OvnView::default();
         let mut rows = Rows::default();
+        let mut backends = BTreeSet::new();
         for step in steps.into_iter().chain([Step::Learn]) {
             match step {
                 Step::Row(id, change) => {
@@ -824,6 +847,22 @@ proptest! {
                         };
                         prop_assert!(is_told, "{}: {:?}, then {:?}", address, before[address], judged);
                     }
+                    let balancers = rows.load_balancers.values();
+                    let now: BTreeSet<IpAddr> = balancers.flat_map(|row| row.backends.iter().copied()).collect();
+                    for address in ADDRESSES.iter().map(|text| address(text)) {
+                        prop_assert_eq!(view.is_backend(address), now.contains(&address));
+                    }
+                    let pods = learned.pods.get(&Concerned::Everybody);
+                    for address in now.symmetric_difference(&backends) {
+                        let is_told = match &rejudged {
+                            Rejudged::Nothing => false,
+                            Rejudged::Addresses(addresses) => addresses.contains(address),
+                            Rejudged::All => true,
+                        };
+                        let is_pod = pods.is_some_and(|pods| pods.contains(*address));
+                        prop_assert!(is_told || is_pod, "{} is not told", address);
+                    }
+                    backends = now;
                 }
             }
         }

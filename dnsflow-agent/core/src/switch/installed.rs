@@ -95,9 +95,10 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// A mark ends then.
     pub(crate) until: Timestamp,
-    /// Whether a rule denies a name of the address. Then it has flows of its own: they also match a packet that a load
-    /// balancer has sent to the address, whose destination was another one when it was marked.
-    pub(crate) is_denied: bool,
+    /// Whether the address gets flows of its own, because a rule denies a name of it, or a load balancer leads to it:
+    /// they also match a packet that a load balancer has sent to the address, whose destination was another one when
+    /// it was marked.
+    pub(crate) needs_flows: bool,
 }
 
 impl Default for Installed {
@@ -192,8 +193,8 @@ impl Installed {
     }
 
     /// Makes `wanted` what lets the pod reach the address, and restores lost flows. The flows in `adopted` are
-    /// in the switch already. If no rule denies the address and there is a verdict for `wanted`, the address gets the
-    /// verdict, else flows of its own.
+    /// in the switch already. If the address does not need flows of its own and there is a verdict for `wanted`, the
+    /// address gets the verdict.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
@@ -206,11 +207,11 @@ impl Installed {
         let Place {
             port,
             address,
-            is_denied,
+            needs_flows,
             ..
         } = place;
         if let Self::Marked(marked) = self
-            && !is_denied
+            && !needs_flows
             && verdicts.is_plan(marked.verdict, &wanted)
         {
             verdicts.write(marked.verdict, batch, now);
@@ -221,7 +222,7 @@ impl Installed {
         let is_tried = matches!(self, Self::Marked(_)) || !verdicts.are_refused(now);
         let verdict = match count {
             0 => None,
-            _ if is_denied || !is_tried => None,
+            _ if needs_flows || !is_tried => None,
             _ => verdicts.take(port, &wanted, batch, now),
         };
         match (&mut *self, verdict) {

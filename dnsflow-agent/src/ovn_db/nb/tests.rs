@@ -1,6 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use dnsflow_core::ovn::rows::RowId;
 use serde_json::{Value, json};
@@ -192,6 +195,9 @@ fn addresses_of_load_balancers_come_with_ports_and_without() {
         ])),
         id(2): row("Service_ns1/web_TCP_node_router_node1", json!([["198.51.100.8:80", ""]])),
         id(3): row("Service_ns1/web_TCP_cluster", json!([["web:80", ""]])),
+        id(4): row("Service_ns1/web_TCP_node_switch_template_IPv4", json!([
+            ["^NODEIP_IPv4_0:31080", "203.0.113.7:80,^Service_ns1_web_TCP_80_node_local"],
+        ])),
     }});
     replica.apply_value(rows).unwrap();
     let counters = Arc::<OvsdbCounters>::default();
@@ -200,9 +206,15 @@ fn addresses_of_load_balancers_come_with_ports_and_without() {
         &mut Converter::new(DATABASE.name, counters.clone()),
     );
     assert_eq!(counters.rows_skipped.load(Relaxed), 1);
-    let [(_, Some(service))] = &update.load_balancers[..] else {
+    let [(_, Some(service)), (_, Some(template))] = &update.load_balancers[..] else {
         panic!("{:?}", update.load_balancers);
     };
+    assert_eq!(*service.backends, ["10.244.0.3".parse::<IpAddr>().unwrap()]);
+    assert!(template.addresses.is_empty());
+    assert_eq!(
+        *template.backends,
+        ["203.0.113.7".parse::<IpAddr>().unwrap()]
+    );
     let addresses = ["10.96.0.7", "198.51.100.7", "fd00:10:96::7"];
     assert_eq!(
         service.addresses,

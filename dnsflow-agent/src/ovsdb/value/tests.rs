@@ -17,7 +17,7 @@ const TABLE: &Table = &Table {
         Column::set("names"),
         Column::map("pairs"),
         Column::pairs("some", &["a"]),
-        Column::keys("keys"),
+        Column::backends("vips"),
         Column::scalar("link"),
     ],
     deferred: false,
@@ -36,30 +36,58 @@ fn of_a_map_only_what_is_read_is_kept() {
     let map = |pairs: Value| json!(["map", pairs]);
     let mut row = row(json!({
         "some": map(json!([["a", "1"], ["b", "2"]])),
-        "keys": map(json!([["10.0.0.1:80", "10.244.0.5:8080"], ["10.0.0.2:80", "10.244.0.6:8080"]])),
+        "vips": map(json!([["10.0.0.1:80", "10.244.0.5:8080"], ["10.0.0.2:80", "10.244.0.6:8080"]])),
     }));
     let pairs = |row: &Row| {
         let pairs = row.pairs("some").expect("a map");
         let pairs = pairs.iter().map(|(key, value)| format!("{key}={value}"));
         pairs.collect::<Vec<_>>()
     };
+    let vips = |row: &Row| {
+        let vips = row.backends("vips").expect("a map").into_iter();
+        let vips = vips.map(|(vip, backends)| format!("{vip}={backends:?}"));
+        vips.collect::<Vec<_>>()
+    };
     assert_eq!(pairs(&row), ["a=1"]);
-    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.1:80", "10.0.0.2:80"]));
+    assert_eq!(
+        vips(&row),
+        ["10.0.0.1:80=[10.244.0.5]", "10.0.0.2:80=[10.244.0.6]"]
+    );
     // A value that changes, the same pair again, which removes it, and a new one.
     row.modify("some", map(json!([["a", "3"], ["b", "4"]])));
     assert_eq!(pairs(&row), ["a=3"]);
     row.modify("some", map(json!([["a", "3"], ["c", "5"]])));
     assert!(pairs(&row).is_empty());
-    row.modify("keys", map(json!([["10.0.0.1:80", "10.244.0.7:8080"]])));
-    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.1:80", "10.0.0.2:80"]));
+    row.modify("vips", map(json!([["10.0.0.1:80", "10.244.0.7:8080"]])));
+    assert_eq!(
+        vips(&row),
+        ["10.0.0.1:80=[10.244.0.7]", "10.0.0.2:80=[10.244.0.6]"]
+    );
     row.modify(
-        "keys",
+        "vips",
         map(json!([
             ["10.0.0.1:80", "10.244.0.7:8080"],
-            ["10.0.0.3:80", ""]
+            [
+                "10.0.0.3:80",
+                "10.244.0.7:80,10.244.0.5:8080,10.244.0.7:81,^LOCAL,[fd00::7]:80"
+            ],
+            ["10.0.0.4", "10.244.0.7,fd00::7"],
+            ["10.0.0.4:80", "fd00::7,10.244.0.7"],
+            ["10.0.0.5:80", ""]
         ])),
     );
-    assert_eq!(row.keys("keys"), Ok(vec!["10.0.0.2:80", "10.0.0.3:80"]));
+    assert_eq!(
+        vips(&row),
+        [
+            "10.0.0.2:80=[10.244.0.6]",
+            "10.0.0.3:80=[10.244.0.5, 10.244.0.7, fd00::7]",
+            "10.0.0.4=[10.244.0.7, fd00::7]",
+            "10.0.0.4:80=[10.244.0.7, fd00::7]",
+            "10.0.0.5:80=[]"
+        ]
+    );
+    let packed = row.clone().pack();
+    assert_eq!(packed.unpack(TABLE), row);
 }
 
 #[test]

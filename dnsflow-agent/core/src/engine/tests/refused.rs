@@ -43,6 +43,7 @@ fn addresses_of_nodes_and_services_are_not_opened() {
                 service: "default/kubernetes".into(),
                 network: None,
                 addresses: [IpAddr::from([10, 96, 0, 1])].into(),
+                backends: Box::default(),
             }),
         )],
         ..NbUpdate::default()
@@ -70,6 +71,7 @@ fn a_second_service_at_the_address_of_a_dns_server_is_told_and_a_second_port_is_
             service: service.into(),
             network: None,
             addresses: [server.address].into(),
+            backends: Box::default(),
         };
         node.give(Input::Nb(NbUpdate {
             load_balancers: vec![(RowId::new(row), Some(balancer))],
@@ -165,6 +167,7 @@ fn work_of_a_service(services: u16, open: u16) -> [usize; 3] {
             service: format!("ns1/service{number}"),
             network: None,
             addresses: [address.into()].into(),
+            backends: Box::default(),
         };
         (RowId::new(number.into()), Some(balancer))
     };
