@@ -79,6 +79,8 @@ pub(crate) fn by_address(flow: String, marks: &[Mark]) -> Vec<String> {
     let (Some(bits), Some((matches, actions))) = (bits, rest) else {
         return vec![flow];
     };
+    // A flow to an address needs no such test.
+    let matches = matches.strip_prefix("ct_state=-dnat,").unwrap_or(matches);
     // The first action takes the mark off.
     let actions = match actions.split_once("->pkt_mark") {
         Some((_, rest)) => rest.strip_prefix(',').unwrap_or("drop"),
@@ -117,8 +119,8 @@ mod tests {
             mark(0x24a0_0000, "203.0.113.2"),
             mark(0xa1a0_0000, "203.0.113.3"),
         ];
-        let flow = "cookie=0x1, table=46, priority=11000,pkt_mark=0xa1a00000/0xffe00000,tcp,reg14=0x3,nw_src=10.244.0.5,\
-                    tp_dst=80 actions=set_field:0/0xffe00000->pkt_mark,resubmit(,47)";
+        let flow = "cookie=0x1, table=46, priority=11000,pkt_mark=0xa1a00000/0xffe00000,ct_state=-dnat,tcp,reg14=0x3,\
+                    nw_src=10.244.0.5,tp_dst=80 actions=set_field:0/0xffe00000->pkt_mark,resubmit(,47)";
         let flows = by_address(flow.to_owned(), &marks);
         let to = |last: u8| {
             format!(

@@ -152,6 +152,9 @@ pub enum Ends {
         src: IpAddr,
         /// The bits of the packet's mark.
         mark: Masked,
+        /// Whether only packets are meant that go where the pod has sent them. A load balancer sends a packet elsewhere
+        /// behind the program that marks; the mark says nothing about that address.
+        is_untranslated: bool,
     },
 }
 
@@ -367,7 +370,11 @@ impl FlowTemplate {
         let src = self.src;
         let ends = match target.into() {
             Target::Address(dst) => Addresses::between(src, dst)?.into(),
-            Target::Verdict(mark) => Ends::Verdict { src, mark },
+            Target::Verdict(mark) => Ends::Verdict {
+                src,
+                mark,
+                is_untranslated: !self.ends_marks(),
+            },
         };
         Some(FlowKey {
             table: self.table,

@@ -66,6 +66,10 @@ const IPV6_DST: u32 = header(BASIC, 27, 16);
 /// `NXM_NX_PKT_MARK` (`include/openvswitch/meta-flow.h` in Open vSwitch).
 const PKT_MARK: u32 = header(NXM_NX, 33, 4);
 const PKT_MARK_MASKED: u32 = masked(PKT_MARK);
+/// `NXM_NX_CT_STATE` (the same file), with a mask.
+const CT_STATE_MASKED: u32 = masked(header(NXM_NX, 105, 4));
+/// The connection's destination was translated (`CS_DST_NAT` in Open vSwitch's `include/openvswitch/packets.h`).
+const CT_DST_NAT: u32 = 0x80;
 
 // IEEE 802 numbers.
 const ETH_IPV4: u16 = 0x0800;
@@ -234,8 +238,18 @@ fn put_ends(output: &mut BytesMut, ends: Ends) {
         }
         None => {}
     }
-    if let Ends::Verdict { mark, .. } = ends {
+    if let Ends::Verdict {
+        mark,
+        is_untranslated,
+        ..
+    } = ends
+    {
         put_mark(output, mark);
+        if is_untranslated {
+            output.put_u32(CT_STATE_MASKED);
+            output.put_u32(0);
+            output.put_u32(CT_DST_NAT);
+        }
     }
 }
 
@@ -307,6 +321,7 @@ struct Fields {
     v4: [Option<Ipv4Addr>; 2],
     v6: [Option<Ipv6Addr>; 2],
     mark: Option<Masked>,
+    is_untranslated: bool,
 }
 
 impl Fields {
@@ -329,6 +344,13 @@ impl Fields {
                 };
                 let value = u32::from_be_bytes(value.try_into().ok()?);
                 self.mark = Some(Masked::new(value, mask));
+            }
+            CT_STATE_MASKED => {
+                let of_destination = [[0; 4], CT_DST_NAT.to_be_bytes()].concat();
+                if value != of_destination {
+                    return None;
+                }
+                self.is_untranslated = true;
             }
             TCP_DST | UDP_DST | SCTP_DST => {
                 self.port = Some((header, u16::from_be_bytes(value.try_into().ok()?)));
@@ -377,15 +399,21 @@ impl Fields {
         const NO_V4: [Option<Ipv4Addr>; 2] = [None, None];
         const NO_V6: [Option<Ipv6Addr>; 2] = [None, None];
         let ends = match (self.eth_type?, self.v4, self.v6, self.mark) {
-            (ETH_IPV4, [Some(src), Some(dst)], NO_V6, None) => Addresses::V4 { src, dst }.into(),
-            (ETH_IPV6, NO_V4, [Some(src), Some(dst)], None) => Addresses::V6 { src, dst }.into(),
+            (ETH_IPV4, [Some(src), Some(dst)], NO_V6, None) if !self.is_untranslated => {
+                Addresses::V4 { src, dst }.into()
+            }
+            (ETH_IPV6, NO_V4, [Some(src), Some(dst)], None) if !self.is_untranslated => {
+                Addresses::V6 { src, dst }.into()
+            }
             (ETH_IPV4, [Some(src), None], NO_V6, Some(mark)) => Ends::Verdict {
                 src: src.into(),
                 mark,
+                is_untranslated: self.is_untranslated,
             },
             (ETH_IPV6, NO_V4, [Some(src), None], Some(mark)) => Ends::Verdict {
                 src: src.into(),
                 mark,
+                is_untranslated: self.is_untranslated,
             },
             _ => return None,
         };

@@ -34,6 +34,8 @@ const DESTINATION: usize = 14 + 16;
 const ROOM: usize = 8 << 20;
 /// Addresses of Services.
 const SERVICES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 96, 7, 1), Ipv4Addr::new(10, 96, 7, 2)];
+/// The address of a load balancer that is nobody's Service.
+const UNKNOWN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
 /// A connection that is not there by then is denied.
 const BLOCKED: Duration = Duration::from_secs(2);
 /// A port of the pod.
@@ -126,7 +128,7 @@ impl Frames {
 #[test]
 fn rules_about_a_name_hold_behind_load_balancing() {
     let lab = lab!("marks-service", agent);
-    let [denied, other, _] = ALLOWED;
+    let [denied, other, unnamed] = ALLOWED;
     let rules = [
         RuleSpec::deny_name("bad.example.com"),
         RuleSpec::allow("0.0.0.0/0").expect("a CIDR"),
@@ -135,9 +137,15 @@ fn rules_about_a_name_hold_behind_load_balancing() {
     lab.serve_dns(&[
         &format!("bad.example.com. 600 IN A {denied}"),
         &format!("good.example.com. 600 IN A {other}"),
+        &format!("evil.good.example.com. 600 IN A {UNKNOWN}"),
     ])
     .expect("it listens");
-    for (service, endpoint) in [(SERVICES[0], denied), (SERVICES[1], other)] {
+    let services = [
+        (SERVICES[0], denied),
+        (SERVICES[1], other),
+        (UNKNOWN, unnamed),
+    ];
+    for (service, endpoint) in services {
         lab.nbctl(&[
             "lb-add",
             &service.to_string(),
@@ -146,6 +154,9 @@ fn rules_about_a_name_hold_behind_load_balancing() {
             "tcp",
         ])
         .expect("a load balancer");
+        if service == UNKNOWN {
+            continue;
+        }
         // As ovn-kubernetes has it.
         lab.nbctl(&[
             "set",
@@ -211,6 +222,11 @@ fn rules_about_a_name_hold_behind_load_balancing() {
     for address in [other, to_other] {
         fetch(address, PATIENT).expect("a rule allows it");
     }
+    // Whoever owns the name chooses its address. The rules are about the one behind it.
+    let told = pod.resolve("evil.good.example.com").expect("it is known");
+    assert_eq!(told, [UNKNOWN]);
+    wait_for_flow(UNKNOWN);
+    fetch(UNKNOWN, BLOCKED).expect_err("no rule allows the address behind it");
     drop(agent);
 }
 

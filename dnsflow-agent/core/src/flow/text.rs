@@ -65,9 +65,19 @@ fn write_match(text: &mut String, matches: &Match) {
         (Some(Protocol::Sctp), false) => "sctp",
         (Some(Protocol::Sctp), true) => "sctp6",
     };
-    // ovs-ofctl writes the mark before the protocol.
-    if let Ends::Verdict { mark, .. } = ends {
-        let _ = write!(text, ",pkt_mark={}", masked(*mark));
+    // ovs-ofctl writes these before the protocol.
+    if let Ends::Verdict {
+        mark,
+        is_untranslated,
+        ..
+    } = ends
+    {
+        let state = if *is_untranslated {
+            ",ct_state=-dnat"
+        } else {
+            ""
+        };
+        let _ = write!(text, ",pkt_mark={}{state}", masked(*mark));
     }
     let _ = write!(text, ",{protocol}");
     for (register, bits) in registers.iter() {

@@ -120,7 +120,13 @@ fn any_match() -> impl Strategy<Value = Match> {
     let ends = prop_oneof![
         any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }.into()),
         any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }.into()),
-        (any::<IpAddr>(), mark).prop_map(|(src, mark)| Ends::Verdict { src, mark }),
+        (any::<IpAddr>(), mark, any::<bool>()).prop_map(|(src, mark, is_untranslated)| {
+            Ends::Verdict {
+                src,
+                mark,
+                is_untranslated,
+            }
+        }),
     ];
     let protocol = prop_oneof![
         Just(Protocol::Tcp),
