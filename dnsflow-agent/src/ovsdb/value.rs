@@ -5,8 +5,9 @@
 //! them.
 
 use std::{
-    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
+    hash::{BuildHasher as _, RandomState},
     net::{IpAddr, SocketAddr},
+    sync::LazyLock,
 };
 
 use dnsflow_core::ovn::rows::RowId;
@@ -247,6 +248,9 @@ impl Datum {
     }
 }
 
+/// With keys of this process: who writes backends must not find two lists that have one digest.
+static DIGESTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
 /// What is kept of the backends of a VIP: addresses with ports, or without if the VIP has none. Names of template
 /// variables are left out.
 fn backends(value: &Atom) -> Atom {
@@ -258,7 +262,7 @@ fn backends(value: &Atom) -> Atom {
     let addresses = parts.filter_map(endpoint_address);
     let addresses: std::collections::BTreeSet<IpAddr> = addresses.collect();
     Atom::Backends {
-        digest: BuildHasherDefault::<DefaultHasher>::default().hash_one(value),
+        digest: DIGESTS.hash_one(value),
         addresses: Some(addresses.into_iter().collect()),
     }
 }
