@@ -358,24 +358,41 @@ impl Access<'_> {
         if *rejudged == Rejudged::Nothing {
             return;
         }
-        for (id, port) in self.ports.iter() {
-            let mut changed = Vec::new();
-            for address in self.concerned(id, rejudged) {
-                let judged = self.judge_address(id, address);
-                if let Some(reason) = judged.as_ref().and_then(|judged| judged.newly_refused) {
-                    let entry = self.cache.entry(id, address);
-                    let name = entry.and_then(|entry| entry.names.keys().next().cloned());
-                    let whose = (id, port.row.iface_id.as_str());
-                    self.refused
-                        .refuse(whose, name.as_ref(), address, reason, now, out);
-                }
-                if judged.is_some() {
-                    changed.push(address);
-                }
+        let ports = self.ports;
+        for (id, _) in ports.iter() {
+            self.rejudge_port(id, rejudged, batch, now, out);
+        }
+    }
+
+    /// The same at one port, whose namespace may be another one.
+    pub(crate) fn rejudge_port(
+        &mut self,
+        id: PortId,
+        rejudged: &Rejudged,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let ports = self.ports;
+        let Some(port) = ports.get(id) else {
+            return;
+        };
+        let mut changed = Vec::new();
+        for address in self.concerned(id, rejudged) {
+            let judged = self.judge_address(id, address);
+            if let Some(reason) = judged.and_then(|judged| judged.newly_refused) {
+                let entry = self.cache.entry(id, address);
+                let name = entry.and_then(|entry| entry.names.keys().next().cloned());
+                let whose = (id, port.row.iface_id.as_str());
+                self.refused
+                    .refuse(whose, name.as_ref(), address, reason, now, out);
             }
-            if !changed.is_empty() {
-                self.replan_entries(id, changed, batch, now);
+            if judged.is_some() {
+                changed.push(address);
             }
+        }
+        if !changed.is_empty() {
+            self.replan_entries(id, changed, batch, now);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use super::*;
+use super::{restart::southbound, *};
 use crate::{
     ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
     refused::Refusals,
@@ -154,6 +154,44 @@ fn a_form_of_an_address_of_ipv4_that_comes_to_be_refused_is_closed() {
     );
     node_has(&mut node, None);
     assert_eq!(open(&node).len(), 5);
+}
+
+/// What is refused to a namespace is refused also where the namespace of a port is known later than what it was told.
+#[test]
+fn what_is_refused_to_a_namespace_is_refused_where_the_namespace_is_known_later() {
+    let rules = [allow("example.com"), deny_all()];
+    for is_told_first in [false, true] {
+        let mut node = Node::bare();
+        node.trust_server();
+        let row = RowId::new(0x105);
+        node.pods.insert("ns1_p1".into(), row);
+        node.give(Input::SwitchUp);
+        node.give(firewalls(true, Some(firewall(&rules))));
+        let mut acls = acls(&rules);
+        // Of the user-defined network of the namespace, not of its default network.
+        let of_network = acls[1].1.as_mut().expect("there are two rules");
+        of_network.matches =
+            "(ip4.dst == 0.0.0.0/0 && ip4.dst != 203.0.113.0/24) && inport == @a777".into();
+        node.give(Input::Nb(NbUpdate {
+            reset: true,
+            acls,
+            ..NbUpdate::default()
+        }));
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+        }));
+        if is_told_first {
+            node.answer("p1", "example.com", &[ADDRESS], 600);
+        }
+        let sb = southbound(&node, &rules);
+        node.give(Input::Sb(sb));
+        if !is_told_first {
+            node.answer("p1", "example.com", &[ADDRESS], 600);
+        }
+        node.pass(Duration::from_secs(1));
+        assert_eq!(node.destinations(), BTreeSet::new(), "{is_told_first}");
+    }
 }
 
 /// What a Service beside so many others costs that comes, changes and goes, with so many addresses open.
