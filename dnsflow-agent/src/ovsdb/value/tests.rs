@@ -20,6 +20,8 @@ const TABLE: &Table = &Table {
         Column::keys("keys"),
         Column::scalar("link"),
     ],
+    purpose: "tests",
+    remedy: "remove rows",
     deferred: false,
 };
 
