@@ -219,11 +219,8 @@ impl Connection {
                 State::Open(link) => match link.next(&self.counters).await {
                     Ok(event) => {
                         match event {
-                            Event::Synced => {
-                                self.is_synced();
-                                self.learn_large();
-                            }
-                            Event::TooLarge(_) => self.learn_large(),
+                            Event::Synced => self.is_synced(),
+                            Event::TooLarge(large) => self.add_large(large),
                             _ => {}
                         }
                         return event;
@@ -255,10 +252,12 @@ impl Connection {
         }
     }
 
-    /// Takes over which tables are left out.
-    fn learn_large(&mut self) {
-        let large = self.replica().into_iter().flat_map(Replica::left_out);
-        let large = large.collect();
+    /// Another table is too large. Which tables are not any more is known when everything has been read.
+    fn add_large(&mut self, too_large: TooLarge) {
+        let others = self.large.iter().copied();
+        let others = others.filter(|one| one.table != too_large.table);
+        let mut large: Vec<_> = others.chain([too_large]).collect();
+        large.sort_by_key(|one| one.table.name);
         self.set_large(large);
     }
 
@@ -270,7 +269,7 @@ impl Connection {
     /// Ends a connection that has brought too much. Other addresses would bring as much.
     fn too_large(&mut self, too_large: TooLarge) {
         self.counters.failures.fetch_add(1, Relaxed);
-        self.set_large(vec![too_large]);
+        self.add_large(too_large);
         self.candidate = 0;
         self.refusals.clear();
         self.state = State::Waiting {
@@ -321,6 +320,9 @@ impl Connection {
             link.synced_at = Some(now());
             tracing::info!(database = self.database.name, %remote, "connected");
         }
+        let large = self.replica().into_iter().flat_map(Replica::left_out);
+        let large = large.collect();
+        self.set_large(large);
         self.causes.end();
         self.refusals.clear();
     }

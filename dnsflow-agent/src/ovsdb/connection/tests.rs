@@ -9,14 +9,20 @@ use crate::ovsdb::schema::{Column, Table};
 
 static DATABASE: Database = Database {
     name: "D",
-    tables: &[Table {
-        name: "T",
-        columns: &[Column::scalar("name")],
+    tables: &[table("T"), table("U")],
+};
+
+const NAME: &[Column] = &[Column::scalar("name")];
+
+const fn table(name: &'static str) -> Table {
+    Table {
+        name,
+        columns: NAME,
         purpose: "tests",
         remedy: "remove rows",
         deferred: false,
-    }],
-};
+    }
+}
 
 #[test]
 fn delays_double_up_to_their_limit_and_vary() {
@@ -165,14 +171,14 @@ async fn a_silent_server_is_given_up() {
     );
 }
 
-/// The first content: so many rows.
-fn content(rows: usize) -> String {
+/// The first content: so many rows of one table.
+fn content(table: &str, rows: usize) -> String {
     let rows = (0..rows).map(|row| {
         let id = dnsflow_core::ovn::rows::RowId::new(row as u128);
         format!(r#""{id}":{{"initial":{{}}}}"#)
     });
     let rows = rows.collect::<Vec<_>>().join(",");
-    format!(r#"{{"id":0,"result":{{"T":{{{rows}}}}},"error":null}}"#)
+    format!(r#"{{"id":0,"result":{{"{table}":{{{rows}}}}},"error":null}}"#)
 }
 
 const TWO_ROWS: TableLimits = TableLimits {
@@ -200,7 +206,11 @@ fn large_tables(connection: &mut Connection) -> Option<Vec<(String, bool)>> {
 #[tokio::test(start_paused = true)]
 async fn a_database_with_a_table_that_is_too_large_is_read_again_after_a_while() {
     // Twice too large, then no more.
-    let server = FakeServer::answering("large", |number| content(3 - number / 2), Duration::ZERO);
+    let server = FakeServer::answering(
+        "large",
+        |number| content("T", 3 - number / 2),
+        Duration::ZERO,
+    );
     let mut connection = server.connection().limited_to(TWO_ROWS);
     let text = "table T of D (for tests) has more than 2 rows of interest, and nothing new is read of the database; \
                 remove rows";
@@ -226,7 +236,7 @@ async fn a_database_with_a_table_that_is_too_large_is_read_again_after_a_while()
 
 #[tokio::test(start_paused = true)]
 async fn a_table_that_is_left_out_is_told_before_the_content() {
-    let server = FakeServer::answering("without", |_| content(3), Duration::from_secs(1000));
+    let server = FakeServer::answering("without", |_| content("T", 3), Duration::from_secs(1000));
     let connection = server.connection().limited_to(TWO_ROWS);
     let mut connection = connection.without_large(&["T"]);
     let text =
@@ -243,8 +253,36 @@ async fn a_table_that_is_left_out_is_told_before_the_content() {
 
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_the_first_content_is_told_of_a_table_that_is_too_large() {
-    let server = FakeServer::answering("first", |_| content(3), Duration::ZERO);
+    let server = FakeServer::answering("first", |_| content("T", 3), Duration::ZERO);
     let mut connection = server.connection().limited_to(TWO_ROWS);
     let error = connection.synced().await.unwrap_err();
     assert!(error.starts_with("table T of D"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_counts_as_too_large_until_everything_has_been_read_without_it() {
+    let contents = [("T", 3), ("U", 3), ("U", 2)];
+    let answer = move |number: usize| {
+        let (table, rows) = contents[number];
+        content(table, rows)
+    };
+    let server = FakeServer::answering("until", answer, Duration::ZERO);
+    let connection = server.connection().limited_to(TWO_ROWS);
+    let mut connection = connection.without_large(&["T"]);
+    let mut told = Vec::new();
+    for _ in 0..4 {
+        connection.next().await;
+        if let Some(Input::LargeTables { tables, .. }) = connection.take_large_tables() {
+            let tables = tables.into_iter();
+            told.push(
+                tables
+                    .map(|table| (table.table, table.is_left_out))
+                    .collect::<Vec<_>>(),
+            );
+        }
+    }
+    assert_eq!(
+        told,
+        [vec![("T", true)], vec![("T", true), ("U", false)], vec![]]
+    );
 }
