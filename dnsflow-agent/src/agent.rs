@@ -506,7 +506,8 @@ async fn edges(
     let northbound = has_ovn.then(|| options.ovn_nb.clone());
     if has_ovn {
         let ovn = OvnDb::new(options.ovn_nb, options.ovn_sb)
-            .counted_by(databases.northbound, databases.southbound);
+            .counted_by(databases.northbound, databases.southbound)
+            .beside(&options.cluster_networks);
         edge(
             "OVN's databases",
             Box::pin(ovn.run(inputs.clone(), ovn_commands)),
@@ -954,6 +955,10 @@ impl Hot {
                 }
                 Report::Opened { activation, .. } => self.observed.opened(*activation),
                 Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
+                Report::TableTooLarge(table) if !table.is_left_out => self.health.too_large(table),
+                Report::TableReadAgain { database, table } => {
+                    self.health.read_again(database, table);
+                }
                 _ => {}
             }
             self.reporter.tell(&report);

@@ -8,17 +8,18 @@
 //! nobody else from the answer: for a new connection the oldest goes.
 
 use std::{
-    collections::VecDeque,
+    borrow::Cow,
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use dnsflow_core::Timestamp;
+use dnsflow_core::{Timestamp, input::LargeTable};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -50,6 +51,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// it counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(180);
 
+/// Why the agent is not well.
+type Reason = Cow<'static, str>;
+
 /// How the agent is, written by the hot thread.
 #[derive(Debug, Default)]
 pub struct Health {
@@ -61,8 +65,10 @@ pub struct Health {
     connected: AtomicBool,
     /// There is a DNS server whose answers count.
     trusting: AtomicBool,
+    /// Why a database is not read, by database and table.
+    too_large: Mutex<BTreeMap<(&'static str, &'static str), String>>,
     /// Why `/readyz` last said no, if it did.
-    refused: Mutex<Option<&'static str>>,
+    refused: Mutex<Option<Reason>>,
 }
 
 impl Health {
@@ -86,39 +92,61 @@ impl Health {
         self.trusting.store(trusting, Relaxed);
     }
 
+    /// A database is not read any more, because a table of it is too large.
+    pub fn too_large(&self, table: &LargeTable) {
+        let mut large = self.large();
+        large.insert((table.database, table.table), table.to_string());
+    }
+
+    /// This table is no reason for that any more.
+    pub fn read_again(&self, database: &'static str, table: &'static str) {
+        self.large().remove(&(database, table));
+    }
+
+    fn large(&self) -> MutexGuard<'_, BTreeMap<(&'static str, &'static str), String>> {
+        self.too_large
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Logs what `/readyz` answers where that is another reason than before: the kubelet shows only
     /// the status code.
-    fn log_answer(&self, reason: Option<&'static str>) {
+    fn log_answer(&self, reason: Option<&Reason>) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        match (std::mem::replace(&mut *refused, reason), reason) {
-            (before, now) if before == now => {}
-            (_, Some(reason)) => {
-                tracing::warn!(reason, "/readyz answers that the agent is not ready")
+        if refused.as_ref() == reason {
+            return;
+        }
+        *refused = reason.cloned();
+        match reason {
+            Some(reason) => {
+                tracing::warn!(%reason, "/readyz answers that the agent is not ready")
             }
-            (_, None) => tracing::info!("/readyz answers that the agent is ready"),
+            None => tracing::info!("/readyz answers that the agent is ready"),
         }
     }
 
     /// Why the agent should be started anew, if it should.
-    fn trouble(&self, now: Timestamp) -> Option<&'static str> {
+    fn trouble(&self, now: Timestamp) -> Option<Reason> {
         let turn = Timestamp::from_nanos(self.turn.load(Relaxed));
-        (now.since(turn) > STUCK_AFTER).then_some("the hot thread is stuck")
+        (now.since(turn) > STUCK_AFTER).then_some("the hot thread is stuck".into())
     }
 
     /// Why the agent does not do its work for everybody (yet), if it does not.
     ///
     /// What was read once stays in force without its source, so an API server or a database that is
     /// away is no reason; nor is a veth that cannot be attached to, for which the others must not
-    /// wait.
-    fn unready(&self, now: Timestamp) -> Option<&'static str> {
+    /// wait. A database with a table that is too large is a reason: that does not end by itself.
+    fn unready(&self, now: Timestamp) -> Option<Reason> {
         if let Some(trouble) = self.trouble(now) {
             Some(trouble)
         } else if !self.connected.load(Relaxed) {
-            Some("no connection to the switch")
+            Some("no connection to the switch".into())
+        } else if let Some(large) = self.large().values().next() {
+            Some(large.clone().into())
         } else if !self.synced.load(Relaxed) {
-            Some("not every source was read yet")
+            Some("not every source was read yet".into())
         } else if !self.trusting.load(Relaxed) {
-            Some("no DNS server is trusted; see --dns-service")
+            Some("no DNS server is trusted; see --dns-service".into())
         } else {
             None
         }
@@ -208,28 +236,30 @@ async fn serve_connection(stream: TcpStream, served: Served) {
 }
 
 fn respond(method: &Method, path: &str, health: &Health, now: Timestamp) -> Response<Full<Bytes>> {
-    let (status, text) = match (path, method) {
+    let (status, text): (_, Reason) = match (path, method) {
         ("/livez" | "/readyz", &Method::GET | &Method::HEAD) => {
             let trouble = match path {
                 "/livez" => health.trouble(now),
                 _ => {
                     let reason = health.unready(now);
-                    health.log_answer(reason);
+                    health.log_answer(reason.as_ref());
                     reason
                 }
             };
             match trouble {
-                None => (StatusCode::OK, "ok"),
+                None => (StatusCode::OK, "ok".into()),
                 Some(trouble) => (StatusCode::SERVICE_UNAVAILABLE, trouble),
             }
         }
-        ("/livez" | "/readyz" | "/metrics", _) => (StatusCode::METHOD_NOT_ALLOWED, "GET only"),
+        ("/livez" | "/readyz" | "/metrics", _) => {
+            (StatusCode::METHOD_NOT_ALLOWED, "GET only".into())
+        }
         _ => (
             StatusCode::NOT_FOUND,
-            "there are /livez, /readyz and /metrics",
+            "there are /livez, /readyz and /metrics".into(),
         ),
     };
-    text_response(status, text)
+    text_response(status, &text)
 }
 
 /// The metrics, as Prometheus asks.

@@ -395,6 +395,8 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         pending,
         failed,
         not_trusted,
+        tables_left_out,
+        tables_unread,
         firewalls,
         waiting,
         not_in_force,
@@ -429,6 +431,12 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
             "ports_not_trusted",
             "Logical ports at which nothing counts that the pod is told.",
             not_trusted,
+        ),
+        Family::gauges(
+            "database_tables_too_large",
+            "Tables of databases that are larger than their limits, by whether the agent goes on without them.",
+            "state",
+            [("left_out", tables_left_out), ("needed", tables_unread)],
         ),
         Family::gauge("firewalls", "EgressFirewalls of the cluster.", firewalls),
         Family::gauges(

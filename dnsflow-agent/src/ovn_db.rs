@@ -17,10 +17,11 @@ use dnsflow_core::{
     input::LOGICAL_FLOW_SAMPLE_MAX,
     ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate, Stage},
 };
+use ipnet::IpNet;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::ovsdb::{
-    Clause, Condition, Connection, Event, OvsdbCounters, Remotes, convert::Converter,
+    Clause, Condition, Connection, Event, OvsdbCounters, Remotes, TableLimits, convert::Converter,
     session::ServerError,
 };
 
@@ -90,7 +91,28 @@ impl OvnDb {
         }
     }
 
-    /// Sends [`Input::Nb`], [`Input::Sb`] and [`Input::LogicalFlowSample`] until the channel is
+    /// The same beside these networks of the cluster (`--cluster-networks`). With some, it goes on without the addresses
+    /// of Services if they are too many. Without, a name could lead to a Service that nobody knows.
+    pub fn beside(self, cluster_networks: &[IpNet]) -> Self {
+        let optional = match cluster_networks {
+            [] => &[],
+            _ => nb::OF_SERVICES,
+        };
+        Self {
+            nb: self.nb.without_large(optional),
+            ..self
+        }
+    }
+
+    /// The same with other limits of the tables.
+    pub fn limited_to(self, limits: TableLimits) -> Self {
+        Self {
+            nb: self.nb.limited_to(limits),
+            sb: self.sb.limited_to(limits),
+        }
+    }
+
+    /// Sends [`Input::Nb`], [`Input::Sb`], [`Input::LargeTables`] and [`Input::LogicalFlowSample`] until the channel is
     /// closed. Runs two tasks, one for each database; both end with this future.
     pub async fn run(
         self,
@@ -111,11 +133,12 @@ async fn run_nb(mut connection: Connection, inputs: mpsc::Sender<Input<'static>>
             event = connection.next() => event,
             () = inputs.closed() => return,
         };
-        let Some(update) = nb_update(&connection, &event, &mut converter) else {
-            continue;
-        };
-        if inputs.send(Input::Nb(update)).await.is_err() {
-            return;
+        let large = connection.take_large_tables();
+        let update = nb_update(&connection, &event, &mut converter);
+        for input in large.into_iter().chain(update.map(Input::Nb)) {
+            if inputs.send(input).await.is_err() {
+                return;
+            }
         }
     }
 }
@@ -135,7 +158,7 @@ fn nb_update(
             let update = nb::changed(replica, changes, converter);
             (update != NbUpdate::default()).then_some(update)
         }
-        Event::Conditioned | Event::Selected { .. } => None,
+        Event::Conditioned | Event::Selected { .. } | Event::TooLarge(_) => None,
     }
 }
 
@@ -208,6 +231,12 @@ impl Southbound {
     }
 
     fn event(&mut self, event: Event) -> Vec<Input<'static>> {
+        let mut news = Vec::from_iter(self.connection.take_large_tables());
+        news.extend(self.rows(event));
+        news
+    }
+
+    fn rows(&mut self, event: Event) -> Vec<Input<'static>> {
         let Some(replica) = self.connection.replica() else {
             return Vec::new();
         };
@@ -228,6 +257,7 @@ impl Southbound {
             }
             Event::Conditioned => self.watching(),
             Event::Selected { tag, rows } => self.selected(tag, rows),
+            Event::TooLarge(_) => Vec::new(),
         }
     }
 

@@ -437,6 +437,8 @@ impl Replay {
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
             | Report::MarksEndNowhere
+            | Report::TableTooLarge(_)
+            | Report::TableReadAgain { .. }
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

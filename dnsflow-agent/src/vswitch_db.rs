@@ -43,11 +43,15 @@ const TABLES: &[Table] = &[
             Column::scalar("ifindex"),
             Column::scalar("ingress_policing_rate"),
         ],
+        purpose: "the interfaces of pods",
+        remedy: "remove the interfaces that are not in use from Open vSwitch",
         deferred: false,
     },
     Table {
         name: OPEN_VSWITCH,
         columns: &[Column::map("other_config")],
+        purpose: "the settings of Open vSwitch",
+        remedy: "make its other_config shorter",
         deferred: false,
     },
 ];
@@ -90,7 +94,7 @@ impl VswitchDb {
         }
     }
 
-    /// Sends [`Input::MegaflowsIdle`] and [`Input::Interfaces`] until the channel is closed.
+    /// Sends [`Input::MegaflowsIdle`], [`Input::Interfaces`] and [`Input::LargeTables`] until the channel is closed.
     pub async fn run(mut self, inputs: mpsc::Sender<Input<'static>>) {
         let mut converter = Converter::new(DATABASE.name, self.connection.counters());
         let mut idle = MEGAFLOW_IDLE;
@@ -99,6 +103,11 @@ impl VswitchDb {
                 event = self.connection.next() => event,
                 () = inputs.closed() => return,
             };
+            if let Some(large) = self.connection.take_large_tables()
+                && inputs.send(large).await.is_err()
+            {
+                return;
+            }
             let read = self.megaflows_idle(&mut converter).unwrap_or(idle);
             if read != idle {
                 idle = read;
@@ -139,7 +148,7 @@ impl VswitchDb {
                     interfaces,
                 })
             }
-            Event::Conditioned | Event::Selected { .. } => None,
+            Event::Conditioned | Event::Selected { .. } | Event::TooLarge(_) => None,
         }
     }
 }
@@ -183,11 +192,15 @@ pub async fn offloads(remotes: &Remotes) -> Result<bool, String> {
         tables: &[Table {
             name: OPEN_VSWITCH,
             columns: &[Column::map("other_config")],
+            purpose: "the settings of Open vSwitch",
+            remedy: "make its other_config shorter",
             deferred: false,
         }],
     };
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
-    while connection.next().await != Event::Synced {}
+    while connection.next().await != Event::Synced {
+        connection.log_large_tables();
+    }
     let rows = connection
         .replica()
         .into_iter()

@@ -241,6 +241,9 @@ impl Engine {
                 self.learn_networks(batch, now);
                 self.policy_touched(touched, batch, now);
             }
+            Input::LargeTables { database, tables } => {
+                self.sources.large_tables(database, tables, &mut self.out);
+            }
             Input::Firewalls(update) => {
                 self.sources.read(Source::Firewalls, update.reset);
                 if update.reset {

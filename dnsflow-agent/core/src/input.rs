@@ -1,6 +1,6 @@
 //! The inputs of the core, and its commands.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
 use super::{
     Timestamp,
@@ -133,6 +133,45 @@ pub enum BatchError {
     ConnectionLost,
 }
 
+/// A table of a database that is larger than its limits.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LargeTable {
+    /// The database.
+    pub database: &'static str,
+    /// The table.
+    pub table: &'static str,
+    /// The limit.
+    pub limit: String,
+    /// For what the table is read.
+    pub purpose: &'static str,
+    /// How people bring the table below its limit, or do without it.
+    pub remedy: &'static str,
+    /// Whether the agent goes on without the table. If not, it reads nothing new of the database.
+    pub is_left_out: bool,
+}
+
+impl fmt::Display for LargeTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            database,
+            table,
+            limit,
+            purpose,
+            remedy,
+            is_left_out,
+        } = self;
+        write!(
+            f,
+            "table {table} of {database} (for {purpose}) has more than {limit}, and "
+        )?;
+        f.write_str(match is_left_out {
+            true => "is left out",
+            false => "nothing new is read of the database",
+        })?;
+        write!(f, "; {remedy}")
+    }
+}
+
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Input<'a> {
@@ -144,6 +183,13 @@ pub enum Input<'a> {
     Nb(NbUpdate),
     /// The OVN southbound database changed.
     Sb(SbUpdate),
+    /// The tables of a database that are too large are others than before.
+    LargeTables {
+        /// The database.
+        database: &'static str,
+        /// All tables of it that are too large.
+        tables: Vec<LargeTable>,
+    },
     /// EgressFirewalls changed.
     Firewalls(FirewallUpdate),
     /// The veth of this interface was found. The programs are about to be attached: from now on,

@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{attempts::Attempt, name::DomainName, resolver::Resolver, view};
+use super::{attempts::Attempt, input::LargeTable, name::DomainName, resolver::Resolver, view};
 
 /// A connection of a pod that its EgressFirewall denies.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -240,6 +240,15 @@ pub enum Report {
         resolver: Resolver,
         /// Who.
         by: BTreeSet<String>,
+    },
+    /// A table of a database is too large.
+    TableTooLarge(LargeTable),
+    /// A table of a database is not too large any more.
+    TableReadAgain {
+        /// The database.
+        database: &'static str,
+        /// The table.
+        table: &'static str,
     },
     /// Someone else has a flow with the key of one of ours. Our flow is left out while the other
     /// one is there.

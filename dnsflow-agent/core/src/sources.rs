@@ -1,6 +1,8 @@
 //! Which sources have been read completely, and whether the node is ready.
 
-use crate::view::SourceView;
+use std::collections::BTreeMap;
+
+use crate::{input::LargeTable, output::Output, report::Report, view::SourceView};
 
 /// The sources that decisions need.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub(crate) struct Sources {
     logical_flows: bool,
     firewalls: bool,
     ready: bool,
+    /// The tables that are too large, by database.
+    large: BTreeMap<&'static str, Vec<LargeTable>>,
 }
 
 /// A source whose first update has all its objects.
@@ -35,6 +39,7 @@ impl Sources {
             logical_flows: false,
             firewalls: false,
             ready: false,
+            large: BTreeMap::new(),
         }
     }
 
@@ -47,6 +52,35 @@ impl Sources {
             Source::Firewalls => &mut self.firewalls,
         };
         *read |= is_all;
+    }
+
+    /// These tables of a database are too large, and no others of it. Reports which of them are new, and which are over.
+    ///
+    /// Nothing else follows: what was read stays in force.
+    pub(crate) fn large_tables(
+        &mut self,
+        database: &'static str,
+        tables: Vec<LargeTable>,
+        out: &mut Output,
+    ) {
+        let before = self.large.remove(database).unwrap_or_default();
+        for old in &before {
+            if !tables.iter().any(|now| now.table == old.table) {
+                let table = old.table;
+                out.report(Report::TableReadAgain { database, table });
+            }
+        }
+        for table in &tables {
+            if !before.contains(table) {
+                out.report(Report::TableTooLarge(table.clone()));
+            }
+        }
+        self.large.insert(database, tables);
+    }
+
+    /// The tables that are too large.
+    pub(crate) fn all_large_tables(&self) -> impl Iterator<Item = &LargeTable> {
+        self.large.values().flatten()
     }
 
     /// Whether the logical flows of all ACLs have been read.
@@ -127,6 +161,51 @@ mod tests {
         assert!(sources.are_read());
         sources.logical_flows_read(false);
         assert!(!sources.are_read(), "ACLs with other priorities have come");
+    }
+
+    #[test]
+    fn a_table_that_is_too_large_is_reported_once_and_when_it_is_over() {
+        let table = |table, is_left_out| LargeTable {
+            database: "D",
+            table,
+            limit: "2 rows".into(),
+            purpose: "tests",
+            remedy: "remove rows",
+            is_left_out,
+        };
+        let (left_out, needed) = (table("T", true), table("U", false));
+        let mut sources = Sources::new(false);
+        let mut report = |database, tables: &[LargeTable]| {
+            let mut out = Output::default();
+            sources.large_tables(database, tables.to_vec(), &mut out);
+            out.reports
+        };
+        let too_large = |table: &LargeTable| Report::TableTooLarge(table.clone());
+        let again = |table| Report::TableReadAgain {
+            database: "D",
+            table,
+        };
+        assert_eq!(
+            report("D", std::slice::from_ref(&left_out)),
+            [too_large(&left_out)]
+        );
+        let both = [left_out.clone(), needed.clone()];
+        assert_eq!(report("D", &both), [too_large(&needed)]);
+        assert_eq!(report("D", &both), []);
+        assert_eq!(
+            report("E", &[]),
+            [],
+            "another database says nothing of this one"
+        );
+        assert_eq!(report("D", std::slice::from_ref(&needed)), [again("T")]);
+        assert_eq!(report("D", &[]), [again("U")]);
+        assert_eq!(
+            [left_out, needed].map(|table| table.to_string()),
+            [
+                "table T of D (for tests) has more than 2 rows, and is left out; remove rows",
+                "table U of D (for tests) has more than 2 rows, and nothing new is read of the database; remove rows",
+            ]
+        );
     }
 
     #[test]

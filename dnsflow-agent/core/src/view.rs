@@ -46,6 +46,9 @@ pub struct NodeView {
     pub is_ready: bool,
     /// What was read completely.
     pub sources: Vec<SourceView>,
+    /// The tables of databases that are too large, in words.
+    #[serde(default)]
+    pub large_tables: Vec<String>,
     /// Whether the connection to the switch is up.
     pub switch_is_connected: bool,
     /// Whether the switch has agreed with the cache since it is connected.
@@ -215,6 +218,10 @@ pub struct FlowView {
 pub struct Totals {
     /// Whether everything was read once, and the switch was compared.
     pub is_ready: bool,
+    /// The tables of databases that are too large and left out.
+    pub tables_left_out: usize,
+    /// The tables of databases that are too large and cannot be done without.
+    pub tables_unread: usize,
     /// Whether the connection to the switch is up.
     pub switch_is_connected: bool,
     /// The DNS servers that are trusted.
@@ -263,6 +270,11 @@ impl View<'_> {
         NodeView {
             is_ready: self.sources.is_ready(),
             sources: self.sources.view(),
+            large_tables: self
+                .sources
+                .all_large_tables()
+                .map(ToString::to_string)
+                .collect(),
             switch_is_connected: self.switch.is_up(),
             switch_is_compared: self.switch.is_compared(),
             resolvers: resolvers.map(ToString::to_string).collect(),
@@ -292,6 +304,12 @@ impl View<'_> {
             flows: self.cache.flow_count(),
             ..Totals::default()
         };
+        for table in self.sources.all_large_tables() {
+            *match table.is_left_out {
+                true => &mut totals.tables_left_out,
+                false => &mut totals.tables_unread,
+            } += 1;
+        }
         for (id, port) in self.ports.iter() {
             *match self.ports.attachment(port.interface) {
                 None => &mut totals.pending,

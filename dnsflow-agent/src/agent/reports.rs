@@ -6,6 +6,7 @@ use std::{
 };
 
 use dnsflow_core::{
+    input::LargeTable,
     report::{Limit, NotTrusted, Report, Severity},
     view,
 };
@@ -92,6 +93,40 @@ pub(super) fn tell(report: &Report) {
             "others may answer at the address of a DNS server that is trusted, and open what they \
              like: give the server an address of its own, or take it from --resolver"
         ),
+        Report::TableTooLarge(LargeTable {
+            database,
+            table,
+            limit,
+            purpose,
+            remedy,
+            is_left_out: true,
+        }) => warn!(
+            database,
+            table,
+            limit,
+            purpose,
+            remedy,
+            "a table of a database is too large: the agent goes on without it"
+        ),
+        Report::TableTooLarge(LargeTable {
+            database,
+            table,
+            limit,
+            purpose,
+            remedy,
+            is_left_out: false,
+        }) => warn!(
+            database,
+            table,
+            limit,
+            purpose,
+            remedy,
+            "a table of a database is too large: nothing new is read of the database, and what is open stays open; it \
+             is read again every minute"
+        ),
+        Report::TableReadAgain { database, table } => {
+            info!(database, table, "a table that was too large is read again");
+        }
         Report::MarksEndNowhere => warn!(
             "OVN has no stage ls_out_check_port_sec, in which marks end: a packet that another rule lets pass keeps \
              its mark on this node; --verdict=flows sets none"

@@ -97,6 +97,34 @@ async fn ready_means_connected_synced_and_moving() {
 }
 
 #[tokio::test]
+async fn a_database_that_is_not_read_any_more_is_a_reason_with_its_remedy() {
+    let health = Health::default();
+    health.turn(at(0));
+    health.connected(true);
+    let table = LargeTable {
+        database: "D",
+        table: "T",
+        limit: "2 rows".into(),
+        purpose: "tests",
+        remedy: "remove rows",
+        is_left_out: false,
+    };
+    // Before everything was read, and afterwards.
+    for _ in 0..2 {
+        health.too_large(&table);
+        assert_eq!(
+            answer(&health, "/readyz", at(0)).await,
+            (503, table.to_string())
+        );
+        assert_eq!(answer(&health, "/livez", at(0)).await.0, 200);
+        health.synced();
+        health.trusting(true);
+        health.read_again("D", "T");
+        assert_eq!(answer(&health, "/readyz", at(0)).await.0, 200);
+    }
+}
+
+#[tokio::test]
 async fn nothing_else_is_there() {
     let health = Health::default();
     assert_eq!(answer(&health, "/", at(0)).await.0, 404);

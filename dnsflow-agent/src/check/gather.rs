@@ -57,7 +57,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         state_dir: _,
         resolver: _,
         dns_port: _,
-        cluster_networks: _,
+        cluster_networks,
         deny_answers: _,
         allow_answers: _,
         nat64_prefix: _,
@@ -71,7 +71,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     let ovn_nb = ovn_nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
     let ovn_sb = ovn_sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
     let (connection, openflow) = connect(openflow_socket.path).await;
-    let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, connection).await;
+    let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, &cluster_networks, connection).await;
     Facts {
         kernel: kernel::ask(),
         vswitch: vswitch::ask(&ovs_db, static_flow.is_some()).await,

@@ -20,6 +20,8 @@ pub(super) const DATABASE: Database = Database {
             Column::scalar("datapath_type"),
             Column::map("external_ids"),
         ],
+        purpose: "the zones of connection tracking",
+        remedy: "make the external_ids of the bridges shorter",
         deferred: false,
     }],
 };

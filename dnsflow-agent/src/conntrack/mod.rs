@@ -167,6 +167,7 @@ impl Conntrack {
         loop {
             let request = tokio::select! {
                 _ = self.database.next() => {
+                    self.database.log_large_tables();
                     self.read_bridge();
                     continue;
                 }

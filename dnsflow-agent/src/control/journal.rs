@@ -282,6 +282,10 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
             let text = format!("{} may answer at the address of {resolver}", by.join(", "));
             telling("resolver_covered", text)
         }
+        Report::TableTooLarge(table) => telling("table_too_large", table.to_string()),
+        Report::TableReadAgain { database, table } => {
+            telling("table_read_again", format!("{table} of {database}"))
+        }
         Report::MarksEndNowhere => telling(
             "marks_end_nowhere",
             "OVN has no stage ls_out_check_port_sec".to_owned(),

@@ -1,6 +1,9 @@
 //! What the subcommands print for people.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    iter,
+};
 
 use dnsflow_core::view::{
     Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
@@ -230,13 +233,14 @@ pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
                 (true, true) => "connected".to_owned(),
             },
         ),
-        (
-            "sources",
-            match unread[..] {
+        ("sources", {
+            let read = match unread[..] {
                 [] => "all read".to_owned(),
                 _ => format!("not read yet: {}", unread.join(", ")),
-            },
-        ),
+            };
+            let large = node.large_tables.iter().cloned();
+            Vec::from_iter(iter::once(read).chain(large)).join("; ")
+        }),
         (
             "resolvers",
             match node.resolvers[..] {

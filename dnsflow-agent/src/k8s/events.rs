@@ -188,6 +188,8 @@ impl Notice {
             | Report::AllowedAnyway(_)
             | Report::ResolverCovered { .. }
             | Report::MarksEndNowhere
+            | Report::TableTooLarge(_)
+            | Report::TableReadAgain { .. }
             | Report::ForeignFlow { .. }
             | Report::Trusting(_)
             | Report::Restored { .. }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::{NB_OPTION, NB_SOCKETS};
 use crate::ovsdb::{
-    Clause, Column, Condition, Connection, Database, Event, Function, Remotes, Table,
+    Clause, Column, Condition, Connection, Database, Function, Remotes, Table,
     session::FIRST_CONTENT_WAIT,
     value::{Atom, Datum},
 };
@@ -27,6 +27,8 @@ const DATABASE: Database = Database {
     tables: &[Table {
         name: ADDRESS_SET,
         columns: &[Column::scalar("name"), Column::set("addresses")],
+        purpose: "the addresses that ovn-kubernetes has resolved",
+        remedy: "ask for fewer names",
         deferred: false,
     }],
 };
@@ -39,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 ///
-/// When the database does not answer in time.
+/// When the database does not answer in time, or has more sets than are read.
 pub(crate) async fn of_names(
     nb: Option<Remotes>,
     names: &[(u32, DnsName)],
@@ -67,7 +69,7 @@ pub(crate) async fn of_names(
 ///
 /// # Errors
 ///
-/// When the database does not answer in time.
+/// When the database does not answer in time, or has more sets than are read.
 pub(crate) async fn with(
     nb: Option<Remotes>,
     addresses: &[IpAddr],
@@ -97,9 +99,9 @@ async fn read(
     let conditions = [(ADDRESS_SET, Condition::AnyOf(clauses))].into();
     let mut connection = Connection::new(&DATABASE, conditions, &nb, NB_OPTION);
     let mut waited = PATIENCE;
-    let mut is_read = is_synced(&mut connection, PATIENCE).await;
+    let mut is_read = is_synced(&mut connection, PATIENCE).await?;
     if !is_read && connection.replica().is_some() {
-        is_read = is_synced(&mut connection, FIRST_CONTENT_WAIT - PATIENCE).await;
+        is_read = is_synced(&mut connection, FIRST_CONTENT_WAIT - PATIENCE).await?;
         waited = FIRST_CONTENT_WAIT;
     }
     if !is_read {
@@ -119,9 +121,14 @@ async fn read(
 }
 
 /// Whether the first content is there within this time.
-async fn is_synced(connection: &mut Connection, within: Duration) -> bool {
-    let synced = async { while connection.next().await != Event::Synced {} };
-    timeout(within, synced).await.is_ok()
+///
+/// # Errors
+///
+/// When there are more sets than are read.
+async fn is_synced(connection: &mut Connection, within: Duration) -> Result<bool, String> {
+    timeout(within, connection.synced())
+        .await
+        .map_or(Ok(false), |synced| synced.map(|()| true))
 }
 
 #[cfg(test)]

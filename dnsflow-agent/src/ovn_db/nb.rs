@@ -23,6 +23,9 @@ const LOGICAL_SWITCH: &str = "Logical_Switch";
 const LOGICAL_ROUTER_PORT: &str = "Logical_Router_Port";
 const LOAD_BALANCER: &str = "Load_Balancer";
 
+/// The tables of Services, whose networks `--cluster-networks` names as well.
+pub(super) const OF_SERVICES: &[&str] = &[LOAD_BALANCER];
+
 // External ids of ovn-kubernetes (its go-controller/pkg/libovsdb/ops/db_object_types.go and
 // go-controller/pkg/types/const.go).
 /// The namespace of an EgressFirewall.
@@ -45,6 +48,8 @@ const TABLES: &[Table] = &[
             Column::scalar("action"),
             Column::pairs("external_ids", &[NAME, RULE_INDEX]),
         ],
+        purpose: "the rules of EgressFirewalls",
+        remedy: "reduce the number of rules in the EgressFirewalls of the cluster",
         deferred: false,
     },
     Table {
@@ -53,11 +58,15 @@ const TABLES: &[Table] = &[
             Column::pairs("other_config", &["subnet", "ipv6_prefix"]),
             Column::pairs("external_ids", &[NETWORK, ROLE]),
         ],
+        purpose: "the networks of pods",
+        remedy: "remove networks, or what else has made so many logical switches",
         deferred: false,
     },
     Table {
         name: LOGICAL_ROUTER_PORT,
         columns: &[Column::scalar("name"), Column::set("networks")],
+        purpose: "the addresses of nodes",
+        remedy: "remove networks, or what else has made so many logical router ports",
         deferred: false,
     },
     Table {
@@ -67,6 +76,8 @@ const TABLES: &[Table] = &[
             Column::backends("vips"),
             Column::pairs("external_ids", &[OWNER, NETWORK]),
         ],
+        purpose: "the addresses of Services",
+        remedy: "--cluster-networks with the Service networks of each family takes its place",
         // In a message of their own: each names all of its backends, and ovsdb-server puts a message together as a
         // whole.
         deferred: true,

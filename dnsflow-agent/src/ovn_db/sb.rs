@@ -29,6 +29,8 @@ const TABLES: &[Table] = &[
     Table {
         name: DATAPATH_BINDING,
         columns: &[Column::scalar("tunnel_key")],
+        purpose: "the logical switches of pods",
+        remedy: "remove networks, or what else has made so many logical switches",
         deferred: false,
     },
     Table {
@@ -39,16 +41,22 @@ const TABLES: &[Table] = &[
             Column::scalar("tunnel_key"),
             Column::pairs("external_ids", &["namespace"]),
         ],
+        purpose: "the ports of pods",
+        remedy: "remove pods, or what else has made so many logical ports",
         deferred: false,
     },
     Table {
         name: PORT_GROUP,
         columns: &[Column::scalar("name"), Column::set("ports")],
+        purpose: "which pods an EgressFirewall holds for",
+        remedy: "reduce the number of namespaces with an EgressFirewall, or of other port groups",
         deferred: false,
     },
     Table {
         name: ENCAP,
         columns: &[Column::scalar("ip")],
+        purpose: "the addresses of nodes",
+        remedy: "remove what has made so many chassis",
         deferred: false,
     },
     Table {
@@ -61,6 +69,8 @@ const TABLES: &[Table] = &[
             Column::scalar("actions"),
             Column::pairs("external_ids", &["stage-hint"]),
         ],
+        purpose: "what OVN makes of the rules",
+        remedy: "reduce the number of rules in the longest EgressFirewalls",
         // With the monitor request, 300,000 rows cost the server 300 to 760 ms, whatever the
         // condition; with a change of the condition, 100 ms.
         deferred: true,

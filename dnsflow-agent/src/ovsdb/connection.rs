@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dnsflow_core::Input;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixStream},
@@ -26,8 +27,8 @@ use tokio::{
 use super::{
     framing::{Framer, FramingError, Piece},
     remote::{Remote, Remotes},
-    replica::Replica,
-    schema::{Clause, Condition, Database},
+    replica::{Replica, TooLarge},
+    schema::{Clause, Condition, Database, TableLimits},
     session::{Conditions, Event, Session, SessionError},
 };
 use crate::causes::Causes;
@@ -36,6 +37,9 @@ use crate::causes::Causes;
 pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest delay before another attempt.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// The wait behind a database with a table that is too large: for each attempt, ovsdb-server puts the whole content
+/// together again, and does nothing else meanwhile.
+pub const TOO_LARGE_WAIT: Duration = Duration::from_secs(60);
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -70,6 +74,15 @@ enum LinkError {
     Session(#[from] SessionError),
 }
 
+impl LinkError {
+    fn too_large(&self) -> Option<TooLarge> {
+        match self {
+            Self::Session(error) => error.too_large(),
+            _ => None,
+        }
+    }
+}
+
 /// A connection to one database, which reconnects by itself.
 #[derive(Debug)]
 pub struct Connection {
@@ -77,6 +90,12 @@ pub struct Connection {
     conditions: Conditions,
     remotes: Vec<Remote>,
     option: &'static str,
+    limits: TableLimits,
+    /// The tables that can be left out.
+    optional: &'static [&'static str],
+    /// The tables that are too large, and whether they are others than when last asked.
+    large: Vec<TooLarge>,
+    large_changed: bool,
     /// The index in `remotes` of the next attempt, and why the earlier ones failed.
     candidate: usize,
     refusals: Vec<String>,
@@ -106,6 +125,10 @@ impl Connection {
             conditions,
             remotes: remotes.iter().cloned().collect(),
             option,
+            limits: TableLimits::default(),
+            optional: &[],
+            large: Vec::new(),
+            large_changed: false,
             candidate: 0,
             refusals: Vec::new(),
             backoff: Backoff::default(),
@@ -118,6 +141,37 @@ impl Connection {
     /// The same with counters that somebody else reads, too.
     pub fn counted_by(self, counters: Arc<OvsdbCounters>) -> Self {
         Self { counters, ..self }
+    }
+
+    /// The same with other limits.
+    pub fn limited_to(self, limits: TableLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// The same, but it goes on without those of these tables that are too large.
+    pub fn without_large(self, optional: &'static [&'static str]) -> Self {
+        Self { optional, ..self }
+    }
+
+    /// The tables that are too large, if they are others than when last asked: those that are left out, or one that
+    /// cannot be. In the second case, the database is read again after [`TOO_LARGE_WAIT`].
+    pub fn take_large_tables(&mut self) -> Option<Input<'static>> {
+        let database = self.database.name;
+        let tables = self.large.iter().map(|large| large.named(database));
+        std::mem::take(&mut self.large_changed).then(|| Input::LargeTables {
+            database,
+            tables: tables.collect(),
+        })
+    }
+
+    /// Logs the tables that are too large, if they are others than when last asked: for an owner that gives the core no
+    /// inputs.
+    pub fn log_large_tables(&mut self) {
+        if let Some(Input::LargeTables { tables, .. }) = self.take_large_tables() {
+            for table in tables {
+                tracing::warn!("{table}");
+            }
+        }
     }
 
     /// The counters, which stay readable while the connection works.
@@ -153,7 +207,8 @@ impl Connection {
         }
     }
 
-    /// Waits for the next event, and reconnects as often as necessary. Cancel safe.
+    /// Waits for the next event, and reconnects as often as necessary. [`Event::TooLarge`] also comes for a table that
+    /// cannot be left out; the connection is then lost. Cancel safe.
     pub async fn next(&mut self) -> Event {
         loop {
             match &mut self.state {
@@ -163,15 +218,63 @@ impl Connection {
                 }
                 State::Open(link) => match link.next(&self.counters).await {
                     Ok(event) => {
-                        if event == Event::Synced {
-                            self.synced();
+                        match event {
+                            Event::Synced => self.is_synced(),
+                            Event::TooLarge(large) => self.add_large(large),
+                            _ => {}
                         }
                         return event;
                     }
-                    Err(error) => self.lost(&error),
+                    Err(error) => match error.too_large() {
+                        Some(too_large) => {
+                            self.too_large(too_large);
+                            return Event::TooLarge(too_large);
+                        }
+                        None => self.lost(&error),
+                    },
                 },
             }
         }
+    }
+
+    /// Waits for the first content.
+    ///
+    /// # Errors
+    ///
+    /// When a table is too large.
+    pub async fn synced(&mut self) -> Result<(), String> {
+        loop {
+            match self.next().await {
+                Event::Synced => return Ok(()),
+                Event::TooLarge(large) => return Err(large.named(self.database.name).to_string()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Another table is too large. Which tables are not any more is known when everything has been read.
+    fn add_large(&mut self, too_large: TooLarge) {
+        let others = self.large.iter().copied();
+        let others = others.filter(|one| one.table != too_large.table);
+        let mut large: Vec<_> = others.chain([too_large]).collect();
+        large.sort_by_key(|one| one.table.name);
+        self.set_large(large);
+    }
+
+    fn set_large(&mut self, large: Vec<TooLarge>) {
+        self.large_changed |= self.large != large;
+        self.large = large;
+    }
+
+    /// Ends a connection that has brought too much. Other addresses would bring as much.
+    fn too_large(&mut self, too_large: TooLarge) {
+        self.counters.failures.fetch_add(1, Relaxed);
+        self.add_large(too_large);
+        self.candidate = 0;
+        self.refusals.clear();
+        self.state = State::Waiting {
+            until: now() + TOO_LARGE_WAIT,
+        };
     }
 
     async fn attempt(&mut self) {
@@ -180,7 +283,10 @@ impl Connection {
             return;
         };
         match Link::open(&remote, self.database, self.conditions.clone()).await {
-            Ok(link) => self.state = State::Open(Box::new(link)),
+            Ok(mut link) => {
+                link.session.limit(self.limits, self.optional);
+                self.state = State::Open(Box::new(link));
+            }
             Err(error) => self.refused(&remote, &error),
         }
     }
@@ -206,7 +312,7 @@ impl Connection {
         self.retry();
     }
 
-    fn synced(&mut self) {
+    fn is_synced(&mut self) {
         self.counters.synced.fetch_add(1, Relaxed);
         if let (State::Open(link), Some(remote)) =
             (&mut self.state, self.remotes.get(self.candidate))
@@ -214,6 +320,9 @@ impl Connection {
             link.synced_at = Some(now());
             tracing::info!(database = self.database.name, %remote, "connected");
         }
+        let large = self.replica().into_iter().flat_map(Replica::left_out);
+        let large = large.collect();
+        self.set_large(large);
         self.causes.end();
         self.refusals.clear();
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     framing::{Framer, Piece},
-    replica::{Replica, RowChange},
+    replica::{Applied, Replica, RowChange},
     schema::Database,
     session::{Event, Session},
 };
@@ -49,7 +49,11 @@ impl Replica {
         let mut changes = Vec::new();
         while let Some(piece) = framer.next_piece()? {
             match piece {
-                Piece::Row(row) => changes.push(self.apply(row.table, row.id, row.update)?),
+                Piece::Row(row) => match self.apply(row.table, row.id, row.update)? {
+                    Applied::Changed(change) => changes.push(change),
+                    Applied::LeftOut(_, gone) => changes.extend(gone),
+                    Applied::Nothing => {}
+                },
                 Piece::Message(rest) => {
                     let rest: Value = serde_json::from_slice(rest)?;
                     self.check(&rest["params"][0].to_string())?;

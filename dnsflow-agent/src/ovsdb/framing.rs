@@ -22,6 +22,8 @@
 use bytes::{Buf, BytesMut};
 use dnsflow_core::ovn::rows::RowId;
 
+use super::quoted;
+
 /// The longest row, and the longest rest of a message, in bytes. A Service of 100 ports in front of 1,000 pods is a row
 /// of about 2 MB, a port group of 100,000 ports one of 6 MB.
 pub const PIECE_MAX_BYTES: usize = 16 << 20;
@@ -351,7 +353,7 @@ impl Framer {
 
     fn malformed(&self) -> FramingError {
         FramingError::Malformed {
-            table: self.table().unwrap_or("?").to_owned(),
+            table: quoted(self.table().unwrap_or("?")),
         }
     }
 }

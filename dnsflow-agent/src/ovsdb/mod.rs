@@ -20,7 +20,20 @@ pub mod value;
 
 pub use connection::{Connection, OvsdbCounters};
 pub use remote::{Remote, Remotes};
-pub use replica::{Replica, RowChange};
-pub use schema::{Clause, Column, Condition, Database, Function, Kind, Table};
+pub use replica::{Replica, RowChange, TooLarge};
+pub use schema::{
+    Clause, Column, Condition, Database, Function, Kind, Table, TableLimit, TableLimits,
+};
 pub use session::Event;
 pub use value::{Atom, CellError, Datum, Row};
+
+/// Of a text of the server, a message has so many bytes at most.
+const QUOTED_MAX_BYTES: usize = 200;
+
+/// The beginning of a text that the server has chosen, for a message: the whole may be as long as a piece.
+fn quoted(text: &str) -> String {
+    match text.floor_char_boundary(QUOTED_MAX_BYTES) {
+        end if end < text.len() => format!("{}…", &text[..end]),
+        _ => text.to_owned(),
+    }
+}

@@ -5,16 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use dnsflow_core::ovn::rows::RowId;
+use dnsflow_core::{input::LargeTable, ovn::rows::RowId};
 use serde_json::{Map, Value};
 
 use super::{
-    schema::{Database, Table},
+    quoted,
+    schema::{Database, Table, TableLimit, TableLimits},
     value::{PackedRow, Row},
 };
-
-/// The most rows kept of one table.
-pub const TABLE_ROWS_MAX: usize = 1_000_000;
 
 /// Why an update cannot be applied. The copy has to be read again.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -39,14 +37,39 @@ pub enum UpdateError {
         /// The row.
         row: RowId,
     },
-    /// More rows than [`TABLE_ROWS_MAX`].
-    #[error("table {table} has more than {limit} rows of interest")]
-    TooManyRows {
-        /// The table.
-        table: &'static str,
-        /// The limit.
-        limit: usize,
-    },
+    /// The table exceeds its limits, and cannot be done without.
+    #[error("table {} has more than {}", .0.table.name, .0.limit)]
+    TooLarge(TooLarge),
+}
+
+/// A table that exceeds its limits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TooLarge {
+    /// The table.
+    pub table: &'static Table,
+    /// The limit.
+    pub limit: TableLimit,
+    /// Whether the copy goes on without the table.
+    pub is_left_out: bool,
+}
+
+impl TooLarge {
+    /// The same for people.
+    pub fn named(&self, database: &'static str) -> LargeTable {
+        let Self {
+            table,
+            limit,
+            is_left_out,
+        } = self;
+        LargeTable {
+            database,
+            table: table.name,
+            limit: limit.to_string(),
+            purpose: table.purpose,
+            remedy: table.remedy,
+            is_left_out: *is_left_out,
+        }
+    }
 }
 
 /// A row that an update changed; the [`Replica`] has its new value.
@@ -60,38 +83,101 @@ pub struct RowChange {
     pub(super) old: Option<PackedRow>,
 }
 
+/// What an update of a row has done.
+#[derive(Debug)]
+pub(super) enum Applied {
+    /// It has changed the row.
+    Changed(RowChange),
+    /// With it, the table has become too large. These rows were there before, and none of them is any more.
+    LeftOut(TooLarge, Vec<RowChange>),
+    /// Nothing: the table is left out.
+    Nothing,
+}
+
 /// The rows of one table.
-type Rows = BTreeMap<RowId, PackedRow>;
+#[derive(Debug, Default)]
+struct Rows {
+    rows: BTreeMap<RowId, PackedRow>,
+    /// The bytes of all rows.
+    bytes: usize,
+}
+
+impl Rows {
+    /// Puts a row in place of the one before, or removes that. Returns the one before.
+    fn put(&mut self, id: RowId, row: Option<PackedRow>) -> Option<PackedRow> {
+        self.bytes += row.as_ref().map_or(0, PackedRow::len);
+        let old = match row {
+            Some(row) => self.rows.insert(id, row),
+            None => self.rows.remove(&id),
+        };
+        self.bytes -= old.as_ref().map_or(0, PackedRow::len);
+        old
+    }
+
+    fn exceeded(&self, limits: TableLimits) -> Option<TableLimit> {
+        let TableLimits { rows, bytes } = limits;
+        let rows = (self.rows.len() > rows).then_some(TableLimit::Rows(rows));
+        rows.or_else(|| (self.bytes > bytes).then_some(TableLimit::Bytes(bytes)))
+    }
+}
 
 /// The copy.
 #[derive(Debug)]
 pub struct Replica {
     database: &'static Database,
     tables: BTreeMap<&'static str, Rows>,
-    table_rows_max: usize,
+    limits: TableLimits,
+    /// The tables that can be left out.
+    optional: &'static [&'static str],
+    left_out: BTreeMap<&'static str, TooLarge>,
 }
 
 impl Replica {
     /// An empty copy.
     pub fn new(database: &'static Database) -> Self {
+        Self::limited(database, TableLimits::default(), &[])
+    }
+
+    /// An empty copy with these limits, which goes on without those of the tables `optional` that exceed them.
+    pub(super) fn limited(
+        database: &'static Database,
+        limits: TableLimits,
+        optional: &'static [&'static str],
+    ) -> Self {
         let tables = database.tables.iter();
         Self {
             database,
-            tables: tables.map(|table| (table.name, Rows::new())).collect(),
-            table_rows_max: TABLE_ROWS_MAX,
+            tables: tables.map(|table| (table.name, Rows::default())).collect(),
+            limits,
+            optional,
+            left_out: BTreeMap::new(),
         }
+    }
+
+    /// The tables that are left out because they are too large.
+    pub fn left_out(&self) -> impl Iterator<Item = TooLarge> {
+        self.left_out.values().copied()
+    }
+
+    /// Whether there is such a row.
+    pub(super) fn has(&self, table: &str, id: RowId) -> bool {
+        let rows = self.tables.get(table);
+        rows.is_some_and(|rows| rows.rows.contains_key(&id))
     }
 
     /// The rows of a replicated table; none for any other.
     pub fn rows(&self, table: &str) -> impl Iterator<Item = (RowId, Row)> {
         let rows = self.database.table(table).zip(self.tables.get(table));
         let rows = rows.into_iter();
-        rows.flat_map(|(table, rows)| rows.iter().map(|(id, row)| (*id, row.unpack(table))))
+        rows.flat_map(|(table, rows)| {
+            let rows = rows.rows.iter();
+            rows.map(|(id, row)| (*id, row.unpack(table)))
+        })
     }
 
     /// One row.
     pub fn row(&self, table: &str, id: RowId) -> Option<Row> {
-        let row = self.tables.get(table)?.get(&id)?;
+        let row = self.tables.get(table)?.rows.get(&id)?;
         Some(row.unpack(self.database.table(table)?))
     }
 
@@ -110,34 +196,48 @@ impl Replica {
         table: &str,
         id: RowId,
         update: Option<&[u8]>,
-    ) -> Result<RowChange, UpdateError> {
+    ) -> Result<Applied, UpdateError> {
         let Some((table, kept)) = self.database.table(table).zip(self.tables.get_mut(table)) else {
             return Err(UpdateError::UnknownTable {
-                table: table.to_owned(),
+                table: quoted(table),
             });
         };
-        let old = match update {
+        if self.left_out.contains_key(table.name) {
+            return Ok(Applied::Nothing);
+        }
+        let row = match update {
             Some(update) => {
                 let Some((operation, columns)) = operation(update) else {
                     return Err(UpdateError::Malformed {
                         table: table.name.to_owned(),
                     });
                 };
-                apply_row(table, kept, id, operation, columns)?
+                updated(table, kept, id, operation, columns)?
             }
-            None => kept.insert(id, Row::too_long(table).pack()),
+            None => Some(Row::too_long(table)),
         };
-        if kept.len() > self.table_rows_max {
-            return Err(UpdateError::TooManyRows {
-                table: table.name,
-                limit: self.table_rows_max,
-            });
-        }
-        Ok(RowChange {
+        let old = kept.put(id, row.map(|row| row.pack()));
+        let change = |(id, old)| RowChange {
             table: table.name,
             id,
             old,
-        })
+        };
+        let Some(limit) = kept.exceeded(self.limits) else {
+            return Ok(Applied::Changed(change((id, old))));
+        };
+        let too_large = TooLarge {
+            table,
+            limit,
+            is_left_out: self.optional.contains(&table.name),
+        };
+        if !too_large.is_left_out {
+            return Err(UpdateError::TooLarge(too_large));
+        }
+        self.left_out.insert(table.name, too_large);
+        kept.put(id, old);
+        let gone = std::mem::take(kept).rows.into_iter();
+        let gone = gone.map(|(id, old)| change((id, Some(old))));
+        Ok(Applied::LeftOut(too_large, gone.collect()))
     }
 
     /// Checks the rest of a `<table-updates2>`, whose rows were taken out.
@@ -147,7 +247,9 @@ impl Replica {
         };
         for (table, rows) in tables {
             if self.database.table(&table).is_none() {
-                return Err(UpdateError::UnknownTable { table });
+                return Err(UpdateError::UnknownTable {
+                    table: quoted(&table),
+                });
             }
             if !rows.as_object().is_some_and(Map::is_empty) {
                 return Err(UpdateError::Malformed { table });
@@ -179,23 +281,24 @@ fn operation(update: &[u8]) -> Option<(Operation, Map<String, Value>)> {
     }
 }
 
-fn apply_row(
+/// The row behind an update.
+fn updated(
     table: &'static Table,
-    rows: &mut Rows,
+    rows: &Rows,
     id: RowId,
     operation: Operation,
     columns: Map<String, Value>,
-) -> Result<Option<PackedRow>, UpdateError> {
+) -> Result<Option<Row>, UpdateError> {
     match operation {
         Operation::Insert => {
             let mut row = Row::new(table);
             for (column, value) in columns {
                 row.set(&column, value);
             }
-            Ok(rows.insert(id, row.pack()))
+            Ok(Some(row))
         }
         Operation::Modify => {
-            let packed = rows.get_mut(&id).ok_or(UpdateError::UnknownRow {
+            let packed = rows.rows.get(&id).ok_or(UpdateError::UnknownRow {
                 table: table.name,
                 row: id,
             })?;
@@ -203,9 +306,9 @@ fn apply_row(
             for (column, value) in columns {
                 row.modify(&column, value);
             }
-            Ok(Some(std::mem::replace(packed, row.pack())))
+            Ok(Some(row))
         }
-        Operation::Delete => Ok(rows.remove(&id)),
+        Operation::Delete => Ok(None),
     }
 }
 

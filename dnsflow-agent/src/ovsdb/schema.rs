@@ -1,5 +1,7 @@
 //! The tables, columns and rows of a database that are replicated.
 
+use std::fmt;
+
 use serde_json::{Value, json};
 
 use super::value::{Atom, Datum};
@@ -27,6 +29,10 @@ pub struct Table {
     pub name: &'static str,
     /// The columns.
     pub columns: &'static [Column],
+    /// For what the table is read, in a message about a table that is too large.
+    pub purpose: &'static str,
+    /// How people bring a table below its limit, or do without it.
+    pub remedy: &'static str,
     /// Read the first rows by a change of the condition instead of with the monitor request.
     ///
     /// For the initial content, ovsdb-server first copies every row of every monitored table
@@ -34,6 +40,42 @@ pub struct Table {
     /// A change of the condition is evaluated on the table itself. For a few rows of a large table,
     /// this is many times cheaper.
     pub deferred: bool,
+}
+
+/// How much of each table is kept at most.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TableLimits {
+    /// The rows.
+    pub rows: usize,
+    /// The bytes of their values, as they are kept.
+    pub bytes: usize,
+}
+
+impl Default for TableLimits {
+    fn default() -> Self {
+        Self {
+            rows: 1_000_000,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+/// A limit that a table has exceeded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TableLimit {
+    /// [`TableLimits::rows`].
+    Rows(usize),
+    /// [`TableLimits::bytes`].
+    Bytes(usize),
+}
+
+impl fmt::Display for TableLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rows(rows) => write!(f, "{rows} rows of interest"),
+            Self::Bytes(bytes) => write!(f, "{bytes} bytes in the columns that are read"),
+        }
+    }
 }
 
 /// A column, and how a change of it is written.

@@ -25,10 +25,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    framing::{FramedRow, Piece, Place},
-    replica::{Replica, RowChange, UpdateError},
-    schema::{Clause, Condition, Database},
-    value::row_id,
+    framing::{FramedRow, PIECE_MAX_BYTES, Piece, Place},
+    quoted,
+    replica::{Applied, Replica, RowChange, TooLarge, UpdateError},
+    schema::{Clause, Condition, Database, TableLimits},
+    value::{PackedRow, row_id},
 };
 
 /// After this long without a message, the session sends an echo request; after as long again, the
@@ -37,6 +38,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a server may say nothing before the first content is there. ovsdb-server puts the whole answer together
 /// before it sends the first byte, and does nothing else meanwhile.
 pub const FIRST_CONTENT_WAIT: Duration = Duration::from_secs(60);
+
+/// The most bytes that wait for the server: more than the longest of its requests, which is repeated to it.
+const OUTPUT_MAX_BYTES: usize = 2 * PIECE_MAX_BYTES;
 
 /// The name of our one monitor on a connection.
 const MONITOR: &str = "dnsflow";
@@ -60,15 +64,28 @@ pub struct ServerError {
     pub details: String,
 }
 
+impl SessionError {
+    /// The table that is too large, if that is the reason.
+    pub fn too_large(&self) -> Option<TooLarge> {
+        match self {
+            Self::Update {
+                source: UpdateError::TooLarge(too_large),
+                ..
+            } => Some(*too_large),
+            _ => None,
+        }
+    }
+}
+
 impl ServerError {
     fn from_json(json: &Value) -> Self {
         let text = |name: &str| json.get(name).and_then(Value::as_str);
         Self {
             error: match text("error") {
-                Some(error) => error.to_owned(),
-                None => json.to_string(),
+                Some(error) => quoted(error),
+                None => quoted(&json.to_string()),
             },
-            details: text("details").unwrap_or_default().to_owned(),
+            details: quoted(text("details").unwrap_or_default()),
         }
     }
 }
@@ -117,6 +134,15 @@ pub enum SessionError {
         /// The database.
         database: &'static str,
     },
+    /// The server asks and does not read the answers.
+    #[error(
+        "database {database}: the server does not read: {} bytes wait for it",
+        OUTPUT_MAX_BYTES
+    )]
+    NotRead {
+        /// The database.
+        database: &'static str,
+    },
     /// No sign of life.
     #[error("database {database}: no answer for {} s", .silence.as_secs())]
     TimedOut {
@@ -132,6 +158,9 @@ pub enum SessionError {
 pub enum Event {
     /// The replica is complete; this event comes once.
     Synced,
+    /// A table is left out from now on, because it is too large. If [`Event::Synced`] was before, [`Event::Changed`]
+    /// follows, in which its rows are gone.
+    TooLarge(TooLarge),
     /// One update of the server, after [`Event::Synced`]: usually one transaction.
     Changed(Vec<RowChange>),
     /// After [`Event::Synced`]: the last conditions set are in force, and the rows that they
@@ -186,8 +215,9 @@ pub struct Session {
     phase: Phase,
     /// Where the message that is arriving has rows, if it has some.
     rows_in: Option<Place>,
-    /// The rows that it has changed, once the replica is complete.
-    changes: Vec<RowChange>,
+    /// The rows that it has changed, once the replica is complete, as they were before it. A row of which it says the
+    /// same again and again is here once, and one that it inserts and deletes is not.
+    changes: BTreeMap<(&'static str, RowId), Option<PackedRow>>,
     next_id: u64,
     pending: BTreeMap<u64, Request>,
     output: BytesMut,
@@ -206,7 +236,7 @@ impl Session {
             replica: Replica::new(database),
             phase: Phase::Monitoring,
             rows_in: None,
-            changes: Vec::new(),
+            changes: BTreeMap::new(),
             next_id: 0,
             pending: BTreeMap::new(),
             output: BytesMut::new(),
@@ -242,6 +272,12 @@ impl Session {
     /// there.
     pub fn replica(&self) -> &Replica {
         &self.replica
+    }
+
+    /// Keeps no more than this of each table, and goes on without those of the tables `optional` that have more. To be
+    /// called before anything is received.
+    pub fn limit(&mut self, limits: TableLimits, optional: &'static [&'static str]) {
+        self.replica = Replica::limited(self.database, limits, optional);
     }
 
     /// Bytes to be sent; the owner removes what it has sent.
@@ -316,14 +352,22 @@ impl Session {
     /// Takes a piece of the server's message.
     pub fn receive(&mut self, piece: Piece<'_>) -> Result<Option<Event>, SessionError> {
         match piece {
-            Piece::Row(row) => self.row(row).map(|()| None),
-            Piece::Message(message) => self.message(message),
+            Piece::Row(row) => self.row(row),
+            Piece::Message(message) => {
+                let event = self.message(message)?;
+                if self.output.len() > OUTPUT_MAX_BYTES {
+                    return Err(SessionError::NotRead {
+                        database: self.database.name,
+                    });
+                }
+                Ok(event)
+            }
         }
     }
 
     /// Applies a row at once, before it is known whether the message is what it seems to be: every error ends the
     /// session, and with it the replica.
-    fn row(&mut self, row: FramedRow<'_>) -> Result<(), SessionError> {
+    fn row(&mut self, row: FramedRow<'_>) -> Result<Option<Event>, SessionError> {
         let mut pending = self.pending.values();
         let is_expected = match row.place {
             Place::Result => pending.any(|request| matches!(request, Request::Monitor)),
@@ -333,12 +377,32 @@ impl Session {
             return Err(self.unexpected(ROWS_ELSEWHERE));
         }
         self.rows_in = Some(row.place);
-        let change = self.replica.apply(row.table, row.id, row.update);
-        let change = change.map_err(|source| self.update_error(source))?;
-        if self.phase == Phase::Synced {
-            self.changes.push(change);
+        let applied = self.replica.apply(row.table, row.id, row.update);
+        match applied.map_err(|source| self.update_error(source))? {
+            Applied::Changed(change) => {
+                self.note(change);
+                Ok(None)
+            }
+            Applied::LeftOut(too_large, gone) => {
+                for change in gone {
+                    self.note(change);
+                }
+                Ok(Some(Event::TooLarge(too_large)))
+            }
+            Applied::Nothing => Ok(None),
         }
-        Ok(())
+    }
+
+    /// Keeps a change until the end of the message.
+    fn note(&mut self, change: RowChange) {
+        if self.phase != Phase::Synced {
+            return;
+        }
+        let RowChange { table, id, old } = change;
+        let before = self.changes.entry((table, id)).or_insert(old);
+        if before.is_none() && !self.replica.has(table, id) {
+            self.changes.remove(&(table, id));
+        }
     }
 
     /// Takes the rest of a message, behind its rows.
@@ -396,8 +460,9 @@ impl Session {
                     return Err(self.unexpected("an update2 without our monitor and its updates"));
                 };
                 self.check(rest)?;
-                let mut changes = std::mem::take(&mut self.changes);
-                changes.sort_by_key(|change| (change.table, change.id));
+                let changes = std::mem::take(&mut self.changes).into_iter();
+                let changes = changes.map(|((table, id), old)| RowChange { table, id, old });
+                let changes = changes.collect();
                 Ok((self.phase == Phase::Synced).then_some(Event::Changed(changes)))
             }
             "monitor_canceled" => Err(SessionError::Canceled {

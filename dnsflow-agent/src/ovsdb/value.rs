@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     framing::PIECE_MAX_BYTES,
+    quoted,
     schema::{Column, Kept, Kind, Table},
 };
 
@@ -328,10 +329,10 @@ pub struct CellError {
 
 impl CellError {
     /// An error about this column.
-    pub fn new(column: &'static str, problem: impl Into<String>) -> Self {
+    pub fn new(column: &'static str, problem: impl AsRef<str>) -> Self {
         Self {
             column,
-            problem: problem.into(),
+            problem: quoted(problem.as_ref()),
         }
     }
 }
@@ -514,6 +515,11 @@ impl Row {
 pub(super) struct PackedRow(Box<[u8]>);
 
 impl PackedRow {
+    /// The bytes that it takes.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The row, which is one of this table.
     pub(super) fn unpack(&self, table: &'static Table) -> Row {
         let unreadable = |_| {

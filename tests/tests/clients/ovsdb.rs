@@ -15,7 +15,8 @@ use std::{
 use dnsflow_agent::{
     ovn_db::{OvnCommand, OvnDb, nb, sb},
     ovsdb::{
-        Connection, Database, Event, Kind, Remotes, framing::PIECE_MAX_BYTES, session::Conditions,
+        Connection, Database, Event, Kind, Remotes, TableLimits, framing::PIECE_MAX_BYTES,
+        session::Conditions,
     },
     vswitch_db::{self, VswitchDb, Whose},
 };
@@ -185,9 +186,12 @@ impl Ovn {
     }
 
     fn at(nb: Remotes, sb: Remotes) -> Self {
+        Self::run(OvnDb::new(Some(nb), Some(sb)))
+    }
+
+    fn run(edge: OvnDb) -> Self {
         let (inputs, receiver) = mpsc::channel(16);
         let (commands, orders) = mpsc::channel(16);
-        let edge = OvnDb::new(Some(nb), Some(sb));
         Self {
             inputs: receiver,
             commands,
@@ -716,6 +720,58 @@ async fn a_row_that_is_too_long_is_left_out_alone() {
     ]));
     assert_eq!(services(edge.nb().await), [Some("ns/s2".to_owned())]);
     edge.end().await;
+}
+
+#[tokio::test]
+async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
+    let root = packages!("a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place");
+    let nb = Server::northbound(&root, "tables-nb").started();
+    let sb = Server::southbound(&root, "tables-sb").started();
+    let group = json!({"name": "group", "acls": ["named-uuid", "acl0"]});
+    let group = json!({"op": "insert", "table": "Port_Group", "row": group});
+    nb.transact(json!([rule(0), group, balancer(0, &[]), balancer(1, &[])]));
+    let limits = TableLimits {
+        rows: 2,
+        ..TableLimits::default()
+    };
+    let edge = || OvnDb::new(Some(nb.remotes()), Some(sb.remotes())).limited_to(limits);
+    let large = |input: Input<'static>| match input {
+        Input::LargeTables { tables, .. } => {
+            let tables = tables.into_iter();
+            let tables = tables.map(|table| (table.database, table.table, table.is_left_out));
+            Some(tables.collect::<Vec<_>>())
+        }
+        Input::Sb(_) => None,
+        other => panic!("unexpected: {other:?}"),
+    };
+    async fn next<T>(edge: &mut Ovn, wanted: impl Fn(Input<'static>) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = wanted(edge.next().await) {
+                return found;
+            }
+        }
+    }
+
+    let networks = ["10.96.0.0/16".parse().expect("a network")];
+    let mut with = Ovn::run(edge().beside(&networks));
+    let first = with.nb().await;
+    assert_eq!((first.load_balancers.len(), first.acls.len()), (2, 1));
+    nb.transact(json!([
+        balancer(2, &[]),
+        {"op": "insert", "table": "Logical_Switch", "row": {"name": "switch"}},
+    ]));
+    let told = next(&mut with, large).await;
+    assert_eq!(told, [("OVN_Northbound", "Load_Balancer", true)]);
+    let update = with.nb().await;
+    assert!(!update.reset);
+    assert_eq!(values(update.load_balancers), [None, None]);
+    assert_eq!((update.switches.len(), update.acls.len()), (1, 0));
+    with.end().await;
+
+    let mut without = Ovn::run(edge().beside(&[]));
+    let told = next(&mut without, large).await;
+    assert_eq!(told, [("OVN_Northbound", "Load_Balancer", false)]);
+    without.end().await;
 }
 
 async fn interfaces(inputs: &mut mpsc::Receiver<Input<'static>>) -> InterfaceUpdate {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    fs,
     time::{Duration, Instant},
 };
 
@@ -53,9 +53,6 @@ const OUTSIDE: [&str; 6] = [
     "node::large::",
 ];
 
-/// The environment variables by which single tests take other numbers than usual.
-const NUMBERS: [&str; 2] = ["DNSFLOW_FIRST_PACKETS", "DNSFLOW_HOSTILE_SECONDS"];
-
 /// Its tests run one at a time, since each of them fills an emulated machine.
 const FAULTS: &str = "node::faults";
 
@@ -94,11 +91,6 @@ pub(super) fn run(
         again += &format!(" --verdict {value}");
         shared.push((variable, value));
     }
-    shared.extend(
-        NUMBERS
-            .into_iter()
-            .filter_map(|name| Some((name, env::var(name).ok()?))),
-    );
     let mut jobs = Vec::new();
     for generation in &prepared.ovn {
         for program in prepared.programs.iter().filter(|program| program.is_of_lab) {

@@ -1,6 +1,8 @@
 //! The part inside the machine: a script that sees this machine's files, and its jobs.
 
 use std::{
+    env,
+    ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -51,6 +53,8 @@ pub(super) struct Guest {
     shares: Vec<(PathBuf, bool)>,
     results: PathBuf,
     modprobe: PathBuf,
+    /// The variables that every job has. Those of its own count for more.
+    environment: Vec<(String, String)>,
 }
 
 impl Guest {
@@ -79,6 +83,7 @@ impl Guest {
             shares,
             results,
             modprobe,
+            environment: of_dnsflow(env::vars_os()),
         })
     }
 
@@ -130,7 +135,11 @@ impl Guest {
             let name = quoted(&job.name);
             line(&mut script, &["cd", &quoted(&job.directory)]);
             let mut words = vec!["env".to_owned()];
-            for (variable, value) in &job.environment {
+            let shared = self.environment.iter();
+            let shared = shared.map(|(variable, value)| (variable.as_str(), value));
+            let own = job.environment.iter();
+            let own = own.map(|(variable, value)| (*variable, value));
+            for (variable, value) in shared.chain(own) {
                 words.push(quoted(format!("{variable}={value}")));
             }
             words.push(format!("timeout --kill-after=10 {}", job.limit.as_secs()));
@@ -147,6 +156,16 @@ impl Guest {
         }
         script
     }
+}
+
+/// The variables by which a test takes other numbers than usual, and whatever else a program of dnsflow would see
+/// outside.
+fn of_dnsflow(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    let texts = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts
+        .filter(|(name, _)| name.starts_with("DNSFLOW_"))
+        .collect()
 }
 
 fn line(script: &mut String, words: &[&str]) {
@@ -173,18 +192,27 @@ mod tests {
             name: name.to_owned(),
             program: "/bin/sh".into(),
             arguments: vec!["-c".to_owned(), command.to_owned()],
-            environment: vec![("WORD", "it's $HOME".to_owned())],
+            environment: vec![("DNSFLOW_WORD", "it's $HOME".to_owned())],
             directory: "/".into(),
             stdout: Some(results.join(name)),
             limit: Duration::from_secs(1),
         };
+        let outside = [
+            ("DNSFLOW_NUMBER", "7"),
+            ("DNSFLOW_WORD", "another"),
+            ("OTHER", "8"),
+        ];
+        let outside = outside
+            .map(|(name, value)| (name.into(), value.into()))
+            .into_iter();
         let guest = Guest {
             shares: Vec::new(),
             results: results.clone(),
             modprobe: "/bin/true".into(),
+            environment: of_dnsflow(outside),
         };
         let jobs = [
-            job("words", "printf %s \"$WORD\""),
+            job("words", "printf %s \"$DNSFLOW_WORD $DNSFLOW_NUMBER$OTHER\""),
             job("it's broken", "exit 3"),
             job("hangs", "sleep 60"),
         ];
@@ -199,7 +227,7 @@ mod tests {
         assert!(status.success());
         let read = |name: &str| std::fs::read_to_string(results.join(name)).expect("a file");
         assert_eq!(read(ENDS), "0 words\n3 it's broken\n124 hangs\n");
-        assert_eq!(read("words"), "it's $HOME");
+        assert_eq!(read("words"), "it's $HOME 7");
         std::fs::remove_dir_all(&results).expect("removed");
     }
 }

@@ -12,6 +12,7 @@ use dnsflow_core::{
     pipeline::{Locator, Question},
     rules::ACL_PRIORITY_OFFSET,
 };
+use ipnet::IpNet;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -22,8 +23,8 @@ use crate::{
     check::facts::Southbound,
     clock::now,
     openflow,
-    ovn_db::{OvnCommand, OvnDb},
-    ovsdb::Remotes,
+    ovn_db::{OvnCommand, OvnDb, nb, sb},
+    ovsdb::{Database, Remotes},
 };
 
 type Nb = Result<BTreeMap<RowId, Acl>, String>;
@@ -35,6 +36,7 @@ const INPUTS_MAX: usize = 64;
 pub(super) async fn ask(
     nb: &Remotes,
     sb: &Remotes,
+    cluster_networks: &[IpNet],
     openflow: Option<openflow::Connection>,
 ) -> (Nb, Sb) {
     let reached = (reach(nb).await, reach(sb).await);
@@ -45,7 +47,7 @@ pub(super) async fn ask(
         commands,
         seen: Seen::default(),
     };
-    let edge = OvnDb::new(Some(nb.clone()), Some(sb.clone()));
+    let edge = OvnDb::new(Some(nb.clone()), Some(sb.clone())).beside(cluster_networks);
     let asked = async {
         let nb = match reached.0 {
             Ok(()) => questions.acls().await,
@@ -82,6 +84,8 @@ struct Seen {
     flows: BTreeMap<RowId, LogicalFlow>,
     watched: bool,
     sample: Option<Vec<RowId>>,
+    /// Why a database gives no rows, by its name.
+    too_large: BTreeMap<&'static str, String>,
 }
 
 impl Seen {
@@ -94,6 +98,12 @@ impl Seen {
             Input::Sb(update) => {
                 self.southbound = true;
                 take(&mut self.flows, update.reset, update.logical_flows);
+            }
+            Input::LargeTables { database, tables } => {
+                self.too_large.remove(database);
+                if let Some(table) = tables.iter().find(|table| !table.is_left_out) {
+                    self.too_large.insert(database, table.to_string());
+                }
             }
             Input::LogicalFlowsWatched { .. } => self.watched = true,
             Input::LogicalFlowSample { flows, .. } => self.sample = Some(flows),
@@ -115,10 +125,17 @@ fn take<Row>(rows: &mut BTreeMap<RowId, Row>, reset: bool, changes: Vec<(RowId, 
 }
 
 impl Questions {
-    /// Reads on until `done`.
-    async fn until(&mut self, done: impl Fn(&Seen) -> bool) -> Result<(), String> {
+    /// Reads on until `done`, which takes rows of this database.
+    async fn until(
+        &mut self,
+        database: &Database,
+        done: impl Fn(&Seen) -> bool,
+    ) -> Result<(), String> {
         let read = async {
             while !done(&self.seen) {
+                if let Some(reason) = self.seen.too_large.get(database.name) {
+                    return Err(reason.clone());
+                }
                 let input = self.inputs.recv().await.ok_or_else(no_rows)?;
                 self.seen.add(input);
             }
@@ -134,7 +151,8 @@ impl Questions {
     }
 
     async fn acls(&mut self) -> Nb {
-        self.until(|seen| seen.acls.is_some()).await?;
+        self.until(&nb::DATABASE, |seen| seen.acls.is_some())
+            .await?;
         Ok(self.seen.acls.clone().unwrap_or_default())
     }
 
@@ -143,14 +161,14 @@ impl Questions {
         acls: &BTreeMap<RowId, Acl>,
         openflow: Option<openflow::Connection>,
     ) -> Sb {
-        self.until(|seen| seen.southbound).await?;
+        self.until(&sb::DATABASE, |seen| seen.southbound).await?;
         let priorities = acls
             .values()
             .map(|acl| acl.priority.saturating_add(ACL_PRIORITY_OFFSET))
             .collect();
         self.tell(OvnCommand::WatchLogicalFlows { priorities })
             .await?;
-        self.until(|seen| seen.watched).await?;
+        self.until(&sb::DATABASE, |seen| seen.watched).await?;
         let mut southbound = Southbound {
             flows: self.seen.flows.values().cloned().collect(),
             bases: BTreeMap::new(),
@@ -186,7 +204,8 @@ impl Questions {
                 Some(Question::Sample(stage)) => {
                     self.seen.sample = None;
                     self.tell(OvnCommand::SampleLogicalFlows(stage)).await?;
-                    self.until(|seen| seen.sample.is_some()).await?;
+                    self.until(&sb::DATABASE, |seen| seen.sample.is_some())
+                        .await?;
                     let sample = self.seen.sample.take().unwrap_or_default();
                     question = locator.sampled(stage, &sample, now());
                 }

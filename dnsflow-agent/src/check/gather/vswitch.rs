@@ -7,8 +7,7 @@ use crate::{
     capture::survey,
     check::facts::{PodInterface, Vswitch},
     ovsdb::{
-        Column, Connection, Database, Event, Remotes, Row, Table, session::Conditions,
-        value::CellError,
+        Column, Connection, Database, Remotes, Row, Table, session::Conditions, value::CellError,
     },
     vswitch_db::OPTION,
 };
@@ -28,11 +27,15 @@ const DATABASE: Database = Database {
                 Column::scalar("ingress_policing_rate"),
                 Column::scalar("ingress_policing_kpkts_rate"),
             ],
+            purpose: "the interfaces of pods",
+            remedy: "remove the interfaces that are not in use from Open vSwitch",
             deferred: false,
         },
         Table {
             name: OPEN_VSWITCH,
             columns: &[Column::map("other_config")],
+            purpose: "the settings of Open vSwitch",
+            remedy: "make its other_config shorter",
             deferred: false,
         },
     ],
@@ -42,8 +45,8 @@ const DATABASE: Database = Database {
 pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch, String> {
     reach(remotes).await?;
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
-    let synced = async { while connection.next().await != Event::Synced {} };
-    timeout(PATIENCE, synced).await.map_err(|_| no_rows())?;
+    let synced = timeout(PATIENCE, connection.synced()).await;
+    synced.map_err(|_| no_rows())??;
     let replica = connection.replica().ok_or_else(no_rows)?;
     let links = survey::links().map_err(|error| format!("cannot list interfaces: {error}"))?;
     let mut vswitch = Vswitch::default();

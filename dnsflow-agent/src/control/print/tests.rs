@@ -66,6 +66,7 @@ fn the_status_names_what_is_not_as_it_should_be() {
         up_s: 90_061,
         node: NodeView {
             is_ready: false,
+            large_tables: vec!["table T of D is left out".into()],
             sources: vec![SourceView {
                 source: "EgressFirewalls".into(),
                 is_read: false,
@@ -95,7 +96,7 @@ fn the_status_names_what_is_not_as_it_should_be() {
 agent      1.2.3, up 1d1h
 ready      not yet
 switch     connected, not compared yet
-sources    not read yet: EgressFirewalls
+sources    not read yet: EgressFirewalls; table T of D is left out
 resolvers  10.96.0.10:53
 ports      1 of 2 attached
 firewalls  1, 1 with something to know

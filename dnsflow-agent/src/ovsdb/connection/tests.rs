@@ -9,12 +9,20 @@ use crate::ovsdb::schema::{Column, Table};
 
 static DATABASE: Database = Database {
     name: "D",
-    tables: &[Table {
-        name: "T",
-        columns: &[Column::scalar("name")],
-        deferred: false,
-    }],
+    tables: &[table("T"), table("U")],
 };
+
+const NAME: &[Column] = &[Column::scalar("name")];
+
+const fn table(name: &'static str) -> Table {
+    Table {
+        name,
+        columns: NAME,
+        purpose: "tests",
+        remedy: "remove rows",
+        deferred: false,
+    }
+}
 
 #[test]
 fn delays_double_up_to_their_limit_and_vary() {
@@ -76,14 +84,26 @@ struct FakeServer {
 
 impl FakeServer {
     fn start(test: &str, answer: &'static str, life: Duration) -> Self {
+        Self::answering(test, move |_| answer.to_owned(), life)
+    }
+
+    /// Answers each connection by its number.
+    fn answering(
+        test: &str,
+        answer: impl Fn(usize) -> String + Send + 'static,
+        life: Duration,
+    ) -> Self {
         let name = format!("ovsdb-fake-{}-{test}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         let task = tokio::spawn(async move {
+            let mut number = 0;
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut request = [0; 4096];
                 assert_ne!(stream.read(&mut request).await.unwrap(), 0);
-                stream.write_all(answer.as_bytes()).await.unwrap();
+                // Whoever has read too much is gone.
+                let _ = stream.write_all(answer(number).as_bytes()).await;
+                number += 1;
                 tokio::time::sleep(life).await;
             }
         });
@@ -148,5 +168,121 @@ async fn a_silent_server_is_given_up() {
     assert!(
         matches!(&told[..], [cause] if cause.ends_with("database D: no answer for 60 s")),
         "{told:?}"
+    );
+}
+
+/// The first content: so many rows of one table.
+fn content(table: &str, rows: usize) -> String {
+    let rows = (0..rows).map(|row| {
+        let id = dnsflow_core::ovn::rows::RowId::new(row as u128);
+        format!(r#""{id}":{{"initial":{{}}}}"#)
+    });
+    let rows = rows.collect::<Vec<_>>().join(",");
+    format!(r#"{{"id":0,"result":{{"{table}":{{{rows}}}}},"error":null}}"#)
+}
+
+const TWO_ROWS: TableLimits = TableLimits {
+    rows: 2,
+    bytes: 1000,
+};
+
+fn large_tables(connection: &mut Connection) -> Option<Vec<(String, bool)>> {
+    match connection.take_large_tables()? {
+        Input::LargeTables {
+            database: "D",
+            tables,
+        } => {
+            let tables = tables.into_iter();
+            Some(
+                tables
+                    .map(|table| (table.to_string(), table.is_left_out))
+                    .collect(),
+            )
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_database_with_a_table_that_is_too_large_is_read_again_after_a_while() {
+    // Twice too large, then no more.
+    let server = FakeServer::answering(
+        "large",
+        |number| content("T", 3 - number / 2),
+        Duration::ZERO,
+    );
+    let mut connection = server.connection().limited_to(TWO_ROWS);
+    let text = "table T of D (for tests) has more than 2 rows of interest, and nothing new is read of the database; \
+                remove rows";
+    let began = tokio::time::Instant::now();
+    assert!(matches!(connection.next().await, Event::TooLarge(_)));
+    assert!(connection.replica().is_none());
+    assert_eq!(
+        large_tables(&mut connection),
+        Some(vec![(text.to_owned(), false)])
+    );
+    assert!(matches!(connection.next().await, Event::TooLarge(_)));
+    assert_eq!(large_tables(&mut connection), None, "no news");
+    assert!(began.elapsed() >= TOO_LARGE_WAIT);
+    assert_eq!(connection.next().await, Event::Synced);
+    assert_eq!(large_tables(&mut connection), Some(vec![]));
+    assert_eq!(
+        connection.causes.reported(),
+        [] as [&String; 0],
+        "it is no other trouble"
+    );
+    assert_eq!(connection.counters().failures.load(Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_that_is_left_out_is_told_before_the_content() {
+    let server = FakeServer::answering("without", |_| content("T", 3), Duration::from_secs(1000));
+    let connection = server.connection().limited_to(TWO_ROWS);
+    let mut connection = connection.without_large(&["T"]);
+    let text =
+        "table T of D (for tests) has more than 2 rows of interest, and is left out; remove rows";
+    assert!(matches!(connection.next().await, Event::TooLarge(_)));
+    assert_eq!(
+        large_tables(&mut connection),
+        Some(vec![(text.to_owned(), true)])
+    );
+    assert_eq!(connection.next().await, Event::Synced);
+    assert_eq!(large_tables(&mut connection), None);
+    assert_eq!(connection.counters().failures.load(Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_the_first_content_is_told_of_a_table_that_is_too_large() {
+    let server = FakeServer::answering("first", |_| content("T", 3), Duration::ZERO);
+    let mut connection = server.connection().limited_to(TWO_ROWS);
+    let error = connection.synced().await.unwrap_err();
+    assert!(error.starts_with("table T of D"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_counts_as_too_large_until_everything_has_been_read_without_it() {
+    let contents = [("T", 3), ("U", 3), ("U", 2)];
+    let answer = move |number: usize| {
+        let (table, rows) = contents[number];
+        content(table, rows)
+    };
+    let server = FakeServer::answering("until", answer, Duration::ZERO);
+    let connection = server.connection().limited_to(TWO_ROWS);
+    let mut connection = connection.without_large(&["T"]);
+    let mut told = Vec::new();
+    for _ in 0..4 {
+        connection.next().await;
+        if let Some(Input::LargeTables { tables, .. }) = connection.take_large_tables() {
+            let tables = tables.into_iter();
+            told.push(
+                tables
+                    .map(|table| (table.table, table.is_left_out))
+                    .collect::<Vec<_>>(),
+            );
+        }
+    }
+    assert_eq!(
+        told,
+        [vec![("T", true)], vec![("T", true), ("U", false)], vec![]]
     );
 }

@@ -15,6 +15,8 @@ const DATABASE: &Database = &Database {
             Column::set("ports"),
             Column::map("ids"),
         ],
+        purpose: "tests",
+        remedy: "remove rows",
         deferred: false,
     }],
 };
@@ -132,21 +134,116 @@ fn what_cannot_be_applied_is_an_error_that_names_table_and_row() {
     }
 }
 
+fn row(number: u8, operation: &str, columns: Value) -> Value {
+    let id = RowId::new(number.into()).to_string();
+    json!({"T": {id: {operation: columns}}})
+}
+
 #[test]
 fn the_rows_of_a_table_are_limited() {
-    let mut replica = Replica::new(DATABASE);
-    replica.table_rows_max = 2;
-    let insert = |number: u8| {
-        let id = RowId::new(number.into()).to_string();
-        json!({"T": {id: {"insert": {}}}})
+    let limits = TableLimits {
+        rows: 2,
+        ..TableLimits::default()
     };
+    let mut replica = Replica::limited(DATABASE, limits, &[]);
     for number in [1, 2, 2] {
-        replica.apply_value(insert(number)).unwrap();
+        let insert = row(number, "insert", json!({}));
+        replica.apply_value(insert).unwrap();
     }
-    let error = replica.apply_value(insert(3)).unwrap_err();
+    let error = replica.apply_value(row(3, "insert", json!({})));
     assert_eq!(
-        error.to_string(),
+        error.unwrap_err().to_string(),
         "table T has more than 2 rows of interest"
+    );
+}
+
+#[test]
+fn the_bytes_of_a_table_are_limited_however_a_row_grows() {
+    let limits = TableLimits {
+        bytes: 100,
+        ..TableLimits::default()
+    };
+    let name = |length: usize| json!({"name": "a".repeat(length)});
+    let port = |number: u8| json!({"ports": format!("port {number}")});
+    let in_two_rows = [
+        row(1, "insert", name(60)),
+        row(1, "insert", name(80)),
+        row(1, "delete", Value::Null),
+        row(1, "insert", name(10)),
+        row(2, "insert", name(60)),
+        row(3, "insert", name(60)),
+    ];
+    let in_one_row = (0..20).map(|number| {
+        row(
+            1,
+            if number == 0 { "insert" } else { "modify" },
+            port(number),
+        )
+    });
+    for (updates, fit) in [(Vec::from(in_two_rows), 5), (in_one_row.collect(), 10)] {
+        let mut replica = Replica::limited(DATABASE, limits, &[]);
+        let mut results = updates
+            .into_iter()
+            .map(|update| replica.apply_value(update));
+        let error = results.by_ref().find_map(Result::err).unwrap();
+        assert_eq!(
+            error.to_string(),
+            "table T has more than 100 bytes in the columns that are read"
+        );
+        assert!(results.len() <= 20 - fit, "some have fitted");
+    }
+}
+
+#[test]
+fn a_table_that_can_be_done_without_is_left_out_as_a_whole() {
+    let limits = TableLimits {
+        rows: 2,
+        ..TableLimits::default()
+    };
+    let mut replica = Replica::limited(DATABASE, limits, &["T"]);
+    for number in [1, 2] {
+        let insert = row(number, "insert", json!({"name": "a"}));
+        replica.apply_value(insert).unwrap();
+    }
+    assert_eq!(replica.left_out().count(), 0);
+    let gone = replica.apply_value(row(3, "insert", json!({}))).unwrap();
+    let gone: Vec<_> = gone
+        .iter()
+        .map(|change| {
+            (
+                change.id,
+                replica
+                    .before(change)
+                    .unwrap()
+                    .text("name")
+                    .unwrap()
+                    .to_owned(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        gone,
+        [1, 2].map(|number| (RowId::new(number), "a".to_owned()))
+    );
+    let left_out: Vec<_> = replica
+        .left_out()
+        .map(|table| table.named("D").to_string())
+        .collect();
+    assert_eq!(
+        left_out,
+        ["table T of D (for tests) has more than 2 rows of interest, and is left out; remove rows"]
+    );
+    // Whatever comes of it later, also of rows that are not known.
+    for operation in ["insert", "modify", "delete", "what"] {
+        for number in 1..9 {
+            let update = row(number, operation, json!({"name": "b"}));
+            assert_eq!(replica.apply_value(update).unwrap(), []);
+        }
+    }
+    assert_eq!(replica.rows("T").count(), 0);
+    assert!(
+        replica.apply_value(json!({"U": {}})).is_err(),
+        "others are as they were"
     );
 }
 
@@ -175,7 +272,9 @@ fn a_row_that_is_too_long_is_kept_as_one_that_cannot_be_read() {
         .apply_value(update("insert", json!({"name": "a"})))
         .unwrap();
     let id = RowId::parse(ID).unwrap();
-    let change = replica.apply("T", id, None).unwrap();
+    let Ok(Applied::Changed(change)) = replica.apply("T", id, None) else {
+        panic!("no change");
+    };
     assert_eq!(replica.before(&change).unwrap().text("name"), Ok("a"));
     let told = |replica: &Replica| {
         replica
@@ -215,6 +314,9 @@ proptest! {
             if replica.apply_value(update(&operation, json!({column: value}))).is_err() {
                 break;
             }
+            let rows = &replica.tables["T"];
+            let bytes: usize = rows.rows.values().map(PackedRow::len).sum();
+            prop_assert_eq!(rows.bytes, bytes);
         }
     }
 }

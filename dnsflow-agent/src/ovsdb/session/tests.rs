@@ -8,8 +8,8 @@ use crate::{
     ovsdb::{
         fixtures::{self, REFUSALS, SOUTHBOUND, Transcript},
         framing::Framer,
-        schema::{Column, Table},
-        value::Atom,
+        schema::{Column, Table, TableLimit},
+        value::{Atom, CellError},
     },
 };
 
@@ -131,6 +131,8 @@ fn refusals_name_database_and_tables() {
         tables: &[Table {
             name: "Port_Group",
             columns: &[Column::scalar("name"), Column::scalar("colour")],
+            purpose: "tests",
+            remedy: "remove rows",
             deferred: false,
         }],
     };
@@ -139,6 +141,8 @@ fn refusals_name_database_and_tables() {
         tables: &[Table {
             name: "Bridge",
             columns: &[Column::scalar("name")],
+            purpose: "tests",
+            remedy: "remove rows",
             deferred: false,
         }],
     };
@@ -414,6 +418,191 @@ fn an_update_in_pieces_is_one_event() {
         (1..=9).map(RowId::new).collect::<Vec<_>>(),
         "in their order"
     );
+}
+
+/// An update of `Encap` rows: their numbers, the operations and the addresses.
+fn encaps(rows: &[(u8, &str, &str)]) -> String {
+    // A map of JSON would have each row once.
+    let rows = rows.iter().map(|(number, operation, ip)| {
+        let id = RowId::new((*number).into());
+        format!(r#""{id}":{{"{operation}":{{"ip":"{ip}"}}}}"#)
+    });
+    let rows = rows.collect::<Vec<_>>().join(",");
+    format!(r#"{{"Encap":{{{rows}}},"Port_Group":{{"{ID}":{{"insert":{{"name":"3_a5"}}}}}}}}"#)
+}
+
+fn update(rows: &[(u8, &str, &str)]) -> String {
+    let rows = encaps(rows);
+    format!(r#"{{"method":"update2","params":["dnsflow",{rows}],"id":null}}"#)
+}
+
+const TWO_ROWS: TableLimits = TableLimits {
+    rows: 2,
+    bytes: 1000,
+};
+
+fn told(session: &mut Session, message: &str) -> Vec<Event> {
+    fixtures::receive(session, message.as_bytes()).unwrap()
+}
+
+#[test]
+fn a_table_left_out_of_the_first_content_keeps_nothing_else_away() {
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    session.limit(TWO_ROWS, &["Encap"]);
+    let rows = encaps(&[
+        (1, "initial", "192.0.2.1"),
+        (2, "initial", ""),
+        (3, "initial", ""),
+    ]);
+    let events = told(
+        &mut session,
+        &format!(r#"{{"id":0,"result":{rows},"error":null}}"#),
+    );
+    let [Event::TooLarge(large), Event::Synced] = events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(
+        (large.table.name, large.limit),
+        ("Encap", TableLimit::Rows(2))
+    );
+    assert!(large.is_left_out);
+    assert_eq!(
+        (count(&session, "Encap"), count(&session, "Port_Group")),
+        (0, 1)
+    );
+    let events = told(
+        &mut session,
+        &update(&[(1, "modify", "192.0.2.9"), (4, "insert", "")]),
+    );
+    assert_eq!(touched(&events), BTreeMap::from([("Port_Group", 1)]));
+}
+
+#[test]
+fn the_rows_of_a_table_that_grows_too_large_are_told_as_gone() {
+    let mut session = synced();
+    session.limit(TWO_ROWS, &["Encap"]);
+    told(
+        &mut session,
+        &update(&[(1, "insert", "192.0.2.1"), (2, "insert", "192.0.2.2")]),
+    );
+    let more = [
+        (1, "modify", "192.0.2.3"),
+        (3, "insert", ""),
+        (4, "insert", ""),
+    ];
+    let events = told(&mut session, &update(&more));
+    let [Event::TooLarge(_), Event::Changed(changes)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    let gone: Vec<_> = changes
+        .iter()
+        .filter(|change| change.table == "Encap")
+        .map(|change| {
+            let before = session.replica().before(change).unwrap();
+            assert_eq!(session.replica().row("Encap", change.id), None);
+            (change.id, before.text("ip").unwrap().to_owned())
+        })
+        .collect();
+    let were = [(1, "192.0.2.1"), (2, "192.0.2.2")];
+    assert_eq!(gone, were.map(|(row, ip)| (RowId::new(row), ip.to_owned())));
+}
+
+#[test]
+fn a_table_that_is_needed_ends_the_session_when_it_is_too_large() {
+    let mut session = synced();
+    session.limit(TWO_ROWS, &["Port_Group"]);
+    let rows = update(&[(1, "insert", ""), (2, "insert", ""), (3, "insert", "")]);
+    let error = fixtures::receive(&mut session, rows.as_bytes()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "database OVN_Southbound: table Encap has more than 2 rows of interest"
+    );
+    let error: SessionError = error.downcast().unwrap();
+    assert!(error.too_large().is_some_and(|large| !large.is_left_out));
+}
+
+#[test]
+fn what_a_message_keeps_saying_of_a_row_is_kept_once() {
+    let mut session = synced();
+    told(&mut session, &update(&[(1, "insert", "192.0.2.1")]));
+    let mut rows = vec![(1, "modify", "192.0.2.2"); 100];
+    for number in 2..100 {
+        rows.extend([
+            (number, "insert", ""),
+            (number, "delete", ""),
+            (number, "delete", ""),
+        ]);
+    }
+    let message = update(&rows);
+    let mut framer = Framer::default();
+    framer.buffer().extend_from_slice(message.as_bytes());
+    let mut events = Vec::new();
+    while let Some(piece) = framer.next_piece().unwrap() {
+        events.extend(session.receive(piece).unwrap());
+        assert!(session.changes.len() <= 3, "{:?}", session.changes.len());
+    }
+    let [Event::Changed(changes)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(changes.len(), 2);
+    let before = session.replica().before(&changes[0]).unwrap();
+    assert_eq!(
+        before.text("ip"),
+        Ok("192.0.2.1"),
+        "not what it was in between"
+    );
+}
+
+#[test]
+fn a_server_that_asks_and_does_not_read_is_given_up() {
+    let mut session = synced();
+    let long = "a".repeat(PIECE_MAX_BYTES - 100);
+    let request = json!({"method": "echo", "params": [long], "id": 1}).to_string();
+    let mut answers = (0..3).map(|_| fixtures::receive(&mut session, request.as_bytes()));
+    assert!(answers.next().unwrap().is_ok());
+    let error = answers.find_map(Result::err).unwrap();
+    assert_eq!(
+        error.to_string(),
+        "database OVN_Southbound: the server does not read: 33554432 bytes wait for it"
+    );
+}
+
+#[test]
+fn messages_have_the_beginning_of_a_text_of_the_server() {
+    let long = "ä".repeat(1 << 20);
+    let quote = "ä".repeat(100);
+    let error = json!({"error": long, "details": long});
+    let mut session = Session::new(&sb::DATABASE, sb::conditions(), Instant::now());
+    let refused = receive(
+        &mut session,
+        json!({"id": 0, "result": null, "error": error}),
+    );
+    let mut elsewhere = synced();
+    let updates =
+        |updates: Value| json!({"method": "update2", "params": ["dnsflow", updates], "id": null});
+    for (error, message) in [
+        (refused, format!("{quote}…: {quote}…")),
+        (
+            receive(
+                &mut elsewhere,
+                updates(json!({&long: {ID: {"insert": {}}}})),
+            ),
+            format!("table {quote}… was not asked for"),
+        ),
+        (
+            receive(&mut elsewhere, updates(json!({&long: {}}))),
+            format!("table {quote}… was not asked for"),
+        ),
+        (
+            receive(&mut elsewhere, updates(json!({&long: {"row": 1}}))),
+            format!("table {quote}…: malformed update"),
+        ),
+    ] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.ends_with(&message), "{error:.500}");
+    }
+    let error = CellError::new("name", format!("`{long}` is no name"));
+    assert!(error.to_string().len() < 300);
 }
 
 #[test]

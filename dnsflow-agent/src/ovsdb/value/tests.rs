@@ -20,6 +20,8 @@ const TABLE: &Table = &Table {
         Column::backends("vips"),
         Column::scalar("link"),
     ],
+    purpose: "tests",
+    remedy: "remove rows",
     deferred: false,
 };
 

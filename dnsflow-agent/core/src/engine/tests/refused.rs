@@ -4,6 +4,7 @@ use std::net::Ipv6Addr;
 
 use super::{restart::southbound, *};
 use crate::{
+    input::LargeTable,
     ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
     refused::Refusals,
     resolver::Resolver,
@@ -377,4 +378,31 @@ fn an_address_that_is_never_opened_is_counted_and_told_once() {
         .iter()
         .filter(|report| matches!(report, Report::AddressRefused { .. }));
     assert_eq!(told.count(), 1);
+}
+
+#[test]
+fn a_table_that_is_too_large_closes_nothing() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    let before = node.destinations();
+    assert!(!before.is_empty());
+    for is_left_out in [true, false] {
+        node.give(Input::LargeTables {
+            database: "OVN_Northbound",
+            tables: vec![LargeTable {
+                database: "OVN_Northbound",
+                table: "ACL",
+                limit: "2 rows".into(),
+                purpose: "tests",
+                remedy: "remove rows",
+                is_left_out,
+            }],
+        });
+        assert_eq!(node.destinations(), before);
+    }
+    node.answer("p1", "example.com", &[OTHER], 60);
+    assert!(
+        node.destinations().len() > before.len(),
+        "known rules go on"
+    );
 }
