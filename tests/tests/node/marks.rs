@@ -154,6 +154,8 @@ fn rules_about_a_name_hold_behind_load_balancing() {
             "tcp",
         ])
         .expect("a load balancer");
+        lab.nbctl(&["ls-lb-add", NODE, &service.to_string()])
+            .expect("on the pods' switch");
         if service == UNKNOWN {
             continue;
         }
@@ -166,8 +168,6 @@ fn rules_about_a_name_hold_behind_load_balancing() {
             "external_ids:k8s.ovn.org/owner=ns1/outside",
         ])
         .expect("a Service's");
-        lab.nbctl(&["ls-lb-add", NODE, &service.to_string()])
-            .expect("on the pods' switch");
     }
     lab.sync().expect("OVN has followed");
     let pins = format!(
