@@ -422,8 +422,12 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
             open.difference(&may)
         );
         let of_marks = |key: &&FlowKey| key.matches.ends.dst().is_none();
-        let marked: BTreeSet<Ends> = node.of_rules().filter(of_marks).map(ends).collect();
-        let ended: BTreeSet<Ends> = node.marks_ends().map(ends).collect();
+        let ends = |key| match ends(key) {
+            Ends::Verdict { src, mark, .. } => Some((src, mark)),
+            Ends::Addresses(_) => None,
+        };
+        let marked: BTreeSet<_> = node.of_rules().filter(of_marks).filter_map(ends).collect();
+        let ended: BTreeSet<_> = node.marks_ends().filter_map(ends).collect();
         assert_eq!(marked, ended, "{step:?}: a mark without its end");
         model
             .told
