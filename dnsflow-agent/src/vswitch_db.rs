@@ -47,14 +47,16 @@ const TABLES: &[Table] = &[
         remedy: "remove the interfaces that are not in use from Open vSwitch",
         deferred: false,
     },
-    Table {
-        name: OPEN_VSWITCH,
-        columns: &[Column::map("other_config")],
-        purpose: "the settings of Open vSwitch",
-        remedy: "make its other_config shorter",
-        deferred: false,
-    },
+    SETTINGS,
 ];
+
+const SETTINGS: Table = Table {
+    name: OPEN_VSWITCH,
+    columns: &[Column::map("other_config")],
+    purpose: "the settings of Open vSwitch",
+    remedy: "make its other_config shorter",
+    deferred: false,
+};
 
 /// The highest number of an ordinary port (ovs-vswitchd.conf.db(5), `ofport_request`).
 const OFPORT_MAX: i64 = 0xfeff;
@@ -189,13 +191,7 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
 pub async fn offloads(remotes: &Remotes) -> Result<bool, String> {
     const DATABASE: Database = Database {
         name: "Open_vSwitch",
-        tables: &[Table {
-            name: OPEN_VSWITCH,
-            columns: &[Column::map("other_config")],
-            purpose: "the settings of Open vSwitch",
-            remedy: "make its other_config shorter",
-            deferred: false,
-        }],
+        tables: &[SETTINGS],
     };
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
     while connection.next().await != Event::Synced {

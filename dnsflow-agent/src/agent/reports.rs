@@ -99,31 +99,19 @@ pub(super) fn tell(report: &Report) {
             limit,
             purpose,
             remedy,
-            is_left_out: true,
-        }) => warn!(
-            database,
-            table,
-            limit,
-            purpose,
-            remedy,
-            "a table of a database is too large: the agent goes on without it"
-        ),
-        Report::TableTooLarge(LargeTable {
-            database,
-            table,
-            limit,
-            purpose,
-            remedy,
-            is_left_out: false,
-        }) => warn!(
-            database,
-            table,
-            limit,
-            purpose,
-            remedy,
-            "a table of a database is too large: nothing new is read of the database, and what is open stays open; it \
-             is read again every minute"
-        ),
+            is_left_out,
+        }) => {
+            let consequence = match is_left_out {
+                true => "the agent goes on without it",
+                false => {
+                    "nothing new is read of the database, and what is open stays open; it is read again every minute"
+                }
+            };
+            warn!(
+                database,
+                table, limit, purpose, remedy, "a table of a database is too large: {consequence}"
+            );
+        }
         Report::TableReadAgain { database, table } => {
             info!(database, table, "a table that was too large is read again");
         }
