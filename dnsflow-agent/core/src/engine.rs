@@ -816,15 +816,13 @@ impl Engine {
             }
         }
         let named = ports.iter().filter_map(|name| self.ports.named(name));
-        let named: Vec<PortId> = named.collect();
+        let mut concerned: BTreeMap<PortId, ChangedRules> =
+            named.map(|port| (port, ChangedRules::All)).collect();
         let (mut access, _, out) = self.access();
-        for port in &named {
+        for port in concerned.keys() {
             // Some networks are refused to a namespace alone.
             access.rejudge_port(*port, &Rejudged::All, batch, now, out);
         }
-        let named = named.into_iter();
-        let mut concerned: BTreeMap<PortId, ChangedRules> =
-            named.map(|port| (port, ChangedRules::All)).collect();
         if !groups.is_empty() {
             for (id, port) in self.ports.iter() {
                 for changed in self.policy.changed_for(&port.row, &groups) {

@@ -352,8 +352,8 @@ impl OvnView {
                 }
                 _ => false,
             };
-            let [had, has] = [old.as_ref(), new];
-            let [had, has] = [had, has].map(|row| row.map_or(&[][..], |row| &row.backends));
+            let [had, has] =
+                [old.as_ref(), new].map(|row| row.map_or(&[][..], |row| &row.backends));
             let [gone, come] = [missing(had, has), missing(has, had)];
             let touched_backends = &mut self.touched_backends;
             self.backends_at.update(id, gone, come, touched_backends);

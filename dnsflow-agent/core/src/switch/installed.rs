@@ -194,7 +194,7 @@ impl Installed {
 
     /// Makes `wanted` what lets the pod reach the address, and restores lost flows. The flows in `adopted` are
     /// in the switch already. If the address does not need flows of its own and there is a verdict for `wanted`, the
-    /// address gets the verdict.
+    /// address gets the verdict, else flows of its own.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
