@@ -759,26 +759,27 @@ impl<'a> Hunt<'a> {
     /// Whether the flows let all of these pass, by a trace, and so does the datapath once its megaflows are made anew.
     /// Then a megaflow was stale, which Open vSwitch 3.1 was seen to leave for two minutes.
     fn are_stale_megaflows(&mut self, wrong: &[Wrong]) -> bool {
-        if wrong.iter().any(|wrong| wrong.expected != Action::Allow) {
+        let lets_out = |wrong: &Wrong| {
+            let Attempt { protocol, to, .. } = wrong.attempt;
+            let trace = self.lab.lets_out(wrong.pod, protocol.name(), to);
+            wrong.expected == Action::Allow && trace.is_ok_and(|passes| passes)
+        };
+        if !wrong.iter().all(lets_out) {
             return false;
         }
+        let dropping = self.lab.appctl(&["dpif/dump-flows", "-m", "br-int"]);
+        let purged = self.lab.appctl(&["revalidator/purge"]);
+        purged.expect("the megaflows go");
         let again: Vec<_> = wrong
             .iter()
             .map(|wrong| (wrong.pod, wrong.attempt.protocol, wrong.attempt.to))
             .collect();
-        let packets = again
-            .iter()
-            .map(|(pod, protocol, to)| (*pod, protocol.name(), *to));
-        let packets: Vec<_> = packets.collect();
-        let Ok(Some(megaflows)) = self.lab.renew_megaflows(&packets) else {
-            return false;
-        };
         for (pod, protocol, to) in again {
             if !self.probe(pod, &[(protocol, to)]).is_empty() {
                 return false;
             }
             let stale = format!("{pod} to {to}, {}", protocol.name());
-            println!("a stale megaflow, {stale}\n{megaflows}");
+            println!("a stale megaflow, {stale}\n{dropping:?}");
             self.seen.stale_megaflows.push(stale);
         }
         true

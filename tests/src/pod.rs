@@ -523,22 +523,6 @@ impl Lab {
         Ok(out)
     }
 
-    /// Makes all megaflows anew if a trace says that the flows let each of these first packets (pod, protocol and
-    /// destination) pass. Returns the megaflows as they were; `None` if the flows stop a packet.
-    ///
-    /// Open vSwitch 3.1 was seen to keep a megaflow for minutes that its flows do not account for (docs/reliability.md).
-    /// It was one if the packets pass from now on.
-    pub fn renew_megaflows(&self, packets: &[(&str, &str, SocketAddr)]) -> Result<Option<String>> {
-        for (pod, protocol, to) in packets {
-            if !self.lets_out(pod, protocol, *to)? {
-                return Ok(None);
-            }
-        }
-        let megaflows = self.appctl(&["dpif/dump-flows", "-m", "br-int"])?;
-        self.appctl(&["revalidator/purge"])?;
-        Ok(Some(megaflows))
-    }
-
     fn trace_packet(&self, lsp: &str, protocol: &str, to: SocketAddr) -> Result<String> {
         let port = self.openflow_port(lsp)?;
         let spec = PodRecord::read(self, lsp)?.spec;

@@ -63,7 +63,10 @@ fn main() -> ExitCode {
         ["resolve-tcp", server, kind, ref names @ ..] => names
             .iter()
             .try_for_each(|name| resolve(kind, name, None, |query| over_tcp(server, query))),
-        ["first-packets", server, ref pairs @ ..] => first_packets(server, pairs),
+        ["first-packets", server, ref pairs @ ..] => pairs
+            .iter()
+            .enumerate()
+            .try_for_each(|(number, pair)| first_packet(server, pair, number % 4 == 3)),
         _ => {
             eprintln!(
                 "dnsflow-lab-helper web|echo ADDRESS:PORT... LAB | liar PORT LAB | \
@@ -83,20 +86,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Takes one name after the other, up to one for which nobody answers the queries.
-fn first_packets(server: &str, pairs: &[&str]) -> Result<()> {
-    for (number, pair) in pairs.iter().enumerate() {
-        if !first_packet(server, pair, number % 4 == 3)? {
-            break;
-        }
-    }
-    Ok(())
-}
-
 /// Connects to an address that is denied, asks for the name that leads there, and connects again
 /// at once. Prints the name, how many SYNs the second connection or queries before it had to be repeated, and when that
-/// began and ended, as [`uptime`] has it. Returns whether there was an answer.
-fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<bool> {
+/// began and ended, as [`uptime`] has it.
+fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<()> {
     let (name, address) = pair.split_once('=').context("NAME=ADDRESS:PORT")?;
     let address: SocketAddr = address.parse()?;
     let denied = TcpStream::connect_timeout(&address, DENIED_AFTER);
@@ -118,10 +111,7 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<bool> {
             Ok(_) => break,
             // As a resolver does.
             Err(_) if uptime() < asked + PATIENT => queries_repeated += 1,
-            Err(error) => {
-                eprintln!("{name}: {error:#}");
-                return Ok(false);
-            }
+            Err(error) => return Err(error.context(name.to_owned())),
         }
     }
     let began = match queries_repeated {
@@ -141,7 +131,7 @@ fn first_packet(server: &str, pair: &str, by_tcp: bool) -> Result<bool> {
         began.as_millis(),
         ended.as_millis()
     );
-    Ok(true)
+    Ok(())
 }
 
 /// A query for the name's addresses.
