@@ -264,7 +264,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let mut engine = Engine::new(config);
     if let Some(dir) = &state_dir {
         match state::load(dir) {
-            Ok(entries) => engine.load_snapshot(entries),
+            Ok(entries) => engine.load_snapshot(entries, now()),
             Err(error) => warn!(%error, "the snapshot is not used"),
         }
     }

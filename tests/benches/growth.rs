@@ -527,7 +527,7 @@ impl Stage {
         self.node.engine = Engine::new(config());
         let flows = self.node.switch.len();
         let time = self.time(|stage| {
-            stage.node.engine.load_snapshot(saved);
+            stage.node.engine.load_snapshot(saved, stage.node.now);
             stage.start();
         });
         assert_eq!(self.node.switch.len(), flows, "the flows stay");

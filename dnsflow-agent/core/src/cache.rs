@@ -30,7 +30,7 @@ use crate::{
     resolver::ServerId,
     rules::RuleText,
     shares::Shares,
-    snapshot::{GivenOut, SavedEntry, SavedName, Snapshot},
+    snapshot::{SavedEntry, SavedName, Snapshot},
     switch::{
         Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
     },
@@ -57,6 +57,8 @@ pub(crate) struct Cache {
     unjudged: BTreeMap<PortId, usize>,
     /// The entries of an earlier run, by logical port, until the port comes.
     saved: BTreeMap<Arc<str>, Vec<SavedEntry>>,
+    /// When they were taken over. The time that is left for a name is counted from then on.
+    loaded_at: Timestamp,
     /// The number of flows that entries have of their own.
     flows: usize,
     /// The verdicts of the entries.
@@ -296,6 +298,7 @@ impl Cache {
             undecided: BTreeSet::new(),
             unjudged: BTreeMap::new(),
             saved: BTreeMap::new(),
+            loaded_at: Timestamp::default(),
             flows: 0,
             verdicts: Verdicts::new(mark_mask),
             version: 0,
@@ -882,6 +885,7 @@ impl Cache {
             return learned;
         };
         learned.read_counters_soon = port.add(address, name, term, &self.limits);
+        self.version += 1;
         self.count_names(port_id);
         self.look_in_time(port_id, address);
         self.prolong_mark(port_id, address, learning.batch, learning.now);
@@ -1376,7 +1380,8 @@ impl Cache {
     // What outlives the agent.
 
     /// Takes over the snapshot of an earlier run.
-    pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
+    pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+        self.loaded_at = now;
         for entry in saved {
             let of_port = self.saved.entry(Arc::clone(&entry.port)).or_default();
             of_port.push(entry);
@@ -1388,31 +1393,29 @@ impl Cache {
         self.version
     }
 
-    /// The next part of a snapshot: the names of all open addresses of one port. `None` if it has all of them.
+    /// The next part of a snapshot: the names of all addresses of one port. `None` if it has all of them.
+    ///
+    /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
+    /// switch may be away.
     pub(crate) fn next_part(
         &self,
         ports: &Ports,
         snapshot: &mut Snapshot,
     ) -> Option<Vec<SavedEntry>> {
-        if let GivenOut::Ports(last) = snapshot.given_out {
-            let rest = (last.map_or(Unbounded, Excluded), Unbounded);
-            if let Some((id, cache)) = self.ports.range(rest).next() {
-                snapshot.given_out = GivenOut::Ports(Some(*id));
-                let row = ports.get(*id).map(|port| &port.row);
-                let entries = row.map(|row| {
-                    cache.saved_entries(&row.iface_id, row.iface_id_ver.as_deref(), snapshot.at)
-                });
-                return Some(entries.unwrap_or_default());
-            }
-            snapshot.given_out = GivenOut::Awaited(None);
+        let Snapshot { at, port, awaited } = snapshot;
+        let rest = (port.map_or(Unbounded, Excluded), Unbounded);
+        if let Some((id, cache)) = self.ports.range(rest).next() {
+            *port = Some(*id);
+            let row = ports.get(*id).map(|port| &port.row);
+            let entries =
+                row.map(|row| cache.saved_entries(&row.iface_id, row.iface_id_ver.as_deref(), *at));
+            return Some(entries.unwrap_or_default());
         }
-        let GivenOut::Awaited(last) = &mut snapshot.given_out else {
-            return None;
-        };
-        let rest = (last.as_deref().map_or(Unbounded, Excluded), Unbounded);
+        let rest = (awaited.as_deref().map_or(Unbounded, Excluded), Unbounded);
         let (port, entries) = self.saved.range::<str, _>(rest).next()?;
-        *last = Some(Arc::clone(port));
-        Some(entries.clone())
+        *awaited = Some(Arc::clone(port));
+        let age = at.since(self.loaded_at);
+        Some(entries.iter().map(|entry| entry.aged(age)).collect())
     }
 
     /// How long entries last, and how many there may be.
@@ -1505,13 +1508,11 @@ impl Cache {
 }
 
 impl PortCache {
-    /// The names of every open address, for a snapshot of this time.
+    /// The names of every address, for a snapshot of this time.
     fn saved_entries(&self, port: &str, pod: Option<&str>, at: Timestamp) -> Vec<SavedEntry> {
         let port: Arc<str> = port.into();
         let pod: Option<Arc<str>> = pod.map(Into::into);
-        let open = self.entries.iter();
-        let open = open.filter(|(_, entry)| !entry.installed.is_empty());
-        open.map(|(address, entry)| {
+        let entries = self.entries.iter().map(|(address, entry)| {
             let names = entry.names.iter();
             SavedEntry {
                 port: Arc::clone(&port),
@@ -1525,8 +1526,8 @@ impl PortCache {
                     })
                     .collect(),
             }
-        })
-        .collect()
+        });
+        entries.collect()
     }
 
     /// The entry of an address.

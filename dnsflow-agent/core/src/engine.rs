@@ -524,8 +524,8 @@ impl Engine {
     // What outlives the agent.
 
     /// Takes over what an earlier run has left, before anything else is handed in.
-    pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>) {
-        self.told.cache.load_snapshot(saved);
+    pub fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+        self.told.cache.load_snapshot(saved, now);
     }
 
     /// Grows whenever a snapshot has something new to say.
@@ -533,8 +533,7 @@ impl Engine {
         self.told.cache.version()
     }
 
-    /// The next part of a snapshot of the names behind every open address: those of one port. `None` if it has all of
-    /// them.
+    /// The next part of a snapshot of the names that pods were told: those of one port. `None` if it has all of them.
     pub fn next_part(&self, snapshot: &mut Snapshot) -> Option<Vec<SavedEntry>> {
         self.told.cache.next_part(&self.ports, snapshot)
     }

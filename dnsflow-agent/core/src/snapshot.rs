@@ -1,7 +1,8 @@
 //! The names behind the flows that the agent leaves in the switch: they outlive the agent.
 //!
 //! The next agent finds the flows in the switch by their cookie. The switch does not know for which
-//! names the flows were opened, and until when; the snapshot does.
+//! names the flows were opened, and until when; the snapshot does. It also has the names whose flows could not be
+//! written yet: an agent may end before it has read all of its sources.
 //!
 //! A snapshot is given out in parts, one for each port, so that it is never in memory as a whole.
 
@@ -9,7 +10,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use super::{Timestamp, name::DomainName, ports::PortId};
 
-/// The names of one open address of one port.
+/// The names of one address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SavedEntry {
     /// The logical port (`iface-id`). The entries of a port share the text.
@@ -40,17 +41,27 @@ pub struct SavedName {
 pub struct Snapshot {
     /// When it was begun. The time that is left for a name is counted from then on.
     pub(crate) at: Timestamp,
-    /// How far it is.
-    pub(crate) given_out: GivenOut,
+    /// The last port that was given out, if any. A port that comes meanwhile has a greater number.
+    pub(crate) port: Option<PortId>,
+    /// The last of the ports that was given out although it has not come back yet, if any.
+    pub(crate) awaited: Option<Arc<str>>,
 }
 
-/// How far a snapshot was given out.
-#[derive(Debug)]
-pub(crate) enum GivenOut {
-    /// The ports up to this one, if any. A port that comes meanwhile has a greater number.
-    Ports(Option<PortId>),
-    /// Those, and the ports that have not come back yet, up to this one, if any.
-    Awaited(Option<Arc<str>>),
+impl SavedEntry {
+    /// The entry, so much later.
+    pub(crate) fn aged(&self, time: Duration) -> Self {
+        let names = self.names.iter().map(|saved| SavedName {
+            name: saved.name.clone(),
+            rest: saved.rest.saturating_sub(time),
+            deny_rest: saved.deny_rest.saturating_sub(time),
+        });
+        Self {
+            port: Arc::clone(&self.port),
+            pod: self.pod.clone(),
+            address: self.address,
+            names: names.collect(),
+        }
+    }
 }
 
 impl Snapshot {
@@ -58,7 +69,8 @@ impl Snapshot {
     pub fn begin(now: Timestamp) -> Self {
         Self {
             at: now,
-            given_out: GivenOut::Ports(None),
+            port: None,
+            awaited: None,
         }
     }
 }

@@ -214,7 +214,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         }],
     };
     let mut cache = Cache::new(CacheLimits::default(), None);
-    cache.load_snapshot(vec![saved("1", 1), saved("2", 2)]);
+    cache.load_snapshot(vec![saved("1", 1), saved("2", 2)], at(7));
     let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
     let term = Term {
         until: at(12),

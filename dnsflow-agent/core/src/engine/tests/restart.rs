@@ -31,7 +31,7 @@ pub(super) fn started(before: &mut Node, snapshot: &[SavedEntry], config: Config
     let mut node = Node::bare();
     node.engine = Engine::new(config);
     node.now = before.now;
-    node.engine.load_snapshot(snapshot.to_vec());
+    node.engine.load_snapshot(snapshot.to_vec(), node.now);
     node.trust_server();
     node.switch = std::mem::take(&mut before.switch);
     node.sentinels = std::mem::take(&mut before.sentinels);
@@ -171,13 +171,89 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
     assert_eq!(saved.len(), 1);
     saved[0].pod = Some("another".into());
     let mut node = Node::bare();
-    node.engine.load_snapshot(saved);
+    node.engine.load_snapshot(saved, node.now);
     node.give(Input::Interfaces(InterfaceUpdate {
         reset: true,
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
     assert_eq!(node.engine.told.cache.entries_mut().count(), 0);
     assert_eq!(node.engine.snapshot(node.now), []);
+}
+
+/// Seconds.
+fn rests(saved: &[SavedEntry]) -> BTreeSet<(String, IpAddr, String, u64, u64)> {
+    let entries = saved.iter().flat_map(|entry| {
+        let names = entry.names.iter();
+        names.map(move |name| (entry.port.to_string(), entry.address, name))
+    });
+    let named = entries.map(|(port, address, saved)| {
+        let rests = (saved.rest.as_secs(), saved.deny_rest.as_secs());
+        (port, address, saved.name.to_string(), rests.0, rests.1)
+    });
+    named.collect()
+}
+
+/// Some sources are away, and the agent is ended before they come.
+#[test]
+fn a_start_that_ends_at_any_moment_leaves_what_it_has_found() {
+    const TAKES: Duration = Duration::from_secs(30);
+    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "bad.test", &[ADDRESS], 60);
+    before.answer("p1", "www.example.com", &[OTHER], 600);
+    let saved = before.engine.snapshot(before.now);
+    let expected = rests(&edits::aged(saved.clone(), TAKES));
+    assert_eq!(expected.len(), 2);
+    before.switch.clear();
+    before.sentinels.clear();
+    let inputs = [
+        Input::SwitchUp,
+        Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+        }),
+        firewalls(true, Some(firewall(&rules))),
+        Input::Nb(NbUpdate {
+            reset: true,
+            acls: acls(&rules),
+            ..NbUpdate::default()
+        }),
+        Input::Sb(southbound(&before, &rules)),
+    ];
+    for order in orders(&[0, 1, 2, 3, 4]) {
+        for read in 0..=order.len() {
+            let mut node = started(&mut before, &saved, Config::default());
+            node.pods = before.pods.clone();
+            for input in &order[..read] {
+                node.give(inputs[*input].clone());
+            }
+            node.pass(TAKES);
+            let left = rests(&node.engine.snapshot(node.now));
+            assert_eq!(left, expected, "{:?}", &order[..read]);
+        }
+    }
+}
+
+/// The switch is away, and the agent is ended.
+#[test]
+fn what_a_pod_is_told_before_it_can_be_enforced_outlives_the_agent() {
+    for rules in [[deny("bad.test")], [allow("bad.test")]] {
+        let mut before = Node::with(&rules);
+        let mut node = started(&mut before, &[], Config::default());
+        node.pods = before.pods.clone();
+        node.give(firewalls(true, Some(firewall(&rules))));
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
+        }));
+        let version = node.engine.cache_version();
+        node.answer("p1", "bad.test", &[ADDRESS], 600);
+        assert!(node.engine.cache_version() > version);
+        let saved = node.engine.snapshot(node.now);
+        let after = after_restart(&mut before, &saved, &rules);
+        let expected = ("10.244.0.5".into(), "203.0.113.1".into(), 11_000);
+        assert_eq!(after.open(), [expected]);
+    }
 }
 
 #[test]
@@ -252,7 +328,7 @@ fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
     let mut node = Node::bare();
     node.now = before.now;
     node.engine
-        .load_snapshot(before.engine.snapshot(before.now));
+        .load_snapshot(before.engine.snapshot(before.now), node.now);
     node.pods = before.pods.clone();
     node.give(Input::SwitchUp);
     node.give(firewalls(true, Some(firewall(&rules))));
@@ -491,7 +567,7 @@ fn slow_start(
     let mut node = Node::bare();
     if with_snapshot {
         node.engine
-            .load_snapshot(before.engine.snapshot(before.now));
+            .load_snapshot(before.engine.snapshot(before.now), node.now);
     }
     node.trust_server();
     node.now = before.now + Duration::from_secs(3);
@@ -596,4 +672,34 @@ fn a_snapshot_is_given_out_port_by_port_and_a_port_that_changes_meanwhile_is_in_
         }
     }
     assert_eq!(ports, ["ns1_p2", "ns1_p3", "ns1_p4"]);
+}
+
+#[test]
+fn a_port_that_comes_while_the_last_part_is_given_out_is_in_the_snapshot() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    for (name, host) in [("p2", 6), ("p3", 7)] {
+        before.add_pod(name, host);
+        before.answer(name, "example.com", &[ADDRESS], 600);
+    }
+    let saved = before.engine.snapshot(before.now);
+    let mut node = started(&mut before, &saved, Config::default());
+    let mut snapshot = Snapshot::begin(node.now);
+    let first = node.engine.next_part(&mut snapshot).expect("p2 is awaited");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: [("p2", 6), ("p3", 7)]
+            .map(|(name, host)| {
+                let row = interface(&format!("ns1_{name}"), host, &format!("uid-{name}"));
+                (RowId::new(0x100 + u128::from(host)), Some(row))
+            })
+            .into(),
+    }));
+    let rest = std::iter::from_fn(|| node.engine.next_part(&mut snapshot));
+    let all: BTreeSet<String> = std::iter::once(first)
+        .chain(rest)
+        .flatten()
+        .map(|entry| entry.port.to_string())
+        .collect();
+    assert_eq!(all, ["ns1_p2".to_owned(), "ns1_p3".to_owned()].into());
 }
