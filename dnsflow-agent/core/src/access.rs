@@ -427,7 +427,7 @@ impl Access<'_> {
             return;
         };
         let pod = port.row.iface_id_ver.as_deref();
-        let known = self.cache.open(id, &port.row.iface_id, pod, now);
+        let known = self.cache.open(id, &port.row.iface_id, pod);
         self.learn_all(id, known, switch, batch, now, out);
         // OVN's rows may have come before the interface.
         self.share(id, switch, batch, now, out);

@@ -313,9 +313,9 @@ impl Cache {
         port: PortId,
         name: &str,
         pod: Option<&str>,
-        now: Timestamp,
     ) -> Vec<(IpAddr, DomainName, Term)> {
         let saved = self.saved.remove(name).unwrap_or_default();
+        let loaded_at = self.loaded_at;
         let mut pods = saved.iter().map(|saved| saved.pod.as_deref());
         let cache = PortCache {
             is_of_another_pod: pods.any(|of_saved| of_saved != pod),
@@ -334,8 +334,8 @@ impl Cache {
                         deny_rest,
                     } = saved_name;
                     let term = Term {
-                        until: now + rest,
-                        deny_until: now + deny_rest,
+                        until: loaded_at + rest,
+                        deny_until: loaded_at + deny_rest,
                         is_denied: false,
                         origin: Origin::Snapshot,
                         server: None,

@@ -108,7 +108,7 @@ impl Setup {
             ..CacheLimits::default()
         };
         let mut cache = Cache::new(limits, None);
-        assert_eq!(cache.open(PORT, "ns1_p1", None, at(0)), []);
+        assert_eq!(cache.open(PORT, "ns1_p1", None), []);
         Self {
             cache,
             switch: Switch::new(Duration::ZERO, crate::limits::KEEP_FLOWS_S, Duration::ZERO),
@@ -215,7 +215,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
     };
     let mut cache = Cache::new(CacheLimits::default(), None);
     cache.load_snapshot(vec![saved("1", 1), saved("2", 2)], at(7));
-    let known = cache.open(PORT, "ns1_p2", Some("2"), at(7));
+    let known = cache.open(PORT, "ns1_p2", Some("2"));
     let term = Term {
         until: at(12),
         deny_until: at(13),
@@ -224,5 +224,5 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
         server: None,
     };
     assert_eq!(known, [([203, 0, 113, 2].into(), name("a.test"), term)]);
-    assert_eq!(cache.open(PORT, "ns1_p2", Some("1"), at(7)), [], "once");
+    assert_eq!(cache.open(PORT, "ns1_p2", Some("1")), [], "once");
 }

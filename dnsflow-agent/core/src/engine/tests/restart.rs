@@ -180,6 +180,27 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
     assert_eq!(node.engine.snapshot(node.now), []);
 }
 
+/// Open vSwitch's database is away at the start.
+#[test]
+fn a_name_of_the_snapshot_counts_from_the_start_on() {
+    let rules = [allow("example.com"), deny_all()];
+    for (away, open) in [(60, 1), (3600, 0)] {
+        let mut before = Node::with(&rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let saved = before.engine.snapshot(before.now);
+        before.switch.clear();
+        before.sentinels.clear();
+        let mut node = started(&mut before, &saved, Config::default());
+        node.pass(Duration::from_secs(away));
+        let mut node = read_all(node, &before, &rules);
+        assert_eq!(node.destinations().len(), open, "{away}");
+        node.pass(Duration::from_secs(530));
+        assert_eq!(node.destinations().len(), open, "{away}");
+        node.pass(Duration::from_secs(120));
+        assert_eq!(node.destinations().len(), 0, "{away}");
+    }
+}
+
 /// Seconds.
 fn rests(saved: &[SavedEntry]) -> BTreeSet<(String, IpAddr, String, u64, u64)> {
     let entries = saved.iter().flat_map(|entry| {
