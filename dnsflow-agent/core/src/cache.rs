@@ -3,7 +3,7 @@
 mod ended;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet},
     net::{IpAddr, Ipv6Addr},
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
@@ -59,6 +59,8 @@ pub(crate) struct Cache {
     saved: BTreeMap<Arc<str>, Vec<SavedEntry>>,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
+    /// The addresses in the snapshot of pods that are gone, until the flows of the earlier run have been adopted.
+    left_by_gone: HashSet<IpAddr>,
     /// The number of flows that entries have of their own.
     flows: usize,
     /// The verdicts of the entries.
@@ -77,8 +79,8 @@ struct PortCache {
     addresses_of: BTreeMap<FromEnd, Addresses>,
     /// The addresses whose entries have adopted flows.
     adopting: BTreeSet<IpAddr>,
-    /// Whether the snapshot has another pod under the port's name: the flows that are found are of that pod.
-    is_of_another_pod: bool,
+    /// What the snapshot says of the port.
+    former: Former,
     /// The number of names that all addresses have together.
     names: usize,
     /// The number of those that a rule denies.
@@ -103,6 +105,19 @@ struct PortCache {
     all_in_use_after: Option<u32>,
     /// Whether all entries were denied then.
     all_are_denied: bool,
+}
+
+/// Whose the flows of an earlier run are that are found for a port, as far as the snapshot says.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Former {
+    /// The pod's: the snapshot has the pod.
+    Same,
+    /// Another pod's, which the snapshot has under the port's name.
+    Another,
+    /// The snapshot has no pod under the port's name. The pod may have come after the snapshot, or have the address of a
+    /// pod that is gone.
+    #[default]
+    Unknown,
 }
 
 /// The addresses of a name that may make room for others of one answer.
@@ -299,6 +314,7 @@ impl Cache {
             unjudged: BTreeMap::new(),
             saved: BTreeMap::new(),
             loaded_at: Timestamp::default(),
+            left_by_gone: HashSet::new(),
             flows: 0,
             verdicts: Verdicts::new(mark_mask),
             version: 0,
@@ -316,15 +332,23 @@ impl Cache {
     ) -> Vec<(IpAddr, DomainName, Term)> {
         let saved = self.saved.remove(name).unwrap_or_default();
         let loaded_at = self.loaded_at;
-        let mut pods = saved.iter().map(|saved| saved.pod.as_deref());
+        let is_same = |saved: &SavedEntry| saved.pod.as_deref() == pod;
+        let of_others = saved.iter().filter(|saved| !is_same(saved));
+        let mut of_others = of_others.map(|saved| saved.address).peekable();
+        let former = match of_others.peek() {
+            Some(_) => Former::Another,
+            None if saved.is_empty() => Former::Unknown,
+            None => Former::Same,
+        };
+        self.left_by_gone.extend(of_others);
         let cache = PortCache {
-            is_of_another_pod: pods.any(|of_saved| of_saved != pod),
+            former,
             ..PortCache::default()
         };
         self.ports.insert(port, cache);
         saved
             .into_iter()
-            .filter(|saved| saved.pod.as_deref() == pod)
+            .filter(is_same)
             .flat_map(|saved| {
                 let names = saved.names.into_iter();
                 names.map(move |saved_name| {
@@ -359,9 +383,15 @@ impl Cache {
         self.unjudged.remove(&port);
     }
 
-    /// Forgets the ports of an earlier run that have not come back: all ports were opened.
+    /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
     pub(crate) fn forget_saved(&mut self) {
-        self.saved.clear();
+        let saved = std::mem::take(&mut self.saved).into_values().flatten();
+        self.left_by_gone.extend(saved.map(|saved| saved.address));
+    }
+
+    /// The flows of the earlier run have been adopted or removed: nothing is left of pods that are gone.
+    pub(crate) fn has_adopted_all(&mut self) {
+        self.left_by_gone = HashSet::new();
     }
 
     /// What this port was told: address, name and term.
@@ -406,7 +436,12 @@ impl Cache {
     ) -> bool {
         let latest_end = now + self.limits.max_ttl;
         let port = self.ports.get_mut(&port);
-        let Some(port) = port.filter(|port| !port.is_of_another_pod) else {
+        let is_own = |port: &PortCache| match port.former {
+            Former::Same => true,
+            Former::Another => false,
+            Former::Unknown => !self.left_by_gone.contains(&address),
+        };
+        let Some(port) = port.filter(|port| is_own(port)) else {
             return false;
         };
         let entry = port.entry_or_new(address);

@@ -1163,6 +1163,7 @@ impl Switch {
             });
         }
         if !had_adopted && is_all {
+            access.cache.has_adopted_all();
             // What has ended meanwhile gets no further term.
             access.cache.expire(&mut batch, now);
         }

@@ -277,6 +277,76 @@ fn what_a_pod_is_told_before_it_can_be_enforced_outlives_the_agent() {
     }
 }
 
+/// The pods are gone while no agent runs, and a pod of another namespace has the address and the tunnel key of one.
+#[test]
+fn a_pod_that_is_gone_leaves_nothing_to_another_one_at_its_address() {
+    let rules = [allow("example.com"), deny_all()];
+    let other = [allow("other.test"), deny_all()];
+    for way in edits::WAYS {
+        // Another pod under the name of the one that is gone, at an address of its own.
+        for is_made_anew in [false, true] {
+            let mut before = Node::bare();
+            before.engine = Engine::new(edits::config(way));
+            let mut before = before.start(&rules);
+            before.answer("p1", "www.example.com", &[ADDRESS], 600);
+            let saved = before.engine.snapshot(before.now);
+            // The snapshot does not have it: it may be of a pod that has come since.
+            before.answer("p1", "example.com", &[OTHER], 600);
+            let mut node = started(&mut before, &saved, edits::config(way));
+            read_rules(&mut node, &other);
+            let mut interfaces = vec![(RowId::new(0x105), Some(interface("ns1_q1", 5, "uid-q1")))];
+            let mut port_bindings = vec![(RowId::new(0x105), Some(port_binding("ns1_q1", 5)))];
+            if is_made_anew {
+                let row = RowId::new(0x106);
+                interfaces.push((row, Some(interface("ns1_p1", 6, "uid-new"))));
+                port_bindings.push((row, Some(port_binding("ns1_p1", 6))));
+            }
+            node.pods = [("ns1_q1".to_owned(), RowId::new(0x105))].into();
+            node.give(Input::Interfaces(InterfaceUpdate {
+                reset: true,
+                interfaces,
+            }));
+            let sb = southbound(&node, &other);
+            node.give(Input::Sb(SbUpdate {
+                port_bindings,
+                ..sb
+            }));
+            let adopted = ["203.0.113.2".to_owned()].into();
+            assert_eq!(node.destinations(), adopted, "{way:?} {is_made_anew}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_in_the_snapshot_keeps_an_address_that_a_pod_that_is_gone_had_as_well() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.add_pod("p2", 6);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    before.answer("p2", "example.com", &[OTHER], 600);
+    let saved = before.engine.snapshot(before.now);
+    // The snapshot does not have it.
+    before.answer("p2", "example.com", &[ADDRESS], 600);
+    let mut node = started(&mut before, &saved, Config::default());
+    read_rules(&mut node, &rules);
+    let row = RowId::new(0x106);
+    node.pods = [("ns1_p2".to_owned(), row)].into();
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(interface("ns1_p2", 6, "uid-p2")))],
+    }));
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, Some(port_binding("ns1_p2", 6)))],
+        ..sb
+    }));
+    let open = node.open().into_iter();
+    let open: BTreeSet<_> = open.map(|(src, dst, _)| (src, dst)).collect();
+    let expected = ["203.0.113.1", "203.0.113.2"];
+    let expected = expected.map(|dst| ("10.244.0.6".to_owned(), dst.to_owned()));
+    assert_eq!(open, expected.into());
+}
+
 #[test]
 fn flows_of_an_earlier_run_are_taken_over_without_a_snapshot() {
     let rules = [allow("example.com"), deny_all()];
