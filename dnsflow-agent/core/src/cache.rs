@@ -103,8 +103,11 @@ struct PortCache {
     uncounted_next: usize,
     /// The number of comparisons after which all entries had to stay.
     all_in_use_after: Option<u32>,
-    /// Whether all entries were denied then.
+    /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
+    /// How often all entries were looked at to find the least important ones.
+    #[cfg(test)]
+    looks: usize,
 }
 
 /// Whose the flows of an earlier run are that are found for a port, as far as the snapshot says.
@@ -461,6 +464,7 @@ impl Cache {
         (adopted.rules, adopted.in_switch) = (None, in_switch);
         adopted.term = term;
         port.adopting.insert(address);
+        port.changed(address);
         true
     }
 
@@ -1331,6 +1335,7 @@ impl Cache {
                 why: End::Expired,
             });
         }
+        port.changed(address);
         let is_over = port.entries.get(&address).is_some_and(Entry::is_over);
         self.count_names(port_id);
         if !is_over {
@@ -1365,7 +1370,9 @@ impl Cache {
         if entry.adopted.is_none() {
             port.adopting.remove(&address);
         }
-        if entry.is_over() {
+        let is_over = entry.is_over();
+        port.changed(address);
+        if is_over {
             self.take(port_id, address);
         } else {
             self.look_in_time(port_id, address);
@@ -1482,6 +1489,12 @@ impl Cache {
         ]
     }
 
+    /// How often all entries of a port were looked at to find the least important ones.
+    #[cfg(test)]
+    pub(crate) fn looks(&self, port: PortId) -> usize {
+        self.ports.get(&port).map_or(0, |port| port.looks)
+    }
+
     /// Checks that each collection is within its limit, and that all agree.
     #[cfg(test)]
     pub(crate) fn check(&self) {
@@ -1496,6 +1509,8 @@ impl Cache {
             let counted = (self.denied_names.of(*id), self.other_names.of(*id));
             assert_eq!(counted, (denied, pairs - denied), "{id:?}");
             assert_eq!(denied, port.denied_names, "{id:?}");
+            let is_denied = |entry: &Entry| !port.all_are_denied || entry.is_denied();
+            assert!(port.entries.values().all(is_denied), "{id:?}");
             assert!(
                 port.entries.len() <= limits.addresses_per_port_max,
                 "{id:?}"
@@ -1591,6 +1606,7 @@ impl PortCache {
         let before = names.denied();
         let result = change(names);
         self.denied_names = self.denied_names + names.denied() - before;
+        self.changed(address);
         Some(result)
     }
 
@@ -1608,6 +1624,7 @@ impl PortCache {
         entry.names.insert(name.clone(), term);
         self.names += 1;
         self.denied_names += usize::from(term.is_denied);
+        self.changed(address);
         self.uncounted += is_new;
         self.uncounted_next += is_new;
         let addresses = self.addresses_of.entry(FromEnd(name.clone())).or_default();
@@ -1659,12 +1676,20 @@ impl PortCache {
         self.of_name.as_mut()?.addresses.pop()
     }
 
+    /// An entry has changed: it may not be denied any more.
+    fn changed(&mut self, address: IpAddr) {
+        self.all_are_denied = self.all_are_denied && {
+            let entry = self.entries.get(&address);
+            entry.is_none_or(|entry| entry.is_over() || entry.is_denied())
+        };
+    }
+
     /// The address whose entry matters least among those that give way; `None` if there is none.
     ///
     /// To look at all entries for each one that is to be forgotten would take longer than everything
     /// else that an answer asks for. So a sixteenth is chosen at a time, and each of those goes if it
     /// still matters as little. If all are in use, the next look comes after the next comparison with
-    /// the switch: `comparisons` is how many there were.
+    /// the switch: `comparisons` is how many there were. If all are denied, it comes after one of them is not.
     fn candidate(
         &mut self,
         yielding: Yielding,
@@ -1672,11 +1697,19 @@ impl PortCache {
         comparisons: u32,
         now: Timestamp,
     ) -> Option<IpAddr> {
+        let spares_denied = matches!(yielding, Yielding::Unused | Yielding::Undenied);
+        if spares_denied && self.all_are_denied {
+            return None;
+        }
         for look in [false, true] {
             if look {
                 let spares_used = yielding == Yielding::Unused;
                 if self.all_in_use_after == Some(comparisons) && spares_used {
                     return None;
+                }
+                #[cfg(test)]
+                {
+                    self.looks += 1;
                 }
                 *self.candidates(yielding) = self.least(yielding, idle_grace, now);
             }
@@ -1688,7 +1721,7 @@ impl PortCache {
                 }
             }
         }
-        if matches!(yielding, Yielding::Unused | Yielding::Undenied) {
+        if spares_denied {
             self.all_in_use_after = Some(comparisons);
             self.all_are_denied = self.entries.values().all(Entry::is_denied);
         }
@@ -1732,6 +1765,7 @@ impl PortCache {
             self.names -= 1;
             self.denied_names -= usize::from(term.is_denied);
         }
+        self.changed(address);
         let name = FromEnd(name.clone());
         if let Some(addresses) = self.addresses_of.get_mut(&name) {
             addresses.retain(|other| *other != address);

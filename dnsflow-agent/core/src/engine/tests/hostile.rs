@@ -268,6 +268,39 @@ fn what_a_rule_denies_is_not_worn_down_by_other_names() {
 }
 
 #[test]
+fn at_a_pod_full_of_denied_addresses_an_answer_does_not_look_at_all_of_them_for_each_of_its_own() {
+    let rules = [deny("bad.test"), allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    let most = 512;
+    node.engine.told.cache.limits_mut().addresses_per_port_max = most;
+    let port = node.engine.ports.named("ns1_p1").expect("it is there");
+    let most = u32::try_from(most).expect("few");
+    node.answer("p1", "bad.test", &addresses(0, most), 600);
+    assert_eq!(node.destinations().len(), 512);
+    let looks = |node: &Node| node.engine.told.cache.looks(port);
+    let before = looks(&node);
+    for answer in 1..5 {
+        node.answer("p1", "bad.test", &addresses(answer * most, most), 600);
+        node.answer(
+            "p1",
+            &format!("n{answer}.example.com"),
+            &addresses(answer * most, 8),
+            600,
+        );
+        node.engine.told.cache.check();
+    }
+    assert_eq!(looks(&node) - before, 1);
+    // An address that no rule denies any more gives way again.
+    let released = [allow("bad.test"), deny("worse.test"), deny_all()];
+    node.set_firewall(&released);
+    node.set_ovn(&released);
+    node.pass(Duration::ZERO);
+    node.answer("p1", "worse.test", &addresses(0x10_0000, 1), 600);
+    assert!(node.destinations().contains("11.16.0.0"));
+    node.engine.told.cache.check();
+}
+
+#[test]
 fn all_addresses_of_a_denied_name_are_denied() {
     let mut node = Node::with(&[deny("bad.test")]);
     node.answer("p1", "bad.test", &addresses(0, 400), 60);
