@@ -20,7 +20,9 @@ use crate::{
     limits::MARK_SLACK,
     name::DomainName,
     output::Output,
-    plan::{MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_rules},
+    plan::{
+        MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_by_any, matched_rules,
+    },
     policy::{Mention, Policy},
     ports::{PortId, Ports},
     refused::{Refused, RefusedAddresses, Rejudged},
@@ -822,11 +824,8 @@ fn plan(
         let (set, rule) = *rule;
         facts.sets[set].rules()[rule].verdict == RuleAction::Deny
     };
-    let names = entry.names.keys();
-    let matched = names.flat_map(|name| matched_rules(facts.sets, name));
-    let matched: MatchedRules = matched
-        .filter(|rule| !entry.is_refused || denies(rule))
-        .collect();
+    let mut matched = matched_by_any(facts.sets, entry.names.keys());
+    matched.retain(|rule| !entry.is_refused || denies(rule));
     let mut plan = planner.for_rules(facts, address, &matched);
     if let Some(adopted) = &mut entry.adopted {
         let rules = adopted.rules.as_deref();

@@ -181,6 +181,26 @@ pub fn matched_rules<'a>(
     sets.flat_map(move |(at, set)| set.matching_indices(name).map(move |rule| (at, rule)))
 }
 
+/// The rules that match one of these names. The rules of a name are looked at once for all names below it, and some may
+/// come twice.
+pub(crate) fn matched_by_any<'a>(
+    sets: &[&RuleSet],
+    names: impl Iterator<Item = &'a DomainName>,
+) -> MatchedRules {
+    let mut seen = HashSet::new();
+    let mut matched = MatchedRules::new();
+    for name in names {
+        for (at, set) in sets.iter().enumerate() {
+            for (rules, extra) in set.by_suffix(name) {
+                if seen.insert((std::ptr::from_ref(rules), extra)) {
+                    matched.extend(set.covering(rules, extra).map(|rule| (at, rule)));
+                }
+            }
+        }
+    }
+    matched
+}
+
 /// Makes plans.
 ///
 /// The flow templates of a rule for a port are the same for every address. The planner makes them

@@ -297,16 +297,24 @@ impl RuleSet {
 
     /// The indices in [`RuleSet::rules`] of the rules that match `name`.
     pub fn matching_indices(&self, name: &DomainName) -> impl Iterator<Item = usize> {
-        name.suffixes()
-            .enumerate()
-            .flat_map(move |(extra, suffix)| {
-                self.by_name
-                    .get(suffix)
-                    .into_iter()
-                    .flatten()
-                    .copied()
-                    .filter(move |&place| self.rules[place].pattern.covers(extra))
-            })
+        self.by_suffix(name)
+            .flat_map(|(rules, extra)| self.covering(rules, extra))
+    }
+
+    /// For each name that has rules, and that `name` is or stands below: its rules, and how many labels `name` has in
+    /// front, of which 2 stands for more.
+    pub(crate) fn by_suffix(
+        &self,
+        name: &DomainName,
+    ) -> impl Iterator<Item = (&Vec<usize>, usize)> {
+        let suffixes = name.suffixes().enumerate();
+        suffixes.filter_map(|(extra, suffix)| Some((self.by_name.get(suffix)?, extra.min(2))))
+    }
+
+    /// Those of these rules that cover a name with so many labels in front of theirs.
+    pub(crate) fn covering(&self, rules: &[usize], extra: usize) -> impl Iterator<Item = usize> {
+        let rules = rules.iter().copied();
+        rules.filter(move |&place| self.rules[place].pattern.covers(extra))
     }
 }
 

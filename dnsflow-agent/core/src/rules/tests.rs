@@ -9,6 +9,7 @@ use crate::{
         rows::{Acl, LogicalFlow, RowId},
         view::AclRow,
     },
+    plan::matched_by_any,
 };
 
 const PORT_GROUP: &str = "a9633447981174624809";
@@ -401,6 +402,45 @@ fn names_match_by_pattern() {
         check("*.example.com", subdomains, "example.com", false);
         check("*.example.com", subdomains, "a.www.example.com", false);
     }
+}
+
+#[test]
+fn the_rules_of_a_name_are_looked_at_once_for_all_names_below_it() {
+    let texts = [
+        ("example.com", NamePattern::Subdomains),
+        ("example.com", NamePattern::Exact),
+        ("example.com", NamePattern::OneLabel),
+        ("b.example.com", NamePattern::Subdomains),
+        ("other.test", NamePattern::Subdomains),
+    ];
+    let mut set = RuleSet::default();
+    for (index, (name, pattern)) in (0..).zip(texts) {
+        let rule = ActiveRule::without_acl("ns1", index, &allow(name), &dns(name), pattern);
+        set.push(rule);
+    }
+    let sets = [&set];
+    let names = |texts: &[String]| -> Vec<DomainName> {
+        let names = texts.iter().map(|text| text.parse());
+        names.collect::<Result<_, _>>().expect("names")
+    };
+    let of_each = |names: &[DomainName]| -> BTreeSet<usize> {
+        let found = names.iter().flat_map(|name| set.matching_indices(name));
+        found.collect()
+    };
+    let of_any = |names: &[DomainName]| -> Vec<usize> {
+        let found = matched_by_any(&sets, names.iter()).into_iter();
+        found.map(|(_, rule)| rule).collect()
+    };
+    let deep = ["example.com", "a.example.com", "a.b.example.com", "test"];
+    for count in 0..=deep.len() {
+        let some = names(&deep.map(str::to_owned)[..count]);
+        assert_eq!(
+            of_any(&some).into_iter().collect::<BTreeSet<_>>(),
+            of_each(&some)
+        );
+    }
+    let many: Vec<_> = (0..64).map(|i| format!("n{i}.www.example.com")).collect();
+    assert_eq!(of_any(&names(&many)), [0]);
 }
 
 #[test]
