@@ -90,6 +90,9 @@ const QUESTIONS_MAX: usize = 64;
 const LOOKS_MAX: usize = 1;
 /// Frames taken from the ring buffer before the other sources get their turn.
 const FRAMES_PER_TURN: usize = 64;
+/// No further frame is taken in a turn that has taken so long: what the turn has opened is on its way then. The cost of
+/// a frame follows its length, and 64 short ones take less.
+const TURN_MAX: Duration = Duration::from_millis(1);
 /// Threads of a runtime for calls that block: files, names of hosts, the kernel's connection tracking. A call beyond
 /// them waits.
 const BLOCKING_MAX: usize = 8;
@@ -835,7 +838,11 @@ impl Hot {
             deferred,
             ..
         } = self;
-        records.drain(FRAMES_PER_TURN, |frame| hand_in(frame, engine, deferred))
+        let end = now() + TURN_MAX;
+        records.drain(FRAMES_PER_TURN, |frame| {
+            hand_in(frame, engine, deferred);
+            now() < end
+        })
     }
 
     /// Takes in what was captured while there was no agent. The node is known: whose frames they are, which rules there

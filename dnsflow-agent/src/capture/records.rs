@@ -67,9 +67,9 @@ impl Records {
         Ok(())
     }
 
-    /// Hands at most `limit` frames to `each`, borrowed from the ring buffer, and counts records
-    /// that cannot be right.
-    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Frame<'_>)) -> Drained {
+    /// Hands at most `limit` frames to `each`, borrowed from the ring buffer, as long as `each` returns `true`. Counts
+    /// records that cannot be right.
+    pub fn drain(&mut self, limit: usize, mut each: impl FnMut(Frame<'_>) -> bool) -> Drained {
         let invalid = &self.invalid;
         let drained = self.ring.try_io_mut(Interest::READABLE, |ring| {
             match take(ring, limit, invalid, &mut each) {
@@ -86,7 +86,10 @@ impl Records {
     /// Hands over what is there at the end of the agent, whether or not the runtime has noticed it. There is an end,
     /// although the programs may go on to capture.
     pub fn drain_rest(&mut self, mut each: impl FnMut(Frame<'_>)) {
-        take(self.ring.get_mut(), REST_MAX, &self.invalid, &mut each);
+        take(self.ring.get_mut(), REST_MAX, &self.invalid, &mut |frame| {
+            each(frame);
+            true
+        });
     }
 }
 
@@ -97,20 +100,24 @@ fn take(
     ring: &mut RingBuf<MapData>,
     limit: usize,
     invalid: &AtomicU64,
-    each: &mut impl FnMut(Frame<'_>),
+    each: &mut impl FnMut(Frame<'_>) -> bool,
 ) -> Drained {
     for _ in 0..limit {
         let Some(item) = ring.next() else {
             return Drained::Empty;
         };
-        match Record::parse(&item).and_then(frame) {
-            Some(frame) => each(frame),
-            None => {
-                invalid.fetch_add(1, Ordering::Relaxed);
-            }
+        if !hand_over(&item, invalid, each) {
+            return Drained::Limit;
         }
     }
     Drained::Limit
+}
+
+/// Hands over the frame of a record. Returns whether to go on.
+fn hand_over(item: &[u8], invalid: &AtomicU64, each: &mut impl FnMut(Frame<'_>) -> bool) -> bool {
+    let frame = Record::parse(item).and_then(frame);
+    invalid.fetch_add(u64::from(frame.is_none()), Ordering::Relaxed);
+    frame.is_none_or(each)
 }
 
 /// The frame that a record is of.

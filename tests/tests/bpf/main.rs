@@ -256,6 +256,7 @@ impl Loaded {
                         held: frame.held,
                         left_out: frame.left_out,
                     });
+                    true
                 });
                 assert_eq!(drained, Drained::Empty);
             }

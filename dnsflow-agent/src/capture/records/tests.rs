@@ -3,8 +3,7 @@ use zerocopy::IntoBytes as _;
 
 use super::*;
 
-#[test]
-fn a_record_becomes_a_frame() {
+fn record() -> Vec<u8> {
     let header = RecordHeader {
         captured_at_ns: 5_000_000_000,
         ifindex: 7,
@@ -15,7 +14,23 @@ fn a_record_becomes_a_frame() {
         gso_size: 0,
         left_out: 0,
     };
-    let bytes = [header.as_bytes(), b"abc"].concat();
+    [header.as_bytes(), b"abc"].concat()
+}
+
+#[test]
+fn a_turn_ends_when_whoever_takes_the_frames_says_so() {
+    let invalid = AtomicU64::default();
+    assert!(hand_over(&record(), &invalid, &mut |_| true));
+    assert!(!hand_over(&record(), &invalid, &mut |_| false));
+    assert_eq!(invalid.load(Ordering::Relaxed), 0);
+    // What is no record does not end it.
+    assert!(hand_over(&[0xff; 100], &invalid, &mut |_| false));
+    assert_eq!(invalid.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_record_becomes_a_frame() {
+    let bytes = record();
     let read = Record::parse(&bytes)
         .and_then(frame)
         .expect("a good record");
