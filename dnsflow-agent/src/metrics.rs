@@ -376,6 +376,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         addresses_refused,
         names_dropped,
         addresses_over_budget,
+        addresses_not_shared,
         reports_left_out,
         flows_added,
         flows_removed,
@@ -498,6 +499,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("evicted", addresses_evicted),
                 ("no_room", addresses_refused),
                 ("over_budget", addresses_over_budget),
+                ("not_shared", addresses_not_shared),
             ],
         ),
         Family::counter(

@@ -102,8 +102,10 @@ pub(crate) struct PortAnswer<'a> {
     pub(crate) asker: PortId,
     /// The name that rules are matched against.
     pub(crate) name: &'a DomainName,
-    /// The addresses, and for how long each may be kept.
+    /// The addresses that may be opened, and for how long each may be kept.
     pub(crate) addresses: &'a [(IpAddr, Duration)],
+    /// The addresses that are closed, if a rule of the port denies the name.
+    pub(crate) if_denied: &'a [(IpAddr, Duration)],
     /// The server that has answered.
     pub(crate) server: Option<ServerId>,
     /// When the kernel saw the answer.
@@ -113,7 +115,9 @@ pub(crate) struct PortAnswer<'a> {
 /// The results of an answer for all ports that are told.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Indices of the rules that the name matches, in order.
+    /// Whether a rule matches the name.
+    pub(crate) matched: bool,
+    /// Indices of the rules that open the addresses, in order.
     pub(crate) rules: BTreeSet<u32>,
     /// Addresses that were not open before.
     pub(crate) opened: BTreeSet<IpAddr>,
@@ -121,6 +125,8 @@ pub(crate) struct Outcome {
     pub(crate) would_open: BTreeSet<IpAddr>,
     /// The number of addresses that were not opened because the pod is over its budget.
     pub(crate) over_budget: usize,
+    /// The number of addresses that were not shared with other pods, for each of them.
+    pub(crate) not_shared: usize,
 }
 
 impl<'a> Access<'a> {
@@ -162,18 +168,20 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let matched: MatchedRules = matched_rules(&sets, answer.name).collect();
-        let mut is_denied = false;
-        for (set, rule) in &matched {
-            let rule = &sets[*set].rules()[*rule];
-            is_denied |= rule.verdict == RuleAction::Deny;
-            outcome.rules.insert(rule.index);
-        }
+        let rules = || matched.iter().map(|(set, rule)| &sets[*set].rules()[*rule]);
+        let is_denied = rules().any(|rule| rule.verdict == RuleAction::Deny);
+        outcome.matched |= !matched.is_empty();
+        let mut opens = false;
         let facts = self.policy.facts(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let is_dry_run = is_dry_run(&sets);
         // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
-        for (address, ttl) in answer.addresses {
+        let addresses = match is_denied {
+            true => answer.if_denied,
+            false => answer.addresses,
+        };
+        for (address, ttl) in addresses {
             let mut term = self.cache.term(answer.at, *ttl);
             term.server = answer.server;
             if is_denied {
@@ -225,6 +233,7 @@ impl Access<'_> {
                 true => {
                     if !plan.is_empty() && !is_denied {
                         outcome.would_open.insert(*address);
+                        opens = true;
                     }
                     Plan::new()
                 }
@@ -233,6 +242,7 @@ impl Access<'_> {
             let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
+                opens = true;
             }
             if batch.adds_since(learned) {
                 batch.is_for(&port.row, *address);
@@ -240,30 +250,44 @@ impl Access<'_> {
             let changes = batch.cost().since(before);
             self.budget.spend(answer.asker, changes, now);
         }
+        if opens {
+            outcome.rules.extend(rules().map(|rule| rule.index));
+        }
     }
 
-    /// Counts and reports the addresses of an answer that were not opened because its pod is over
+    /// Counts and reports the addresses of an answer that were not opened, or not shared, because its pod is over
     /// budget.
     pub(crate) fn over_budget(
         &mut self,
         asker: PortId,
-        count: usize,
+        outcome: &Outcome,
         now: Timestamp,
         out: &mut Output,
     ) {
-        if count == 0 {
-            return;
-        }
-        out.counters.addresses_over_budget += count as u64;
-        if self.budget.is_to_be_reported(asker, now)
-            && let Some((namespace, port)) = self.whose(asker)
-        {
-            out.report(Report::LimitReached {
-                namespace,
-                port,
-                limit: Limit::FlowChanges,
-                max: usize::try_from(self.budget.per_second()).unwrap_or(usize::MAX),
-            });
+        let Outcome {
+            over_budget,
+            not_shared,
+            ..
+        } = *outcome;
+        out.counters.addresses_over_budget += over_budget as u64;
+        out.counters.addresses_not_shared += not_shared as u64;
+        let limits = [
+            (over_budget, Limit::FlowChanges),
+            (not_shared, Limit::SharedAddresses),
+        ];
+        for (count, limit) in limits {
+            if count > 0
+                && self.budget.is_to_be_reported(asker, &limit, now)
+                && let Some((namespace, port)) = self.whose(asker)
+            {
+                let max = self.budget.of(&limit);
+                out.report(Report::LimitReached {
+                    namespace,
+                    port,
+                    limit,
+                    max,
+                });
+            }
         }
     }
 

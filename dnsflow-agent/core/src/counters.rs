@@ -36,6 +36,9 @@ pub struct Counters {
     pub names_dropped: u64,
     /// Addresses not opened because the answers to a pod change too many flows.
     pub addresses_over_budget: u64,
+    /// Addresses that another pod of the namespace was told, and that were not shared with a pod because there were too
+    /// many: counted for each of these pods.
+    pub addresses_not_shared: u64,
     /// Reports left out because the answers to a pod lead to too many.
     pub reports_left_out: u64,
     /// Flows written.

@@ -618,12 +618,15 @@ impl Engine {
         let recorded = namespace.filter(|namespace| self.recordings.are_of(namespace));
         // Whoever sends the message chooses what its records cost: only for these are they read.
         let is_read = mention != Mention::None || recorded.is_some();
-        let is_denied = is_read
-            && self
-                .policy
-                .sets(&port.row)
-                .iter()
-                .any(|set| set.denies(&response.name));
+        let mut recipients = self.ports.of_pod(told);
+        let denies = |port: &PortId| {
+            let port = self.ports.get(*port);
+            let sets = port.map(|port| self.policy.sets(&port.row));
+            let mut sets = sets.into_iter().flatten();
+            sets.any(|set| set.denies(&response.name))
+        };
+        let is_denied = is_read && recipients.iter().any(denies);
+        let is_denied_everywhere = is_denied && recipients.iter().all(denies);
         let answer = if is_read {
             let most = self.told.cache.addresses_per_answer_max(is_denied);
             Some(answers::usable(response.answer(most), &mut self.out)?)
@@ -650,7 +653,8 @@ impl Engine {
             return Some(Wait::default());
         };
         // What a rule denies is closed, wherever it leads.
-        if !is_denied {
+        let if_denied = (is_denied && !is_denied_everywhere).then(|| answer.addresses.clone());
+        if !is_denied_everywhere {
             let whose = (told, &port.row, self.policy.namespace_of(&port.row));
             let Answer {
                 name, addresses, ..
@@ -659,11 +663,23 @@ impl Engine {
                 .refused
                 .take_out(whose, name, addresses, now, &mut self.out);
         }
-        let recipients = self.ports.recipients(told, &self.policy);
+        let if_denied = if_denied.as_deref().unwrap_or(&answer.addresses);
+        let own = recipients.len();
+        let others = self.ports.sharing_with(told, &self.policy).into_iter();
+        let others: Vec<_> = others.filter(|port| !recipients.contains(port)).collect();
+        recipients.extend(others);
+        let mut reached = recipients.len();
         let mut batch = self.switch.begin_openings(told, now);
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
-        for port in &recipients {
+        for (place, port) in recipients.iter().enumerate() {
+            if place >= own {
+                if !access.budget.may_share(told, now) {
+                    reached = place;
+                    break;
+                }
+                access.budget.share(told, if_denied.len(), now);
+            }
             if mention == Mention::Unknown {
                 access.cache.judge_later(*port);
             }
@@ -672,24 +688,27 @@ impl Engine {
                 asker: told,
                 name: &answer.name,
                 addresses: &answer.addresses,
+                if_denied,
                 server,
                 at: captured_at,
             };
             access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);
         }
-        access.over_budget(told, outcome.over_budget, now, out);
+        outcome.not_shared = recipients.drain(reached..).len() * if_denied.len();
+        access.over_budget(told, &outcome, now, out);
         if answer.left_out > 0 {
             out.counters.addresses_refused += answer.left_out as u64;
             access.too_many_of_name(told, &answer.name, now, out);
         }
         let changes = batch.added();
         let Outcome {
+            matched,
             rules,
             opened,
             would_open,
             over_budget: _,
+            not_shared: _,
         } = outcome;
-        let matched = !rules.is_empty();
         let mut opening = None;
         if !matched {
             out.counters.answers_unmatched += 1;
@@ -734,7 +753,7 @@ impl Engine {
         }
         let mut wait = Wait::default();
         for port in recipients {
-            for (address, _) in &answer.addresses {
+            for (address, _) in if_denied {
                 if let Some(written) = self.told.cache.written(port, *address) {
                     wait = wait.and(self.switch.wait_for(written));
                 }

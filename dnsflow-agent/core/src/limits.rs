@@ -53,7 +53,7 @@ impl CacheLimits {
             Limit::NamesOfPod => self.names_per_port_max(),
             Limit::NamesOfNode => self.names_per_node_max,
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
-            Limit::FlowChanges => 0,
+            Limit::FlowChanges | Limit::SharedAddresses => 0,
         }
     }
 }
@@ -105,6 +105,13 @@ pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// Addresses that the answers to one pod may bring to other pods of its namespace in a second, counted for each
+/// of these pods. One takes the agent about a microsecond (`docs/decisions/budgets.md`).
+pub const SHARED_ADDRESSES_PER_SECOND: u32 = 1 << 16;
+/// The same for all pods of the node together. Beyond, only pods with at least half of their own left go on.
+pub const NODE_SHARED_ADDRESSES_PER_SECOND: u32 = 4 * SHARED_ADDRESSES_PER_SECOND;
+/// What may be shared in this time may be shared at once.
+pub const SHARED_BURST_TIME: Duration = Duration::from_secs(1);
 /// So many marks count as one change of a flow. A flow takes ovs-vswitchd hundreds of microseconds, a mark takes the
 /// agent and the kernel a few (`docs/decisions/budgets.md`).
 pub const MARKS_PER_FLOW_CHANGE: u32 = 16;

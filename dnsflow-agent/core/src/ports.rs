@@ -415,24 +415,14 @@ impl Ports {
         self.not_trusted.get(&interface)
     }
 
-    /// The ports that an answer to this port is for.
-    ///
-    /// Every port of the same pod: a pod on a user-defined network asks on one port and connects on
-    /// another. With [`Scope::Namespace`], also every port of the same namespace.
-    pub(crate) fn recipients(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
+    /// Every port of the same pod: a pod on a user-defined network asks on one port and connects on another.
+    pub(crate) fn of_pod(&self, port: PortId) -> Vec<PortId> {
         let sandbox = self.get(port).and_then(|port| port.row.sandbox.as_ref());
         let of_pod = sandbox.and_then(|sandbox| self.by_sandbox.get(sandbox));
-        let mut recipients = match of_pod {
+        match of_pod {
             Some(ports) => ports.iter().copied().collect(),
             None => vec![port],
-        };
-        let others = self.sharing_with(port, policy);
-        if !others.is_empty() {
-            recipients.extend(others);
-            recipients.sort_unstable();
-            recipients.dedup();
         }
-        recipients
     }
 
     /// With [`Scope::Namespace`], the ports of this node under the rules of the port's namespace.

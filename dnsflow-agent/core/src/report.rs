@@ -121,6 +121,8 @@ pub enum Limit {
     DeniedNamesOfNode,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
+    /// Addresses that answers to the pod bring to other pods in a second.
+    SharedAddresses,
 }
 
 impl fmt::Display for Limit {
@@ -157,6 +159,10 @@ impl fmt::Display for Limit {
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \
                  cidrSelector, or raise --max-flow-changes"
+            }
+            Self::SharedAddresses => {
+                "a pod is told so many addresses that some are not shared with the other pods of its namespace now, \
+                 which have to ask themselves: allow a cidrSelector, or set --scope pod"
             }
         })
     }

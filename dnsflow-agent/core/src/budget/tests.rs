@@ -79,7 +79,7 @@ fn what_one_pod_spends_is_not_taken_from_another() {
 fn where_the_node_has_nothing_left_pods_that_have_used_little_go_on() {
     let mut budget = FlowBudget::new(100);
     let mut ports = (10..).map(PortId);
-    while budget.node.has_left(budget.of_node, at(0)) {
+    while budget.changes.node.has_left(budget.changes.of_node, at(0)) {
         spend_all(&mut budget, ports.next().expect("without end"), at(0));
     }
     // Half of the burst, and the one behind it.
@@ -93,10 +93,10 @@ fn a_pod_over_budget_is_reported_once_a_minute() {
     let mut budget = FlowBudget::new(100);
     let reported: Vec<u64> = (0..130_000)
         .step_by(500)
-        .filter(|millis| budget.is_to_be_reported(PORT, at(*millis)))
+        .filter(|millis| budget.is_to_be_reported(PORT, &Limit::FlowChanges, at(*millis)))
         .collect();
     assert_eq!(reported, [0, 60_000, 120_000]);
-    assert!(budget.is_to_be_reported(QUIET, at(1)));
+    assert!(budget.is_to_be_reported(QUIET, &Limit::FlowChanges, at(1)));
     budget.forget(PORT);
     budget.forget(QUIET);
     assert_eq!(budget.accounts(), 0);

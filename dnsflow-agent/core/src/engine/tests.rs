@@ -37,7 +37,8 @@ use crate::{
     limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
     name::DomainName,
     ovn::rows::{
-        Acl, Datapath, InterfaceUpdate, LogicalSwitch, NbUpdate, PortBinding, RowId, SbUpdate,
+        Acl, Datapath, InterfaceUpdate, LogicalFlow, LogicalSwitch, NbUpdate, PortBinding,
+        PortGroup, RowId, SbUpdate,
     },
     report::Severity,
     testing::{

@@ -27,10 +27,6 @@ fn change(ports: &mut Ports, rows: Vec<(RowId, Option<Interface>)>) -> Vec<PortC
     ports.apply(update, &mut Output::default())
 }
 
-fn policy() -> Policy {
-    Policy::new(true, false, None, false)
-}
-
 #[test]
 fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
     let mut ports = Ports::new(Scope::Pod, true);
@@ -111,7 +107,7 @@ fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
         let id = RowId::new(number as u128);
         change(&mut ports, vec![(id, Some(row(name, pod)))]);
     }
-    let recipients = |ports: &Ports, port| ports.recipients(PortId(port), &policy());
+    let recipients = |ports: &Ports, port| ports.of_pod(PortId(port));
     assert_eq!(recipients(&ports, 0), [PortId(0), PortId(1)]);
     assert_eq!(recipients(&ports, 2), [PortId(2)]);
     // The CNI may write the sandbox later, or another one.
@@ -136,7 +132,7 @@ fn an_interface_without_sandbox_hears_for_itself() {
         };
         change(&mut ports, vec![(RowId::new(number), Some(row))]);
     }
-    assert_eq!(ports.recipients(PortId(0), &policy()), [PortId(0)]);
+    assert_eq!(ports.of_pod(PortId(0)), [PortId(0)]);
 }
 
 #[test]

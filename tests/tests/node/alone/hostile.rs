@@ -504,6 +504,17 @@ fn a_hostile_name_server_harms_only_those_who_ask_it() {
     played.expect("nobody else is harmed");
 }
 
+/// What a rule denies is closed whatever the budget.
+#[test]
+fn a_hostile_name_server_of_a_denied_name_harms_only_those_who_ask_it() {
+    let _alone = alone();
+    let lab = lab!("hostile-denied", agent);
+    let rules = [RuleSpec::deny_name(HOSTILE_DOMAIN)];
+    let scene = Scene::set(&lab, &rules).expect("the scene is set");
+    let played = scene.play("a hostile name server of a denied name", served, true);
+    played.expect("nobody else is harmed");
+}
+
 #[test]
 fn a_pod_that_floods_with_rules_harms_only_itself() {
     let _alone = alone();

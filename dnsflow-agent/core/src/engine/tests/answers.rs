@@ -98,6 +98,89 @@ fn both_networks_of_a_pod_get_the_address() {
     assert_eq!(sources, ["10.244.0.5", "10.244.0.7"]);
 }
 
+/// Pod p1 with a second port, at 10.244.0.7, in a port group of its own: a rule allows example.com at the first port,
+/// and a rule denies it at the second.
+fn with_other_rules_at_a_second_port() -> Node {
+    let rules = [allow("example.com"), deny("example.com")];
+    let mut node = Node::with(&rules[..0]);
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    node.set_firewall(&rules);
+    let of_second = |text: String| text.replace(GROUP, "a1");
+    let acls = [0, 1].map(|index| {
+        let acl = acl(index, &rules).expect("a rule");
+        let matches = match index {
+            0 => acl.matches,
+            _ => of_second(acl.matches),
+        };
+        (acl_row(index), Some(Acl { matches, ..acl }))
+    });
+    node.give(Input::Nb(NbUpdate {
+        acls: acls.into(),
+        ..NbUpdate::default()
+    }));
+    let logical_flows = [0, 1].map(|index| {
+        let flow = logical_flow(index, &rules).expect("a rule");
+        let matches = match index {
+            0 => flow.matches,
+            _ => of_second(flow.matches),
+        };
+        (
+            logical_flow_row(index),
+            Some(LogicalFlow { matches, ..flow }),
+        )
+    });
+    let group = |row: u128, name: &str, port: &str| {
+        let group = PortGroup {
+            name: name.into(),
+            ports: [port.into()].into(),
+        };
+        (RowId::new(row << 100), Some(group))
+    };
+    node.give(Input::Sb(SbUpdate {
+        port_groups: vec![group(0xe, GROUP, "ns1_p1"), group(0xf, "a1", "ns1_p1udn")],
+        logical_flows: logical_flows.into(),
+        ..SbUpdate::default()
+    }));
+    node.pass(Duration::ZERO);
+    node
+}
+
+#[test]
+fn each_port_of_a_pod_has_what_its_own_rules_say_of_an_answer() {
+    const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
+    let flow = |src: &str, dst: &str, priority| (src.to_owned(), dst.to_owned(), priority);
+    for asker in ["p1", "p1udn"] {
+        let mut node = with_other_rules_at_a_second_port();
+        node.answer(asker, "example.com", &[LOOPBACK, ADDRESS], 300);
+        let told = [
+            flow("10.244.0.5", "203.0.113.1", 11_000),
+            flow("10.244.0.7", "127.0.0.1", 10_999),
+            flow("10.244.0.7", "203.0.113.1", 10_999),
+        ];
+        let open: BTreeSet<_> = node.open().into_iter().collect();
+        assert_eq!(open, told.into(), "{asker} has asked");
+        let refused = node.engine.refused().iter().map(|(_, count)| count);
+        assert_eq!(refused.sum::<u64>(), 1, "{asker} has asked");
+    }
+    // What is denied has another limit.
+    for asker in ["p1", "p1udn"] {
+        let mut node = with_other_rules_at_a_second_port();
+        let addresses: Vec<_> = (0..300_u32)
+            .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
+            .collect();
+        node.answer(asker, "example.com", &addresses, 300);
+        let of = |source: &str| {
+            let open = node.open().into_iter();
+            open.filter(|(src, ..)| src == source).count()
+        };
+        assert_eq!(
+            (of("10.244.0.5"), of("10.244.0.7")),
+            (256, 300),
+            "{asker} has asked"
+        );
+    }
+}
+
 #[test]
 fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
