@@ -82,8 +82,23 @@ enum Line {
     End(u64),
 }
 
-/// The number of a name, and the seconds left when it was saved: in any case, and where a rule denies the name.
-type NumberedName = (u32, u64, u64);
+/// The number of a name, the seconds left when it was saved, in any case and where a rule denies the name, and whether
+/// a rule denies the name.
+#[derive(Deserialize, Serialize)]
+struct NumberedName(
+    u32,
+    u64,
+    u64,
+    #[serde(default, skip_serializing_if = "is_false")] bool,
+);
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the form that serde asks for"
+)]
+fn is_false(value: &bool) -> bool {
+    !value
+}
 
 /// The document of [`VERSION_BEFORE`].
 #[derive(Deserialize)]
@@ -214,8 +229,11 @@ impl Writing {
                 name,
                 rest,
                 deny_rest,
+                is_denied,
             } = saved;
-            numbered.push((self.number(name)?, rest.as_secs(), deny_rest.as_secs()));
+            let number = self.number(name)?;
+            let (rest, deny_rest) = (rest.as_secs(), deny_rest.as_secs());
+            numbered.push(NumberedName(number, rest, deny_rest, *is_denied));
         }
         self.line(&Line::Address(*address, numbered))?;
         self.entries += 1;
@@ -381,9 +399,13 @@ impl Reading {
         Ok(())
     }
 
-    fn saved_name(&self, (number, rest_s, deny_rest_s): NumberedName) -> Option<SavedName> {
+    fn saved_name(&self, numbered: NumberedName) -> Option<SavedName> {
+        let NumberedName(number, rest_s, deny_rest_s, is_denied) = numbered;
         let name = self.names.get(usize::try_from(number).ok()?)?;
-        Some(saved_name(name.clone(), rest_s, deny_rest_s, self.age_s))
+        Some(SavedName {
+            is_denied,
+            ..saved_name(name.clone(), rest_s, deny_rest_s, self.age_s)
+        })
     }
 
     fn end(self) -> Result<Vec<SavedEntry>, String> {
@@ -414,6 +436,7 @@ fn saved_name(name: DomainName, rest_s: u64, deny_rest_s: u64, age_s: u64) -> Sa
         name,
         rest: left(rest_s),
         deny_rest: left(deny_rest_s),
+        is_denied: false,
     }
 }
 

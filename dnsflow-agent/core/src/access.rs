@@ -104,7 +104,7 @@ pub(crate) struct PortAnswer<'a> {
     pub(crate) name: &'a DomainName,
     /// The addresses that may be opened, and for how long each may be kept.
     pub(crate) addresses: &'a [(IpAddr, Duration)],
-    /// The addresses that are closed, if a rule of the port denies the name.
+    /// All addresses, if a rule of the port denies the name, or will once OVN enforces the rule.
     pub(crate) if_denied: &'a [(IpAddr, Duration)],
     /// The server that has answered.
     pub(crate) server: Option<ServerId>,
@@ -170,6 +170,7 @@ impl Access<'_> {
         let matched: MatchedRules = matched_rules(&sets, answer.name).collect();
         let rules = || matched.iter().map(|(set, rule)| &sets[*set].rules()[*rule]);
         let is_denied = rules().any(|rule| rule.verdict == RuleAction::Deny);
+        let is_to_be_denied = is_denied || self.policy.is_to_be_denied(&port.row, answer.name);
         outcome.matched |= !matched.is_empty();
         let mut opens = false;
         let facts = self.policy.facts(port_id, &port.row, &sets);
@@ -177,7 +178,7 @@ impl Access<'_> {
         let is_dry_run = is_dry_run(&sets);
         // The flows of this name, by family. Nearly every address has only this name.
         let mut of_name: [Option<Plan>; 2] = [None, None];
-        let addresses = match is_denied {
+        let addresses = match is_to_be_denied {
             true => answer.if_denied,
             false => answer.addresses,
         };
@@ -209,6 +210,7 @@ impl Access<'_> {
                 address: *address,
                 name: answer.name,
                 term,
+                is_to_be_denied,
                 comparisons: switch.comparisons(),
             };
             let is_news = self.learn(resolution, switch, batch, now, out);
@@ -496,6 +498,7 @@ impl Access<'_> {
                 address,
                 name: &name,
                 term,
+                is_to_be_denied: false,
                 comparisons: switch.comparisons(),
             };
             self.learn(resolution, switch, batch, now, out);
@@ -544,10 +547,13 @@ impl Access<'_> {
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let released = self.released(now);
         let mut opens = false;
+        // A name of the snapshot that was denied stays so until the rules are known.
+        let knows_names = self.policy.knows_names_for(&port.row);
         for address in addresses {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
-            let may_end_earlier = cache.deny_names(port_id, address, denies, released);
+            let may_end_earlier =
+                knows_names && cache.deny_names(port_id, address, denies, released);
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };

@@ -272,6 +272,8 @@ pub(crate) struct Resolution<'a> {
     pub(crate) name: &'a DomainName,
     /// How long the name counts.
     pub(crate) term: Term,
+    /// Whether a rule denies the name that OVN may enforce later: all addresses of the name count.
+    pub(crate) is_to_be_denied: bool,
     /// The number of comparisons with the switch that have ended.
     pub(crate) comparisons: u32,
 }
@@ -359,11 +361,12 @@ impl Cache {
                         name,
                         rest,
                         deny_rest,
+                        is_denied,
                     } = saved_name;
                     let term = Term {
                         until: loaded_at + rest,
                         deny_until: loaded_at + deny_rest,
-                        is_denied: false,
+                        is_denied,
                         origin: Origin::Snapshot,
                         server: None,
                     };
@@ -949,8 +952,8 @@ impl Cache {
             address,
             name,
             term,
+            is_to_be_denied,
             comparisons,
-            ..
         } = learning.resolution;
         let limits = self.limits;
         let Some(port) = self.ports.get_mut(&id) else {
@@ -975,7 +978,7 @@ impl Cache {
         }
         // First who gives way, so that nobody does in vain.
         let has_all = port.of_name(name).len() >= limits.addresses_per_name_max;
-        let of_name = match has_all && !term.is_denied {
+        let of_name = match has_all && !term.is_denied && !is_to_be_denied {
             false => None,
             true => {
                 let candidate = port.candidate_of_name(name, limits.idle_grace, learning.now);
@@ -1573,6 +1576,7 @@ impl PortCache {
                         name: name.clone(),
                         rest: term.until.since(at),
                         deny_rest: term.deny_until.since(at),
+                        is_denied: term.is_denied,
                     })
                     .collect(),
             }

@@ -620,10 +620,11 @@ impl Engine {
         let is_read = mention != Mention::None || recorded.is_some();
         let mut recipients = self.ports.of_pod(told);
         let denies = |port: &PortId| {
-            let port = self.ports.get(*port);
-            let sets = port.map(|port| self.policy.sets(&port.row));
-            let mut sets = sets.into_iter().flatten();
-            sets.any(|set| set.denies(&response.name))
+            self.ports.get(*port).is_some_and(|port| {
+                let sets = self.policy.sets(&port.row);
+                sets.iter().any(|set| set.denies(&response.name))
+                    || self.policy.is_to_be_denied(&port.row, &response.name)
+            })
         };
         let is_denied = is_read && recipients.iter().any(denies);
         let is_denied_everywhere = is_denied && recipients.iter().all(denies);

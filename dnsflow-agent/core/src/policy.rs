@@ -30,8 +30,8 @@ use crate::{
     profile::StaticProfile,
     report::Report,
     rules::{
-        ACL_PRIORITY_OFFSET, ChangedRules, NamespaceRules, NotTakenOver, Problem, RuleSet,
-        is_dry_run,
+        ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NamespaceRules, NotTakenOver, Problem,
+        RuleSet, is_dry_run,
         pairing::{Pairing, PairingChanges, differing},
         problems_of_resource,
     },
@@ -74,8 +74,9 @@ struct Local {
     compared: Vec<Arc<[Rule]>>,
     /// The indices at which the latest EgressFirewall has another rule than the one that OVN enforces.
     differing: Vec<u32>,
-    /// Names without wildcards of rules that only an EgressFirewall has that OVN does not enforce.
-    other_names: BTreeSet<DomainName>,
+    /// Names without wildcards of rules that only an EgressFirewall has that OVN does not enforce, and which names at
+    /// or below each of them these rules deny.
+    other_names: BTreeMap<DomainName, Vec<NamePattern>>,
     /// Another one when the names may be others.
     names_version: u64,
     /// The problems that are not those of the pairing, by rule index; `None` if there is none.
@@ -88,7 +89,7 @@ impl Local {
             pairing: Pairing::new(namespace, subdomains),
             compared: Vec::new(),
             differing: Vec::new(),
-            other_names: BTreeSet::new(),
+            other_names: BTreeMap::new(),
             names_version: 0,
             other_problems: BTreeMap::new(),
         }
@@ -110,15 +111,35 @@ impl Local {
     /// Whether a rule mentions this name, in wire form, or one above it.
     fn mentions(&self, name: &DomainName) -> bool {
         let mut suffixes = name.suffixes();
-        suffixes.any(|suffix| self.pairing.mentions(suffix) || self.other_names.contains(suffix))
+        suffixes
+            .any(|suffix| self.pairing.mentions(suffix) || self.other_names.contains_key(suffix))
+    }
+
+    /// Whether a rule that OVN does not enforce yet denies this name.
+    fn is_to_deny(&self, name: &DomainName) -> bool {
+        let mut suffixes = name.suffixes().enumerate();
+        suffixes.any(|(extra, suffix)| {
+            let patterns = self.other_names.get(suffix).into_iter().flatten();
+            self.pairing.is_to_deny(suffix, extra)
+                || patterns.into_iter().any(|pattern| pattern.covers(extra))
+        })
     }
 
     /// Compares the EgressFirewall that OVN enforces with the latest one, and with those before it. Returns whether
     /// the names may be others.
-    fn compare(&mut self, latest: &Firewall, former: &VecDeque<Firewall>) -> bool {
-        let others = || [latest].into_iter().chain(former).map(|one| &one.rules);
+    fn compare(
+        &mut self,
+        latest: &Firewall,
+        former: &VecDeque<Firewall>,
+        subdomains: bool,
+    ) -> bool {
+        let others = || [latest].into_iter().chain(former);
         let enforced = Arc::clone(&self.pairing.firewall().rules);
-        let all = || [&enforced].into_iter().chain(others());
+        let all = || {
+            [&enforced]
+                .into_iter()
+                .chain(others().map(|one| &one.rules))
+        };
         let is_known = self.compared.len() == all().count()
             && all()
                 .zip(&self.compared)
@@ -128,12 +149,17 @@ impl Local {
         }
         self.compared = all().cloned().collect();
         self.other_names.clear();
-        for rules in others() {
-            for index in differing(&enforced, rules) {
+        for firewall in others() {
+            for index in differing(&enforced, &firewall.rules) {
                 let rule = usize::try_from(index).ok();
-                let rule = rule.and_then(|index| rules.get(index));
-                if let Some(Destination::Name(name)) = rule.map(|rule| &rule.destination) {
-                    self.other_names.insert(name.name().clone());
+                let Some(rule) = rule.and_then(|index| firewall.rules.get(index)) else {
+                    continue;
+                };
+                if let Destination::Name(name) = &rule.destination {
+                    let denied = self.other_names.entry(name.name().clone()).or_default();
+                    if rule.action == RuleAction::Deny {
+                        denied.push(NamePattern::of(name, firewall, subdomains));
+                    }
                 }
             }
         }
@@ -564,7 +590,7 @@ impl Policy {
         let before: BTreeSet<String> = pairing.rules().sets.keys().cloned().collect();
         let mut changes = pairing.settle(&self.cached_actions);
         let is_other_run = pairing.set_dry_run(self.dry_run || firewall.dry_run);
-        if local.compare(firewall, former) {
+        if local.compare(firewall, former, self.subdomains) {
             self.names_version += 1;
             local.names_version = self.names_version;
         }
@@ -872,7 +898,7 @@ impl Policy {
         };
         let version = local.names_version;
         (known != Some(version)).then(|| {
-            let names = local.pairing.mentioned().chain(&local.other_names);
+            let names = local.pairing.mentioned().chain(local.other_names.keys());
             (version, names.cloned().collect())
         })
     }
@@ -894,6 +920,14 @@ impl Policy {
             true => Mention::Some,
             false => Mention::None,
         }
+    }
+
+    /// Whether a rule for an interface's pod denies this name that OVN does not enforce yet. When OVN does, answers that
+    /// came before are gone.
+    pub(crate) fn is_to_be_denied(&self, row: &Interface, name: &DomainName) -> bool {
+        let namespace = self.filtered_as(row);
+        let local = namespace.and_then(|namespace| self.locals.get(namespace));
+        local.is_some_and(|local| local.is_to_deny(name))
     }
 
     /// Whether the rules for an interface's pod are known.

@@ -32,6 +32,8 @@ pub struct SavedName {
     pub rest: Duration,
     /// The least time that is left if a rule denies the name.
     pub deny_rest: Duration,
+    /// Whether a rule denies the name.
+    pub is_denied: bool,
 }
 
 /// A snapshot that is given out in parts ([`Engine::next_part`]).
@@ -54,6 +56,7 @@ impl SavedEntry {
             name: saved.name.clone(),
             rest: saved.rest.saturating_sub(time),
             deny_rest: saved.deny_rest.saturating_sub(time),
+            is_denied: saved.is_denied,
         });
         Self {
             port: Arc::clone(&self.port),

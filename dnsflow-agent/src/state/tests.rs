@@ -33,6 +33,7 @@ fn entries() -> Vec<SavedEntry> {
         name,
         rest: Duration::from_secs(3000),
         deny_rest: Duration::from_secs(3500),
+        is_denied: false,
     };
     vec![SavedEntry {
         port: "ns1_p1".into(),
@@ -49,7 +50,9 @@ fn entries() -> Vec<SavedEntry> {
 fn what_is_saved_comes_back() {
     let dir = Dir::new("back");
     assert_eq!(load(&dir.0).expect("nothing"), []);
-    save(&dir.0, &entries()).expect("saved");
+    let mut entries = entries();
+    entries[0].names[1].is_denied = true;
+    save(&dir.0, &entries).expect("saved");
     let mut back = load(&dir.0).expect("loaded");
     for name in &mut back[0].names {
         // A second may have passed.
@@ -58,7 +61,7 @@ fn what_is_saved_comes_back() {
             *rest = Duration::from_secs(saved_s);
         }
     }
-    assert_eq!(back, entries());
+    assert_eq!(back, entries);
     remove(&dir.0).expect("removed");
     assert_eq!(load(&dir.0).expect("nothing"), []);
 }
@@ -192,6 +195,7 @@ fn each_name_is_written_once_and_an_octet_takes_two_bytes_at_most() {
                         name: name.clone(),
                         rest: Duration::ZERO,
                         deny_rest: Duration::ZERO,
+                        is_denied: false,
                     })
                     .collect(),
             });

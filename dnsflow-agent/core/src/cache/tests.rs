@@ -128,6 +128,7 @@ impl Setup {
                 origin: Origin::Answer,
                 server: None,
             },
+            is_to_be_denied: false,
             comparisons: 0,
         };
         let mut batch = self.switch.begin(at(0));
@@ -211,6 +212,7 @@ fn what_an_earlier_run_knew_comes_back_with_the_same_pod_alone() {
             name: name("a.test"),
             rest: Duration::from_secs(5),
             deny_rest: Duration::from_secs(6),
+            is_denied: false,
         }],
     };
     let mut cache = Cache::new(CacheLimits::default(), None);

@@ -358,6 +358,22 @@ impl Pairing {
         of_name.is_some_and(|one| !one.rules.is_empty())
     }
 
+    /// Whether a rule for this name that OVN does not enforce yet denies names with so many labels in front.
+    pub(crate) fn is_to_deny(&self, name: &[u8], extra: usize) -> bool {
+        let of_name = self.names.get(name).filter(|_| self.denies_by_name());
+        let mut rules = of_name.into_iter().flat_map(|one| {
+            let rules = one.rules.iter();
+            rules.filter_map(move |index| Some((one, rule_at(&self.firewall.rules, *index)?)))
+        });
+        rules.any(|(of_name, rule)| match &rule.destination {
+            Destination::Name(name) if rule.action == RuleAction::Deny => {
+                let pattern = NamePattern::of(name, &self.firewall, self.subdomains);
+                of_name.state(name) != State::Served && pattern.covers(extra)
+            }
+            _ => false,
+        })
+    }
+
     /// The names of the rules, without wildcards.
     pub(crate) fn mentioned(&self) -> impl Iterator<Item = &DomainName> {
         let mentioned = self.names.iter().filter(|(_, one)| !one.rules.is_empty());

@@ -363,6 +363,20 @@ fn all_addresses_of_a_denied_name_are_denied() {
     assert_eq!(node.destinations().len(), 800);
 }
 
+/// The EgressFirewall denies the name already, and OVN follows a moment later.
+#[test]
+fn all_addresses_of_a_name_are_denied_once_ovn_follows() {
+    let rules = [deny("bad.test")];
+    let edits: [&[Rule]; 3] = [&[], &[allow("example.com")], &[allow("bad.test")]];
+    for before in edits {
+        let mut node = Node::with(before);
+        node.set_firewall(&rules);
+        node.answer("p1", "bad.test", &addresses(0, 400), 60);
+        node.set_ovn(&rules);
+        assert_eq!(node.destinations().len(), 400, "{before:?}");
+    }
+}
+
 #[test]
 fn names_of_one_address_do_not_crowd_out_one_that_is_denied() {
     let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);

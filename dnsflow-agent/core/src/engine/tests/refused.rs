@@ -27,6 +27,21 @@ fn refusals_of(node: &Node) -> Vec<(&'static str, u64)> {
         .collect()
 }
 
+/// The EgressFirewall denies the name already. OVN follows a moment later, and so does the deferred answer.
+#[test]
+fn a_refused_address_of_a_name_is_denied_once_ovn_follows() {
+    let rules = [deny("bad.test")];
+    for allowed in [&[][..], &[allow("bad.test")]] {
+        let mut node = Node::with(allowed);
+        node_has(&mut node, Some(OTHER));
+        node.set_firewall(&rules);
+        node.answer("p1", "bad.test", &[OTHER], 60);
+        assert_eq!(node.open(), [], "{allowed:?}");
+        node.set_ovn(&rules);
+        assert_eq!(node.destinations().len(), 1, "{allowed:?}");
+    }
+}
+
 #[test]
 fn addresses_of_nodes_and_services_are_not_opened() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);

@@ -438,6 +438,36 @@ fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
     expiry::assert_denied_for_an_hour(&mut node, told_at);
 }
 
+/// The switch was restarted as well, so that there is nothing to adopt.
+#[test]
+fn all_addresses_of_a_denied_name_outlive_the_agent() {
+    let rules = [deny("bad.test")];
+    let mut before = Node::with(&rules);
+    let addresses: Vec<[u8; 4]> = (0..400_u32)
+        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
+        .collect();
+    before.answer("p1", "bad.test", &addresses, 60);
+    let saved = before.engine.snapshot(before.now);
+    before.switch.clear();
+    before.sentinels.clear();
+    let after = after_restart(&mut before, &saved, &rules);
+    assert_eq!(after.destinations().len(), 400);
+}
+
+/// The rule has gone while no agent ran.
+#[test]
+fn a_name_that_is_denied_no_more_counts_as_long_as_any_other() {
+    let mut before = Node::with(&[deny("bad.test")]);
+    before.answer("p1", "bad.test", &[ADDRESS], 60);
+    let saved = before.engine.snapshot(before.now);
+    before.switch.clear();
+    before.sentinels.clear();
+    let mut after = after_restart(&mut before, &saved, &[allow("bad.test")]);
+    assert_eq!(after.destinations().len(), 1);
+    after.pass(Duration::from_secs(1800));
+    assert_eq!(after.destinations().len(), 0);
+}
+
 #[test]
 fn flows_of_an_earlier_run_that_deny_stay_for_an_hour() {
     let rules = [deny("example.com"), deny_all()];
