@@ -562,6 +562,9 @@ impl Access<'_> {
             let before = batch.len();
             let plan = plan.unwrap_or_default();
             let enforced = self.cache.enforce(port_id, address, plan, batch, now);
+            if let Some(awaited) = self.cache.awaits(port_id, address) {
+                batch.awaits(awaited);
+            }
             if may_end_earlier {
                 self.cache.look_in_time(port_id, address);
             }

@@ -601,6 +601,12 @@ impl Cache {
         Some(entry.installed.written(&self.verdicts))
     }
 
+    /// The batch that an address waits for to follow an edit ([`Installed::awaits`]).
+    pub(crate) fn awaits(&self, port: PortId, address: IpAddr) -> Option<BatchId> {
+        let entry = self.entry(port, address)?;
+        entry.installed.awaits(&self.verdicts)
+    }
+
     /// Packets of the port are marked at this interface from now on. Returns whether that is news: then all entries
     /// of the port are to be planned again.
     pub(crate) fn attached(

@@ -343,6 +343,7 @@ impl Switch {
             changes: Vec::new(),
             before: 0,
             marks: Vec::new(),
+            awaited: BTreeSet::new(),
             paths: BTreeSet::new(),
         }
     }
@@ -521,7 +522,8 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        let ports = self.queues.with_flows_of(&batch.changes, None);
+        let mut ports = self.queues.with_flows_of(&batch.changes, None);
+        ports.extend(self.queues.with_batches(&batch.awaited));
         self.send_waiting(ports, planner, batch.at, out);
         self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
     }

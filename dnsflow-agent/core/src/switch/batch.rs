@@ -31,6 +31,8 @@ pub(crate) struct Batch {
     pub(super) before: usize,
     /// The changes of marks. They are carried out before the changes of flows, whether the batch is sent or not.
     pub(super) marks: Vec<MarkChange>,
+    /// The batches whose flows let an address follow an edit: until they are in force, packets keep a former mark.
+    pub(super) awaited: BTreeSet<BatchId>,
     /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
     pub(super) paths: BTreeSet<Path>,
 }
@@ -56,6 +58,7 @@ impl Batch {
         Self {
             changes: std::mem::take(&mut self.changes),
             marks: std::mem::take(&mut self.marks),
+            awaited: std::mem::take(&mut self.awaited),
             paths: std::mem::take(&mut self.paths),
             ..*self
         }
@@ -66,6 +69,7 @@ impl Batch {
         Self {
             changes: std::mem::take(&mut self.changes),
             marks: Vec::new(),
+            awaited: BTreeSet::new(),
             paths: BTreeSet::new(),
             ..*self
         }
@@ -74,6 +78,11 @@ impl Batch {
     /// Notes that a flow that opens an address was missing, and is among the changes.
     pub(crate) fn end_gap(&mut self) {
         self.ends_gap = true;
+    }
+
+    /// Notes that an edit counts for an address when the switch has this batch.
+    pub(crate) fn awaits(&mut self, batch: BatchId) {
+        self.awaited.insert(batch);
     }
 
     /// Notes that changes are for packets from this interface to `address`.

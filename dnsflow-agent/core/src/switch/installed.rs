@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
-    input::{MarkChange, MarkFound},
+    input::{BatchId, MarkChange, MarkFound},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
     ports::PortId,
@@ -189,6 +189,14 @@ impl Installed {
                     written => written,
                 }
             }
+        }
+    }
+
+    /// The batch with the flows of its verdict, if the kernel marks packets with a former one until the switch has them.
+    pub(crate) fn awaits(&self, verdicts: &Verdicts) -> Option<BatchId> {
+        match self.written(verdicts) {
+            Written::In(batch) if self.is_marked() => Some(batch),
+            _ => None,
         }
     }
 

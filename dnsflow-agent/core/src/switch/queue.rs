@@ -175,6 +175,18 @@ impl Queues {
         concerned.into_iter().map(|(port, _)| *port).collect()
     }
 
+    /// The pods in whose queues one of these batches is.
+    pub(super) fn with_batches(&self, batches: &BTreeSet<BatchId>) -> Vec<PortId> {
+        if self.batches.is_disjoint(batches) {
+            return Vec::new();
+        }
+        let is_one =
+            |(batch, _): &(Batch, Vec<Opening>)| batch.id().is_some_and(|id| batches.contains(&id));
+        let queues = self.ports.iter();
+        let queues = queues.filter(|(_, queue)| queue.waiting.iter().any(is_one));
+        queues.map(|(port, _)| *port).collect()
+    }
+
     /// The connection is lost. Returns the batches that waited.
     pub(super) fn disconnected(&mut self) -> BTreeSet<BatchId> {
         std::mem::take(self).batches

@@ -1,6 +1,6 @@
 //! Addresses that are opened by a mark.
 
-use std::num::NonZeroU32;
+use std::{collections::VecDeque, num::NonZeroU32};
 
 use super::{
     restart::{after_restart_with, read_but_southbound, southbound, started},
@@ -471,6 +471,55 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
 }
 
 /// OVN may have blocked connections while a rule denied them.
+/// The flows of the verdict that an address gets by an edit wait behind what the pod itself has changed.
+#[test]
+fn an_edit_does_not_wait_behind_what_the_pod_was_told() {
+    let many = |name: &str| {
+        let port = |port| Transport {
+            protocol: Protocol::Tcp,
+            port: Some(port),
+        };
+        Rule {
+            ports: (1..=1024).map(port).collect(),
+            ..allow(name)
+        }
+    };
+    let rules = |first: &str| {
+        let others = [allow("b.test"), many("c.test"), many("d.test"), deny_all()];
+        [vec![allow(first)], others.into()].concat()
+    };
+    let mut node = Node::bare();
+    node.engine = Engine::new(config());
+    let mut node = node.start(&rules("a.test"));
+    let opened_by_first = |node: &Node| {
+        let open = node.open().into_iter();
+        open.filter(|(.., priority)| *priority == 11_000).count()
+    };
+    node.answer("p1", "a.test", &[ADDRESS], 600);
+    node.answer("p1", "b.test", &[ADDRESS], 600);
+    assert_eq!(opened_by_first(&node), 1);
+    node.waiting = Some(VecDeque::new());
+    node.answer("p1", "c.test", &[[198, 51, 100, 1]], 600);
+    node.answer("p1", "d.test", &[[198, 51, 100, 2]], 600);
+    node.answer("p1", "b.test", &[OTHER], 600);
+    node.set_firewall(&rules("other.test"));
+    node.set_ovn(&rules("other.test"));
+    let is_batch = |command: &Command| matches!(command, Command::Apply { .. });
+    let mut sent = node
+        .waiting
+        .iter()
+        .flatten()
+        .filter(|one| is_batch(one))
+        .count();
+    while opened_by_first(&node) == 1 {
+        if node.waiting.iter().flatten().next().is_some_and(is_batch) {
+            assert!(sent > 0, "a batch that the edit has not sent");
+            sent -= 1;
+        }
+        assert!(node.carry_out_next(), "it stays open");
+    }
+}
+
 #[test]
 fn an_edit_that_changes_marks_alone_looks_for_blocked_connections() {
     let mut node = node();
