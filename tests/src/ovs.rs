@@ -241,6 +241,15 @@ impl Lab {
         fs::read_to_string(self.base().join("log").join(file)).unwrap_or_default()
     }
 
+    /// The assertion at which ovs-vswitchd has ended, if it has: the userspace datapath of Open vSwitch 3.1 does that under
+    /// load (docs/kernels.md).
+    pub fn switch_failed_assertion(&self) -> Option<String> {
+        let log = self.log_text(SWITCH_LOG);
+        let line = log.lines().rfind(|line| line.contains("|EMER|"))?;
+        (line.contains("assertion") && self.daemon(Daemon::Vswitchd).is_err())
+            .then(|| line.to_owned())
+    }
+
     /// How much ovs-vswitchd has logged so far, in bytes.
     pub fn switch_has_logged(&self) -> usize {
         self.log_text(SWITCH_LOG).len()

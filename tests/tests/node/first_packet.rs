@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Result;
 use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,
@@ -153,14 +154,31 @@ fn get_through(lab: &Lab, options: &[&str]) {
         scope.spawn(|| visit_denied(lab, told, &stop));
         let twin = scope.spawn(|| lost_without_firewall(lab, told, &stop));
         let stop = Stop(&stop);
-        let lost = pairs.chunks(pairs.len().div_ceil(PARTS)).flat_map(|pairs| {
+        let lost = pairs.chunks(pairs.len().div_ceil(PARTS)).map(|pairs| {
             thread::sleep(REST);
             lost_first_packets(lab, pairs)
         });
-        let lost: Vec<_> = lost.collect();
+        let lost: Result<Vec<_>> = lost.collect();
         drop(stop);
         (lost, twin.join().expect("no panic"))
     });
+    let lost = match (lost, lab.switch_failed_assertion()) {
+        (Ok(lost), _) => lost,
+        (Err(_), Some(assertion)) => {
+            not_run(
+                &this_test(),
+                format!("ovs-vswitchd has ended by itself: {assertion}"),
+            );
+            return;
+        }
+        (Err(error), None) => panic!(
+            "not every address is reached: {error:#}\novs-vswitchd: {:?}\n{}\nthe agent:\n{}",
+            lab.daemon(Daemon::Vswitchd),
+            lab.log_tail("ovs-vswitchd.log"),
+            lab.log_tail("dnsflow.log"),
+        ),
+    };
+    let lost: Vec<_> = lost.into_iter().flatten().collect();
     let log = agent.log_path().to_owned();
     assert!(agent.terminate().expect("it ends").success());
     let log = fs::read_to_string(log).expect("its log");
@@ -229,18 +247,11 @@ fn given_up(log: &str) -> usize {
 }
 
 /// The connections of a pod to addresses that it was told just before, as far as they had to repeat a SYN.
-fn lost_first_packets(lab: &Lab, pairs: &[String]) -> Vec<Lost> {
+fn lost_first_packets(lab: &Lab, pairs: &[String]) -> Result<Vec<Lost>> {
     let pod = lab.pod(POD);
     let mut command = pod.helper().expect("a command");
     command.args(["first-packets", "10.96.0.10:53"]).args(pairs);
-    let reached = run(&mut command).unwrap_or_else(|error| {
-        panic!(
-            "not every address is reached: {error:#}\novs-vswitchd: {:?}\n{}\nthe agent:\n{}",
-            lab.daemon(Daemon::Vswitchd),
-            lab.log_tail("ovs-vswitchd.log"),
-            lab.log_tail("dnsflow.log"),
-        )
-    });
+    let reached = run(&mut command)?;
     let lines: Vec<&str> = reached.lines().collect();
     assert_eq!(lines.len(), pairs.len(), "{reached}");
     let lost = lines.iter().filter_map(|line| {
@@ -254,7 +265,7 @@ fn lost_first_packets(lab: &Lab, pairs: &[String]) -> Vec<Lost> {
             ended: at(ended),
         })
     });
-    lost.collect()
+    Ok(lost.collect())
 }
 
 /// Connects from a pod without a firewall until it is told to stop, and returns what had to repeat a SYN.
