@@ -74,7 +74,7 @@ pub(crate) struct Told {
 }
 
 /// Who has flows in the switch.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Holder {
     /// An address of a port.
     Entry(PortId, IpAddr),

@@ -410,8 +410,8 @@ impl FlowTemplate {
         self.partial_key().cmp(&other.partial_key())
     }
 
-    /// Whether a flow of this template has this key, whatever the destination.
-    pub fn has_key(&self, key: &FlowKey) -> bool {
+    /// Compares the key of the template's flow to some destination with a key to the same destination.
+    pub fn cmp_to(&self, key: &FlowKey) -> Ordering {
         let Match {
             metadata,
             registers,
@@ -419,16 +419,17 @@ impl FlowTemplate {
             ends,
             transport,
         } = &key.matches;
-        self.partial_key()
-            == (
-                key.table,
-                key.priority,
-                *metadata,
-                registers,
-                *in_port,
-                ends.src(),
-                *transport,
-            )
+        let src = ends.src();
+        let key = (
+            key.table,
+            key.priority,
+            *metadata,
+            &**registers,
+            *in_port,
+            src,
+            *transport,
+        );
+        self.partial_key().cmp(&key)
     }
 
     fn partial_key(&self) -> PartialKey<'_> {

@@ -14,7 +14,7 @@ mod queue;
 mod verdicts;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     net::IpAddr,
     time::Duration,
 };
@@ -1151,8 +1151,11 @@ impl Switch {
             access.counter_reading_ends();
         }
         // In one batch with the flows that replace them.
+        let mut restored = HashSet::new();
         for (key, installed) in unknown {
-            if let Some(holder) = access.holder_of(&key) {
+            if let Some(holder) = access.holder_of(&key)
+                && restored.insert(holder)
+            {
                 restore(access, holder, &mut batch, now, out);
             }
             batch.extend([FlowChange::Delete(key, installed.cookie)]);

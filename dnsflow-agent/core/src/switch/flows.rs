@@ -21,6 +21,9 @@ pub(crate) struct Flows {
     flows: Box<[Flow]>,
     /// The batch that wrote one of them last.
     pub(super) written: Written,
+    /// How many flows were looked at in the search for keys.
+    #[cfg(test)]
+    looked_at: std::cell::Cell<usize>,
 }
 
 /// A flow that should be in the switch.
@@ -345,13 +348,27 @@ impl Flows {
     }
 
     fn with(&self, key: &FlowKey) -> Option<&Flow> {
-        let mut flows = self.flows.iter();
-        flows.find(|flow| flow.template.has_key(key))
+        self.position(key).map(|at| &self.flows[at])
     }
 
     fn with_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
-        let mut flows = self.flows.iter_mut();
-        flows.find(|flow| flow.template.has_key(key))
+        self.position(key).map(|at| &mut self.flows[at])
+    }
+
+    /// Where the flow with this key is.
+    fn position(&self, key: &FlowKey) -> Option<usize> {
+        let found = self.flows.binary_search_by(|flow| {
+            #[cfg(test)]
+            self.looked_at.update(|looks| looks + 1);
+            flow.template.cmp_to(key)
+        });
+        found.ok()
+    }
+
+    /// How many flows were looked at in the search for keys since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_looked_at(&self) -> usize {
+        self.looked_at.take()
     }
 
     /// The templates of the flows.

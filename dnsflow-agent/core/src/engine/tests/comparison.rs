@@ -134,3 +134,33 @@ fn a_flow_of_someone_else_is_left_alone() {
     node.pass(COMPARE_INTERVAL);
     assert!(node.switch.contains_key(&key), "{packets} packets before");
 }
+
+#[test]
+fn a_comparison_finds_each_flow_of_an_address_in_the_order_of_their_keys() {
+    let rule = Rule {
+        ports: (1..=1024)
+            .map(|port| Transport {
+                protocol: Protocol::Tcp,
+                port: Some(port),
+            })
+            .collect(),
+        ..allow("example.com")
+    };
+    let mut node = Node::with(&[rule]);
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    let count = node.switch.len();
+    assert_eq!(count, 1024);
+    let looked_at = |node: &mut Node| {
+        let mut entries = node.engine.told.cache.entries_mut();
+        let (.., entry) = entries.next().expect("one address");
+        entry.installed.own().expect("flows").take_looked_at()
+    };
+    looked_at(&mut node);
+    let dumps = node.engine.switch.comparisons();
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.engine.switch.comparisons(), dumps + 1);
+    // Half of the rest goes with each look.
+    let each = count.ilog2() as usize + 1;
+    let looks = looked_at(&mut node);
+    assert!((count..=count * each).contains(&looks), "{looks}");
+}
