@@ -32,7 +32,7 @@ use crate::{
     filter::Filter,
     fragments::FragmentEvent,
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
-    input::{FlowReply, Frame, MarkRefused},
+    input::{BatchError, FlowReply, Frame, MarkRefused},
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
     output::Output,
     ovn::{rows::RowId, view::Touched},
@@ -296,6 +296,11 @@ impl Engine {
                 self.hold.applied(over, now);
             }
             Input::Applied { batch: id, result } => {
+                let is_refused = matches!(result, Err(BatchError::Refused(_)));
+                let (mut access, switch, out) = self.access();
+                if is_refused && switch.send_one_by_one(id, &mut access, out) {
+                    return;
+                }
                 let is_awaited = self.hold.awaits(id);
                 let out = &mut self.out;
                 let is_written = result.is_ok();

@@ -81,6 +81,8 @@ struct Pending {
     before: Timestamp,
     /// Whose answers have made its changes.
     shares: Shares,
+    /// The changes of an atomic batch: if the switch refuses one of them, the others are sent again.
+    all_or_none: Option<Vec<FlowChange>>,
 }
 
 /// What the answers of a turn open.
@@ -586,6 +588,8 @@ impl Switch {
                 paths,
                 before,
                 shares,
+                // One change is atomic by itself.
+                all_or_none: (atomic && changes.len() > 1).then(|| changes.clone()),
             },
         );
         out.command(Command::Apply {
@@ -618,6 +622,50 @@ impl Switch {
     /// The batches that were not sent since the last call. Nothing will be known of them: what waits for them need not.
     pub(crate) fn take_left_out(&mut self) -> Vec<BatchId> {
         std::mem::take(&mut self.left_out)
+    }
+
+    /// The switch has refused an atomic batch, perhaps for one change of one pod: sends the batch again, with each change
+    /// by itself. What was taken back since then is left out. Returns whether there was anything to send; the answer to
+    /// that is the answer to the batch.
+    pub(crate) fn send_one_by_one(
+        &mut self,
+        batch: BatchId,
+        access: &mut Access<'_>,
+        out: &mut Output,
+    ) -> bool {
+        let pending = self.pending.get_mut(&batch);
+        let Some(mut changes) = pending.and_then(|pending| pending.all_or_none.take()) else {
+            return false;
+        };
+        changes.retain(|change| self.is_wanted(change, access));
+        self.leave_foreign(&mut changes, out);
+        if changes.is_empty() {
+            return false;
+        }
+        out.command(Command::Apply {
+            batch,
+            atomic: false,
+            changes,
+            count: Vec::new(),
+        });
+        true
+    }
+
+    /// Whether the switch should be as this change makes it.
+    fn is_wanted(&self, change: &FlowChange, access: &mut Access<'_>) -> bool {
+        let mut is_there = |key: &FlowKey, cookie| match Sentinel::of(key) {
+            Some(sentinel) => self.sentinels.contains(&sentinel),
+            None => {
+                let holder = access.holder_of(key);
+                let flows = holder.and_then(|holder| access.flows(holder));
+                flows.is_some_and(|(_, flows)| flows.has(key, cookie))
+            }
+        };
+        match change {
+            FlowChange::Add(key, body) => is_there(key, body.cookie),
+            FlowChange::Delete(key, cookie) => !is_there(key, *cookie),
+            FlowChange::Renew(_) => true,
+        }
     }
 
     /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.

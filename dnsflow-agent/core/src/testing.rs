@@ -51,6 +51,8 @@ pub struct Node {
     pub reports: Vec<Report>,
     /// Whether the switch answers.
     pub switch_answers: bool,
+    /// The flows that the switch refuses.
+    pub refused: BTreeSet<FlowKey>,
     /// The commands that wait to be carried out, where they do.
     pub waiting: Option<VecDeque<Command>>,
     /// The rows of the pods' logical ports, by the names of the ports.
@@ -95,6 +97,7 @@ impl Node {
             log: vec![],
             reports: vec![],
             switch_answers: true,
+            refused: BTreeSet::new(),
             waiting: None,
             pods: BTreeMap::new(),
             hosts: BTreeMap::new(),

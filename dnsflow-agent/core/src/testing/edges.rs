@@ -10,8 +10,8 @@ use crate::{
     dns::Answer,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
     input::{
-        AttachCommand, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow, MarkChange,
-        MarkFound, MarkRefused, NameSetId,
+        AttachCommand, BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow,
+        MarkChange, MarkFound, MarkRefused, NameSetId,
     },
     name::DomainName,
     ovn::rows::{RowId, Stage},
@@ -101,21 +101,29 @@ impl Node {
             }
             Command::Apply {
                 batch,
+                atomic,
                 changes,
                 count,
-                ..
             } if self.switch_answers => {
-                for change in changes {
-                    self.change_switch(change);
+                let refused = self.refused_of(&changes);
+                let is_left_out = |at: usize| match atomic {
+                    true => !refused.is_empty(),
+                    false => refused.iter().any(|(index, _)| *index == at),
+                };
+                for (at, change) in changes.into_iter().enumerate() {
+                    if !is_left_out(at) {
+                        self.change_switch(change);
+                    }
                 }
                 if !count.is_empty() {
                     let counted = self.counted(Some(batch), &count);
                     self.engine.handle(counted, self.now);
                 }
-                Some(Input::Applied {
-                    batch,
-                    result: Ok(()),
-                })
+                let result = match refused.is_empty() {
+                    true => Ok(()),
+                    false => Err(BatchError::Refused(refused)),
+                };
+                Some(Input::Applied { batch, result })
             }
             Command::Mark(changes) => {
                 let mut refused = Vec::new();
@@ -284,6 +292,16 @@ impl Node {
         };
         let counts = cookies.iter().map(count).collect();
         Input::Reply(FlowReply::Counted { batch, counts })
+    }
+
+    /// The changes of these that the switch refuses, as the OpenFlow edge tells of them.
+    fn refused_of(&self, changes: &[FlowChange]) -> Vec<(usize, String)> {
+        let is_refused = |change: &FlowChange| matches!(change, FlowChange::Add(key, _) if self.refused.contains(key));
+        let changes = changes.iter().enumerate();
+        let refused = changes.filter(|(_, change)| is_refused(change));
+        refused
+            .map(|(index, _)| (index, "no such meter".to_owned()))
+            .collect()
     }
 
     fn change_switch(&mut self, change: FlowChange) {

@@ -106,3 +106,98 @@ fn flows_with_something_in_common_share_it() {
     templates.dedup();
     assert_eq!(templates.len(), 1);
 }
+
+/// The flows of a pod.
+fn flows_of(node: &Node, host: u8) -> Vec<FlowKey> {
+    let keys = node.switch.keys();
+    keys.filter(|key| key.matches.ends.src() == IpAddr::from([10, 244, 0, host]))
+        .cloned()
+        .collect()
+}
+
+/// The refusals that were reported since the last call.
+fn refusals(node: &mut Node) -> usize {
+    let reports = std::mem::take(&mut node.reports).into_iter();
+    reports
+        .filter(|report| matches!(report, Report::FlowsRefused { .. }))
+        .count()
+}
+
+#[test]
+fn a_flow_that_the_switch_refuses_keeps_no_lost_flow_of_another_pod_away() {
+    let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.add_pod("p2", 6);
+    node.answer("p1", "example.com", &[ADDRESS], 3600);
+    node.answer("p2", "example.com", &[OTHER], 3600);
+    node.refused.extend(flows_of(&node, 5));
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    node.log.clear();
+    node.reports.clear();
+    node.pass(RESTORE_DELAY);
+    assert_eq!(flows_of(&node, 6).len(), 1);
+    let batches = node.batches();
+    let sent: Vec<(bool, usize)> = batches
+        .iter()
+        .map(|(atomic, changes)| (*atomic, changes.len()))
+        .collect();
+    assert_eq!(sent, [(true, 2), (false, 2)]);
+    assert_eq!(node.engine.counters().flows_refused, 1);
+    assert_eq!(refusals(&mut node), 1);
+    // The refused flow is tried with each comparison.
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(flows_of(&node, 6).len(), 1);
+    assert_eq!(node.engine.counters().flows_refused, 2);
+    node.refused.clear();
+    node.pass(COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 2);
+    assert_eq!(refusals(&mut node), 1);
+}
+
+#[test]
+fn an_edit_closes_what_it_closes_though_the_switch_refuses_a_flow_of_it() {
+    let transport = |port| Transport {
+        protocol: Protocol::Tcp,
+        port: Some(port),
+    };
+    let rules = |port| {
+        let allowed = Rule {
+            ports: vec![transport(port)],
+            ..allow("example.com")
+        };
+        [allowed, deny_all()]
+    };
+    let mut node = Node::with(&rules(80));
+    node.add_pod("p2", 6);
+    node.answer("p1", "example.com", &[ADDRESS], 3600);
+    node.answer("p2", "example.com", &[OTHER], 3600);
+    let mut refused = flows_of(&node, 5).remove(0);
+    refused.matches.transport = Some(transport(443));
+    node.refused.insert(refused);
+    node.set_firewall(&rules(443));
+    node.set_ovn(&rules(443));
+    let left: Vec<_> = node.of_rules().map(|key| key.matches.transport).collect();
+    assert_eq!(left, [Some(transport(443))], "of p2");
+}
+
+#[test]
+fn what_was_taken_back_before_a_refusal_is_not_sent_again() {
+    let rules = [allow("example.com"), allow("other.test"), deny_all()];
+    let mut node = Node::with(&rules);
+    node.add_pod("p2", 6);
+    node.answer("p1", "example.com", &[ADDRESS], 3600);
+    node.answer("p2", "other.test", &[OTHER], 3600);
+    node.refused.extend(flows_of(&node, 5));
+    for (key, (cookie, _)) in std::mem::take(&mut node.switch) {
+        node.give(Input::FlowLost { key, cookie });
+    }
+    node.waiting = Some(std::collections::VecDeque::new());
+    node.pass(RESTORE_DELAY);
+    // Sent behind the batch that restores, and before its answer has come.
+    let rules = [allow("example.com"), deny_all()];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    while node.carry_out_next() {}
+    assert_eq!(node.switch.len(), 0);
+}
