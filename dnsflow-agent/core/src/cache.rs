@@ -24,11 +24,10 @@ use crate::{
     },
     name::{DomainName, FromEnd},
     output::Output,
-    plan::Plan,
+    plan::{Plan, RuleInPlace},
     ports::{PortId, Ports},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::RuleText,
     shares::Shares,
     snapshot::{SavedEntry, SavedName, Snapshot},
     switch::{
@@ -182,9 +181,9 @@ pub(crate) struct Entry {
 pub(crate) struct Adopted {
     /// The flows, and their cookies.
     pub(crate) flows: BTreeMap<FlowKey, Cookie>,
-    /// What the rules say that have given the flows ever since; `None` while the flows are being adopted. No other
-    /// rule counts: no answer has said that the address is one of its names.
-    pub(crate) rules: Option<Vec<RuleText>>,
+    /// The rules that have given the flows ever since; `None` while the flows are being adopted. No other rule counts:
+    /// no answer has said that the address is one of its names.
+    pub(crate) rules: Option<Vec<RuleInPlace>>,
     /// Whether the flows are in the switch already, while they are being adopted.
     pub(crate) in_switch: bool,
     /// How long the flows are kept in any case.

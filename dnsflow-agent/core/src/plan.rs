@@ -157,13 +157,17 @@ pub struct PortFacts<'a> {
 /// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
 pub type Plan = Vec<Arc<FlowTemplate>>;
 
+/// A rule by its text and by the priority of its flows: where two rules have changed places, each gives flows that were
+/// the other's.
+pub type RuleInPlace = (RuleText, u16);
+
 /// The flows of an earlier run that today's rules would still write.
 #[derive(Debug, Default)]
 pub struct Ruled {
     /// Their templates.
     pub plan: Plan,
-    /// What their rules say.
-    pub rules: Vec<RuleText>,
+    /// Their rules.
+    pub rules: Vec<RuleInPlace>,
     /// Whether one of the rules denies.
     pub denies: bool,
 }
@@ -305,33 +309,42 @@ impl Planner {
     }
 
     /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
-    /// whatever the name: one of `rules`, if they are known. With `denials_only`, those of rules that
-    /// deny.
+    /// whatever the name: one of `rules` in its place, if they are known. With `denials_only`, those of
+    /// rules that deny.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         found: &BTreeMap<FlowKey, Cookie>,
-        rules: Option<&[RuleText]>,
+        rules: Option<&[RuleInPlace]>,
         denials_only: bool,
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {
-                let is_another =
-                    rules.is_some_and(|rules| !rules.iter().any(|text| rule.says(text)));
+                let known = rules.map(|rules| {
+                    let same = rules.iter().filter(|(text, _)| rule.says(text));
+                    same.map(|(_, priority)| *priority)
+                        .collect::<SmallVec<[u16; 1]>>()
+                });
+                let is_another = known.as_ref().is_some_and(SmallVec::is_empty);
                 if is_another || denials_only && rule.verdict != RuleAction::Deny {
                     continue;
                 }
                 let templates = self.templates_of(facts, at, place, to.is_ipv6());
+                let is_in_place =
+                    |priority| known.as_ref().is_none_or(|all| all.contains(priority));
                 let stand = templates.iter().filter(|template| {
                     let key = template.key(to);
-                    key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
+                    is_in_place(&template.priority)
+                        && key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
                 });
                 let before = ruled.plan.len();
                 ruled.plan.extend(stand.cloned());
-                if ruled.plan.len() > before {
-                    ruled.rules.push(rule.text());
+                let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
+                let priorities: BTreeSet<u16> = priorities.collect();
+                for priority in priorities {
+                    ruled.rules.push((rule.text(), priority));
                     ruled.denies |= rule.verdict == RuleAction::Deny;
                 }
             }

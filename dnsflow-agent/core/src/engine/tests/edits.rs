@@ -158,6 +158,32 @@ fn a_flow_without_a_name_does_not_become_that_of_another_rule() {
     });
 }
 
+/// The same where the flows of both rules are there: each flow belongs to its own rule.
+#[test]
+fn the_flows_of_two_rules_without_a_name_go_when_the_rules_change_places() {
+    type Make = fn(&str) -> Rule;
+    for make in [allow as Make, deny as Make] {
+        let rules = [make("example.com"), make("other.test"), deny_all()];
+        let swapped = [make("other.test"), make("example.com"), deny_all()];
+        for way in WAYS {
+            for first in ORDERS {
+                let case = format!("{:?} {way:?} {first:?}", rules[0].action);
+                let mut before = node(way, &rules);
+                for name in ["example.com", "other.test"] {
+                    before.answer("p1", name, &[ADDRESS], 600);
+                }
+                let none = Duration::ZERO;
+                let mut after = restart(&mut before, Snapshot::Lost, none, way, &rules);
+                assert_eq!(after.open().len(), 2, "{case}");
+                edit(&mut after, first, &swapped);
+                pass(&mut after, Duration::from_secs(60), true, |node| {
+                    assert_eq!(node.open(), [], "{case}");
+                });
+            }
+        }
+    }
+}
+
 /// Of a rule that stays as and where it is, nothing closes when another one is edited.
 #[test]
 fn a_flow_without_a_name_stays_while_other_rules_change() {
