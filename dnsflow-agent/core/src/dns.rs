@@ -2,7 +2,9 @@
 //!
 //! hickory-proto decodes the message; this module decides which records count, and what a message may
 //! cost. Only the Answer section counts (RFC 1035, section 4.1.3). In that section, a record counts if
-//! the question's name reaches it over CNAMEs and if it is of the question's type.
+//! the question's name reaches it over CNAMEs and if it is of the question's type. If a rule denies the
+//! name, every address in the section counts ([`Response::every_address`]): clients differ in the records
+//! that they accept.
 //!
 //! # What a message may cost
 //!
@@ -65,6 +67,12 @@ const POINTER_LEN: usize = 2;
 const RECORD_HEAD_LEN: usize = 10;
 /// The octets of a service's priority, in front of its target (RFC 9460, section 2.2).
 const PRIORITY_LEN: usize = 2;
+/// The octets of a parameter's key and length, in front of its value (RFC 9460, section 2.2).
+const PARAMETER_HEAD_LEN: usize = 4;
+/// The key of a service's IPv4 hints (RFC 9460, section 14.3.2).
+const IPV4_HINT: u16 = 4;
+/// The key of a service's IPv6 hints (RFC 9460, section 14.3.2).
+const IPV6_HINT: u16 = 6;
 
 /// The type of a question that asks for addresses or services.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -133,6 +141,8 @@ pub struct Response<'a> {
     start: usize,
     /// How many octets of names may still be decoded.
     octets: usize,
+    /// Whether TC is 1.
+    is_truncated: bool,
 }
 
 /// What a DNS answer says about the name that was asked for.
@@ -211,9 +221,6 @@ impl<'a> Response<'a> {
         if header.response_code != ResponseCode::NoError {
             return Err(DnsError::ErrorResponse);
         }
-        if header.truncation {
-            return Err(DnsError::Truncated);
-        }
         if header.counts.queries != 1 {
             return Err(DnsError::Questions(header.counts.queries));
         }
@@ -237,11 +244,37 @@ impl<'a> Response<'a> {
             records: header.counts.answers,
             start,
             octets,
+            is_truncated: header.truncation,
         })
+    }
+
+    /// Every address in the Answer section, for a name that a rule denies: a client may use the address whatever the
+    /// owner of its record, also of a truncated message, and in front of a malformed record. At most `most` count, and
+    /// never more than [`ADDRESSES_MAX`]. No name is decoded.
+    pub fn every_address(&self, most: usize) -> Answer {
+        let mut found = Found::new(most.min(ADDRESSES_MAX));
+        let mut place = self.start;
+        for _ in 0..self.records {
+            let Ok(head) = Head::read(&self.message, place) else {
+                break;
+            };
+            found.every(&self.message[..head.end], head);
+            place = head.end;
+        }
+        Answer {
+            id: self.id,
+            question: self.question.clone(),
+            name: self.name.clone(),
+            addresses: found.addresses,
+            left_out: found.left_out,
+        }
     }
 
     /// Decodes the records. At most `most` addresses count, and never more than [`ADDRESSES_MAX`].
     pub fn answer(self, most: usize) -> Result<Answer, DnsError> {
+        if self.is_truncated {
+            return Err(DnsError::Truncated);
+        }
         let records = self.records()?;
         let mut found = Found::new(most.min(ADDRESSES_MAX));
         found.left_out = self.records.saturating_sub(ANSWER_RECORDS_MAX).into();
@@ -278,6 +311,7 @@ impl<'a> Response<'a> {
                 class,
                 data,
                 end,
+                ..
             } = Head::read(message, place)?;
             let names_data = match RecordType::from(code) {
                 RecordType::CNAME => Some(data),
@@ -315,6 +349,7 @@ impl Answer {
 struct Head {
     code: u16,
     class: u16,
+    ttl: u32,
     /// Where its data begin, and where they end.
     data: usize,
     end: usize,
@@ -323,14 +358,7 @@ struct Head {
 impl Head {
     /// Reads it at this place, and follows no pointer.
     fn read(message: &[u8], place: usize) -> Result<Self, DnsError> {
-        let mut at = place;
-        loop {
-            match Piece::at(message, at)? {
-                Piece::Label(octets) => at += octets,
-                Piece::Root => break at += 1,
-                Piece::Pointer(_) => break at += POINTER_LEN,
-            }
-        }
+        let at = end_of_name(message, place)?;
         let data = at + RECORD_HEAD_LEN;
         let length = u16_at(message, data - 2)?;
         let end = data + usize::from(length);
@@ -340,16 +368,36 @@ impl Head {
         Ok(Self {
             code: u16_at(message, at)?,
             class: u16_at(message, at + 2)?,
+            ttl: u32_at(message, at + 4)?,
             data,
             end,
         })
     }
 }
 
+/// Where the name at this place ends. No pointer is followed.
+fn end_of_name(message: &[u8], place: usize) -> Result<usize, DnsError> {
+    let mut at = place;
+    loop {
+        match Piece::at(message, at)? {
+            Piece::Label(octets) => at += octets,
+            Piece::Root => return Ok(at + 1),
+            Piece::Pointer(_) => return Ok(at + POINTER_LEN),
+        }
+    }
+}
+
 fn u16_at(message: &[u8], at: usize) -> Result<u16, DnsError> {
+    octets_at(message, at).map(u16::from_be_bytes)
+}
+
+fn u32_at(message: &[u8], at: usize) -> Result<u32, DnsError> {
+    octets_at(message, at).map(u32::from_be_bytes)
+}
+
+fn octets_at<const N: usize>(message: &[u8], at: usize) -> Result<[u8; N], DnsError> {
     let octets = message.get(at..).and_then(<[u8]>::first_chunk);
-    let octets = octets.ok_or_else(DnsError::too_short)?;
-    Ok(u16::from_be_bytes(*octets))
+    octets.copied().ok_or_else(DnsError::too_short)
 }
 
 /// What stands at a place of a name (RFC 1035, section 4.1.4).
@@ -510,6 +558,47 @@ impl Found {
         }
     }
 
+    /// The addresses of a record, whatever its owner and its class. The message ends with the record.
+    fn every(&mut self, message: &[u8], head: Head) {
+        let data = &message[head.data..];
+        let ttl = usable_ttl(head.ttl);
+        match RecordType::from(head.code) {
+            RecordType::A => self.addresses::<4>(data, ttl),
+            RecordType::AAAA => self.addresses::<16>(data, ttl),
+            RecordType::SVCB | RecordType::HTTPS => {
+                let mut at = end_of_name(message, head.data + PRIORITY_LEN);
+                while let Ok(place) = at {
+                    at = self.parameter(message, place, ttl);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The addresses in a parameter of a service. Returns where the parameter ends.
+    fn parameter(&mut self, message: &[u8], at: usize, ttl: u32) -> Result<usize, DnsError> {
+        let (key, length) = (u16_at(message, at)?, u16_at(message, at + 2)?);
+        let value = at + PARAMETER_HEAD_LEN;
+        let end = value + usize::from(length);
+        let value = message.get(value..end).ok_or_else(DnsError::too_short)?;
+        match key {
+            IPV4_HINT => self.addresses::<4>(value, ttl),
+            IPV6_HINT => self.addresses::<16>(value, ttl),
+            _ => {}
+        }
+        Ok(end)
+    }
+
+    /// Addresses of `N` octets, one behind the other.
+    fn addresses<const N: usize>(&mut self, octets: &[u8], ttl: u32)
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        for address in octets.as_chunks::<N>().0 {
+            self.address((*address).into(), ttl);
+        }
+    }
+
     /// The address hints of a service (RFC 9460, section 7.3).
     fn hints(&mut self, service: &SVCB, ttl: u32) {
         for (_, value) in &service.svc_params {
@@ -554,13 +643,14 @@ fn is_alias(service: &SVCB) -> bool {
     service.svc_priority == 0
 }
 
-/// The record's TTL in seconds; one with the top bit set counts as zero (RFC 2181, section 8).
+/// The record's TTL in seconds.
 fn ttl(record: &Record) -> u32 {
-    if record.ttl > i32::MAX as u32 {
-        0
-    } else {
-        record.ttl
-    }
+    usable_ttl(record.ttl)
+}
+
+/// A TTL with the top bit set counts as zero (RFC 2181, section 8).
+fn usable_ttl(ttl: u32) -> u32 {
+    if ttl > i32::MAX as u32 { 0 } else { ttl }
 }
 
 fn domain_name(name: &Name) -> Result<DomainName, NameError> {

@@ -589,11 +589,11 @@ impl Engine {
                 continue;
             };
             let mention = self.policy.mention(&port.row, &response.name);
+            mentioned = Some(mention);
             let Some(needs) = self.answer(told, mention, response, server, frame.captured_at, now)
             else {
                 continue;
             };
-            mentioned = Some(mention);
             if carries {
                 wait = wait.and(needs);
             }
@@ -633,11 +633,29 @@ impl Engine {
         };
         let is_denied = is_read && recipients.iter().any(denies);
         let is_denied_everywhere = is_denied && recipients.iter().all(denies);
-        let answer = if is_read {
-            let most = self.told.cache.addresses_per_answer_max(is_denied);
-            Some(answers::usable(response.answer(most), &mut self.out)?)
-        } else {
-            None
+        let most = self.told.cache.addresses_per_answer_max(is_denied);
+        // What a rule denies is closed, even if the message is no usable answer.
+        let denied = is_denied.then(|| response.every_address(most));
+        let answer = match &denied {
+            Some(denied) if is_denied_everywhere => Some(denied.clone()),
+            _ if is_read => match (
+                answers::usable(response.answer(most), &mut self.out),
+                &denied,
+            ) {
+                (Some(answer), _) => Some(answer),
+                (None, Some(denied)) => Some(Answer {
+                    addresses: Vec::new(),
+                    ..denied.clone()
+                }),
+                (None, None) => {
+                    if mention == Mention::Unknown {
+                        // A rule may deny the name.
+                        self.told.cache.judge_later(told);
+                    }
+                    return None;
+                }
+            },
+            _ => None,
         };
         if let (Some(namespace), Some(answer)) = (recorded, &answer) {
             let group = self.policy.namespace_of(&port.row);
@@ -659,7 +677,11 @@ impl Engine {
             return Some(Wait::default());
         };
         // What a rule denies is closed, wherever it leads.
-        let if_denied = (is_denied && !is_denied_everywhere).then(|| answer.addresses.clone());
+        let if_denied = denied.filter(|_| !is_denied_everywhere);
+        let if_denied = if_denied.map(|denied| {
+            answer.left_out = answer.left_out.max(denied.left_out);
+            denied.addresses
+        });
         if !is_denied_everywhere {
             let whose = (told, &port.row, self.policy.namespace_of(&port.row));
             let Answer {

@@ -327,6 +327,78 @@ fn addresses_are_bounded() {
     assert_eq!(at_most(8, 11), (8, 3));
 }
 
+/// The addresses that are closed if a rule denies the name.
+fn every_address(bytes: &[u8]) -> Vec<(IpAddr, Duration)> {
+    let response = Response::read(bytes).expect("a response");
+    response.every_address(ADDRESSES_MAX).addresses
+}
+
+#[test]
+fn of_a_denied_name_every_address_counts_that_a_client_may_use() {
+    let v6 = Record::from_rdata(
+        dns_name("a.test."),
+        5,
+        RData::AAAA(AAAA("2001:db8::1".parse().expect("an address"))),
+    );
+    let mut hints = service(1, "target.test.", &[[192, 0, 2, 3], [192, 0, 2, 4]]);
+    hints.svc_params.push((
+        SvcParamKey::Ipv6Hint,
+        SvcParamValue::Ipv6Hint(IpHint(vec![AAAA(
+            "2001:db8::2".parse().expect("an address"),
+        )])),
+    ));
+    let mut answer = message(
+        "a.test.",
+        vec![
+            // A loop.
+            cname("a.test.", 9, "b.test."),
+            cname("b.test.", 9, "a.test."),
+            a("other.test.", 60, [192, 0, 2, 1]),
+            a("a.test.", 1 << 31, [192, 0, 2, 2]),
+            v6,
+            https("a.test.", 7, hints),
+            // An alias.
+            https("b.test.", 7, service(0, ".", &[[192, 0, 2, 5]])),
+        ],
+    );
+    answer.metadata.truncation = true;
+    let mut bytes = answer.to_vec().expect("encodes");
+    let all = [
+        ("192.0.2.1", 60),
+        ("192.0.2.2", 0),
+        ("2001:db8::1", 5),
+        ("192.0.2.3", 7),
+        ("192.0.2.4", 7),
+        ("2001:db8::2", 7),
+        ("192.0.2.5", 7),
+    ];
+    let all = all.map(|(address, ttl)| {
+        let address: IpAddr = address.parse().expect("an address");
+        (address, Duration::from_secs(ttl))
+    });
+    assert_eq!(every_address(&bytes), all);
+    // More records than there are, and the last one is cut.
+    bytes[6..8].copy_from_slice(&[0xff, 0xff]);
+    bytes.pop();
+    assert_eq!(every_address(&bytes), all[..6]);
+}
+
+#[test]
+fn a_denied_name_has_its_addresses_behind_any_names_and_records() {
+    // The octets of all owners are four times the limit, and other records come first.
+    let deep = [&b"\x01a".repeat(125)[..], &[0]].concat();
+    let mut bytes = by_hand(&deep, 2048);
+    for number in 0..2048_u16 {
+        let [high, low] = number.to_be_bytes();
+        let code = if number < 1024 { 16 } else { 1 };
+        record(&mut bytes, &pointer(12), code, &[192, 0, high, low]);
+    }
+    assert_eq!(every_address(&bytes).len(), 1024);
+    let response = Response::read(&bytes).expect("a response");
+    let some = response.every_address(1000);
+    assert_eq!((some.addresses.len(), some.left_out), (1000, 24));
+}
+
 #[test]
 fn records_are_bounded() {
     let records = |count: usize| {
@@ -659,6 +731,7 @@ proptest! {
             bytes[2..8].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 3]);
         }
         let _ = Answer::decode(&bytes);
+        let _ = Response::read(&bytes).map(|response| response.every_address(ADDRESSES_MAX));
     }
 
     #[test]
@@ -679,6 +752,12 @@ proptest! {
             }
         }
         let known = of_whole(&bytes);
+        // A client uses no other address of a denied name.
+        let every = Response::read(&bytes).map(|response| response.every_address(ADDRESSES_MAX));
+        if let (Ok(every), Some(known)) = (&every, &known) {
+            let every: BTreeMap<IpAddr, Duration> = every.addresses.iter().copied().collect();
+            prop_assert!(known.iter().all(|(address, _)| every.contains_key(address)));
+        }
         let read = Answer::decode(&bytes).map(|answer| {
             let mut addresses = answer.addresses;
             addresses.sort();

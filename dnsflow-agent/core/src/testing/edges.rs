@@ -7,7 +7,7 @@ use dnsflow_common::walk::{self, Packet, Ports};
 use super::{Node, frame, ifindex_of, sentinel_of};
 use crate::{
     Command, Input, Timestamp,
-    dns::Answer,
+    dns::Response,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
     input::{
         AttachCommand, BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow,
@@ -49,7 +49,7 @@ impl Kernel {
             return true;
         };
         let message = message.payload_of(bytes).expect("a whole message");
-        let Ok(Answer { name, .. }) = Answer::decode(message) else {
+        let Ok(Response { name, .. }) = Response::read(message) else {
             return true;
         };
         name.suffixes().any(|suffix| names.contains(suffix))

@@ -1,6 +1,6 @@
 //! What one answer opens, for whom, and what it does not open.
 
-use super::*;
+use super::{restart::southbound, *};
 
 #[test]
 fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
@@ -257,4 +257,96 @@ fn what_a_server_has_said_counts_no_longer_than_the_server_is_trusted() {
         assert_eq!(node.destinations().len(), open, "{server:?}");
         assert!(node.kernel.deferred.is_empty());
     }
+}
+
+/// The number of addresses to which the packets of a pod meet a flow of the first rule.
+fn closed(node: &Node) -> usize {
+    let of_rule = node.open().into_iter().filter(|(.., at)| *at == 11_000);
+    of_rule.map(|(_, to, _)| to).collect::<BTreeSet<_>>().len()
+}
+
+fn truncated(name: &str, addresses: &[[u8; 4]]) -> Vec<u8> {
+    let mut bytes = answer_frame(name, addresses, 60);
+    bytes[42 + 2] |= 0x02;
+    bytes
+}
+
+/// Its resolver may use a truncated answer.
+#[test]
+fn a_truncated_answer_closes_what_a_rule_denies_and_opens_nothing() {
+    let mut node = Node::with(&[deny("bad.test"), allow("example.com")]);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    node.frame(ifindex, &truncated("bad.test", &[ADDRESS, OTHER]));
+    node.frame(ifindex, &truncated("example.com", &[[203, 0, 113, 9]]));
+    assert_eq!((closed(&node), node.destinations().len()), (2, 2));
+    assert_eq!(node.engine.counters().answers_unusable, 1);
+}
+
+#[test]
+fn a_truncated_answer_closes_what_a_later_rule_denies() {
+    let mut node = Node::with(&[allow("example.com")]);
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    node.frame(ifindex, &truncated("bad.test", &[ADDRESS]));
+    assert_eq!(node.kernel.deferred.len(), 1);
+    let rules = [deny("bad.test"), allow("example.com")];
+    node.set_ovn(&rules);
+    node.set_firewall(&rules);
+    assert_eq!(closed(&node), 1);
+}
+
+#[test]
+fn a_denied_name_is_closed_however_many_octets_its_answer_stands_for() {
+    let label = "a".repeat(60);
+    let name = format!("{label}.{label}.{label}.{label}.bad.test");
+    let addresses: Vec<_> = (0..300_u16)
+        .map(|i| [203, 0, 113 + i.to_be_bytes()[0], i.to_be_bytes()[1]])
+        .collect();
+    let mut node = Node::with(&[deny("bad.test")]);
+    node.answer("p1", &name, &addresses, 60);
+    assert_eq!(closed(&node), 300);
+}
+
+#[test]
+fn a_truncated_answer_before_the_rules_are_known_waits_for_them() {
+    let rules = [deny("bad.test")];
+    let mut node = Node::bare();
+    node.trust_server();
+    let row = RowId::new(0x105);
+    node.pods.insert("ns1_p1".into(), row);
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+    }));
+    node.frame(ifindex_of(row), &truncated("bad.test", &[ADDRESS]));
+    assert_eq!(node.kernel.deferred.len(), 1);
+    node.give(Input::SwitchUp);
+    node.give(Input::Nb(NbUpdate {
+        reset: true,
+        acls: acls(&rules),
+        ..NbUpdate::default()
+    }));
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(sb));
+    node.give(firewalls(true, Some(firewall(&rules))));
+    assert_eq!((closed(&node), node.kernel.deferred.len()), (1, 0));
+}
+
+/// Where the rules hold only for the pod's port of another network, its own port has the answer as one that is allowed.
+#[test]
+fn a_truncated_answer_closes_at_the_port_for_which_the_rules_hold() {
+    let rules = [deny("bad.test"), deny_all()];
+    let mut node = Node::with(&rules);
+    node.add_pod_as("p1udn", 7, "uid-p1", RowId::new(0x107));
+    let group = PortGroup {
+        name: GROUP.into(),
+        ports: ["ns1_p1udn".to_owned()].into(),
+    };
+    let (row, _) = node.group();
+    node.give(Input::Sb(SbUpdate {
+        port_groups: vec![(row, Some(group))],
+        ..SbUpdate::default()
+    }));
+    let ifindex = ifindex_of(node.pods["ns1_p1"]);
+    node.frame(ifindex, &truncated("bad.test", &[ADDRESS]));
+    assert_eq!(closed(&node), 1);
 }

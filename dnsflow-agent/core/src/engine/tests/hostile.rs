@@ -57,6 +57,7 @@ fn nothing_is_remembered_reported_or_asked_because_of_a_name_that_no_rule_mentio
 #[test]
 fn records_are_read_only_for_a_name_that_a_rule_mentions() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
+    node.kernel.no_room = true;
     let ifindex = ifindex_of(RowId::new(0x105));
     // Two records are said to come, and one does: only who reads them finds that out.
     let told = |name| {
