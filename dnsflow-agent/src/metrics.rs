@@ -377,6 +377,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
         names_dropped,
         addresses_over_budget,
         addresses_not_shared,
+        addresses_cut,
         reports_left_out,
         flows_added,
         flows_removed,
@@ -500,6 +501,7 @@ fn of_engine(engine: &Engine) -> Vec<Family> {
                 ("no_room", addresses_refused),
                 ("over_budget", addresses_over_budget),
                 ("not_shared", addresses_not_shared),
+                ("too_many_flows", addresses_cut),
             ],
         ),
         Family::counter(

@@ -17,7 +17,7 @@ use crate::{
     firewall::RuleAction,
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     input::{MarkChange, MarkFound},
-    limits::MARK_SLACK,
+    limits::{FLOWS_PER_ADDRESS_MAX, MARK_SLACK},
     name::DomainName,
     output::Output,
     plan::{
@@ -28,7 +28,7 @@ use crate::{
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::{ChangedRules, is_dry_run},
+    rules::{ActiveRule, ChangedRules, is_dry_run},
     switch::{Batch, Flows, Switch, VerdictId},
 };
 
@@ -278,19 +278,51 @@ impl Access<'_> {
             (not_shared, Limit::SharedAddresses),
         ];
         for (count, limit) in limits {
-            if count > 0
-                && self.budget.is_to_be_reported(asker, &limit, now)
-                && let Some((namespace, port)) = self.whose(asker)
-            {
-                let max = self.budget.of(&limit);
-                out.report(Report::LimitReached {
-                    namespace,
-                    port,
-                    limit,
-                    max,
-                });
+            if count > 0 {
+                self.limit_reached(asker, limit, now, out);
             }
         }
+    }
+
+    /// Counts and reports the plans that have not all flows of their rules.
+    pub(crate) fn report_cut_plans(&mut self, now: Timestamp, out: &mut Output) {
+        for (port, plans) in self.plans.planner.take_cut() {
+            out.counters.addresses_cut += plans as u64;
+            self.limit_reached(port, Limit::FlowsOfAddress, now, out);
+        }
+    }
+
+    fn limit_reached(&mut self, port: PortId, limit: Limit, now: Timestamp, out: &mut Output) {
+        if let Some((namespace, name)) = self.whose(port)
+            && self.budget.is_to_be_reported(port, &limit, now)
+        {
+            out.report(Report::LimitReached {
+                namespace,
+                port: name,
+                max: self.budget.of(&limit),
+                limit,
+            });
+        }
+    }
+
+    /// How many flows an answer with so many addresses of a name may change for one of these ports.
+    pub(crate) fn changes_at_most(
+        &self,
+        ports: &[PortId],
+        name: &DomainName,
+        addresses: usize,
+    ) -> usize {
+        let ports = ports.iter().filter_map(|port| self.ports.get(*port));
+        let of_address = ports.map(|port| {
+            let sets = self.policy.sets(&port.row);
+            let rules = sets.iter().flat_map(|set| set.matching(name));
+            let of_rule = |rule: &ActiveRule| {
+                let of_family = |v6| rule.flow_count(v6, port.row.addresses.len());
+                of_family(true).max(of_family(false))
+            };
+            rules.map(of_rule).sum::<usize>().min(FLOWS_PER_ADDRESS_MAX)
+        });
+        of_address.max().unwrap_or(0) * addresses
     }
 
     /// Reports that an answer had more addresses of a name than are looked at.

@@ -697,9 +697,10 @@ impl Engine {
         let others: Vec<_> = others.filter(|port| !recipients.contains(port)).collect();
         recipients.extend(others);
         let mut reached = recipients.len();
-        let mut batch = self.switch.begin_openings(told, now);
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
+        let most = access.changes_at_most(&recipients[..own], &answer.name, if_denied.len());
+        let mut batch = switch.begin_openings(told, most * recipients.len(), now);
         for (place, port) in recipients.iter().enumerate() {
             if place >= own {
                 if !access.budget.may_share(told, now) {
@@ -920,6 +921,7 @@ impl Engine {
             self.commit(changes);
         }
         let (mut access, switch, out) = self.access();
+        access.report_cut_plans(now, out);
         switch.restore_lost(&mut access, now, out);
         if let Some(batches) = self.switch.settled() {
             self.hold.compared(&batches, now);

@@ -53,6 +53,7 @@ impl CacheLimits {
             Limit::NamesOfPod => self.names_per_port_max(),
             Limit::NamesOfNode => self.names_per_node_max,
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
+            Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
             Limit::FlowChanges | Limit::SharedAddresses => 0,
         }
     }
@@ -118,6 +119,12 @@ pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
 /// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
+/// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
+/// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of the rules before
+/// it opens nothing, and denies all traffic to the address if it denies.
+pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
+/// Changes in one batch: the edge refuses a larger one as a whole. What is more goes in several.
+pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.
 pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Logical flows looked up in the switch for actions to copy.

@@ -16,6 +16,7 @@ use super::{
     flow::{
         Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
     },
+    limits::FLOWS_PER_ADDRESS_MAX,
     name::DomainName,
     ovn::{
         template::{AclTemplate, CachedActions},
@@ -205,6 +206,57 @@ pub(crate) fn matched_by_any<'a>(
     matched
 }
 
+/// The rules of an address, of which not all flows fit ([`FLOWS_PER_ADDRESS_MAX`]).
+#[derive(Debug, Default)]
+pub(crate) struct Fitting {
+    /// Those with all of their flows, in their order.
+    pub(crate) whole: MatchedRules,
+    /// From the first rule of a set on that denies and does not fit, those that deny. The first of them in force denies
+    /// all traffic, and so stands for all rules behind it.
+    pub(crate) closing: MatchedRules,
+}
+
+/// Which of these rules have flows for an address of this family, where the port has these addresses; `None` if all of
+/// them have.
+pub(crate) fn fitting(
+    sets: &[&RuleSet],
+    addresses: &[IpAddr],
+    v6: bool,
+    matched: &[(usize, usize)],
+) -> Option<Fitting> {
+    let sources = addresses.iter().filter(|src| src.is_ipv6() == v6).count();
+    let rule = |(set, rule): (usize, usize)| &sets[set].rules()[rule];
+    let count = |place| rule(place).flow_count(v6, sources);
+    if matched.iter().map(|place| count(*place)).sum::<usize>() <= FLOWS_PER_ADDRESS_MAX {
+        return None;
+    }
+    let mut all: Vec<(usize, usize)> = matched.to_vec();
+    all.sort_unstable_by_key(|place| (place.0, rule(*place).index, place.1));
+    all.dedup();
+    let mut fitting = Fitting::default();
+    let mut left = FLOWS_PER_ADDRESS_MAX;
+    let mut closed = None;
+    let mut is_cut = false;
+    for place in all {
+        let denies = rule(place).verdict == RuleAction::Deny;
+        let is_closed = closed == Some(place.0);
+        match left.checked_sub(count(place)) {
+            Some(rest) if !is_closed => {
+                left = rest;
+                fitting.whole.push(place);
+            }
+            _ => {
+                is_cut = true;
+                if denies {
+                    closed = Some(place.0);
+                    fitting.closing.push(place);
+                }
+            }
+        }
+    }
+    is_cut.then_some(fitting)
+}
+
 /// Makes plans.
 ///
 /// The flow templates of a rule for a port are the same for every address. The planner makes them
@@ -217,6 +269,8 @@ pub struct Planner {
     made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
     /// The templates of the flows in which the marks of a port's packets end, by family (whether it is IPv6).
     ends: HashMap<(PortId, bool), Arc<[Arc<FlowTemplate>]>>,
+    /// How many plans of each port have not all flows of their rules.
+    cut: BTreeMap<PortId, usize>,
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
@@ -231,6 +285,8 @@ struct TemplateKey {
     /// In [`RuleSet::rules`].
     rule: usize,
     v6: bool,
+    /// Whether the rule is for all traffic, whatever its ports.
+    all_traffic: bool,
 }
 
 /// With fewer templates, a search for unused ones is not worth its time.
@@ -268,9 +324,23 @@ impl Planner {
         {
             self.planned += 1;
         }
+        let v6 = to.is_ipv6();
         let mut plan = Plan::new();
-        for (set, rule) in matched {
-            plan.extend_from_slice(self.templates_of(facts, *set, *rule, to.is_ipv6()));
+        let fitting = fitting(facts.sets, facts.addresses, v6, matched);
+        let whole = fitting.as_ref().map_or(matched, |fitting| &fitting.whole);
+        for place in whole {
+            plan.extend_from_slice(self.templates_of(facts, *place, v6, false));
+        }
+        if let Some(Fitting { closing, .. }) = fitting {
+            *self.cut.entry(facts.port).or_default() += 1;
+            let mut closed = None;
+            for place in closing {
+                let templates = self.templates_of(facts, place, v6, true);
+                if closed != Some(place.0) && !templates.is_empty() {
+                    closed = Some(place.0);
+                    plan.extend_from_slice(templates);
+                }
+            }
         }
         self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
@@ -331,16 +401,23 @@ impl Planner {
                 if is_another || denials_only && rule.verdict != RuleAction::Deny {
                     continue;
                 }
-                let templates = self.templates_of(facts, at, place, to.is_ipv6());
-                let is_in_place =
-                    |priority| known.as_ref().is_none_or(|all| all.contains(priority));
-                let stand = templates.iter().filter(|template| {
-                    let key = template.key(to);
-                    is_in_place(&template.priority)
-                        && key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
-                });
                 let before = ruled.plan.len();
-                ruled.plan.extend(stand.cloned());
+                let is_in_place =
+                    |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
+                let may_close = rule.verdict == RuleAction::Deny && !rule.transports.is_empty();
+                for all_traffic in [false, true] {
+                    if all_traffic && !may_close {
+                        continue;
+                    }
+                    let place = (at, place);
+                    let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
+                    let stand = templates.iter().filter(|template| {
+                        let key = template.key(to);
+                        is_in_place(&template.priority)
+                            && key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
+                    });
+                    ruled.plan.extend(stand.cloned());
+                }
                 let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
                 let priorities: BTreeSet<u16> = priorities.collect();
                 for priority in priorities {
@@ -385,25 +462,31 @@ impl Planner {
         }
     }
 
+    /// How many plans were made since the last call that have not all flows of their rules, by port.
+    pub(crate) fn take_cut(&mut self) -> BTreeMap<PortId, usize> {
+        std::mem::take(&mut self.cut)
+    }
+
     /// How many plans were made since the last call.
     #[cfg(test)]
     pub(crate) fn take_planned(&mut self) -> usize {
         std::mem::take(&mut self.planned)
     }
 
-    /// The flow templates of a rule for the port.
+    /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.
     fn templates_of(
         &mut self,
         facts: PortFacts<'_>,
-        set: usize,
-        rule: usize,
+        (set, rule): (usize, usize),
         v6: bool,
+        all_traffic: bool,
     ) -> &[Arc<FlowTemplate>] {
         let key = TemplateKey {
             port: facts.port,
             set,
             rule,
             v6,
+            all_traffic,
         };
         let Self {
             cookies,
@@ -413,7 +496,11 @@ impl Planner {
         } = self;
         made.entry(key).or_insert_with(|| {
             let rule = &facts.sets[set].rules()[rule];
-            let new: Vec<FlowTemplate> = make_templates(facts, rule, v6, cookies).collect();
+            let transports = match all_traffic {
+                true => &[],
+                false => &rule.transports[..],
+            };
+            let new = make_templates(facts, rule, transports, v6, cookies).collect();
             templates.share(new, cookies)
         })
     }
@@ -466,6 +553,7 @@ pub fn in_order(templates: &mut Plan) {
 fn make_templates(
     facts: PortFacts<'_>,
     rule: &ActiveRule,
+    transports: &[Transport],
     v6: bool,
     cookies: &mut Cookies,
 ) -> impl Iterator<Item = FlowTemplate> {
@@ -479,8 +567,8 @@ fn make_templates(
                 .iter()
                 .filter(move |src| src.is_ipv6() == v6);
             sources.flat_map(move |src| {
-                let any = rule.transports.is_empty().then_some(None);
-                let transports = rule.transports.iter().copied().map(Some).chain(any);
+                let any = transports.is_empty().then_some(None);
+                let transports = transports.iter().copied().map(Some).chain(any);
                 let body = body.clone();
                 transports.map(move |transport| {
                     let place = (acl_template.table(facts.base), acl_template.priority);

@@ -119,6 +119,8 @@ pub enum Limit {
     NamesOfNode,
     /// Those of them that rules deny.
     DeniedNamesOfNode,
+    /// Flows of one address.
+    FlowsOfAddress,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
     /// Addresses that answers to the pod bring to other pods in a second.
@@ -155,6 +157,10 @@ impl fmt::Display for Limit {
             Self::DeniedNamesOfNode => {
                 "the pods of this node were told more names that rules deny than are kept, and not every \
                  address of them is closed: deny by cidrSelector"
+            }
+            Self::FlowsOfAddress => {
+                "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
+                 opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
             }
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \

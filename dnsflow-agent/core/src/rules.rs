@@ -96,6 +96,13 @@ impl ActiveRule {
         (self.name.name().clone(), self.pattern, self.verdict)
     }
 
+    /// How many flows to one address of a family the rule comes to at most, for a port with so many addresses of its own.
+    pub(crate) fn flow_count(&self, v6: bool, sources: usize) -> usize {
+        let is_for_family = if v6 { self.v6 } else { self.v4 };
+        let each = self.templates.len() * sources * self.transports.len().max(1);
+        if is_for_family { each } else { 0 }
+    }
+
     /// Whether the rule says this.
     pub(crate) fn says(&self, text: &RuleText) -> bool {
         let (name, pattern, verdict) = text;

@@ -30,8 +30,9 @@ use crate::{
     hold::Wait,
     input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
     limits::{
-        COMPARE_INTERVAL, COUNTERS_DELAY_MAX, FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX,
-        RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+        CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, COUNTERS_DELAY_MAX,
+        FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL,
+        UNKNOWN_MAX,
     },
     name::DomainName,
     output::Output,
@@ -162,6 +163,8 @@ pub(crate) struct Switch {
     /// Openings of pods that have too many changes under way.
     queues: Queues,
     next_batch: u64,
+    /// Changes of one batch, at most: half of [`CHANGES_PER_BATCH_MAX`], as each may need a sentinel flow.
+    changes_max: usize,
     pending: BTreeMap<BatchId, Pending>,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
@@ -198,6 +201,7 @@ impl Switch {
             openings: None,
             queues: Queues::default(),
             next_batch: 0,
+            changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
@@ -313,10 +317,11 @@ impl Switch {
 
     /// Takes the batch of this turn's openings, or makes it; to be handed back by [`Switch::open`].
     /// The batch is sent as soon as there is a connection. A pod that has too many changes under way has
-    /// a batch of its own, which waits.
-    pub(crate) fn begin_openings(&mut self, asker: PortId, now: Timestamp) -> Batch {
+    /// a batch of its own, which waits, and so has an answer that may change `most` flows if these are too many.
+    pub(crate) fn begin_openings(&mut self, asker: PortId, most: usize, now: Timestamp) -> Batch {
         let shared = match &mut self.openings {
             _ if self.queues.are_full(asker) => self.queues.take_last(asker),
+            _ if self.up && most > CHANGES_UNDER_WAY_MAX => None,
             Some(openings) => Some(openings.batch.take()),
             None => None,
         };
@@ -367,8 +372,9 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
-        self.keep_order(asker, &mut batch, planner, now, out);
-        if self.queues.are_full(asker) {
+        let waits = self.queues.are_full(asker) || self.is_apart(&batch);
+        self.keep_order(asker, waits, &mut batch, planner, now, out);
+        if waits {
             self.queues.push(asker, batch, opening);
             return;
         }
@@ -391,11 +397,23 @@ impl Switch {
         }
     }
 
+    /// Whether the batch of an answer is not the one that the answers of this turn share: then its changes wait in the
+    /// queue of its pod, and go in parts.
+    fn is_apart(&self, batch: &Batch) -> bool {
+        batch.id().is_some()
+            && match &self.openings {
+                Some(shared) => shared.batch.id() != batch.id(),
+                None => batch.len() > CHANGES_UNDER_WAY_MAX,
+            }
+    }
+
     /// Where an answer has added changes of flows for which changes wait in queues of other pods, sends what was planned
-    /// before them: the openings of this turn, and then these queues.
+    /// before them: the openings of this turn, and then these queues. `waits`: the answer's changes come into the queue
+    /// of its own pod.
     fn keep_order(
         &mut self,
         asker: PortId,
+        waits: bool,
         batch: &mut Batch,
         planner: &mut Planner,
         now: Timestamp,
@@ -407,7 +425,7 @@ impl Switch {
         if others.is_empty() {
             return;
         }
-        if self.queues.are_full(asker) {
+        if waits {
             self.send_openings(planner, now, out);
         } else {
             let added = batch.changes.split_off(batch.before);
@@ -530,6 +548,7 @@ impl Switch {
         self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
     }
 
+    /// The same for a batch of any size: it goes in as many parts as the edge needs.
     fn send(
         &mut self,
         mut batch: Batch,
@@ -540,6 +559,26 @@ impl Switch {
         out: &mut Output,
     ) -> Option<BatchId> {
         batch.give_out_marks(out);
+        while batch.id().is_some() && batch.len() > self.changes_max {
+            let rest = batch.changes.split_off(self.changes_max);
+            let mut part = batch.take_changes();
+            batch.changes = rest;
+            // Nobody waits for a part but the last.
+            part.written = Written::In(self.next_id());
+            self.send_part(part, atomic, Vec::new(), Shares::new(), planner, out);
+        }
+        self.send_part(batch, atomic, openings, shares, planner, out)
+    }
+
+    fn send_part(
+        &mut self,
+        batch: Batch,
+        atomic: bool,
+        openings: Vec<Opening>,
+        shares: Shares,
+        planner: &mut Planner,
+        out: &mut Output,
+    ) -> Option<BatchId> {
         let id = batch.id()?;
         let Batch {
             mut changes,

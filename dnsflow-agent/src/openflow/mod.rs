@@ -39,6 +39,7 @@ pub use session::Session;
 use dnsflow_core::{
     flow::{Cookie, FlowKey},
     input::{BatchError, BatchId, FlowReply},
+    limits::CHANGES_PER_BATCH_MAX,
 };
 
 /// After this long without a byte from the switch, the session sends an echo request; after as long
@@ -49,7 +50,7 @@ pub const IDLE_MAX: Duration = Duration::from_secs(5);
 /// the switch stands still and 16,000 such answers come.
 pub const BATCHES_MAX: usize = 1 << 14;
 /// At most this many changes make a batch.
-pub const CHANGES_MAX: usize = 1 << 18;
+pub const CHANGES_MAX: usize = CHANGES_PER_BATCH_MAX;
 /// At most this many questions (dumps, cookies, counts, monitors) are in flight.
 pub const REQUESTS_MAX: usize = 1024;
 

@@ -54,3 +54,12 @@ const IDLE_GRACE: Duration = Duration::from_secs(60);
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 1];
 const OTHER: [u8; 4] = [203, 0, 113, 2];
+
+/// TCP, from port 1 on.
+fn tcp(ports: usize) -> Vec<Transport> {
+    let port = |port| Transport {
+        protocol: Protocol::Tcp,
+        port: Some(port),
+    };
+    (1..=u16::MAX).take(ports).map(port).collect()
+}

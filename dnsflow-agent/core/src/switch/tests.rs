@@ -43,7 +43,7 @@ impl Setup {
             planner,
             out,
         } = self;
-        let mut batch = switch.begin_openings(port, NOW);
+        let mut batch = switch.begin_openings(port, changes.len(), NOW);
         batch.extend(changes);
         let planned = planned_in(&batch);
         switch.open(port, batch, None, planner, NOW, out);
@@ -458,4 +458,46 @@ proptest! {
         prop_assert_eq!(way.arrived.len(), way.planned.len());
         prop_assert_eq!(&way.setup.switch.sizes()[..2], &[0, 0]);
     }
+}
+
+#[test]
+fn what_one_answer_opens_does_not_stand_before_what_others_open() {
+    for is_first in [true, false] {
+        let mut setup = Setup::compared();
+        let mut others = Vec::new();
+        if !is_first {
+            others.push(told(&mut setup, 1, 1).written);
+        }
+        told(&mut setup, 2, 10 * CHANGES_UNDER_WAY_MAX);
+        others.push(told(&mut setup, 3, 1).written);
+        let sent = {
+            setup.flush();
+            setup.sent()
+        };
+        let shared = (others[0], others.len());
+        let sent: Vec<(Written, usize)> = sent
+            .into_iter()
+            .map(|(batch, changes)| (Written::In(batch), changes))
+            .collect();
+        assert_eq!(sent[0], shared, "{is_first}");
+        assert_eq!(sent[1].1, CHANGES_UNDER_WAY_MAX);
+        assert_eq!(sent.len(), 2);
+        assert!(others.iter().all(|written| *written == others[0]));
+    }
+}
+
+#[test]
+fn a_batch_that_the_edge_would_refuse_goes_in_parts() {
+    let mut setup = Setup::compared();
+    setup.switch.changes_max = 4;
+    let last = setup.commit(vec![change(); 9]).expect("it is sent");
+    let sent = setup.sent();
+    let sizes: Vec<usize> = sent.iter().map(|(_, changes)| *changes).collect();
+    assert_eq!(sizes, [4, 4, 1]);
+    assert_eq!(sent[2].0, last);
+    assert_eq!(
+        setup.switch.wait_for(Written::In(last)),
+        Wait::batch(last),
+        "the others come before it"
+    );
 }

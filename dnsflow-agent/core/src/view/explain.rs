@@ -18,9 +18,10 @@ use crate::{
     flow::{Protocol, Transport},
     name::{DnsName, DomainName},
     ovn::hash::{Family, address_set_hashes},
+    plan::{fitting, matched_by_any},
     policy::Mention,
     ports::{Port, PortId},
-    report::Severity,
+    report::{Limit, Severity},
     rules::{NamePattern, Problem, is_dry_run},
 };
 
@@ -551,10 +552,15 @@ impl View<'_> {
         if !matches {
             return no_match();
         }
-        let would_allow = rule.action == RuleAction::Allow
-            && matches!(rule.destination, Destination::Name(_))
-            && walk.would.is_none();
-        let ports = ports_match(rule, to.transport);
+        let is_by_name = matches!(rule.destination, Destination::Name(_));
+        let would_allow = rule.action == RuleAction::Allow && is_by_name && walk.would.is_none();
+        let is_cut = |to| self.is_cut(id, port, index, rule, to);
+        let closes_all =
+            rule.action == RuleAction::Deny && is_by_name && to.address.is_some_and(is_cut);
+        let ports = match closes_all {
+            true => Ports::All,
+            false => ports_match(rule, to.transport),
+        };
         if would_allow && !is_decided && !matches!(ports, Ports::All) {
             let ports: Vec<_> = rule.ports.iter().copied().map(transport_text).collect();
             let text = format!("rule {index} allows it for {} only", ports.join(", "));
@@ -581,6 +587,9 @@ impl View<'_> {
                     walk.would = Some((index, reason, would));
                 }
                 (StepOutcome::NotInForce, text)
+            }
+            (None, Ports::All) if closes_all => {
+                (StepOutcome::Decides, Limit::FlowsOfAddress.to_string())
             }
             (None, Ports::All) => (StepOutcome::Decides, matched_text(rule, to)),
             (None, _) => (StepOutcome::SomePorts, matched_text(rule, to)),
@@ -636,6 +645,10 @@ impl View<'_> {
             let text = "this is a dry run: no flow is installed".to_owned();
             return Some((Reason::DryRun, text));
         }
+        if rule.action == RuleAction::Allow && self.is_cut(id, port, index, rule, address) {
+            let text = Limit::FlowsOfAddress.to_string();
+            return Some((Reason::LimitReached, text));
+        }
         let flows = self.cache.flows_of(address, entry);
         let are_there = flows.is_some_and(|(_, flows)| !flows.is_empty() && !flows.is_lost());
         let is_marked = entry.installed.verdict().is_none() || entry.installed.is_marked();
@@ -643,6 +656,23 @@ impl View<'_> {
             let text = "its flow is not in the switch at the moment".to_owned();
             (Reason::FlowMissing, text)
         })
+    }
+
+    /// Whether the flows of a rule by name do not fit beside those of the other rules of an address.
+    fn is_cut(&self, id: PortId, port: &Port, index: u32, rule: &Rule, address: IpAddr) -> bool {
+        let Some(entry) = self.cache.entry(id, address) else {
+            return false;
+        };
+        let sets = self.policy.sets(&port.row);
+        let active = |place: &(usize, usize)| &sets[place.0].rules()[place.1];
+        let is_it = |place: &(usize, usize)| {
+            let active = active(place);
+            active.index == index && active.verdict == rule.action
+        };
+        let mut matched = matched_by_any(&sets, entry.names.keys());
+        matched.retain(|place| !entry.is_refused || active(place).verdict == RuleAction::Deny);
+        let fitting = fitting(&sets, &port.row.addresses, address.is_ipv6(), &matched);
+        fitting.is_some_and(|fitting| matched.iter().any(is_it) && !fitting.whole.iter().any(is_it))
     }
 
     /// What the walk comes to.

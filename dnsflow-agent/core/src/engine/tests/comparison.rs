@@ -1,7 +1,7 @@
 //! The switch and the cache, compared.
 
 use super::*;
-use crate::flow::InstalledFlow;
+use crate::{flow::InstalledFlow, limits::FLOWS_PER_ADDRESS_MAX};
 
 #[test]
 fn a_switch_that_was_away_is_brought_up_to_date() {
@@ -138,18 +138,13 @@ fn a_flow_of_someone_else_is_left_alone() {
 #[test]
 fn a_comparison_finds_each_flow_of_an_address_in_the_order_of_their_keys() {
     let rule = Rule {
-        ports: (1..=1024)
-            .map(|port| Transport {
-                protocol: Protocol::Tcp,
-                port: Some(port),
-            })
-            .collect(),
+        ports: tcp(FLOWS_PER_ADDRESS_MAX),
         ..allow("example.com")
     };
     let mut node = Node::with(&[rule]);
     node.answer("p1", "example.com", &[ADDRESS], 300);
     let count = node.switch.len();
-    assert_eq!(count, 1024);
+    assert_eq!(count, FLOWS_PER_ADDRESS_MAX);
     let looked_at = |node: &mut Node| {
         let mut entries = node.engine.told.cache.entries_mut();
         let (.., entry) = entries.next().expect("one address");

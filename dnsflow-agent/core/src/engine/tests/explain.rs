@@ -473,3 +473,25 @@ fn rules_that_were_there_at_the_start_came_at_no_time() {
     node.set_firewall(&[allow("example.com"), deny_all()]);
     assert_eq!(came_at(&node), node.now);
 }
+
+#[test]
+fn the_flows_of_a_rule_do_not_fit() {
+    let many = |rule| Rule {
+        ports: tcp(1024),
+        ..rule
+    };
+    let mut allowed = node(&[many(allow("example.com")), deny_all()]);
+    allowed.answer("p1", "example.com", &[ADDRESS], 60);
+    let explained = address(explain(&allowed, "p1", TARGET));
+    assert_eq!(explained.reason, Reason::LimitReached);
+    assert!(explained.text.contains("list fewer ports"), "{explained:?}");
+    // Port 8443 is none of the rule's.
+    let mut denied = node(&[many(deny("example.com")), allow("example.com")]);
+    denied.answer("p1", "example.com", &[ADDRESS], 60);
+    let explained = address(explain(&denied, "p1", "203.0.113.1:8443"));
+    let blocked = (Verdict::Blocked, Reason::DeniedByEarlierRule, Some(0));
+    let found = (explained.verdict, explained.reason, explained.rule);
+    assert_eq!(found, blocked);
+    let why = &explained.steps[0].why;
+    assert!(why.contains("list fewer ports"), "{explained:?}");
+}

@@ -1,5 +1,7 @@
 //! Pods and name servers that ask and answer for no other reason than to do harm.
 
+use std::collections::VecDeque;
+
 use proptest::{
     prelude::*,
     test_runner::{Config as ProptestConfig, TestRunner},
@@ -8,9 +10,9 @@ use proptest::{
 use super::*;
 use crate::budget::Changes;
 use crate::limits::{
-    CACHED_NAMES_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX,
-    HELD_MAX, NAMES_PER_ADDRESS_MAX, REFUSALS_REPORTED_MAX, SHARED_ADDRESSES_PER_SECOND,
-    SHARED_BURST_TIME, TCP_CONNECTIONS_MAX,
+    CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
+    FLOWS_PER_ADDRESS_MAX, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX, HELD_MAX, NAMES_PER_ADDRESS_MAX,
+    REFUSALS_REPORTED_MAX, SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME, TCP_CONNECTIONS_MAX,
 };
 
 /// Different addresses, as many as are asked for.
@@ -620,4 +622,46 @@ fn whatever_is_asked_and_answered_every_collection_stays_within_its_bound() {
         Ok(())
     });
     result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Two answers of one turn, one of them for a denied name with many addresses and many flows of each.
+#[test]
+fn flows_of_a_denied_name_do_not_stand_before_those_of_a_neighbour() {
+    let of_many_ports = Rule {
+        ports: tcp(FLOWS_PER_ADDRESS_MAX),
+        ..deny("bad.test")
+    };
+    let told = [
+        ("ns1_p2", answer_frame("example.com", &[OTHER], 60)),
+        ("ns1_p1", answer_frame("bad.test", &addresses(0, 257), 60)),
+    ];
+    for told in [[0, 1], [1, 0]].map(|order| order.map(|at: usize| told[at].clone())) {
+        let mut node = Node::with(&[of_many_ports.clone(), allow("example.com")]);
+        node.add_pod("p2", 6);
+        node.waiting = Some(VecDeque::new());
+        for (port, bytes) in told {
+            let ifindex = ifindex_of(node.pods[port]);
+            let bytes = node.to_pod(ifindex, bytes);
+            let frame = frame(ifindex, node.now, &bytes);
+            node.engine.handle_frame(frame, node.now);
+        }
+        node.obey();
+        let sent = node.waiting.iter().flatten();
+        let sent = sent.filter_map(|command| match command {
+            Command::Apply { changes, .. } => Some(changes),
+            _ => None,
+        });
+        let sent: Vec<usize> = sent
+            .map(|changes| {
+                let of_rules = changes.iter().filter(|change| !is_for_sentinel(change));
+                of_rules.count()
+            })
+            .collect();
+        assert_eq!(sent, [1, CHANGES_UNDER_WAY_MAX]);
+        // All of the others follow, each part when the one before it was confirmed.
+        assert!(node.carry_out_next());
+        assert!(node.destinations().contains("203.0.113.2"));
+        while node.carry_out_next() {}
+        assert_eq!(node.switch.len(), 257 * FLOWS_PER_ADDRESS_MAX + 1);
+    }
 }

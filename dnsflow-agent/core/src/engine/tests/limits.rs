@@ -1,6 +1,7 @@
 //! What one pod can have, and what makes room.
 
 use super::*;
+use crate::limits::FLOWS_PER_ADDRESS_MAX;
 
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
@@ -160,4 +161,70 @@ fn a_limit_is_told_only_where_it_costs_access() {
     node.answer("p1", "ftp.example.com", &[[203, 0, 113, 3]], 60);
     node.answer("p1", "nfs.example.com", &[[203, 0, 113, 4]], 60);
     assert_eq!(node.limits_reported(), ["ns1: ns1_p1, 2"]);
+}
+
+/// A rule for many ports of TCP.
+fn many(rule: Rule, ports: usize) -> Rule {
+    Rule {
+        ports: tcp(ports),
+        ..rule
+    }
+}
+
+/// The priorities of the flows to each address, and how many of each there are.
+fn priorities(node: &Node) -> BTreeMap<String, BTreeMap<u16, usize>> {
+    let mut flows: BTreeMap<String, BTreeMap<u16, usize>> = BTreeMap::new();
+    for (_, dst, priority) in node.open() {
+        *flows.entry(dst).or_default().entry(priority).or_default() += 1;
+    }
+    flows
+}
+
+#[test]
+fn rules_whose_flows_do_not_fit_open_nothing() {
+    let rules = [
+        many(allow("example.com"), FLOWS_PER_ADDRESS_MAX - 1),
+        many(allow("example.com"), 2),
+        many(allow("example.com"), 1024),
+        many(allow("example.com"), 1),
+        many(allow("example.com"), 1),
+        deny_all(),
+    ];
+    let mut node = Node::with(&rules);
+    node.reports.clear();
+    node.answer("p1", "example.com", &[ADDRESS], 60);
+    let fits = [(11_000, FLOWS_PER_ADDRESS_MAX - 1), (10_997, 1)].into();
+    assert_eq!(priorities(&node)["203.0.113.1"], fits);
+    assert_eq!(node.engine.counters().addresses_cut, 1);
+    let limit = "ns1: FlowsOfAddress of ns1_p1, 256";
+    assert_eq!(node.limits_reported(), [limit]);
+    // An edit makes room.
+    let fewer = [many(allow("example.com"), 2), deny_all()];
+    node.set_firewall(&fewer);
+    node.set_ovn(&fewer);
+    assert_eq!(node.switch.len(), 2);
+}
+
+#[test]
+fn a_rule_that_denies_and_whose_flows_do_not_fit_closes_all_ports() {
+    let rules = [
+        many(deny("bad.test"), 1024),
+        allow("bad.test"),
+        many(deny("bad.test"), 1),
+    ];
+    let mut node = Node::with(&rules);
+    let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
+    node.answer("p1", "bad.test", &told, 60);
+    assert_eq!(priorities(&node).len(), 100);
+    for flows in priorities(&node).values() {
+        assert_eq!(*flows, [(11_000, 1)].into());
+    }
+    assert!(node.of_rules().all(|key| key.matches.transport.is_none()));
+    // A rule before it that fits goes on to count.
+    let rules = [many(allow("bad.test"), 1), many(deny("bad.test"), 1024)];
+    node.set_firewall(&rules);
+    node.set_ovn(&rules);
+    for flows in priorities(&node).values() {
+        assert_eq!(*flows, [(11_000, 1), (10_999, 1)].into());
+    }
 }

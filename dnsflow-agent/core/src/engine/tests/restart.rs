@@ -824,3 +824,17 @@ fn a_port_that_comes_while_the_last_part_is_given_out_is_in_the_snapshot() {
         .collect();
     assert_eq!(all, ["ns1_p2".to_owned(), "ns1_p3".to_owned()].into());
 }
+
+#[test]
+fn a_flow_that_closes_all_ports_is_adopted_without_a_snapshot() {
+    let rules = [Rule {
+        ports: tcp(1024),
+        ..deny("bad.test")
+    }];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "bad.test", &[ADDRESS], 60);
+    let closed = before.switch.clone();
+    assert_eq!(closed.len(), 1);
+    let after = after_restart(&mut before, &[], &rules);
+    assert_eq!(after.switch, closed);
+}

@@ -9,7 +9,10 @@ use super::{
 use crate::{
     flow::{Action, Ends, Masked},
     input::MarkChange,
-    limits::{MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
+    limits::{
+        FLOWS_PER_ADDRESS_MAX, MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
+        VERDICTS_PER_PORT_MAX,
+    },
     ovn::rows::LoadBalancer,
 };
 
@@ -474,15 +477,9 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
 /// The flows of the verdict that an address gets by an edit wait behind what the pod itself has changed.
 #[test]
 fn an_edit_does_not_wait_behind_what_the_pod_was_told() {
-    let many = |name: &str| {
-        let port = |port| Transport {
-            protocol: Protocol::Tcp,
-            port: Some(port),
-        };
-        Rule {
-            ports: (1..=1024).map(port).collect(),
-            ..allow(name)
-        }
+    let many = |name: &str| Rule {
+        ports: tcp(FLOWS_PER_ADDRESS_MAX),
+        ..allow(name)
     };
     let rules = |first: &str| {
         let others = [allow("b.test"), many("c.test"), many("d.test"), deny_all()];
