@@ -28,7 +28,7 @@ use crate::{
     refused::{Refused, RefusedAddresses, Rejudged},
     report::{Limit, Report},
     resolver::ServerId,
-    rules::{ActiveRule, ChangedRules, is_dry_run},
+    rules::{ActiveRule, AlikeNames, ChangedRules, is_dry_run},
     switch::{Batch, Flows, Switch, VerdictId},
 };
 
@@ -370,9 +370,14 @@ impl Access<'_> {
     ) -> bool {
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
+        let alike = || {
+            let row = &ports.get(resolution.port)?.row;
+            AlikeNames::of(resolution.name, &policy.sets(row))
+        };
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
+            alike: &alike,
             batch,
             now,
             out,

@@ -28,6 +28,7 @@ use crate::{
     ports::{PortId, Ports},
     report::{Limit, Report},
     resolver::ServerId,
+    rules::AlikeNames,
     shares::Shares,
     snapshot::{SavedEntry, SavedName, Snapshot},
     switch::{
@@ -283,6 +284,8 @@ pub(crate) struct Learning<'a> {
     pub(crate) resolution: Resolution<'a>,
     /// Whose limits may be reached.
     pub(crate) whose: Whose<'a>,
+    /// The names that the rules of the name match, too.
+    pub(crate) alike: &'a dyn Fn() -> Option<AlikeNames<'a>>,
     /// The changes of flows.
     pub(crate) batch: &'a mut Batch,
     /// The present.
@@ -912,6 +915,9 @@ impl Cache {
             self.prolong_mark(port_id, address, learning.batch, learning.now);
             return learned;
         }
+        if self.prolong_alike(&mut learning) {
+            return learned;
+        }
         if let Err(limit) = self.make_room(&mut learning, &mut learned.replan) {
             learned.read_counters_soon = !matches!(
                 limit,
@@ -940,6 +946,40 @@ impl Cache {
         learned
     }
 
+    /// At an address with as many names as are kept, a denied name that all rules match which match a further one
+    /// stands for that one: it counts for as long, and what is closed stays as it is. Returns whether there is such a
+    /// name.
+    fn prolong_alike(&mut self, learning: &mut Learning<'_>) -> bool {
+        let Resolution {
+            port: id,
+            address,
+            name,
+            term,
+            ..
+        } = learning.resolution;
+        let entry = self.entry(id, address).filter(|_| term.is_denied);
+        let Some(entry) = entry.filter(|entry| entry.names.len() >= NAMES_PER_ADDRESS_MAX) else {
+            return false;
+        };
+        let alike = (learning.alike)();
+        let Some(other) = alike.and_then(|alike| entry.names.denied_alike(alike)) else {
+            return false;
+        };
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.change_names(address, |names| names.prolong(&other, term));
+        }
+        self.version += 1;
+        self.leave_out(
+            id,
+            address,
+            name,
+            Limit::NamesOfAddress(address),
+            learning.now,
+        );
+        learning.out.counters.names_dropped += 1;
+        true
+    }
+
     /// Makes room for one more name of an address, and for the address if it is new. Adds the addresses to `replan` that
     /// have lost a name for that.
     ///
@@ -966,13 +1006,16 @@ impl Cache {
         };
         let entry = port.entries.get(&address);
         let names_of = entry.map(|entry| entry.names.len());
-        if names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX) {
-            // A name that a rule denies takes the place of one that no rule denies.
-            let limit = Limit::NamesOfAddress(address);
-            let least = entry.and_then(|entry| entry.names.least());
-            let Some(least) = least.filter(|_| term.is_denied) else {
-                return Err(limit);
-            };
+        let has_all_of_address = names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX);
+        let limit = Limit::NamesOfAddress(address);
+        // A snapshot has no more names of an address than there were.
+        if has_all_of_address && !term.is_denied && term.origin != Origin::Snapshot {
+            return Err(limit);
+        }
+        // A name that a rule denies takes the place of one that no rule denies. Where all are denied, it is one more:
+        // there are as many of these as the rules tell apart.
+        let least = entry.filter(|_| has_all_of_address && term.is_denied);
+        if let Some(least) = least.and_then(|entry| entry.names.least()) {
             self.make_room_for_denied(learning, replan)?;
             self.leave_out(id, address, &least, limit, learning.now);
             learning.out.counters.names_dropped += 1;
@@ -1543,10 +1586,8 @@ impl Cache {
                 "{id:?}"
             );
             for (address, entry) in &port.entries {
-                assert!(
-                    entry.names.len() <= NAMES_PER_ADDRESS_MAX,
-                    "{id:?} {address}"
-                );
+                let others = entry.names.len() - entry.names.denied();
+                assert!(others <= NAMES_PER_ADDRESS_MAX, "{id:?} {address}");
                 looked_at.extend(entry.looked_at.map(|at| (at, *id, *address)));
                 assert!(
                     entry.looked_at.is_some() || self.undecided.contains(&(*id, *address)),
@@ -1912,6 +1953,13 @@ impl Names {
         let names = self.iter().filter(|(_, term)| term.is_denied);
         let least = names.min_by_key(|(_, term)| term.end());
         least.map(|(name, _)| name.clone())
+    }
+
+    /// The first of these names that a rule denies.
+    fn denied_alike(&self, alike: AlikeNames<'_>) -> Option<DomainName> {
+        let mut names = self.iter();
+        let found = names.find(|(name, term)| term.is_denied && alike.have(name));
+        found.map(|(name, _)| name.clone())
     }
 
     /// The number of names that a rule denies.

@@ -11,7 +11,7 @@ pub struct Counters {
     pub frames_unknown_interface: u64,
     /// Frames of DNS servers that were trusted when the kernel saw them, and are not now.
     pub frames_untrusted_server: u64,
-    /// Messages that could not be decoded. Of a name that a rule denies, as much is read as can be, and not counted here.
+    /// Messages that could not be decoded. For a name that a rule denies, as much is read as can be, and not counted.
     pub answers_malformed: u64,
     /// Messages that are no usable answer: truncated, other questions, endless CNAMEs, too many names. Likewise.
     pub answers_unusable: u64,

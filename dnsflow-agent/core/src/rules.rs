@@ -325,6 +325,35 @@ impl RuleSet {
     }
 }
 
+/// The names that all rules match which match one name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AlikeNames<'a> {
+    /// The longest name with rules that the name is or stands below.
+    suffix: &'a [u8],
+    /// How many labels the name has in front of it, of which 2 stands for more.
+    in_front: usize,
+}
+
+impl<'a> AlikeNames<'a> {
+    /// The names like this one; `None` if no rule matches it.
+    pub(crate) fn of(name: &'a DomainName, sets: &[&RuleSet]) -> Option<Self> {
+        let has_rules = |suffix: &[u8]| sets.iter().any(|set| set.by_name.contains_key(suffix));
+        let mut suffixes = name.suffixes().enumerate();
+        let (in_front, suffix) = suffixes.find(|(_, suffix)| has_rules(suffix))?;
+        let in_front = in_front.min(2);
+        Some(Self { suffix, in_front })
+    }
+
+    /// Whether this name is one of them. Further rules may match it.
+    pub(crate) fn have(&self, name: &DomainName) -> bool {
+        // Patterns tell no more of the names above: as many labels stand in front of those, or two at least.
+        let mut suffixes = name.suffixes().enumerate();
+        name.wire().ends_with(self.suffix)
+            && suffixes
+                .any(|(in_front, suffix)| in_front.min(2) == self.in_front && suffix == self.suffix)
+    }
+}
+
 /// Counts one less.
 fn release<Key: Ord>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
     if let Some(count) = counts.get_mut(key) {

@@ -136,6 +136,7 @@ impl Setup {
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
+            alike: &|| None,
             batch: &mut batch,
             now: at(0),
             out: &mut self.out,

@@ -1,5 +1,7 @@
 use std::borrow::Cow;
 
+use proptest::prelude::*;
+
 use super::{pairing::Pairing, *};
 use crate::{
     firewall::Rule,
@@ -491,4 +493,51 @@ fn only_the_names_of_rules_that_differ_have_changed() {
     let mut dry = before.clone();
     dry.set_dry_run(true);
     assert_eq!(before.changed_rules(&dry), ChangedRules::All);
+}
+
+const ALIKE: [&str; 7] = [
+    "test",
+    "a.test",
+    "b.a.test",
+    "c.b.a.test",
+    "d.c.b.a.test",
+    "xa.test",
+    "b.xa.test",
+];
+const PATTERNS: [NamePattern; 3] = [
+    NamePattern::Exact,
+    NamePattern::Subdomains,
+    NamePattern::OneLabel,
+];
+
+proptest! {
+    #[test]
+    fn names_are_alike_if_the_same_rules_match(
+        rules in proptest::collection::vec((0..ALIKE.len(), 0..PATTERNS.len(), 0..2_usize), 0..8),
+    ) {
+        let mut sets = [RuleSet::default(), RuleSet::default()];
+        for (name, pattern, set) in rules {
+            let rule = deny(ALIKE[name]);
+            let dns = dns(ALIKE[name]);
+            sets[set].push(ActiveRule::without_acl("ns1", 0, &rule, &dns, PATTERNS[pattern]));
+        }
+        let sets = [&sets[0], &sets[1]];
+        let matched = |name: &DomainName| -> Vec<Vec<usize>> {
+            let matched = sets.iter().map(|set| set.matching_indices(name).collect());
+            matched.collect()
+        };
+        let names: Vec<DomainName> = ALIKE.iter().map(|text| dns(text).name().clone()).collect();
+        for name in &names {
+            let alike = AlikeNames::of(name, &sets);
+            let all = matched(name);
+            prop_assert!(alike.is_some() || all.iter().all(Vec::is_empty));
+            prop_assert!(alike.is_none_or(|alike| alike.have(name)));
+            for other in names.iter().filter(|other| alike.is_some_and(|alike| alike.have(other))) {
+                let others = matched(other);
+                let mut both = all.iter().zip(&others);
+                let stands_for = both.all(|(of, others)| of.iter().all(|rule| others.contains(rule)));
+                prop_assert!(stands_for, "{} for {}", other, name);
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::*;
+use super::{restart::after_restart_with, *};
 use crate::budget::Changes;
 use crate::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
@@ -395,6 +395,92 @@ fn names_of_one_address_do_not_crowd_out_one_that_is_denied() {
     let priorities: BTreeSet<u16> = open.iter().map(|(.., priority)| *priority).collect();
     assert_eq!(priorities, [10_999, 11_000].into());
     node.engine.told.cache.check();
+}
+
+/// An address is told to p1 with as many denied names as it has room for; the first rule denies them.
+fn full_of_denied_names(rules: &[Rule]) -> Node {
+    let mut node = Node::with(rules);
+    for i in 0..NAMES_PER_ADDRESS_MAX {
+        node.answer("p1", &format!("n{i}.bad.test"), &[ADDRESS], 60);
+    }
+    node
+}
+
+fn names_of(node: &Node, address: [u8; 4]) -> usize {
+    let port = node.engine.ports.named("ns1_p1").expect("it is there");
+    let entry = node.engine.told.cache.entry(port, address.into());
+    entry.map_or(0, |entry| entry.names.len())
+}
+
+/// The places of the rules that have flows.
+fn places(node: &Node) -> BTreeSet<u16> {
+    let open = node.open().into_iter();
+    open.map(|(.., priority)| 11_000 - priority).collect()
+}
+
+#[test]
+fn denied_names_of_an_address_leave_room_for_one_of_each_other_rule_also_over_a_restart() {
+    let others = ["worse.test", "other.test", "x.bad.test"];
+    let mut rules = vec![deny("bad.test")];
+    rules.extend(others.map(deny));
+    let mut node = full_of_denied_names(&rules);
+    let all = BTreeSet::from([0, 1, 2, 3]);
+    for name in others {
+        node.answer("p1", name, &[ADDRESS], 60);
+    }
+    assert_eq!(places(&node), all);
+    assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 3);
+    node.engine.told.cache.check();
+    let saved = node.engine.snapshot(node.now);
+    node.switch.clear();
+    node.sentinels.clear();
+    let after = after_restart_with(&mut node, &saved, &rules, Config::default());
+    assert_eq!(places(&after), all);
+}
+
+#[test]
+fn further_denied_names_of_the_same_rules_take_no_room_and_are_not_planned() {
+    let rules = [deny("bad.test"), deny("worse.test"), allow("example.com")];
+    let mut node = full_of_denied_names(&rules);
+    node.answer("p1", "worse.test", &[ADDRESS], 60);
+    let planned = |node: &mut Node| node.engine.told.plans.planner().take_planned();
+    planned(&mut node);
+    node.batches();
+    let dropped = node.engine.counters().names_dropped;
+    for i in 0..100 {
+        node.answer("p1", &format!("m{i}.bad.test"), &[ADDRESS], 60);
+        node.answer("p1", "worse.test", &[ADDRESS], 60);
+    }
+    assert_eq!(planned(&mut node), 0);
+    assert_eq!(node.batches(), []);
+    assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 1);
+    assert_eq!(node.engine.counters().names_dropped, dropped + 100);
+    node.engine.told.cache.check();
+}
+
+#[test]
+fn an_address_is_denied_for_as_long_as_a_name_that_had_no_room_would_last() {
+    let mut node = full_of_denied_names(&[deny("bad.test")]);
+    let deny_ttl = node.engine.told.cache.limits().deny_ttl;
+    node.pass(deny_ttl / 2);
+    node.answer("p1", "last.bad.test", &[ADDRESS], 60);
+    node.pass(deny_ttl * 3 / 4);
+    assert_eq!((names_of(&node, ADDRESS), places(&node)), (1, [0].into()));
+    node.pass(deny_ttl / 2);
+    assert_eq!(places(&node), BTreeSet::new());
+}
+
+#[test]
+fn a_denied_name_pushes_out_no_allowed_one_where_another_stands_for_it() {
+    let mut node = Node::with(&[deny("bad.test"), allow("example.com")]);
+    node.answer("p1", "a.bad.test", &[ADDRESS], 60);
+    for i in 1..NAMES_PER_ADDRESS_MAX {
+        node.answer("p1", &format!("n{i}.example.com"), &[ADDRESS], 60);
+    }
+    for i in 0..2 * NAMES_PER_ADDRESS_MAX {
+        node.answer("p1", &format!("m{i}.bad.test"), &[ADDRESS], 60);
+    }
+    assert_eq!(places(&node), [0, 1].into());
 }
 
 #[test]
