@@ -21,7 +21,8 @@ use crate::{
     name::DomainName,
     output::Output,
     plan::{
-        MatchedRules, Plan, Planner, PortFacts, PortMatch, in_order, matched_by_any, matched_rules,
+        MatchedRules, Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any,
+        matched_rules,
     },
     policy::{Mention, Policy},
     ports::{PortId, Ports},
@@ -176,8 +177,8 @@ impl Access<'_> {
         let facts = self.policy.facts(port_id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let is_dry_run = is_dry_run(&sets);
-        // The flows of this name, by family. Nearly every address has only this name.
-        let mut of_name: [Option<Plan>; 2] = [None, None];
+        // The flows of this name, by family and room. Nearly every address has only this name.
+        let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();
         let addresses = match is_to_be_denied {
             true => answer.if_denied,
             false => answer.addresses,
@@ -214,23 +215,28 @@ impl Access<'_> {
                 comparisons: switch.comparisons(),
             };
             let is_news = self.learn(resolution, switch, batch, now, out);
-            if !is_news && !self.cache.is_lost(port_id, *address) {
+            let cache = &mut *self.cache;
+            let is_again =
+                cache.is_lost(port_id, *address) || cache.has_room_again(port_id, *address);
+            if !is_news && !is_again {
                 continue;
             }
+            let room = cache.room(port_id, *address);
             let Some(entry) = self.cache.entry_mut(port_id, *address) else {
                 continue;
             };
             let learned = batch.len();
             let planner = &mut self.plans.planner;
             let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
-            let plan = match facts {
+            let (plan, is_cut) = match facts {
                 Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => of_name
-                    [usize::from(address.is_ipv6())]
-                .get_or_insert_with(|| planner.for_rules(facts, *address, &matched))
-                .clone(),
-                Some(facts) => plan(planner, facts, *address, entry, now),
-                None => Plan::new(),
+                    .entry((address.is_ipv6(), room))
+                    .or_insert_with(|| planner.for_rules(facts, *address, &matched, room))
+                    .clone(),
+                Some(facts) => plan(planner, facts, *address, entry, room, now),
+                None => (Plan::new(), false),
             };
+            self.cache.planned(port_id, *address, room, is_cut);
             let plan = match is_dry_run {
                 true => {
                     if !plan.is_empty() && !is_denied {
@@ -286,9 +292,9 @@ impl Access<'_> {
 
     /// Counts and reports the plans that have not all flows of their rules.
     pub(crate) fn report_cut_plans(&mut self, now: Timestamp, out: &mut Output) {
-        for (port, plans) in self.plans.planner.take_cut() {
+        for ((port, room), plans) in self.cache.take_cut() {
             out.counters.addresses_cut += plans as u64;
-            self.limit_reached(port, Limit::FlowsOfAddress, now, out);
+            self.limit_reached(port, room.limit(), now, out);
         }
     }
 
@@ -299,7 +305,10 @@ impl Access<'_> {
             out.report(Report::LimitReached {
                 namespace,
                 port: name,
-                max: self.budget.of(&limit),
+                max: match limit {
+                    Limit::FlowsOfAddress | Limit::FlowsOfPod => self.cache.limits().of(&limit),
+                    _ => self.budget.of(&limit),
+                },
                 limit,
             });
         }
@@ -591,13 +600,15 @@ impl Access<'_> {
             let cache = &mut *self.cache;
             let may_end_earlier =
                 knows_names && cache.deny_names(port_id, address, denies, released);
+            let room = cache.room(port_id, address);
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
             };
             let planner = &mut self.plans.planner;
-            let plan = facts.map(|facts| plan(planner, facts, address, entry, now));
+            let plan = facts.map(|facts| plan(planner, facts, address, entry, room, now));
             let before = batch.len();
-            let plan = plan.unwrap_or_default();
+            let (plan, is_cut) = plan.unwrap_or_default();
+            self.cache.planned(port_id, address, room, is_cut);
             let enforced = self.cache.enforce(port_id, address, plan, batch, now);
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
@@ -888,15 +899,16 @@ fn plan(
     facts: PortFacts<'_>,
     address: IpAddr,
     entry: &mut Entry,
+    room: Room,
     now: Timestamp,
-) -> Plan {
+) -> (Plan, bool) {
     let denies = |rule: &(usize, usize)| {
         let (set, rule) = *rule;
         facts.sets[set].rules()[rule].verdict == RuleAction::Deny
     };
     let mut matched = matched_by_any(facts.sets, entry.names.keys());
     matched.retain(|rule| !entry.is_refused || denies(rule));
-    let mut plan = planner.for_rules(facts, address, &matched);
+    let (mut plan, is_cut) = planner.for_rules(facts, address, &matched, room);
     if let Some(adopted) = &mut entry.adopted {
         let rules = adopted.rules.as_deref();
         let denials_only = entry.is_refused || adopted.is_late(now);
@@ -909,5 +921,5 @@ fn plan(
         planner.end_marks(facts, address, &mut plan);
         in_order(&mut plan);
     }
-    plan
+    (plan, is_cut)
 }

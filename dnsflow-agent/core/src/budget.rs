@@ -15,8 +15,8 @@ use std::{
 use crate::{
     Timestamp,
     limits::{
-        FLOW_BURST_TIME, FLOWS_PER_ADDRESS_MAX, LIMIT_REPORT_INTERVAL, MARKS_PER_FLOW_CHANGE,
-        NODE_FLOW_BURST_TIME, NODE_FLOW_CHANGES_PER_SECOND, NODE_SHARED_ADDRESSES_PER_SECOND,
+        FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, MARKS_PER_FLOW_CHANGE, NODE_FLOW_BURST_TIME,
+        NODE_FLOW_CHANGES_PER_SECOND, NODE_SHARED_ADDRESSES_PER_SECOND,
         SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME,
     },
     ports::PortId,
@@ -175,7 +175,6 @@ impl FlowBudget {
     /// The number behind a limit.
     pub(crate) fn of(&self, limit: &Limit) -> usize {
         let per_second = match limit {
-            Limit::FlowsOfAddress => return FLOWS_PER_ADDRESS_MAX,
             Limit::SharedAddresses => SHARED_ADDRESSES_PER_SECOND,
             _ => self.per_second,
         };

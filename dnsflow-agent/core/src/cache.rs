@@ -24,7 +24,7 @@ use crate::{
     },
     name::{DomainName, FromEnd},
     output::Output,
-    plan::{Plan, RuleInPlace},
+    plan::{Plan, Room, RuleInPlace},
     ports::{PortId, Ports},
     report::{Limit, Report},
     resolver::ServerId,
@@ -63,6 +63,8 @@ pub(crate) struct Cache {
     left_by_gone: HashSet<IpAddr>,
     /// The number of flows that entries have of their own.
     flows: usize,
+    /// How many plans were made, for each port, that have not all flows of their rules.
+    cut: BTreeMap<(PortId, Room), usize>,
     /// The verdicts of the entries.
     verdicts: Verdicts,
     /// The number of changes so far of what a snapshot would hold.
@@ -85,6 +87,8 @@ struct PortCache {
     names: usize,
     /// The number of those that a rule denies.
     denied_names: usize,
+    /// The number of flows of their own that all addresses have together.
+    flows: usize,
     /// The limits whose reports were given out.
     limits_reported: BTreeSet<Limit>,
     /// The last names that have ended.
@@ -173,6 +177,8 @@ pub(crate) struct Entry {
     pub(crate) is_refused: bool,
     /// Whether a load balancer leads to the address.
     pub(crate) is_backend: bool,
+    /// The room of the last plan, if not all flows of its rules were in it.
+    pub(crate) cut: Option<Room>,
     /// When the entry is looked at again, if ever.
     looked_at: Option<Timestamp>,
 }
@@ -323,6 +329,7 @@ impl Cache {
             loaded_at: Timestamp::default(),
             left_by_gone: HashSet::new(),
             flows: 0,
+            cut: BTreeMap::new(),
             verdicts: Verdicts::new(mark_mask),
             version: 0,
         }
@@ -523,11 +530,10 @@ impl Cache {
         batch: &mut Batch,
         now: Timestamp,
     ) -> Enforced {
-        let entry = self
-            .ports
-            .get_mut(&port)
-            .and_then(|p| p.entries.get_mut(&address));
-        let Some(entry) = entry else {
+        let Some(of_port) = self.ports.get_mut(&port) else {
+            return Enforced::default();
+        };
+        let Some(entry) = of_port.entries.get_mut(&address) else {
             return Enforced::default();
         };
         let place = entry.place(port, address);
@@ -540,6 +546,7 @@ impl Cache {
             .enforce(place, plan, adopted, verdicts, batch, now);
         let after = entry.installed.len();
         let has_adopted = entry.adopted.is_some();
+        of_port.flows = of_port.flows + after - before;
         self.flows = self.flows + after - before;
         self.version += u64::from(enforced.changed);
         if has_adopted {
@@ -547,6 +554,41 @@ impl Cache {
         }
         self.prolong_mark(port, address, batch, now);
         enforced
+    }
+
+    /// How many flows an address may have now.
+    pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
+        let Some(port) = self.ports.get(&port) else {
+            return Room::Usual;
+        };
+        let own = port.entries.get(&address);
+        let own = own.map_or(0, |entry| entry.installed.len());
+        match port.flows - own < self.limits.flows_per_port_max() {
+            true => Room::Usual,
+            false => Room::Little,
+        }
+    }
+
+    /// The plan of an address was made in this room; `is_cut`: not all flows of its rules are in it.
+    pub(crate) fn planned(&mut self, port: PortId, address: IpAddr, room: Room, is_cut: bool) {
+        if let Some(entry) = self.entry_mut(port, address) {
+            entry.cut = is_cut.then_some(room);
+            if is_cut {
+                *self.cut.entry((port, room)).or_default() += 1;
+            }
+        }
+    }
+
+    /// Whether an address has more room than its last plan, in which not all flows of its rules were.
+    pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        let cut = entry.and_then(|entry| entry.cut);
+        cut.is_some_and(|room| room < self.room(port, address))
+    }
+
+    /// How many plans were made since the last call that have not all flows of their rules.
+    pub(crate) fn take_cut(&mut self) -> BTreeMap<(PortId, Room), usize> {
+        std::mem::take(&mut self.cut)
     }
 
     fn close_entry(
@@ -694,17 +736,16 @@ impl Cache {
         now: Timestamp,
     ) {
         self.verdicts.refused(now);
-        let entry = self
-            .ports
-            .get_mut(&port)
-            .and_then(|p| p.entries.get_mut(&address));
-        if let Some(entry) = entry {
+        if let Some(of_port) = self.ports.get_mut(&port)
+            && let Some(entry) = of_port.entries.get_mut(&address)
+        {
             let place = entry.place(port, address);
             let before = entry.installed.len();
             entry
                 .installed
                 .unmark(place, &mut self.verdicts, batch, now);
             let after = entry.installed.len();
+            of_port.flows = of_port.flows + after - before;
             self.flows = self.flows + after - before;
             self.version += 1;
         }
@@ -1595,6 +1636,10 @@ impl Cache {
                 );
             }
         }
+        for (id, port) in &self.ports {
+            let flows = port.entries.values().map(|entry| entry.installed.len());
+            assert_eq!(flows.sum::<usize>(), port.flows, "{id:?}");
+        }
         assert_eq!(looked_at, self.due, "one item for each entry");
         let entries = self.ports.values().flat_map(|port| port.entries.values());
         let flows: usize = entries.map(|entry| entry.installed.len()).sum();
@@ -1835,7 +1880,9 @@ impl PortCache {
         if let IpAddr::V6(address) = address {
             self.ipv6.remove(&address);
         }
-        self.entries.remove(&address)
+        let entry = self.entries.remove(&address)?;
+        self.flows -= entry.installed.len();
+        Some(entry)
     }
 }
 

@@ -38,6 +38,12 @@ impl CacheLimits {
         self.addresses_per_port_max.saturating_mul(2)
     }
 
+    /// Flows that all addresses of one port have together before a further one has few: eight for each address. Most
+    /// rules have a port or two, with two flows each on a stateful switch.
+    pub(crate) fn flows_per_port_max(&self) -> usize {
+        self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
+    }
+
     /// Those of them that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
     /// rule denies is closed whatever the budget, and this bounds how much.
     pub fn denied_names_per_node_max(&self) -> usize {
@@ -54,6 +60,7 @@ impl CacheLimits {
             Limit::NamesOfNode => self.names_per_node_max,
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
             Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
+            Limit::FlowsOfPod => self.flows_per_port_max(),
             Limit::FlowChanges | Limit::SharedAddresses => 0,
         }
     }
@@ -124,6 +131,9 @@ pub const CHANGES_UNDER_WAY_MAX: usize = 128;
 /// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of the rules before
 /// it opens nothing, and denies all traffic to the address if it denies.
 pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
+/// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]). An address that needs no
+/// more always gets them.
+pub const FEW_FLOWS: usize = 8;
 /// Changes in one batch: the edge refuses a larger one as a whole. What is more goes in several.
 pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
 /// A pod whose answers change too many flows is reported this often.

@@ -16,13 +16,14 @@ use super::{
     flow::{
         Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
     },
-    limits::FLOWS_PER_ADDRESS_MAX,
+    limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX},
     name::DomainName,
     ovn::{
         template::{AclTemplate, CachedActions},
         view::TunnelKeys,
     },
     ports::PortId,
+    report::Limit,
     rules::{ActiveRule, RuleSet, RuleText},
 };
 
@@ -206,7 +207,33 @@ pub(crate) fn matched_by_any<'a>(
     matched
 }
 
-/// The rules of an address, of which not all flows fit ([`FLOWS_PER_ADDRESS_MAX`]).
+/// How many flows an address may have.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Room {
+    /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
+    Little,
+    /// As many as any ([`FLOWS_PER_ADDRESS_MAX`]).
+    Usual,
+}
+
+impl Room {
+    fn flows(self) -> usize {
+        match self {
+            Self::Little => FEW_FLOWS,
+            Self::Usual => FLOWS_PER_ADDRESS_MAX,
+        }
+    }
+
+    /// The limit behind it.
+    pub(crate) fn limit(self) -> Limit {
+        match self {
+            Self::Little => Limit::FlowsOfPod,
+            Self::Usual => Limit::FlowsOfAddress,
+        }
+    }
+}
+
+/// The rules of an address, of which not all flows fit.
 #[derive(Debug, Default)]
 pub(crate) struct Fitting {
     /// Those with all of their flows, in their order.
@@ -223,18 +250,19 @@ pub(crate) fn fitting(
     addresses: &[IpAddr],
     v6: bool,
     matched: &[(usize, usize)],
+    room: Room,
 ) -> Option<Fitting> {
     let sources = addresses.iter().filter(|src| src.is_ipv6() == v6).count();
     let rule = |(set, rule): (usize, usize)| &sets[set].rules()[rule];
     let count = |place| rule(place).flow_count(v6, sources);
-    if matched.iter().map(|place| count(*place)).sum::<usize>() <= FLOWS_PER_ADDRESS_MAX {
+    if matched.iter().map(|place| count(*place)).sum::<usize>() <= room.flows() {
         return None;
     }
     let mut all: Vec<(usize, usize)> = matched.to_vec();
     all.sort_unstable_by_key(|place| (place.0, rule(*place).index, place.1));
     all.dedup();
     let mut fitting = Fitting::default();
-    let mut left = FLOWS_PER_ADDRESS_MAX;
+    let mut left = room.flows();
     let mut closed = None;
     let mut is_cut = false;
     for place in all {
@@ -269,8 +297,6 @@ pub struct Planner {
     made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
     /// The templates of the flows in which the marks of a port's packets end, by family (whether it is IPv6).
     ends: HashMap<(PortId, bool), Arc<[Arc<FlowTemplate>]>>,
-    /// How many plans of each port have not all flows of their rules.
-    cut: BTreeMap<PortId, usize>,
     /// How many plans were made.
     #[cfg(test)]
     planned: usize,
@@ -310,29 +336,30 @@ impl Planner {
         let matched: MatchedRules = names
             .flat_map(|name| matched_rules(facts.sets, name))
             .collect();
-        self.for_rules(facts, to, &matched)
+        self.for_rules(facts, to, &matched, Room::Usual).0
     }
 
-    /// The flows that open `to` for the port, because of these rules.
+    /// The flows that open `to` for the port, because of these rules; and whether some rules have not all of theirs.
     pub fn for_rules(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
         matched: &[(usize, usize)],
-    ) -> Plan {
+        room: Room,
+    ) -> (Plan, bool) {
         #[cfg(test)]
         {
             self.planned += 1;
         }
         let v6 = to.is_ipv6();
         let mut plan = Plan::new();
-        let fitting = fitting(facts.sets, facts.addresses, v6, matched);
+        let fitting = fitting(facts.sets, facts.addresses, v6, matched, room);
+        let is_cut = fitting.is_some();
         let whole = fitting.as_ref().map_or(matched, |fitting| &fitting.whole);
         for place in whole {
             plan.extend_from_slice(self.templates_of(facts, *place, v6, false));
         }
         if let Some(Fitting { closing, .. }) = fitting {
-            *self.cut.entry(facts.port).or_default() += 1;
             let mut closed = None;
             for place in closing {
                 let templates = self.templates_of(facts, place, v6, true);
@@ -344,7 +371,7 @@ impl Planner {
         }
         self.end_marks(facts, to, &mut plan);
         in_order(&mut plan);
-        plan
+        (plan, is_cut)
     }
 
     /// Adds the flows in which the marks of packets to the addresses of a plan end.
@@ -460,11 +487,6 @@ impl Planner {
             hard_timeout_s,
             actions,
         }
-    }
-
-    /// How many plans were made since the last call that have not all flows of their rules, by port.
-    pub(crate) fn take_cut(&mut self) -> BTreeMap<PortId, usize> {
-        std::mem::take(&mut self.cut)
     }
 
     /// How many plans were made since the last call.

@@ -121,6 +121,8 @@ pub enum Limit {
     DeniedNamesOfNode,
     /// Flows of one address.
     FlowsOfAddress,
+    /// Flows of all addresses of the pod, beyond which a further address has few.
+    FlowsOfPod,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
     /// Addresses that answers to the pod bring to other pods in a second.
@@ -161,6 +163,10 @@ impl fmt::Display for Limit {
             Self::FlowsOfAddress => {
                 "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
                  opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+            }
+            Self::FlowsOfPod => {
+                "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
+                 fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
             }
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \

@@ -554,12 +554,13 @@ impl View<'_> {
         }
         let is_by_name = matches!(rule.destination, Destination::Name(_));
         let would_allow = rule.action == RuleAction::Allow && is_by_name && walk.would.is_none();
-        let is_cut = |to| self.is_cut(id, port, index, rule, to);
-        let closes_all =
-            rule.action == RuleAction::Deny && is_by_name && to.address.is_some_and(is_cut);
+        let closes_all = match rule.action {
+            RuleAction::Deny if is_by_name => self.cut(id, port, index, rule, to.address),
+            RuleAction::Deny | RuleAction::Allow => None,
+        };
         let ports = match closes_all {
-            true => Ports::All,
-            false => ports_match(rule, to.transport),
+            Some(_) => Ports::All,
+            None => ports_match(rule, to.transport),
         };
         if would_allow && !is_decided && !matches!(ports, Ports::All) {
             let ports: Vec<_> = rule.ports.iter().copied().map(transport_text).collect();
@@ -588,8 +589,8 @@ impl View<'_> {
                 }
                 (StepOutcome::NotInForce, text)
             }
-            (None, Ports::All) if closes_all => {
-                (StepOutcome::Decides, Limit::FlowsOfAddress.to_string())
+            (None, Ports::All) if let Some(limit) = closes_all => {
+                (StepOutcome::Decides, limit.to_string())
             }
             (None, Ports::All) => (StepOutcome::Decides, matched_text(rule, to)),
             (None, _) => (StepOutcome::SomePorts, matched_text(rule, to)),
@@ -645,9 +646,10 @@ impl View<'_> {
             let text = "this is a dry run: no flow is installed".to_owned();
             return Some((Reason::DryRun, text));
         }
-        if rule.action == RuleAction::Allow && self.is_cut(id, port, index, rule, address) {
-            let text = Limit::FlowsOfAddress.to_string();
-            return Some((Reason::LimitReached, text));
+        if rule.action == RuleAction::Allow
+            && let Some(limit) = self.cut(id, port, index, rule, Some(address))
+        {
+            return Some((Reason::LimitReached, limit.to_string()));
         }
         let flows = self.cache.flows_of(address, entry);
         let are_there = flows.is_some_and(|(_, flows)| !flows.is_empty() && !flows.is_lost());
@@ -658,11 +660,18 @@ impl View<'_> {
         })
     }
 
-    /// Whether the flows of a rule by name do not fit beside those of the other rules of an address.
-    fn is_cut(&self, id: PortId, port: &Port, index: u32, rule: &Rule, address: IpAddr) -> bool {
-        let Some(entry) = self.cache.entry(id, address) else {
-            return false;
-        };
+    /// The limit for which a rule by name has not all of its flows to an address.
+    fn cut(
+        &self,
+        id: PortId,
+        port: &Port,
+        index: u32,
+        rule: &Rule,
+        address: Option<IpAddr>,
+    ) -> Option<Limit> {
+        let address = address?;
+        let entry = self.cache.entry(id, address)?;
+        let room = entry.cut?;
         let sets = self.policy.sets(&port.row);
         let active = |place: &(usize, usize)| &sets[place.0].rules()[place.1];
         let is_it = |place: &(usize, usize)| {
@@ -671,8 +680,10 @@ impl View<'_> {
         };
         let mut matched = matched_by_any(&sets, entry.names.keys());
         matched.retain(|place| !entry.is_refused || active(place).verdict == RuleAction::Deny);
-        let fitting = fitting(&sets, &port.row.addresses, address.is_ipv6(), &matched);
-        fitting.is_some_and(|fitting| matched.iter().any(is_it) && !fitting.whole.iter().any(is_it))
+        let addresses = &port.row.addresses;
+        let fitting = fitting(&sets, addresses, address.is_ipv6(), &matched, room)?;
+        let is_cut = matched.iter().any(is_it) && !fitting.whole.iter().any(is_it);
+        is_cut.then(|| room.limit())
     }
 
     /// What the walk comes to.

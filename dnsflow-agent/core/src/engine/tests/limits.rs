@@ -1,7 +1,7 @@
 //! What one pod can have, and what makes room.
 
 use super::*;
-use crate::limits::FLOWS_PER_ADDRESS_MAX;
+use crate::limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX};
 
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
@@ -227,4 +227,64 @@ fn a_rule_that_denies_and_whose_flows_do_not_fit_closes_all_ports() {
     for flows in priorities(&node).values() {
         assert_eq!(*flows, [(11_000, 1), (10_999, 1)].into());
     }
+}
+
+/// Flows of a pod with many addresses, and many flows of each.
+#[test]
+fn further_addresses_of_a_pod_with_many_flows_have_few() {
+    for (rule, closes) in [(deny("many.test"), 1), (allow("many.test"), 0)] {
+        let rules = [
+            many(rule, FLOWS_PER_ADDRESS_MAX),
+            many(allow("few.test"), FEW_FLOWS),
+            many(allow("edited.test"), 1),
+        ];
+        let mut node = Node::with(&rules);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 512;
+        let max = 512 * FEW_FLOWS;
+        let all = max / FLOWS_PER_ADDRESS_MAX;
+        let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 18, 0, n]).collect();
+        node.reports.clear();
+        node.answer("p1", "many.test", &told, 600);
+        assert_eq!(node.switch.len(), max + (100 - all) * closes);
+        assert_eq!(node.limits_reported(), ["ns1: FlowsOfPod of ns1_p1, 4096"]);
+        // One that needs no more has all of its flows.
+        node.answer("p1", "few.test", &[ADDRESS], 600);
+        assert_eq!(
+            priorities(&node)["203.0.113.1"],
+            [(10_999, FEW_FLOWS)].into()
+        );
+        // Another pod has room of its own.
+        node.add_pod("p2", 6);
+        node.answer("p2", "many.test", &[OTHER], 600);
+        let flows = &priorities(&node)["203.0.113.2"];
+        assert_eq!(*flows, [(11_000, FLOWS_PER_ADDRESS_MAX)].into());
+        // An edit brings no more.
+        let told: Vec<[u8; 4]> = (0..100).map(|n| [198, 19, 0, n]).collect();
+        node.answer("p1", "edited.test", &told, 600);
+        let before = node.switch.len();
+        let mut edited = rules.clone();
+        edited[2] = many(allow("edited.test"), FEW_FLOWS + 1);
+        node.set_firewall(&edited);
+        node.set_ovn(&edited);
+        assert_eq!(node.switch.len(), before - 100);
+        node.engine.told.cache.check();
+    }
+}
+
+#[test]
+fn an_address_gets_its_flows_when_the_pod_has_fewer_and_is_told_again() {
+    let rules = [
+        many(allow("first.test"), FLOWS_PER_ADDRESS_MAX),
+        many(allow("second.test"), FEW_FLOWS + 1),
+        deny_all(),
+    ];
+    let mut node = Node::with(&rules);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 32;
+    node.answer("p1", "first.test", &[ADDRESS], 60);
+    node.answer("p1", "second.test", &[OTHER], 600);
+    assert_eq!(node.switch.len(), FLOWS_PER_ADDRESS_MAX);
+    node.pass(MIN_TTL + IDLE_GRACE + 2 * COMPARE_INTERVAL);
+    assert_eq!(node.switch.len(), 0);
+    node.answer("p1", "second.test", &[OTHER], 600);
+    assert_eq!(node.switch.len(), FEW_FLOWS + 1);
 }
