@@ -40,7 +40,7 @@ impl CacheLimits {
 
     /// Flows that all addresses of one port have together before a further one has few: eight for each address. Most
     /// rules have a port or two, with two flows each on a stateful switch.
-    pub(crate) fn flows_per_port_max(&self) -> usize {
+    pub fn flows_per_port_max(&self) -> usize {
         self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
     }
 

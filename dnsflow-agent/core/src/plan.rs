@@ -1,7 +1,7 @@
 //! Turns the addresses that a pod was told into the flows that let the pod reach them.
 //!
-//! The plan is a function of the port, the address, its names and the rules. Nothing remembers how
-//! a flow came about: when a rule changes, the new plan is compared with the old one.
+//! The plan is a function of the port, the address, its names and the rules, and of the room for its flows. Nothing
+//! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
