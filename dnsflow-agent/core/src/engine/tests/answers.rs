@@ -284,14 +284,19 @@ fn a_truncated_answer_closes_what_a_rule_denies_and_opens_nothing() {
 
 #[test]
 fn a_truncated_answer_closes_what_a_later_rule_denies() {
-    let mut node = Node::with(&[allow("example.com")]);
-    let ifindex = ifindex_of(node.pods["ns1_p1"]);
-    node.frame(ifindex, &truncated("bad.test", &[ADDRESS]));
-    assert_eq!(node.kernel.deferred.len(), 1);
-    let rules = [deny("bad.test"), allow("example.com")];
-    node.set_ovn(&rules);
-    node.set_firewall(&rules);
-    assert_eq!(closed(&node), 1);
+    for is_ovn_first in [true, false] {
+        let mut node = Node::with(&[allow("example.com")]);
+        let ifindex = ifindex_of(node.pods["ns1_p1"]);
+        node.frame(ifindex, &truncated("bad.test", &[ADDRESS]));
+        assert_eq!(node.kernel.deferred.len(), 1);
+        let rules = [deny("bad.test"), allow("example.com")];
+        if is_ovn_first {
+            node.set_ovn(&rules);
+        }
+        node.set_firewall(&rules);
+        node.set_ovn(&rules);
+        assert_eq!(closed(&node), 1, "{is_ovn_first}");
+    }
 }
 
 #[test]
