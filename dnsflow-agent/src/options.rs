@@ -11,8 +11,8 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
-    engine::Scope,
     limits::CacheLimits,
+    ports::Scope,
     profile::StaticProfile,
     refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,

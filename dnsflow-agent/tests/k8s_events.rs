@@ -8,9 +8,12 @@ use dnsflow_agent::k8s::{
     ClientOptions,
     events::{Reporter, channel, post},
 };
-use dnsflow_core::report::{
-    Limit, Report,
-    Severity::{self, Caveat, NotInForce, Waiting},
+use dnsflow_core::{
+    limits::Limit,
+    report::{
+        Report,
+        Severity::{self, Caveat, NotInForce, Waiting},
+    },
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};

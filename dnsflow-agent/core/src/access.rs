@@ -17,7 +17,7 @@ use crate::{
     firewall::RuleAction,
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     input::{MarkChange, MarkFound},
-    limits::{FLOWS_PER_ADDRESS_MAX, MARK_SLACK},
+    limits::{FLOWS_PER_ADDRESS_MAX, Limit, MARK_SLACK},
     name::DomainName,
     output::Output,
     plan::{
@@ -25,9 +25,9 @@ use crate::{
         matched_rules,
     },
     policy::{Mention, Policy},
-    ports::{PortId, Ports},
+    ports::{Port, PortId, Ports, Scope},
     refused::{Refused, RefusedAddresses, Rejudged},
-    report::{Limit, Report},
+    report::Report,
     resolver::ServerId,
     rules::{ActiveRule, AlikeNames, ChangedRules, is_dry_run},
     switch::{Batch, Flows, Switch, VerdictId},
@@ -521,7 +521,7 @@ impl Access<'_> {
         if self.cache.count(port) > 0 {
             return false;
         }
-        let sharing = self.ports.sharing_with(port, self.policy).into_iter();
+        let sharing = sharing_with(self.ports, self.policy, port).into_iter();
         if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
             let known = self.cache.known_to(most);
             self.learn_all(port, known, switch, batch, now, out);
@@ -922,4 +922,17 @@ fn plan(
         in_order(&mut plan);
     }
     (plan, is_cut)
+}
+
+/// With [`Scope::Namespace`], the ports of this node under the rules of the port's namespace.
+pub(crate) fn sharing_with(ports: &Ports, policy: &Policy, port: PortId) -> Vec<PortId> {
+    let namespace = || policy.namespace_of(&ports.get(port)?.row);
+    match (ports.scope(), namespace()) {
+        (Scope::Namespace, Some(namespace)) => {
+            let is_in = |port: &Port| policy.namespace_of(&port.row) == Some(namespace);
+            let ports = ports.iter().filter(|(_, port)| is_in(port));
+            ports.map(|(id, _)| id).collect()
+        }
+        _ => Vec::new(),
+    }
 }

@@ -13,7 +13,6 @@ use dnsflow_common::walk::{self, Packet, Ports};
 
 use crate::{
     Timestamp,
-    budget::{Account, Rate},
     dns::Response,
     flow::{Protocol, Transport},
     input::Frame,
@@ -22,6 +21,7 @@ use crate::{
         HEARD_NAMES_PER_ADDRESS_MAX, HEARD_TIME, PLACES, PLACES_PER_INTERFACE,
     },
     name::DomainName,
+    rate::{Account, Rate},
     recent::{Limits, OfInterface, Recent},
     resolver::Resolver,
 };

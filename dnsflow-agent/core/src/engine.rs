@@ -20,7 +20,7 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Outcome, Plans, PortAnswer, Told},
+    access::{Access, Outcome, Plans, PortAnswer, Told, sharing_with},
     answers::{self, Answers, Read},
     budget::FlowBudget,
     cache::Cache,
@@ -37,7 +37,7 @@ use crate::{
     output::Output,
     ovn::{rows::RowId, view::Touched},
     policy::{Mention, Policy},
-    ports::{PortChange, PortId, Ports},
+    ports::{PortChange, PortId, Ports, Scope},
     profile::StaticProfile,
     recording::Recordings,
     refused::{Refusals, Refused, RefusedAddresses, Rejudged},
@@ -53,15 +53,6 @@ use crate::{
 };
 
 pub use crate::policy::FIREWALL_NAME;
-
-/// Who may use an address that a pod was told.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Scope {
-    /// The pod that was told.
-    Pod,
-    /// Every pod of its namespace on this node.
-    Namespace,
-}
 
 /// What the agent's options decide.
 #[derive(Clone, Debug)]
@@ -693,7 +684,7 @@ impl Engine {
         }
         let if_denied = if_denied.as_deref().unwrap_or(&answer.addresses);
         let own = recipients.len();
-        let others = self.ports.sharing_with(told, &self.policy).into_iter();
+        let others = sharing_with(&self.ports, &self.policy, told).into_iter();
         let others: Vec<_> = others.filter(|port| !recipients.contains(port)).collect();
         recipients.extend(others);
         let mut reached = recipients.len();

@@ -31,6 +31,7 @@ pub mod plan;
 mod policy;
 pub mod ports;
 pub mod profile;
+mod rate;
 pub mod recent;
 pub mod recording;
 pub mod refused;

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use crate::{
     Command, Timestamp,
-    budget::{Account, Rate},
     counters::Counters,
     limits::{POD_REPORT_BURST_TIME, POD_REPORT_INTERVAL},
     ports::PortId,
+    rate::{Account, Rate},
     report::Report,
 };
 

@@ -9,16 +9,23 @@ use std::{
 use crate::{
     Command, Timestamp,
     deadline::{self, Deadline, Why},
-    engine::Scope,
     input::{AttachCommand, SourceAddresses},
     output::Output,
     ovn::{
         rows::{Interface, InterfaceUpdate, RowId},
         view::{Changed, Table},
     },
-    policy::Policy,
     report::{NotTrusted, Report},
 };
+
+/// Who may use an address that a pod was told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Scope {
+    /// The pod that was told.
+    Pod,
+    /// Every pod of its namespace on this node.
+    Namespace,
+}
 
 /// For so long attaching may fail before people are told: a row of a pod that comes or goes may be there
 /// without its veth.
@@ -425,17 +432,9 @@ impl Ports {
         }
     }
 
-    /// With [`Scope::Namespace`], the ports of this node under the rules of the port's namespace.
-    pub(crate) fn sharing_with(&self, port: PortId, policy: &Policy) -> Vec<PortId> {
-        let namespace = || policy.namespace_of(&self.get(port)?.row);
-        match (self.scope, namespace()) {
-            (Scope::Namespace, Some(namespace)) => {
-                let is_in = |port: &Port| policy.namespace_of(&port.row) == Some(namespace);
-                let ports = self.iter().filter(|(_, port)| is_in(port));
-                ports.map(|(id, _)| id).collect()
-            }
-            _ => Vec::new(),
-        }
+    /// Whose ports share what one of them is told.
+    pub(crate) fn scope(&self) -> Scope {
+        self.scope
     }
 
     /// Makes the ports share what one of them is told.

@@ -19,8 +19,9 @@ use crate::{
     engine::{Config, Engine},
     firewall::{FirewallUpdate, Rule},
     flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+    limits::Limit,
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
-    report::{Limit, Report},
+    report::Report,
     resolver::Resolver,
 };
 

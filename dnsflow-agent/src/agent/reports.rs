@@ -7,7 +7,8 @@ use std::{
 
 use dnsflow_core::{
     input::LargeTable,
-    report::{Limit, NotTrusted, Report, Severity},
+    limits::Limit,
+    report::{NotTrusted, Report, Severity},
     view,
 };
 use tracing::{debug, info, warn};

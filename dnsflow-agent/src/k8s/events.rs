@@ -22,7 +22,8 @@ use std::{
 };
 
 use dnsflow_core::{
-    report::{Denied, Limit, Report, Severity},
+    limits::Limit,
+    report::{Denied, Report, Severity},
     view,
 };
 use k8s_openapi::{

@@ -2,7 +2,11 @@
 
 use std::{collections::VecDeque, net::IpAddr};
 
-use crate::{Timestamp, limits::ENDED_NAMES_MAX, name::DomainName, report::Limit};
+use crate::{
+    Timestamp,
+    limits::{ENDED_NAMES_MAX, Limit},
+    name::DomainName,
+};
 
 /// Why a name does not lead to an address for a port any more, or never did.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -12,16 +12,18 @@ use serde::{Deserialize, Serialize};
 use super::{EntryView, PortView, View, action_text, destination_text, transport_text};
 use crate::{
     Timestamp,
+    access::sharing_with,
     attempts::Heard,
     cache::End,
     firewall::{Destination, Firewall, Rule, RuleAction},
     flow::{Protocol, Transport},
+    limits::Limit,
     name::{DnsName, DomainName},
     ovn::hash::{Family, address_set_hashes},
     plan::{fitting, matched_by_any},
     policy::Mention,
     ports::{Port, PortId},
-    report::{Limit, Severity},
+    report::Severity,
     rules::{NamePattern, Problem, is_dry_run},
 };
 
@@ -819,7 +821,7 @@ impl View<'_> {
         let mut others = self.ports.iter().filter(|(other, _)| *other != id);
         match others.find(|(other, _)| is_told(*other)) {
             Some((other_id, other)) => {
-                let shares = self.ports.sharing_with(id, self.policy);
+                let shares = sharing_with(self.ports, self.policy, id);
                 let why = match shares.contains(&other_id) {
                     true => "was told so much at that time that this was not shared",
                     false => "was told, and each pod reaches what it was told itself",
