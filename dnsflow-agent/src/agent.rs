@@ -24,12 +24,12 @@ use std::{
 use dnsflow_core::{
     Command, Input, Timestamp,
     attempts::Attempts,
+    connection::Path,
     engine::{Config, Engine},
     input::{AttachCommand, FlowQuestion, Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
     limits::HOLD_LONGEST,
     report::Report,
     resolver::Resolver,
-    revalidation::Path,
     snapshot::Snapshot,
 };
 use tokio::{

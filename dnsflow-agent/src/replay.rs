@@ -23,12 +23,13 @@ use dnsflow_common::{
 };
 use dnsflow_core::{
     Command, Input, Timestamp,
-    attempts::{Attempt, Attempts},
+    attempts::Attempts,
+    connection::Attempt,
     engine::{Config, Engine},
     firewall::FirewallUpdate,
     flow::Protocol,
     input::Frame,
-    ovn::rows::{Interface, InterfaceUpdate, MacAddress, RowId},
+    ovn::rows::{Interface, InterfaceUpdate, MacAddress, RowId, pod_of_port},
     profile::StaticProfile,
     refused::{Refusals, TooManyNetworks},
     report::Report,
@@ -391,7 +392,7 @@ impl Replay {
             Judged::Denied(_, denied) => self.report(Report::Denied(denied)),
             Judged::NotJudged => self.ignore(of, "not_judged"),
             Judged::Allowed(tried) => {
-                let (namespace, pod) = view::pod_of_port(&tried.port);
+                let (namespace, pod) = pod_of_port(&tried.port);
                 let event = Event {
                     time: self.time(),
                     event: "allowed".to_owned(),
@@ -464,7 +465,7 @@ impl Replay {
 
     fn write_ignored(&mut self, format: OutputFormat, output: &mut impl Write) -> io::Result<()> {
         for (port, reasons) in std::mem::take(&mut self.ignored) {
-            let (namespace, pod) = view::pod_of_port(&port);
+            let (namespace, pod) = pod_of_port(&port);
             let line = Line::Ignored {
                 namespace: namespace.to_owned(),
                 pod: pod.to_owned(),

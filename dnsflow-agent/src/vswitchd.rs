@@ -33,7 +33,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use dnsflow_core::{Input, Timestamp, revalidation};
+use dnsflow_core::{Input, Timestamp, connection};
 
 use crate::{
     causes::Causes,
@@ -177,7 +177,7 @@ fn nanos(time: Duration) -> u64 {
 pub async fn watch(
     openflow_socket: &Path,
     estimate: &Estimate,
-    mut looks: mpsc::Receiver<Vec<revalidation::Path>>,
+    mut looks: mpsc::Receiver<Vec<connection::Path>>,
     inputs: mpsc::Sender<Input<'static>>,
 ) {
     let directory = openflow_socket.parent().unwrap_or(Path::new("."));
@@ -255,7 +255,7 @@ impl Watcher {
     }
 
     /// The paths on which a megaflow drops; `None` where vswitchd does not say.
-    async fn look(&mut self, paths: &[revalidation::Path]) -> Option<Vec<revalidation::Path>> {
+    async fn look(&mut self, paths: &[connection::Path]) -> Option<Vec<connection::Path>> {
         let found = self.dropping(paths).await;
         if let Err(error) = &found {
             debug!(error = with_causes(error), "the megaflows are not known");
@@ -266,8 +266,8 @@ impl Watcher {
 
     async fn dropping(
         &mut self,
-        paths: &[revalidation::Path],
-    ) -> Result<Vec<revalidation::Path>, VswitchdError> {
+        paths: &[connection::Path],
+    ) -> Result<Vec<connection::Path>, VswitchdError> {
         let datapath = match &self.datapath {
             Some(datapath) => datapath,
             None => {
@@ -276,7 +276,7 @@ impl Watcher {
             }
         };
         let mut dropping = Vec::new();
-        let is_v6 = |path: &revalidation::Path| path.addresses.dst().is_ipv6();
+        let is_v6 = |path: &connection::Path| path.addresses.dst().is_ipv6();
         for paths in paths.chunk_by(|one, other| is_v6(one) == is_v6(other)) {
             let Some(filter) = megaflows::filter(paths) else {
                 continue;

@@ -11,9 +11,9 @@ use std::{
 
 use crate::{
     Timestamp,
-    blocked::BlockedConnection,
     budget::FlowBudget,
     cache::{Cache, Entry, Learning, Resolution, Term},
+    connection::BlockedConnection,
     firewall::RuleAction,
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     input::{MarkChange, MarkFound},

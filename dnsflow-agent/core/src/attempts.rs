@@ -13,8 +13,9 @@ use dnsflow_common::walk::{self, Packet, Ports};
 
 use crate::{
     Timestamp,
+    connection::Attempt,
     dns::Response,
-    flow::{Protocol, Transport},
+    flow::Transport,
     input::Frame,
     limits::{
         DENIAL_REPORT_AGAIN, DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL,
@@ -25,31 +26,6 @@ use crate::{
     recent::{Limits, OfInterface, Recent},
     resolver::Resolver,
 };
-
-/// A pod tries to connect somewhere.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Attempt {
-    /// The interface index of the veth's host side.
-    pub ifindex: u32,
-    /// TCP or UDP.
-    pub protocol: Protocol,
-    /// The destination.
-    pub address: IpAddr,
-    /// The destination port.
-    pub port: u16,
-    /// When the kernel saw the packet.
-    pub at: Timestamp,
-}
-
-impl Attempt {
-    /// Protocol and port.
-    pub fn transport(&self) -> Transport {
-        Transport {
-            protocol: self.protocol,
-            port: Some(self.port),
-        }
-    }
-}
 
 /// A name that a pod was told an address for, although no rule mentions the name.
 #[derive(Clone, Debug, Eq, PartialEq)]

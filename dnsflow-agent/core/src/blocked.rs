@@ -14,13 +14,9 @@
 //! There are at least two looks. A megaflow from the gap can mark connections until Open vSwitch's
 //! revalidators have replaced it, and nothing says when they have done so.
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use super::{
-    Timestamp,
-    flow::{Protocol, Transport},
-    input::BatchId,
-};
+use super::{Timestamp, input::BatchId};
 
 /// Time between the switch's confirmation and the first look. After a change of flows, the
 /// revalidators mostly take milliseconds; without a change they come by every half a second
@@ -32,34 +28,6 @@ pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub const LOOKS: u8 = 2;
 /// Looks for one gap, at most: further looks follow while each one finds a connection to unblock.
 pub const LOOKS_MAX: u8 = 8;
-
-/// A tracked connection that OVN has marked as blocked.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct BlockedConnection {
-    /// The logical port of the pod, whose conntrack zone holds the connection.
-    pub port: String,
-    /// The conntrack zone.
-    pub zone: u16,
-    /// The transport protocol.
-    pub protocol: Protocol,
-    /// The address that began the connection: the pod's.
-    pub src: IpAddr,
-    /// The port that began the connection.
-    pub src_port: u16,
-    /// The destination address.
-    pub dst: IpAddr,
-    /// The destination port.
-    pub dst_port: u16,
-}
-
-impl BlockedConnection {
-    /// Whether a rule with these protocols and ports is for the connection; none means all.
-    pub fn is_for(&self, mut transports: impl Iterator<Item = Transport>) -> bool {
-        transports.any(|Transport { protocol, port }| {
-            protocol == self.protocol && port.is_none_or(|port| port == self.dst_port)
-        })
-    }
-}
 
 /// When to look for blocked connections.
 #[derive(Debug, Default)]

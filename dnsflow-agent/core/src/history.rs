@@ -10,14 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Timestamp,
-    attempts::Attempt,
+    connection::Attempt,
     flow::{Protocol, Transport},
     limits::{
         HISTORY_CONNECTIONS, HISTORY_NAMES_PER_CONNECTION_MAX, HISTORY_PER_INTERFACE, HISTORY_TIME,
     },
     name::DomainName,
+    ovn::rows::pod_of_port,
     recent::{Limits, OfInterface, Recent},
-    view::{Reason, Verdict, pod_of_port},
+    verdict::{Reason, Verdict},
 };
 
 /// What became of a pod's attempt to connect somewhere.

@@ -4,14 +4,14 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
 use super::{
     Timestamp,
-    blocked::BlockedConnection,
+    connection::BlockedConnection,
+    connection::Path,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
     name::DomainName,
     ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, RowId, SbUpdate, Stage},
     recording::RecordingId,
     resolver::Resolver,
-    revalidation::Path,
 };
 
 /// A frame that the TC program copied off a veth, Ethernet header first.

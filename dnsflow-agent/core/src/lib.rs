@@ -9,6 +9,7 @@ pub mod attempts;
 pub mod blocked;
 mod budget;
 mod cache;
+pub mod connection;
 pub mod counter_vec;
 pub mod counters;
 pub mod deadline;
@@ -48,6 +49,7 @@ pub mod tcp;
 pub mod testing;
 pub mod time;
 pub mod trial;
+pub mod verdict;
 pub mod view;
 
 pub use input::{Command, Input};

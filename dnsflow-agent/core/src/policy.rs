@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     Command, Timestamp,
-    blocked::BlockedConnection,
+    connection::BlockedConnection,
     deadline::{self, Deadline, Why},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},

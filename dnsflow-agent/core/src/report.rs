@@ -10,7 +10,8 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    attempts::Attempt, input::LargeTable, limits::Limit, name::DomainName, resolver::Resolver, view,
+    connection::Attempt, input::LargeTable, limits::Limit, name::DomainName, resolver::Resolver,
+    verdict::Reason,
 };
 
 /// A connection of a pod that its EgressFirewall denies.
@@ -24,8 +25,8 @@ pub struct Denied {
     pub attempt: Attempt,
     /// The names that the pod was told the address for, the newest first.
     pub names: Vec<ToldName>,
-    /// Why: the same as [`view::Explanation`] says.
-    pub reason: view::Reason,
+    /// Why: the same as [`crate::view::Explanation`] says.
+    pub reason: Reason,
     /// The rule that decides, by its index in `spec.egress`.
     pub rule: Option<u32>,
     /// That rule as the resource writes it, such as `Deny cidrSelector: 0.0.0.0/0`.

@@ -13,14 +13,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
 use super::{
     Timestamp,
+    connection::Path,
     counter_vec::{CounterVec, labels},
-    flow::Addresses,
     input::BatchId,
     limits::{LOOK_PAUSE, LOOK_PAUSE_PART, PATHS_PER_LOOK_MAX, REVALIDATION_INTERVAL},
 };
@@ -35,15 +34,6 @@ labels! {
         /// A megaflow still drops after the longest time that a wait may take.
         Dropping = "dropping",
     }
-}
-
-/// The packets from a pod to an address.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Path {
-    /// The host side of the pod's veth, where the packets enter the switch.
-    pub interface: Arc<str>,
-    /// Their addresses.
-    pub addresses: Addresses,
 }
 
 /// The batches that the switch has confirmed, and whose flows the datapath may not follow yet.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{input::LargeTable, output::Output, report::Report, view::SourceView};
+use crate::{input::LargeTable, output::Output, report::Report};
 
 /// The sources that decisions need.
 #[derive(Debug)]
@@ -109,8 +109,8 @@ impl Sources {
         self.ready
     }
 
-    /// What was read, for people who ask.
-    pub(crate) fn view(&self) -> Vec<SourceView> {
+    /// The sources by name, and whether each was read.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (&'static str, bool)> {
         let ovn = [
             ("OVN northbound database", self.nb),
             ("OVN southbound database", self.sb),
@@ -123,11 +123,6 @@ impl Sources {
         ]
         .into_iter()
         .chain(ovn)
-        .map(|(source, is_read)| SourceView {
-            source: source.to_owned(),
-            is_read,
-        })
-        .collect()
     }
 
     /// Makes the node ready if every source has been read, and the `rest` is ready as well. Returns

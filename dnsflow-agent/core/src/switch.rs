@@ -22,7 +22,8 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::{Access, Holder},
-    blocked::{BlockedConnection, Looks},
+    blocked::Looks,
+    connection::{BlockedConnection, Path},
     counter_vec::{CounterVec, Label as _},
     deadline::{self, Deadline, Why},
     denied::RevalidationWait,
@@ -40,7 +41,7 @@ use crate::{
     policy::Policy,
     ports::{PortId, Ports},
     report::Report,
-    revalidation::{Path, Revalidation, RevalidationEvent},
+    revalidation::{Revalidation, RevalidationEvent},
 };
 use denials::Denials;
 use queue::{Part, Queues, Shares};

@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     Command, Input, Timestamp,
-    blocked::BlockedConnection,
+    connection::BlockedConnection,
     engine::{Config, Engine},
     firewall::{FirewallUpdate, Rule},
     flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},

@@ -10,7 +10,7 @@ use crate::{
     flow::Transport,
     name::DomainName,
     rules::{ActiveRule, NamePattern, RuleSet},
-    view::Verdict,
+    verdict::Verdict,
 };
 
 /// An EgressFirewall whose rules are tried.

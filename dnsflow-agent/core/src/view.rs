@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Timestamp,
     answers::Answers,
-    attempts::Attempt,
     cache::{Cache, Entry, Term},
+    connection::Attempt,
     firewall::{Destination, Firewall, Rule, RuleAction},
     flow::{Protocol, Transport},
     name::DomainName,
-    ovn::rows::Interface,
+    ovn::rows::{Interface, pod_of_port},
     policy::Policy,
     ports::{Port, PortId, Ports},
     recording::{RecordedName, RecordingId, Recordings},
@@ -32,11 +32,13 @@ use crate::{
     switch::{Switch, Usage},
 };
 
-pub use crate::cache::Origin;
+pub use crate::{
+    cache::Origin,
+    verdict::{Reason, Verdict},
+};
 pub use attempt::Judged;
 pub use explain::{
-    Beside, ExplainedAddress, Explanation, HeardName, Reason, RuleStep, StepOutcome, Target,
-    TargetError, Verdict,
+    Beside, ExplainedAddress, Explanation, HeardName, RuleStep, StepOutcome, Target, TargetError,
 };
 
 /// A node.
@@ -269,7 +271,7 @@ impl View<'_> {
         let resolvers = self.answers.trusted().into_iter().flatten();
         NodeView {
             is_ready: self.sources.is_ready(),
-            sources: self.sources.view(),
+            sources: self.sources.states().map(source_view).collect(),
             large_tables: self
                 .sources
                 .all_large_tables()
@@ -528,20 +530,16 @@ pub fn target_text_of(address: IpAddr, protocol: Protocol, port: u16) -> String 
     }
 }
 
+fn source_view((source, is_read): (&str, bool)) -> SourceView {
+    SourceView {
+        source: source.to_owned(),
+        is_read,
+    }
+}
+
 /// Namespace and name of the pod of an interface.
 fn pod_of(row: &Interface) -> (&str, &str) {
     pod_of_port(&row.iface_id)
-}
-
-/// Namespace and name of the pod of a logical port: ovn-kubernetes joins both with `_`, which neither can
-/// have in it, behind a prefix for a user-defined network (`GetLogicalPortName` in
-/// go-controller/pkg/util/util.go).
-pub fn pod_of_port(port: &str) -> (&str, &str) {
-    let (rest, pod) = port.rsplit_once('_').unwrap_or(("", port));
-    let namespace = rest
-        .rsplit_once('_')
-        .map_or(rest, |(_, namespace)| namespace);
-    (namespace, pod)
 }
 
 /// Why nothing counts that a pod is told at a port.

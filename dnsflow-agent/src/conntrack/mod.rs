@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::{Input, blocked::BlockedConnection, flow::Protocol};
+use dnsflow_core::{Input, connection::BlockedConnection, flow::Protocol};
 use tokio::{
     sync::mpsc,
     task::{JoinError, spawn_blocking},

@@ -14,7 +14,7 @@ use std::{
     time::SystemTime,
 };
 
-use dnsflow_core::{report::Report, view};
+use dnsflow_core::{ovn::rows::pod_of_port, report::Report, view};
 use serde::{Deserialize, Serialize};
 
 use super::rfc3339;
@@ -160,7 +160,7 @@ pub(crate) fn event(time: SystemTime, report: Report) -> Event {
         ..Event::default()
     };
     let of_port = |event: &str, port: &str| {
-        let (namespace, pod) = view::pod_of_port(port);
+        let (namespace, pod) = pod_of_port(port);
         Event {
             namespace: Some(namespace.to_owned()),
             pod: Some(pod.to_owned()),

@@ -34,7 +34,8 @@ use std::{
 use dnsflow_core::{
     Input,
     name::{DnsName, DomainName},
-    view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict, pod_of_port},
+    ovn::rows::pod_of_port,
+    view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
 };
 use futures::{Stream, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};

@@ -23,6 +23,7 @@ use std::{
 
 use dnsflow_core::{
     limits::Limit,
+    ovn::rows::pod_of_port,
     report::{Denied, Report, Severity},
     view,
 };
@@ -167,7 +168,7 @@ impl Notice {
                 interface: _,
                 reason,
             } => {
-                let (namespace, name) = view::pod_of_port(port);
+                let (namespace, name) = pod_of_port(port);
                 Some(Self::NotAttached {
                     pod: PodRef {
                         namespace: namespace.to_owned(),
@@ -203,7 +204,7 @@ impl Notice {
 
 /// The note of a denied connection: what is long stands at the end, which is cut.
 fn denied_note(denied: &Denied) -> String {
-    let (_, pod) = view::pod_of_port(&denied.port);
+    let (_, pod) = pod_of_port(&denied.port);
     let target = view::target_text(&denied.attempt);
     let name = denied.names.first();
     let name = name.map_or_else(String::new, |told| format!(" = {}", told.name));

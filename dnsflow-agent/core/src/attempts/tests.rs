@@ -1,7 +1,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::testing::{answer_frame, frame};
+use crate::{
+    flow::Protocol,
+    testing::{answer_frame, frame},
+};
 
 const IFINDEX: u32 = 7;
 

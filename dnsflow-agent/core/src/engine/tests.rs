@@ -30,7 +30,7 @@ use std::{
 
 use super::*;
 use crate::{
-    blocked::BlockedConnection,
+    connection::BlockedConnection,
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
     flow::{Addresses, Cookie, FlowChange, FlowKey, Protocol, Sentinel, Transport},
     input::{BatchError, BatchId, FlowQuestion, Frame, LOGICAL_FLOW_SAMPLE_MAX},

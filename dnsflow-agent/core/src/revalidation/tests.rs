@@ -1,6 +1,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
+use crate::flow::Addresses;
 
 const PASS: Duration = Duration::from_millis(40);
 const HOLD_MAX: Duration = Duration::from_millis(100);

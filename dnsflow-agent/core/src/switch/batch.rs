@@ -5,12 +5,12 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use crate::{
     Command, Timestamp,
     budget::Changes,
+    connection::Path,
     flow::{Addresses, FlowChange},
     input::{BatchId, MarkChange},
     limits::PATHS_PER_LOOK_MAX,
     output::Output,
     ovn::rows::Interface,
-    revalidation::Path,
 };
 
 /// Changes that are being planned. [`Switch::begin`](super::Switch::begin) makes the batch before

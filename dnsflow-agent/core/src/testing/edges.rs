@@ -7,6 +7,7 @@ use dnsflow_common::walk::{self, Packet, Ports};
 use super::{Node, frame, ifindex_of, sentinel_of};
 use crate::{
     Command, Input, Timestamp,
+    connection::Path,
     dns::Response,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
     input::{
@@ -15,7 +16,6 @@ use crate::{
     },
     name::DomainName,
     ovn::rows::{RowId, Stage},
-    revalidation::Path,
 };
 
 /// A logical flow of the stage in which marks end.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use super::{Reason, RuleStep, StepOutcome, Verdict, View, explain::Asked};
 use crate::{
     Timestamp,
-    attempts::{Attempt, Heard},
+    attempts::Heard,
+    connection::Attempt,
     history::Tried,
     policy::Mention,
     report::{Denied, ToldName},

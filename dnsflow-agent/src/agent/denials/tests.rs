@@ -1,4 +1,4 @@
-use dnsflow_core::{Timestamp, attempts::Attempt, flow::Protocol, view::Reason};
+use dnsflow_core::{Timestamp, connection::Attempt, flow::Protocol, view::Reason};
 
 use super::*;
 

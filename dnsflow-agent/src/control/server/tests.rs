@@ -3,7 +3,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use dnsflow_common::walk::Ports;
 use dnsflow_core::{
     Timestamp,
-    attempts::{Attempt, Attempts},
+    attempts::Attempts,
+    connection::Attempt,
     engine::{Config, Engine},
     flow::Protocol,
     history::Tried,

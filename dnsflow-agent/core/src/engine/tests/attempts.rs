@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    attempts::{Attempt, Attempts},
+    attempts::Attempts,
+    connection::Attempt,
     history::Tried,
     report::Denied,
     view::{Judged, Reason, Verdict},

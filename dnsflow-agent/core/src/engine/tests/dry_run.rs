@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    attempts::Attempt,
+    connection::Attempt,
     view::{Judged, Reason},
 };
 
