@@ -14,12 +14,12 @@ use std::{
 
 use crate::{
     Timestamp,
+    ids::PortId,
     limits::{
         FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, Limit, MARKS_PER_FLOW_CHANGE, NODE_FLOW_BURST_TIME,
         NODE_FLOW_CHANGES_PER_SECOND, NODE_SHARED_ADDRESSES_PER_SECOND,
         SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME,
     },
-    ports::PortId,
     rate::{Account, Rate},
 };
 

@@ -18,6 +18,7 @@ use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
     flow::{Cookie, FlowKey, Target},
+    ids::PortId,
     input::{BatchId, MarkFound},
     limits::{
         CacheLimits, LIMITS_REPORTED_MAX, Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
@@ -26,7 +27,7 @@ use crate::{
     name::{DomainName, FromEnd},
     output::Output,
     plan::{Plan, Room, RuleInPlace},
-    ports::{PortId, Ports},
+    ports::Ports,
     report::Report,
     resolver::ServerId,
     rules::AlikeNames,

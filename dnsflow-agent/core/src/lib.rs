@@ -22,6 +22,7 @@ pub mod flow;
 pub mod fragments;
 pub mod history;
 pub mod hold;
+pub mod ids;
 pub mod input;
 pub mod limits;
 pub mod name;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use crate::{
     Command, Timestamp,
     counters::Counters,
+    ids::PortId,
     limits::{POD_REPORT_BURST_TIME, POD_REPORT_INTERVAL},
-    ports::PortId,
     rate::{Account, Rate},
     report::Report,
 };

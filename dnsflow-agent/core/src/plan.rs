@@ -16,13 +16,13 @@ use super::{
     flow::{
         Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
     },
+    ids::PortId,
     limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX, Limit},
     name::DomainName,
     ovn::{
         template::{AclTemplate, CachedActions},
         view::TunnelKeys,
     },
-    ports::PortId,
     rules::{ActiveRule, RuleSet, RuleText},
 };
 

@@ -12,6 +12,7 @@ use crate::{
     connection::BlockedConnection,
     deadline::{self, Deadline, Why},
     firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+    ids::PortId,
     input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
     limits::{
         ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
@@ -26,7 +27,6 @@ use crate::{
     },
     pipeline::{Locator, Question},
     plan::{PortFacts, PortMatch},
-    ports::PortId,
     profile::StaticProfile,
     report::Report,
     rules::{

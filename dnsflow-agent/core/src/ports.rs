@@ -9,6 +9,7 @@ use std::{
 use crate::{
     Command, Timestamp,
     deadline::{self, Deadline, Why},
+    ids::PortId,
     input::{AttachCommand, SourceAddresses},
     output::Output,
     ovn::{
@@ -30,10 +31,6 @@ pub enum Scope {
 /// For so long attaching may fail before people are told: a row of a pod that comes or goes may be there
 /// without its veth.
 const NOT_ATTACHED_FOR: Duration = Duration::from_secs(5);
-
-/// The engine's number of a port. A number is never used again for another port.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PortId(pub u32);
 
 /// A logical port with an interface on this node.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{
     Timestamp,
     counter_vec::{CounterVec, Label as _, labels},
+    ids::PortId,
     limits::{CLUSTER_NETWORKS_MAX, REFUSALS_REPORTED_MAX},
     name::DomainName,
     output::Output,
@@ -24,7 +25,6 @@ use super::{
         rows::Interface,
         view::{ClusterChanges, Concerned, Owners, PodNetworks},
     },
-    ports::PortId,
     report::Report,
     resolver::Resolver,
 };

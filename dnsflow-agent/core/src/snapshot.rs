@@ -8,7 +8,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use super::{Timestamp, name::DomainName, ports::PortId};
+use super::{Timestamp, ids::PortId, name::DomainName};
 
 /// The names of one address of one port.
 #[derive(Clone, Debug, Eq, PartialEq)]

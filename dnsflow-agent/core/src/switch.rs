@@ -29,6 +29,7 @@ use crate::{
     denied::RevalidationWait,
     flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
+    ids::PortId,
     input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
     limits::{
         CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, COUNTERS_DELAY_MAX,
@@ -39,7 +40,7 @@ use crate::{
     output::Output,
     plan::Planner,
     policy::Policy,
-    ports::{PortId, Ports},
+    ports::Ports,
     report::Report,
     revalidation::{Revalidation, RevalidationEvent},
 };

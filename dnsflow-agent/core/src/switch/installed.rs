@@ -13,10 +13,10 @@ use super::{
 use crate::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
+    ids::PortId,
     input::{BatchId, MarkChange, MarkFound},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
-    ports::PortId,
 };
 
 /// What lets a pod reach one address.

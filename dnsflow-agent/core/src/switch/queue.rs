@@ -14,9 +14,9 @@ use std::{
 use super::{Batch, Opening};
 use crate::{
     flow::{FlowChange, FlowKey},
+    ids::PortId,
     input::BatchId,
     limits::CHANGES_UNDER_WAY_MAX,
-    ports::PortId,
 };
 
 /// The changes of a batch that each pod's answers have made.

@@ -17,10 +17,10 @@ use super::{
 use crate::{
     Timestamp,
     flow::{Cookie, FlowKey, Masked, Target},
+    ids::PortId,
     input::BatchId,
     limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
     plan::{Plan, PortFacts},
-    ports::PortId,
 };
 
 /// The number of a verdict, from 1 on.
