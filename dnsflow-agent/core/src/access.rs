@@ -1,5 +1,5 @@
 //! The seam between what a pod may reach and the flows that let it: joins ports, rules and cache entries
-//! into plans, and hands each plan to the entry's [`Installed`](crate::switch::Installed).
+//! into plans, and hands each plan to the entry's [`Installed`](crate::installed::Installed).
 //!
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
@@ -18,6 +18,7 @@ use crate::{
     flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
     ids::PortId,
     input::{MarkChange, MarkFound},
+    installed::{Batch, Flows, VerdictId},
     limits::{FLOWS_PER_ADDRESS_MAX, Limit, MARK_SLACK},
     name::DomainName,
     output::Output,
@@ -31,7 +32,6 @@ use crate::{
     report::Report,
     resolver::ServerId,
     rules::{ActiveRule, AlikeNames, ChangedRules, is_dry_run},
-    switch::{Batch, Flows, Switch, VerdictId},
 };
 
 /// The flow templates of rules, until something changes that they were made from.
@@ -158,7 +158,6 @@ impl Access<'_> {
     pub(crate) fn apply_answer(
         &mut self,
         answer: PortAnswer<'_>,
-        switch: &mut Switch,
         batch: &mut Batch,
         outcome: &mut Outcome,
         now: Timestamp,
@@ -213,9 +212,9 @@ impl Access<'_> {
                 name: answer.name,
                 term,
                 is_to_be_denied,
-                comparisons: switch.comparisons(),
+                comparisons: batch.comparisons(),
             };
-            let is_news = self.learn(resolution, switch, batch, now, out);
+            let is_news = self.learn(resolution, batch, now, out);
             let cache = &mut *self.cache;
             let is_again =
                 cache.is_lost(port_id, *address) || cache.has_room_again(port_id, *address);
@@ -373,7 +372,6 @@ impl Access<'_> {
     pub(crate) fn learn(
         &mut self,
         resolution: Resolution<'_>,
-        switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -398,8 +396,8 @@ impl Access<'_> {
         if learned.is_news {
             self.judge_address(resolution.port, resolution.address);
         }
-        if learned.read_counters_soon && switch.read_counters_soon(now) {
-            self.cache.counter_reading_begins();
+        if learned.read_counters_soon {
+            self.cache.read_counters_soon(now);
         }
         learned.is_news
     }
@@ -493,7 +491,6 @@ impl Access<'_> {
     pub(crate) fn open_port(
         &mut self,
         id: PortId,
-        switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -503,9 +500,9 @@ impl Access<'_> {
         };
         let pod = port.row.iface_id_ver.as_deref();
         let known = self.cache.open(id, &port.row.iface_id, pod);
-        self.learn_all(id, known, switch, batch, now, out);
+        self.learn_all(id, known, batch, now, out);
         // OVN's rows may have come before the interface.
-        self.share(id, switch, batch, now, out);
+        self.share(id, batch, now, out);
         self.replan(id, batch, now);
     }
 
@@ -514,7 +511,6 @@ impl Access<'_> {
     pub(crate) fn share(
         &mut self,
         port: PortId,
-        switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -525,7 +521,7 @@ impl Access<'_> {
         let sharing = sharing_with(self.ports, self.policy, port).into_iter();
         if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
             let known = self.cache.known_to(most);
-            self.learn_all(port, known, switch, batch, now, out);
+            self.learn_all(port, known, batch, now, out);
         }
         self.cache.count(port) > 0
     }
@@ -534,7 +530,6 @@ impl Access<'_> {
         &mut self,
         port: PortId,
         known: Vec<(IpAddr, DomainName, Term)>,
-        switch: &mut Switch,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -546,9 +541,9 @@ impl Access<'_> {
                 name: &name,
                 term,
                 is_to_be_denied: false,
-                comparisons: switch.comparisons(),
+                comparisons: batch.comparisons(),
             };
-            self.learn(resolution, switch, batch, now, out);
+            self.learn(resolution, batch, now, out);
         }
     }
 
@@ -755,10 +750,9 @@ impl Access<'_> {
         entries.chain(verdicts).collect()
     }
 
-    /// A reading of counters has ended. The use of all addresses is known that were there at its
-    /// beginning.
-    pub(crate) fn counter_reading_ends(&mut self) {
-        self.cache.counter_reading_ends();
+    /// Counters were read ([`Cache::counters_read`]).
+    pub(crate) fn counters_read(&mut self, since: Timestamp) {
+        self.cache.counters_read(since);
     }
 
     /// Adopts the flows of an earlier run that today's rules would still write, for addresses whose names are not

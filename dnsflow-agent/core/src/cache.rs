@@ -20,9 +20,12 @@ use crate::{
     flow::{Cookie, FlowKey, Target},
     ids::PortId,
     input::{BatchId, MarkFound},
+    installed::{
+        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
+    },
     limits::{
-        CacheLimits, LIMITS_REPORTED_MAX, Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX,
-        UNJUDGED_DEFERRED_MAX,
+        COUNTERS_DELAY_MAX, CacheLimits, LIMITS_REPORTED_MAX, Limit, MARK_SLACK,
+        NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
     },
     name::{DomainName, FromEnd},
     output::Output,
@@ -33,9 +36,6 @@ use crate::{
     rules::AlikeNames,
     shares::Shares,
     snapshot::{SavedEntry, SavedName, Snapshot},
-    switch::{
-        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
-    },
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
@@ -67,6 +67,8 @@ pub(crate) struct Cache {
     flows: usize,
     /// How many plans were made, for each port, that have not all flows of their rules.
     cut: BTreeMap<(PortId, Room), usize>,
+    /// The next reading of counters.
+    reading: CounterReading,
     /// The verdicts of the entries.
     verdicts: Verdicts,
     /// The number of changes so far of what a snapshot would hold.
@@ -302,6 +304,15 @@ pub(crate) struct Learning<'a> {
     pub(crate) out: &'a mut Output,
 }
 
+/// When the counters are to be read.
+#[derive(Debug, Default)]
+struct CounterReading {
+    /// In a comparison that begins at this time or later, if in any.
+    at: Option<Timestamp>,
+    /// Whether the switch is to be told.
+    is_news: bool,
+}
+
 /// What came of a [`Resolution`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Learned {
@@ -332,6 +343,7 @@ impl Cache {
             left_by_gone: HashSet::new(),
             flows: 0,
             cut: BTreeMap::new(),
+            reading: CounterReading::default(),
             verdicts: Verdicts::new(mark_mask),
             version: 0,
         }
@@ -1306,19 +1318,33 @@ impl Cache {
         }
     }
 
-    /// A reading of counters begins. The reading does not tell the use of addresses that come from
-    /// now on.
-    pub(crate) fn counter_reading_begins(&mut self) {
-        for port in self.ports.values_mut() {
-            port.uncounted_next = 0;
+    /// The counters of all flows that there are now are to be read, unless a reading is planned already. It does not tell
+    /// the use of addresses that come from now on.
+    pub(crate) fn read_counters_soon(&mut self, now: Timestamp) {
+        if self.reading.at.is_none() {
+            self.reading = CounterReading {
+                at: Some(now + COUNTERS_DELAY_MAX),
+                is_news: true,
+            };
+            for port in self.ports.values_mut() {
+                port.uncounted_next = 0;
+            }
         }
     }
 
-    /// A reading of counters has ended. The use of all addresses is known that were there at its
-    /// beginning.
-    pub(crate) fn counter_reading_ends(&mut self) {
-        for port in self.ports.values_mut() {
-            port.uncounted = port.uncounted_next;
+    /// From when on the counters are to be read, if that is news since the last call.
+    pub(crate) fn take_reading(&mut self) -> Option<Timestamp> {
+        let is_news = std::mem::take(&mut self.reading.is_news);
+        self.reading.at.filter(|_| is_news)
+    }
+
+    /// Counters were read, from `since` on. If that is late enough, the use of all addresses is known that were there when
+    /// the reading was planned.
+    pub(crate) fn counters_read(&mut self, since: Timestamp) {
+        if self.reading.at.take_if(|at| *at <= since).is_some() {
+            for port in self.ports.values_mut() {
+                port.uncounted = port.uncounted_next;
+            }
         }
     }
 

@@ -34,6 +34,7 @@ use crate::{
     hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
     ids::PortId,
     input::{BatchError, FlowReply, Frame, MarkRefused},
+    installed::Batch,
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
     output::Output,
     ovn::{rows::RowId, view::Touched},
@@ -48,7 +49,7 @@ use crate::{
     rules::ChangedRules,
     snapshot::{SavedEntry, Snapshot},
     sources::{Source, Sources},
-    switch::{Batch, Opening, Switch},
+    switch::{Opening, Switch},
     tcp::TcpEvent,
     view::View,
 };
@@ -713,7 +714,7 @@ impl Engine {
                 server,
                 at: captured_at,
             };
-            access.apply_answer(answer, switch, &mut batch, &mut outcome, now, out);
+            access.apply_answer(answer, &mut batch, &mut outcome, now, out);
         }
         outcome.not_shared = recipients.drain(reached..).len() * if_denied.len();
         access.over_budget(told, &outcome, now, out);
@@ -817,7 +818,7 @@ impl Engine {
     }
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch, now: Timestamp) {
-        let (mut access, switch, out) = self.access();
+        let (mut access, _, out) = self.access();
         match change {
             PortChange::Opened(port) => {
                 // A port that has taken the place of another one has its interface.
@@ -825,7 +826,7 @@ impl Engine {
                 if let Some(ifindex) = ifindex {
                     access.cache.attached(port, ifindex, batch, now);
                 }
-                access.open_port(port, switch, batch, now, out);
+                access.open_port(port, batch, now, out);
                 self.filter.outdate();
             }
             PortChange::Moved(port) => access.replan(port, batch, now),
@@ -874,9 +875,9 @@ impl Engine {
         if are_filtered || !concerned.is_empty() {
             self.filter.outdate();
         }
-        let (mut access, switch, out) = self.access();
+        let (mut access, _, out) = self.access();
         for (port, changed) in concerned {
-            if access.share(port, switch, batch, now, out) {
+            if access.share(port, batch, now, out) {
                 access.replan(port, batch, now);
             } else {
                 access.replan_changed(port, &changed, batch, now);
@@ -895,6 +896,9 @@ impl Engine {
 
     /// The end of every input: what all changes together ask for.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
+        if let Some(at) = self.told.cache.take_reading() {
+            self.switch.read_counters(at);
+        }
         // First the frames that are overdue: the switch's megaflows did not end their wait.
         self.hold.release_due(now, &mut self.out);
         let hold = &self.hold;

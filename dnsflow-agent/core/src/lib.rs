@@ -24,6 +24,7 @@ pub mod history;
 pub mod hold;
 pub mod ids;
 pub mod input;
+mod installed;
 pub mod limits;
 pub mod name;
 mod output;

@@ -6,12 +6,8 @@
 //! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
 //! before any other batch.
 
-mod batch;
 mod denials;
-mod flows;
-mod installed;
 mod queue;
-mod verdicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -31,10 +27,10 @@ use crate::{
     hold::Wait,
     ids::PortId,
     input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
+    installed::{Batch, ReadMark, Reading, Written},
     limits::{
-        CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, COUNTERS_DELAY_MAX,
-        FOREIGN_FLOWS_MAX, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL,
-        UNKNOWN_MAX,
+        CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, FOREIGN_FLOWS_MAX,
+        RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
     },
     name::DomainName,
     output::Output,
@@ -46,11 +42,6 @@ use crate::{
 };
 use denials::Denials;
 use queue::{Part, Queues, Shares};
-
-pub(crate) use batch::{Batch, Written};
-pub(crate) use flows::Flows;
-pub(crate) use installed::{Enforced, Installed, Place, ReadMark, Reading, Usage};
-pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -126,9 +117,6 @@ struct Comparison {
     at: Option<Timestamp>,
     /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
     has_ended: bool,
-    /// A comparison that begins at this time or later reads the counters of all flows that existed
-    /// when this was set.
-    read_counters_at: Option<Timestamp>,
 }
 
 /// Lost flows.
@@ -329,6 +317,7 @@ impl Switch {
         };
         let mut batch = shared.unwrap_or_else(|| self.batch(self.up, now));
         batch.before = batch.len();
+        batch.comparisons = self.comparison.ended;
         batch
     }
 
@@ -348,6 +337,7 @@ impl Switch {
                 Timestamp::default()
             },
             at: now,
+            comparisons: self.comparison.ended,
             ends_gap: false,
             changes: Vec::new(),
             before: 0,
@@ -1052,21 +1042,10 @@ impl Switch {
         *planned = planned.map(|at| at.min(now));
     }
 
-    /// Plans a comparison for when the counters of every present flow can be read. Returns `false`
-    /// if such a comparison is planned already.
-    pub(crate) fn read_counters_soon(&mut self, now: Timestamp) -> bool {
-        let Comparison {
-            at,
-            read_counters_at,
-            ..
-        } = &mut self.comparison;
-        if read_counters_at.is_some() {
-            return false;
-        }
-        let count = now + COUNTERS_DELAY_MAX;
-        *read_counters_at = Some(count);
-        *at = at.map(|planned| planned.min(count));
-        true
+    /// A comparison that begins at this time or later reads the counters of all flows that there are now.
+    pub(crate) fn read_counters(&mut self, at: Timestamp) {
+        let planned = &mut self.comparison.at;
+        *planned = planned.map(|planned| planned.min(at));
     }
 
     /// Asks for a dump when one is due and its result could be judged, and before that for the marks if there can be
@@ -1231,14 +1210,7 @@ impl Switch {
         });
         let added = self.find_lost(access, since);
         let removed = unknown.len();
-        if self
-            .comparison
-            .read_counters_at
-            .take_if(|at| *at <= since)
-            .is_some()
-        {
-            access.counter_reading_ends();
-        }
+        access.counters_read(since);
         // In one batch with the flows that replace them.
         let mut restored = HashSet::new();
         for (key, installed) in unknown {

@@ -19,8 +19,9 @@ use crate::{
     cache::{Cache, Entry, Term},
     connection::Attempt,
     firewall::{Destination, Firewall, Rule, RuleAction},
-    flow::{Protocol, Transport},
+    flow::{Protocol, Transport, text},
     ids::PortId,
+    installed::Usage,
     name::DomainName,
     ovn::rows::{Interface, pod_of_port},
     policy::Policy,
@@ -30,7 +31,7 @@ use crate::{
     report::{NotTrusted, Severity},
     resolver::Resolver,
     sources::Sources,
-    switch::{Switch, Usage},
+    switch::Switch,
 };
 
 pub use crate::{
@@ -436,7 +437,16 @@ impl View<'_> {
     /// The flows that let a pod reach an address: its own, or those of its verdict.
     fn flows(&self, address: IpAddr, entry: &Entry, now: Timestamp) -> Vec<FlowView> {
         let flows = self.cache.flows_of(address, entry);
-        flows.map_or_else(Vec::new, |(target, flows)| flows.view(target, now))
+        let states = flows
+            .into_iter()
+            .flat_map(|(target, flows)| flows.states(target));
+        let views = states.map(|state| FlowView {
+            flow: text::flow(&state.key, state.body),
+            packets: state.packets,
+            idle_s: now.since(state.used_at).as_secs(),
+            is_missing: state.is_lost,
+        });
+        views.collect()
     }
 
     fn name(&self, row: &Interface, name: &DomainName, term: &Term, now: Timestamp) -> NameView {

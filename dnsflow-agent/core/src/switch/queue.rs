@@ -11,11 +11,12 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Batch, Opening};
+use super::Opening;
 use crate::{
     flow::{FlowChange, FlowKey},
     ids::PortId,
     input::BatchId,
+    installed::Batch,
     limits::CHANGES_UNDER_WAY_MAX,
 };
 

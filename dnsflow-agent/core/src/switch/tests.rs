@@ -3,6 +3,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::{
     flow::FlowBody,
+    installed::Flows,
     limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S},
 };
 

@@ -115,13 +115,13 @@ impl Verdicts {
     // Addresses.
 
     /// Whether the kernel has refused a mark lately: no further address is tried.
-    pub(super) fn are_refused(&self, now: Timestamp) -> bool {
+    pub(crate) fn are_refused(&self, now: Timestamp) -> bool {
         self.refused_until.is_some_and(|until| until > now)
     }
 
     /// The verdict of one more address with this plan. Its flows are in force, on their way, or in the batch from
     /// now on. `None` if the port's packets are not marked, or no number is left (for this port, or at all).
-    pub(super) fn take(
+    pub(crate) fn take(
         &mut self,
         port: PortId,
         plan: &Plan,
@@ -143,7 +143,7 @@ impl Verdicts {
 
     /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
     /// whether the flows are there: all of them are written.
-    pub(super) fn write(&mut self, id: VerdictId, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn write(&mut self, id: VerdictId, batch: &mut Batch, now: Timestamp) {
         let target = self.target(id);
         let verdict = self
             .verdicts
@@ -207,7 +207,7 @@ impl Verdicts {
     }
 
     /// An address has this verdict no longer.
-    pub(super) fn release(&mut self, id: VerdictId, address: IpAddr, now: Timestamp) {
+    pub(crate) fn release(&mut self, id: VerdictId, address: IpAddr, now: Timestamp) {
         if let Some(verdict) = self.verdicts.get_mut(&id) {
             verdict.waiting.remove(&address);
             verdict.addresses = verdict.addresses.saturating_sub(1);
@@ -216,7 +216,7 @@ impl Verdicts {
     }
 
     /// The address gets its mark when the flows of the verdict are in force.
-    pub(super) fn wait(&mut self, id: VerdictId, address: IpAddr) {
+    pub(crate) fn wait(&mut self, id: VerdictId, address: IpAddr) {
         if let Some(verdict) = self.verdicts.get_mut(&id) {
             verdict.waiting.insert(address);
         }
@@ -230,7 +230,7 @@ impl Verdicts {
     // Verdicts.
 
     /// The bits in the mark of packets with this verdict.
-    pub(super) fn mark(&self, id: VerdictId) -> Option<Masked> {
+    pub(crate) fn mark(&self, id: VerdictId) -> Option<Masked> {
         self.mask.map(|mask| id.mark(mask))
     }
 
@@ -247,7 +247,7 @@ impl Verdicts {
     }
 
     /// The plan of a verdict.
-    pub(super) fn plan(&self, id: VerdictId) -> Plan {
+    pub(crate) fn plan(&self, id: VerdictId) -> Plan {
         let verdict = self.verdicts.get(&id);
         verdict
             .map(|verdict| verdict.plan.clone())
@@ -255,14 +255,14 @@ impl Verdicts {
     }
 
     /// Whether this is the plan of the verdict.
-    pub(super) fn is_plan(&self, id: VerdictId, plan: &Plan) -> bool {
+    pub(crate) fn is_plan(&self, id: VerdictId, plan: &Plan) -> bool {
         self.verdicts
             .get(&id)
             .is_some_and(|verdict| verdict.plan == *plan)
     }
 
     /// Whether the verdict of this mark ends: no address has had it for a while before `at`, or there is none.
-    pub(super) fn is_over(&self, mark: u32, at: Timestamp) -> bool {
+    pub(crate) fn is_over(&self, mark: u32, at: Timestamp) -> bool {
         let verdict = self.mask.and_then(|mask| {
             let id = VerdictId(mark >> mask.trailing_zeros());
             self.verdicts.get(&id)
@@ -271,7 +271,7 @@ impl Verdicts {
     }
 
     /// Whether the flows are in force.
-    pub(super) fn is_in_force(&self, id: VerdictId) -> bool {
+    pub(crate) fn is_in_force(&self, id: VerdictId) -> bool {
         self.verdicts
             .get(&id)
             .is_some_and(|verdict| verdict.in_force)

@@ -3,15 +3,14 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
 use super::{
+    Enforced, Usage,
     batch::{Batch, Written},
-    installed::{Enforced, Usage},
 };
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport, text},
+    flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport},
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
-    view::FlowView,
 };
 
 /// The flows of one target, for one port.
@@ -20,10 +19,25 @@ pub(crate) struct Flows {
     /// In the order of [`FlowTemplate::cmp_key`].
     flows: Box<[Flow]>,
     /// The batch that wrote one of them last.
-    pub(super) written: Written,
+    pub(crate) written: Written,
     /// How many flows were looked at in the search for keys.
     #[cfg(test)]
     looked_at: std::cell::Cell<usize>,
+}
+
+/// A flow, and its use.
+#[derive(Debug)]
+pub(crate) struct FlowState<'a> {
+    /// The flow.
+    pub(crate) key: FlowKey,
+    /// Its cookie and its actions.
+    pub(crate) body: &'a FlowBody,
+    /// The packets that it had matched at the last comparison.
+    pub(crate) packets: u64,
+    /// When it was last seen to match a packet, or was written.
+    pub(crate) used_at: Timestamp,
+    /// Whether it is missing in the switch, and is being restored.
+    pub(crate) is_lost: bool,
 }
 
 /// A flow that should be in the switch.
@@ -188,12 +202,12 @@ impl Flows {
     }
 
     /// Whether there should be a flow with this key.
-    pub(super) fn contains(&self, key: &FlowKey) -> bool {
+    pub(crate) fn contains(&self, key: &FlowKey) -> bool {
         self.with(key).is_some()
     }
 
     /// What the flow with this key does, whatever the destination.
-    pub(super) fn body(&self, key: &FlowKey) -> Option<&FlowBody> {
+    pub(crate) fn body(&self, key: &FlowKey) -> Option<&FlowBody> {
         self.with(key).map(|flow| &flow.template.body)
     }
 
@@ -206,7 +220,7 @@ impl Flows {
 
     /// Records a flow that a comparison, which began at `since`, has found in the switch. Returns
     /// `false` if there should be no such flow.
-    pub(super) fn compare(
+    pub(crate) fn compare(
         &mut self,
         found: &InstalledFlow,
         comparison: u32,
@@ -230,7 +244,7 @@ impl Flows {
 
     /// Marks the flows that the comparison, which began at `since`, has not found; returns how many
     /// they are. A flow whose key a foreign flow has is not lost.
-    pub(super) fn mark_lost(
+    pub(crate) fn mark_lost(
         &mut self,
         target: Target,
         comparison: u32,
@@ -251,14 +265,14 @@ impl Flows {
     }
 
     /// Whether this comparison has found all of the flows.
-    pub(super) fn are_all_seen(&self, comparison: u32) -> bool {
+    pub(crate) fn are_all_seen(&self, comparison: u32) -> bool {
         let mut flows = self.flows.iter();
         flows.all(|flow| flow.seen_in == comparison && !flow.lost)
     }
 
     /// Marks the flow with this key and cookie as lost; returns `false` if there should be no such
     /// flow.
-    pub(super) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
+    pub(crate) fn lose(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
         let flow = self.with_mut(key);
         let flow = flow.filter(|flow| flow.template.body.cookie == cookie);
         let is_ours = flow.is_some();
@@ -269,7 +283,7 @@ impl Flows {
     }
 
     /// Writes the lost flows; returns how many they are.
-    pub(super) fn restore(&mut self, target: Target, batch: &mut Batch, now: Timestamp) -> usize {
+    pub(crate) fn restore(&mut self, target: Target, batch: &mut Batch, now: Timestamp) -> usize {
         let before = batch.len();
         for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
             flow.lost = false;
@@ -286,7 +300,7 @@ impl Flows {
     }
 
     /// Writes all flows, whether or not they are in the switch.
-    pub(super) fn write_again(&mut self, target: Target, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn write_again(&mut self, target: Target, batch: &mut Batch, now: Timestamp) {
         for flow in &mut self.flows {
             flow.lost = true;
         }
@@ -306,13 +320,13 @@ impl Flows {
     }
 
     /// The keys of the flows of `target`.
-    pub(super) fn keys(&self, target: Target) -> impl Iterator<Item = FlowKey> {
+    pub(crate) fn keys(&self, target: Target) -> impl Iterator<Item = FlowKey> {
         let templates = self.flows.iter().map(|flow| &flow.template);
         templates.filter_map(move |template| template.key(target))
     }
 
     /// Keys and cookies of the flows of `target` that this comparison has found.
-    pub(super) fn shown(
+    pub(crate) fn shown(
         &self,
         target: Target,
         comparison: u32,
@@ -333,18 +347,18 @@ impl Flows {
         }
     }
 
-    /// The flows of `target`, for people who ask.
-    pub(crate) fn view(&self, target: Target, now: Timestamp) -> Vec<FlowView> {
+    /// Each flow of `target`, and its use.
+    pub(crate) fn states(&self, target: Target) -> impl Iterator<Item = FlowState<'_>> {
         let flows = self.flows.iter();
-        let views = flows.filter_map(|flow| {
-            Some(FlowView {
-                flow: text::flow(&flow.template.key(target)?, &flow.template.body),
+        flows.filter_map(move |flow| {
+            Some(FlowState {
+                key: flow.template.key(target)?,
+                body: &flow.template.body,
                 packets: flow.packets,
-                idle_s: now.since(flow.used_at).as_secs(),
-                is_missing: flow.lost,
+                used_at: flow.used_at,
+                is_lost: flow.lost,
             })
-        });
-        views.collect()
+        })
     }
 
     fn with(&self, key: &FlowKey) -> Option<&Flow> {

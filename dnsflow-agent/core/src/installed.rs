@@ -3,13 +3,12 @@
 //! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flow templates are
 //! wanted ([`Installed::enforce`]) and asks whether the address is in use.
 
+mod batch;
+mod flows;
+mod verdicts;
+
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use super::{
-    batch::{Batch, Written},
-    flows::Flows,
-    verdicts::{VerdictId, Verdicts},
-};
 use crate::{
     Timestamp,
     flow::{Cookie, FlowBody, FlowKey},
@@ -18,6 +17,10 @@ use crate::{
     limits::COUNTERS_DELAY_MAX,
     plan::Plan,
 };
+
+pub(crate) use batch::{Batch, Written};
+pub(crate) use flows::Flows;
+pub(crate) use verdicts::{VerdictId, Verdicts};
 
 /// What lets a pod reach one address.
 #[derive(Debug)]

@@ -13,28 +13,30 @@ use crate::{
     ovn::rows::Interface,
 };
 
-/// Changes that are being planned. [`Switch::begin`](super::Switch::begin) makes the batch before
+/// Changes that are being planned. [`Switch::begin`](crate::switch::Switch::begin) makes the batch before
 /// anything is planned. Each flow can therefore note at once which batch writes it, and whether the
 /// batch will be sent at all.
 #[derive(Debug)]
 #[must_use = "changes count once the batch is committed"]
 pub(crate) struct Batch {
-    pub(super) written: Written,
+    pub(crate) written: Written,
     /// When the flows in the batch count as written.
-    pub(super) written_at: Timestamp,
+    pub(crate) written_at: Timestamp,
     /// When the batch is sent.
-    pub(super) at: Timestamp,
+    pub(crate) at: Timestamp,
+    /// How many comparisons with the switch have ended.
+    pub(crate) comparisons: u32,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
-    pub(super) ends_gap: bool,
-    pub(super) changes: Vec<FlowChange>,
+    pub(crate) ends_gap: bool,
+    pub(crate) changes: Vec<FlowChange>,
     /// The changes of earlier answers: the first so many of `changes`.
-    pub(super) before: usize,
+    pub(crate) before: usize,
     /// The changes of marks. They are carried out before the changes of flows, whether the batch is sent or not.
-    pub(super) marks: Vec<MarkChange>,
+    pub(crate) marks: Vec<MarkChange>,
     /// The batches whose flows let an address follow an edit: until they are in force, packets keep a former mark.
-    pub(super) awaited: BTreeSet<BatchId>,
+    pub(crate) awaited: BTreeSet<BatchId>,
     /// The paths of its flows; one more than [`PATHS_PER_LOOK_MAX`] if there are too many.
-    pub(super) paths: BTreeSet<Path>,
+    pub(crate) paths: BTreeSet<Path>,
 }
 
 /// How the flows of an entry came into the switch.
@@ -54,7 +56,7 @@ pub(crate) enum Written {
 
 impl Batch {
     /// Takes the changes out.
-    pub(super) fn take(&mut self) -> Self {
+    pub(crate) fn take(&mut self) -> Self {
         Self {
             changes: std::mem::take(&mut self.changes),
             marks: std::mem::take(&mut self.marks),
@@ -65,7 +67,7 @@ impl Batch {
     }
 
     /// Takes the changes out, and leaves the paths: there is more of the batch.
-    pub(super) fn take_changes(&mut self) -> Self {
+    pub(crate) fn take_changes(&mut self) -> Self {
         Self {
             changes: std::mem::take(&mut self.changes),
             marks: Vec::new(),
@@ -73,6 +75,11 @@ impl Batch {
             paths: BTreeSet::new(),
             ..*self
         }
+    }
+
+    /// How many comparisons with the switch have ended.
+    pub(crate) fn comparisons(&self) -> u32 {
+        self.comparisons
     }
 
     /// Notes that a flow that opens an address was missing, and is among the changes.
@@ -146,23 +153,23 @@ impl Batch {
     }
 
     /// What the flows in the batch note.
-    pub(super) fn written(&self) -> Written {
+    pub(crate) fn written(&self) -> Written {
         self.written
     }
 
     /// When the flows in the batch count as written: long ago (zero) until the switch has been
     /// compared.
-    pub(super) fn written_at(&self) -> Timestamp {
+    pub(crate) fn written_at(&self) -> Timestamp {
         self.written_at
     }
 
     /// Whether the batch will be sent although it is not known yet what is in the switch.
-    pub(super) fn is_before_comparison(&self) -> bool {
+    pub(crate) fn is_before_comparison(&self) -> bool {
         self.id().is_some() && self.written_at == Timestamp::default()
     }
 
     /// The number of the batch, if it will be sent.
-    pub(super) fn id(&self) -> Option<BatchId> {
+    pub(crate) fn id(&self) -> Option<BatchId> {
         match self.written {
             Written::In(id) => Some(id),
             Written::Before | Written::Unsent { .. } => None,
