@@ -1,5 +1,9 @@
-//! Numbers that the engine gives.
+//! Numbers that stand for something of the engine.
 
 /// The engine's number of a port. A number is never used again for another port.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u32);
+
+/// The number of a recording, which whoever asks for it chooses.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct RecordingId(pub u64);

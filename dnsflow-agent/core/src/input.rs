@@ -8,9 +8,9 @@ use super::{
     connection::Path,
     firewall::FirewallUpdate,
     flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
+    ids::RecordingId,
     name::DomainName,
     ovn::rows::{InterfaceUpdate, MacAddress, NbUpdate, RowId, SbUpdate, Stage},
-    recording::RecordingId,
     resolver::Resolver,
 };
 

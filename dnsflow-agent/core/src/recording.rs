@@ -13,6 +13,7 @@ use std::{
 use crate::{
     Timestamp,
     deadline::{self, Deadline, Why},
+    ids::RecordingId,
     name::DomainName,
 };
 
@@ -26,10 +27,6 @@ pub const TIME_MAX: Duration = Duration::from_secs(3600);
 const READING_TIME: Duration = Duration::from_secs(10);
 /// Addresses that are kept of a name, to show where it leads.
 const ADDRESSES_MAX: usize = 8;
-
-/// The number of a recording, which whoever asks for it chooses.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct RecordingId(pub u64);
 
 /// A name that pods were told addresses for.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -2,6 +2,7 @@
 //! ovn-kubernetes. Nothing runs beside these tests.
 
 mod deploy;
+mod floors;
 #[path = "../manifests/mod.rs"]
 mod manifests;
 mod recordings;

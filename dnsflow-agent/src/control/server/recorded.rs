@@ -5,11 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::{
-    Input,
-    engine::Engine,
-    recording::{self, RecordingId},
-};
+use dnsflow_core::{Input, engine::Engine, ids::RecordingId, recording};
 use futures::{StreamExt as _, stream};
 use hyper::{Response, body::Bytes};
 use tokio::time::sleep;

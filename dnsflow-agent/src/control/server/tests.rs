@@ -8,7 +8,8 @@ use dnsflow_core::{
     engine::{Config, Engine},
     flow::Protocol,
     history::Tried,
-    recording::{self, RecordingId},
+    ids::RecordingId,
+    recording,
     report::Report,
     view::{Reason, Verdict},
 };

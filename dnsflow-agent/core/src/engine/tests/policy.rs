@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::{
+    ids::RecordingId,
     input::AttachCommand,
     ovn::{
         acl::take_parsed,
         rows::{Pipeline, PortGroup, Stage},
     },
-    recording::RecordingId,
 };
 
 #[test]
