@@ -195,15 +195,17 @@ impl Access<'_> {
             // An address that a rule denies is closed whatever the budget. Such entries stay for an
             // hour, so that the limits of the cache bound their flows.
             let is_free = matched.is_empty() || is_denied;
-            if !is_free
+            let is_over_budget = !is_free
                 && !self.budget.has_left(answer.asker, now)
-                && !self.cache.knows(port_id, *address, answer.name)
-            {
+                && !self.cache.knows(port_id, *address, answer.name);
+            if is_over_budget {
                 outcome.over_budget += 1;
-                let limit = Limit::FlowChanges;
-                self.cache
-                    .leave_out(port_id, *address, answer.name, limit, now);
-                continue;
+                if !is_to_be_denied {
+                    let limit = Limit::FlowChanges;
+                    self.cache
+                        .leave_out(port_id, *address, answer.name, limit, now);
+                    continue;
+                }
             }
             let before = batch.cost();
             let resolution = Resolution {
@@ -218,7 +220,8 @@ impl Access<'_> {
             let cache = &mut *self.cache;
             let is_again =
                 cache.is_lost(port_id, *address) || cache.has_room_again(port_id, *address);
-            if !is_news && !is_again {
+            // Over budget, a name that will be denied is remembered, and opens nothing.
+            if is_over_budget || !is_news && !is_again {
                 continue;
             }
             let room = cache.room(port_id, *address);

@@ -1059,17 +1059,19 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&id) else {
             return Ok(());
         };
+        let is_denied = term.is_denied || is_to_be_denied;
+        // A snapshot has no more names of an address, and no more addresses of a name, than there were.
+        let is_saved = term.origin == Origin::Snapshot;
         let entry = port.entries.get(&address);
         let names_of = entry.map(|entry| entry.names.len());
         let has_all_of_address = names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX);
         let limit = Limit::NamesOfAddress(address);
-        // A snapshot has no more names of an address than there were.
-        if has_all_of_address && !term.is_denied && term.origin != Origin::Snapshot {
+        if has_all_of_address && !is_denied && !is_saved {
             return Err(limit);
         }
         // A name that a rule denies takes the place of one that no rule denies. Where all are denied, it is one more:
         // there are as many of these as the rules tell apart.
-        let least = entry.filter(|_| has_all_of_address && term.is_denied);
+        let least = entry.filter(|_| has_all_of_address && is_denied);
         if let Some(least) = least.and_then(|entry| entry.names.least()) {
             self.make_room_for_denied(learning, replan)?;
             self.leave_out(id, address, &least, limit, learning.now);
@@ -1081,7 +1083,7 @@ impl Cache {
         }
         // First who gives way, so that nobody does in vain.
         let has_all = port.of_name(name).len() >= limits.addresses_per_name_max;
-        let of_name = match has_all && !term.is_denied && !is_to_be_denied {
+        let of_name = match has_all && !is_denied && !is_saved {
             false => None,
             true => {
                 let candidate = port.candidate_of_name(name, limits.idle_grace, learning.now);
@@ -1090,7 +1092,7 @@ impl Cache {
         };
         let is_full = names_of.is_none() && port.entries.len() >= limits.addresses_per_port_max;
         let has_all_names = port.names >= limits.names_per_port_max() && of_name.is_none();
-        let yielding = match term.is_denied {
+        let yielding = match is_denied {
             true => Yielding::Undenied,
             false => Yielding::Unused,
         };

@@ -85,16 +85,18 @@ pub enum QuestionType {
     Svcb,
     /// A service over HTTP (RFC 9460, section 9).
     Https,
+    /// Another type, whose answers are not read but for a name that a rule denies.
+    Other(u16),
 }
 
 impl QuestionType {
-    fn new(record_type: RecordType) -> Option<Self> {
+    fn new(record_type: RecordType) -> Self {
         match record_type {
-            RecordType::A => Some(Self::A),
-            RecordType::AAAA => Some(Self::Aaaa),
-            RecordType::SVCB => Some(Self::Svcb),
-            RecordType::HTTPS => Some(Self::Https),
-            _ => None,
+            RecordType::A => Self::A,
+            RecordType::AAAA => Self::Aaaa,
+            RecordType::SVCB => Self::Svcb,
+            RecordType::HTTPS => Self::Https,
+            other => Self::Other(other.into()),
         }
     }
 
@@ -105,6 +107,7 @@ impl QuestionType {
             Self::Aaaa => 28,
             Self::Svcb => 64,
             Self::Https => 65,
+            Self::Other(code) => code,
         }
     }
 
@@ -227,9 +230,10 @@ impl<'a> Response<'a> {
         let mut octets = NAME_OCTETS_MAX;
         count_name(&message, DNS_MESSAGE_MIN, &mut octets)?;
         let question = Query::read(&mut decoder)?;
-        let kind = QuestionType::new(question.query_type)
-            .filter(|_| question.query_class == DNSClass::IN)
-            .ok_or(DnsError::OtherQuestion)?;
+        if question.query_class != DNSClass::IN {
+            return Err(DnsError::OtherQuestion);
+        }
+        let kind = QuestionType::new(question.query_type);
         let name = host_name(&question.name, kind)?;
         let start = decoder.index();
         Ok(Self {
@@ -274,6 +278,9 @@ impl<'a> Response<'a> {
     pub fn answer(self, most: usize) -> Result<Answer, DnsError> {
         if self.is_truncated {
             return Err(DnsError::Truncated);
+        }
+        if matches!(self.question.kind, QuestionType::Other(_)) {
+            return Err(DnsError::OtherQuestion);
         }
         let records = self.records()?;
         let mut found = Found::new(most.min(ADDRESSES_MAX));
@@ -450,7 +457,9 @@ fn count_name(message: &[u8], place: usize, octets: &mut usize) -> Result<(), Dn
 /// The name that rules are matched against.
 fn host_name(question: &Name, kind: QuestionType) -> Result<DomainName, DnsError> {
     let scheme: &[u8] = match kind {
-        QuestionType::A | QuestionType::Aaaa => return Ok(domain_name(question)?),
+        QuestionType::A | QuestionType::Aaaa | QuestionType::Other(_) => {
+            return Ok(domain_name(question)?);
+        }
         // The only mapping of SVCB but HTTPS (RFC 9461).
         QuestionType::Svcb => b"_dns",
         QuestionType::Https => b"_https",

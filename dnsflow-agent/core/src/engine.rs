@@ -700,7 +700,8 @@ impl Engine {
                     reached = place;
                     break;
                 }
-                access.budget.share(told, if_denied.len(), now);
+                // An answer without addresses costs as much as one with an address.
+                access.budget.share(told, if_denied.len().max(1), now);
             }
             if mention == Mention::Unknown {
                 access.cache.judge_later(*port);

@@ -355,3 +355,20 @@ fn a_truncated_answer_closes_at_the_port_for_which_the_rules_hold() {
     node.frame(ifindex, &truncated("bad.test", &[ADDRESS]));
     assert_eq!(closed(&node), 1);
 }
+
+/// The pod asks for all records of a denied name (type 255).
+#[test]
+fn a_question_of_any_type_closes_what_a_rule_denies() {
+    for kind in [1, 255] {
+        let mut node = Node::with(&[deny("bad.test")]);
+        let mut bytes = answer_frame("bad.test", &[ADDRESS], 300);
+        // Ethernet, IPv4, UDP, the DNS header and the name are before it.
+        let at = 42 + 12 + "bad.test".len() + 2;
+        assert_eq!(bytes[at..at + 2], [0, 1]);
+        bytes[at + 1] = kind;
+        let ifindex = ifindex_of(node.pods["ns1_p1"]);
+        let bytes = node.to_pod(ifindex, bytes);
+        node.passed(ifindex, node.now, &bytes);
+        assert_eq!(node.destinations().len(), 1, "type {kind}");
+    }
+}

@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::{restart::after_restart_with, *};
+use super::{edits::use_all, restart::after_restart_with, *};
 use crate::budget::Changes;
 use crate::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
@@ -358,6 +358,28 @@ fn what_a_pod_shares_with_its_namespace_has_a_limit_and_a_neighbour_notices_noth
     assert_eq!(of(&node, "198.51.100.2").len(), usize::from(PODS));
 }
 
+/// Answers whose addresses are never opened are applied to each of the other pods, and count for nothing.
+#[test]
+fn what_is_applied_to_other_pods_without_addresses_has_a_limit() {
+    const PODS: u8 = 100;
+    for told in [ADDRESS, [127, 0, 0, 1]] {
+        let mut node = Node::with(&[allow("example.com")]);
+        node.engine.ports.set_scope(Scope::Namespace);
+        for pod in 2..=PODS {
+            node.add_pod(&format!("p{pod}"), 0x10 * (1 + pod / 10) + pod % 10);
+        }
+        let port = node.engine.ports.named("ns1_p1").expect("it is there");
+        for _ in 0..1000 {
+            node.answer("p1", "example.com", &[told], 600);
+        }
+        let may_share = node.engine.told.budget.may_share(port, node.now);
+        assert!(
+            !may_share,
+            "99,000 times within a tenth of a second: {told:?}"
+        );
+    }
+}
+
 #[test]
 fn all_addresses_of_a_denied_name_are_denied() {
     let mut node = Node::with(&[deny("bad.test")]);
@@ -377,6 +399,80 @@ fn all_addresses_of_a_name_are_denied_once_ovn_follows() {
         node.answer("p1", "bad.test", &addresses(0, 400), 60);
         node.set_ovn(&rules);
         assert_eq!(node.destinations().len(), 400, "{before:?}");
+    }
+}
+
+/// The pod has used up its budget, and asks between the edit and OVN.
+#[test]
+fn a_name_that_is_to_be_denied_is_remembered_over_budget() {
+    let before = [allow("test"), deny_all()];
+    let after = [deny("bad.test"), allow("test"), deny_all()];
+    for is_over in [false, true] {
+        let mut node = Node::with(&before);
+        // The address is open by another name.
+        node.answer("p1", "good.test", &[ADDRESS], 600);
+        node.set_firewall(&after);
+        let port = node.engine.ports.named("ns1_p1").expect("it is there");
+        if is_over {
+            let all = Changes {
+                flows: usize::MAX,
+                marks: 0,
+            };
+            node.engine.told.budget.spend(port, all, node.now);
+        }
+        node.answer("p1", "bad.test", &[ADDRESS], 600);
+        node.set_ovn(&after);
+        node.pass(Duration::from_secs(1));
+        assert!(
+            places(&node, ADDRESS).contains(&0),
+            "over budget: {is_over}"
+        );
+    }
+}
+
+/// The pod has filled the address with names that a rule allows.
+#[test]
+fn a_name_that_is_to_be_denied_finds_room_at_its_address() {
+    let before = [allow("example.com"), deny_all()];
+    let after = [deny("bad.test"), allow("example.com"), deny_all()];
+    for names in [1, NAMES_PER_ADDRESS_MAX] {
+        let mut node = Node::with(&before);
+        for i in 0..names {
+            node.answer("p1", &format!("n{i}.example.com"), &[ADDRESS], 3600);
+        }
+        node.set_firewall(&after);
+        node.answer("p1", "bad.test", &[ADDRESS], 600);
+        node.set_ovn(&after);
+        node.pass(Duration::from_secs(1));
+        assert!(places(&node, ADDRESS).contains(&0), "{names} names");
+    }
+}
+
+/// All addresses of the pod are in use.
+#[test]
+fn a_name_that_is_to_be_denied_finds_room_at_a_full_pod() {
+    let before = [allow("example.com")];
+    let after = [deny("bad.test"), allow("example.com")];
+    for used in [false, true] {
+        let mut node = Node::with(&before);
+        node.engine.told.cache.limits_mut().addresses_per_port_max = 2;
+        node.answer(
+            "p1",
+            "example.com",
+            &[[198, 51, 100, 1], [198, 51, 100, 2]],
+            3600,
+        );
+        node.pass(COUNTERS_DELAY_MAX * 2);
+        node.pass(IDLE_GRACE * 3);
+        if used {
+            use_all(&mut node);
+            node.pass(COMPARE_INTERVAL);
+        }
+        node.set_firewall(&after);
+        node.answer("p1", "bad.test", &[ADDRESS], 600);
+        node.set_ovn(&after);
+        node.pass(Duration::from_secs(1));
+        assert!(places(&node, ADDRESS).contains(&0), "in use: {used}");
     }
 }
 
@@ -412,10 +508,14 @@ fn names_of(node: &Node, address: [u8; 4]) -> usize {
     entry.map_or(0, |entry| entry.names.len())
 }
 
-/// The places of the rules that have flows.
-fn places(node: &Node) -> BTreeSet<u16> {
-    let open = node.open().into_iter();
-    open.map(|(.., priority)| 11_000 - priority).collect()
+/// The places of the rules that have flows to an address.
+fn places(node: &Node, address: [u8; 4]) -> BTreeSet<u16> {
+    let address = IpAddr::from(address).to_string();
+    let of_address = node
+        .open()
+        .into_iter()
+        .filter(|(_, dst, _)| *dst == address);
+    of_address.map(|(.., priority)| 11_000 - priority).collect()
 }
 
 #[test]
@@ -428,14 +528,14 @@ fn denied_names_of_an_address_leave_room_for_one_of_each_other_rule_also_over_a_
     for name in others {
         node.answer("p1", name, &[ADDRESS], 60);
     }
-    assert_eq!(places(&node), all);
+    assert_eq!(places(&node, ADDRESS), all);
     assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 3);
     node.engine.told.cache.check();
     let saved = node.engine.snapshot(node.now);
     node.switch.clear();
     node.sentinels.clear();
     let after = after_restart_with(&mut node, &saved, &rules, Config::default());
-    assert_eq!(places(&after), all);
+    assert_eq!(places(&after, ADDRESS), all);
 }
 
 #[test]
@@ -465,9 +565,12 @@ fn an_address_is_denied_for_as_long_as_a_name_that_had_no_room_would_last() {
     node.pass(deny_ttl / 2);
     node.answer("p1", "last.bad.test", &[ADDRESS], 60);
     node.pass(deny_ttl * 3 / 4);
-    assert_eq!((names_of(&node, ADDRESS), places(&node)), (1, [0].into()));
+    assert_eq!(
+        (names_of(&node, ADDRESS), places(&node, ADDRESS)),
+        (1, [0].into())
+    );
     node.pass(deny_ttl / 2);
-    assert_eq!(places(&node), BTreeSet::new());
+    assert_eq!(places(&node, ADDRESS), BTreeSet::new());
 }
 
 #[test]
@@ -480,7 +583,7 @@ fn a_denied_name_pushes_out_no_allowed_one_where_another_stands_for_it() {
     for i in 0..2 * NAMES_PER_ADDRESS_MAX {
         node.answer("p1", &format!("m{i}.bad.test"), &[ADDRESS], 60);
     }
-    assert_eq!(places(&node), [0, 1].into());
+    assert_eq!(places(&node, ADDRESS), [0, 1].into());
 }
 
 #[test]

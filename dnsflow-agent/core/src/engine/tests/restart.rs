@@ -438,15 +438,35 @@ fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
     expiry::assert_denied_for_an_hour(&mut node, told_at);
 }
 
+fn addresses(count: u32) -> Vec<[u8; 4]> {
+    let addresses = 0..count;
+    addresses
+        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
+        .collect()
+}
+
+/// The agent restarts between the edit and OVN.
+#[test]
+fn all_addresses_of_a_name_that_is_to_be_denied_outlive_the_agent() {
+    let before = [allow("bad.test")];
+    let edited = [deny("bad.test")];
+    let mut node = Node::with(&before);
+    node.set_firewall(&edited);
+    node.answer("p1", "bad.test", &addresses(400), 600);
+    let saved = node.engine.snapshot(node.now);
+    let mut node = after_restart(&mut node, &saved, &before);
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    node.pass(Duration::from_secs(1));
+    assert_eq!(node.destinations().len(), 400);
+}
+
 /// The switch was restarted as well, so that there is nothing to adopt.
 #[test]
 fn all_addresses_of_a_denied_name_outlive_the_agent() {
     let rules = [deny("bad.test")];
     let mut before = Node::with(&rules);
-    let addresses: Vec<[u8; 4]> = (0..400_u32)
-        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
-        .collect();
-    before.answer("p1", "bad.test", &addresses, 60);
+    before.answer("p1", "bad.test", &addresses(400), 60);
     let saved = before.engine.snapshot(before.now);
     before.switch.clear();
     before.sentinels.clear();
