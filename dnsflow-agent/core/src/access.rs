@@ -592,13 +592,10 @@ impl Access<'_> {
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
         let released = self.released(now);
         let mut opens = false;
-        // A name of the snapshot that was denied stays so until the rules are known.
-        let knows_names = self.policy.knows_names_for(&port.row);
         for address in addresses {
             let denies = |name: &DomainName| sets.iter().any(|set| set.denies(name));
             let cache = &mut *self.cache;
-            let may_end_earlier =
-                knows_names && cache.deny_names(port_id, address, denies, released);
+            let may_end_earlier = cache.deny_names(port_id, address, denies, released);
             let room = cache.room(port_id, address);
             let Some(entry) = cache.entry_mut(port_id, address) else {
                 continue;
@@ -756,6 +753,15 @@ impl Access<'_> {
     /// Counters were read ([`Cache::counters_read`]).
     pub(crate) fn counters_read(&mut self, since: Timestamp) {
         self.cache.counters_read(since);
+    }
+
+    /// What an earlier run has left is adopted: the rules alone say now which of its names are denied.
+    pub(crate) fn adopted_all(&mut self, batch: &mut Batch, now: Timestamp) {
+        self.cache.has_adopted_all();
+        let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
+        for port in ports {
+            self.replan_entries(port, self.cache.saved_denials(port), batch, now);
+        }
     }
 
     /// Adopts the flows of an earlier run that today's rules would still write, for addresses whose names are not

@@ -63,6 +63,9 @@ pub(crate) struct Cache {
     loaded_at: Timestamp,
     /// The addresses in the snapshot of pods that are gone, until the flows of the earlier run have been adopted.
     left_by_gone: HashSet<IpAddr>,
+    /// Whether what an earlier run has left is adopted. Until then, not all rules may be known, and a name of the snapshot
+    /// that was denied stays so.
+    has_adopted: bool,
     /// The number of flows that entries have of their own.
     flows: usize,
     /// How many plans were made, for each port, that have not all flows of their rules.
@@ -250,6 +253,11 @@ impl Term {
         }
     }
 
+    /// Whether the name is one of the snapshot that was denied.
+    fn is_saved_denial(&self) -> bool {
+        self.is_denied && self.origin == Origin::Snapshot
+    }
+
     /// Notes that a rule denies the name.
     pub(crate) fn deny(&mut self) {
         self.is_denied = true;
@@ -341,6 +349,7 @@ impl Cache {
             saved: BTreeMap::new(),
             loaded_at: Timestamp::default(),
             left_by_gone: HashSet::new(),
+            has_adopted: false,
             flows: 0,
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
@@ -421,6 +430,15 @@ impl Cache {
     /// The flows of the earlier run have been adopted or removed: nothing is left of pods that are gone.
     pub(crate) fn has_adopted_all(&mut self) {
         self.left_by_gone = HashSet::new();
+        self.has_adopted = true;
+    }
+
+    /// The addresses of a port with a name of the snapshot that is denied.
+    pub(crate) fn saved_denials(&self, port: PortId) -> Vec<IpAddr> {
+        let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
+        let has_one = |entry: &Entry| entry.names.iter().any(|(_, term)| term.is_saved_denial());
+        let denied = entries.filter(|(_, entry)| has_one(entry));
+        denied.map(|(address, _)| *address).collect()
     }
 
     /// What this port was told: address, name and term.
@@ -912,6 +930,9 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&id) else {
             return false;
         };
+        let keeps = !self.has_adopted;
+        let is_denied =
+            |name: &DomainName, term: &Term| is_denied(name) || keeps && term.is_saved_denial();
         let may_end_earlier = port.change_names(address, |names| names.deny(is_denied, released));
         self.count_names(id);
         may_end_earlier.unwrap_or_default()
@@ -2063,12 +2084,12 @@ impl Names {
     /// rule denies any more counts until `released` at least. Returns whether a name may end earlier now.
     pub(crate) fn deny(
         &mut self,
-        is_denied: impl Fn(&DomainName) -> bool,
+        is_denied: impl Fn(&DomainName, &Term) -> bool,
         released: Timestamp,
     ) -> bool {
         let mut any = false;
         for (name, term) in &mut self.0 {
-            if is_denied(name) {
+            if is_denied(name, term) {
                 term.deny();
             } else if term.is_denied {
                 term.release(released);

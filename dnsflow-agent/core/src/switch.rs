@@ -1229,7 +1229,7 @@ impl Switch {
             });
         }
         if !had_adopted && is_all {
-            access.cache.has_adopted_all();
+            access.adopted_all(&mut batch, now);
             // What has ended meanwhile gets no further term.
             access.cache.expire(&mut batch, now);
         }
