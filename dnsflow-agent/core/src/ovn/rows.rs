@@ -309,6 +309,17 @@ pub struct InterfaceUpdate {
     pub interfaces: Changes<Interface>,
 }
 
+/// Namespace and name of the pod of a logical port: ovn-kubernetes joins both with `_`, which neither can
+/// have in it, behind a prefix for a user-defined network (`GetLogicalPortName` in
+/// go-controller/pkg/util/util.go).
+pub fn pod_of_port(port: &str) -> (&str, &str) {
+    let (rest, pod) = port.rsplit_once('_').unwrap_or(("", port));
+    let namespace = rest
+        .rsplit_once('_')
+        .map_or(rest, |(_, namespace)| namespace);
+    (namespace, pod)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,15 +344,4 @@ mod tests {
             assert_eq!(read(text), None, "{text}");
         }
     }
-}
-
-/// Namespace and name of the pod of a logical port: ovn-kubernetes joins both with `_`, which neither can
-/// have in it, behind a prefix for a user-defined network (`GetLogicalPortName` in
-/// go-controller/pkg/util/util.go).
-pub fn pod_of_port(port: &str) -> (&str, &str) {
-    let (rest, pod) = port.rsplit_once('_').unwrap_or(("", port));
-    let namespace = rest
-        .rsplit_once('_')
-        .map_or(rest, |(_, namespace)| namespace);
-    (namespace, pod)
 }
