@@ -259,7 +259,10 @@ impl Access<'_> {
                 batch.is_for(&port.row, *address);
             }
             let changes = batch.cost().since(before);
-            self.budget.spend(answer.asker, changes, now);
+            match is_denied {
+                true => self.budget.spend_denied(answer.asker, changes, now),
+                false => self.budget.spend(answer.asker, changes, now),
+            }
         }
         if opens {
             outcome.rules.extend(rules().map(|rule| rule.index));

@@ -137,6 +137,16 @@ impl FlowBudget {
         }
     }
 
+    /// The same where a rule denies: whatever is left, that is done, so that the node's rate is not charged. Else what is
+    /// denied to one pod would be lost to others.
+    pub(crate) fn spend_denied(&mut self, port: PortId, changes: Changes, now: Timestamp) {
+        if changes != Changes::default() {
+            let spent = &mut self.ports.entry(port).or_default().changed;
+            let rate = self.changes.of_port;
+            spent.spend_time(changes.time(rate), rate, now);
+        }
+    }
+
     /// Whether an answer to this port may be shared with another port now.
     pub(crate) fn may_share(&self, port: PortId, now: Timestamp) -> bool {
         let port = self.ports.get(&port);

@@ -381,6 +381,31 @@ fn what_is_applied_to_other_pods_without_addresses_has_a_limit() {
 }
 
 #[test]
+fn what_is_denied_to_one_pod_leaves_the_others_the_budget_of_the_node() {
+    let of_many_ports = Rule {
+        ports: tcp(FLOWS_PER_ADDRESS_MAX),
+        ..deny("bad.test")
+    };
+    let of_two_ports = Rule {
+        ports: tcp(2),
+        ..allow("example.com")
+    };
+    let mut node = Node::with(&[of_many_ports, of_two_ports]);
+    node.add_pod("p2", 6);
+    node.add_pod("p3", 7);
+    // 4,608 of the 8,192 changes that the pod may make at once.
+    for name in 0..9 {
+        let told = addresses(0x1_0000 + 256 * name, 256);
+        node.answer("p3", &format!("n{name}.example.com"), &told, 60);
+    }
+    for pod in ["p1", "p2"] {
+        node.answer(pod, "bad.test", &addresses(0, 1024), 60);
+    }
+    node.answer("p3", "www.example.com", &[OTHER], 60);
+    assert!(node.destinations().contains("203.0.113.2"));
+}
+
+#[test]
 fn all_addresses_of_a_denied_name_are_denied() {
     let mut node = Node::with(&[deny("bad.test")]);
     node.answer("p1", "bad.test", &addresses(0, 400), 60);
