@@ -323,11 +323,11 @@ impl Access<'_> {
     /// How many flows an answer with so many addresses of a name may change for one of these ports.
     pub(crate) fn changes_at_most(
         &self,
-        ports: &[PortId],
+        ids: &[PortId],
         name: &DomainName,
         addresses: usize,
     ) -> usize {
-        let ports = ports.iter().filter_map(|port| self.ports.get(*port));
+        let ports = ids.iter().filter_map(|port| self.ports.get(*port));
         let of_address = ports.map(|port| {
             let sets = self.policy.sets(&port.row);
             let rules = sets.iter().flat_map(|set| set.matching(name));
@@ -337,7 +337,11 @@ impl Access<'_> {
             };
             rules.map(of_rule).sum::<usize>().min(FLOWS_PER_ADDRESS_MAX)
         });
-        of_address.max().unwrap_or(0) * addresses
+        let added = of_address.max().unwrap_or(0) * addresses;
+        let removed = ids
+            .iter()
+            .map(|port| self.cache.removed_at_most(*port, name, addresses));
+        added + removed.max().unwrap_or(0)
     }
 
     /// Reports that an answer had more addresses of a name than are looked at.

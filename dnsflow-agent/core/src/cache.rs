@@ -24,8 +24,8 @@ use crate::{
         Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
     },
     limits::{
-        COUNTERS_DELAY_MAX, CacheLimits, LIMITS_REPORTED_MAX, Limit, MARK_SLACK,
-        NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
+        COUNTERS_DELAY_MAX, CacheLimits, FLOWS_PER_ADDRESS_MAX, LIMITS_REPORTED_MAX, Limit,
+        MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
     },
     name::{DomainName, FromEnd},
     output::Output,
@@ -586,6 +586,22 @@ impl Cache {
         }
         self.prolong_mark(port, address, batch, now);
         enforced
+    }
+
+    /// How many flows go at most where a port is told so many addresses of a name: of those that make room.
+    pub(crate) fn removed_at_most(&self, id: PortId, name: &DomainName, addresses: usize) -> usize {
+        let limits = &self.limits;
+        let has_room = self.ports.get(&id).is_some_and(|port| {
+            port.entries.len() + addresses <= limits.addresses_per_port_max
+                && port.names + addresses <= limits.names_per_port_max()
+                && port.of_name(name).len() + addresses <= limits.addresses_per_name_max
+        });
+        let node_has_room = self.name_count() + addresses <= limits.names_per_node_max
+            && self.denied_names.total() + addresses <= limits.denied_names_per_node_max();
+        match has_room && node_has_room {
+            true => 0,
+            false => self.flows.min(addresses * FLOWS_PER_ADDRESS_MAX),
+        }
     }
 
     /// How many flows an address may have now.

@@ -10,7 +10,7 @@ use proptest::{
 use super::{edits::use_all, restart::after_restart_with, *};
 use crate::budget::Changes;
 use crate::limits::{
-    CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
+    CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
     FLOWS_PER_ADDRESS_MAX, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX, HELD_MAX, NAMES_PER_ADDRESS_MAX,
     REFUSALS_REPORTED_MAX, SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME, TCP_CONNECTIONS_MAX,
 };
@@ -878,4 +878,56 @@ fn flows_of_a_denied_name_do_not_stand_before_those_of_a_neighbour() {
         while node.carry_out_next() {}
         assert_eq!(node.destinations().len(), 258);
     }
+}
+
+/// Two answers of one turn: the neighbour's, and one with few flows for which many have to go.
+#[test]
+fn the_flows_that_make_room_do_not_stand_before_those_of_a_neighbour() {
+    const ADDRESSES: u32 = 100;
+    let of_some_ports = Rule {
+        ports: tcp(FEW_FLOWS),
+        ..allow("example.com")
+    };
+    let mut node = Node::with(&[
+        deny("bad.test"),
+        of_some_ports,
+        allow("other.test"),
+        deny_all(),
+    ]);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = ADDRESSES as usize;
+    node.add_pod("p2", 6);
+    for place in 0..ADDRESSES {
+        let told = addresses(place, 1);
+        node.answer("p1", &format!("n{place}.example.com"), &told, 3600);
+        node.pass(Duration::from_secs(1));
+    }
+    assert_eq!(node.destinations().len(), ADDRESSES as usize);
+    node.pass(IDLE_GRACE * 3);
+    node.waiting = Some(VecDeque::new());
+    let told = [
+        ("ns1_p2", answer_frame("other.test", &[OTHER], 60)),
+        (
+            "ns1_p1",
+            answer_frame("bad.test", &addresses(1000, 100), 60),
+        ),
+    ];
+    for (port, bytes) in told {
+        let ifindex = ifindex_of(node.pods[port]);
+        let bytes = node.to_pod(ifindex, bytes);
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
+    }
+    node.obey();
+    let sent = node.waiting.iter().flatten();
+    let sent: Vec<usize> = sent
+        .filter_map(|command| match command {
+            Command::Apply { changes, .. } => Some(changes.len()),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        sent.iter()
+            .all(|changes| *changes <= 2 * CHANGES_UNDER_WAY_MAX),
+        "{sent:?}"
+    );
 }
