@@ -214,7 +214,6 @@ impl Access<'_> {
                 name: answer.name,
                 term,
                 is_to_be_denied,
-                comparisons: batch.comparisons(),
             };
             let is_news = self.learn(resolution, batch, now, out);
             let cache = &mut *self.cache;
@@ -291,7 +290,8 @@ impl Access<'_> {
         ];
         for (count, limit) in limits {
             if count > 0 {
-                self.limit_reached(asker, limit, now, out);
+                let max = self.budget.of(&limit);
+                self.limit_reached(asker, limit, max, now, out);
             }
         }
     }
@@ -300,22 +300,29 @@ impl Access<'_> {
     pub(crate) fn report_cut_plans(&mut self, now: Timestamp, out: &mut Output) {
         for ((port, room), plans) in self.cache.take_cut() {
             out.counters.addresses_cut += plans as u64;
-            self.limit_reached(port, room.limit(), now, out);
+            let limit = room.limit();
+            let max = self.cache.limits().of(&limit);
+            self.limit_reached(port, limit, max, now, out);
         }
     }
 
-    fn limit_reached(&mut self, port: PortId, limit: Limit, now: Timestamp, out: &mut Output) {
+    /// Reports a limit, and the number behind it, at most once a minute for each pod.
+    fn limit_reached(
+        &mut self,
+        port: PortId,
+        limit: Limit,
+        max: usize,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
         if let Some((namespace, name)) = self.whose(port)
             && self.budget.is_to_be_reported(port, &limit, now)
         {
             out.report(Report::LimitReached {
                 namespace,
                 port: name,
-                max: match limit {
-                    Limit::FlowsOfAddress | Limit::FlowsOfPod => self.cache.limits().of(&limit),
-                    _ => self.budget.of(&limit),
-                },
                 limit,
+                max,
             });
         }
     }
@@ -551,7 +558,6 @@ impl Access<'_> {
                 name: &name,
                 term,
                 is_to_be_denied: false,
-                comparisons: batch.comparisons(),
             };
             self.learn(resolution, batch, now, out);
         }

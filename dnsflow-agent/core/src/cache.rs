@@ -292,8 +292,6 @@ pub(crate) struct Resolution<'a> {
     pub(crate) term: Term,
     /// Whether a rule denies the name that OVN may enforce later: all addresses of the name count.
     pub(crate) is_to_be_denied: bool,
-    /// The number of comparisons with the switch that have ended.
-    pub(crate) comparisons: u32,
 }
 
 /// The step in which an address is learned.
@@ -1090,8 +1088,8 @@ impl Cache {
             name,
             term,
             is_to_be_denied,
-            comparisons,
         } = learning.resolution;
+        let comparisons = learning.batch.comparisons();
         let limits = self.limits;
         let Some(port) = self.ports.get_mut(&id) else {
             return Ok(());
@@ -1226,7 +1224,7 @@ impl Cache {
         learning: &mut Learning<'_>,
         replan: &mut Vec<(PortId, IpAddr)>,
     ) -> Result<(), Limit> {
-        let Resolution { comparisons, .. } = learning.resolution;
+        let comparisons = learning.batch.comparisons();
         let idle_grace = self.limits.idle_grace;
         let port = self.ports.get_mut(&id);
         let address = port

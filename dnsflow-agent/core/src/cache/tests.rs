@@ -129,7 +129,6 @@ impl Setup {
                 server: None,
             },
             is_to_be_denied: false,
-            comparisons: 0,
         };
         let mut batch = self.switch.begin(at(0));
         let whose = |_| Some(("ns1".to_owned(), "ns1_p1".to_owned()));

@@ -63,3 +63,11 @@ fn tcp(ports: usize) -> Vec<Transport> {
     };
     (1..=u16::MAX).take(ports).map(port).collect()
 }
+
+/// Different addresses, as many as are asked for.
+fn addresses(from: u32, count: u32) -> Vec<[u8; 4]> {
+    let addresses = from..from + count;
+    addresses
+        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
+        .collect()
+}

@@ -165,10 +165,7 @@ fn each_port_of_a_pod_has_what_its_own_rules_say_of_an_answer() {
     // What is denied has another limit.
     for asker in ["p1", "p1udn"] {
         let mut node = with_other_rules_at_a_second_port();
-        let addresses: Vec<_> = (0..300_u32)
-            .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
-            .collect();
-        node.answer(asker, "example.com", &addresses, 300);
+        node.answer(asker, "example.com", &addresses(0, 300), 300);
         let of = |source: &str| {
             let open = node.open().into_iter();
             open.filter(|(src, ..)| src == source).count()
@@ -303,11 +300,8 @@ fn a_truncated_answer_closes_what_a_later_rule_denies() {
 fn a_denied_name_is_closed_however_many_octets_its_answer_stands_for() {
     let label = "a".repeat(60);
     let name = format!("{label}.{label}.{label}.{label}.bad.test");
-    let addresses: Vec<_> = (0..300_u16)
-        .map(|i| [203, 0, 113 + i.to_be_bytes()[0], i.to_be_bytes()[1]])
-        .collect();
     let mut node = Node::with(&[deny("bad.test")]);
-    node.answer("p1", &name, &addresses, 60);
+    node.answer("p1", &name, &addresses(0, 300), 60);
     assert_eq!(closed(&node), 300);
 }
 

@@ -15,14 +15,6 @@ use crate::limits::{
     REFUSALS_REPORTED_MAX, SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME, TCP_CONNECTIONS_MAX,
 };
 
-/// Different addresses, as many as are asked for.
-fn addresses(from: u32, count: u32) -> Vec<[u8; 4]> {
-    let addresses = from..from + count;
-    addresses
-        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
-        .collect()
-}
-
 /// The size of each collection that what pods are told can make grow.
 fn sizes(node: &Node) -> Vec<usize> {
     let engine = &node.engine;

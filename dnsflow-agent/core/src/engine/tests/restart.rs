@@ -438,13 +438,6 @@ fn a_denial_outlives_a_start_in_which_the_southbound_database_is_away() {
     expiry::assert_denied_for_an_hour(&mut node, told_at);
 }
 
-fn addresses(count: u32) -> Vec<[u8; 4]> {
-    let addresses = 0..count;
-    addresses
-        .map(|i| Ipv4Addr::from(0x0b00_0000 + i).octets())
-        .collect()
-}
-
 /// The agent restarts between the edit and OVN.
 #[test]
 fn all_addresses_of_a_name_that_is_to_be_denied_outlive_the_agent() {
@@ -452,7 +445,7 @@ fn all_addresses_of_a_name_that_is_to_be_denied_outlive_the_agent() {
     let edited = [deny("bad.test")];
     let mut node = Node::with(&before);
     node.set_firewall(&edited);
-    node.answer("p1", "bad.test", &addresses(400), 600);
+    node.answer("p1", "bad.test", &addresses(0, 400), 600);
     let saved = node.engine.snapshot(node.now);
     let mut node = after_restart(&mut node, &saved, &before);
     node.set_firewall(&edited);
@@ -466,7 +459,7 @@ fn all_addresses_of_a_name_that_is_to_be_denied_outlive_the_agent() {
 fn all_addresses_of_a_denied_name_outlive_the_agent() {
     let rules = [deny("bad.test")];
     let mut before = Node::with(&rules);
-    before.answer("p1", "bad.test", &addresses(400), 60);
+    before.answer("p1", "bad.test", &addresses(0, 400), 60);
     let saved = before.engine.snapshot(before.now);
     before.switch.clear();
     before.sentinels.clear();
@@ -479,7 +472,7 @@ fn all_addresses_of_a_denied_name_outlive_the_agent() {
 fn a_denied_name_of_the_snapshot_does_not_give_way_before_all_rules_are_known() {
     let rules = [deny("bad.test"), allow("example.com")];
     let mut before = Node::with(&rules);
-    before.answer("p1", "bad.test", &addresses(2), 60);
+    before.answer("p1", "bad.test", &addresses(0, 2), 60);
     let saved = before.engine.snapshot(before.now);
     before.switch.clear();
     before.sentinels.clear();
