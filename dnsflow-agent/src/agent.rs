@@ -422,8 +422,8 @@ struct Outside {
     claim: io::Result<Option<Answering>>,
     /// Open vSwitch, if it has not said yet whether packets can be marked.
     awaited: Option<Switch>,
-    inputs: mpsc::Sender<Input<'static>>,
-    found: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
+    found: mpsc::Sender<Input>,
     questions: mpsc::Receiver<FlowQuestion>,
     conntrack_requests: mpsc::Receiver<conntrack::Request>,
     looks: mpsc::Receiver<Vec<Path>>,
@@ -588,7 +588,7 @@ async fn edges(
 async fn watch_resolvers(
     client: k8s::ClientOptions,
     services: Vec<k8s::DnsService>,
-    inputs: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
 ) {
     let (sender, mut resolvers) = mpsc::channel(1);
     let forward = async {
@@ -661,8 +661,8 @@ impl Hot {
     /// not wait for more than one of them. Answers what people have `asked`.
     async fn run(
         &mut self,
-        inputs: &mut mpsc::Receiver<Input<'static>>,
-        found: &mut mpsc::Receiver<Input<'static>>,
+        inputs: &mut mpsc::Receiver<Input>,
+        found: &mut mpsc::Receiver<Input>,
         asked: &mut mpsc::Receiver<Inquiry>,
         edges_end: &mut oneshot::Receiver<Infallible>,
     ) -> Result<(), AgentError> {
@@ -758,7 +758,7 @@ impl Hot {
     }
 
     /// Holds no further answer, and puts back what is held: behind its flows, or at the end.
-    async fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+    async fn let_go(&mut self, inputs: &mut mpsc::Receiver<Input>) {
         if let Err(error) = self.heartbeat.stop() {
             warn!(%error, "answers may be held for another moment, and be lost");
         }
@@ -824,13 +824,13 @@ impl Hot {
     }
 
     /// Before a frame of an interface comes the news that the interface is there.
-    fn take_inputs(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) {
+    fn take_inputs(&mut self, inputs: &mut mpsc::Receiver<Input>) {
         while let Ok(input) = inputs.try_recv() {
             self.engine.handle(input, now());
         }
     }
 
-    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input<'static>>) -> Drained {
+    fn frames(&mut self, inputs: &mut mpsc::Receiver<Input>) -> Drained {
         self.take_inputs(inputs);
         let Self {
             engine,

@@ -44,7 +44,7 @@ const RESCAN: Duration = Duration::from_secs(10);
 ///
 /// Each update is a complete list with [`FirewallUpdate::reset`]; the first is sent as soon as
 /// the directory can be read, also when it holds no firewall.
-pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input<'static>>) {
+pub async fn watch_manifests(dir: PathBuf, inputs: mpsc::Sender<Input>) {
     let dir = std::path::absolute(&dir).unwrap_or(dir);
     let object = dir.display().to_string();
     // One token: whether something has changed since the last read.

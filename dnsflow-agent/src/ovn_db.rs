@@ -114,11 +114,7 @@ impl OvnDb {
 
     /// Sends [`Input::Nb`], [`Input::Sb`], [`Input::LargeTables`] and [`Input::LogicalFlowSample`] until the channel is
     /// closed. Runs two tasks, one for each database; both end with this future.
-    pub async fn run(
-        self,
-        inputs: mpsc::Sender<Input<'static>>,
-        commands: mpsc::Receiver<OvnCommand>,
-    ) {
+    pub async fn run(self, inputs: mpsc::Sender<Input>, commands: mpsc::Receiver<OvnCommand>) {
         let mut tasks = JoinSet::new();
         tasks.spawn(run_nb(self.nb, inputs.clone()));
         tasks.spawn(run_sb(self.sb, inputs, commands));
@@ -126,7 +122,7 @@ impl OvnDb {
     }
 }
 
-async fn run_nb(mut connection: Connection, inputs: mpsc::Sender<Input<'static>>) {
+async fn run_nb(mut connection: Connection, inputs: mpsc::Sender<Input>) {
     let mut converter = Converter::new(nb::DATABASE.name, connection.counters());
     loop {
         let event = tokio::select! {
@@ -164,7 +160,7 @@ fn nb_update(
 
 async fn run_sb(
     connection: Connection,
-    inputs: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
     mut commands: mpsc::Receiver<OvnCommand>,
 ) {
     let mut southbound = Southbound {
@@ -197,7 +193,7 @@ struct Southbound {
 }
 
 impl Southbound {
-    fn command(&mut self, command: OvnCommand) -> Vec<Input<'static>> {
+    fn command(&mut self, command: OvnCommand) -> Vec<Input> {
         match command {
             OvnCommand::WatchLogicalFlows { priorities } => {
                 let clauses = priorities.iter().copied().map(sb::priority_is).collect();
@@ -217,7 +213,7 @@ impl Southbound {
     }
 
     /// All wanted logical flows have been sent.
-    fn watching(&self) -> Vec<Input<'static>> {
+    fn watching(&self) -> Vec<Input> {
         let watched = self.watched.iter().cloned();
         watched
             .map(|priorities| Input::LogicalFlowsWatched { priorities })
@@ -230,13 +226,13 @@ impl Southbound {
             .select(tag(stage), sb::LOGICAL_FLOW, &clauses);
     }
 
-    fn event(&mut self, event: Event) -> Vec<Input<'static>> {
+    fn event(&mut self, event: Event) -> Vec<Input> {
         let mut news = Vec::from_iter(self.connection.take_large_tables());
         news.extend(self.rows(event));
         news
     }
 
-    fn rows(&mut self, event: Event) -> Vec<Input<'static>> {
+    fn rows(&mut self, event: Event) -> Vec<Input> {
         let Some(replica) = self.connection.replica() else {
             return Vec::new();
         };
@@ -261,11 +257,7 @@ impl Southbound {
         }
     }
 
-    fn selected(
-        &mut self,
-        asked: u64,
-        rows: Result<Vec<RowId>, ServerError>,
-    ) -> Vec<Input<'static>> {
+    fn selected(&mut self, asked: u64, rows: Result<Vec<RowId>, ServerError>) -> Vec<Input> {
         let mut samples = self.samples.iter();
         let sample = samples.find(|stage| tag(**stage) == asked);
         let Some(stage) = sample.copied() else {

@@ -262,7 +262,7 @@ impl Replay {
         Ok(replay)
     }
 
-    fn give(&mut self, input: Input<'_>) {
+    fn give(&mut self, input: Input) {
         self.engine.handle(input, self.now);
         self.obey();
     }

@@ -97,7 +97,7 @@ impl VswitchDb {
     }
 
     /// Sends [`Input::MegaflowsIdle`], [`Input::Interfaces`] and [`Input::LargeTables`] until the channel is closed.
-    pub async fn run(mut self, inputs: mpsc::Sender<Input<'static>>) {
+    pub async fn run(mut self, inputs: mpsc::Sender<Input>) {
         let mut converter = Converter::new(DATABASE.name, self.connection.counters());
         let mut idle = MEGAFLOW_IDLE;
         loop {

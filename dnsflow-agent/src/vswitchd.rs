@@ -178,7 +178,7 @@ pub async fn watch(
     openflow_socket: &Path,
     estimate: &Estimate,
     mut looks: mpsc::Receiver<Vec<connection::Path>>,
-    inputs: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
 ) {
     let directory = openflow_socket.parent().unwrap_or(Path::new("."));
     let bridge = openflow_socket.file_stem().unwrap_or_default();

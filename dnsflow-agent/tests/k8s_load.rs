@@ -38,7 +38,7 @@ fn firewall(number: usize, version: usize) -> Value {
 }
 
 /// How many firewalls the next update names.
-async fn told(updates: &mut mpsc::Receiver<Input<'static>>) -> usize {
+async fn told(updates: &mut mpsc::Receiver<Input>) -> usize {
     let input = timeout(PATIENCE, updates.recv()).await.expect("in time");
     match input.expect("an update") {
         Input::Firewalls(update) => update.firewalls.len(),

@@ -21,7 +21,7 @@ fn firewall(namespace: &str, version: &str, name: &str) -> Value {
 
 /// A watch under way.
 struct Watch {
-    updates: mpsc::Receiver<Input<'static>>,
+    updates: mpsc::Receiver<Input>,
     kubeconfig: Kubeconfig,
     log: Log,
     task: JoinHandle<()>,

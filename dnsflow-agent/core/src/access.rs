@@ -3,6 +3,8 @@
 //!
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
+mod answer;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
@@ -19,20 +21,18 @@ use crate::{
     ids::PortId,
     input::{MarkChange, MarkFound},
     installed::{Batch, Flows, VerdictId},
-    limits::{FLOWS_PER_ADDRESS_MAX, Limit, MARK_SLACK},
+    limits::{Limit, MARK_SLACK},
     name::DomainName,
     output::Output,
-    plan::{
-        MatchedRules, Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any,
-        matched_rules,
-    },
+    plan::{Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
     policy::{Mention, Policy},
     ports::{Port, Ports, Scope},
     refused::{Refused, RefusedAddresses, Rejudged},
     report::Report,
-    resolver::ServerId,
-    rules::{ActiveRule, AlikeNames, ChangedRules, is_dry_run},
+    rules::{AlikeNames, ChangedRules},
 };
+
+pub(crate) use answer::{Asked, Outcome};
 
 /// The flow templates of rules, until something changes that they were made from.
 #[derive(Debug, Default)]
@@ -95,42 +95,6 @@ pub(crate) struct Access<'a> {
     pub(crate) refused: &'a mut RefusedAddresses,
 }
 
-/// What one answer tells a port.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PortAnswer<'a> {
-    /// The port that is told.
-    pub(crate) port: PortId,
-    /// The port whose pod has asked. Its budget pays for the changes.
-    pub(crate) asker: PortId,
-    /// The name that rules are matched against.
-    pub(crate) name: &'a DomainName,
-    /// The addresses that may be opened, and for how long each may be kept.
-    pub(crate) addresses: &'a [(IpAddr, Duration)],
-    /// All addresses, if a rule of the port denies the name, or will once OVN enforces the rule.
-    pub(crate) if_denied: &'a [(IpAddr, Duration)],
-    /// The server that has answered.
-    pub(crate) server: Option<ServerId>,
-    /// When the kernel saw the answer.
-    pub(crate) at: Timestamp,
-}
-
-/// The results of an answer for all ports that are told.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    /// Whether a rule matches the name.
-    pub(crate) matched: bool,
-    /// Indices of the rules that open the addresses, in order.
-    pub(crate) rules: BTreeSet<u32>,
-    /// Addresses that were not open before.
-    pub(crate) opened: BTreeSet<IpAddr>,
-    /// Addresses that would have been opened if this were no dry run.
-    pub(crate) would_open: BTreeSet<IpAddr>,
-    /// The number of addresses that were not opened because the pod is over its budget.
-    pub(crate) over_budget: usize,
-    /// The number of addresses that were not shared with other pods, for each of them.
-    pub(crate) not_shared: usize,
-}
-
 impl<'a> Access<'a> {
     /// What these ports may reach by this policy, and by what they were told.
     pub(crate) fn new(ports: &'a Ports, policy: &'a Policy, told: &'a mut Told) -> Self {
@@ -152,150 +116,6 @@ impl<'a> Access<'a> {
 }
 
 impl Access<'_> {
-    // Answers.
-
-    /// Applies an answer to one port. The rules are matched once for all addresses.
-    pub(crate) fn apply_answer(
-        &mut self,
-        answer: PortAnswer<'_>,
-        batch: &mut Batch,
-        outcome: &mut Outcome,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let port_id = answer.port;
-        let Some(port) = self.ports.get(port_id) else {
-            return;
-        };
-        let sets = self.policy.sets(&port.row);
-        let matched: MatchedRules = matched_rules(&sets, answer.name).collect();
-        let rules = || matched.iter().map(|(set, rule)| &sets[*set].rules()[*rule]);
-        let is_denied = rules().any(|rule| rule.verdict == RuleAction::Deny);
-        let is_to_be_denied = is_denied || self.policy.is_to_be_denied(&port.row, answer.name);
-        outcome.matched |= !matched.is_empty();
-        let mut opens = false;
-        let facts = self.policy.facts(port_id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
-        let is_dry_run = is_dry_run(&sets);
-        // The flows of this name, by family and room. Nearly every address has only this name.
-        let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();
-        let addresses = match is_to_be_denied {
-            true => answer.if_denied,
-            false => answer.addresses,
-        };
-        for (address, ttl) in addresses {
-            let mut term = self.cache.term(answer.at, *ttl);
-            term.server = answer.server;
-            if is_denied {
-                term.deny();
-            }
-            if term.end() <= now {
-                continue;
-            }
-            // An address that a rule denies is closed whatever the budget. Such entries stay for an
-            // hour, so that the limits of the cache bound their flows.
-            let is_free = matched.is_empty() || is_denied;
-            let is_over_budget = !is_free
-                && !self.budget.has_left(answer.asker, now)
-                && !self.cache.knows(port_id, *address, answer.name);
-            if is_over_budget {
-                outcome.over_budget += 1;
-                if !is_to_be_denied {
-                    let limit = Limit::FlowChanges;
-                    self.cache
-                        .leave_out(port_id, *address, answer.name, limit, now);
-                    continue;
-                }
-            }
-            let before = batch.cost();
-            let resolution = Resolution {
-                port: port_id,
-                address: *address,
-                name: answer.name,
-                term,
-                is_to_be_denied,
-            };
-            let is_news = self.learn(resolution, batch, now, out);
-            let cache = &mut *self.cache;
-            let is_again =
-                cache.is_lost(port_id, *address) || cache.has_room_again(port_id, *address);
-            // Over budget, a name that will be denied is remembered, and opens nothing.
-            if is_over_budget || !is_news && !is_again {
-                continue;
-            }
-            let room = cache.room(port_id, *address);
-            let Some(entry) = self.cache.entry_mut(port_id, *address) else {
-                continue;
-            };
-            let learned = batch.len();
-            let planner = &mut self.plans.planner;
-            let is_alone = entry.names.len() == 1 && entry.names.until(answer.name).is_some();
-            let (plan, is_cut) = match facts {
-                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => of_name
-                    .entry((address.is_ipv6(), room))
-                    .or_insert_with(|| planner.for_rules(facts, *address, &matched, room))
-                    .clone(),
-                Some(facts) => plan(planner, facts, *address, entry, room, now),
-                None => (Plan::new(), false),
-            };
-            self.cache.planned(port_id, *address, room, is_cut);
-            let plan = match is_dry_run {
-                true => {
-                    if !plan.is_empty() && !is_denied {
-                        outcome.would_open.insert(*address);
-                        opens = true;
-                    }
-                    Plan::new()
-                }
-                false => plan,
-            };
-            let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
-            if enforced.added > 0 {
-                outcome.opened.insert(*address);
-                opens = true;
-            }
-            if batch.adds_since(learned) {
-                batch.is_for(&port.row, *address);
-            }
-            let changes = batch.cost().since(before);
-            match is_denied {
-                true => self.budget.spend_denied(answer.asker, changes, now),
-                false => self.budget.spend(answer.asker, changes, now),
-            }
-        }
-        if opens {
-            outcome.rules.extend(rules().map(|rule| rule.index));
-        }
-    }
-
-    /// Counts and reports the addresses of an answer that were not opened, or not shared, because its pod is over
-    /// budget.
-    pub(crate) fn over_budget(
-        &mut self,
-        asker: PortId,
-        outcome: &Outcome,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let Outcome {
-            over_budget,
-            not_shared,
-            ..
-        } = *outcome;
-        out.counters.addresses_over_budget += over_budget as u64;
-        out.counters.addresses_not_shared += not_shared as u64;
-        let limits = [
-            (over_budget, Limit::FlowChanges),
-            (not_shared, Limit::SharedAddresses),
-        ];
-        for (count, limit) in limits {
-            if count > 0 {
-                let max = self.budget.of(&limit);
-                self.limit_reached(asker, limit, max, now, out);
-            }
-        }
-    }
-
     /// Counts and reports the plans that have not all flows of their rules.
     pub(crate) fn report_cut_plans(&mut self, now: Timestamp, out: &mut Output) {
         for ((port, room), plans) in self.cache.take_cut() {
@@ -325,44 +145,6 @@ impl Access<'_> {
                 max,
             });
         }
-    }
-
-    /// How many flows an answer with so many addresses of a name may change for one of these ports.
-    pub(crate) fn changes_at_most(
-        &self,
-        ids: &[PortId],
-        name: &DomainName,
-        addresses: usize,
-    ) -> usize {
-        let ports = ids.iter().filter_map(|port| self.ports.get(*port));
-        let of_address = ports.map(|port| {
-            let sets = self.policy.sets(&port.row);
-            let rules = sets.iter().flat_map(|set| set.matching(name));
-            let of_rule = |rule: &ActiveRule| {
-                let of_family = |v6| rule.flow_count(v6, port.row.addresses.len());
-                of_family(true).max(of_family(false))
-            };
-            rules.map(of_rule).sum::<usize>().min(FLOWS_PER_ADDRESS_MAX)
-        });
-        let added = of_address.max().unwrap_or(0) * addresses;
-        let removed = ids
-            .iter()
-            .map(|port| self.cache.removed_at_most(*port, name, addresses));
-        added + removed.max().unwrap_or(0)
-    }
-
-    /// Reports that an answer had more addresses of a name than are looked at.
-    pub(crate) fn too_many_of_name(
-        &mut self,
-        port: PortId,
-        name: &DomainName,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let (ports, policy) = (self.ports, self.policy);
-        let whose = |port| whose(ports, policy, port);
-        let limit = Limit::AddressesOfName(name.clone());
-        self.cache.limit_reached(port, limit, &whose, now, out);
     }
 
     /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.

@@ -20,8 +20,8 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Outcome, Plans, PortAnswer, Told, sharing_with},
-    answers::{self, Answers, Read},
+    access::{Access, Asked, Outcome, Plans, Told},
+    answers::{Answers, Read},
     budget::FlowBudget,
     cache::Cache,
     counter_vec::CounterVec,
@@ -36,6 +36,7 @@ use crate::{
     input::{BatchError, FlowReply, Frame, MarkRefused},
     installed::Batch,
     limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
+    name::DomainName,
     output::Output,
     ovn::{rows::RowId, view::Touched},
     policy::{Mention, Policy},
@@ -44,7 +45,7 @@ use crate::{
     recording::Recordings,
     refused::{Refusals, Refused, RefusedAddresses, Rejudged},
     report::Report,
-    resolver::{Resolver, ServerId},
+    resolver::Resolver,
     revalidation::RevalidationEvent,
     rules::ChangedRules,
     snapshot::{SavedEntry, Snapshot},
@@ -162,11 +163,7 @@ impl Engine {
     }
 
     /// Takes in what happened at `now`.
-    pub fn handle(&mut self, input: Input<'_>, now: Timestamp) {
-        if let Input::Frame(frame) = input {
-            self.handle_frame(frame, now);
-            return;
-        }
+    pub fn handle(&mut self, input: Input, now: Timestamp) {
         self.end_turn(now);
         if may_change_plans(&input) {
             self.told.plans.forget();
@@ -202,11 +199,8 @@ impl Engine {
         matches!(mention, Some(Mention::None | Mention::Unknown))
     }
 
-    fn route(&mut self, input: Input<'_>, batch: &mut Batch, now: Timestamp) {
+    fn route(&mut self, input: Input, batch: &mut Batch, now: Timestamp) {
         match input {
-            Input::Frame(frame) => {
-                self.frame(frame, now);
-            }
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
@@ -583,8 +577,13 @@ impl Engine {
             };
             let mention = self.policy.mention(&port.row, &response.name);
             mentioned = Some(mention);
-            let Some(needs) = self.answer(told, mention, response, server, frame.captured_at, now)
-            else {
+            let asked = Asked {
+                asker: told,
+                server,
+                captured_at: frame.captured_at,
+                mention,
+            };
+            let Some(needs) = self.answer(&asked, response, now) else {
                 continue;
             };
             if carries {
@@ -600,193 +599,79 @@ impl Engine {
 
     /// Takes in an answer; gives what has to be waited for until all that it asks for is installed. `None`: the message
     /// is no usable answer.
-    fn answer(
-        &mut self,
-        told: PortId,
-        mention: Mention,
-        response: Response<'_>,
-        server: Option<ServerId>,
-        captured_at: Timestamp,
-        now: Timestamp,
-    ) -> Option<Wait> {
-        let Some(port) = self.ports.get(told) else {
-            return Some(Wait::default());
-        };
-        let namespace = self.policy.filtered_as(&port.row);
-        let recorded = namespace.filter(|namespace| self.recordings.are_of(namespace));
+    fn answer(&mut self, asked: &Asked, response: Response<'_>, now: Timestamp) -> Option<Wait> {
+        let Asked { asker, mention, .. } = *asked;
+        let is_recorded = self.records_of(asker).is_some();
         // Whoever sends the message chooses what its records cost: only for these are they read.
-        let is_read = mention != Mention::None || recorded.is_some();
-        let mut recipients = self.ports.of_pod(told);
-        let denies = |port: &PortId| {
-            self.ports.get(*port).is_some_and(|port| {
-                let sets = self.policy.sets(&port.row);
-                sets.iter().any(|set| set.denies(&response.name))
-                    || self.policy.is_to_be_denied(&port.row, &response.name)
-            })
-        };
-        let is_denied = is_read && recipients.iter().any(denies);
-        let is_denied_everywhere = is_denied && recipients.iter().all(denies);
-        let most = self.told.cache.addresses_per_answer_max(is_denied);
-        // What a rule denies is closed, even if the message is no usable answer.
-        let denied = is_denied.then(|| response.every_address(most));
-        let answer = match &denied {
-            Some(denied) if is_denied_everywhere => Some(denied.clone()),
-            _ if is_read => match (
-                answers::usable(response.answer(most), &mut self.out),
-                &denied,
-            ) {
-                (Some(answer), _) => Some(answer),
-                (None, Some(denied)) => Some(Answer {
-                    addresses: Vec::new(),
-                    ..denied.clone()
-                }),
-                (None, None) => {
-                    if mention == Mention::Unknown {
-                        // A rule may deny the name.
-                        self.told.cache.judge_later(told);
-                    }
-                    return None;
-                }
-            },
-            _ => None,
-        };
-        if let (Some(namespace), Some(answer)) = (recorded, &answer) {
-            let group = self.policy.namespace_of(&port.row);
-            let addresses = answer.addresses.iter().map(|(address, _)| *address);
-            let is_opened = |address: &IpAddr| {
-                let checked = self.told.refused.check(*address, &port.row, group);
-                checked.is_ok()
-            };
-            let addresses: Vec<IpAddr> = addresses.filter(is_opened).collect();
-            // What leads into the cluster alone is no business of an EgressFirewall.
-            if !addresses.is_empty() {
-                self.recordings.note(namespace, &answer.name, &addresses);
-            }
+        if mention == Mention::None && !is_recorded {
+            self.unmentioned();
+            return Some(Wait::default());
+        }
+        let (mut access, _, out) = self.access();
+        let mut recipients = access.recipients(asker, &response.name);
+        let mut reading = access.read(asked, &recipients, response, out)?;
+        if is_recorded {
+            self.record(asker, &reading.answer);
         }
         // Nothing is remembered, reported or paid for what no rule mentions.
-        let Some(mut answer) = answer.filter(|_| mention != Mention::None) else {
-            self.out.counters.answers_unmatched += 1;
-            self.out.counters.answers_unmentioned += 1;
+        if mention == Mention::None {
+            self.unmentioned();
             return Some(Wait::default());
-        };
-        // What a rule denies is closed, wherever it leads.
-        let if_denied = denied.filter(|_| !is_denied_everywhere);
-        let if_denied = if_denied.map(|denied| {
-            answer.left_out = answer.left_out.max(denied.left_out);
-            denied.addresses
-        });
-        if !is_denied_everywhere {
-            let whose = (told, &port.row, self.policy.namespace_of(&port.row));
-            let Answer {
-                name, addresses, ..
-            } = &mut answer;
-            self.told
-                .refused
-                .take_out(whose, name, addresses, now, &mut self.out);
         }
-        let if_denied = if_denied.as_deref().unwrap_or(&answer.addresses);
-        let own = recipients.len();
-        let others = sharing_with(&self.ports, &self.policy, told).into_iter();
-        let others: Vec<_> = others.filter(|port| !recipients.contains(port)).collect();
-        recipients.extend(others);
-        let mut reached = recipients.len();
-        let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
-        let most = access.changes_at_most(&recipients[..own], &answer.name, if_denied.len());
-        let mut batch = switch.begin_openings(told, most * recipients.len(), now);
-        for (place, port) in recipients.iter().enumerate() {
-            if place >= own {
-                if !access.budget.may_share(told, now) {
-                    reached = place;
-                    break;
-                }
-                // An answer without addresses costs as much as one with an address.
-                access.budget.share(told, if_denied.len().max(1), now);
-            }
-            if mention == Mention::Unknown {
-                access.cache.judge_later(*port);
-            }
-            let answer = PortAnswer {
-                port: *port,
-                asker: told,
-                name: &answer.name,
-                addresses: &answer.addresses,
-                if_denied,
-                server,
-                at: captured_at,
-            };
-            access.apply_answer(answer, &mut batch, &mut outcome, now, out);
-        }
-        outcome.not_shared = recipients.drain(reached..).len() * if_denied.len();
-        access.over_budget(told, &outcome, now, out);
-        if answer.left_out > 0 {
-            out.counters.addresses_refused += answer.left_out as u64;
-            access.too_many_of_name(told, &answer.name, now, out);
-        }
+        access.take_out_refused(asked, &recipients, &mut reading.answer, now, out);
+        let most = access.changes_at_most(&recipients, &reading);
+        let mut batch = switch.begin_openings(asker, most, now);
+        let outcome = access.apply(asked, &mut recipients, &reading, &mut batch, now, out);
+        let matched = outcome.matched;
         let changes = batch.added();
-        let Outcome {
-            matched,
-            rules,
-            opened,
-            would_open,
-            over_budget: _,
-            not_shared: _,
-        } = outcome;
-        let mut opening = None;
-        if !matched {
-            out.counters.answers_unmatched += 1;
-        } else if !would_open.is_empty() {
-            out.counters.answers_dry_run += 1;
-            if let Some(port) = access.ports.get(told) {
-                let report = Report::WouldOpen {
-                    port: port.row.iface_id.clone(),
-                    name: answer.name.clone(),
-                    addresses: would_open.into_iter().collect(),
-                    rules: rules.into_iter().collect(),
-                };
-                out.report_of_pod(told, report, now);
-            }
-        } else if opened.is_empty() {
-            out.counters.answers_known += 1;
-        } else {
-            out.counters.answers_opening += 1;
-            let port = access.ports.get(told);
-            opening = port.map(|port| Opening {
-                namespace: access.policy.namespace_of(&port.row).map(str::to_owned),
-                port: port.row.iface_id.clone(),
-                name: answer.name.clone(),
-                addresses: opened.into_iter().collect(),
-                rules: rules.into_iter().collect(),
-                changes,
-                captured_at,
-            });
-        }
+        let name = reading.answer.name.clone();
+        let opening = opening(&access, asked, name, outcome, changes, now, out);
         // The kernel marks packets before the answer goes back.
         batch.give_out_marks(out);
-        let opened_by_marks = match changes {
-            0 => opening.take(),
-            _ => None,
+        let (opening, by_marks) = match changes {
+            0 => (None, opening),
+            _ => (opening, None),
         };
         // Also changes that closed an address to make room, or that restored flows.
-        let planner = self.told.plans.planner();
-        self.switch
-            .open(told, batch, opening, planner, now, &mut self.out);
+        switch.open(asker, batch, opening, access.planner(), now, out);
         if !matched {
             return Some(Wait::default());
         }
-        let mut wait = Wait::default();
-        for port in recipients {
-            for (address, _) in if_denied {
-                if let Some(written) = self.told.cache.written(port, *address) {
-                    wait = wait.and(self.switch.wait_for(written));
-                }
-            }
-        }
-        if let Some(opening) = opened_by_marks {
-            self.switch
-                .opened_by_verdict(opening, &wait, now, &mut self.out);
+        let written = access.written(&recipients, &reading);
+        let waits = written.map(|written| switch.wait_for(written));
+        let wait = waits.fold(Wait::default(), Wait::and);
+        if let Some(opening) = by_marks {
+            switch.opened_by_verdict(opening, &wait, now, out);
         }
         Some(wait)
+    }
+
+    /// Counts an answer that no rule mentions.
+    fn unmentioned(&mut self) {
+        self.out.counters.answers_unmatched += 1;
+        self.out.counters.answers_unmentioned += 1;
+    }
+
+    /// The namespace of a port, if somebody wants to know the names that its pods ask for.
+    fn records_of(&self, port: PortId) -> Option<&str> {
+        let namespace = self.policy.filtered_as(&self.ports.get(port)?.row)?;
+        self.recordings.are_of(namespace).then_some(namespace)
+    }
+
+    /// Records a name. One that leads into the cluster alone is no business of an EgressFirewall.
+    fn record(&mut self, port: PortId, answer: &Answer) {
+        let (access, ..) = self.access();
+        let addresses = answer.addresses.iter().map(|(address, _)| *address);
+        let addresses: Vec<IpAddr> = addresses
+            .filter(|address| access.may_open(port, *address))
+            .collect();
+        let namespace = self.records_of(port).map(str::to_owned);
+        if let Some(namespace) = namespace
+            && !addresses.is_empty()
+        {
+            self.recordings.note(&namespace, &answer.name, &addresses);
+        }
     }
 
     /// Takes over what of OVN's rows leads into the cluster itself.
@@ -1001,6 +886,56 @@ impl Engine {
     }
 }
 
+/// Counts what an answer came to. Gives what it opened, to be reported once that is in force.
+fn opening(
+    access: &Access<'_>,
+    asked: &Asked,
+    name: DomainName,
+    outcome: Outcome,
+    changes: usize,
+    now: Timestamp,
+    out: &mut Output,
+) -> Option<Opening> {
+    let Outcome {
+        matched,
+        rules,
+        opened,
+        would_open,
+        ..
+    } = outcome;
+    if !matched {
+        out.counters.answers_unmatched += 1;
+        return None;
+    }
+    let row = &access.ports.get(asked.asker)?.row;
+    let rules = rules.into_iter().collect();
+    if !would_open.is_empty() {
+        out.counters.answers_dry_run += 1;
+        let report = Report::WouldOpen {
+            port: row.iface_id.clone(),
+            name,
+            addresses: would_open.into_iter().collect(),
+            rules,
+        };
+        out.report_of_pod(asked.asker, report, now);
+        return None;
+    }
+    if opened.is_empty() {
+        out.counters.answers_known += 1;
+        return None;
+    }
+    out.counters.answers_opening += 1;
+    Some(Opening {
+        namespace: access.policy.namespace_of(row).map(str::to_owned),
+        port: row.iface_id.clone(),
+        name,
+        addresses: opened.into_iter().collect(),
+        rules,
+        changes,
+        captured_at: asked.captured_at,
+    })
+}
+
 /// Whether it is known what should be in the switch: else flows of an earlier run would be taken for foreign ones.
 fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool) -> bool {
     // Addresses with verdicts are planned for interfaces that the programs are attached to.
@@ -1009,11 +944,10 @@ fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool
 }
 
 /// Whether rules, ports or the pipeline may be others behind this input.
-fn may_change_plans(input: &Input<'_>) -> bool {
+fn may_change_plans(input: &Input) -> bool {
     !matches!(
         input,
-        Input::Frame(_)
-            | Input::Applied { .. }
+        Input::Applied { .. }
             | Input::Reply(FlowReply::Counted { .. } | FlowReply::Flows { .. })
             | Input::Marks { .. }
             | Input::MarksRefused(_)

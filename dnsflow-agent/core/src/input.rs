@@ -172,11 +172,9 @@ impl fmt::Display for LargeTable {
     }
 }
 
-/// Something that happened.
+/// Something that happened, beside the frames that pass the veths.
 #[derive(Clone, Debug)]
-pub enum Input<'a> {
-    /// A DNS answer passed a veth.
-    Frame(Frame<'a>),
+pub enum Input {
     /// The local Open_vSwitch database changed.
     Interfaces(InterfaceUpdate),
     /// The OVN northbound database changed.

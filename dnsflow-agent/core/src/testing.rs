@@ -19,6 +19,7 @@ use crate::{
     engine::{Config, Engine},
     firewall::{FirewallUpdate, Rule},
     flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+    input::Frame,
     limits::Limit,
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
     report::Report,
@@ -168,11 +169,17 @@ impl Node {
     }
 
     /// Hands in an input, and carries out what comes of the input.
-    pub fn give(&mut self, input: Input<'_>) {
+    pub fn give(&mut self, input: Input) {
         if let Input::Interfaces(update) = &input {
             self.learn_hosts(update);
         }
         self.engine.handle(input, self.now);
+        self.obey();
+    }
+
+    /// The engine takes in a frame, and its commands are carried out.
+    pub fn give_frame(&mut self, frame: Frame<'_>) {
+        self.engine.handle_frame(frame, self.now);
         self.obey();
     }
 

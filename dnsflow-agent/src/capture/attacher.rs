@@ -24,7 +24,7 @@ impl Attacher {
     pub async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<AttachCommand>,
-        inputs: mpsc::Sender<Input<'static>>,
+        inputs: mpsc::Sender<Input>,
         ready: oneshot::Receiver<()>,
     ) {
         let ready = ready.fuse();
@@ -62,7 +62,7 @@ impl Attacher {
         }
     }
 
-    fn command(&mut self, command: AttachCommand) -> Vec<Input<'static>> {
+    fn command(&mut self, command: AttachCommand) -> Vec<Input> {
         match command {
             AttachCommand::Attach {
                 interface,
@@ -92,7 +92,7 @@ impl Attacher {
         }
     }
 
-    fn events(&mut self) -> std::io::Result<Vec<Input<'static>>> {
+    fn events(&mut self) -> std::io::Result<Vec<Input>> {
         let mut events: Vec<LinkEvent> = Vec::new();
         self.links.drain(|event| events.push(event))?;
         let now = now();

@@ -221,7 +221,7 @@ impl<A: Attach> Attachments<A> {
         name: String,
         sources: SourceAddresses,
         now: Timestamp,
-    ) -> Input<'static> {
+    ) -> Input {
         let mut before = self.entries.remove(&interface);
         // One transaction can replace a row by another for the same port. The kernel does not take
         // the programs twice, so the new row takes over the attachment.
@@ -261,7 +261,7 @@ impl<A: Attach> Attachments<A> {
 
     /// An interface came, changed or went. Looks again for veths that are waited for, and whether
     /// attached veths are still there.
-    pub fn link_event(&mut self, event: &LinkEvent, now: Timestamp) -> Vec<Input<'static>> {
+    pub fn link_event(&mut self, event: &LinkEvent, now: Timestamp) -> Vec<Input> {
         let concerned = |entry: &Entry<A::Link>| match (event, entry.state.ifindex()) {
             (LinkEvent::Overrun, _) => true,
             (LinkEvent::Present { name, ifindex }, known) => {
@@ -284,7 +284,7 @@ impl<A: Attach> Attachments<A> {
     }
 
     /// Looks again for the veths that are due.
-    pub fn handle_timeout(&mut self, now: Timestamp) -> Vec<Input<'static>> {
+    pub fn handle_timeout(&mut self, now: Timestamp) -> Vec<Input> {
         let due = |entry: &Entry<A::Link>| match entry.state {
             State::Waiting { retry_at, .. } => retry_at <= now,
             _ => false,
@@ -301,7 +301,7 @@ impl<A: Attach> Attachments<A> {
 
     /// Attaches one program to one veth. The programs that see answers come first, on all veths.
     /// Returns the input for the core.
-    pub fn work(&mut self, now: Timestamp) -> Option<Input<'static>> {
+    pub fn work(&mut self, now: Timestamp) -> Option<Input> {
         let first = |wanted: fn(&State<A::Link>) -> bool| {
             let mut entries = self.entries.iter();
             entries.find_map(|(row, entry)| wanted(&entry.state).then_some(*row))
@@ -348,7 +348,7 @@ impl<A: Attach> Attachments<A> {
         &mut self,
         select: impl Fn(&Entry<A::Link>) -> bool,
         now: Timestamp,
-    ) -> Vec<Input<'static>> {
+    ) -> Vec<Input> {
         let selected: Vec<_> = self
             .entries
             .iter()
@@ -380,12 +380,7 @@ impl<A: Attach> Attachments<A> {
     }
 
     /// Looks whether the veth is there and still the same. Updates the entry, and returns its state.
-    fn look(
-        &mut self,
-        interface: RowId,
-        mut entry: Entry<A::Link>,
-        now: Timestamp,
-    ) -> Input<'static> {
+    fn look(&mut self, interface: RowId, mut entry: Entry<A::Link>, now: Timestamp) -> Input {
         let ifindex = self.program.ifindex(&entry.name);
         if entry
             .state
@@ -483,7 +478,7 @@ impl<L> Entry<L> {
     }
 
     /// Plans another try.
-    fn wait(&mut self, interface: RowId, reason: String, now: Timestamp) -> Input<'static> {
+    fn wait(&mut self, interface: RowId, reason: String, now: Timestamp) -> Input {
         debug!(name = self.name, reason, "not attached, will try again");
         self.state = State::Waiting {
             retry_at: now + self.pause,

@@ -159,11 +159,7 @@ impl Conntrack {
     }
 
     /// Serves `requests` until one of the two channels is closed.
-    pub async fn run(
-        mut self,
-        mut requests: mpsc::Receiver<Request>,
-        inputs: mpsc::Sender<Input<'static>>,
-    ) {
+    pub async fn run(mut self, mut requests: mpsc::Receiver<Request>, inputs: mpsc::Sender<Input>) {
         loop {
             let request = tokio::select! {
                 _ = self.database.next() => {
@@ -297,8 +293,8 @@ pub struct Outcome {
 
 async fn send(
     found: Vec<BlockedConnection>,
-    inputs: &mpsc::Sender<Input<'static>>,
-) -> Result<(), mpsc::error::SendError<Input<'static>>> {
+    inputs: &mpsc::Sender<Input>,
+) -> Result<(), mpsc::error::SendError<Input>> {
     let mut found = found.into_iter();
     loop {
         let connections: Vec<_> = found.by_ref().take(FOUND_PART).collect();

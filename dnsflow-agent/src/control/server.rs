@@ -103,7 +103,7 @@ pub struct Slow {
 #[derive(Debug)]
 pub struct Server {
     inquiries: Inquiries,
-    inputs: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
     recordings: AtomicU64,
     journal: Arc<Journal>,
     metrics: Arc<Metrics>,
@@ -131,7 +131,7 @@ impl Server {
     /// A server that asks `inquiries`, and has the hot thread record names by `inputs`.
     pub fn new(
         inquiries: Inquiries,
-        inputs: mpsc::Sender<Input<'static>>,
+        inputs: mpsc::Sender<Input>,
         journal: Arc<Journal>,
         metrics: Arc<Metrics>,
         slow: Slow,

@@ -25,7 +25,7 @@ use super::{
 ///
 /// The first update, and each one after a list was made anew (410 Gone), is a complete list with
 /// [`FirewallUpdate::reset`]. Errors are logged once per cause and retried for ever.
-pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input<'static>>) {
+pub async fn watch(options: ClientOptions, inputs: mpsc::Sender<Input>) {
     follow(&options, Known::default(), inputs).await;
 }
 
@@ -45,7 +45,7 @@ struct List {
 
 impl Follower for Known {
     type Object = Stored;
-    type Update = Input<'static>;
+    type Update = Input;
 
     fn subject(&self) -> Subject {
         Subject {
@@ -61,7 +61,7 @@ impl Follower for Known {
         Api::all(client)
     }
 
-    fn handle(&mut self, event: Event<Stored>) -> Option<Input<'static>> {
+    fn handle(&mut self, event: Event<Stored>) -> Option<Input> {
         self.update(event).map(Input::Firewalls)
     }
 }

@@ -65,7 +65,7 @@ fn show(firewalls: &BTreeMap<FirewallId, Firewall>) -> String {
     text.trim_end().to_owned()
 }
 
-struct Watch(mpsc::Receiver<Input<'static>>, tokio::task::JoinHandle<()>);
+struct Watch(mpsc::Receiver<Input>, tokio::task::JoinHandle<()>);
 
 impl Watch {
     fn start(dir: &Path) -> Self {

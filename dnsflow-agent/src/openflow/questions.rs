@@ -20,7 +20,7 @@ use super::{Connection, Event};
 pub async fn ask(
     path: PathBuf,
     mut questions: mpsc::Receiver<FlowQuestion>,
-    inputs: mpsc::Sender<Input<'static>>,
+    inputs: mpsc::Sender<Input>,
 ) {
     let mut connection = Connection::new(path);
     let mut up = false;

@@ -155,7 +155,7 @@ impl Connection {
 
     /// The tables that are too large, if they are others than when last asked: those that are left out, or one that
     /// cannot be. In the second case, the database is read again after [`TOO_LARGE_WAIT`].
-    pub fn take_large_tables(&mut self) -> Option<Input<'static>> {
+    pub fn take_large_tables(&mut self) -> Option<Input> {
         let database = self.database.name;
         let tables = self.large.iter().map(|large| large.named(database));
         std::mem::take(&mut self.large_changed).then(|| Input::LargeTables {

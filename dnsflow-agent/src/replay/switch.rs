@@ -23,7 +23,7 @@ impl Switch {
     }
 
     /// Carries out a command; gives what comes back.
-    pub(super) fn obey(&mut self, command: Command) -> Vec<Input<'static>> {
+    pub(super) fn obey(&mut self, command: Command) -> Vec<Input> {
         match command {
             Command::Apply {
                 batch,
@@ -115,7 +115,7 @@ impl Switch {
     }
 }
 
-fn counted(batch: Option<dnsflow_core::input::BatchId>, cookies: &[u32]) -> Input<'static> {
+fn counted(batch: Option<dnsflow_core::input::BatchId>, cookies: &[u32]) -> Input {
     let counts = cookies.iter().map(|cookie| CookieCount {
         cookie: *cookie,
         flows: 1,

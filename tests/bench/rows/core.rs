@@ -130,7 +130,7 @@ fn is_of_entry(change: &FlowChange) -> bool {
 }
 
 /// What a dump of an empty switch brings.
-const EMPTY: Input<'static> = Input::Reply(FlowReply::Flows {
+const EMPTY: Input = Input::Reply(FlowReply::Flows {
     flows: Vec::new(),
     more: false,
 });
@@ -175,7 +175,7 @@ impl Node {
         Ok(node)
     }
 
-    fn give(&mut self, input: Input<'_>) {
+    fn give(&mut self, input: Input) {
         self.engine.handle(input, self.now);
     }
 
@@ -208,13 +208,13 @@ impl Node {
         let bytes = testing::udp_frame(&message);
         self.now = self.now + Duration::from_micros(10);
         let frame = testing::frame(IFINDEX, self.now, &bytes);
-        self.give(Input::Frame(frame));
+        self.engine.handle_frame(frame, self.now);
         self.obey();
         Ok(())
     }
 }
 
-fn interface(ofport: u32) -> Input<'static> {
+fn interface(ofport: u32) -> Input {
     let row = Interface {
         ofport: Some(ofport),
         ..testing::interface("ns1_pod1", 5, "uid")

@@ -101,7 +101,7 @@ fn measure_with(stage: &Stage<'_>, others: &[PodSpec], path: f64) -> Result<Meas
         .chain(others.iter().map(PodSpec::lsp))
         .collect();
     let probe = stage.scale(Duration::from_secs(3), Duration::from_millis(500));
-    let full = stage.scale(Duration::from_secs(20), Duration::from_secs(1));
+    let full = stage.scale(Duration::from_secs(15), Duration::from_secs(1));
     let limit = stage.scale(50_000.0, 150.0);
     let mut why = String::from("the highest rate that was tried");
     let mut rate = stage.scale(2000.0, 100.0);

@@ -73,7 +73,7 @@ fn allow(name: &str) -> Value {
 
 /// The agent's watch under way, with the rights of `deploy/`.
 struct Watch {
-    updates: mpsc::Receiver<Input<'static>>,
+    updates: mpsc::Receiver<Input>,
     task: JoinHandle<()>,
 }
 

@@ -58,13 +58,13 @@ fn exchange(host: &Wire, pod: &Wire, answer: &Frame) {
 }
 
 impl Loaded {
-    fn attach(&mut self, name: &str) -> Input<'static> {
+    fn attach(&mut self, name: &str) -> Input {
         let attachments = &mut self.capture.attacher.attachments;
         let found = attachments.attach(ROW, name.into(), own_addresses(), START);
         self.work().pop().unwrap_or(found)
     }
 
-    fn work(&mut self) -> Vec<Input<'static>> {
+    fn work(&mut self) -> Vec<Input> {
         let attachments = &mut self.capture.attacher.attachments;
         let mut told = Vec::new();
         while attachments.has_work() {
@@ -404,7 +404,7 @@ fn a_question_asked_before_it_could_be_seen_is_answered() {
 }
 
 /// Feeds the events of interfaces that have happened to the attachments.
-fn link_news(program: &mut Loaded) -> Vec<Input<'static>> {
+fn link_news(program: &mut Loaded) -> Vec<Input> {
     let Attacher { attachments, links } = &mut program.capture.attacher;
     program.runtime.block_on(async {
         let mut events: Vec<LinkEvent> = Vec::new();

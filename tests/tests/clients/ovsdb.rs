@@ -175,7 +175,7 @@ fn by_id(row: &Value) -> Value {
 
 /// The edge to the OVN databases, at work.
 struct Ovn {
-    inputs: mpsc::Receiver<Input<'static>>,
+    inputs: mpsc::Receiver<Input>,
     commands: mpsc::Sender<OvnCommand>,
     task: JoinHandle<()>,
 }
@@ -199,7 +199,7 @@ impl Ovn {
         }
     }
 
-    async fn next(&mut self) -> Input<'static> {
+    async fn next(&mut self) -> Input {
         let input = timeout(PATIENT, self.inputs.recv()).await;
         input.expect("something happens").expect("the edge runs")
     }
@@ -735,7 +735,7 @@ async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
         ..TableLimits::default()
     };
     let edge = || OvnDb::new(Some(nb.remotes()), Some(sb.remotes())).limited_to(limits);
-    let large = |input: Input<'static>| match input {
+    let large = |input: Input| match input {
         Input::LargeTables { tables, .. } => {
             let tables = tables.into_iter();
             let tables = tables.map(|table| (table.database, table.table, table.is_left_out));
@@ -744,7 +744,7 @@ async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
         Input::Sb(_) => None,
         other => panic!("unexpected: {other:?}"),
     };
-    async fn next<T>(edge: &mut Ovn, wanted: impl Fn(Input<'static>) -> Option<T>) -> T {
+    async fn next<T>(edge: &mut Ovn, wanted: impl Fn(Input) -> Option<T>) -> T {
         loop {
             if let Some(found) = wanted(edge.next().await) {
                 return found;
@@ -774,7 +774,7 @@ async fn a_table_that_is_too_large_is_left_out_if_an_option_takes_its_place() {
     without.end().await;
 }
 
-async fn interfaces(inputs: &mut mpsc::Receiver<Input<'static>>) -> InterfaceUpdate {
+async fn interfaces(inputs: &mut mpsc::Receiver<Input>) -> InterfaceUpdate {
     let input = timeout(PATIENT, inputs.recv()).await;
     match input.expect("something happens") {
         Some(Input::Interfaces(update)) => update,

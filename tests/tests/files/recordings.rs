@@ -292,7 +292,7 @@ impl Recording {
     }
 
     /// The kernel has deferred what the pod was told, and keeps what no rule mentions.
-    fn give(&mut self, input: Input<'_>) {
+    fn give(&mut self, input: Input) {
         let ifindex = ifindex_of(self.node.pods["ns1_p1"]);
         let told = TOLD.map(|(name, address)| {
             let bytes = answer_frame(name, &[address], 300);

@@ -93,7 +93,7 @@ impl Node {
     }
 
     /// Carries out one command. Returns its answer, or the last of several.
-    fn carry_out(&mut self, command: Command) -> Option<Input<'static>> {
+    fn carry_out(&mut self, command: Command) -> Option<Input> {
         match command {
             Command::Attachment(AttachCommand::Attach { interface, .. }) => {
                 let ifindex = ifindex_of(interface);
@@ -284,7 +284,7 @@ impl Node {
     }
 
     /// What the switch says of OVN's flows with these cookies, one each.
-    fn counted(&self, batch: Option<BatchId>, cookies: &[u32]) -> Input<'static> {
+    fn counted(&self, batch: Option<BatchId>, cookies: &[u32]) -> Input {
         let count = |&cookie: &u32| CookieCount {
             cookie,
             flows: 1,
@@ -354,6 +354,6 @@ impl Node {
 }
 
 /// A part of a dump.
-fn shown(flows: Vec<InstalledFlow>, more: bool) -> Input<'static> {
+fn shown(flows: Vec<InstalledFlow>, more: bool) -> Input {
     Input::Reply(FlowReply::Flows { flows, more })
 }

@@ -71,7 +71,7 @@ pub fn firewall(rules: &[Rule]) -> Firewall {
 }
 
 /// The EgressFirewall of ns1 is this one now, or is gone; `reset`: it is the only one.
-pub fn firewalls(reset: bool, firewall: Option<Firewall>) -> Input<'static> {
+pub fn firewalls(reset: bool, firewall: Option<Firewall>) -> Input {
     let id = FirewallId {
         namespace: "ns1".into(),
         name: "default".into(),

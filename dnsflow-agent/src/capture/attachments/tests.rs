@@ -137,7 +137,7 @@ fn start() -> (Kernel, Attachments<Kernel>) {
 }
 
 /// Does all the work that there is; gives what was told.
-fn work(attachments: &mut Attachments<Kernel>, now: Timestamp) -> Vec<Input<'static>> {
+fn work(attachments: &mut Attachments<Kernel>, now: Timestamp) -> Vec<Input> {
     let mut told = Vec::new();
     while attachments.has_work() {
         told.extend(attachments.work(now));
@@ -146,12 +146,7 @@ fn work(attachments: &mut Attachments<Kernel>, now: Timestamp) -> Vec<Input<'sta
 }
 
 /// Attaches as far as possible; gives what was told last.
-fn attach(
-    attachments: &mut Attachments<Kernel>,
-    row: RowId,
-    name: &str,
-    now: Timestamp,
-) -> Input<'static> {
+fn attach(attachments: &mut Attachments<Kernel>, row: RowId, name: &str, now: Timestamp) -> Input {
     let found = attachments.attach(row, name.into(), sources(1), now);
     work(attachments, now).pop().unwrap_or(found)
 }
@@ -160,14 +155,14 @@ fn on_event(
     attachments: &mut Attachments<Kernel>,
     event: &LinkEvent,
     now: Timestamp,
-) -> Vec<Input<'static>> {
+) -> Vec<Input> {
     let found = attachments.link_event(event, now);
     let told = work(attachments, now);
     if told.is_empty() { found } else { told }
 }
 
 #[track_caller]
-fn assert_attached(input: &Input<'_>, row: RowId, index: u32) {
+fn assert_attached(input: &Input, row: RowId, index: u32) {
     let Input::Attached { interface, ifindex } = input else {
         panic!("{input:?}");
     };

@@ -71,7 +71,7 @@ pub(super) async fn ask(
 }
 
 struct Questions {
-    inputs: mpsc::Receiver<Input<'static>>,
+    inputs: mpsc::Receiver<Input>,
     commands: mpsc::Sender<OvnCommand>,
     seen: Seen,
 }
@@ -89,7 +89,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn add(&mut self, input: Input<'static>) {
+    fn add(&mut self, input: Input) {
         match input {
             Input::Nb(update) => {
                 let acls = self.acls.get_or_insert_default();

@@ -105,7 +105,7 @@ impl Drop for Running {
     }
 }
 
-async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>, mut given: mpsc::Receiver<Input<'static>>) {
+async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>, mut given: mpsc::Receiver<Input>) {
     let mut engine = Engine::new(Config::default());
     loop {
         tokio::select! {

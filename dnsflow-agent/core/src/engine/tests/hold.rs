@@ -27,7 +27,7 @@ impl Node {
             held: true,
             ..frame(ifindex, self.now, &bytes)
         };
-        self.give(Input::Frame(frame));
+        self.give_frame(frame);
         bytes.into()
     }
 
@@ -125,7 +125,7 @@ fn what_asks_for_nothing_goes_back_at_once() {
             held: true,
             ..frame(ifindex, node.now, &noise)
         };
-        node.give(Input::Frame(frame));
+        node.give_frame(frame);
         assert_eq!(node.released(), std::slice::from_ref(&noise), "{ifindex}");
     }
 }
@@ -328,8 +328,8 @@ fn what_answers_open_together_is_written_together() {
     let ifindex = ifindex_of(node.pods["ns1_p1"]);
     for address in [ADDRESS, OTHER] {
         let bytes = answer_frame("example.com", &[address], 300);
-        let input = Input::Frame(frame(ifindex, node.now, &bytes));
-        node.engine.handle(input, node.now);
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
     }
     node.obey();
     let batches = node.batches();

@@ -744,12 +744,12 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
                     held: *held,
                     ..frame(ifindex, node.now, &bytes)
                 };
-                node.give(Input::Frame(frame));
+                node.give_frame(frame);
             }
             Harm::Flood(times) => {
                 for _ in 0..*times {
                     if let Some((ifindex, bytes)) = &last {
-                        node.give(Input::Frame(frame(*ifindex, node.now, bytes)));
+                        node.give_frame(frame(*ifindex, node.now, bytes));
                     }
                 }
             }
@@ -762,13 +762,13 @@ fn do_harm(node: &mut Node, harms: &[Harm]) {
                     held: *held,
                     ..frame(*ifindex, node.now, bytes)
                 };
-                node.give(Input::Frame(frame));
+                node.give_frame(frame);
             }
             Harm::Part { stream, is_tcp } => {
                 for number in 0..200 {
                     let bytes = part(stream.wrapping_add(number), *is_tcp);
                     let ifindex = ifindex_of(node.pods["ns1_p1"]);
-                    node.give(Input::Frame(frame(ifindex, node.now, &bytes)));
+                    node.give_frame(frame(ifindex, node.now, &bytes));
                 }
             }
             Harm::Pass(millis) => node.pass(Duration::from_millis(*millis)),

@@ -786,7 +786,7 @@ fn node_of_three(rules: &[Rule]) -> Node {
 
 /// Where the flow of the address is after the edit. There is a flow of somebody else: the verdict of the address does
 /// not come into force.
-fn foreign_flow() -> Input<'static> {
+fn foreign_flow() -> Input {
     let [former, moved] = edit();
     let mut node = node_of_three(&former);
     let before = node.switch.clone();

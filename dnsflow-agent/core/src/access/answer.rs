@@ -1,0 +1,427 @@
+//! The steps of one answer that need ports, policy and cache. `Engine::answer` has their order.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use super::{Access, plan, sharing_with, whose};
+use crate::{
+    Timestamp, answers,
+    cache::Resolution,
+    dns::{Answer, Response},
+    firewall::RuleAction,
+    ids::PortId,
+    installed::{Batch, Written},
+    limits::{FLOWS_PER_ADDRESS_MAX, Limit},
+    name::DomainName,
+    output::Output,
+    plan::{MatchedRules, Plan, Room, matched_rules},
+    policy::Mention,
+    resolver::ServerId,
+    rules::{ActiveRule, RuleSet, is_dry_run},
+};
+
+/// Where an answer comes from, and how the rules mention its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// The port whose pod has asked. Its budget pays for the changes.
+    pub(crate) asker: PortId,
+    /// The server that has answered.
+    pub(crate) server: Option<ServerId>,
+    /// When the kernel saw the answer.
+    pub(crate) captured_at: Timestamp,
+    /// Whether a rule for the asker mentions the name.
+    pub(crate) mention: Mention,
+}
+
+/// A port that an answer is for, and what its rules say of the name.
+#[derive(Debug)]
+pub(crate) struct Recipient {
+    pub(crate) port: PortId,
+    /// The rules that OVN enforces and that match the name.
+    matched: MatchedRules,
+    /// Whether one of these denies the name.
+    is_denied: bool,
+    /// Whether a rule denies the name, or will when OVN enforces the rule.
+    is_to_be_denied: bool,
+}
+
+/// The ports that an answer is for.
+#[derive(Debug, Default)]
+pub(crate) struct Recipients {
+    /// All of them, those of the pod that has asked first.
+    ports: Vec<Recipient>,
+    /// How many are of the pod that has asked.
+    own: usize,
+}
+
+impl Recipients {
+    /// Whether a rule of one denies the name, or will.
+    fn any_denies(&self) -> bool {
+        let mut ports = self.ports.iter();
+        ports.any(|recipient| recipient.is_to_be_denied)
+    }
+
+    /// Whether rules of all deny the name, or will.
+    fn all_deny(&self) -> bool {
+        let mut ports = self.ports.iter();
+        self.any_denies() && ports.all(|recipient| recipient.is_to_be_denied)
+    }
+}
+
+/// An answer as it counts for its recipients.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// The name, and the addresses that may be opened.
+    pub(crate) answer: Answer,
+    /// All addresses, if the rules of some recipients deny the name, and those of others do not.
+    denied: Option<Vec<(IpAddr, Duration)>>,
+}
+
+impl Reading {
+    /// The addresses for a port whose rules deny the name. What a rule denies is closed, wherever it leads.
+    fn if_denied(&self) -> &[(IpAddr, Duration)] {
+        self.denied.as_deref().unwrap_or(&self.answer.addresses)
+    }
+}
+
+/// The results of an answer for all ports that are told.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Whether a rule matches the name.
+    pub(crate) matched: bool,
+    /// Indices of the rules that open the addresses, in order.
+    pub(crate) rules: BTreeSet<u32>,
+    /// Addresses that were not open before.
+    pub(crate) opened: BTreeSet<IpAddr>,
+    /// Addresses that would have been opened if this were no dry run.
+    pub(crate) would_open: BTreeSet<IpAddr>,
+    /// The number of addresses that were not opened because the pod is over its budget.
+    over_budget: usize,
+    /// The number of addresses that were not shared with other pods, for each of them.
+    not_shared: usize,
+}
+
+impl Access<'_> {
+    /// The ports that an answer to a question of this port is for. The rules of each are looked up once.
+    pub(crate) fn recipients(&self, asker: PortId, name: &DomainName) -> Recipients {
+        let own = self.ports.of_pod(asker);
+        let others = sharing_with(self.ports, self.policy, asker).into_iter();
+        let others: Vec<_> = others.filter(|port| !own.contains(port)).collect();
+        Recipients {
+            own: own.len(),
+            ports: own
+                .into_iter()
+                .chain(others)
+                .filter_map(|port| self.recipient(port, name))
+                .collect(),
+        }
+    }
+
+    fn recipient(&self, id: PortId, name: &DomainName) -> Option<Recipient> {
+        let row = &self.ports.get(id)?.row;
+        let sets = self.policy.sets(row);
+        let matched: MatchedRules = matched_rules(&sets, name).collect();
+        let is_denied = rules(&sets, &matched).any(|rule| rule.verdict == RuleAction::Deny);
+        Some(Recipient {
+            port: id,
+            matched,
+            is_denied,
+            is_to_be_denied: is_denied || self.policy.is_to_be_denied(row, name),
+        })
+    }
+
+    /// Reads the addresses of an answer. `None`: the message is no usable answer.
+    pub(crate) fn read(
+        &mut self,
+        asked: &Asked,
+        recipients: &Recipients,
+        response: Response<'_>,
+        out: &mut Output,
+    ) -> Option<Reading> {
+        let is_denied = recipients.any_denies();
+        let most = self.cache.addresses_per_answer_max(is_denied);
+        // What a rule denies is closed, even if the message is no usable answer.
+        let mut denied = is_denied.then(|| response.every_address(most));
+        if let Some(answer) = denied.take_if(|_| recipients.all_deny()) {
+            return Some(Reading {
+                answer,
+                denied: None,
+            });
+        }
+        let answer = match (answers::usable(response.answer(most), out), &denied) {
+            (Some(answer), _) => answer,
+            (None, Some(denied)) => Answer {
+                addresses: Vec::new(),
+                ..denied.clone()
+            },
+            (None, None) => {
+                if asked.mention == Mention::Unknown {
+                    // A rule may deny the name.
+                    self.cache.judge_later(asked.asker);
+                }
+                return None;
+            }
+        };
+        let left_out = denied.as_ref().map_or(0, |denied| denied.left_out);
+        Some(Reading {
+            answer: Answer {
+                left_out: answer.left_out.max(left_out),
+                ..answer
+            },
+            denied: denied.map(|denied| denied.addresses),
+        })
+    }
+
+    /// Whether an address of an answer to this port may be opened.
+    pub(crate) fn may_open(&self, port: PortId, address: IpAddr) -> bool {
+        self.ports.get(port).is_some_and(|port| {
+            let namespace = self.policy.namespace_of(&port.row);
+            self.refused.check(address, &port.row, namespace).is_ok()
+        })
+    }
+
+    /// Takes the addresses out that are never opened, unless the rules of all recipients deny the name.
+    pub(crate) fn take_out_refused(
+        &mut self,
+        asked: &Asked,
+        recipients: &Recipients,
+        answer: &mut Answer,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        if let Some(port) = self.ports.get(asked.asker)
+            && !recipients.all_deny()
+        {
+            let whose = (asked.asker, &port.row, self.policy.namespace_of(&port.row));
+            let Answer {
+                name, addresses, ..
+            } = answer;
+            self.refused.take_out(whose, name, addresses, now, out);
+        }
+    }
+
+    /// How many flows an answer may change.
+    pub(crate) fn changes_at_most(&self, recipients: &Recipients, reading: &Reading) -> usize {
+        let addresses = reading.if_denied().len();
+        let own = &recipients.ports[..recipients.own];
+        let of_rules = own.iter().filter_map(|recipient| {
+            let row = &self.ports.get(recipient.port)?.row;
+            let sets = self.policy.sets(row);
+            let of_rule = |rule: &ActiveRule| {
+                let of_family = |v6| rule.flow_count(v6, row.addresses.len());
+                of_family(true).max(of_family(false))
+            };
+            let sum = rules(&sets, &recipient.matched).map(of_rule).sum::<usize>();
+            Some(sum.min(FLOWS_PER_ADDRESS_MAX))
+        });
+        let added = of_rules.max().unwrap_or(0) * addresses;
+        let name = &reading.answer.name;
+        let removed = own
+            .iter()
+            .map(|recipient| self.cache.removed_at_most(recipient.port, name, addresses));
+        (added + removed.max().unwrap_or(0)) * recipients.ports.len()
+    }
+
+    /// Applies an answer to its recipients, as far as the asker may share it. Those are left out with whom it may not.
+    pub(crate) fn apply(
+        &mut self,
+        asked: &Asked,
+        recipients: &mut Recipients,
+        reading: &Reading,
+        batch: &mut Batch,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Outcome {
+        let mut outcome = Outcome::default();
+        let addresses = reading.if_denied().len();
+        let mut reached = recipients.ports.len();
+        for (place, recipient) in recipients.ports.iter().enumerate() {
+            if place >= recipients.own {
+                if !self.budget.may_share(asked.asker, now) {
+                    reached = place;
+                    break;
+                }
+                // An answer without addresses costs as much as one with an address.
+                self.budget.share(asked.asker, addresses.max(1), now);
+            }
+            if asked.mention == Mention::Unknown {
+                self.cache.judge_later(recipient.port);
+            }
+            self.apply_to(recipient, (asked, reading), batch, &mut outcome, now, out);
+        }
+        outcome.not_shared = recipients.ports.drain(reached..).len() * addresses;
+        self.report_limits(asked.asker, reading, &outcome, now, out);
+        outcome
+    }
+
+    /// Applies an answer to one port.
+    fn apply_to(
+        &mut self,
+        recipient: &Recipient,
+        (asked, reading): (&Asked, &Reading),
+        batch: &mut Batch,
+        outcome: &mut Outcome,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let Recipient {
+            port: id,
+            ref matched,
+            is_denied,
+            is_to_be_denied,
+        } = *recipient;
+        let Some(port) = self.ports.get(id) else {
+            return;
+        };
+        let sets = self.policy.sets(&port.row);
+        outcome.matched |= !matched.is_empty();
+        let mut opens = false;
+        let facts = self.policy.facts(id, &port.row, &sets);
+        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let is_dry_run = is_dry_run(&sets);
+        // The flows of this name, by family and room. Nearly every address has only this name.
+        let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();
+        let name = &reading.answer.name;
+        let addresses = match is_to_be_denied {
+            true => reading.if_denied(),
+            false => &reading.answer.addresses,
+        };
+        for (address, ttl) in addresses {
+            let mut term = self.cache.term(asked.captured_at, *ttl);
+            term.server = asked.server;
+            if is_denied {
+                term.deny();
+            }
+            if term.end() <= now {
+                continue;
+            }
+            // An address that a rule denies is closed whatever the budget. Such entries stay for an
+            // hour, so that the limits of the cache bound their flows.
+            let is_free = matched.is_empty() || is_denied;
+            let is_over_budget = !is_free
+                && !self.budget.has_left(asked.asker, now)
+                && !self.cache.knows(id, *address, name);
+            if is_over_budget {
+                outcome.over_budget += 1;
+                if !is_to_be_denied {
+                    let limit = Limit::FlowChanges;
+                    self.cache.leave_out(id, *address, name, limit, now);
+                    continue;
+                }
+            }
+            let before = batch.cost();
+            let resolution = Resolution {
+                port: id,
+                address: *address,
+                name,
+                term,
+                is_to_be_denied,
+            };
+            let is_news = self.learn(resolution, batch, now, out);
+            let cache = &mut *self.cache;
+            let is_again = cache.is_lost(id, *address) || cache.has_room_again(id, *address);
+            // Over budget, a name that will be denied is remembered, and opens nothing.
+            if is_over_budget || !is_news && !is_again {
+                continue;
+            }
+            let room = cache.room(id, *address);
+            let Some(entry) = self.cache.entry_mut(id, *address) else {
+                continue;
+            };
+            let learned = batch.len();
+            let planner = &mut self.plans.planner;
+            let is_alone = entry.names.len() == 1 && entry.names.until(name).is_some();
+            let (plan, is_cut) = match facts {
+                Some(facts) if is_alone && entry.adopted.is_none() && !entry.is_refused => of_name
+                    .entry((address.is_ipv6(), room))
+                    .or_insert_with(|| planner.for_rules(facts, *address, matched, room))
+                    .clone(),
+                Some(facts) => plan(planner, facts, *address, entry, room, now),
+                None => (Plan::new(), false),
+            };
+            self.cache.planned(id, *address, room, is_cut);
+            let plan = match is_dry_run {
+                true => {
+                    if !plan.is_empty() && !is_denied {
+                        outcome.would_open.insert(*address);
+                        opens = true;
+                    }
+                    Plan::new()
+                }
+                false => plan,
+            };
+            let enforced = self.cache.enforce(id, *address, plan, batch, now);
+            if enforced.added > 0 {
+                outcome.opened.insert(*address);
+                opens = true;
+            }
+            if batch.adds_since(learned) {
+                batch.is_for(&port.row, *address);
+            }
+            let changes = batch.cost().since(before);
+            match is_denied {
+                true => self.budget.spend_denied(asked.asker, changes, now),
+                false => self.budget.spend(asked.asker, changes, now),
+            }
+        }
+        if opens {
+            let opening = rules(&sets, matched);
+            outcome.rules.extend(opening.map(|rule| rule.index));
+        }
+    }
+
+    /// What the addresses of an answer wait for at its recipients.
+    pub(crate) fn written(
+        &self,
+        recipients: &Recipients,
+        reading: &Reading,
+    ) -> impl Iterator<Item = Written> {
+        let addresses = reading.if_denied().iter().map(|(address, _)| *address);
+        recipients.ports.iter().flat_map(move |recipient| {
+            let addresses = addresses.clone();
+            addresses.filter_map(|address| self.cache.written(recipient.port, address))
+        })
+    }
+
+    /// Counts and reports the addresses of an answer that were not opened, or not shared, for a limit.
+    fn report_limits(
+        &mut self,
+        asker: PortId,
+        reading: &Reading,
+        outcome: &Outcome,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        out.counters.addresses_over_budget += outcome.over_budget as u64;
+        out.counters.addresses_not_shared += outcome.not_shared as u64;
+        let limits = [
+            (outcome.over_budget, Limit::FlowChanges),
+            (outcome.not_shared, Limit::SharedAddresses),
+        ];
+        for (count, limit) in limits {
+            if count > 0 {
+                let max = self.budget.of(&limit);
+                self.limit_reached(asker, limit, max, now, out);
+            }
+        }
+        let Answer { name, left_out, .. } = &reading.answer;
+        if *left_out > 0 {
+            out.counters.addresses_refused += *left_out as u64;
+            let limit = Limit::AddressesOfName(name.clone());
+            let whose = |port| whose(self.ports, self.policy, port);
+            self.cache.limit_reached(asker, limit, &whose, now, out);
+        }
+    }
+}
+
+/// The rules of a port's sets that these indices stand for.
+fn rules<'a>(
+    sets: &'a [&'a RuleSet],
+    matched: &'a MatchedRules,
+) -> impl Iterator<Item = &'a ActiveRule> {
+    let indices = matched.iter();
+    indices.map(|(set, rule)| &*sets[*set].rules()[*rule])
+}
