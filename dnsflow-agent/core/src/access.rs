@@ -219,8 +219,10 @@ impl Access<'_> {
             let cache = &mut *self.cache;
             let is_again =
                 cache.is_lost(port_id, *address) || cache.has_room_again(port_id, *address);
+            let lacks_flows =
+                cache.lacks_flows(port_id, *address) && self.budget.has_left(answer.asker, now);
             // Over budget, a name that will be denied is remembered, and opens nothing.
-            if is_over_budget || !is_news && !is_again {
+            if is_over_budget || !is_news && !is_again && !lacks_flows {
                 continue;
             }
             let room = cache.room(port_id, *address);
@@ -250,6 +252,9 @@ impl Access<'_> {
                 false => plan,
             };
             let enforced = self.cache.enforce(port_id, *address, plan, batch, now);
+            if lacks_flows {
+                self.cache.replace_mark(port_id, *address, batch, now);
+            }
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
                 opens = true;
@@ -420,7 +425,7 @@ impl Access<'_> {
     }
 
     /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the judgement
-    /// if it has changed.
+    /// if it has changed whether the address is opened.
     fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Judged> {
         let row = &self.ports.get(id)?.row;
         let judged = self
@@ -429,15 +434,15 @@ impl Access<'_> {
         let is_backend = self.policy.is_backend(address);
         let entry = self.cache.entry_mut(id, address)?;
         let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
-        let was_backend = std::mem::replace(&mut entry.is_backend, is_backend);
-        let is_changed = was_refused != judged.is_err() || was_backend != is_backend;
+        entry.is_backend |= is_backend;
+        let is_changed = was_refused != judged.is_err();
         is_changed.then_some(Judged {
             newly_refused: judged.err().filter(|_| !was_refused),
         })
     }
 
-    /// Judges addresses again: closes open ones that are never opened now, opens those that were refused, and gives
-    /// flows of their own to those that a load balancer leads to now.
+    /// Judges addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
+    /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
     pub(crate) fn rejudge(
         &mut self,
         rejudged: &Rejudged,
