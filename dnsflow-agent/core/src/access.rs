@@ -934,7 +934,12 @@ fn plan(
     if let Some(adopted) = &mut entry.adopted {
         let rules = adopted.rules.as_deref();
         let denials_only = entry.is_refused || adopted.is_late(now);
-        let ruled = planner.still_ruled(facts, address, &adopted.flows, rules, denials_only);
+        let whole = match is_cut {
+            true => &[],
+            false => &matched[..],
+        };
+        let flows = &adopted.flows;
+        let ruled = planner.still_ruled(facts, address, flows, rules, denials_only, whole);
         adopted.rules = Some(ruled.rules);
         if ruled.denies {
             adopted.term.deny();

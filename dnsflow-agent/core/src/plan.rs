@@ -440,7 +440,7 @@ impl Planner {
 
     /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
     /// whatever the name: one of `rules` in its place, if they are known. With `denials_only`, those of
-    /// rules that deny.
+    /// rules that deny. `whole` are the rules that names have given all of their flows.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
@@ -448,6 +448,7 @@ impl Planner {
         found: &BTreeMap<FlowKey, Cookie>,
         rules: Option<&[RuleInPlace]>,
         denials_only: bool,
+        whole: &[(usize, usize)],
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
@@ -466,10 +467,10 @@ impl Planner {
                     |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
                 let may_close = rule.verdict == RuleAction::Deny && !rule.transports.is_empty();
                 for all_traffic in [false, true] {
-                    if all_traffic && !may_close {
+                    let place = (at, place);
+                    if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
                         continue;
                     }
-                    let place = (at, place);
                     let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
                     let stand = templates.iter().filter(|template| {
                         let key = template.key(to);
@@ -595,6 +596,21 @@ impl Templates {
 /// be another.
 fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
     Arc::strong_count(template) > 1
+}
+
+/// Whether a flow in which a rule that denies closes all ports stands for nothing more: this rule and all behind it in its
+/// set that deny, for which it may have stood, have all of their flows.
+fn closes_no_more(
+    sets: &[&RuleSet],
+    (at, place): (usize, usize),
+    whole: &[(usize, usize)],
+) -> bool {
+    let rules = sets[at].rules();
+    let behind = rules.iter().enumerate().filter(|(_, other)| {
+        other.verdict == RuleAction::Deny && other.index >= rules[place].index
+    });
+    let mut behind = behind.map(|(place, _)| (at, place));
+    whole.contains(&(at, place)) && behind.all(|place| whole.contains(&place))
 }
 
 /// Makes a plan of templates: of several with the same key, the first counts.
