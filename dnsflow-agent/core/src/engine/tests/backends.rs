@@ -10,13 +10,21 @@ use crate::{
     input::MarkChange,
     limits::{CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND},
     ovn::rows::LoadBalancer,
+    refused::Refusals,
 };
 
 const MASK: u32 = 0xffe0_0000;
 
 fn node(rules: &[Rule]) -> Node {
+    node_with(rules, Refusals::default())
+}
+
+fn node_with(rules: &[Rule], refusals: Refusals) -> Node {
     let mut node = Node::bare();
-    node.engine = Engine::new(config(Some(MASK)));
+    node.engine = Engine::new(Config {
+        refusals,
+        ..config(Some(MASK))
+    });
     node.start(rules)
 }
 
@@ -292,6 +300,30 @@ fn an_address_in_use_is_not_evicted_when_flows_have_replaced_its_mark() {
     let both = ["203.0.113.1", "203.0.113.2"].map(str::to_owned);
     assert_eq!(node.destinations(), both.into());
     assert_eq!(node.engine.counters().addresses_refused, 1);
+}
+
+/// `--allow-answers` opens a network of pods.
+#[test]
+fn an_address_of_a_pod_that_may_be_opened_gets_flows_when_a_load_balancer_leads_to_it() {
+    for is_of_pods in [false, true] {
+        let allowed = ["203.0.113.0/24".parse().expect("a network")];
+        let refusals = Refusals::new(&[], &[], &allowed, &[]).expect("few");
+        let mut node = node_with(&rules(), refusals);
+        if is_of_pods {
+            let switch = LogicalSwitch {
+                networks: allowed.to_vec(),
+                ..LogicalSwitch::default()
+            };
+            node.give(Input::Nb(NbUpdate {
+                switches: vec![(RowId::new(9), Some(switch))],
+                ..NbUpdate::default()
+            }));
+        }
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        lead_to(&mut node, 1, &[ADDRESS]);
+        node.pass(3 * COMPARE_INTERVAL);
+        assert_eq!(own(&node), ips([ADDRESS]), "of pods: {is_of_pods}");
+    }
 }
 
 /// What can happen beside load balancers.
