@@ -202,7 +202,7 @@ impl Access<'_> {
     }
 
     /// Notes whether an entry's address is never opened, and whether a load balancer leads to it. Returns the judgement
-    /// if it has changed.
+    /// if it has changed whether the address is opened.
     fn judge_address(&mut self, id: PortId, address: IpAddr) -> Option<Judged> {
         let row = &self.ports.get(id)?.row;
         let judged = self
@@ -211,15 +211,15 @@ impl Access<'_> {
         let is_backend = self.policy.is_backend(address);
         let entry = self.cache.entry_mut(id, address)?;
         let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
-        let was_backend = std::mem::replace(&mut entry.is_backend, is_backend);
-        let is_changed = was_refused != judged.is_err() || was_backend != is_backend;
+        entry.is_backend |= is_backend;
+        let is_changed = was_refused != judged.is_err();
         is_changed.then_some(Judged {
             newly_refused: judged.err().filter(|_| !was_refused),
         })
     }
 
-    /// Judges addresses again: closes open ones that are never opened now, opens those that were refused, and gives
-    /// flows of their own to those that a load balancer leads to now.
+    /// Judges addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
+    /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
     pub(crate) fn rejudge(
         &mut self,
         rejudged: &Rejudged,
@@ -711,7 +711,12 @@ fn plan(
     if let Some(adopted) = &mut entry.adopted {
         let rules = adopted.rules.as_deref();
         let denials_only = entry.is_refused || adopted.is_late(now);
-        let ruled = planner.still_ruled(facts, address, &adopted.flows, rules, denials_only);
+        let whole = match is_cut {
+            true => &[],
+            false => &matched[..],
+        };
+        let flows = &adopted.flows;
+        let ruled = planner.still_ruled(facts, address, flows, rules, denials_only, whole);
         adopted.rules = Some(ruled.rules);
         if ruled.denies {
             adopted.term.deny();

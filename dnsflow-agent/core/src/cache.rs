@@ -24,8 +24,8 @@ use crate::{
         Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
     },
     limits::{
-        COUNTERS_DELAY_MAX, CacheLimits, FLOWS_PER_ADDRESS_MAX, LIMITS_REPORTED_MAX, Limit,
-        MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
+        CHANGES_UNDER_WAY_MAX, COUNTERS_DELAY_MAX, CacheLimits, FLOWS_PER_ADDRESS_MAX,
+        LIMITS_REPORTED_MAX, Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
     },
     name::{DomainName, FromEnd},
     output::Output,
@@ -182,7 +182,8 @@ pub(crate) struct Entry {
     pub(crate) installed: Installed,
     /// Whether the address is never opened. Then only the rules count that deny it.
     pub(crate) is_refused: bool,
-    /// Whether a load balancer leads to the address.
+    /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
+    /// went as one would change flows each time.
     pub(crate) is_backend: bool,
     /// The room of the last plan, if not all flows of its rules were in it.
     pub(crate) cut: Option<Room>,
@@ -733,11 +734,81 @@ impl Cache {
         self.mark(marked, batch, now);
     }
 
-    /// A comparison has ended, likewise. Removes the flows of verdicts that no address has.
+    /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
+    /// at a time. Removes the flows of verdicts that no address has.
     pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch, now: Timestamp) {
         let marked = self.verdicts.compared(comparison);
         self.mark(marked, batch, now);
+        if self.verdicts.are_on() {
+            self.remove_replaced_marks(comparison, batch, now);
+            self.replace_marks(batch, now);
+        }
         self.verdicts.sweep(batch, now);
+    }
+
+    /// Removes the marks in whose place this comparison has found flows.
+    fn remove_replaced_marks(&mut self, comparison: u32, batch: &mut Batch, now: Timestamp) {
+        for (id, port) in &mut self.ports {
+            let backends = port.entries.iter_mut();
+            let backends = backends.filter(|(_, entry)| entry.is_backend);
+            for (address, entry) in backends {
+                let place = entry.place(*id, *address);
+                let verdicts = &mut self.verdicts;
+                let installed = &mut entry.installed;
+                let is_removed = installed.compared(place, comparison, verdicts, batch, now);
+                self.version += u64::from(is_removed);
+            }
+        }
+    }
+
+    /// Gives flows to addresses that a load balancer leads to, and that have nothing but a mark: as many as one pod may
+    /// have under way. The last address overshoots that.
+    fn replace_marks(&mut self, batch: &mut Batch, now: Timestamp) {
+        let lacking = self.ports.iter().flat_map(|(id, port)| {
+            let lacking = port.entries.iter();
+            let lacking = lacking.filter(|(_, entry)| entry.lacks_flows());
+            lacking.map(|(address, _)| (*id, *address))
+        });
+        let mut lacking: Vec<(PortId, IpAddr)> = lacking.collect();
+        lacking.sort_unstable();
+        let before = batch.len();
+        for (port, address) in lacking {
+            if batch.len() - before >= CHANGES_UNDER_WAY_MAX {
+                break;
+            }
+            self.replace_mark(port, address, batch, now);
+        }
+    }
+
+    /// Whether an address has nothing but a mark, and a load balancer leads to the address: then nothing is open behind
+    /// the load balancer. The flows of such addresses take half of the port's room at most, so that they leave room to
+    /// what the pod is told.
+    pub(crate) fn lacks_flows(&self, port: PortId, address: IpAddr) -> bool {
+        self.ports.get(&port).is_some_and(|port| {
+            let entry = port.entries.get(&address);
+            entry.is_some_and(Entry::lacks_flows)
+                && port.flows < self.limits.flows_per_port_max() / 2
+        })
+    }
+
+    /// Gives flows to an address that lacks them. Its mark stays until the switch has them.
+    pub(crate) fn replace_mark(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        if self.lacks_flows(port, address)
+            && let Some(of_port) = self.ports.get_mut(&port)
+            && let Some(entry) = of_port.entries.get_mut(&address)
+        {
+            let place = entry.place(port, address);
+            entry.installed.replace(place, &self.verdicts, batch, now);
+            of_port.flows += entry.installed.len();
+            self.flows += entry.installed.len();
+            self.version += 1;
+        }
     }
 
     fn mark(
@@ -2004,8 +2075,14 @@ impl Entry {
             port,
             address,
             until: self.ends_at() + MARK_SLACK,
-            needs_flows: self.is_denied() || self.is_backend,
+            is_denied: self.is_denied(),
+            is_backend: self.is_backend,
         }
+    }
+
+    /// Whether the address has nothing but a mark, and a load balancer leads to it.
+    fn lacks_flows(&self) -> bool {
+        self.is_backend && self.installed.is_by_mark_alone()
     }
 
     /// Whether the entry has neither names nor adopted flows.

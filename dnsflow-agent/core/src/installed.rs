@@ -29,6 +29,15 @@ pub(crate) enum Installed {
     Flows(Flows),
     /// The mark of the packets to the address.
     Marked(Marked),
+    /// The mark, until a comparison has found the flows that replace it.
+    Replaced(Box<Replaced>),
+}
+
+/// The mark of an address, and the flows that replace it.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    marked: Marked,
+    flows: Flows,
 }
 
 /// An address with a verdict.
@@ -98,10 +107,12 @@ pub(crate) struct Place {
     pub(crate) address: IpAddr,
     /// A mark ends then.
     pub(crate) until: Timestamp,
-    /// Whether the address gets flows of its own, because a rule denies a name of it, or a load balancer leads to it:
-    /// they also match a packet that a load balancer has sent to the address, whose destination was another one when
-    /// it was marked.
-    pub(crate) needs_flows: bool,
+    /// Whether a rule denies a name of the address: it gets flows of its own at once. They also match a packet that a
+    /// load balancer has sent to the address, whose destination was another one when it was marked.
+    pub(crate) is_denied: bool,
+    /// Whether a load balancer leads to the address: it gets flows of its own, too. If it has a mark, that stays
+    /// meanwhile ([`Installed::replace`]): without flows, nothing is open behind a load balancer.
+    pub(crate) is_backend: bool,
 }
 
 impl Default for Installed {
@@ -111,42 +122,63 @@ impl Default for Installed {
 }
 
 impl Installed {
+    /// What it consists of.
+    fn into_parts(self) -> (Flows, Option<Marked>) {
+        match self {
+            Self::Flows(flows) => (flows, None),
+            Self::Marked(marked) => (Flows::default(), Some(marked)),
+            Self::Replaced(replaced) => (replaced.flows, Some(replaced.marked)),
+        }
+    }
+
+    fn of_parts(flows: Flows, marked: Option<Marked>) -> Self {
+        match marked {
+            None => Self::Flows(flows),
+            Some(marked) if flows.is_empty() => Self::Marked(marked),
+            Some(marked) => Self::Replaced(Box::new(Replaced { marked, flows })),
+        }
+    }
+
+    fn marked(&self) -> Option<&Marked> {
+        match self {
+            Self::Flows(_) => None,
+            Self::Marked(marked) => Some(marked),
+            Self::Replaced(replaced) => Some(&replaced.marked),
+        }
+    }
+
+    fn marked_mut(&mut self) -> Option<&mut Marked> {
+        match self {
+            Self::Flows(_) => None,
+            Self::Marked(marked) => Some(marked),
+            Self::Replaced(replaced) => Some(&mut replaced.marked),
+        }
+    }
+
     /// Whether nothing is open.
     pub(crate) fn is_empty(&self) -> bool {
-        match self {
-            Self::Flows(flows) => flows.is_empty(),
-            Self::Marked(_) => false,
-        }
+        self.marked().is_none() && self.len() == 0
     }
 
     /// How many flows of its own the address should have.
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Flows(flows) => flows.len(),
-            Self::Marked(_) => 0,
-        }
+        self.own().map_or(0, Flows::len)
     }
 
     /// Whether some of the flows that let the pod reach the address must be restored.
     pub(crate) fn is_lost(&self, verdicts: &Verdicts) -> bool {
-        let flows = match self {
-            Self::Flows(flows) => Some(flows),
-            Self::Marked(marked) => verdicts.flows(marked.verdict),
-        };
-        flows.is_some_and(Flows::is_lost)
+        let of_verdict = self.verdict().and_then(|verdict| verdicts.flows(verdict));
+        self.own().into_iter().chain(of_verdict).any(Flows::is_lost)
     }
 
     /// The verdict of the address, if it has one.
     pub(crate) fn verdict(&self) -> Option<VerdictId> {
-        match self {
-            Self::Flows(_) => None,
-            Self::Marked(marked) => Some(marked.verdict),
-        }
+        self.marked().map(|marked| marked.verdict)
     }
 
     /// Whether the kernel marks packets to the address.
     pub(crate) fn is_marked(&self) -> bool {
-        matches!(self, Self::Marked(marked) if marked.until.is_some())
+        self.marked().is_some_and(|marked| marked.until.is_some())
     }
 
     /// The flow like this one, whatever the destination, of a verdict that the kernel is still to be told of.
@@ -155,12 +187,8 @@ impl Installed {
         key: &FlowKey,
         verdicts: &'a Verdicts,
     ) -> Option<&'a FlowBody> {
-        match self {
-            Self::Marked(marked) if marked.until.is_none() => {
-                verdicts.flows(marked.verdict)?.body(key)
-            }
-            Self::Marked(_) | Self::Flows(_) => None,
-        }
+        let marked = self.marked().filter(|marked| marked.until.is_none())?;
+        verdicts.flows(marked.verdict)?.body(key)
     }
 
     /// The flows of its own.
@@ -168,6 +196,7 @@ impl Installed {
         match self {
             Self::Flows(flows) => Some(flows),
             Self::Marked(_) => None,
+            Self::Replaced(replaced) => Some(&replaced.flows),
         }
     }
 
@@ -176,22 +205,23 @@ impl Installed {
         match self {
             Self::Flows(flows) => Some(flows),
             Self::Marked(_) => None,
+            Self::Replaced(replaced) => Some(&mut replaced.flows),
         }
     }
 
     /// How what lets the pod reach the address came into the switch.
     pub(crate) fn written(&self, verdicts: &Verdicts) -> Written {
-        match self {
-            Self::Flows(flows) => flows.written,
-            Self::Marked(marked) if verdicts.is_in_force(marked.verdict) => Written::Before,
-            Self::Marked(marked) => {
-                let written = verdicts.flows(marked.verdict).map(|flows| flows.written);
-                match written.unwrap_or_default() {
-                    // The address was open before the connection was lost.
-                    Written::Unsent { .. } if marked.until.is_some() => Written::Before,
-                    written => written,
-                }
-            }
+        let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
+        let Some(marked) = self.marked() else {
+            return written(self.own());
+        };
+        if verdicts.is_in_force(marked.verdict) {
+            return Written::Before;
+        }
+        match written(verdicts.flows(marked.verdict)) {
+            // The address was open before the connection was lost.
+            Written::Unsent { .. } if marked.until.is_some() => Written::Before,
+            written => written,
         }
     }
 
@@ -218,67 +248,74 @@ impl Installed {
         let Place {
             port,
             address,
-            needs_flows,
+            is_denied,
+            is_backend,
             ..
         } = place;
-        if let Self::Marked(marked) = self
+        let needs_flows = is_denied || is_backend && self.marked().is_none();
+        if let Some(marked) = self.marked()
             && !needs_flows
             && verdicts.is_plan(marked.verdict, &wanted)
         {
             verdicts.write(marked.verdict, batch, now);
+            if let Some(flows) = self.own_mut() {
+                flows.enforce(address.into(), of_address(wanted), adopted, batch, now);
+            }
             return Enforced::default();
         }
         let count = wanted.len();
         // The kernel has room for another mark of an address that has one.
-        let is_tried = matches!(self, Self::Marked(_)) || !verdicts.are_refused(now);
+        let is_tried = self.marked().is_some() || !verdicts.are_refused(now);
         let verdict = match count {
             0 => None,
             _ if needs_flows || !is_tried => None,
             _ => verdicts.take(port, &wanted, batch, now),
         };
-        match (&mut *self, verdict) {
+        let (mut flows, marked) = std::mem::take(self).into_parts();
+        let has_flows = !flows.is_empty();
+        let (enforced, marked) = match (marked, verdict) {
             // The mark comes after the flows of the verdict, so that its own flows would go first. The next plan
             // finds the verdict in force.
-            (Self::Flows(flows), Some(verdict))
-                if !flows.is_empty() && !verdicts.is_in_force(verdict) =>
-            {
+            (None, Some(verdict)) if has_flows && !verdicts.is_in_force(verdict) => {
                 verdicts.release(verdict, address, now);
-                flows.enforce(address.into(), of_address(wanted), adopted, batch, now)
+                let wanted = of_address(wanted);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                (enforced, None)
             }
-            (Self::Flows(flows), None) => {
-                flows.enforce(address.into(), of_address(wanted), adopted, batch, now)
+            (None, None) => {
+                let wanted = of_address(wanted);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                (enforced, None)
             }
-            (Self::Flows(flows), Some(verdict)) => {
+            (None, Some(verdict)) => {
                 flows.enforce(address.into(), Plan::new(), None, batch, now);
                 let mut marked = Marked::new(verdict, now);
                 marked.set(place, verdicts, batch, now);
-                *self = Self::Marked(marked);
-                Enforced {
-                    added: count,
-                    changed: true,
-                }
+                (Enforced::by_mark(count), Some(marked))
             }
-            (Self::Marked(marked), Some(verdict)) => {
+            (Some(mut marked), Some(verdict)) => {
                 let before = std::mem::replace(&mut marked.verdict, verdict);
                 verdicts.release(before, address, now);
                 marked.set(place, verdicts, batch, now);
-                Enforced {
-                    added: count,
-                    changed: true,
+                if has_flows {
+                    let wanted = of_address(wanted);
+                    flows.enforce(address.into(), wanted, adopted, batch, now);
                 }
+                (Enforced::by_mark(count), Some(marked))
             }
-            (Self::Marked(marked), None) => {
+            (Some(marked), None) => {
                 marked.remove(place, verdicts, batch, now);
-                let mut flows = Flows::default();
-                let enforced =
-                    flows.enforce(address.into(), of_address(wanted), adopted, batch, now);
-                *self = Self::Flows(flows);
-                Enforced {
+                let wanted = of_address(wanted);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                let enforced = Enforced {
                     changed: true,
                     ..enforced
-                }
+                };
+                (enforced, None)
             }
-        }
+        };
+        *self = Self::of_parts(flows, marked);
+        enforced
     }
 
     /// Closes the address.
@@ -289,9 +326,11 @@ impl Installed {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        match self {
-            Self::Flows(flows) => flows.close(place.address.into(), batch),
-            Self::Marked(marked) => marked.remove(place, verdicts, batch, now),
+        if let Some(marked) = self.marked() {
+            marked.remove(place, verdicts, batch, now);
+        }
+        if let Some(flows) = self.own() {
+            flows.close(place.address.into(), batch);
         }
     }
 
@@ -305,7 +344,7 @@ impl Installed {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        if let Self::Marked(marked) = self {
+        if let Some(marked) = self.marked_mut() {
             marked.set(place, verdicts, batch, now);
         }
     }
@@ -320,7 +359,7 @@ impl Installed {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        if let Self::Marked(marked) = self
+        if let Some(marked) = self.marked_mut()
             && match marked.until {
                 Some(until) => until < needed,
                 None => verdicts.is_in_force(marked.verdict),
@@ -338,14 +377,61 @@ impl Installed {
         batch: &mut Batch,
         now: Timestamp,
     ) {
-        let Self::Marked(marked) = self else {
-            return;
-        };
-        let plan = verdicts.plan(marked.verdict);
-        marked.remove(place, verdicts, batch, now);
-        let mut flows = Flows::default();
-        flows.enforce(place.address.into(), of_address(plan), None, batch, now);
+        let (mut flows, marked) = std::mem::take(self).into_parts();
+        if let Some(marked) = marked {
+            let plan = verdicts.plan(marked.verdict);
+            marked.remove(place, verdicts, batch, now);
+            flows.enforce(place.address.into(), of_address(plan), None, batch, now);
+        }
         *self = Self::Flows(flows);
+    }
+
+    /// Whether the address has nothing but a mark.
+    pub(crate) fn is_by_mark_alone(&self) -> bool {
+        matches!(self, Self::Marked(_))
+    }
+
+    /// Gives the address flows of its own beside its mark, if it has one. The mark stays until
+    /// [`Installed::compared`].
+    pub(crate) fn replace(
+        &mut self,
+        place: Place,
+        verdicts: &Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) {
+        let (mut flows, marked) = std::mem::take(self).into_parts();
+        if let Some(marked) = &marked {
+            let plan = of_address(verdicts.plan(marked.verdict));
+            flows.enforce(place.address.into(), plan, None, batch, now);
+        }
+        *self = Self::of_parts(flows, marked);
+    }
+
+    /// Removes a mark that is replaced, once this comparison has found all flows that replace it. Returns whether it
+    /// has.
+    pub(crate) fn compared(
+        &mut self,
+        place: Place,
+        comparison: u32,
+        verdicts: &mut Verdicts,
+        batch: &mut Batch,
+        now: Timestamp,
+    ) -> bool {
+        let is_over = match self {
+            Self::Flows(_) | Self::Marked(_) => false,
+            Self::Replaced(replaced) => replaced.flows.are_all_seen(comparison),
+        };
+        if is_over {
+            let (mut flows, marked) = std::mem::take(self).into_parts();
+            if let Some(marked) = marked {
+                marked.remove(place, verdicts, batch, now);
+            }
+            // So far, packets may have passed by the mark.
+            flows.count_anew(now);
+            *self = Self::Flows(flows);
+        }
+        is_over
     }
 
     /// Records what the kernel has for the address; `None` if it should have no mark.
@@ -355,9 +441,7 @@ impl Installed {
         reading: Reading,
         verdicts: &Verdicts,
     ) -> Option<ReadMark> {
-        let Self::Marked(marked) = self else {
-            return None;
-        };
+        let marked = self.marked_mut()?;
         marked.found_in = reading.number;
         if marked.until.is_none() {
             marked.go_on_with(found, reading.since);
@@ -389,7 +473,7 @@ impl Installed {
     /// Removes the mark of a former verdict from the kernel. The address gets the one of its verdict when that is in
     /// force.
     pub(crate) fn remove_former(&mut self, found: &MarkFound, batch: &mut Batch) {
-        if let Self::Marked(marked) = self {
+        if let Some(marked) = self.marked_mut() {
             marked.until = None;
             batch.mark(MarkChange::Remove {
                 ifindex: found.ifindex,
@@ -400,19 +484,17 @@ impl Installed {
 
     /// The address goes on with the use of a mark of an earlier run, found at `since`.
     pub(crate) fn go_on_with(&mut self, found: &MarkFound, since: Timestamp) {
-        if let Self::Marked(marked) = self {
+        if let Some(marked) = self.marked_mut() {
             marked.go_on_with(found, since);
         }
     }
 
     /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
     pub(crate) fn is_unread(&self, reading: Reading, verdicts: &Verdicts) -> bool {
-        match self {
-            Self::Flows(_) => false,
-            Self::Marked(marked) if marked.until.is_none() => verdicts.is_in_force(marked.verdict),
-            Self::Marked(marked) => {
-                marked.set_at <= reading.since && marked.found_in != reading.number
-            }
+        match self.marked() {
+            None => false,
+            Some(marked) if marked.until.is_none() => verdicts.is_in_force(marked.verdict),
+            Some(marked) => marked.set_at <= reading.since && marked.found_in != reading.number,
         }
     }
 
@@ -421,44 +503,45 @@ impl Installed {
     /// The priority of the entry for eviction: 0 if the address is not open, 1 if it is out of use.
     /// `None` if the address may be in use.
     pub(crate) fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
-        match self {
-            Self::Flows(flows) => flows.eviction_priority(idle_grace, now),
-            Self::Marked(marked) => {
-                let is_in_use = marked.is_used && marked.used_at + idle_grace > now;
-                (marked.is_counted && !is_in_use).then_some(1)
-            }
-        }
+        let of_mark = self
+            .marked()
+            .map(|marked| marked.eviction_priority(idle_grace, now));
+        let of_flows = self
+            .own()
+            .map(|flows| flows.eviction_priority(idle_grace, now));
+        let all = of_mark.into_iter().chain(of_flows);
+        all.reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
+            .flatten()
     }
 
     /// How much the address is used, as far as is known.
     pub(crate) fn usage(&self) -> Usage {
-        match self {
-            Self::Flows(flows) => flows.usage(),
-            Self::Marked(marked) => Usage {
+        match (self.marked(), self.own()) {
+            (Some(marked), _) => Usage {
                 packets: None,
                 at: marked.is_used.then_some(marked.used_at),
             },
+            (None, flows) => flows.map(Flows::usage).unwrap_or_default(),
         }
     }
 
     /// When one of the flows of this plan was last used. A mark does not tell by which of the flows of its verdict
     /// a packet passed.
     pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
-        match self {
-            Self::Flows(flows) => flows.used_at(plan),
-            Self::Marked(marked) => marked.last_use().filter(|_| !plan.is_empty()),
-        }
+        let of_mark = self.marked().and_then(Marked::last_use);
+        let of_flows = self.own().and_then(|flows| flows.used_at(plan));
+        of_mark.filter(|_| !plan.is_empty()).max(of_flows)
     }
 
     /// When one of the flows with these keys was last used.
     pub(crate) fn keys_used_at<'a>(
         &self,
-        keys: impl Iterator<Item = &'a FlowKey>,
+        keys: impl Iterator<Item = &'a FlowKey> + Clone,
     ) -> Option<Timestamp> {
-        match self {
-            Self::Flows(flows) => flows.keys_used_at(keys),
-            Self::Marked(marked) => keys.last().and_then(|_| marked.last_use()),
-        }
+        let of_mark = self.marked().and_then(Marked::last_use);
+        let of_mark = of_mark.filter(|_| keys.clone().next().is_some());
+        let of_flows = self.own().and_then(|flows| flows.keys_used_at(keys));
+        of_mark.max(of_flows)
     }
 
     // What the switch says.
@@ -477,6 +560,16 @@ fn of_address(mut plan: Plan) -> Plan {
     plan
 }
 
+impl Enforced {
+    /// A mark was set in place of so many flows.
+    fn by_mark(flows: usize) -> Self {
+        Self {
+            added: flows,
+            changed: true,
+        }
+    }
+}
+
 impl Marked {
     fn new(verdict: VerdictId, now: Timestamp) -> Self {
         Self {
@@ -488,6 +581,12 @@ impl Marked {
             is_counted: false,
             found_in: 0,
         }
+    }
+
+    /// 1 if the address is out of use; `None` if it may be in use.
+    fn eviction_priority(&self, idle_grace: Duration, now: Timestamp) -> Option<u8> {
+        let is_in_use = self.is_used && self.used_at + idle_grace > now;
+        (self.is_counted && !is_in_use).then_some(1)
     }
 
     /// When the mark was last used, or set. `None` if the kernel has never had it: no packet can have used it.

@@ -206,8 +206,8 @@ pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
 /// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
-/// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of the rules before
-/// it opens nothing, and denies all traffic to the address if it denies.
+/// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
+/// nothing, and denies all traffic to the address if it denies.
 pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
 /// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]). An address that needs no
 /// more always gets them.

@@ -244,6 +244,10 @@ pub(crate) struct Fitting {
 
 /// Which of these rules have flows for an address of this family, where the port has these addresses; `None` if all of
 /// them have.
+///
+/// Whoever owns the name of a rule can let the name lead to the address of another. So the names of the rules share the
+/// room in equal parts; what a name does not need, the others share. A rule that fits into the part of its name has its
+/// flows. In what is then left, the other rules have theirs in their order.
 pub(crate) fn fitting(
     sets: &[&RuleSet],
     addresses: &[IpAddr],
@@ -260,28 +264,58 @@ pub(crate) fn fitting(
     let mut all: Vec<(usize, usize)> = matched.to_vec();
     all.sort_unstable_by_key(|place| (place.0, rule(*place).index, place.1));
     all.dedup();
+    let name = |place| rule(place).name.name();
+    let mut wanted: BTreeMap<&DomainName, usize> = BTreeMap::new();
+    for place in &all {
+        *wanted.entry(name(*place)).or_default() += count(*place);
+    }
+    let part = fair_part(wanted.into_values().collect(), room.flows());
+    let mut of_names: BTreeMap<&DomainName, usize> = BTreeMap::new();
+    let mut used = 0;
+    let mut fit = HashSet::new();
+    for place in &all {
+        let of_name = of_names.entry(name(*place)).or_default();
+        if *of_name + count(*place) <= part {
+            *of_name += count(*place);
+            used += count(*place);
+            fit.insert(*place);
+        }
+    }
+    for place in &all {
+        if !fit.contains(place) && used + count(*place) <= room.flows() {
+            used += count(*place);
+            fit.insert(*place);
+        }
+    }
     let mut fitting = Fitting::default();
-    let mut left = room.flows();
     let mut closed = None;
     let mut is_cut = false;
     for place in all {
-        let denies = rule(place).verdict == RuleAction::Deny;
-        let is_closed = closed == Some(place.0);
-        match left.checked_sub(count(place)) {
-            Some(rest) if !is_closed => {
-                left = rest;
-                fitting.whole.push(place);
-            }
-            _ => {
-                is_cut = true;
-                if denies {
-                    closed = Some(place.0);
-                    fitting.closing.push(place);
-                }
-            }
+        if fit.contains(&place) && closed != Some(place.0) {
+            fitting.whole.push(place);
+            continue;
+        }
+        is_cut = true;
+        if rule(place).verdict == RuleAction::Deny {
+            closed = Some(place.0);
+            fitting.closing.push(place);
         }
     }
     is_cut.then_some(fitting)
+}
+
+/// The equal part of a room that each of those has who want so much. Whoever wants less leaves the rest to the others.
+fn fair_part(mut wanted: Vec<usize>, room: usize) -> usize {
+    wanted.sort_unstable();
+    let (mut left, mut others) = (room, wanted.len());
+    for wanted in wanted {
+        if wanted > left / others {
+            return left / others;
+        }
+        left -= wanted;
+        others -= 1;
+    }
+    room
 }
 
 /// Makes plans.
@@ -406,7 +440,7 @@ impl Planner {
 
     /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
     /// whatever the name: one of `rules` in its place, if they are known. With `denials_only`, those of
-    /// rules that deny.
+    /// rules that deny. `whole` are the rules that names have given all of their flows.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
@@ -414,6 +448,7 @@ impl Planner {
         found: &BTreeMap<FlowKey, Cookie>,
         rules: Option<&[RuleInPlace]>,
         denials_only: bool,
+        whole: &[(usize, usize)],
     ) -> Ruled {
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
@@ -432,10 +467,10 @@ impl Planner {
                     |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
                 let may_close = rule.verdict == RuleAction::Deny && !rule.transports.is_empty();
                 for all_traffic in [false, true] {
-                    if all_traffic && !may_close {
+                    let place = (at, place);
+                    if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
                         continue;
                     }
-                    let place = (at, place);
                     let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
                     let stand = templates.iter().filter(|template| {
                         let key = template.key(to);
@@ -563,6 +598,21 @@ fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
     Arc::strong_count(template) > 1
 }
 
+/// Whether a flow in which a rule that denies closes all ports stands for nothing more: this rule and all behind it in its
+/// set that deny, for which it may have stood, have all of their flows.
+fn closes_no_more(
+    sets: &[&RuleSet],
+    (at, place): (usize, usize),
+    whole: &[(usize, usize)],
+) -> bool {
+    let rules = sets[at].rules();
+    let behind = rules.iter().enumerate().filter(|(_, other)| {
+        other.verdict == RuleAction::Deny && other.index >= rules[place].index
+    });
+    let mut behind = behind.map(|(place, _)| (at, place));
+    whole.contains(&(at, place)) && behind.all(|place| whole.contains(&place))
+}
+
 /// Makes a plan of templates: of several with the same key, the first counts.
 pub fn in_order(templates: &mut Plan) {
     if templates.len() > 1 {
@@ -651,6 +701,22 @@ fn body(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_equal_and_what_one_does_not_need_the_others_have() {
+        for (wanted, part) in [
+            (vec![100, 100], 256),
+            (vec![100, 200], 156),
+            (vec![200, 100, 1], 155),
+            (vec![300, 300, 300], 85),
+            (vec![1, 300, 0, 300], 127),
+            (vec![2; 300], 0),
+        ] {
+            assert_eq!(fair_part(wanted.clone(), 256), part, "{wanted:?}");
+            let used: usize = wanted.iter().map(|wanted| part.min(*wanted)).sum();
+            assert!(used <= 256, "{wanted:?}");
+        }
+    }
 
     #[test]
     fn one_cookie_stands_for_one_action_list() {

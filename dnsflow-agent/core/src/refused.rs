@@ -516,11 +516,12 @@ impl RefusedAddresses {
                 changed.insert(address);
             }
         }
-        // Pods come and go all the time. Nobody was told their addresses.
+        // Pods come and go all the time. Nobody was told their addresses, unless an option opens them.
         let pods_of_all = self.refusals.learned.pods.get(&Concerned::Everybody);
         let is_pod = |address| pods_of_all.is_some_and(|pods| pods.contains(address));
         let backends = changes.backends.into_iter();
-        changed.extend(backends.filter(|address| !is_pod(*address)));
+        let may_be_told = |address| self.refusals.allows(address) || !is_pod(address);
+        changed.extend(backends.filter(|address| may_be_told(*address)));
         self.rejudged(pods == Some(true), changed, out)
     }
 

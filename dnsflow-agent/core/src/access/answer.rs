@@ -323,8 +323,10 @@ impl Access<'_> {
             let is_news = self.learn(resolution, batch, now, out);
             let cache = &mut *self.cache;
             let is_again = cache.is_lost(id, *address) || cache.has_room_again(id, *address);
+            let lacks_flows =
+                cache.lacks_flows(id, *address) && self.budget.has_left(asked.asker, now);
             // Over budget, a name that will be denied is remembered, and opens nothing.
-            if is_over_budget || !is_news && !is_again {
+            if is_over_budget || !is_news && !is_again && !lacks_flows {
                 continue;
             }
             let room = cache.room(id, *address);
@@ -354,6 +356,9 @@ impl Access<'_> {
                 false => plan,
             };
             let enforced = self.cache.enforce(id, *address, plan, batch, now);
+            if lacks_flows {
+                self.cache.replace_mark(id, *address, batch, now);
+            }
             if enforced.added > 0 {
                 outcome.opened.insert(*address);
                 opens = true;

@@ -2,6 +2,7 @@
 
 mod answers;
 mod attempts;
+mod backends;
 mod blocked;
 mod comparison;
 mod denied;

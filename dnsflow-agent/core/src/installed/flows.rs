@@ -45,7 +45,7 @@ pub(crate) struct FlowState<'a> {
 struct Flow {
     /// The flow without its destination.
     template: Arc<FlowTemplate>,
-    /// When the flow was last written; long ago (zero) while the switch is away.
+    /// When the flow was last written, or began to have all packets; long ago (zero) while the switch is away.
     written_at: Timestamp,
     /// The packets that the flow had matched at the last comparison.
     packets: u64,
@@ -146,6 +146,14 @@ impl Flows {
         Enforced {
             added,
             changed: added > 0 || self.flows.len() != before,
+        }
+    }
+
+    /// The flows count as in use until their packets are read again: other flows may have matched them so far.
+    pub(crate) fn count_anew(&mut self, now: Timestamp) {
+        for flow in &mut self.flows {
+            flow.written_at = now;
+            flow.counted = false;
         }
     }
 

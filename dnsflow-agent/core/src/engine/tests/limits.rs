@@ -288,3 +288,49 @@ fn an_address_gets_its_flows_when_the_pod_has_fewer_and_is_told_again() {
     node.answer("p1", "second.test", &[OTHER], 600);
     assert_eq!(node.switch.len(), FEW_FLOWS + 1);
 }
+
+/// The owner of a name that an earlier rule allows lets the name lead to the address of another one.
+#[test]
+fn a_name_server_of_an_allowed_name_does_not_close_the_address_of_another() {
+    for ports in [100, 200] {
+        let rules = [
+            many(allow("other.test"), ports),
+            many(allow("example.com"), 100),
+            deny_all(),
+        ];
+        let mut node = Node::with(&rules);
+        node.answer("p1", "example.com", &[ADDRESS], 600);
+        node.answer("p1", "other.test", &[ADDRESS], 600);
+        let flows = &priorities(&node)["203.0.113.1"];
+        assert_eq!(flows.get(&10_999), Some(&100), "{ports} ports: {flows:?}");
+    }
+}
+
+#[test]
+fn each_name_of_rules_has_its_part_of_the_flows_of_an_address() {
+    // Many rules of one name have no more than one rule of many ports, in their order.
+    let mut rules = vec![many(allow("other.test"), 30); 10];
+    rules.push(many(allow("example.com"), 100));
+    let mut node = Node::with(&rules);
+    for name in ["other.test", "n.example.com"] {
+        node.answer("p1", name, &[ADDRESS], 600);
+    }
+    let mut expected: BTreeMap<u16, usize> = (10_996..=11_000).map(|rule| (rule, 30)).collect();
+    expected.insert(10_990, 100);
+    assert_eq!(priorities(&node)["203.0.113.1"], expected);
+    // A rule that denies has a part, too: it closes its own ports, and no others.
+    let rules = [
+        many(allow("other.test"), 200),
+        many(deny("bad.test"), 100),
+        allow("example.com"),
+    ];
+    let mut node = Node::with(&rules);
+    for name in ["other.test", "bad.test", "example.com"] {
+        node.answer("p1", name, &[ADDRESS], 600);
+    }
+    // The name that needs little leaves the rest of its part to both.
+    assert_eq!(
+        priorities(&node)["203.0.113.1"],
+        [(10_999, 100), (10_998, 1)].into()
+    );
+}

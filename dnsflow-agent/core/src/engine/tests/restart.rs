@@ -886,3 +886,52 @@ fn a_flow_that_closes_all_ports_is_adopted_without_a_snapshot() {
     let after = after_restart(&mut before, &[], &rules);
     assert_eq!(after.switch, closed);
 }
+
+/// A rule of many ports has closed all of them. The agent restarts without a snapshot, and then the rule has one port.
+#[test]
+fn a_flow_that_closed_all_ports_goes_when_the_rule_fits() {
+    let of_ports = |ports| {
+        [Rule {
+            ports: tcp(ports),
+            ..deny("bad.test")
+        }]
+    };
+    let (many, one) = (of_ports(1024), of_ports(1));
+    for is_restarted in [false, true] {
+        let mut node = Node::with(&many);
+        node.answer("p1", "bad.test", &[ADDRESS], 60);
+        if is_restarted {
+            node = after_restart(&mut node, &[], &many);
+        }
+        node.set_firewall(&one);
+        node.set_ovn(&one);
+        assert_eq!(node.switch.len(), 1, "nobody says yet what it stands for");
+        node.answer("p1", "bad.test", &[ADDRESS], 60);
+        let ports: Vec<_> = node.of_rules().map(|key| key.matches.transport).collect();
+        assert_eq!(ports, [tcp(1).pop()], "restarted: {is_restarted}");
+    }
+}
+
+/// Such a flow stands for the rules behind it as well.
+#[test]
+fn a_flow_that_closes_all_ports_stays_while_it_may_stand_for_another_rule() {
+    let of_ports = |name, ports| Rule {
+        ports: tcp(ports),
+        ..deny(name)
+    };
+    let rules = [of_ports("bad.test", 200), of_ports("evil.test", 100)];
+    let mut before = Node::with(&rules);
+    for name in ["bad.test", "evil.test"] {
+        before.answer("p1", name, &[ADDRESS], 600);
+    }
+    let closed = before.switch.clone();
+    assert_eq!(closed.len(), 1);
+    let mut after = after_restart(&mut before, &[], &rules);
+    after.answer("p1", "bad.test", &[ADDRESS], 600);
+    assert!(closed.keys().all(|key| after.switch.contains_key(key)));
+    after.answer("p1", "evil.test", &[ADDRESS], 600);
+    assert_eq!(
+        after.switch.keys().collect::<Vec<_>>(),
+        closed.keys().collect::<Vec<_>>()
+    );
+}

@@ -13,7 +13,6 @@ use crate::{
         FLOWS_PER_ADDRESS_MAX, MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
         VERDICTS_PER_PORT_MAX,
     },
-    ovn::rows::LoadBalancer,
 };
 
 const MASK: u32 = 0xffe0_0000;
@@ -159,59 +158,6 @@ fn an_address_that_a_rule_denies_has_flows_of_its_own() {
     node.pass(2 * COMPARE_INTERVAL);
     assert_eq!(own(&node), BTreeSet::new());
     assert!(marked(&node, ADDRESS) && marked(&node, OTHER));
-}
-
-/// So has one that a load balancer leads to, as long as it does.
-#[test]
-fn an_address_that_a_load_balancer_leads_to_has_flows_of_its_own() {
-    let mut node = Node::bare();
-    node.engine = Engine::new(config());
-    let rules = [allow("example.com"), deny_all()];
-    let mut node = node.start(&rules);
-    let lead_to = |node: &mut Node, row: u128, backends: &[[u8; 4]]| {
-        let backends: BTreeSet<IpAddr> = backends.iter().copied().map(IpAddr::from).collect();
-        let balancer = LoadBalancer {
-            service: "ns1/outside".into(),
-            network: None,
-            addresses: [[10, 96, 0, 9].into()].into(),
-            backends: backends.into_iter().collect(),
-        };
-        node.give(Input::Nb(NbUpdate {
-            load_balancers: vec![(RowId::new(row), Some(balancer))],
-            ..NbUpdate::default()
-        }));
-        node.pass(Duration::from_secs(1));
-    };
-    let own = |node: &Node| {
-        let destinations = node.switch.keys().filter_map(|key| key.matches.ends.dst());
-        destinations.collect::<BTreeSet<_>>()
-    };
-    let marked = |node: &Node| {
-        let marks = node.marks.keys().map(|(_, address)| *address);
-        marks.collect::<BTreeSet<_>>()
-    };
-    let [address, other] = [ADDRESS, OTHER].map(IpAddr::from);
-    // Known before the answer.
-    lead_to(&mut node, 1, &[OTHER]);
-    node.answer("p1", "www.example.com", &[ADDRESS, OTHER], 600);
-    assert_eq!(
-        (own(&node), marked(&node)),
-        ([other].into(), [address].into())
-    );
-    // Known afterwards, from two rows.
-    lead_to(&mut node, 1, &[ADDRESS]);
-    lead_to(&mut node, 2, &[ADDRESS]);
-    assert_eq!(
-        (own(&node), marked(&node)),
-        ([address].into(), [other].into())
-    );
-    lead_to(&mut node, 1, &[]);
-    assert_eq!(own(&node), [address].into());
-    lead_to(&mut node, 2, &[]);
-    assert_eq!(
-        (own(&node), marked(&node)),
-        ([].into(), [address, other].into())
-    );
 }
 
 #[test]
