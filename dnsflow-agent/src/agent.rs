@@ -199,7 +199,6 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let config = Config {
         subdomains: options.subdomains,
         dry_run: options.dry_run,
-        scope: options.scope.into(),
         cache_limits: options.cache_limits(),
         flow_changes_per_second: options.max_flow_changes,
         hold_max: hold.unwrap_or_default(),

@@ -12,7 +12,6 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
     limits::CacheLimits,
-    ports::Scope,
     profile::StaticProfile,
     refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,
@@ -221,15 +220,6 @@ pub struct AgentOptions {
     )]
     pub keep_flows_s: u16,
 
-    /// Who may use an address that a pod was told: the pod, or its namespace's pods on the node
-    #[arg(
-        long,
-        value_name = "SCOPE",
-        env = "DNSFLOW_SCOPE",
-        default_value = "pod"
-    )]
-    pub scope: ScopeOption,
-
     /// The time for which an address stays at least, however short its TTL
     #[arg(
         long,
@@ -436,24 +426,6 @@ fn parse_mark_mask(text: &str) -> Result<NonZeroU32, String> {
     match number & number.wrapping_add(1) {
         0 => Ok(mask),
         _ => Err("the bits of the mask are not all in one piece".to_owned()),
-    }
-}
-
-/// Who may use an address that a pod was told.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub enum ScopeOption {
-    /// The pod that was told.
-    Pod,
-    /// Every pod of its namespace on this node.
-    Namespace,
-}
-
-impl From<ScopeOption> for Scope {
-    fn from(option: ScopeOption) -> Self {
-        match option {
-            ScopeOption::Pod => Self::Pod,
-            ScopeOption::Namespace => Self::Namespace,
-        }
     }
 }
 

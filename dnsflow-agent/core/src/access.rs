@@ -26,7 +26,7 @@ use crate::{
     output::Output,
     plan::{Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
     policy::{Mention, Policy},
-    ports::{Port, Ports, Scope},
+    ports::Ports,
     refused::{Refused, RefusedAddresses, Rejudged},
     report::Report,
     rules::{AlikeNames, ChangedRules},
@@ -300,29 +300,7 @@ impl Access<'_> {
         let pod = port.row.iface_id_ver.as_deref();
         let known = self.cache.open(id, &port.row.iface_id, pod);
         self.learn_all(id, known, batch, now, out);
-        // OVN's rows may have come before the interface.
-        self.share(id, batch, now, out);
         self.replan(id, batch, now);
-    }
-
-    /// Gives a port without addresses those that its namespace shares, if the scope is the
-    /// namespace. Returns whether there are any.
-    pub(crate) fn share(
-        &mut self,
-        port: PortId,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
-        if self.cache.count(port) > 0 {
-            return false;
-        }
-        let sharing = sharing_with(self.ports, self.policy, port).into_iter();
-        if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
-            let known = self.cache.known_to(most);
-            self.learn_all(port, known, batch, now, out);
-        }
-        self.cache.count(port) > 0
     }
 
     fn learn_all(
@@ -726,17 +704,4 @@ fn plan(
         in_order(&mut plan);
     }
     (plan, is_cut)
-}
-
-/// With [`Scope::Namespace`], the ports of this node under the rules of the port's namespace.
-pub(crate) fn sharing_with(ports: &Ports, policy: &Policy, port: PortId) -> Vec<PortId> {
-    let namespace = || policy.namespace_of(&ports.get(port)?.row);
-    match (ports.scope(), namespace()) {
-        (Scope::Namespace, Some(namespace)) => {
-            let is_in = |port: &Port| policy.namespace_of(&port.row) == Some(namespace);
-            let ports = ports.iter().filter(|(_, port)| is_in(port));
-            ports.map(|(id, _)| id).collect()
-        }
-        _ => Vec::new(),
-    }
 }

@@ -3,9 +3,8 @@
 //! Whoever answers for a name decides how many addresses a pod is told. Each one that a rule allows is written into
 //! the switch, which follows the flows of all pods on one thread, or gets a mark in the kernel, which costs the agent
 //! alone, and far less. So a pod has a budget of its own; the node's budget stands behind those of the pods, and what
-//! runs out of it is lost to the pods that have used more than half of their own. With the namespace as scope, a
-//! second budget of the same form bounds how much is shared with other pods. Why an answer over budget is not opened
-//! later instead: `docs/decisions/budgets.md`.
+//! runs out of it is lost to the pods that have used more than half of their own. Why an
+//! answer over budget is not opened later instead: `docs/decisions/budgets.md`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,8 +16,7 @@ use crate::{
     ids::PortId,
     limits::{
         FLOW_BURST_TIME, LIMIT_REPORT_INTERVAL, Limit, MARKS_PER_FLOW_CHANGE, NODE_FLOW_BURST_TIME,
-        NODE_FLOW_CHANGES_PER_SECOND, NODE_SHARED_ADDRESSES_PER_SECOND,
-        SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME,
+        NODE_FLOW_CHANGES_PER_SECOND,
     },
     rate::{Account, Rate},
 };
@@ -48,42 +46,12 @@ impl Changes {
     }
 }
 
-/// The rate of each port, and the node's behind it.
+/// What the answers to each port have changed in the switch.
 #[derive(Debug)]
-struct Pool {
+pub(crate) struct FlowBudget {
     of_port: Rate,
     of_node: Rate,
     node: Account,
-}
-
-impl Pool {
-    fn new(of_port: Rate, of_node: Rate) -> Self {
-        Self {
-            of_port,
-            of_node,
-            node: Account::default(),
-        }
-    }
-
-    /// Whether a port that has spent so much may spend more.
-    fn has_left(&self, spent: Account, now: Timestamp) -> bool {
-        spent.has_left(self.of_port, now)
-            && (self.node.has_left(self.of_node, now) || spent.has_half_left(self.of_port, now))
-    }
-
-    /// Spends what takes so long at a rate.
-    fn spend(&mut self, spent: &mut Account, time: impl Fn(Rate) -> Duration, now: Timestamp) {
-        let (of_port, of_node) = (self.of_port, self.of_node);
-        spent.spend_time(time(of_port), of_port, now);
-        self.node.spend_time(time(of_node), of_node, now);
-    }
-}
-
-/// What the answers to each port have changed in the switch, and have brought to other ports.
-#[derive(Debug)]
-pub(crate) struct FlowBudget {
-    changes: Pool,
-    sharing: Pool,
     ports: HashMap<PortId, PortBudget>,
     per_second: u32,
 }
@@ -91,7 +59,6 @@ pub(crate) struct FlowBudget {
 #[derive(Debug, Default)]
 struct PortBudget {
     changed: Account,
-    shared: Account,
     /// When each limit was last reported.
     reported_at: BTreeMap<Limit, Timestamp>,
 }
@@ -100,40 +67,33 @@ impl FlowBudget {
     /// Nothing was spent. A pod may change `per_second` flows each second.
     pub(crate) fn new(per_second: u32) -> Self {
         Self {
-            changes: Pool::new(
-                Rate::per_second(per_second, FLOW_BURST_TIME),
-                Rate::per_second(NODE_FLOW_CHANGES_PER_SECOND, NODE_FLOW_BURST_TIME),
-            ),
-            sharing: Pool::new(
-                Rate::per_second(SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME),
-                Rate::per_second(NODE_SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME),
-            ),
+            of_port: Rate::per_second(per_second, FLOW_BURST_TIME),
+            of_node: Rate::per_second(NODE_FLOW_CHANGES_PER_SECOND, NODE_FLOW_BURST_TIME),
+            node: Account::default(),
             ports: HashMap::new(),
             per_second,
         }
     }
 
-    /// The number behind a limit.
-    pub(crate) fn of(&self, limit: &Limit) -> usize {
-        let per_second = match limit {
-            Limit::SharedAddresses => SHARED_ADDRESSES_PER_SECOND,
-            _ => self.per_second,
-        };
-        usize::try_from(per_second).unwrap_or(usize::MAX)
+    /// How many flows a pod may change each second.
+    pub(crate) fn per_second(&self) -> usize {
+        usize::try_from(self.per_second).unwrap_or(usize::MAX)
     }
 
     /// Whether answers to this port may change something now.
     pub(crate) fn has_left(&self, port: PortId, now: Timestamp) -> bool {
         let port = self.ports.get(&port);
         let spent = port.map(|port| port.changed).unwrap_or_default();
-        self.changes.has_left(spent, now)
+        spent.has_left(self.of_port, now)
+            && (self.node.has_left(self.of_node, now) || spent.has_half_left(self.of_port, now))
     }
 
     /// An answer to this port has changed so much.
     pub(crate) fn spend(&mut self, port: PortId, changes: Changes, now: Timestamp) {
         if changes != Changes::default() {
-            let spent = &mut self.ports.entry(port).or_default().changed;
-            self.changes.spend(spent, |rate| changes.time(rate), now);
+            self.spend_denied(port, changes, now);
+            self.node
+                .spend_time(changes.time(self.of_node), self.of_node, now);
         }
     }
 
@@ -142,23 +102,8 @@ impl FlowBudget {
     pub(crate) fn spend_denied(&mut self, port: PortId, changes: Changes, now: Timestamp) {
         if changes != Changes::default() {
             let spent = &mut self.ports.entry(port).or_default().changed;
-            let rate = self.changes.of_port;
-            spent.spend_time(changes.time(rate), rate, now);
+            spent.spend_time(changes.time(self.of_port), self.of_port, now);
         }
-    }
-
-    /// Whether an answer to this port may be shared with another port now.
-    pub(crate) fn may_share(&self, port: PortId, now: Timestamp) -> bool {
-        let port = self.ports.get(&port);
-        let spent = port.map(|port| port.shared).unwrap_or_default();
-        self.sharing.has_left(spent, now)
-    }
-
-    /// So many addresses of an answer to this port are shared with another port.
-    pub(crate) fn share(&mut self, port: PortId, addresses: usize, now: Timestamp) {
-        let spent = &mut self.ports.entry(port).or_default().shared;
-        self.sharing
-            .spend(spent, |rate| rate.time_of(addresses), now);
     }
 
     /// Whether it is to be reported now that an answer to this port was over a limit.

@@ -440,17 +440,6 @@ impl Cache {
         denied.map(|(address, _)| *address).collect()
     }
 
-    /// What this port was told: address, name and term.
-    pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Term)> {
-        let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
-        entries
-            .flat_map(|(address, entry)| {
-                let names = entry.names.iter();
-                names.map(|(name, term)| (*address, name.clone(), *term))
-            })
-            .collect()
-    }
-
     /// The number of addresses of a port.
     pub(crate) fn count(&self, port: PortId) -> usize {
         self.ports.get(&port).map_or(0, |port| port.entries.len())

@@ -36,9 +36,6 @@ pub struct Counters {
     pub names_dropped: u64,
     /// Addresses not opened because the answers to a pod change too many flows.
     pub addresses_over_budget: u64,
-    /// Addresses that another pod of the namespace was told, and that were not shared with a pod because there were too
-    /// many: counted for each of these pods.
-    pub addresses_not_shared: u64,
     /// Plans of addresses that have not all flows of their rules: counted each time that one is made.
     pub addresses_cut: u64,
     /// Reports left out because the answers to a pod lead to too many.

@@ -40,7 +40,7 @@ use crate::{
     output::Output,
     ovn::{rows::RowId, view::Touched},
     policy::{Mention, Policy},
-    ports::{PortChange, Ports, Scope},
+    ports::{PortChange, Ports},
     profile::StaticProfile,
     recording::Recordings,
     refused::{Refusals, Refused, RefusedAddresses, Rejudged},
@@ -65,8 +65,6 @@ pub struct Config {
     pub subdomains: bool,
     /// Whether flows are planned, and not installed.
     pub dry_run: bool,
-    /// Who may use an address that a pod was told.
-    pub scope: Scope,
     /// How long cache entries last, and how many there may be.
     pub cache_limits: CacheLimits,
     /// How many flows the answers to one pod may change each second.
@@ -93,7 +91,6 @@ impl Default for Config {
         Self {
             subdomains: true,
             dry_run: false,
-            scope: Scope::Pod,
             cache_limits: CacheLimits::default(),
             flow_changes_per_second: FLOW_CHANGES_PER_SECOND,
             hold_max: HoldLimits::default().longest,
@@ -128,7 +125,6 @@ impl Engine {
         let Config {
             subdomains,
             dry_run,
-            scope,
             cache_limits,
             flow_changes_per_second,
             hold_max,
@@ -142,7 +138,7 @@ impl Engine {
         let mut out = Output::default();
         Self {
             sources: Sources::new(profile.is_some()),
-            ports: Ports::new(scope, profile.is_none()),
+            ports: Ports::new(profile.is_none()),
             answers: Answers::new(dns_ports, resolvers, &mut out),
             policy: Policy::new(subdomains, dry_run, profile, mark_mask.is_some()),
             told: Told {
@@ -608,7 +604,7 @@ impl Engine {
             return Some(Wait::default());
         }
         let (mut access, _, out) = self.access();
-        let mut recipients = access.recipients(asker, &response.name);
+        let recipients = access.recipients(asker, &response.name);
         let mut reading = access.read(asked, &recipients, response, out)?;
         if is_recorded {
             self.record(asker, &reading.answer);
@@ -622,7 +618,7 @@ impl Engine {
         access.take_out_refused(asked, &recipients, &mut reading.answer, now, out);
         let most = access.changes_at_most(&recipients, &reading);
         let mut batch = switch.begin_openings(asker, most, now);
-        let outcome = access.apply(asked, &mut recipients, &reading, &mut batch, now, out);
+        let outcome = access.apply(asked, &recipients, &reading, &mut batch, now, out);
         let matched = outcome.matched;
         let changes = batch.added();
         let name = reading.answer.name.clone();
@@ -761,13 +757,9 @@ impl Engine {
         if are_filtered || !concerned.is_empty() {
             self.filter.outdate();
         }
-        let (mut access, _, out) = self.access();
+        let (mut access, ..) = self.access();
         for (port, changed) in concerned {
-            if access.share(port, batch, now, out) {
-                access.replan(port, batch, now);
-            } else {
-                access.replan_changed(port, &changed, batch, now);
-            }
+            access.replan_changed(port, &changed, batch, now);
         }
     }
 

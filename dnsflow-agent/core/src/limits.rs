@@ -29,8 +29,6 @@ pub enum Limit {
     FlowsOfPod,
     /// Flows that answers to the pod change in a second.
     FlowChanges,
-    /// Addresses that answers to the pod bring to other pods in a second.
-    SharedAddresses,
 }
 
 impl fmt::Display for Limit {
@@ -75,10 +73,6 @@ impl fmt::Display for Limit {
             Self::FlowChanges => {
                 "a pod is told so many new addresses that some are not opened now: allow a \
                  cidrSelector, or raise --max-flow-changes"
-            }
-            Self::SharedAddresses => {
-                "a pod is told so many addresses that some are not shared with the other pods of its namespace now, \
-                 which have to ask themselves: allow a cidrSelector, or set --scope pod"
             }
         })
     }
@@ -139,7 +133,7 @@ impl CacheLimits {
             Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
             Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
             Limit::FlowsOfPod => self.flows_per_port_max(),
-            Limit::FlowChanges | Limit::SharedAddresses => 0,
+            Limit::FlowChanges => 0,
         }
     }
 }
@@ -192,13 +186,6 @@ pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
 pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
 /// The same for all pods of the node together: 65,536 changes.
 pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
-/// Addresses that the answers to one pod may bring to other pods of its namespace in a second, counted for each
-/// of these pods. One takes the agent about a microsecond (`docs/decisions/budgets.md`).
-pub const SHARED_ADDRESSES_PER_SECOND: u32 = 1 << 16;
-/// The same for all pods of the node together. Beyond, only pods with at least half of their own left go on.
-pub const NODE_SHARED_ADDRESSES_PER_SECOND: u32 = 4 * SHARED_ADDRESSES_PER_SECOND;
-/// What may be shared in this time may be shared at once.
-pub const SHARED_BURST_TIME: Duration = Duration::from_secs(1);
 /// So many marks count as one change of a flow. A flow takes ovs-vswitchd hundreds of microseconds, a mark takes the
 /// agent and the kernel a few (`docs/decisions/budgets.md`).
 pub const MARKS_PER_FLOW_CHANGE: u32 = 16;

@@ -19,15 +19,6 @@ use crate::{
     report::{NotTrusted, Report},
 };
 
-/// Who may use an address that a pod was told.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Scope {
-    /// The pod that was told.
-    Pod,
-    /// Every pod of its namespace on this node.
-    Namespace,
-}
-
 /// For so long attaching may fail before people are told: a row of a pod that comes or goes may be there
 /// without its veth.
 const NOT_ATTACHED_FOR: Duration = Duration::from_secs(5);
@@ -63,7 +54,6 @@ pub(crate) enum PortChange {
 /// Interfaces and ports of the node.
 #[derive(Debug)]
 pub(crate) struct Ports {
-    scope: Scope,
     /// Whether OVN makes the pods' networks; else nobody checks where their packets come from.
     has_ovn: bool,
     interfaces: Table<Interface>,
@@ -91,10 +81,9 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// No port is known. `scope` says who may use an address that a pod was told.
-    pub(crate) fn new(scope: Scope, has_ovn: bool) -> Self {
+    /// No port is known.
+    pub(crate) fn new(has_ovn: bool) -> Self {
         Self {
-            scope,
             has_ovn,
             interfaces: Table::default(),
             primary_networks: None,
@@ -427,17 +416,6 @@ impl Ports {
             Some(ports) => ports.iter().copied().collect(),
             None => vec![port],
         }
-    }
-
-    /// Whose ports share what one of them is told.
-    pub(crate) fn scope(&self) -> Scope {
-        self.scope
-    }
-
-    /// Makes the ports share what one of them is told.
-    #[cfg(test)]
-    pub(crate) fn set_scope(&mut self, scope: Scope) {
-        self.scope = scope;
     }
 }
 

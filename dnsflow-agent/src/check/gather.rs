@@ -47,7 +47,6 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         hold: _,
         hold_max: _,
         keep_flows_s: _,
-        scope: _,
         min_ttl: _,
         max_ttl: _,
         idle_grace: _,

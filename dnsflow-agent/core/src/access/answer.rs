@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Access, plan, sharing_with, whose};
+use super::{Access, plan, whose};
 use crate::{
     Timestamp, answers,
     cache::Resolution,
@@ -48,25 +48,20 @@ pub(crate) struct Recipient {
     is_to_be_denied: bool,
 }
 
-/// The ports that an answer is for.
+/// The ports that an answer is for: those of the pod that has asked, one for each of its networks.
 #[derive(Debug, Default)]
-pub(crate) struct Recipients {
-    /// All of them, those of the pod that has asked first.
-    ports: Vec<Recipient>,
-    /// How many are of the pod that has asked.
-    own: usize,
-}
+pub(crate) struct Recipients(Vec<Recipient>);
 
 impl Recipients {
     /// Whether a rule of one denies the name, or will.
     fn any_denies(&self) -> bool {
-        let mut ports = self.ports.iter();
+        let mut ports = self.0.iter();
         ports.any(|recipient| recipient.is_to_be_denied)
     }
 
     /// Whether rules of all deny the name, or will.
     fn all_deny(&self) -> bool {
-        let mut ports = self.ports.iter();
+        let mut ports = self.0.iter();
         self.any_denies() && ports.all(|recipient| recipient.is_to_be_denied)
     }
 }
@@ -100,24 +95,14 @@ pub(crate) struct Outcome {
     pub(crate) would_open: BTreeSet<IpAddr>,
     /// The number of addresses that were not opened because the pod is over its budget.
     over_budget: usize,
-    /// The number of addresses that were not shared with other pods, for each of them.
-    not_shared: usize,
 }
 
 impl Access<'_> {
     /// The ports that an answer to a question of this port is for. The rules of each are looked up once.
     pub(crate) fn recipients(&self, asker: PortId, name: &DomainName) -> Recipients {
-        let own = self.ports.of_pod(asker);
-        let others = sharing_with(self.ports, self.policy, asker).into_iter();
-        let others: Vec<_> = others.filter(|port| !own.contains(port)).collect();
-        Recipients {
-            own: own.len(),
-            ports: own
-                .into_iter()
-                .chain(others)
-                .filter_map(|port| self.recipient(port, name))
-                .collect(),
-        }
+        let ports = self.ports.of_pod(asker).into_iter();
+        let recipients = ports.filter_map(|port| self.recipient(port, name));
+        Recipients(recipients.collect())
     }
 
     fn recipient(&self, id: PortId, name: &DomainName) -> Option<Recipient> {
@@ -206,8 +191,7 @@ impl Access<'_> {
     /// How many flows an answer may change.
     pub(crate) fn changes_at_most(&self, recipients: &Recipients, reading: &Reading) -> usize {
         let addresses = reading.if_denied().len();
-        let own = &recipients.ports[..recipients.own];
-        let of_rules = own.iter().filter_map(|recipient| {
+        let of_rules = recipients.0.iter().filter_map(|recipient| {
             let row = &self.ports.get(recipient.port)?.row;
             let sets = self.policy.sets(row);
             let of_rule = |rule: &ActiveRule| {
@@ -219,40 +203,30 @@ impl Access<'_> {
         });
         let added = of_rules.max().unwrap_or(0) * addresses;
         let name = &reading.answer.name;
-        let removed = own
+        let removed = recipients
+            .0
             .iter()
             .map(|recipient| self.cache.removed_at_most(recipient.port, name, addresses));
-        (added + removed.max().unwrap_or(0)) * recipients.ports.len()
+        (added + removed.max().unwrap_or(0)) * recipients.0.len()
     }
 
-    /// Applies an answer to its recipients, as far as the asker may share it. Those are left out with whom it may not.
+    /// Applies an answer to its recipients.
     pub(crate) fn apply(
         &mut self,
         asked: &Asked,
-        recipients: &mut Recipients,
+        recipients: &Recipients,
         reading: &Reading,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
     ) -> Outcome {
         let mut outcome = Outcome::default();
-        let addresses = reading.if_denied().len();
-        let mut reached = recipients.ports.len();
-        for (place, recipient) in recipients.ports.iter().enumerate() {
-            if place >= recipients.own {
-                if !self.budget.may_share(asked.asker, now) {
-                    reached = place;
-                    break;
-                }
-                // An answer without addresses costs as much as one with an address.
-                self.budget.share(asked.asker, addresses.max(1), now);
-            }
+        for recipient in &recipients.0 {
             if asked.mention == Mention::Unknown {
                 self.cache.judge_later(recipient.port);
             }
             self.apply_to(recipient, (asked, reading), batch, &mut outcome, now, out);
         }
-        outcome.not_shared = recipients.ports.drain(reached..).len() * addresses;
         self.report_limits(asked.asker, reading, &outcome, now, out);
         outcome
     }
@@ -385,13 +359,13 @@ impl Access<'_> {
         reading: &Reading,
     ) -> impl Iterator<Item = Written> {
         let addresses = reading.if_denied().iter().map(|(address, _)| *address);
-        recipients.ports.iter().flat_map(move |recipient| {
+        recipients.0.iter().flat_map(move |recipient| {
             let addresses = addresses.clone();
             addresses.filter_map(|address| self.cache.written(recipient.port, address))
         })
     }
 
-    /// Counts and reports the addresses of an answer that were not opened, or not shared, for a limit.
+    /// Counts and reports the addresses of an answer that were not opened for a limit.
     fn report_limits(
         &mut self,
         asker: PortId,
@@ -400,17 +374,10 @@ impl Access<'_> {
         now: Timestamp,
         out: &mut Output,
     ) {
-        out.counters.addresses_over_budget += outcome.over_budget as u64;
-        out.counters.addresses_not_shared += outcome.not_shared as u64;
-        let limits = [
-            (outcome.over_budget, Limit::FlowChanges),
-            (outcome.not_shared, Limit::SharedAddresses),
-        ];
-        for (count, limit) in limits {
-            if count > 0 {
-                let max = self.budget.of(&limit);
-                self.limit_reached(asker, limit, max, now, out);
-            }
+        if outcome.over_budget > 0 {
+            out.counters.addresses_over_budget += outcome.over_budget as u64;
+            let max = self.budget.per_second();
+            self.limit_reached(asker, Limit::FlowChanges, max, now, out);
         }
         let Answer { name, left_out, .. } = &reading.answer;
         if *left_out > 0 {

@@ -79,7 +79,7 @@ fn what_one_pod_spends_is_not_taken_from_another() {
 fn where_the_node_has_nothing_left_pods_that_have_used_little_go_on() {
     let mut budget = FlowBudget::new(100);
     let mut ports = (10..).map(PortId);
-    while budget.changes.node.has_left(budget.changes.of_node, at(0)) {
+    while budget.node.has_left(budget.of_node, at(0)) {
         spend_all(&mut budget, ports.next().expect("without end"), at(0));
     }
     // Half of the burst, and the one behind it.

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::{EntryView, PortView, View, action_text, destination_text, transport_text};
 use crate::{
     Timestamp,
-    access::sharing_with,
     attempts::Heard,
     cache::End,
     firewall::{Destination, Firewall, Rule, RuleAction},
@@ -762,17 +761,13 @@ impl View<'_> {
         };
         let mut others = self.ports.iter().filter(|(other, _)| *other != id);
         match others.find(|(other, _)| is_told(*other)) {
-            Some((other_id, other)) => {
-                let shares = sharing_with(self.ports, self.policy, id);
-                let why = match shares.contains(&other_id) {
-                    true => "was told so much at that time that this was not shared",
-                    false => "was told, and each pod reaches what it was told itself",
-                };
-                (
-                    Reason::ToldToOtherPod,
-                    format!("this pod has not asked; {} {why}", other.row.iface_id),
-                )
-            }
+            Some((_, other)) => (
+                Reason::ToldToOtherPod,
+                format!(
+                    "this pod has not asked; {} was told, and each pod reaches what it was told itself",
+                    other.row.iface_id
+                ),
+            ),
             None => (
                 Reason::NotResolved,
                 "the pod was told no such answer by a DNS server that is trusted".to_owned(),

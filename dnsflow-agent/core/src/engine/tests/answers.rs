@@ -179,25 +179,6 @@ fn each_port_of_a_pod_has_what_its_own_rules_say_of_an_answer() {
 }
 
 #[test]
-fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
-    let mut node = Node::with(&[allow("example.com"), deny_all()]);
-    node.engine.ports.set_scope(Scope::Namespace);
-    node.add_pod("p2", 6);
-    node.answer("p2", "example.com", &[ADDRESS], 300);
-    let sources =
-        |node: &Node| -> Vec<String> { node.open().into_iter().map(|(src, ..)| src).collect() };
-    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6"]);
-    // Also a pod that comes later.
-    node.add_pod("p3", 7);
-    assert_eq!(sources(&node), ["10.244.0.5", "10.244.0.6", "10.244.0.7"]);
-    // And one that OVN knows before it has an interface.
-    let row = RowId::new(0x108);
-    node.add_logical_port("p4", 8, row);
-    node.add_interface("p4", 8, "uid-p4", row);
-    assert_eq!(sources(&node).len(), 4);
-}
-
-#[test]
 fn an_answer_to_another_pod_opens_nothing_for_the_one_that_has_its_interface_index() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
     let ifindex = ifindex_of(RowId::new(0x105));

@@ -331,19 +331,6 @@ fn another_pod_was_told() {
 }
 
 #[test]
-fn another_pod_has_not_shared_what_it_was_told() {
-    let mut node = node(&[allow("example.com"), deny_all()]);
-    node.add_pod("p2", 6);
-    node.engine.ports.set_scope(Scope::Namespace);
-    let port = node.engine.ports.named("ns1_p2").expect("it is there");
-    node.engine.told.budget.share(port, usize::MAX, node.now);
-    node.answer("p2", "example.com", &[ADDRESS], 60);
-    let explained = address(explain(&node, "p1", TARGET));
-    assert_eq!(explained.reason, Reason::ToldToOtherPod);
-    assert!(explained.text.contains("not shared"), "{}", explained.text);
-}
-
-#[test]
 fn the_agent_has_just_started() {
     let mut node = Node::bare();
     node.add_pod("p1", 5);

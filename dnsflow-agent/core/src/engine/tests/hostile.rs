@@ -12,7 +12,7 @@ use crate::budget::Changes;
 use crate::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
     FLOWS_PER_ADDRESS_MAX, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX, HELD_MAX, NAMES_PER_ADDRESS_MAX,
-    REFUSALS_REPORTED_MAX, SHARED_ADDRESSES_PER_SECOND, SHARED_BURST_TIME, TCP_CONNECTIONS_MAX,
+    REFUSALS_REPORTED_MAX, TCP_CONNECTIONS_MAX,
 };
 
 /// The size of each collection that what pods are told can make grow.
@@ -294,82 +294,6 @@ fn at_a_pod_full_of_denied_addresses_an_answer_does_not_look_at_all_of_them_for_
     node.answer("p1", "worse.test", &addresses(0x10_0000, 1), 600);
     assert!(node.destinations().contains("11.16.0.0"));
     node.engine.told.cache.check();
-}
-
-/// The work that a pod's answers make for other pods.
-#[test]
-fn what_a_pod_shares_with_its_namespace_has_a_limit_and_a_neighbour_notices_nothing() {
-    const PODS: u8 = 20;
-    let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);
-    node.engine.ports.set_scope(Scope::Namespace);
-    for pod in 2..=PODS {
-        node.add_pod(&format!("p{pod}"), 4 + pod);
-    }
-    node.reports.clear();
-    let planned = |node: &mut Node| node.engine.told.plans.planner().take_planned();
-    let not_shared = |node: &Node| node.engine.counters().addresses_not_shared;
-    // A browser that is opened with fifty names shares all of them.
-    for name in 0..50 {
-        let name = format!("n{name}.example.com");
-        node.answer("p2", &name, &addresses(0, 8), 600);
-    }
-    assert_eq!(not_shared(&node), 0);
-    // 256 addresses that all know, again and again.
-    node.pass(SHARED_BURST_TIME);
-    let pods = u64::from(PODS) - 1;
-    let told = 30 * 256 * pods;
-    for _ in 0..30 {
-        node.answer("p1", "example.com", &addresses(0, 256), 600);
-    }
-    let most = u64::from(SHARED_ADDRESSES_PER_SECOND);
-    let shared = told - not_shared(&node);
-    assert!(
-        (most..=most + 256 + most / 100).contains(&shared),
-        "{shared}"
-    );
-    let limit = "ns1: SharedAddresses of ns1_p1, 65536".to_owned();
-    assert_eq!(node.limits_reported(), [limit]);
-    // The pod itself loses nothing, and what is denied for it is closed.
-    planned(&mut node);
-    node.answer("p1", "bad.test", &[[198, 51, 100, 1]], 600);
-    node.answer("p1", "new.example.com", &[[198, 51, 100, 2]], 600);
-    assert_eq!(planned(&mut node), 2, "for the pod alone");
-    let of = |node: &Node, address: &str| -> Vec<String> {
-        let open = node.open().into_iter().filter(|(_, dst, _)| dst == address);
-        open.map(|(src, ..)| src).collect()
-    };
-    for address in ["198.51.100.1", "198.51.100.2"] {
-        assert_eq!(of(&node, address), ["10.244.0.5"]);
-    }
-    // Another pod has a budget of its own.
-    node.answer("p2", "another.example.com", &[[198, 51, 100, 3]], 600);
-    assert_eq!(of(&node, "198.51.100.3").len(), usize::from(PODS));
-    // Later, the next answer is shared.
-    node.pass(SHARED_BURST_TIME);
-    node.answer("p1", "new.example.com", &[[198, 51, 100, 2]], 600);
-    assert_eq!(of(&node, "198.51.100.2").len(), usize::from(PODS));
-}
-
-/// Answers whose addresses are never opened are applied to each of the other pods, and count for nothing.
-#[test]
-fn what_is_applied_to_other_pods_without_addresses_has_a_limit() {
-    const PODS: u8 = 100;
-    for told in [ADDRESS, [127, 0, 0, 1]] {
-        let mut node = Node::with(&[allow("example.com")]);
-        node.engine.ports.set_scope(Scope::Namespace);
-        for pod in 2..=PODS {
-            node.add_pod(&format!("p{pod}"), 0x10 * (1 + pod / 10) + pod % 10);
-        }
-        let port = node.engine.ports.named("ns1_p1").expect("it is there");
-        for _ in 0..1000 {
-            node.answer("p1", "example.com", &[told], 600);
-        }
-        let may_share = node.engine.told.budget.may_share(port, node.now);
-        assert!(
-            !may_share,
-            "99,000 times within a tenth of a second: {told:?}"
-        );
-    }
 }
 
 #[test]
