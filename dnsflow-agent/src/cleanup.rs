@@ -28,7 +28,7 @@ pub enum CleanupError {
     /// An agent runs.
     #[error(
         "an agent runs on this node: {0}. It would bring back the flows that are removed. End that agent first; to end \
-         all of them, apply your own cleanup directory (docs/cluster.md, Taking it away)"
+         all of them, apply your own cleanup directory (docs/install.md, Uninstalling)"
     )]
     Agent(Met),
     /// The kernel refuses the socket.

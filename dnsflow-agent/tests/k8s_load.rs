@@ -1,4 +1,4 @@
-//! What one node asks of the API server, counted; the bytes of a change in docs/cluster.md are what
+//! What one node asks of the API server, counted; the bytes of a change in docs/sizing.md are what
 //! this test prints with `--nocapture`.
 
 mod fake;

@@ -242,7 +242,7 @@ impl Lab {
     }
 
     /// The assertion at which ovs-vswitchd has ended, if it has: the userspace datapath of Open vSwitch 3.1 does that under
-    /// load (docs/kernels.md).
+    /// load (docs/internals/kernels.md).
     pub fn switch_failed_assertion(&self) -> Option<String> {
         let log = self.log_text(SWITCH_LOG);
         let line = log.lines().rfind(|line| line.contains("|EMER|"))?;

@@ -42,7 +42,7 @@ pub(crate) struct BenchCommand {
     /// Only the rows whose names begin so; may be given more than once
     #[arg(long, value_name = "ROW", conflicts_with = "docs")]
     only: Vec<String>,
-    /// Measure all rows of a commit without changes, and write the tables and pictures of docs/performance.md
+    /// Measure all rows of a commit without changes, and write the tables and pictures of docs/internals/performance.md
     #[arg(long, conflicts_with_all = ["json", "svg"])]
     docs: bool,
     /// Whose OVN

@@ -36,7 +36,7 @@ pub(crate) struct SoakCommand {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// Whose OVN. The userspace datapath of bookworm's Open vSwitch 3.1 ends sooner or later by itself, at an
-    /// assertion about a connection that comes again (docs/kernels.md)
+    /// assertion about a connection that comes again (docs/internals/kernels.md)
     #[arg(long, value_enum, default_value = "sid")]
     ovn: Ovn,
     /// In a virtual machine with this kernel, on its datapath

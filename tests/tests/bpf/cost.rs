@@ -1,6 +1,6 @@
 //! What the programs cost: instructions that the verifier looks at, time per packet.
 //!
-//! `docs/packets.md` shows what this prints; only what holds on every machine is asserted.
+//! `docs/internals/packets.md` shows what this prints; only what holds on every machine is asserted.
 
 use std::{
     io,

@@ -8,7 +8,7 @@ use dnsflow_agent::{kubectl::Plugin, options::Cli};
 const HEAD: &str = "\
 # Commands and options
 
-Made from the command line's parser; `DNSFLOW_BLESS=1 cargo test -p dnsflow-tests --test tidy` writes this file anew, and a
+Made from the command line's parser; `DNSFLOW_BLESS=1 cargo test -p dnsflow-tests --test files` writes this file anew, and a
 test fails where it is out of date. What the answers mean is in [asking.md](asking.md).
 
 A TIME has a unit: `500ms`, `60s`, `5m`, `1h`. A list has commas, in an environment variable too. An option on the command

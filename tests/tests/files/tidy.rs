@@ -171,7 +171,7 @@ fn no_program_has_the_checkouts_path_compiled_in() {
 fn every_test_that_the_documents_on_security_and_reliability_name_is_there() {
     let workspace = workspace();
     let read = |name| fs::read_to_string(workspace.join("docs").join(name)).expect("a text");
-    let text = read("security.md") + &read("reliability.md");
+    let text = read("security.md") + &read("internals/reliability.md");
     let is_name = |word: &&str| {
         let mut letters = word.chars();
         letters

@@ -1,5 +1,5 @@
 //! What one node holds and asks for where the cluster has many EgressFirewalls, nearly all of them
-//! of namespaces without a pod here. The numbers in docs/cluster.md are those that this prints
+//! of namespaces without a pod here. The numbers in docs/sizing.md are those that this prints
 //! with `--nocapture`.
 
 use std::{

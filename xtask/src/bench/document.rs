@@ -1,4 +1,4 @@
-//! The tables and pictures of docs/performance.md. Each table is between two marks that name it.
+//! The tables and pictures of docs/internals/performance.md. Each table is between two marks that name it.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{commit, vm::Kernel};
 /// The target that measures how the engine grows, and the name of its table.
 const GROWTH: &str = "growth";
 
-/// The tables of docs/performance.md, for one run of one commit.
+/// The tables of docs/internals/performance.md, for one run of one commit.
 pub(super) struct Document {
     commit: String,
     day: String,
@@ -36,7 +36,7 @@ impl Document {
     }
 
     fn path(name: &str) -> Result<PathBuf> {
-        Ok(workspace()?.join("docs").join(name))
+        Ok(workspace()?.join("docs/internals").join(name))
     }
 
     fn table_file() -> Result<PathBuf> {

@@ -25,7 +25,8 @@ use crate::{
 /// A suite takes up to five minutes under emulation.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// What `--short` runs: suites, or single tests of them. docs/kernels.md says what each adds to the same test outside.
+/// What `--short` runs: suites, or single tests of them. docs/internals/kernels.md says what each adds to the same test
+/// outside.
 const SHORT: [&str; 13] = [
     "bpf::attach::",
     "bpf::hold::",

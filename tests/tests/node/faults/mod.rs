@@ -1,6 +1,6 @@
 //! Faults, with traffic that runs through them: what each may cost is stated, and what it has cost is printed.
 //!
-//! `docs/reliability.md` has the promises and what was measured.
+//! `docs/internals/reliability.md` has the promises and what was measured.
 
 mod agent;
 mod daemons;
