@@ -197,6 +197,81 @@ fn with_the_namespace_as_scope_its_pods_share_what_one_was_told() {
     assert_eq!(sources(&node).len(), 4);
 }
 
+/// The other namespace has the same rules.
+#[test]
+fn with_the_namespace_as_scope_another_namespace_is_told_nothing() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut node = Node::with(&rules);
+    node.engine.ports.set_scope(Scope::Namespace);
+    let (row, port) = (RowId::new(0x109), "ns2_p9");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(row, Some(interface(port, 9, "uid-p9")))],
+    }));
+    let id = FirewallId {
+        namespace: "ns2".into(),
+        name: "default".into(),
+    };
+    node.give(Input::Firewalls(FirewallUpdate {
+        reset: false,
+        firewalls: vec![(id, Some(firewall(&rules)))],
+    }));
+    let of_other = |text: String| text.replace(GROUP, "a1");
+    // Behind those of the first one.
+    let at = |index: u32| 50 + index;
+    let acls = [0, 1].map(|index| {
+        let acl = acl(index, &rules).expect("a rule");
+        let acl = Acl {
+            namespace: "ns2".into(),
+            matches: of_other(acl.matches.clone()),
+            ..acl
+        };
+        (acl_row(at(index)), Some(acl))
+    });
+    node.give(Input::Nb(NbUpdate {
+        acls: acls.into(),
+        ..NbUpdate::default()
+    }));
+    let logical_flows = [0, 1].map(|index| {
+        let flow = logical_flow(index, &rules).expect("a rule");
+        let flow = LogicalFlow {
+            matches: of_other(flow.matches.clone()),
+            stage_hint: Some(acl_row(at(index)).prefix()),
+            ..flow
+        };
+        (logical_flow_row(at(index)), Some(flow))
+    });
+    let binding = PortBinding {
+        namespace: Some("ns2".into()),
+        ..port_binding(port, 9)
+    };
+    let group = PortGroup {
+        name: "a1".into(),
+        ports: [port.into()].into(),
+    };
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, Some(binding))],
+        port_groups: vec![(RowId::new(0xf << 100), Some(group))],
+        logical_flows: logical_flows.into(),
+        ..SbUpdate::default()
+    }));
+    node.pass(Duration::ZERO);
+    let sources =
+        |node: &Node| -> Vec<String> { node.open().into_iter().map(|(src, ..)| src).collect() };
+    node.answer("p1", "example.com", &[ADDRESS], 300);
+    assert_eq!(sources(&node), ["10.244.0.5"]);
+    let bytes = node.to_pod(
+        ifindex_of(row),
+        answer_frame("example.com", &[ADDRESS], 300),
+    );
+    node.frame(ifindex_of(row), &bytes);
+    assert_eq!(
+        sources(&node),
+        ["10.244.0.5", "10.244.0.9"],
+        "its own rules"
+    );
+}
+
 #[test]
 fn an_answer_to_another_pod_opens_nothing_for_the_one_that_has_its_interface_index() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);
