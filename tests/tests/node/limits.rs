@@ -1,66 +1,20 @@
-//! Who shares an address that a pod was told, and how many addresses there may be.
+//! How many addresses there may be.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::net::Ipv4Addr;
 
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
-    lab::Lab,
-    pod::{DNS, PodSpec, Transport},
+    pod::{DNS, Transport},
     process::{PATIENT, wait_until},
 };
 
-/// Longer than the second after which a lost SYN is sent again.
-const BLOCKED: Duration = Duration::from_secs(2);
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
-
-/// The namespace may reach example.com and what is below it, and nothing else.
-fn firewall(lab: &Lab, namespace: &str) {
-    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
-    lab.set_firewall(namespace, &[RuleSpec::allow_name("example.com"), deny])
-        .expect("the rows are written");
-}
-
-fn fetch(lab: &Lab, pod: &str, limit: Duration) -> Result<String, String> {
-    let fetched = lab.pod(pod).fetch("http://203.0.113.2/", limit);
-    fetched.expect("curl runs").result
-}
 
 fn leads_to(flows: &[String], address: Ipv4Addr) -> bool {
     let destination = format!("nw_dst={address} ");
     flows.iter().any(|flow| flow.contains(&destination))
-}
-
-#[test]
-fn a_namespace_shares_what_one_of_its_pods_was_told() {
-    let lab = lab!("limits-scope", agent);
-    for namespace in ["ns1", "ns2"] {
-        firewall(&lab, namespace);
-    }
-    let _agent = lab
-        .start_agent(&["--scope", "namespace"])
-        .expect("the agent is ready");
-    let blocked = fetch(&lab, "ns1_pod2", BLOCKED);
-    assert!(blocked.is_err(), "nobody has asked: {blocked:?}");
-    lab.pod("ns1_pod1")
-        .resolve("www.example.com")
-        .expect("the name is known");
-    for pod in ["ns1_pod1", "ns1_pod2"] {
-        fetch(&lab, pod, PATIENT).unwrap_or_else(|error| panic!("{pod}: {error}"));
-    }
-    let later = PodSpec::new("ns1", "pod3", [10, 244, 0, 8].into());
-    lab.add_pod(&later).expect("the pod is created");
-    lab.wait_wired(&later.lsp()).expect("OVN wires it");
-    fetch(&lab, "ns1_pod3", PATIENT).expect("a pod that comes later has a share");
-    let blocked = fetch(&lab, "ns2_pod1", BLOCKED);
-    assert!(blocked.is_err(), "another namespace: {blocked:?}");
-    let flows = lab.dnsflow_flows().expect("the dump runs");
-    for (pod, expected) in [(5, 2), (6, 2), (7, 0), (8, 2)] {
-        let source = format!("nw_src=10.244.0.{pod},");
-        let found = flows.iter().filter(|flow| flow.contains(&source)).count();
-        assert_eq!(found, expected, "of 10.244.0.{pod}: {flows:#?}");
-    }
 }
 
 const PER_NAME: usize = 4;
@@ -73,7 +27,9 @@ const MANY: u8 = 200;
 #[test]
 fn caps_hold_and_spare_what_is_in_use() {
     let lab = lab!("limits-caps", agent);
-    firewall(&lab, "ns1");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
     let _agent = lab
         .start_agent(&[
             "--max-addresses-per-name",
