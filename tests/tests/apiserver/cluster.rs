@@ -51,7 +51,6 @@ pub(crate) struct Cluster {
     pub(crate) admin: Client,
     /// Beside a server for custom resources.
     pub(crate) core: Option<Core>,
-    pub(crate) programs: Programs,
     name: String,
 }
 
@@ -91,7 +90,6 @@ impl Cluster {
             server,
             admin,
             core,
-            programs,
             name,
         };
         match &cluster.core {

@@ -1,7 +1,6 @@
 //! The agent's ways to a real API server, with the rights that `deploy/` grants and the definition
 //! of the EgressFirewall as ovn-kubernetes means it: to one for custom resources, over the etcd of
-//! each Debian release (3.4, which cannot tell the progress of a watch, and 3.5, which can), and
-//! to a whole one where there is one.
+//! each Debian release (3.4 and 3.5), and to a whole one where there is one.
 
 mod cluster;
 mod core;
@@ -16,25 +15,17 @@ use std::{path::PathBuf, time::Duration};
 
 use dnsflow_agent::k8s::{ClientOptions, watch};
 use dnsflow_core::{Input, firewall::Destination};
-use futures::{StreamExt as _, TryStreamExt as _};
-use kube::{
-    Api,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
-};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
 use self::{
-    cluster::{Cluster, Kind, firewall, resource},
+    cluster::{Cluster, Kind, firewall},
     proxy::Proxy,
 };
 
 /// Longer than any back-off that a test goes through: at most 60 s, after an attempt of up to 30 s.
 const PATIENCE: Duration = Duration::from_secs(180);
-
-/// The annotation of the bookmark that ends a streamed list (Kubernetes,
-/// `InitialEventsAnnotationKey`).
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// Runs a test against both servers.
 macro_rules! on_both {
@@ -58,7 +49,6 @@ macro_rules! on_both {
 on_both! {
     what_the_definition_lets_through_is_read_rule_by_rule => crate::validation;
     a_watch_outlives_cuts_a_restart_and_a_compaction => crate::outliving;
-    a_list_can_be_streamed_where_etcd_tells_its_progress => crate::streaming;
     the_rights_in_deploy_let_the_agent_read_and_not_write => crate::rights::reading;
     the_dns_services_are_read_with_the_rights_in_deploy => crate::rights::services;
     events_are_created_with_the_rights_in_deploy => crate::rights::events;
@@ -259,50 +249,4 @@ async fn outliving(kind: Kind) {
     assert_eq!(watch.update().await, "ns5(five.example)");
 
     cluster.assert_all_allowed();
-}
-
-async fn streaming(kind: Kind) {
-    let Some(cluster) = Cluster::start(kind, "streamed").await else {
-        return;
-    };
-    cluster
-        .create("ns1", allow("one.example"))
-        .await
-        .expect("it is stored");
-    let firewalls = Api::<DynamicObject>::all_with(cluster.admin.clone(), &resource());
-    let parameters = WatchParams::default().initial_events();
-    // The server ends the watches of a resource whose definition has just changed, and it has just been accepted.
-    let streamed = async {
-        loop {
-            let mut events = firewalls.watch(&parameters, "0").await?.boxed();
-            let mut names = Vec::new();
-            while let Some(event) = events.try_next().await? {
-                match event {
-                    WatchEvent::Added(object) => names.extend(object.metadata.namespace),
-                    WatchEvent::Bookmark(bookmark)
-                        if bookmark
-                            .metadata
-                            .annotations
-                            .contains_key(INITIAL_EVENTS_END) =>
-                    {
-                        return Ok(names);
-                    }
-                    WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
-                    _ => {}
-                }
-            }
-        }
-    };
-    let streamed = timeout(PATIENCE, streamed)
-        .await
-        .expect("an answer in time");
-    if cluster.programs.tells_progress() {
-        assert_eq!(streamed.expect("a list"), ["ns1"]);
-    } else {
-        let error = streamed.expect_err("etcd 3.4 cannot");
-        assert!(
-            error.to_string().contains("RequestWatchProgress"),
-            "{error}"
-        );
-    }
 }

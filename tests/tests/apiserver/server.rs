@@ -35,12 +35,8 @@ const ASSETS_VARIABLE: &str = "KUBEBUILDER_ASSETS";
 /// What a test runs on.
 #[derive(Clone, Debug)]
 pub(crate) enum Programs {
-    /// A server for custom resources, over etcd of Debian's release `suite`.
-    CustomResources {
-        etcd: Root,
-        server: PathBuf,
-        suite: String,
-    },
+    /// A server for custom resources, over etcd of a Debian release.
+    CustomResources { etcd: Root, server: PathBuf },
     /// The directory of a whole kube-apiserver and its etcd.
     Whole(PathBuf),
 }
@@ -73,17 +69,7 @@ impl Programs {
             None => "bookworm".to_owned(),
         };
         let (etcd, server) = apiserver::ensure(&suite, &|text| eprintln!("{text}"))?;
-        Ok(Self::CustomResources {
-            etcd,
-            server,
-            suite,
-        })
-    }
-
-    /// Whether etcd can tell the progress of a watch, without which no list is streamed: 3.4,
-    /// Debian 12's, cannot.
-    pub(crate) fn tells_progress(&self) -> bool {
-        !matches!(self, Self::CustomResources { suite, .. } if suite == "bookworm")
+        Ok(Self::CustomResources { etcd, server })
     }
 
     fn etcd(&self) -> Result<Command> {

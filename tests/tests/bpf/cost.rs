@@ -94,6 +94,7 @@ fn median(times: &mut [u128]) -> u128 {
 }
 
 #[test]
+#[ignore = "a measurement"]
 fn what_a_packet_costs() {
     let options = Options {
         ring: RingSize::new(1 << 30).expect("a power of two"),

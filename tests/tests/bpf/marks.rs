@@ -310,6 +310,7 @@ fn without_a_mask_the_mark_stays() {
 const RUNS: u32 = 500_000;
 
 #[test]
+#[ignore = "a measurement"]
 fn what_a_mark_costs() {
     let mut data = syn();
     data.payload = vec![0; 1400];

@@ -2,7 +2,6 @@
 
 use std::net::Ipv4Addr;
 
-use aya::{TestRun as _, TestRunOptions};
 use dnsflow_agent::capture::{EGRESS, Options, RingSize};
 use dnsflow_common::{
     Reason,
@@ -69,30 +68,6 @@ fn an_answer_is_captured_whole() {
         assert_eq!(captured.ifindex, 1);
         assert!((before..=now_ns()).contains(&captured.captured_at_ns));
     }
-}
-
-#[test]
-fn the_interface_comes_from_the_context() {
-    let Some(mut program) = load(&Options::default()) else {
-        return;
-    };
-    // `struct __sk_buff` up to and with `ifindex`, its eleventh word (Linux
-    // include/uapi/linux/bpf.h).
-    let mut context = [0u8; 44];
-    context[40..].copy_from_slice(&1u32.to_ne_bytes());
-    let frame = answer();
-    program.ask(&query_of(&frame).build());
-    let frame = frame.build();
-    let options = TestRunOptions {
-        data_in: Some(&frame),
-        ctx_in: Some(&context),
-        ..TestRunOptions::default()
-    };
-    let result = program.program(EGRESS).test_run(options).expect("runs");
-    assert_eq!(result.return_value, CONTINUE);
-    let captured = program.drain();
-    assert_eq!(captured.len(), 1);
-    assert_eq!(captured[0].ifindex, 1);
 }
 
 fn tcp(flags: u8, payload: Vec<u8>) -> Frame {
@@ -327,18 +302,6 @@ fn a_record_says_that_segments_may_be_missing() {
 }
 
 #[test]
-fn each_reason_to_skip_is_counted() {
-    let Some(mut program) = load(&Options::default()) else {
-        return;
-    };
-    for (expected, frame) in skipped() {
-        let (reason, captured) = program.run_once(&frame);
-        assert_eq!(reason, expected, "{frame:02x?}");
-        assert_eq!(captured, None, "{expected}");
-    }
-}
-
-#[test]
 fn the_ports_are_those_given() {
     let ports = Ports::new(&[5353, 1053]).expect("two ports");
     let options = Options {
@@ -387,22 +350,4 @@ fn a_full_ring_buffer_is_counted_and_packets_pass() {
     assert!(records.iter().all(|record| record.bytes == frame));
     // Once read, there is room again.
     assert_eq!(program.run_once(&frame).0, Reason::Captured);
-}
-
-#[test]
-fn no_record_was_found_invalid() {
-    let Some(mut program) = load(&Options::default()) else {
-        return;
-    };
-    let frame = tcp(TCP_ACK, vec![7; 100]).build();
-    program.run(EGRESS, &frame, 500).expect("runs");
-    assert_eq!(program.drain().len(), 500);
-    assert_eq!(
-        program
-            .capture
-            .counters
-            .of(Reason::InvalidRecord)
-            .expect("read"),
-        0
-    );
 }

@@ -551,26 +551,6 @@ async fn the_first_address_that_serves_the_database_is_used() {
     assert_eq!(counters.synced.load(Relaxed), 1);
 }
 
-#[tokio::test]
-async fn content_of_many_reads_arrives_whole() {
-    let root = packages!("content_of_many_reads_arrives_whole");
-    let nb = Server::northbound(&root, "large-nb").started();
-    let sb = Server::southbound(&root, "large-sb").started();
-    let datapath = datapath(&sb);
-    let ports: Vec<Value> = (1..=5000)
-        .map(|key| port(&format!("ns{key}_\"{{p{key}"), key, &datapath))
-        .collect();
-    sb.transact(json!(ports));
-    let mut edge = Ovn::start(&nb, &sb);
-    let keys: BTreeSet<u32> = values(edge.sb().await.port_bindings)
-        .into_iter()
-        .flatten()
-        .map(|port| port.tunnel_key)
-        .collect();
-    assert_eq!(keys, (1..=5000).collect());
-    edge.end().await;
-}
-
 /// The environment variable that says how large the first content of a database is, in MiB.
 const LARGE_VARIABLE: &str = "DNSFLOW_OVSDB_MIB";
 const LARGE_MIB: usize = 4;

@@ -91,11 +91,6 @@ fn a_node_of_the_lab_is_in_order_and_stays_as_it_was() {
         assert_eq!(status(&found, check), "ok", "{check}");
     }
     assert_eq!(state(), before);
-
-    let output = check(&lab, &[], &[]).expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(text.lines().count(), found.len(), "{text}");
-    assert!(text.lines().all(|line| line.starts_with("ok ")), "{text}");
 }
 
 #[test]

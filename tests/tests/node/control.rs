@@ -60,69 +60,6 @@ fn fetches(lab: &Lab, pod: &str, url: &str, limit: Duration) -> bool {
 }
 
 #[test]
-fn the_flows_that_are_listed_are_those_in_the_switch() {
-    let lab = lab!("control-flows", agent);
-    let ports = RuleSpec::allow_name("www.example.com").ports(&[("tcp", 80)]);
-    firewall(&lab, &[ports, RuleSpec::allow_name("example.com")]);
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
-    for pod in ["ns1_pod1", "ns1_pod2"] {
-        for name in ["example.com", "www.example.com"] {
-            lab.pod(pod).resolve(name).expect("the name is known");
-        }
-    }
-    let listed: BTreeSet<String> = list(&lab, &["flows", "list"])
-        .iter()
-        .map(|flow| flow["flow"].as_str().expect("a text").to_owned())
-        .collect();
-    let shown = lab.dnsflow_flows_as_they_are().expect("the dump runs");
-    let shown: BTreeSet<String> = shown.into_iter().collect();
-    assert_eq!(listed, shown);
-    assert!(!listed.is_empty());
-}
-
-#[test]
-fn the_cache_shows_what_each_pod_was_told() {
-    let lab = lab!("control-cache", agent);
-    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
-    let pod = lab.pod("ns1_pod1");
-    pod.resolve("example.com").expect("the name is known");
-    pod.resolve("www.example.com").expect("the name is known");
-    let names = |arguments: &[&str]| -> Vec<String> {
-        let entries = list(&lab, &[&["cache", "list"], arguments].concat());
-        let names = entries.iter().map(|entry| {
-            let (name, address) = (&entry["names"][0]["name"], &entry["address"]);
-            format!(
-                "{} {}",
-                name.as_str().unwrap_or("?"),
-                address.as_str().unwrap_or("?")
-            )
-        });
-        names.collect()
-    };
-    let both = ["example.com 203.0.113.1", "www.example.com 203.0.113.2"];
-    assert_eq!(names(&[]), both);
-    assert_eq!(names(&["--namespace", "ns1", "--pod", "pod1"]), both);
-    assert_eq!(names(&["--name", "example.com"]), both);
-    assert_eq!(names(&["--name", "www.example.com"]), both[1..]);
-    assert_eq!(names(&["--address", "203.0.113.1"]), both[..1]);
-    assert!(names(&["--namespace", "ns2"]).is_empty());
-    assert!(names(&["--pod", "pod2"]).is_empty());
-    let (table, _) = ask(&lab, &["cache", "list"]);
-    assert!(table.starts_with("POD "), "{table}");
-    assert!(
-        table.contains("ns1/pod1   www.example.com   203.0.113.2"),
-        "{table}"
-    );
-    let (events, _) = ask(&lab, &["observe", "--namespace", "ns1"]);
-    let opened: Vec<_> = events
-        .lines()
-        .filter(|line| line.contains("opened"))
-        .collect();
-    assert_eq!(opened.len(), 2, "{events}");
-}
-
-#[test]
 fn what_a_cleanup_would_remove_is_what_it_removes() {
     let lab = lab!("control-cleanup", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);
@@ -204,6 +141,7 @@ fn what_a_cleanup_would_remove_is_what_it_removes() {
 fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     let lab = lab!("control-bundle", agent);
     firewall(&lab, &[RuleSpec::allow_name("example.com")]);
+    fs::write(lab.manifests().join("broken.yaml"), "spec: [egress\n").expect("a file");
     let agent = lab.start_agent(&[]).expect("the agent is ready");
     let started_with = "dnsflow_agent::agent::reports=debug,info";
     assert_eq!(
@@ -267,6 +205,8 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     assert_eq!(cache.lines().count(), 2, "{cache}");
     assert!(events.contains("www.example.com"), "{events}");
     assert!(metrics.contains("dnsflow_ready 1\n"), "{metrics}");
+    let is_warned_of = |line: &str| line.contains("WARN") && line.contains("broken.yaml");
+    assert!(log.lines().any(is_warned_of), "{log}");
     // What pods are told is logged for debugging alone.
     let logged = |name: &str| log.contains(&format!(r#""name":"{name}""#));
     assert_eq!(
@@ -278,6 +218,7 @@ fn what_is_logged_can_be_changed_and_a_bundle_has_it_with_all_else() {
     assert!(check.contains(r#""check": "program""#), "{check}");
 
     agent.terminate().expect("it stops");
+    assert_eq!(ask(&lab, &["status"]), (String::new(), Some(1)));
     fs::remove_file(&file).expect("it is there");
     assert_eq!(bundle(), Some(4));
     let [contents, status, .., check] = unpack();
@@ -694,85 +635,14 @@ fn whoever_has_read_enough_ends_a_command_quietly() {
     }
 }
 
-#[test]
-fn what_pods_ask_for_becomes_a_firewall_under_which_they_still_work() {
-    let lab = lab!("control-learn", agent);
-    firewall(&lab, &[RuleSpec::allow("203.0.113.0/24").expect("a CIDR")]);
-    let agent = lab.start_agent(&[]).expect("the agent is ready");
-    let pod = lab.pod("ns1_pod1");
-    pod.resolve("example.com").expect("the name is known");
-    let manifest = std::thread::scope(|scope| {
-        let learning = scope.spawn(|| ask(&lab, &["learn", "-n", "ns1", "--for", "4s"]));
-        // The recording does not begin at once.
-        while !learning.is_finished() {
-            assert!(fetches(
-                &lab,
-                "ns1_pod1",
-                "http://www.example.com/",
-                PATIENT
-            ));
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        let (manifest, code) = learning.join().expect("no panic");
-        assert_eq!(code, Some(0), "{manifest}");
-        manifest
-    });
-    assert!(
-        manifest.contains("dnsName: \"www.example.com\" # 203.0.113.2"),
-        "{manifest}"
-    );
-    assert!(
-        !manifest.contains("\"example.com\""),
-        "asked for before: {manifest}"
-    );
-    assert!(manifest.contains("which this one replaces"), "{manifest}");
-    let read: Value = serde_saphyr::from_str(&manifest).expect("a manifest");
-    let names = read["spec"]["egress"].as_array().expect("rules").iter();
-    let names = names.filter_map(|rule| rule["to"]["dnsName"].as_str());
-    let rules: Vec<_> = names.map(RuleSpec::allow_name).collect();
-    assert_eq!(rules.len(), 1);
-    firewall(&lab, &rules);
-    assert!(fetches(
-        &lab,
-        "ns1_pod1",
-        "http://www.example.com/",
-        PATIENT
-    ));
-    assert!(!fetches(&lab, "ns1_pod1", "http://example.com/", BLOCKED));
-    let (text, code) = ask(&lab, &["learn", "-n", "nobody", "--for", "1s"]);
-    assert_eq!((&*text, code), ("", Some(1)));
-    agent.terminate().expect("it stops");
-}
-
 fn control_socket(lab: &Lab) -> String {
     lab.control_socket().display().to_string()
 }
 
+/// Asks about a pod that was told three addresses: the flows are those in the switch, and connections come to what the
+/// explanations say.
 #[test]
-fn the_status_says_what_is_well() {
-    let lab = lab!("control-status", agent);
-    firewall(&lab, &[RuleSpec::allow_name("example.com")]);
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
-    let (text, code) = ask(&lab, &["status"]);
-    assert_eq!(code, Some(0));
-    for line in [
-        "ready      yes",
-        "switch     connected",
-        "sources    all read",
-    ] {
-        assert!(text.contains(&format!("{line}\n")), "{text}");
-    }
-    let status: Value =
-        serde_json::from_str(&ask(&lab, &["status", "-o", "json"]).0).expect("an object");
-    let yaml = ask(&lab, &["status", "-o", "yaml"]).0;
-    assert!(yaml.contains("is_ready: true"), "{yaml}");
-    let ports = status["ports"].as_array().expect("a list");
-    let attached = ports.iter().all(|port| port["attachment"] == "attached");
-    assert!(attached && ports.len() > 2, "{ports:?}");
-}
-
-#[test]
-fn an_explanation_agrees_with_what_becomes_of_the_connection() {
+fn what_is_listed_and_explained_is_so() {
     let lab = lab!("control-explain", agent);
     let other_port = RuleSpec::allow_name("mail.example.net").ports(&[("tcp", 25)]);
     let denied = RuleSpec::deny("203.0.113.4/32").expect("a CIDR");
@@ -796,6 +666,42 @@ fn an_explanation_agrees_with_what_becomes_of_the_connection() {
     ] {
         pod.resolve(name).expect("the name is known");
     }
+    let listed = list(&lab, &["flows", "list"]);
+    let listed: BTreeSet<&str> = listed
+        .iter()
+        .map(|flow| flow["flow"].as_str().expect("a text"))
+        .collect();
+    let shown = lab.dnsflow_flows_as_they_are().expect("the dump runs");
+    assert_eq!(listed, shown.iter().map(String::as_str).collect());
+    assert!(!listed.is_empty());
+    let told = |filter: &[&str]| -> Vec<String> {
+        let entries = list(&lab, &[&["cache", "list"], filter].concat());
+        let addresses = entries.iter().map(|entry| entry["address"].as_str());
+        let addresses = addresses.map(|address| address.expect("a text").to_owned());
+        addresses.collect()
+    };
+    let [www, mail, denied] = ["203.0.113.2", "203.0.113.3", "203.0.113.4"];
+    for (filter, expected) in [
+        (&[][..], &[www, mail, denied][..]),
+        (
+            &["--namespace", "ns1", "--pod", "pod1"],
+            &[www, mail, denied],
+        ),
+        (&["--namespace", "ns2"], &[]),
+        (&["--pod", "pod2"], &[]),
+        (&["--name", "example.com"], &[www, denied]),
+        (&["--name", "www.example.com"], &[www]),
+        (&["--address", mail], &[mail]),
+    ] {
+        assert_eq!(told(filter), expected, "{filter:?}");
+    }
+    for (pod, count) in [("pod1", 3), ("pod2", 0)] {
+        let (events, _) = ask(&lab, &["observe", "--namespace", "ns1", "--pod", pod]);
+        assert_eq!(events.matches("  opened  ").count(), count, "{events}");
+    }
+    let yaml = ask(&lab, &["status", "-o", "yaml"]).0;
+    assert!(yaml.contains("is_ready: true"), "{yaml}");
+
     for (pod, address, reason) in [
         ("pod1", "203.0.113.2", "allowed_by_name"),
         ("pod1", "203.0.113.5", "allowed_by_network"),
@@ -823,12 +729,5 @@ fn an_explanation_agrees_with_what_becomes_of_the_connection() {
     let said = explain(&lab, "ns2/pod1", "203.0.113.6:80");
     assert_eq!(said, (Some(0), "no_firewall".to_owned()));
     let (text, code) = ask(&lab, &["explain", "ns1/nobody", "203.0.113.2"]);
-    assert_eq!((text.as_str(), code), ("", Some(1)));
-}
-
-#[test]
-fn without_an_agent_the_answer_says_where_to_ask() {
-    let lab = lab!("control-nobody", agent);
-    let (text, code) = ask(&lab, &["status"]);
     assert_eq!((text.as_str(), code), ("", Some(1)));
 }

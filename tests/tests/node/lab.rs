@@ -112,25 +112,6 @@ fn daemons_restart_and_pods_come_and_go() {
 }
 
 #[test]
-fn ovn_controller_removes_foreign_flows_when_it_restarts() {
-    let lab = lab!("lab-foreign");
-    let flow =
-        "cookie=0x444e534600000002,table=46,priority=12345,ip,nw_dst=203.0.113.9,actions=drop";
-    lab.ofctl(&["add-flow", "br-int", flow])
-        .expect("the flow is added");
-    // Normal work leaves it alone ...
-    let spec = dnsflow_tests::pod::PodSpec::new("ns1", "pod9", [10, 244, 0, 9].into());
-    lab.add_pod(&spec).expect("the pod is created");
-    lab.sync().expect("OVN is in step");
-    assert_eq!(lab.dnsflow_flows().expect("the dump runs").len(), 1);
-    // ... and a restart does not: the agent must restore them.
-    lab.restart(Daemon::OvnController, Stop::Kill)
-        .expect("it restarts");
-    lab.wait_flows("the foreign flow to go", <[String]>::is_empty)
-        .expect("it goes");
-}
-
-#[test]
 fn the_bridges_are_on_the_datapath_that_was_asked_for() {
     let lab = lab!("lab-datapath");
     // `dpif_name` in lib/dpif.c of OVS: the type, and the datapath's name.

@@ -5,20 +5,12 @@ use std::net::Ipv4Addr;
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
-    lab::Lab,
     pod::{DNS, Transport},
     process::{PATIENT, wait_until},
 };
 
 /// About what the long page brings in half a second.
 const SOME: u64 = 160 << 10;
-
-/// The namespace may reach example.com and what is below it, and nothing else.
-fn firewall(lab: &Lab, namespace: &str) {
-    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
-    lab.set_firewall(namespace, &[RuleSpec::allow_name("example.com"), deny])
-        .expect("the rows are written");
-}
 
 fn leads_to(flows: &[String], address: Ipv4Addr) -> bool {
     let destination = format!("nw_dst={address} ");
@@ -35,7 +27,9 @@ const MANY: u8 = 200;
 #[test]
 fn caps_hold_and_spare_what_is_in_use() {
     let lab = lab!("limits-caps", agent);
-    firewall(&lab, "ns1");
+    let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
+    lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
+        .expect("the rows are written");
     let _agent = lab
         .start_agent(&[
             "--max-addresses-per-name",

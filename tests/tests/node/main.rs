@@ -26,7 +26,6 @@ mod marks;
 mod networks;
 mod outputs;
 mod plain_ovs;
-mod pods;
 mod random_firewalls;
 mod report;
 mod restarts;

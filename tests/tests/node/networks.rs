@@ -1,11 +1,11 @@
-//! Clusters of other shapes: IPv6 beside IPv4, and pods on a network of their user's.
+//! Pods on a network of their user's.
 
 use std::{net::IpAddr, time::Duration};
 
 use dnsflow_tests::{
     firewall::RuleSpec,
     lab,
-    lab::{Cluster, Lab},
+    lab::Lab,
     pod::PodSpec,
     process::PATIENT,
     udn::{Topology, UserNetwork},
@@ -20,81 +20,6 @@ fn deny(cidr: &str) -> RuleSpec {
 
 fn fetch(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
     lab.pod(pod).fetch(url, limit).expect("curl runs").result
-}
-
-fn fetch_v6(lab: &Lab, pod: &str, url: &str, limit: Duration) -> Result<String, String> {
-    lab.pod(pod).fetch_v6(url, limit).expect("curl runs").result
-}
-
-/// A name with addresses of both families, below a rule, in a cluster that has both.
-fn both_families(lab: &Lab) {
-    lab.serve_dns(&[
-        "www.example.com. 30 IN A 203.0.113.2",
-        "www.example.com. 30 IN AAAA 2001:db8::2",
-    ])
-    .expect("the server starts");
-    lab.set_firewall(
-        "ns1",
-        &[
-            RuleSpec::allow_name("Example.com"),
-            deny("0.0.0.0/0"),
-            deny("::/0"),
-        ],
-    )
-    .expect("the rows are written");
-    lab.resolve_centrally(
-        "Example.com",
-        &["203.0.113.8", "2001:db8::8"].map(|address| address.parse().expect("an address")),
-    )
-    .expect("the sets are filled");
-    let url = "http://www.example.com/";
-    for (pod, open) in [("ns1_pod1", false), ("ns2_pod1", true)] {
-        let fetched = fetch_v6(lab, pod, url, BLOCKED);
-        assert_eq!(fetched.is_ok(), open, "without dnsflow: {pod}: {fetched:?}");
-    }
-    let _agent = lab.start_agent(&[]).expect("the agent is ready");
-    // An answer with one family only: curl would ask for both.
-    lab.pod("ns1_pod1")
-        .resolve_all::<IpAddr>("AAAA", &["www.example.com"])
-        .expect("the name is known");
-    assert_eq!(
-        fetch_v6(lab, "ns1_pod1", "http://[2001:db8::2]/", PATIENT).as_deref(),
-        Ok("2001:db8::2 greets fd00:172:18::2")
-    );
-    let fetched = fetch(lab, "ns1_pod1", "http://203.0.113.2/", BLOCKED);
-    assert!(fetched.is_err(), "not asked for yet: {fetched:?}");
-    assert_eq!(
-        fetch(lab, "ns1_pod1", url, PATIENT).as_deref(),
-        Ok("203.0.113.2 greets 172.18.0.2")
-    );
-    for (pod, url) in [
-        ("ns1_pod1", "http://[2001:db8::7]/"),
-        ("ns1_pod2", "http://[2001:db8::2]/"),
-    ] {
-        let fetched = fetch_v6(lab, pod, url, BLOCKED);
-        assert!(fetched.is_err(), "{pod} {url}: {fetched:?}");
-    }
-    fetch_v6(lab, "ns1_pod1", "http://[2001:db8::8]/", PATIENT).expect("OVN opens it");
-}
-
-#[test]
-fn ipv6_is_opened_as_ipv4_is() {
-    let cluster = Cluster {
-        dual_stack: true,
-        ..Cluster::default()
-    };
-    let lab = lab!("networks-dual", agent, cluster);
-    both_families(&lab);
-}
-
-#[test]
-fn address_sets_of_the_resolver_feature_are_known() {
-    let cluster = Cluster {
-        dual_stack: true,
-        name_resolver: true,
-    };
-    let lab = lab!("networks-resolver", agent, cluster);
-    both_families(&lab);
 }
 
 /// A namespace whose firewall is enforced on a network of its own: names are asked for on one

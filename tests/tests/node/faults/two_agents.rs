@@ -112,12 +112,3 @@ fn the_second_agent_refuses_to_start_and_takes_nothing_away() {
         });
     });
 }
-
-/// Each network namespace is a node of its own.
-#[test]
-fn agents_of_different_nodes_do_not_meet() {
-    let one = lab!("faults-node-one", agent);
-    let other = lab!("faults-node-other", agent);
-    let _one = one.start_agent(&[]).expect("the agent is ready");
-    let _other = other.start_agent(&[]).expect("the agent is ready");
-}

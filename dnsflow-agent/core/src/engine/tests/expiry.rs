@@ -75,6 +75,29 @@ fn what_was_allowed_when_the_pod_was_told_stays_denied_once_it_is() {
     }
 }
 
+/// Each spelling is a rule of its own, and all of them hold for the name.
+#[test]
+fn a_name_in_two_spellings_is_allowed_and_denied_by_each() {
+    let rules = [
+        Rule {
+            ports: tcp(1),
+            ..deny("Example.COM")
+        },
+        allow("example.com"),
+        Rule {
+            ports: tcp(2),
+            ..allow("example.com.")
+        },
+        deny_all(),
+    ];
+    let mut node = Node::with(&rules);
+    let told_at = node.now;
+    node.answer("p1", "www.example.com", &[ADDRESS], 1);
+    let priorities: BTreeSet<u16> = node.open().iter().map(|(.., at)| *at).collect();
+    assert_eq!(priorities, [11_000, 10_999, 10_998].into());
+    assert_denied_for_an_hour(&mut node, told_at);
+}
+
 #[test]
 fn what_no_rule_mentioned_when_the_pod_was_told_stays_denied_once_one_does() {
     let mut node = Node::with(&[deny_all()]);

@@ -28,8 +28,20 @@ fn a_firewall_edited_after_the_lookup_applies_to_it() {
     let rules = [allow("example.com"), deny_all()];
     node.set_firewall(&rules);
     assert_eq!(node.destinations(), BTreeSet::new(), "OVN has no ACL yet");
-    node.set_ovn(&rules);
+    let waits_for = |node: &Node, what: &str| {
+        let (problem, severity) = &problems_told(node)[&0];
+        let text = format!("waiting for {what} dnsName `example.com`");
+        assert!(problem.starts_with(&text), "{problem}");
+        assert_eq!(*severity, Severity::Waiting);
+    };
+    waits_for(&node, "OVN's ACL for");
+    node.set_nb(&rules);
+    assert_eq!(node.destinations(), BTreeSet::new(), "northd is away");
+    waits_for(&node, "the logical flows of");
+    node.pass(Duration::from_secs(20));
+    node.set_sb(&rules);
     assert_eq!(node.destinations(), ["203.0.113.1".to_owned()].into());
+    assert_eq!(problems_told(&node), BTreeMap::new());
 }
 
 #[test]
