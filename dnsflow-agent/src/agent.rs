@@ -5,7 +5,6 @@
 //! Kubernetes API, files) runs on a thread of its own and talks to the hot one over a channel. What
 //! blocks has threads of its own: attaching, and writing the snapshot.
 
-pub mod denials;
 mod reports;
 mod saver;
 
@@ -50,12 +49,11 @@ use crate::{
     causes::Causes,
     clock::{Alarm, now},
     conntrack::{self, Conntrack},
-    control::{
-        self, Inquiries, Inquiry,
-        journal::Journal,
-        server::{Server, Slow},
-    },
+    control::{Server, Slow},
+    denials::{self, Connections, DenialCounts, Heard, Listeners},
     exit::Exit,
+    inquiries::{self, Inquiries, Inquiry},
+    journal::Journal,
     k8s::{
         self,
         events::{Notices, Reporter},
@@ -73,7 +71,6 @@ use crate::{
     vswitch_db::{VswitchDb, Whose},
     vswitchd::{self, Estimate},
 };
-use denials::{Connections, DenialCounts, Heard, Listeners};
 use reports::tell;
 use saver::Saver;
 
@@ -274,7 +271,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let saver = state_dir.map(Saver::start).transpose();
     let saver = saver.map_err(failed("start the thread that writes the snapshot"))?;
     let (reporter, notices) = k8s::events::channel();
-    let (inquiries, mut asked) = control::inquiries();
+    let (inquiries, mut asked) = inquiries::channel();
     let journal = Arc::<Journal>::default();
     let observed = Observed::default();
     let denial_counts = DenialCounts::default();
@@ -282,6 +279,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
         aside,
         heard: Heard::new(Attempts::new(capture_options.ports)),
         listeners: Listeners {
+            log: tell,
             journal: Arc::clone(&journal),
             events: options.denied_events.then(|| reporter.clone()),
             counts: denial_counts.clone(),

@@ -27,8 +27,9 @@ use prometheus_client::{
 use tokio::sync::Mutex;
 
 use crate::{
-    agent::denials::{Counts, DenialCounts},
-    control::{Inquiries, journal::Journal},
+    denials::{Counts, DenialCounts},
+    inquiries::Inquiries,
+    journal::Journal,
     k8s::events::EventCounters,
     logging::LostLines,
     ovn_db::{nb, sb},

@@ -20,9 +20,10 @@ use dnsflow_core::{
 use ipnet::IpNet;
 
 pub use asking::{
-    CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
-    LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
-    PodName, PruneOptions, ReplayOptions, ReportFormat, ReportOptions, TryOptions,
+    CONTROL_SOCKET, CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions,
+    FlowsCommand, LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat,
+    OutputOptions, PodAddresses, PodAddressesError, PodName, PruneOptions, ReplayOptions,
+    ReportFormat, ReportOptions, TryOptions,
 };
 
 use crate::{exit, k8s::DnsService, ovsdb::Remotes};

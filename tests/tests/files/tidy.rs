@@ -146,9 +146,9 @@ fn the_wall_clock_is_read_for_people_and_for_the_snapshot() {
     }
     found.sort();
     let expected = [
+        "asking/reported.rs",
         "bundle.rs",
-        "control/journal.rs",
-        "control/reported.rs",
+        "journal.rs",
         "one_agent.rs",
         "state.rs",
     ];

@@ -13,9 +13,10 @@ use tokio::runtime;
 use super::{
     Status,
     client::{self, AskError},
+    event::Event,
     history::{Known, PresentFirewall},
-    journal::Event,
     learned::{Learned, Line},
+    page::{Page, PageError},
     print::{self, CacheRow, FlowRow, Row},
     pruned::{self, Evidence, Pruning},
     reported::NodeReport,
@@ -31,7 +32,6 @@ use crate::{
     },
     output::{write_json, write_json_line, write_yaml},
     ovn_db::address_sets,
-    page::{Page, PageError},
 };
 
 /// Why a subcommand has failed.

@@ -14,7 +14,7 @@ use tabwriter::TabWriter;
 
 use super::{
     Status,
-    journal::Event,
+    event::Event,
     pruned::{Pruning, RuleUse, Since, Used},
     trial::{Change, Changed, Trialled},
 };

@@ -17,14 +17,13 @@ use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    agent::denials::DenialCounts,
-    control::{
-        Inquiry,
+    asking::{
         client::{self, AskError},
         history::{Known, PresentFirewall},
-        inquiries,
         learned::Line,
     },
+    denials::DenialCounts,
+    inquiries::{self, Inquiry},
     logging::{Levels, Log},
     metrics::{Observed, Packets},
 };
@@ -40,7 +39,7 @@ struct Running {
 
 impl Running {
     async fn start(name: &str) -> Self {
-        let (inquiries, asked) = inquiries();
+        let (inquiries, asked) = inquiries::channel();
         let journal = Arc::<Journal>::default();
         let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
         let socket = directory.join("dnsflow.sock");

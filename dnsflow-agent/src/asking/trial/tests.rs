@@ -1,5 +1,5 @@
 use super::*;
-use crate::control::fixtures::{connection, known, read};
+use crate::asking::fixtures::{connection, known, read};
 
 fn tried(now: &str, then: &str, connections: Vec<ConnectionView>) -> Trialled {
     let (.., resource) = read(now);

@@ -1,7 +1,7 @@
 use dnsflow_core::view::{FlowView, NameView, Origin};
 
 use super::*;
-use crate::control::fixtures::{connection, known, read};
+use crate::asking::fixtures::{connection, known, read};
 
 fn entry(name: &str, rules: &[u32], packets: u64) -> EntryView {
     EntryView {

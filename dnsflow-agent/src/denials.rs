@@ -19,11 +19,11 @@ use dnsflow_core::{
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::reports::tell;
 use crate::{
     capture::{Aside, Told},
     clock::now,
-    control::{Inquiries, journal::Journal},
+    inquiries::Inquiries,
+    journal::Journal,
     k8s::events::Reporter,
 };
 
@@ -145,16 +145,18 @@ impl Default for Connections {
 
 /// Where connections are told.
 #[derive(Debug)]
-pub(super) struct Listeners {
-    pub(super) journal: Arc<Journal>,
+pub(crate) struct Listeners {
+    /// Writes a report into the log.
+    pub(crate) log: fn(&Report),
+    pub(crate) journal: Arc<Journal>,
     /// Kubernetes Events, where they are wanted.
-    pub(super) events: Option<Reporter>,
-    pub(super) counts: DenialCounts,
-    pub(super) connections: Connections,
+    pub(crate) events: Option<Reporter>,
+    pub(crate) counts: DenialCounts,
+    pub(crate) connections: Connections,
 }
 
 /// Tells of denied connections, and remembers all, as long as the hot thread is there.
-pub(super) async fn watch(
+pub(crate) async fn watch(
     mut aside: Aside,
     heard: Heard,
     inquiries: Inquiries,
@@ -220,7 +222,7 @@ impl Listeners {
         if let Some(events) = &self.events {
             events.tell(&report);
         }
-        tell(&report);
+        (self.log)(&report);
         self.journal.note(report);
     }
 }

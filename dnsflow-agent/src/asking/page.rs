@@ -10,14 +10,12 @@ use std::{
 
 use askama::Template;
 
-use crate::{
-    control::{
-        print::{self, PortRow, Row as _},
-        pruned::{RuleUse, Used},
-        reported::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
-    },
-    output::new_file,
+use super::{
+    print::{self, PortRow, Row as _},
+    pruned::{RuleUse, Used},
+    reported::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
 };
+use crate::output::new_file;
 
 /// The width of a bar with its gap, in the units of the drawing.
 const BAR_PITCH: usize = 46;

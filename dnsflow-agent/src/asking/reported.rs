@@ -1,5 +1,5 @@
 //! What `dnsflow report` says of one node: values, put together from what the agent answers
-//! (`docs/decisions/report.md`). A page is made of them by [`crate::page`].
+//! (`docs/decisions/report.md`). A page is made of them by [`super::page`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     Status,
     client::{self, AskError},
+    event::Event,
     history::{Known, PresentFirewall},
-    journal::Event,
-    print, pruned, rfc3339,
+    print, pruned,
 };
-use crate::node;
+use crate::{clock::rfc3339, node};
 
 /// Namespaces in one report. A node with more pods than 250 is rare.
 const NAMESPACES_MAX: usize = 256;
