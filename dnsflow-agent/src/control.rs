@@ -46,6 +46,7 @@ use dnsflow_core::{
     ovn::rows::pod_of_port,
     view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
 };
+use dnsflow_ovsdb::Remotes;
 use futures::{Stream, StreamExt as _, stream};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
@@ -77,7 +78,6 @@ use crate::{
     metrics::{self, Metrics},
     options::Cli,
     ovn_db::address_sets,
-    ovsdb::Remotes,
 };
 
 /// Clients at once. Only root can connect; a client that finds no room is told so.

@@ -17,6 +17,7 @@ use dnsflow_core::{
     engine::Engine,
     view::Totals,
 };
+use dnsflow_ovsdb::OvsdbCounters;
 use hyper::body::Bytes;
 use prometheus_client::{
     collector::Collector,
@@ -33,7 +34,6 @@ use crate::{
     k8s::events::EventCounters,
     logging::LostLines,
     ovn_db::{nb, sb},
-    ovsdb::OvsdbCounters,
     vswitch_db,
 };
 

@@ -17,6 +17,7 @@ use dnsflow_core::{
     refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,
 };
+use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
 
 pub use asking::{
@@ -26,7 +27,7 @@ pub use asking::{
     ReportFormat, ReportOptions, TryOptions,
 };
 
-use crate::{exit, k8s::DnsService, ovsdb::Remotes};
+use crate::{exit, k8s::DnsService};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]

@@ -29,6 +29,7 @@ use std::{
 };
 
 use dnsflow_core::{Input, connection::BlockedConnection, flow::Protocol};
+use dnsflow_ovsdb::{Connection, Remotes, session::Conditions};
 use tokio::{
     sync::mpsc,
     task::{JoinError, spawn_blocking},
@@ -38,11 +39,11 @@ use tracing::{debug, info, warn};
 
 use crate::{
     causes::Causes,
+    databases::{Converter, log_large_tables},
     openflow::{
         BLOCKED,
         unblock::{UnblockError, unblock},
     },
-    ovsdb::{Connection, Remotes, convert::Converter, session::Conditions},
     vswitch_db::{DEFAULT_SOCKET, OPTION},
     vswitchd::{Vswitchd, VswitchdError, with_causes},
 };
@@ -167,7 +168,7 @@ impl Conntrack {
         loop {
             let request = tokio::select! {
                 _ = self.database.next() => {
-                    self.database.log_large_tables();
+                    log_large_tables(&mut self.database);
                     self.read_bridge();
                     continue;
                 }

@@ -4,9 +4,8 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use dnsflow_core::{name::DomainName, recording, refused::parse_network, resolver::Resolver};
+use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
-
-use crate::ovsdb::Remotes;
 
 /// Where the socket is, unless an option says something else.
 pub const CONTROL_SOCKET: &str = "/run/dnsflow/dnsflow.sock";

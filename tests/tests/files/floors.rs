@@ -73,10 +73,11 @@ const AGENT: Floors = &[
             "causes", "clock", "exit", "memory", "netlink", "node", "output", "rights", "wait",
         ],
     ),
-    ("protocols", &["ovsdb", "openflow", "k8s"]),
+    ("protocols", &["openflow", "k8s"]),
     (
         "the node and the cluster",
         &[
+            "databases",
             "vswitch_db",
             "ovn_db",
             "vswitchd",

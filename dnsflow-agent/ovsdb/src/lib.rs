@@ -8,14 +8,14 @@
 //! It never writes: no operation but `select` is ever sent.
 
 pub mod connection;
-pub mod convert;
-#[cfg(test)]
-pub(crate) mod fixtures;
+#[cfg(any(test, feature = "test-util"))]
+pub mod fixtures;
 pub mod framing;
 pub mod remote;
 pub mod replica;
 pub mod schema;
 pub mod session;
+pub mod uuid;
 pub mod value;
 
 pub use connection::{Connection, OvsdbCounters};
@@ -25,6 +25,7 @@ pub use schema::{
     Clause, Column, Condition, Database, Function, Kind, Table, TableLimit, TableLimits,
 };
 pub use session::Event;
+pub use uuid::Uuid;
 pub use value::{Atom, CellError, Datum, Row};
 
 /// Of a text of the server, a message has so many bytes at most.

@@ -10,7 +10,7 @@ use super::*;
 /// A piece with its own bytes.
 #[derive(Debug, PartialEq)]
 enum Owned {
-    Row(Place, String, RowId, Option<String>),
+    Row(Place, String, Uuid, Option<String>),
     Message(String),
 }
 
@@ -20,7 +20,7 @@ fn message(text: &str) -> Owned {
 
 fn row(place: Place, table: &str, id: u128, update: &str) -> Owned {
     let update = Some(update.to_owned());
-    Owned::Row(place, table.to_owned(), RowId::new(id), update)
+    Owned::Row(place, table.to_owned(), Uuid::new(id), update)
 }
 
 fn feed(framer: &mut Framer, bytes: &[u8]) -> Result<Vec<Owned>, FramingError> {
@@ -46,7 +46,7 @@ fn pieces(text: &str) -> Result<Vec<Owned>, FramingError> {
 }
 
 fn id(number: u128) -> String {
-    RowId::new(number).to_string()
+    Uuid::new(number).to_string()
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_row_that_is_too_long_is_named_and_the_next_one_is_read() {
         }
         let expected = [
             row(Place::Result, "T", 1, &fits),
-            Owned::Row(Place::Result, "T".to_owned(), RowId::new(2), None),
+            Owned::Row(Place::Result, "T".to_owned(), Uuid::new(2), None),
             row(Place::Result, "T", 3, &fits),
             message(r#"{"result":{"T":{}}}"#),
         ];
@@ -255,7 +255,7 @@ fn with_rows() -> impl Strategy<Value = String> {
 }
 
 /// The rows of a message by place, table and id, and the message without them.
-type Read = (BTreeMap<(bool, String, RowId), Value>, Value);
+type Read = (BTreeMap<(bool, String, Uuid), Value>, Value);
 
 /// Takes the rows out of a message that was parsed as a whole.
 fn read_whole(text: &str) -> Read {
@@ -265,7 +265,7 @@ fn read_whole(text: &str) -> Read {
         let tables = message.pointer_mut(place).and_then(Value::as_object_mut);
         for (table, updates) in tables.into_iter().flatten() {
             for (id, update) in std::mem::replace(updates, json!({})).as_object().unwrap() {
-                let key = (is_result, table.clone(), RowId::parse(id).unwrap());
+                let key = (is_result, table.clone(), Uuid::parse(id).unwrap());
                 rows.insert(key, update.clone());
             }
         }

@@ -20,7 +20,6 @@ use std::{
 };
 
 use bytes::BytesMut;
-use dnsflow_core::ovn::rows::RowId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json, value::RawValue};
 
@@ -29,6 +28,7 @@ use super::{
     quoted,
     replica::{Applied, Replica, RowChange, TooLarge, UpdateError},
     schema::{Clause, Condition, Database, TableLimits},
+    uuid::Uuid,
     value::{PackedRow, row_id},
 };
 
@@ -171,7 +171,7 @@ pub enum Event {
         /// As given.
         tag: u64,
         /// The rows found.
-        rows: Result<Vec<RowId>, ServerError>,
+        rows: Result<Vec<Uuid>, ServerError>,
     },
 }
 
@@ -217,7 +217,7 @@ pub struct Session {
     rows_in: Option<Place>,
     /// The rows that it has changed, once the replica is complete, as they were before it. A row of which it says the
     /// same again and again is here once, and one that it inserts and deletes is not.
-    changes: BTreeMap<(&'static str, RowId), Option<PackedRow>>,
+    changes: BTreeMap<(&'static str, Uuid), Option<PackedRow>>,
     next_id: u64,
     pending: BTreeMap<u64, Request>,
     output: BytesMut,
@@ -591,7 +591,7 @@ impl Session {
 }
 
 /// Reads the answer to a transaction of one `select` (RFC 7047, sections 4.1.3 and 5.2.2).
-fn selected(result: &RawValue, error: &Value) -> Result<Vec<RowId>, ServerError> {
+fn selected(result: &RawValue, error: &Value) -> Result<Vec<Uuid>, ServerError> {
     if !error.is_null() {
         return Err(ServerError::from_json(error));
     }

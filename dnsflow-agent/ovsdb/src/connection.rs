@@ -9,6 +9,7 @@
 //! connection succeeds.
 
 use std::{
+    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
@@ -17,7 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::Input;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixStream},
@@ -31,7 +31,6 @@ use super::{
     schema::{Clause, Condition, Database, TableLimits},
     session::{Conditions, Event, Session, SessionError},
 };
-use crate::causes::Causes;
 
 /// The first delay before another attempt.
 pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -40,6 +39,8 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// The wait behind a database with a table that is too large: for each attempt, ovsdb-server puts the whole content
 /// together again, and does nothing else meanwhile.
 pub const TOO_LARGE_WAIT: Duration = Duration::from_secs(60);
+/// The causes of failures that are logged until a connection succeeds; further ones are not.
+const CAUSES_MAX: usize = 16;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -100,7 +101,8 @@ pub struct Connection {
     candidate: usize,
     refusals: Vec<String>,
     backoff: Backoff,
-    causes: Causes<String>,
+    /// The causes that were logged since the last success.
+    causes: BTreeSet<String>,
     state: State,
     counters: Arc<OvsdbCounters>,
 }
@@ -132,7 +134,7 @@ impl Connection {
             candidate: 0,
             refusals: Vec::new(),
             backoff: Backoff::default(),
-            causes: Causes::default(),
+            causes: BTreeSet::new(),
             state: State::Waiting { until: now() },
             counters: Arc::default(),
         }
@@ -155,23 +157,13 @@ impl Connection {
 
     /// The tables that are too large, if they are others than when last asked: those that are left out, or one that
     /// cannot be. In the second case, the database is read again after [`TOO_LARGE_WAIT`].
-    pub fn take_large_tables(&mut self) -> Option<Input<'static>> {
-        let database = self.database.name;
-        let tables = self.large.iter().map(|large| large.named(database));
-        std::mem::take(&mut self.large_changed).then(|| Input::LargeTables {
-            database,
-            tables: tables.collect(),
-        })
+    pub fn take_large_tables(&mut self) -> Option<&[TooLarge]> {
+        std::mem::take(&mut self.large_changed).then_some(&*self.large)
     }
 
-    /// Logs the tables that are too large, if they are others than when last asked: for an owner that gives the core no
-    /// inputs.
-    pub fn log_large_tables(&mut self) {
-        if let Some(Input::LargeTables { tables, .. }) = self.take_large_tables() {
-            for table in tables {
-                tracing::warn!("{table}");
-            }
-        }
+    /// The database.
+    pub fn database(&self) -> &'static Database {
+        self.database
     }
 
     /// The counters, which stay readable while the connection works.
@@ -242,11 +234,11 @@ impl Connection {
     /// # Errors
     ///
     /// When a table is too large.
-    pub async fn synced(&mut self) -> Result<(), String> {
+    pub async fn synced(&mut self) -> Result<(), TooLarge> {
         loop {
             match self.next().await {
                 Event::Synced => return Ok(()),
-                Event::TooLarge(large) => return Err(large.named(self.database.name).to_string()),
+                Event::TooLarge(large) => return Err(large),
                 _ => {}
             }
         }
@@ -300,7 +292,7 @@ impl Connection {
 
     fn all_failed(&mut self) {
         let causes = std::mem::take(&mut self.refusals).join("; ");
-        if self.causes.is_news(causes.clone()) {
+        if self.causes.len() < CAUSES_MAX && self.causes.insert(causes.clone()) {
             tracing::warn!(
                 database = self.database.name,
                 option = self.option,
@@ -323,7 +315,7 @@ impl Connection {
         let large = self.replica().into_iter().flat_map(Replica::left_out);
         let large = large.collect();
         self.set_large(large);
-        self.causes.end();
+        self.causes.clear();
         self.refusals.clear();
     }
 

@@ -1,8 +1,7 @@
 //! The values of database cells (RFC 7047, section 5.1), and typed access to them.
 //!
 //! A set of one element and the bare atom are the same value on the wire and here: every cell
-//! is either a sorted set or a sorted map. Reals are not read: no column that dnsflow uses has
-//! them.
+//! is either a sorted set or a sorted map. Reals are not read.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -10,7 +9,6 @@ use std::{
     sync::LazyLock,
 };
 
-use dnsflow_core::ovn::rows::RowId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -18,6 +16,7 @@ use super::{
     framing::PIECE_MAX_BYTES,
     quoted,
     schema::{Column, Kept, Kind, Table},
+    uuid::Uuid,
 };
 
 /// A single value.
@@ -30,7 +29,7 @@ pub enum Atom {
     /// A string.
     String(Box<str>),
     /// A reference to a row.
-    Uuid(RowId),
+    Uuid(Uuid),
     /// What is kept of a list of backends ([`Kept::Backends`]).
     Backends {
         /// A digest of the text.
@@ -75,9 +74,9 @@ impl Atom {
 }
 
 /// Reads `["uuid", "…"]`.
-pub(super) fn row_id(parts: &[Value]) -> Option<RowId> {
+pub(super) fn row_id(parts: &[Value]) -> Option<Uuid> {
     match parts {
-        [Value::String(tag), Value::String(text)] if tag == "uuid" => RowId::parse(text),
+        [Value::String(tag), Value::String(text)] if tag == "uuid" => Uuid::parse(text),
         _ => None,
     }
 }
@@ -317,7 +316,7 @@ fn changed_pairs(mut old: Vec<(Atom, Atom)>, difference: Vec<(Atom, Atom)>) -> V
     result
 }
 
-/// A cell whose value does not fit the schema, or that dnsflow cannot use.
+/// A cell whose value does not fit the schema, or that its reader cannot use.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("column {column}: {problem}")]
 pub struct CellError {
@@ -456,7 +455,7 @@ impl Row {
     }
 
     /// A reference that is never empty.
-    pub fn reference(&self, column: &'static str) -> Result<RowId, CellError> {
+    pub fn reference(&self, column: &'static str) -> Result<Uuid, CellError> {
         match self.atom(column)? {
             Some(Atom::Uuid(row)) => Ok(*row),
             _ => Err(CellError::new(column, "is not a reference")),

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use dnsflow_core::{input::LargeTable, ovn::rows::RowId};
 use serde_json::{Map, Value};
 
 use super::{
     quoted,
     schema::{Database, Table, TableLimit, TableLimits},
+    uuid::Uuid,
     value::{PackedRow, Row},
 };
 
@@ -35,7 +35,7 @@ pub enum UpdateError {
         /// The table.
         table: &'static str,
         /// The row.
-        row: RowId,
+        row: Uuid,
     },
     /// The table exceeds its limits, and cannot be done without.
     #[error("table {} has more than {}", .0.table.name, .0.limit)]
@@ -53,32 +53,13 @@ pub struct TooLarge {
     pub is_left_out: bool,
 }
 
-impl TooLarge {
-    /// The same for people.
-    pub fn named(&self, database: &'static str) -> LargeTable {
-        let Self {
-            table,
-            limit,
-            is_left_out,
-        } = self;
-        LargeTable {
-            database,
-            table: table.name,
-            limit: limit.to_string(),
-            purpose: table.purpose,
-            remedy: table.remedy,
-            is_left_out: *is_left_out,
-        }
-    }
-}
-
 /// A row that an update changed; the [`Replica`] has its new value.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RowChange {
     /// The table.
     pub table: &'static str,
     /// The row.
-    pub id: RowId,
+    pub id: Uuid,
     /// The row before the update, if there was one.
     pub(super) old: Option<PackedRow>,
 }
@@ -97,14 +78,14 @@ pub(super) enum Applied {
 /// The rows of one table.
 #[derive(Debug, Default)]
 struct Rows {
-    rows: BTreeMap<RowId, PackedRow>,
+    rows: BTreeMap<Uuid, PackedRow>,
     /// The bytes of all rows.
     bytes: usize,
 }
 
 impl Rows {
     /// Puts a row in place of the one before, or removes that. Returns the one before.
-    fn put(&mut self, id: RowId, row: Option<PackedRow>) -> Option<PackedRow> {
+    fn put(&mut self, id: Uuid, row: Option<PackedRow>) -> Option<PackedRow> {
         self.bytes += row.as_ref().map_or(0, PackedRow::len);
         let old = match row {
             Some(row) => self.rows.insert(id, row),
@@ -160,13 +141,13 @@ impl Replica {
     }
 
     /// Whether there is such a row.
-    pub(super) fn has(&self, table: &str, id: RowId) -> bool {
+    pub(super) fn has(&self, table: &str, id: Uuid) -> bool {
         let rows = self.tables.get(table);
         rows.is_some_and(|rows| rows.rows.contains_key(&id))
     }
 
     /// The rows of a replicated table; none for any other.
-    pub fn rows(&self, table: &str) -> impl Iterator<Item = (RowId, Row)> {
+    pub fn rows(&self, table: &str) -> impl Iterator<Item = (Uuid, Row)> {
         let rows = self.database.table(table).zip(self.tables.get(table));
         let rows = rows.into_iter();
         rows.flat_map(|(table, rows)| {
@@ -176,7 +157,7 @@ impl Replica {
     }
 
     /// One row.
-    pub fn row(&self, table: &str, id: RowId) -> Option<Row> {
+    pub fn row(&self, table: &str, id: Uuid) -> Option<Row> {
         let row = self.tables.get(table)?.rows.get(&id)?;
         Some(row.unpack(self.database.table(table)?))
     }
@@ -194,7 +175,7 @@ impl Replica {
     pub(super) fn apply(
         &mut self,
         table: &str,
-        id: RowId,
+        id: Uuid,
         update: Option<&[u8]>,
     ) -> Result<Applied, UpdateError> {
         let Some((table, kept)) = self.database.table(table).zip(self.tables.get_mut(table)) else {
@@ -285,7 +266,7 @@ fn operation(update: &[u8]) -> Option<(Operation, Map<String, Value>)> {
 fn updated(
     table: &'static Table,
     rows: &Rows,
-    id: RowId,
+    id: Uuid,
     operation: Operation,
     columns: Map<String, Value>,
 ) -> Result<Option<Row>, UpdateError> {

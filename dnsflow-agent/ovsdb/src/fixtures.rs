@@ -1,9 +1,9 @@
-//! Recordings for the tests: conversations with ovsdb-server, and rows as ovn-kubernetes and
+//! Recordings for tests: conversations with ovsdb-server, and rows as ovn-kubernetes and
 //! ovn-northd wrote them. Their READMEs say where they come from.
 
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, error::Error, time::Instant};
 
 use serde_json::{Map, Value, json};
 
@@ -14,23 +14,38 @@ use super::{
     session::{Event, Session},
 };
 
-pub(crate) const SOUTHBOUND: &str = include_str!("../../../tests/fixtures/ovsdb/southbound.txt");
-pub(crate) const VSWITCH: &str = include_str!("../../../tests/fixtures/ovsdb/vswitch.txt");
-pub(crate) const REFUSALS: &str = include_str!("../../../tests/fixtures/ovsdb/refusals.txt");
+/// Whatever stands in the way of a message.
+pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// A conversation about the southbound database.
+pub const SOUTHBOUND: &str = include_str!("../../../tests/fixtures/ovsdb/southbound.txt");
+/// A conversation about the database of Open vSwitch.
+pub const VSWITCH: &str = include_str!("../../../tests/fixtures/ovsdb/vswitch.txt");
+/// Requests that a server refuses.
+pub const REFUSALS: &str = include_str!("../../../tests/fixtures/ovsdb/refusals.txt");
 
 macro_rules! ovn_kubernetes {
     ($file:literal) => {
         include_str!(concat!("../../../tests/fixtures/ovn-kubernetes/", $file))
     };
 }
-pub(crate) const V4_NB: &str = ovn_kubernetes!("26.03-v4-nb.jsonl");
-pub(crate) const V4_SB: &str = ovn_kubernetes!("26.03-v4-sb.jsonl");
-pub(crate) const UDN_NB: &str = ovn_kubernetes!("26.03-udn-nb.jsonl");
-pub(crate) const UDN_SB: &str = ovn_kubernetes!("26.03-udn-sb.jsonl");
-pub(crate) const DUAL_RESOLVER_NB: &str = ovn_kubernetes!("25.03-dual-resolver-nb.jsonl");
+/// The northbound database of a cluster with IPv4.
+pub const V4_NB: &str = ovn_kubernetes!("26.03-v4-nb.jsonl");
+/// Its southbound database.
+pub const V4_SB: &str = ovn_kubernetes!("26.03-v4-sb.jsonl");
+/// The northbound database of a cluster with user-defined networks.
+pub const UDN_NB: &str = ovn_kubernetes!("26.03-udn-nb.jsonl");
+/// Its southbound database.
+pub const UDN_SB: &str = ovn_kubernetes!("26.03-udn-sb.jsonl");
+/// The northbound database of a cluster with both families, where names are resolved in the cluster.
+pub const DUAL_RESOLVER_NB: &str = ovn_kubernetes!("25.03-dual-resolver-nb.jsonl");
 
 /// Gives the session whole messages.
-pub(crate) fn receive(session: &mut Session, messages: &[u8]) -> anyhow::Result<Vec<Event>> {
+///
+/// # Errors
+///
+/// Those of the session.
+pub fn receive(session: &mut Session, messages: &[u8]) -> Outcome<Vec<Event>> {
     let mut framer = Framer::default();
     framer.buffer().extend_from_slice(messages);
     let mut events = Vec::new();
@@ -42,7 +57,11 @@ pub(crate) fn receive(session: &mut Session, messages: &[u8]) -> anyhow::Result<
 
 impl Replica {
     /// Applies a `<table-updates2>`.
-    pub(crate) fn apply_value(&mut self, updates: Value) -> anyhow::Result<Vec<RowChange>> {
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read or applied.
+    pub fn apply_value(&mut self, updates: Value) -> Outcome<Vec<RowChange>> {
         let mut framer = Framer::default();
         let message = json!({"params": [updates]}).to_string();
         framer.buffer().extend_from_slice(message.as_bytes());
@@ -65,19 +84,29 @@ impl Replica {
 }
 
 /// Plays the server's side of a recording and checks the session's side against it.
-pub(crate) struct Transcript {
+#[derive(Debug)]
+pub struct Transcript {
     lines: std::str::Lines<'static>,
 }
 
 impl Transcript {
-    pub(crate) fn new(text: &'static str) -> Self {
+    /// Of this recording.
+    pub fn new(text: &'static str) -> Self {
         Self {
             lines: text.lines(),
         }
     }
 
     /// Plays up to the next remark or the end.
-    pub(crate) fn play(&mut self, session: &mut Session) -> anyhow::Result<Vec<Event>> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the session.
+    ///
+    /// # Panics
+    ///
+    /// If the session sends something else than the recording has.
+    pub fn play(&mut self, session: &mut Session) -> Outcome<Vec<Event>> {
         let mut events = Vec::new();
         for line in self.lines.by_ref() {
             match line.split_at(2) {
@@ -100,7 +129,11 @@ impl Transcript {
 }
 
 /// The rows of a recording that meet `wanted`, as a replica.
-pub(crate) fn replica(
+///
+/// # Panics
+///
+/// If the recording cannot be read.
+pub fn replica(
     database: &'static Database,
     text: &str,
     wanted: impl Fn(&str, &Value) -> bool,

@@ -1,16 +1,17 @@
-//! Converts replicated rows to the values that the core reads.
+//! What the edges to databases have in common: rows become values of the core, and tables that are too large are told.
 //!
 //! A row that cannot be converted is left out, counted and named in the log; it never stops
 //! the others.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use dnsflow_core::ovn::rows::{Changes, RowId};
-
-use super::{
-    connection::OvsdbCounters,
-    replica::{Replica, RowChange},
-    value::{CellError, Row},
+use dnsflow_core::{
+    Input,
+    input::LargeTable,
+    ovn::rows::{Changes, RowId},
+};
+use dnsflow_ovsdb::{
+    CellError, Connection, OvsdbCounters, Replica, Row, RowChange, TooLarge, Uuid,
 };
 
 /// At most this many rows are named in the log between two resets; further ones are only counted.
@@ -52,7 +53,7 @@ impl Converter {
         let rows = replica.rows(table);
         rows.filter_map(|(id, row)| {
             let value = self.value(table, id, convert(&row))?;
-            Some((id, Some(value)))
+            Some((row_id(id), Some(value)))
         })
         .collect()
     }
@@ -73,12 +74,12 @@ impl Converter {
                 let new = replica
                     .row(table, change.id)
                     .and_then(|row| self.value(table, change.id, convert(&row)));
-                (old != new).then_some((change.id, new))
+                (old != new).then_some((row_id(change.id), new))
             })
             .collect()
     }
 
-    fn value<T>(&mut self, table: &str, row: RowId, converted: Conversion<T>) -> Option<T> {
+    fn value<T>(&mut self, table: &str, row: Uuid, converted: Conversion<T>) -> Option<T> {
         match converted {
             Ok(value) => value,
             Err(error) => {
@@ -94,6 +95,46 @@ impl Converter {
                 None
             }
         }
+    }
+}
+
+/// The core's identity of a row.
+pub fn row_id(id: Uuid) -> RowId {
+    RowId::new(id.bits())
+}
+
+/// The tables that are too large, if they are others than when last asked ([`Connection::take_large_tables`]).
+pub fn take_large_tables(connection: &mut Connection) -> Option<Input<'static>> {
+    let database = connection.database().name;
+    let tables = connection.take_large_tables()?.iter();
+    Some(Input::LargeTables {
+        database,
+        tables: tables.map(|large| large_table(database, large)).collect(),
+    })
+}
+
+/// Logs them: for an owner that gives the core no inputs.
+pub fn log_large_tables(connection: &mut Connection) {
+    let database = connection.database().name;
+    for large in connection.take_large_tables().into_iter().flatten() {
+        tracing::warn!("{}", large_table(database, large));
+    }
+}
+
+/// A table that is too large, for people.
+pub fn large_table(database: &'static str, large: &TooLarge) -> LargeTable {
+    let TooLarge {
+        table,
+        limit,
+        is_left_out,
+    } = large;
+    LargeTable {
+        database,
+        table: table.name,
+        limit: limit.to_string(),
+        purpose: table.purpose,
+        remedy: table.remedy,
+        is_left_out: *is_left_out,
     }
 }
 

@@ -4,14 +4,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    ovn_db::sb,
-    ovsdb::{
-        fixtures::{self, REFUSALS, SOUTHBOUND, Transcript},
-        framing::Framer,
-        schema::{Column, Table, TableLimit},
-        value::{Atom, CellError},
-    },
+    fixtures::{self, REFUSALS, SOUTHBOUND, Transcript},
+    framing::Framer,
+    schema::{Column, Table, TableLimit},
+    value::{Atom, CellError},
 };
+use southbound as sb;
+
+mod southbound;
 
 const ID: &str = "26f8710d-96ec-42d8-9b8f-8fa63f3c4605";
 
@@ -185,11 +185,11 @@ fn sent(session: &mut Session) -> Vec<Value> {
     messages.map(Result::unwrap).collect()
 }
 
-fn receive(session: &mut Session, message: Value) -> anyhow::Result<Option<Event>> {
+fn receive(session: &mut Session, message: Value) -> fixtures::Outcome<Option<Event>> {
     receive_text(session, &message.to_string())
 }
 
-fn receive_text(session: &mut Session, message: &str) -> anyhow::Result<Option<Event>> {
+fn receive_text(session: &mut Session, message: &str) -> fixtures::Outcome<Option<Event>> {
     let events = fixtures::receive(session, message.as_bytes())?;
     Ok(events.into_iter().next())
 }
@@ -392,7 +392,7 @@ fn an_update_in_pieces_is_one_event() {
     let updates: Map<String, Value> = (0..9)
         .map(|row| {
             (
-                RowId::new(9 - row).to_string(),
+                Uuid::new(9 - row).to_string(),
                 json!({"insert": {"ip": "192.0.2.1"}}),
             )
         })
@@ -412,10 +412,10 @@ fn an_update_in_pieces_is_one_event() {
     let Some(Event::Changed(changes)) = session.receive(piece).unwrap() else {
         panic!("no change");
     };
-    let rows: Vec<RowId> = changes.iter().map(|change| change.id).collect();
+    let rows: Vec<Uuid> = changes.iter().map(|change| change.id).collect();
     assert_eq!(
         rows,
-        (1..=9).map(RowId::new).collect::<Vec<_>>(),
+        (1..=9).map(Uuid::new).collect::<Vec<_>>(),
         "in their order"
     );
 }
@@ -424,7 +424,7 @@ fn an_update_in_pieces_is_one_event() {
 fn encaps(rows: &[(u8, &str, &str)]) -> String {
     // A map of JSON would have each row once.
     let rows = rows.iter().map(|(number, operation, ip)| {
-        let id = RowId::new((*number).into());
+        let id = Uuid::new((*number).into());
         format!(r#""{id}":{{"{operation}":{{"ip":"{ip}"}}}}"#)
     });
     let rows = rows.collect::<Vec<_>>().join(",");
@@ -504,7 +504,7 @@ fn the_rows_of_a_table_that_grows_too_large_are_told_as_gone() {
         })
         .collect();
     let were = [(1, "192.0.2.1"), (2, "192.0.2.2")];
-    assert_eq!(gone, were.map(|(row, ip)| (RowId::new(row), ip.to_owned())));
+    assert_eq!(gone, were.map(|(row, ip)| (Uuid::new(row), ip.to_owned())));
 }
 
 #[test]
@@ -517,7 +517,7 @@ fn a_table_that_is_needed_ends_the_session_when_it_is_too_large() {
         error.to_string(),
         "database OVN_Southbound: table Encap has more than 2 rows of interest"
     );
-    let error: SessionError = error.downcast().unwrap();
+    let error: Box<SessionError> = error.downcast().unwrap();
     assert!(error.too_large().is_some_and(|large| !large.is_left_out));
 }
 
@@ -628,7 +628,7 @@ fn clauses_as_the_protocol_writes_them() {
         Condition::AnyOf(vec![pair]).to_json(),
         json!([["external_ids", "includes", ["map", [["k", "v"]]]]])
     );
-    let row = RowId::new(1);
+    let row = Uuid::new(1);
     assert_eq!(
         Clause::equal("datapath", Atom::Uuid(row)).to_json(),
         json!([

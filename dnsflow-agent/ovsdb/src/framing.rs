@@ -20,9 +20,8 @@
 //! of each kind, each within the limit, and the bytes of one read.
 
 use bytes::{Buf, BytesMut};
-use dnsflow_core::ovn::rows::RowId;
 
-use super::quoted;
+use super::{quoted, uuid::Uuid};
 
 /// The longest row, and the longest rest of a message, in bytes. A Service of 100 ports in front of 1,000 pods is a row
 /// of about 2 MB, a port group of 100,000 ports one of 6 MB.
@@ -71,7 +70,7 @@ pub struct FramedRow<'a> {
     /// The table as the message names it.
     pub table: &'a str,
     /// The row.
-    pub id: RowId,
+    pub id: Uuid,
     /// The text of the `<row-update>`, an object; nothing if it is longer than the limit.
     pub update: Option<&'a [u8]>,
 }
@@ -331,7 +330,7 @@ impl Framer {
 
     /// The row that has ended.
     fn framed(&self) -> Result<FramedRow<'_>, FramingError> {
-        let id = std::str::from_utf8(&self.id).ok().and_then(RowId::parse);
+        let id = std::str::from_utf8(&self.id).ok().and_then(Uuid::parse);
         let row = self.tables.zip(id).zip(self.table());
         let ((place, _), id, table) = match row {
             Some(((tables, id), table)) => (tables, id, table),
