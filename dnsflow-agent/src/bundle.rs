@@ -14,8 +14,8 @@ use serde::Serialize;
 use tokio::{runtime, time::timeout};
 
 use crate::{
+    asking::client,
     check,
-    control::client,
     exit::Exit,
     options::{AgentOptions, BundleOptions},
     output::new_file,

@@ -1,132 +1,693 @@
-//! The control socket: people ask a running agent what it does, and why.
+//! The agent's end of the control socket: people ask a running agent what it does, and why.
 //!
 //! The agent answers by HTTP with JSON over a Unix socket that only root can use. `kubectl exec` into its
-//! container is enough to ask ([`commands`]).
+//! container is enough to ask ([`asking`](crate::asking)).
 //!
-//! The hot thread owns what is asked for. [`Inquiries`] hand it one small question at a time, and the
-//! server waits; a list is asked for in parts. All else (JSON, filters, slow clients) is the server's.
+//! The hot thread owns what is asked for, and is asked one small question at a time
+//! ([`Inquiries`]). All else (JSON, filters, slow clients) is done here.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/v1/status` | one object ([`Status`]) |
+//! | `/v1/cache` | one [`EntryView`] a line |
+//! | `/v1/explain?namespace=&pod=&target=` | a list of [`Explanation`], one for each port of the pod |
+//! | `/v1/events?last=&follow=` | one [`Event`] a line |
+//! | `/v1/history?namespace=` | one [`Line`](crate::asking::history::Line) a line |
+//! | `/v1/firewall?namespace=` | [`PresentFirewall`](crate::asking::history::PresentFirewall) |
+//! | `/v1/learn?namespace=&for_s=` | one [`Line`](crate::asking::learned::Line) a line, as it comes, for so many seconds |
+//! | `/v1/log-level` | [`Levels`](crate::logging::Levels); `PUT` with `level=` changes it |
+//! | `/v1/log` | the last lines of the log |
+//! | `/v1/metrics` | the metrics, as `/metrics` has them |
+//! | `/v1/options` | [`AgentCommand`] |
+//!
+//! `/v1/cache` takes [`Filter`]. A line is one JSON object.
 
-pub mod client;
-pub mod commands;
-#[cfg(test)]
-mod fixtures;
-pub mod history;
-pub mod journal;
-pub mod learned;
-pub(crate) mod print;
-pub mod pruned;
-pub mod reported;
-pub mod server;
-pub mod trial;
+mod history;
+mod recorded;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    convert::Infallible,
     env,
     ffi::OsString,
-    time::{Duration, SystemTime},
+    fs::{self, DirBuilder},
+    io,
+    net::IpAddr,
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicU64},
+    time::{Duration, Instant},
 };
 
 use clap::CommandFactory as _;
-use dnsflow_core::{Timestamp, engine::Engine, view::NodeView};
-use serde::{Deserialize, Serialize};
+use dnsflow_core::{
+    Input,
+    name::{DnsName, DomainName},
+    ovn::rows::pod_of_port,
+    view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
+};
+use dnsflow_ovsdb::Remotes;
+use futures::{Stream, StreamExt as _, stream};
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Frame, Incoming},
+    header::{CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::{
+    fs::{Mode, fchmod},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
+};
+use serde::Serialize;
 use tokio::{
-    sync::{mpsc, oneshot},
-    time::timeout,
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, mpsc},
+    time::sleep,
 };
 
-use crate::options::Cli;
+use crate::{
+    asking::{AgentCommand, Status, event::Event},
+    causes::Causes,
+    denials::{Connections, Heard},
+    inquiries::Inquiries,
+    journal::Journal,
+    logging::LogView,
+    metrics::{self, Metrics},
+    options::Cli,
+    ovn_db::address_sets,
+};
 
-/// Where the socket is, unless an option says something else.
-pub const SOCKET: &str = "/run/dnsflow/dnsflow.sock";
+/// Clients at once. Only root can connect; a client that finds no room is told so.
+const CLIENTS_MAX: usize = 16;
+/// A request has to be there after this time.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// The wait before a socket that cannot be made is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+/// Cache entries that one question to the hot thread is for.
+const ENTRIES_PER_INQUIRY: usize = 16;
+/// The `Content-Type` of text.
+const TEXT: &str = "text/plain; charset=utf-8";
+/// Addresses of an explanation that OVN is asked about.
+const ASKED_ADDRESSES: usize = 16;
+/// Addresses of one name that a hint names.
+const ADDRESSES_SHOWN: usize = 8;
+/// How often the journal is read for a client that follows it. The hot thread wakes no reader.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// One question waits while another is answered: each costs the hot thread some microseconds, and an
-/// answer to a pod must not wait for many of them.
-const INQUIRIES_MAX: usize = 1;
-/// After this time, the hot thread is stuck, and `/livez` says so.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A question to the hot thread, with the way back.
-pub type Inquiry = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
-
-/// Where questions to the hot thread are asked.
+/// What slow threads know.
 #[derive(Clone, Debug)]
-pub struct Inquiries(mpsc::Sender<Inquiry>);
-
-/// The way of questions to the hot thread.
-pub fn inquiries() -> (Inquiries, mpsc::Receiver<Inquiry>) {
-    let (sender, receiver) = mpsc::channel(INQUIRIES_MAX);
-    (Inquiries(sender), receiver)
+pub struct Slow {
+    /// Where pods have connected to.
+    pub connections: Connections,
+    /// Answers that no rule mentions.
+    pub heard: Heard,
+    /// Where OVN's northbound database is, as the option says; none without OVN.
+    pub northbound: Option<Option<Remotes>>,
 }
 
-impl Inquiries {
-    /// Asks the hot thread; `None` where it does not answer in time. What `question` does takes the hot
-    /// thread's time: little.
-    pub async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&Engine, Timestamp) -> T + Send + 'static,
-    ) -> Option<T> {
-        let (reply, answer) = oneshot::channel();
-        let inquiry: Inquiry = Box::new(move |engine, now| {
-            // Whoever has asked may have gone.
-            let _gone = reply.send(question(engine, now));
-        });
-        let answered = async {
-            self.0.send(inquiry).await.ok()?;
-            answer.await.ok()
+/// What the server answers from.
+#[derive(Debug)]
+pub struct Server {
+    inquiries: Inquiries,
+    inputs: mpsc::Sender<Input>,
+    recordings: AtomicU64,
+    journal: Arc<Journal>,
+    metrics: Arc<Metrics>,
+    slow: Slow,
+    log: LogView,
+    started: Instant,
+}
+
+/// Which entries are wanted: all for which each field that is given holds.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Filter {
+    /// `namespace`: the namespace of the pod.
+    pub namespace: Option<String>,
+    /// `pod`: the pod.
+    pub pod: Option<String>,
+    /// `name`: this name or one below it leads to the address.
+    pub name: Option<DomainName>,
+    /// `address`: the address.
+    pub address: Option<IpAddr>,
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+impl Server {
+    /// A server that asks `inquiries`, and has the hot thread record names by `inputs`.
+    pub fn new(
+        inquiries: Inquiries,
+        inputs: mpsc::Sender<Input>,
+        journal: Arc<Journal>,
+        metrics: Arc<Metrics>,
+        slow: Slow,
+        log: LogView,
+    ) -> Self {
+        Self {
+            inquiries,
+            inputs,
+            recordings: AtomicU64::new(0),
+            journal,
+            metrics,
+            slow,
+            log,
+            started: Instant::now(),
+        }
+    }
+
+    /// Answers at this path for ever.
+    pub async fn serve(self, path: PathBuf) {
+        let server = Arc::new(self);
+        let room = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let mut causes = Causes::<io::ErrorKind>::default();
+        loop {
+            match listen_at(&path) {
+                Ok(listener) => {
+                    causes.end();
+                    tracing::debug!(path = %path.display(), "answering at the control socket");
+                    server.accept(&listener, &room).await;
+                }
+                Err(error) if causes.is_news(error.kind()) => tracing::warn!(
+                    path = %path.display(), %error,
+                    "no control socket, trying again: nobody can ask this agent why; \
+                     --control-socket names another path"
+                ),
+                Err(_) => {}
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Serves until the listener fails.
+    async fn accept(self: &Arc<Self>, listener: &UnixListener, room: &Arc<Semaphore>) {
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept clients of the control socket");
+                    return;
+                }
+            };
+            let place = Arc::clone(room).try_acquire_owned().ok();
+            let server = Arc::clone(self);
+            tokio::spawn(async move {
+                let is_served = place.is_some();
+                serve_client(stream, server, is_served).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn respond(self: &Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
+        let changes = request.method() == Method::PUT;
+        if !changes && request.method() != Method::GET {
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET and PUT only");
+        }
+        let parameters = match Parameters::parse(request.uri().query().unwrap_or_default()) {
+            Ok(parameters) => parameters,
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, error),
         };
-        timeout(PATIENCE, answered).await.ok()?
+        let path = request.uri().path();
+        let answer = match path {
+            "/v1/log-level" => self.log_level(parameters, changes),
+            _ if changes => return refuse(StatusCode::METHOD_NOT_ALLOWED, "GET only"),
+            "/v1/status" => self.status().await,
+            "/v1/cache" => self.cache(parameters).await,
+            "/v1/explain" => self.explain(parameters).await,
+            "/v1/events" => self.events(parameters),
+            "/v1/history" => self.history(parameters),
+            "/v1/firewall" => self.firewall(parameters).await,
+            "/v1/learn" => self.learn(parameters).await,
+            "/v1/log" => parameters
+                .end()
+                .map(|()| whole(StatusCode::OK, TEXT, self.log.last.read())),
+            "/v1/metrics" => self.metrics(parameters).await,
+            "/v1/options" => parameters.end().map(|()| json(&command_of_this_process())),
+            _ => {
+                let text = "there are /v1/status, /v1/cache, /v1/explain, /v1/events, /v1/history, \
+                            /v1/firewall, /v1/learn, /v1/log-level, /v1/log, /v1/metrics and /v1/options";
+                return refuse(StatusCode::NOT_FOUND, text);
+            }
+        };
+        answer.unwrap_or_else(|error| match error {
+            Refusal::Request(text) => refuse(StatusCode::BAD_REQUEST, text),
+            Refusal::Stuck => refuse(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the hot thread does not answer",
+            ),
+        })
+    }
+
+    async fn status(&self) -> Result<Response<Body>, Refusal> {
+        let node = self
+            .inquiries
+            .ask(|engine, _| engine.view().node())
+            .await
+            .ok_or(Refusal::Stuck)?;
+        Ok(json(&Status {
+            version: env!("DNSFLOW_VERSION").to_owned(),
+            up_s: self.started.elapsed().as_secs(),
+            node,
+        }))
+    }
+
+    fn log_level(
+        &self,
+        mut parameters: Parameters,
+        changes: bool,
+    ) -> Result<Response<Body>, Refusal> {
+        let level = match changes {
+            true => Some(parameters.required("level")?),
+            false => None,
+        };
+        parameters.end()?;
+        let Some(level) = level else {
+            return Ok(json(&self.log.level.levels()));
+        };
+        let levels = self.log.level.set(&level).map_err(Refusal::request)?;
+        tracing::info!(level = levels.level, "somebody has changed what is logged");
+        Ok(json(&levels))
+    }
+
+    async fn metrics(&self, parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        parameters.end()?;
+        let text = self.metrics.scrape().await.ok_or(Refusal::Stuck)?;
+        Ok(whole(StatusCode::OK, metrics::CONTENT_TYPE, text))
+    }
+
+    async fn explain(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.required("namespace")?;
+        let pod = parameters.required("pod")?;
+        let target = parameters.required("target")?;
+        parameters.end()?;
+        let target: Target = target.parse().map_err(Refusal::request)?;
+        let mut beside = Beside::default();
+        if let Target::Address(address, _) = &target {
+            beside.heard = self.slow.heard.at(*address);
+        }
+        let asked = (&*namespace, &*pod, &target);
+        let explained = self.explained(asked, beside.clone()).await?;
+        let mut verdicts = explained.iter().map(|one| one.verdict);
+        // OVN is asked where that may change the answer.
+        let is_asked = verdicts.any(|verdict| verdict == Verdict::Blocked);
+        let Some(nb) = self.slow.northbound.as_ref().filter(|_| is_asked) else {
+            return Ok(json(&explained));
+        };
+        let addresses = explained.iter().flat_map(|one| &one.addresses);
+        let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
+        let addresses: Vec<IpAddr> = addresses.into_iter().take(ASKED_ADDRESSES).collect();
+        beside.sets = address_sets::with(nb.clone(), &addresses).await.ok();
+        let mut explained = self.explained(asked, beside).await?;
+        for one in &mut explained {
+            let hints = resolved_names(nb, one).await;
+            one.hints.extend(hints);
+        }
+        Ok(json(&explained))
+    }
+
+    /// What the engine says of a target at each port of a pod.
+    async fn explained(
+        &self,
+        (namespace, pod, target): (&str, &str, &Target),
+        beside: Beside,
+    ) -> Result<Vec<Explanation>, Refusal> {
+        let (namespace, pod) = (namespace.to_owned(), pod.to_owned());
+        let target = target.clone();
+        let explained = self.inquiries.ask(move |engine, now| {
+            let view = engine.view();
+            let ports = view.ports_of(&namespace, &pod).into_iter();
+            let explained = ports.filter_map(|port| view.explain(&port, &target, &beside, now));
+            explained.collect::<Vec<Explanation>>()
+        });
+        explained.await.ok_or(Refusal::Stuck)
+    }
+
+    async fn cache(
+        self: &Arc<Self>,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let filter = Filter {
+            namespace: parameters.optional("namespace"),
+            pod: parameters.optional("pod"),
+            name: parameters.parsed("name")?,
+            address: parameters.parsed("address")?,
+        };
+        parameters.end()?;
+        let all = self.inquiries.ask(|engine, _| engine.view().ports());
+        let mut ports = all.await.ok_or(Refusal::Stuck)?;
+        ports.retain(|port| filter.wants_port(port));
+        let listing = Listing {
+            server: Arc::clone(self),
+            filter,
+            ports: ports.into(),
+            addresses: VecDeque::new(),
+        };
+        let parts = stream::unfold(listing, |mut listing| async move {
+            let entries = listing.next().await?;
+            let lines: Vec<Bytes> = entries.iter().map(line).collect();
+            Some((stream::iter(lines), listing))
+        });
+        Ok(lines(parts.flatten()))
+    }
+
+    fn events(&self, mut parameters: Parameters) -> Result<Response<Body>, Refusal> {
+        let last = parameters.parsed("last")?.unwrap_or(u64::MAX);
+        let follow = parameters.parsed("follow")?.unwrap_or(false);
+        parameters.end()?;
+        let reading = Reading {
+            journal: Arc::clone(&self.journal),
+            from: self.journal.next().saturating_sub(last),
+            follow,
+            is_first: true,
+        };
+        let parts = stream::unfold(reading, |mut reading| async move {
+            let events = reading.next().await?;
+            let lines: Vec<Bytes> = events.iter().map(line).collect();
+            Some((stream::iter(lines), reading))
+        });
+        Ok(lines(parts.flatten()))
     }
 }
 
-/// The answer to `status`.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Status {
-    /// The version of the agent, with its commit where that is known.
-    pub version: String,
-    /// The seconds since the agent has started.
-    pub up_s: u64,
-    /// What the agent knows of its node.
-    #[serde(flatten)]
-    pub node: NodeView,
+/// How this process was started.
+fn command_of_this_process() -> AgentCommand {
+    let text = |value: OsString| value.to_string_lossy().into_owned();
+    let cli = Cli::command();
+    let options = cli.find_subcommand("agent").into_iter();
+    let options = options.flat_map(|agent| agent.get_arguments());
+    let names = options.filter_map(|option| Some(option.get_env()?.to_owned()));
+    let names = names.chain([OsString::from("RUST_LOG")]);
+    let environment = names.filter_map(|name| Some((env::var_os(&name)?, name)));
+    AgentCommand {
+        version: env!("DNSFLOW_VERSION").to_owned(),
+        arguments: env::args_os().map(text).collect(),
+        environment: environment
+            .map(|(value, name)| (text(name), text(value)))
+            .collect(),
+    }
 }
 
-/// How an agent was started: what its options are, each as it was given.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct AgentCommand {
-    /// The version of the agent, with its commit where that is known.
-    pub version: String,
-    /// The command line.
-    pub arguments: Vec<String>,
-    /// The options that came by environment, and `RUST_LOG`. No other variable is told.
-    pub environment: BTreeMap<String, String>,
+/// What ovn-kubernetes has resolved the name of the rule to, where the pod was told no address.
+async fn resolved_names(nb: &Option<Remotes>, explained: &Explanation) -> Vec<String> {
+    let mut hints = Vec::new();
+    let untold = explained.addresses.iter();
+    let untold = untold.filter(|one| one.address.is_none());
+    let steps = untold.flat_map(|one| &one.steps);
+    for step in steps.filter(|step| step.outcome == StepOutcome::Decides) {
+        let name = step.destination.strip_prefix("dnsName: ");
+        let Some(name) = name.and_then(|name| name.parse::<DnsName>().ok()) else {
+            continue;
+        };
+        let names = [(step.rule, name)];
+        let Ok(mut addresses) = address_sets::of_names(nb.clone(), &names).await else {
+            continue;
+        };
+        let addresses = addresses.remove(&step.rule).unwrap_or_default();
+        let [(_, name)] = &names;
+        let shown = addresses.iter().take(ADDRESSES_SHOWN);
+        let shown: Vec<String> = shown.map(ToString::to_string).collect();
+        let more = match addresses.len().saturating_sub(ADDRESSES_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let name = name.written();
+        hints.push(match &shown[..] {
+            [] => format!("ovn-kubernetes has resolved {name} to no address"),
+            _ => format!(
+                "ovn-kubernetes has resolved {name} to {}{more}: rule {} lets these pass by itself",
+                shown.join(", "),
+                step.rule
+            ),
+        });
+    }
+    hints
 }
 
-impl AgentCommand {
-    /// That of this process.
-    fn of_this_process() -> Self {
-        let text = |value: OsString| value.to_string_lossy().into_owned();
-        let cli = Cli::command();
-        let options = cli.find_subcommand("agent").into_iter();
-        let options = options.flat_map(|agent| agent.get_arguments());
-        let names = options.filter_map(|option| Some(option.get_env()?.to_owned()));
-        let names = names.chain([OsString::from("RUST_LOG")]);
-        let environment = names.filter_map(|name| Some((env::var_os(&name)?, name)));
-        Self {
-            version: env!("DNSFLOW_VERSION").to_owned(),
-            arguments: env::args_os().map(text).collect(),
-            environment: environment
-                .map(|(value, name)| (text(name), text(value)))
-                .collect(),
+impl Filter {
+    fn wants_port(&self, port: &str) -> bool {
+        let (namespace, pod) = pod_of_port(port);
+        self.namespace.as_deref().is_none_or(|one| one == namespace)
+            && self.pod.as_deref().is_none_or(|one| one == pod)
+    }
+
+    fn wants(&self, entry: &EntryView) -> bool {
+        let Some(wanted) = &self.name else {
+            return true;
+        };
+        entry.names.iter().any(|name| {
+            let name = name.name.parse::<DomainName>();
+            name.is_ok_and(|name| name.suffixes().any(|suffix| suffix == wanted.wire()))
+        })
+    }
+}
+
+/// Entries that are still to be listed: the hot thread is asked for some at a time.
+struct Listing {
+    server: Arc<Server>,
+    filter: Filter,
+    ports: VecDeque<String>,
+    /// The addresses of the first port that are still to come.
+    addresses: VecDeque<IpAddr>,
+}
+
+impl Listing {
+    /// Some entries; `None` at the end, and where the hot thread does not answer.
+    async fn next(&mut self) -> Option<Vec<EntryView>> {
+        loop {
+            let port = self.ports.front()?.clone();
+            if self.addresses.is_empty() {
+                self.addresses = match self.filter.address {
+                    Some(address) => [address].into(),
+                    None => {
+                        let port = port.clone();
+                        let asked = move |engine: &dnsflow_core::engine::Engine, _| {
+                            engine.view().addresses(&port)
+                        };
+                        self.server.inquiries.ask(asked).await?.into()
+                    }
+                };
+            }
+            let count = self.addresses.len().min(ENTRIES_PER_INQUIRY);
+            let part: Vec<IpAddr> = self.addresses.drain(..count).collect();
+            if self.addresses.is_empty() {
+                self.ports.pop_front();
+            }
+            if part.is_empty() {
+                continue;
+            }
+            let asked = self
+                .server
+                .inquiries
+                .ask(move |engine, now| engine.view().entries(&port, &part, now));
+            let mut entries = asked.await?;
+            entries.retain(|entry| self.filter.wants(entry));
+            if !entries.is_empty() {
+                return Some(entries);
+            }
         }
     }
 }
 
-/// A moment, as RFC 3339 writes it, in UTC with microseconds.
-pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.6}"))
+/// Events that are still to be listed.
+struct Reading {
+    journal: Arc<Journal>,
+    /// The number of the next report.
+    from: u64,
+    /// Whether those to come are wanted, too.
+    follow: bool,
+    /// Whether nothing was read: what the journal had dropped before is not missed.
+    is_first: bool,
 }
 
-/// A moment, as RFC 3339 writes it, in UTC with milliseconds.
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
+impl Reading {
+    /// Some events, none of them late by more than [`FOLLOW_INTERVAL`]; `None` at the end.
+    async fn next(&mut self) -> Option<Vec<Event>> {
+        loop {
+            let unread = self.journal.read(self.from);
+            self.from = unread.next;
+            let mut events = unread.events;
+            if unread.missed > 0 && !self.is_first {
+                let missed = Event {
+                    event: "events_missed".to_owned(),
+                    text: format!("{} events came too fast for this client", unread.missed),
+                    ..Event::default()
+                };
+                events.insert(0, missed);
+            }
+            self.is_first = false;
+            if !events.is_empty() {
+                return Some(events);
+            }
+            if !self.follow {
+                return None;
+            }
+            sleep(FOLLOW_INTERVAL).await;
+        }
+    }
 }
+
+/// The parameters of a request, each once.
+#[derive(Debug)]
+struct Parameters(BTreeMap<String, String>);
+
+impl Parameters {
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut parameters = BTreeMap::new();
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            let key = key.into_owned();
+            if parameters.insert(key.clone(), value.into_owned()).is_some() {
+                return Err(format!("`{key}` is given twice"));
+            }
+        }
+        Ok(Self(parameters))
+    }
+
+    fn optional(&mut self, key: &str) -> Option<String> {
+        self.0.remove(key)
+    }
+
+    fn required(&mut self, key: &str) -> Result<String, Refusal> {
+        let missing = || Refusal::Request(format!("`{key}` is missing"));
+        self.optional(key).ok_or_else(missing)
+    }
+
+    fn parsed<T>(&mut self, key: &str) -> Result<Option<T>, Refusal>
+    where
+        T: std::str::FromStr<Err: std::fmt::Display>,
+    {
+        let Some(text) = self.optional(key) else {
+            return Ok(None);
+        };
+        let parsed = text.parse();
+        parsed
+            .map(Some)
+            .map_err(|error| Refusal::Request(format!("`{key}`: {error}")))
+    }
+
+    /// Refuses what nobody has asked for: it may be misspelt.
+    fn end(self) -> Result<(), Refusal> {
+        match self.0.into_keys().next() {
+            Some(key) => Err(Refusal::Request(format!("there is no parameter `{key}`"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Refusal {
+    /// The request is wrong.
+    Request(String),
+    /// The hot thread does not answer.
+    Stuck,
+}
+
+impl Refusal {
+    fn request(error: impl std::fmt::Display) -> Self {
+        Self::Request(error.to_string())
+    }
+}
+
+/// Makes the socket, with its directory. Only root can use it, from its first moment on.
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    remove_leftover(path)?;
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    // The file gets the mode that the socket has when it is bound (unix(7)).
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, CLIENTS_MAX as i32)?;
+    UnixListener::from_std(socket.into())
+}
+
+/// Removes the socket of an agent that has ended. One at which an agent answers is left alone, and so is
+/// what is no socket.
+fn remove_leftover(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "what is there is no socket",
+        )),
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another agent answers there",
+            )),
+            Err(_) => fs::remove_file(path),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Answers one request. A client that breaks off, or is too slow to ask, is its own loss.
+async fn serve_client(stream: UnixStream, server: Arc<Server>, is_served: bool) {
+    let answer = service_fn(|request: Request<Incoming>| {
+        let server = Arc::clone(&server);
+        async move {
+            Ok::<_, Infallible>(match is_served {
+                true => server.respond(&request).await,
+                false => refuse(StatusCode::SERVICE_UNAVAILABLE, "too many clients"),
+            })
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_LIMIT)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), answer);
+    let _ended = connection.await;
+}
+
+fn json(value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => whole(StatusCode::OK, "application/json", bytes),
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn refuse(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+    let mut text = text.into();
+    text.push('\n');
+    whole(status, TEXT, text.into_bytes())
+}
+
+fn whole(status: StatusCode, kind: &'static str, bytes: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Full::new(bytes.into()).boxed_unsync());
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static(kind);
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+/// One JSON object a line, as they come.
+fn lines(lines: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
+    let frames = lines.map(|line| Ok::<_, Infallible>(Frame::data(line)));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+fn line(value: &impl Serialize) -> Bytes {
+    // No key of ours is no text, which alone could fail.
+    let mut line = serde_json::to_vec(value).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -16,13 +16,13 @@ use dnsflow_core::view::PortView;
 use tokio::runtime;
 
 use crate::{
+    asking::page::PageError,
     exit::Exit,
     manifests,
     options::{
         self, CacheCommand, CheckOptions, Cli, Command, ExplainOptions, FlowsCommand, LearnOptions,
         ObserveOptions, OutputFormat, ReportOptions,
     },
-    page::PageError,
 };
 use agents::{Kubectl, KubectlError};
 use merge::Question;

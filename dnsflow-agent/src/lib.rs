@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod asking;
 pub mod bundle;
 pub mod capture;
 mod causes;
@@ -14,7 +15,11 @@ pub mod cleanup;
 pub mod clock;
 pub mod conntrack;
 pub mod control;
+pub mod databases;
+pub mod denials;
 pub mod exit;
+pub mod inquiries;
+pub mod journal;
 pub mod k8s;
 pub mod kubectl;
 pub mod logging;
@@ -28,8 +33,6 @@ pub mod openflow;
 pub mod options;
 pub mod output;
 pub mod ovn_db;
-pub mod ovsdb;
-pub mod page;
 pub mod replay;
 pub mod rights;
 pub mod state;

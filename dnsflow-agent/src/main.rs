@@ -5,8 +5,9 @@ use std::{env, io::Write as _, process::ExitCode};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use dnsflow_agent::{
-    agent, bundle, check, cleanup,
-    control::commands,
+    agent,
+    asking::commands,
+    bundle, check, cleanup,
     exit::Exit,
     k8s::egress_firewall::DEFINITION,
     kubectl,

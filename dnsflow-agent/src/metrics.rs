@@ -17,6 +17,7 @@ use dnsflow_core::{
     engine::Engine,
     view::Totals,
 };
+use dnsflow_ovsdb::OvsdbCounters;
 use hyper::body::Bytes;
 use prometheus_client::{
     collector::Collector,
@@ -27,12 +28,12 @@ use prometheus_client::{
 use tokio::sync::Mutex;
 
 use crate::{
-    agent::denials::{Counts, DenialCounts},
-    control::{Inquiries, journal::Journal},
+    denials::{Counts, DenialCounts},
+    inquiries::Inquiries,
+    journal::Journal,
     k8s::events::EventCounters,
     logging::LostLines,
     ovn_db::{nb, sb},
-    ovsdb::OvsdbCounters,
     vswitch_db,
 };
 

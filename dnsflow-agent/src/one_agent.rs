@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 use tracing::{info, warn};
 
-use crate::control::rfc3339;
+use crate::clock::rfc3339;
 
 /// The name that an agent holds in the network namespace of its node.
 const NAME: &[u8] = b"dnsflow-agent";

@@ -16,15 +16,17 @@ use dnsflow_core::{
     refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     resolver::Resolver,
 };
+use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
 
 pub use asking::{
-    CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions, FlowsCommand,
-    LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat, OutputOptions,
-    PodName, PruneOptions, ReplayOptions, ReportFormat, ReportOptions, TryOptions,
+    CONTROL_SOCKET, CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions,
+    FlowsCommand, LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat,
+    OutputOptions, PodAddresses, PodAddressesError, PodName, PruneOptions, ReplayOptions,
+    ReportFormat, ReportOptions, TryOptions,
 };
 
-use crate::{exit, k8s::DnsService, ovsdb::Remotes};
+use crate::{exit, k8s::DnsService};
 
 /// Lets each pod reach the addresses that it was told for the names in its egress firewall.
 #[derive(Clone, Debug, Parser)]

@@ -15,15 +15,16 @@ use std::{collections::BTreeSet, sync::Arc};
 use dnsflow_core::{
     Input,
     input::LOGICAL_FLOW_SAMPLE_MAX,
-    ovn::rows::{NbUpdate, Pipeline, RowId, SbUpdate, Stage},
+    ovn::rows::{NbUpdate, Pipeline, SbUpdate, Stage},
+};
+use dnsflow_ovsdb::{
+    Clause, Condition, Connection, Event, OvsdbCounters, Remotes, TableLimits, Uuid,
+    session::ServerError,
 };
 use ipnet::IpNet;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::ovsdb::{
-    Clause, Condition, Connection, Event, OvsdbCounters, Remotes, TableLimits, convert::Converter,
-    session::ServerError,
-};
+use crate::databases::{Converter, row_id, take_large_tables};
 
 pub(crate) mod address_sets;
 pub mod nb;
@@ -129,7 +130,7 @@ async fn run_nb(mut connection: Connection, inputs: mpsc::Sender<Input>) {
             event = connection.next() => event,
             () = inputs.closed() => return,
         };
-        let large = connection.take_large_tables();
+        let large = take_large_tables(&mut connection);
         let update = nb_update(&connection, &event, &mut converter);
         for input in large.into_iter().chain(update.map(Input::Nb)) {
             if inputs.send(input).await.is_err() {
@@ -227,7 +228,7 @@ impl Southbound {
     }
 
     fn event(&mut self, event: Event) -> Vec<Input> {
-        let mut news = Vec::from_iter(self.connection.take_large_tables());
+        let mut news = Vec::from_iter(take_large_tables(&mut self.connection));
         news.extend(self.rows(event));
         news
     }
@@ -257,7 +258,7 @@ impl Southbound {
         }
     }
 
-    fn selected(&mut self, asked: u64, rows: Result<Vec<RowId>, ServerError>) -> Vec<Input> {
+    fn selected(&mut self, asked: u64, rows: Result<Vec<Uuid>, ServerError>) -> Vec<Input> {
         let mut samples = self.samples.iter();
         let sample = samples.find(|stage| tag(**stage) == asked);
         let Some(stage) = sample.copied() else {
@@ -273,9 +274,10 @@ impl Southbound {
             );
             Vec::new()
         });
+        let flows = flows.into_iter().map(row_id);
         vec![Input::LogicalFlowSample {
             stage,
-            flows: flows.into_iter().take(LOGICAL_FLOW_SAMPLE_MAX).collect(),
+            flows: flows.take(LOGICAL_FLOW_SAMPLE_MAX).collect(),
         }]
     }
 }

@@ -37,20 +37,18 @@ use dnsflow_core::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use self::pods::{PodAddresses, PodAddressesError};
 use self::{
     capture::{Capture, CaptureError, Packet},
     kernel::{Kernel, Sent},
     switch::Switch,
 };
 use crate::{
-    control::{
-        journal::{self, Event},
-        print, rfc3339_micros,
-    },
+    asking::{event::Event, print},
+    clock::rfc3339_micros,
     exit::Exit,
+    journal,
     manifests::Files,
-    options::{OutputFormat, ReplayOptions},
+    options::{OutputFormat, PodAddresses, ReplayOptions},
     output::{write_json_line, write_yaml},
 };
 
@@ -115,7 +113,7 @@ pub fn run(options: &ReplayOptions, output: &mut impl Write) -> Result<Exit, Rep
         }
     }
     let mut pods = options.pod.clone();
-    pods.extend(files.pods.iter().filter_map(PodAddresses::of_manifest));
+    pods.extend(files.pods.iter().filter_map(pods::of_manifest));
     if pods.is_empty() {
         return Err(ReplayError::NoPods);
     }

@@ -6,12 +6,12 @@
 
 use std::{fmt, future, num::NonZeroU32, path::PathBuf, time::Duration};
 
+use dnsflow_ovsdb::Remotes;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::{
     options::{AgentOptions, Verdict},
-    ovsdb::Remotes,
     vswitch_db,
     vswitchd::{self, with_causes},
 };

@@ -11,14 +11,13 @@ use dnsflow_core::{
     limits::MEGAFLOW_IDLE,
     ovn::rows::{Interface, InterfaceUpdate, MacAddress},
 };
+use dnsflow_ovsdb::{
+    CellError, Column, Connection, Database, Event, OvsdbCounters, Remotes, Row, Table,
+    session::Conditions,
+};
 use tokio::sync::mpsc;
 
-use crate::ovsdb::{
-    Column, Connection, Database, Event, OvsdbCounters, Remotes, Row, Table,
-    convert::{Conversion, Converter},
-    session::Conditions,
-    value::CellError,
-};
+use crate::databases::{Conversion, Converter, log_large_tables, take_large_tables};
 
 /// The option that names the database, for messages.
 pub const OPTION: &str = "--ovs-db";
@@ -105,7 +104,7 @@ impl VswitchDb {
                 event = self.connection.next() => event,
                 () = inputs.closed() => return,
             };
-            if let Some(large) = self.connection.take_large_tables()
+            if let Some(large) = take_large_tables(&mut self.connection)
                 && inputs.send(large).await.is_err()
             {
                 return;
@@ -195,7 +194,7 @@ pub async fn offloads(remotes: &Remotes) -> Result<bool, String> {
     };
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
     while connection.next().await != Event::Synced {
-        connection.log_large_tables();
+        log_large_tables(&mut connection);
     }
     let rows = connection
         .replica()

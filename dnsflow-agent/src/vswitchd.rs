@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use dnsflow_ovsdb::framing::{Framer, FramingError, Piece};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::{
@@ -35,11 +36,7 @@ use tracing::{debug, info, warn};
 
 use dnsflow_core::{Input, Timestamp, connection};
 
-use crate::{
-    causes::Causes,
-    clock::now,
-    ovsdb::framing::{Framer, FramingError, Piece},
-};
+use crate::{causes::Causes, clock::now};
 use passes::Passes;
 
 /// How often vswitchd is asked.

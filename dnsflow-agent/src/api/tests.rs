@@ -7,8 +7,9 @@ use dnsflow_core::engine::{Config, Engine};
 
 use super::*;
 use crate::{
-    agent::denials::DenialCounts,
-    control::{inquiries, journal::Journal},
+    denials::DenialCounts,
+    inquiries,
+    journal::Journal,
     logging::Log,
     metrics::{Observed, Packets},
 };
@@ -17,7 +18,7 @@ use crate::{
 fn served() -> Served {
     let health = Health::default();
     health.turn(now());
-    let (inquiries, mut asked) = inquiries();
+    let (inquiries, mut asked) = inquiries::channel();
     tokio::spawn(async move {
         let engine = Engine::new(Config::default());
         while let Some(inquiry) = asked.recv().await {

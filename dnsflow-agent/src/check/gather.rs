@@ -7,6 +7,7 @@ mod vswitch;
 
 use std::{path::PathBuf, time::Duration};
 
+use dnsflow_ovsdb::{Remote, Remotes};
 use tokio::{
     net::{TcpStream, UnixStream},
     time::timeout,
@@ -18,7 +19,6 @@ use crate::{
     openflow::{self, Event},
     options::AgentOptions,
     ovn_db::{NB_SOCKETS, SB_SOCKETS},
-    ovsdb::{Remote, Remotes},
     verdict::Choice,
     vswitch_db,
 };

@@ -7,8 +7,10 @@
 //! again. The zones of routers are there as well, as `ct-zone-<datapath>_dnat` and `_snat`: no
 //! logical port has such a name, so that the core finds nothing for them.
 
+use dnsflow_ovsdb::{Column, Database, Row, Table};
+
 use super::{BlockedConnection, Tracked, Zones};
-use crate::ovsdb::{Column, Database, Row, Table, convert::Conversion};
+use crate::databases::Conversion;
 
 /// What is read (`vswitch.ovsschema`).
 pub(super) const DATABASE: Database = Database {
@@ -91,10 +93,10 @@ impl Bridge {
 #[cfg(test)]
 mod tests {
     use dnsflow_core::flow::Protocol;
+    use dnsflow_ovsdb::Replica;
     use serde_json::json;
 
     use super::*;
-    use crate::ovsdb::Replica;
 
     fn read(name: &str, datapath: &str) -> Option<Bridge> {
         let ids = json!([

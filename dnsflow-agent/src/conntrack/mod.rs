@@ -29,6 +29,7 @@ use std::{
 };
 
 use dnsflow_core::{Input, connection::BlockedConnection, flow::Protocol};
+use dnsflow_ovsdb::{Connection, Remotes, session::Conditions};
 use tokio::{
     sync::mpsc,
     task::{JoinError, spawn_blocking},
@@ -38,8 +39,11 @@ use tracing::{debug, info, warn};
 
 use crate::{
     causes::Causes,
-    openflow::unblock::{UnblockError, unblock},
-    ovsdb::{Connection, Remotes, convert::Converter, session::Conditions},
+    databases::{Converter, log_large_tables},
+    openflow::{
+        BLOCKED,
+        unblock::{UnblockError, unblock},
+    },
     vswitch_db::{DEFAULT_SOCKET, OPTION},
     vswitchd::{Vswitchd, VswitchdError, with_causes},
 };
@@ -55,9 +59,6 @@ pub const REQUESTS_MAX: usize = 128;
 pub const FOUND_MAX: usize = 1 << 16;
 /// The core judges this many blocked connections at a time: a frame does not wait longer.
 const FOUND_PART: usize = 1024;
-/// The bit of the mark of a connection that OVN has blocked: `ct_mark.blocked`
-/// (`OVN_CT_BLOCKED_BIT` in OVN's include/ovn/logical-fields.h; bit 0 in 22.03 to 26.03).
-pub const BLOCKED: u32 = 1;
 /// How long the switch may take to take off marks.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest dump that is read: about 300,000 connections.
@@ -163,7 +164,7 @@ impl Conntrack {
         loop {
             let request = tokio::select! {
                 _ = self.database.next() => {
-                    self.database.log_large_tables();
+                    log_large_tables(&mut self.database);
                     self.read_bridge();
                     continue;
                 }

@@ -1,82 +1,131 @@
-//! What the agent tells of the last hour's connections, and of the EgressFirewall that was there for them.
+//! `/v1/history` and `/v1/firewall`.
 
-use std::{path::Path, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
-use dnsflow_core::history::ConnectionView;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use dnsflow_core::{
+    firewall::{Firewall, Rule},
+    history::Place,
+    view::RulesView,
+};
+use futures::{StreamExt as _, stream};
+use hyper::{Response, body::Bytes};
 
-use super::client::{self, AskError};
+use super::{Body, Parameters, Refusal, Server, json, line, lines};
+use crate::{
+    asking::history::{Line, PresentFirewall},
+    clock::now,
+    k8s::convert,
+};
 
-/// A line of the answer to `history`.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line {
-    /// Connections of one pod to one place.
-    Connection(ConnectionView),
-    /// There are no more.
-    End {
-        /// The seconds that are known of, 3600 at most.
-        known_s: u64,
-        /// How many places were forgotten within their hour since the agent has started.
-        forgotten: u64,
-    },
-}
+/// Places of the history that are read at once.
+const PLACES_AT_ONCE: usize = 64;
+/// Rules that one question to the hot thread is for.
+const RULES_PER_INQUIRY: usize = 64;
 
-/// The answer to `firewall`.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct PresentFirewall {
-    /// The EgressFirewall of the namespace, as the resource has it.
-    pub resource: Option<Value>,
-    /// Whether a name without a wildcard stands for its sub-domains as well, where the EgressFirewall does
-    /// not say.
-    pub subdomains: bool,
-    /// The seconds since its rules came.
-    pub came_s: u64,
-    /// Whether OVN still enforces the EgressFirewall before this one.
-    pub enforces_former: bool,
-}
-
-/// The connections of a namespace's pods, or of all pods.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Known {
-    /// Each, in the order of pods and places.
-    pub connections: Vec<ConnectionView>,
-    /// The time that is known of.
-    pub time: Duration,
-    /// How many places of all pods were forgotten within their hour.
-    pub forgotten: u64,
-}
-
-impl Known {
-    /// Asks the agent.
-    pub async fn ask(socket: &Path, namespace: Option<&str>) -> Result<Self, AskError> {
-        let namespace = namespace.map(|namespace| ("namespace", namespace.to_owned()));
-        let mut known = Self::default();
-        let take = |line| {
-            match line {
-                Line::Connection(connection) => known.connections.push(connection),
-                Line::End { known_s, forgotten } => {
-                    (known.time, known.forgotten) = (Duration::from_secs(known_s), forgotten);
-                }
-            }
-            Ok(())
+impl Server {
+    pub(super) fn history(
+        self: &Arc<Self>,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.optional("namespace");
+        parameters.end()?;
+        let listing = Listing {
+            server: Arc::clone(self),
+            places: self.slow.connections.places(namespace.as_deref()).into(),
+            is_over: false,
         };
-        client::lines(socket, "/v1/history", namespace.as_slice(), take).await?;
-        known.connections.sort_by(|one, other| {
-            let key = |connection: &ConnectionView| {
-                let ConnectionView {
-                    namespace,
-                    pod,
-                    address,
-                    protocol,
-                    port,
-                    ..
-                } = connection;
-                (namespace.clone(), pod.clone(), *address, *protocol, *port)
-            };
-            key(one).cmp(&key(other))
+        let parts = stream::unfold(listing, |mut listing| async move {
+            let lines: Vec<Bytes> = listing.next()?.iter().map(line).collect();
+            Some((stream::iter(lines), listing))
         });
-        Ok(known)
+        Ok(lines(parts.flatten()))
+    }
+
+    pub(super) async fn firewall(
+        &self,
+        mut parameters: Parameters,
+    ) -> Result<Response<Body>, Refusal> {
+        let namespace = parameters.required("namespace")?;
+        parameters.end()?;
+        let mut read: Option<RulesView> = None;
+        let mut rules: Vec<Rule> = Vec::new();
+        let subdomains = loop {
+            let from = rules.len();
+            let of = namespace.clone();
+            let asked = self.inquiries.ask(move |engine, _| {
+                let view = engine.view();
+                (view.rules(&of, from, RULES_PER_INQUIRY), view.subdomains())
+            });
+            let (part, subdomains) = asked.await.ok_or(Refusal::Stuck)?;
+            let is_same = |known: &RulesView, part: &RulesView| {
+                (known.came_at, known.count) == (part.came_at, part.count)
+            };
+            read = match (read.take(), part) {
+                (Some(known), Some(part)) if is_same(&known, &part) => {
+                    rules.extend_from_slice(&part.part.rules);
+                    Some(known)
+                }
+                // It has changed meanwhile: from the beginning.
+                (Some(_), Some(_)) => {
+                    rules.clear();
+                    None
+                }
+                (_, part) => {
+                    let first = part.as_ref().map(|part| part.part.rules.to_vec());
+                    rules = first.unwrap_or_default();
+                    part
+                }
+            };
+            let is_whole = |read: &RulesView| rules.len() == read.count;
+            if read.as_ref().is_none_or(is_whole) && (from == 0 || read.is_some()) {
+                break subdomains;
+            }
+        };
+        let came_s = read
+            .as_ref()
+            .map(|read| now().since(read.came_at).as_secs());
+        let enforces_former = read.as_ref().is_some_and(|read| read.enforces_former);
+        let whole = read.map(|read| Firewall {
+            rules: rules.into(),
+            ..read.part
+        });
+        Ok(json(&PresentFirewall {
+            resource: whole.map(|whole| convert::resource(&namespace, &whole)),
+            subdomains,
+            came_s: came_s.unwrap_or_default(),
+            enforces_former,
+        }))
+    }
+}
+
+/// Places that are still to be listed.
+struct Listing {
+    server: Arc<Server>,
+    places: VecDeque<Place>,
+    /// Whether the end was told.
+    is_over: bool,
+}
+
+impl Listing {
+    /// The next lines; `None` after the last one.
+    fn next(&mut self) -> Option<Vec<Line>> {
+        if self.is_over {
+            return None;
+        }
+        let count = self.places.len().min(PLACES_AT_ONCE);
+        let part: Vec<Place> = self.places.drain(..count).collect();
+        let mut lines: Vec<Line> = {
+            let seen = self.server.slow.connections.of(&part).into_iter();
+            seen.map(Line::Connection).collect()
+        };
+        if self.places.is_empty() {
+            self.is_over = true;
+            let (known, forgotten) = self.server.slow.connections.extent();
+            lines.push(Line::End {
+                known_s: known.as_secs(),
+                forgotten,
+            });
+        }
+        Some(lines)
     }
 }

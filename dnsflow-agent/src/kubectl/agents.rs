@@ -21,7 +21,7 @@ use tokio::{
     try_join,
 };
 
-use crate::{control::Status, exit::Exit};
+use crate::{asking::Status, exit::Exit};
 
 /// Agents that are asked at the same time.
 const AT_ONCE: usize = 16;

@@ -11,8 +11,8 @@ use tokio::{signal::ctrl_c, sync::mpsc};
 
 use super::{agents::Heard, merge::with_node};
 use crate::{
-    control::{
-        journal::Event,
+    asking::{
+        event::Event,
         learned::{Learned, Line},
         print,
     },

@@ -16,9 +16,10 @@ use super::{
     united,
 };
 use crate::{
-    control::{
+    asking::{
         Status,
-        journal::Event,
+        event::Event,
+        page::Page,
         print::{self, CacheRow, FlowRow, PortRow, Row},
         pruned::Pruning,
         reported::NodeReport,
@@ -28,7 +29,6 @@ use crate::{
     logging::Levels,
     options::OutputFormat,
     output::{write_json_line, write_yaml},
-    page::Page,
 };
 
 /// What the agents were asked.

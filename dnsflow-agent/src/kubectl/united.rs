@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use super::merge::{OnNode, table};
-use crate::control::{
+use crate::asking::{
     print::{self, ChangedRow},
     pruned::{Pruning, RuleUse, Used},
     trial::Trialled,

@@ -34,6 +34,7 @@ mod wire;
 use std::time::Duration;
 
 pub use connection::Connection;
+pub use oxm::BLOCKED;
 pub use session::Session;
 
 use dnsflow_core::{

@@ -22,6 +22,9 @@ use super::{
 const REGISTERS: u8 = 16;
 /// The longest action list: the rest of a message is for header and match.
 const ACTIONS_MAX: usize = MESSAGE_MAX - 0xfff;
+/// The bit of the mark of a connection that OVN has blocked: `ct_mark.blocked`
+/// (`OVN_CT_BLOCKED_BIT` in OVN's include/ovn/logical-fields.h; bit 0 in 22.03 to 26.03).
+pub const BLOCKED: u32 = 1;
 
 /// Why a flow cannot be put into bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -538,7 +541,7 @@ pub(super) fn unblock_actions(zone: u16) -> Vec<u8> {
     output.put_u16(16);
     output.put_u32(header(NXM_NX, CT_MARK, 8) | HAS_MASK);
     output.put_u32(0);
-    output.put_u32(crate::conntrack::BLOCKED);
+    output.put_u32(BLOCKED);
     output
 }
 

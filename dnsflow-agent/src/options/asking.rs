@@ -4,9 +4,11 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use dnsflow_core::{name::DomainName, recording, refused::parse_network, resolver::Resolver};
+use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
 
-use crate::{control, ovsdb::Remotes, replay::PodAddresses};
+/// Where the socket is, unless an option says something else.
+pub const CONTROL_SOCKET: &str = "/run/dnsflow/dnsflow.sock";
 
 /// What `dnsflow cache` can do.
 #[derive(Clone, Debug, Eq, PartialEq, Subcommand)]
@@ -31,7 +33,7 @@ pub struct ControlSocket {
         long = "control-socket",
         value_name = "PATH",
         env = "DNSFLOW_CONTROL_SOCKET",
-        default_value = control::SOCKET
+        default_value = CONTROL_SOCKET
     )]
     pub path: PathBuf,
 }
@@ -281,6 +283,41 @@ impl FromStr for PodName {
                 name: name.to_owned(),
             }),
             _ => Err("use NAMESPACE/POD"),
+        }
+    }
+}
+
+/// A pod with its addresses.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PodAddresses {
+    /// The namespace.
+    pub namespace: String,
+    /// The pod.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A text that names no pod with addresses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("use NAMESPACE/POD=ADDRESS or NAMESPACE/POD=ADDRESS,ADDRESS")]
+pub struct PodAddressesError;
+
+impl FromStr for PodAddresses {
+    type Err = PodAddressesError;
+
+    fn from_str(text: &str) -> Result<Self, PodAddressesError> {
+        let (pod, addresses) = text.split_once('=').ok_or(PodAddressesError)?;
+        let (namespace, name) = pod.split_once('/').ok_or(PodAddressesError)?;
+        let addresses: Result<Vec<IpAddr>, _> = addresses.split(',').map(str::parse).collect();
+        let addresses = addresses.map_err(|_| PodAddressesError)?;
+        match namespace.is_empty() || name.is_empty() {
+            true => Err(PodAddressesError),
+            false => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                addresses,
+            }),
         }
     }
 }

@@ -11,14 +11,14 @@ use dnsflow_core::{
     name::DnsName,
     ovn::hash::{Family, address_set_hashes},
 };
+use dnsflow_ovsdb::{
+    Atom, Clause, Column, Condition, Connection, Database, Datum, Function, Remotes, Table,
+    session::FIRST_CONTENT_WAIT,
+};
 use tokio::time::timeout;
 
 use super::{NB_OPTION, NB_SOCKETS};
-use crate::ovsdb::{
-    Clause, Column, Condition, Connection, Database, Function, Remotes, Table,
-    session::FIRST_CONTENT_WAIT,
-    value::{Atom, Datum},
-};
+use crate::databases::large_table;
 
 const ADDRESS_SET: &str = "Address_Set";
 
@@ -126,9 +126,11 @@ async fn read(
 ///
 /// When there are more sets than are read.
 async fn is_synced(connection: &mut Connection, within: Duration) -> Result<bool, String> {
-    timeout(within, connection.synced())
-        .await
-        .map_or(Ok(false), |synced| synced.map(|()| true))
+    match timeout(within, connection.synced()).await {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(large)) => Err(large_table(DATABASE.name, &large).to_string()),
+        Err(_) => Ok(false),
+    }
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 
 use dnsflow_core::ovn::rows::{Acl, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate};
+use dnsflow_ovsdb::{
+    CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
+    session::Conditions, value::endpoint_address,
+};
 use ipnet::IpNet;
 
-use crate::ovsdb::{
-    Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
-    convert::{Conversion, Converter},
-    session::Conditions,
-    value::{CellError, endpoint_address},
-};
+use crate::databases::{Conversion, Converter};
 
 /// The database.
 pub const DATABASE: Database = Database {

@@ -5,13 +5,12 @@
 use dnsflow_core::ovn::rows::{
     Datapath, Encapsulation, LogicalFlow, Pipeline, PortBinding, PortGroup, SbUpdate, Stage,
 };
-
-use crate::ovsdb::{
-    Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
-    convert::{Conversion, Converter},
+use dnsflow_ovsdb::{
+    CellError, Clause, Column, Condition, Database, Replica, Row, RowChange, Table,
     session::Conditions,
-    value::CellError,
 };
+
+use crate::databases::{Conversion, Converter, row_id};
 
 /// The database.
 pub const DATABASE: Database = Database {
@@ -164,7 +163,7 @@ pub fn port_binding(row: &Row) -> Conversion<PortBinding> {
     let ids = row.pairs("external_ids")?;
     Ok(Some(PortBinding {
         logical_port: row.text("logical_port")?.to_owned(),
-        datapath: row.reference("datapath")?,
+        datapath: row_id(row.reference("datapath")?),
         tunnel_key: row.integer("tunnel_key")?,
         namespace: ids.value("namespace").map(str::to_owned),
     }))

@@ -31,7 +31,7 @@ fn samples_are_kept_until_answered_and_cut_to_their_limit() {
     southbound.command(ask.clone());
     southbound.command(ask);
     assert_eq!(southbound.samples.len(), 1);
-    let rows = (0..1000u16).map(|row| dnsflow_core::ovn::rows::RowId::new(row.into()));
+    let rows = (0..1000u16).map(|row| Uuid::new(row.into()));
     let answer = || Event::Selected {
         tag: tag(stage),
         rows: Ok(rows.clone().collect()),

@@ -150,12 +150,12 @@ fn pods_come_by_option_and_by_manifest() {
         serde_saphyr::from_str(&text).expect("YAML")
     };
     let both = "{podIP: 10.244.0.5, podIPs: [{ip: 10.244.0.5}, {ip: 'fd00::5'}]}";
-    assert_eq!(PodAddresses::of_manifest(&object(false, both)), Some(pod));
-    assert_eq!(PodAddresses::of_manifest(&object(true, both)), None);
-    assert_eq!(PodAddresses::of_manifest(&object(false, "{}")), None);
+    assert_eq!(pods::of_manifest(&object(false, both)), Some(pod));
+    assert_eq!(pods::of_manifest(&object(true, both)), None);
+    assert_eq!(pods::of_manifest(&object(false, "{}")), None);
     let mut service = object(false, both);
     service["kind"] = "Service".into();
-    assert_eq!(PodAddresses::of_manifest(&service), None);
+    assert_eq!(pods::of_manifest(&service), None);
 }
 
 /// A capture in a file of its own.

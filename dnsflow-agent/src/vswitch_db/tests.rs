@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use dnsflow_core::ovn::rows::{Changes, RowId};
-use serde_json::json;
-
-use super::*;
-use crate::ovsdb::{
-    Replica,
+use dnsflow_ovsdb::{
+    Replica, Uuid,
     fixtures::{Transcript, VSWITCH},
     session::Session,
 };
+use serde_json::json;
+
+use super::*;
 
 fn of_anybody(row: &Row) -> Conversion<Interface> {
     interface(row, Whose::Anybody)
@@ -19,9 +19,9 @@ fn of_anybody(row: &Row) -> Conversion<Interface> {
 /// The `iface-id`s of an `Interface` row with these external ids, by whose interfaces count.
 fn counted(ids: &[(&str, &str)]) -> [Option<String>; 2] {
     let mut replica = Replica::new(&DATABASE);
-    let row = json!({RowId::new(1).to_string(): {"initial": {"external_ids": ["map", ids]}}});
+    let row = json!({Uuid::new(1).to_string(): {"initial": {"external_ids": ["map", ids]}}});
     replica.apply_value(json!({INTERFACE: row})).unwrap();
-    let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
+    let row = replica.row(INTERFACE, Uuid::new(1)).unwrap();
     [Whose::Pods, Whose::Anybody].map(|whose| {
         let found = interface(&row, whose).unwrap();
         found.map(|interface| interface.iface_id)
@@ -46,7 +46,7 @@ fn an_interface_is_a_pods_once_it_says_so() {
     let mut replica = Replica::new(&DATABASE);
     let mut converter = Converter::new(DATABASE.name, Arc::default());
     let of_pods = |row: &Row| interface(row, Whose::Pods);
-    let id = RowId::new(1).to_string();
+    let id = Uuid::new(1).to_string();
     let ids = |ids: &[(&str, &str)]| json!({"external_ids": ["map", ids]});
     let plugged = ids(&[("iface-id", "ns1_p1")]);
     replica
@@ -125,7 +125,7 @@ fn the_recorded_life_of_a_pods_interface() {
 fn addresses_that_are_none_leave_the_row_out() {
     let mut replica = Replica::new(&DATABASE);
     let rows = |addresses: &str| {
-        json!({"Interface": {RowId::new(1).to_string(): {"initial": {"external_ids":
+        json!({"Interface": {Uuid::new(1).to_string(): {"initial": {"external_ids":
             ["map", [["iface-id", "p"], ["ip_addresses", addresses]]]}}}})
     };
     let counters = Arc::<OvsdbCounters>::default();
@@ -155,9 +155,9 @@ fn only_ordinary_ports_count() {
     ] {
         let mut replica = Replica::new(&DATABASE);
         let columns = json!({"external_ids": ["map", [["iface-id", "p"]]], "ofport": ofport});
-        let row = json!({RowId::new(1).to_string(): {"initial": columns}});
+        let row = json!({Uuid::new(1).to_string(): {"initial": columns}});
         replica.apply_value(json!({INTERFACE: row})).unwrap();
-        let row = replica.row(INTERFACE, RowId::new(1)).unwrap();
+        let row = replica.row(INTERFACE, Uuid::new(1)).unwrap();
         assert_eq!(
             of_anybody(&row).unwrap().unwrap().ofport,
             expected,
@@ -180,9 +180,9 @@ fn megaflows_are_kept_for_as_long_as_the_database_says_or_usual() {
     ] {
         let mut replica = Replica::new(&DATABASE);
         let columns = json!({"other_config": ["map", config]});
-        let row = json!({RowId::new(1).to_string(): {"initial": columns}});
+        let row = json!({Uuid::new(1).to_string(): {"initial": columns}});
         replica.apply_value(json!({OPEN_VSWITCH: row})).unwrap();
-        let row = replica.row(OPEN_VSWITCH, RowId::new(1)).unwrap();
+        let row = replica.row(OPEN_VSWITCH, Uuid::new(1)).unwrap();
         assert_eq!(
             megaflows_idle(&row).unwrap(),
             Some(Duration::from_secs_f64(seconds)),

@@ -14,16 +14,16 @@ use std::{
 
 use dnsflow_agent::{
     ovn_db::{OvnCommand, OvnDb, nb, sb},
-    ovsdb::{
-        Connection, Database, Event, Kind, Remotes, TableLimits, framing::PIECE_MAX_BYTES,
-        session::Conditions,
-    },
     vswitch_db::{self, VswitchDb, Whose},
 };
 use dnsflow_core::{
     Input,
     input::LOGICAL_FLOW_SAMPLE_MAX,
     ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate, Stage},
+};
+use dnsflow_ovsdb::{
+    Connection, Database, Event, Kind, Remotes, TableLimits, framing::PIECE_MAX_BYTES,
+    session::Conditions,
 };
 use dnsflow_tests::{process::PATIENT, root::Root};
 use serde_json::{Value, json};

@@ -379,7 +379,7 @@ fn the_daemon_set_fits_together() -> Result<()> {
         assert_ne!(is_privileged, security.capabilities.is_some(), "{name}");
         // The directories keep their paths, which the options' defaults name. That of the control
         // socket goes with the Pod.
-        let control = Path::new(dnsflow_agent::control::SOCKET).parent();
+        let control = Path::new(dnsflow_agent::options::CONTROL_SOCKET).parent();
         let control = control.and_then(Path::to_str).context("a directory")?;
         let path = |volume: &Volume| {
             let path = volume.host_path.as_ref().map(|path| path.path.as_str());

@@ -1,4 +1,4 @@
-//! The floors of the core: a module imports only what stands before it.
+//! The floors of the core and of the agent: a module imports only what stands before it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,9 +12,11 @@ use syn::{
     visit::{self, Visit},
 };
 
-/// The modules of the core from the ground up, by floor. A module imports only modules that stand before it, so that no
+/// The modules of a crate from the ground up, by floor. A module imports only modules that stand before it, so that no
 /// circle can come.
-const FLOORS: &[(&str, &[&str])] = &[
+type Floors = &'static [(&'static str, &'static [&'static str])];
+
+const CORE: Floors = &[
     (
         "tools",
         &[
@@ -62,6 +64,48 @@ const FLOORS: &[(&str, &[&str])] = &[
         &["attempts", "history", "trial", "sources", "view"],
     ),
     ("the engine", &["engine"]),
+];
+
+const AGENT: Floors = &[
+    (
+        "tools",
+        &[
+            "causes", "clock", "exit", "memory", "netlink", "node", "output", "rights", "wait",
+        ],
+    ),
+    ("protocols", &["openflow", "k8s"]),
+    (
+        "the node and the cluster",
+        &[
+            "databases",
+            "vswitch_db",
+            "ovn_db",
+            "vswitchd",
+            "conntrack",
+            "capture",
+            "manifests",
+            "state",
+            "one_agent",
+        ],
+    ),
+    ("the command line", &["options", "logging", "verdict"]),
+    ("asking an agent", &["asking"]),
+    (
+        "answering",
+        &[
+            "inquiries",
+            "journal",
+            "denials",
+            "metrics",
+            "api",
+            "control",
+        ],
+    ),
+    ("the agent", &["agent"]),
+    (
+        "other subcommands",
+        &["check", "bundle", "cleanup", "kubectl", "replay"],
+    ),
 ];
 
 /// The modules that the files of a module import, seen from the root of the crate.
@@ -146,15 +190,18 @@ impl<'ast> Visit<'ast> for Imports {
     }
 }
 
-/// The files of the core by module, but for those of tests.
+/// The files of a crate by module, but for those of tests.
 fn files(directory: &Path) -> BTreeMap<String, Vec<(usize, PathBuf)>> {
     let mut files: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for file in super::tidy::rust_files(directory) {
         let place = file.strip_prefix(directory).expect("a file in it");
         let place = place.with_extension("");
-        let parts: Vec<_> = place.iter().filter_map(|part| part.to_str()).collect();
-        let is_of_tests = parts.iter().any(|part| ["tests", "testing"].contains(part));
-        if parts != ["lib"] && !is_of_tests {
+        let mut parts: Vec<_> = place.iter().filter_map(|part| part.to_str()).collect();
+        parts.pop_if(|last| *last == "mod");
+        let is_of_tests = parts
+            .iter()
+            .any(|part| ["tests", "testing", "fixtures"].contains(part));
+        if parts != ["lib"] && parts != ["main"] && !is_of_tests {
             let of_module = files.entry(parts[0].to_owned()).or_default();
             of_module.push((parts.len(), file));
         }
@@ -162,11 +209,11 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<(usize, PathBuf)>> {
     files
 }
 
-#[test]
-fn a_module_of_the_core_imports_only_what_stands_before_it() {
+/// The imports that lead upward, in words.
+fn upward_imports(directory: &str, floors: Floors) -> Vec<String> {
     let workspace = support::workspace().expect("a workspace");
-    let files = files(&workspace.join("dnsflow-agent/core/src"));
-    let order: Vec<&str> = FLOORS
+    let files = files(&workspace.join(directory));
+    let order: Vec<&str> = floors
         .iter()
         .flat_map(|(_, modules)| *modules)
         .copied()
@@ -186,5 +233,17 @@ fn a_module_of_the_core_imports_only_what_stands_before_it() {
         let upward = imported.filter(|other| order[place + 1..].contains(other));
         wrong.extend(upward.map(|other| format!("{module} imports {other}")));
     }
+    wrong
+}
+
+#[test]
+fn a_module_of_the_core_imports_only_what_stands_before_it() {
+    let wrong = upward_imports("dnsflow-agent/core/src", CORE);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_module_of_the_agent_imports_only_what_stands_before_it() {
+    let wrong = upward_imports("dnsflow-agent/src", AGENT);
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

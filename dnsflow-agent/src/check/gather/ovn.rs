@@ -12,6 +12,7 @@ use dnsflow_core::{
     pipeline::{Locator, Question},
     rules::ACL_PRIORITY_OFFSET,
 };
+use dnsflow_ovsdb::{Database, Remotes};
 use ipnet::IpNet;
 use tokio::{
     sync::mpsc,
@@ -24,7 +25,6 @@ use crate::{
     clock::now,
     openflow,
     ovn_db::{OvnCommand, OvnDb, nb, sb},
-    ovsdb::{Database, Remotes},
 };
 
 type Nb = Result<BTreeMap<RowId, Acl>, String>;

@@ -1,14 +1,15 @@
 //! The node's Open_vSwitch database and the interfaces that it names.
 
+use dnsflow_ovsdb::{
+    CellError, Column, Connection, Database, Remotes, Row, Table, session::Conditions,
+};
 use tokio::time::timeout;
 
 use super::{PATIENCE, no_rows, reach};
 use crate::{
     capture::survey,
     check::facts::{PodInterface, Vswitch},
-    ovsdb::{
-        Column, Connection, Database, Remotes, Row, Table, session::Conditions, value::CellError,
-    },
+    databases::large_table,
     vswitch_db::OPTION,
 };
 
@@ -46,7 +47,8 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
     reach(remotes).await?;
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
     let synced = timeout(PATIENCE, connection.synced()).await;
-    synced.map_err(|_| no_rows())??;
+    let synced = synced.map_err(|_| no_rows())?;
+    synced.map_err(|large| large_table(DATABASE.name, &large).to_string())?;
     let replica = connection.replica().ok_or_else(no_rows)?;
     let links = survey::links().map_err(|error| format!("cannot list interfaces: {error}"))?;
     let mut vswitch = Vswitch::default();

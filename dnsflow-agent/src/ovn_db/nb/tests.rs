@@ -6,13 +6,13 @@ use std::{
 };
 
 use dnsflow_core::ovn::rows::RowId;
-use serde_json::{Value, json};
-
-use super::*;
-use crate::ovsdb::{
+use dnsflow_ovsdb::{
     OvsdbCounters,
     fixtures::{self, DUAL_RESOLVER_NB, UDN_NB, V4_NB},
 };
+use serde_json::{Value, json};
+
+use super::*;
 
 /// What the server's condition lets through.
 fn ours(_: &str, row: &Value) -> bool {

@@ -5,15 +5,14 @@ use std::{
     time::Instant,
 };
 
-use dnsflow_core::ovn::rows::RowId;
-use serde_json::{Value, json};
-
-use super::*;
-use crate::ovsdb::{
-    OvsdbCounters,
+use dnsflow_ovsdb::{
+    OvsdbCounters, Uuid,
     fixtures::{self, SOUTHBOUND, Transcript, UDN_SB, V4_SB},
     session::{Event, Session},
 };
+use serde_json::{Value, json};
+
+use super::*;
 
 fn converter() -> (Converter, Arc<OvsdbCounters>) {
     let counters = Arc::<OvsdbCounters>::default();
@@ -127,7 +126,7 @@ fn the_recorded_conversation_becomes_one_update_for_each_transaction() {
 
 #[test]
 fn rows_with_unusable_cells_are_left_out_and_counted() {
-    let id = |number: u8| RowId::new(u128::from(number)).to_string();
+    let id = |number: u8| Uuid::new(u128::from(number)).to_string();
     let rows = json!({
         "Port_Group": {
             id(1): {"initial": {"name": "a5"}},
@@ -180,7 +179,7 @@ fn the_condition_compares_one_column_by_equality_only() {
 
 #[test]
 fn the_addresses_of_nodes_are_those_of_their_tunnels() {
-    let id = |number: u8| RowId::new(u128::from(number)).to_string();
+    let id = |number: u8| Uuid::new(u128::from(number)).to_string();
     let mut replica = Replica::new(&DATABASE);
     let rows = json!({"Encap": {
         id(1): {"initial": {"ip": "172.18.0.2"}},

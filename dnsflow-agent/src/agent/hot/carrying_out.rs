@@ -1,0 +1,117 @@
+//! Carries out what the engine gives out: first the commands, for which pods wait, then the reports.
+
+use std::sync::Arc;
+
+use dnsflow_core::{Command, Input, input::FlowQuestion, report::Report};
+
+use super::Hot;
+use crate::{
+    agent::reports::tell, api::Health, clock::now, conntrack::Request, journal::Journal,
+    k8s::events::Reporter, memory, metrics::Observed, ovn_db::OvnCommand,
+};
+
+/// Where reports are told.
+pub(crate) struct Listeners {
+    pub(crate) health: Arc<Health>,
+    pub(crate) observed: Observed,
+    /// Kubernetes Events.
+    pub(crate) reporter: Reporter,
+    pub(crate) journal: Arc<Journal>,
+}
+
+impl Listeners {
+    fn tell(&self, report: Report) {
+        match &report {
+            Report::Ready { .. } => self.health.synced(),
+            Report::Opened { activation, .. } => self.observed.opened(*activation),
+            Report::Trusting(resolvers) => self.health.trusting(!resolvers.is_empty()),
+            Report::TableTooLarge(table) if !table.is_left_out => self.health.too_large(table),
+            Report::TableReadAgain { database, table } => {
+                self.health.read_again(database, table);
+            }
+            _ => {}
+        }
+        self.reporter.tell(&report);
+        tell(&report);
+        self.journal.try_note(report);
+    }
+}
+
+impl Hot {
+    /// Carries out the engine's commands; what comes of them at once goes back into it. What there is to
+    /// tell people comes last: pods wait for the commands.
+    pub(super) fn carry_out(&mut self) {
+        loop {
+            self.engine.end_turn(now());
+            let commands = self.engine.take_commands();
+            if commands.is_empty() {
+                break;
+            }
+            for command in commands {
+                self.command(command);
+            }
+            self.switch.connection.flush();
+        }
+        let mut is_known = false;
+        for report in self.engine.take_reports() {
+            is_known |= matches!(report, Report::Ready { .. });
+            self.listeners.tell(report);
+        }
+        if is_known && self.peers.say_ready() {
+            memory::give_back();
+        }
+        let frames = &mut self.kernel.frames;
+        if self.peers.know_node() && frames.have_left() && self.engine.knows_servers() {
+            frames.take_over(&mut self.engine);
+            self.carry_out();
+            memory::give_back();
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let Self {
+            engine,
+            kernel,
+            switch,
+            peers,
+            ..
+        } = self;
+        match command {
+            Command::Attachment(command) => peers.attach(command),
+            Command::Apply {
+                batch,
+                atomic,
+                changes,
+                count,
+            } => switch.apply(batch, atomic, changes, count),
+            // What the monitor says of the flows that are counted comes over the same connection.
+            Command::Ask(question @ FlowQuestion::Count(_)) => switch.ask(question),
+            Command::Ask(question) => peers.ask_switch(question, engine),
+            Command::MonitorTables(tables) => switch.connection.monitor_tables(tables),
+            Command::TrustResolvers(resolvers) => kernel.trust(resolvers),
+            Command::FilterNames { name_set, names } => kernel.names.set_names(name_set, &names),
+            Command::ForgetNames { name_set } => kernel.names.remove_name_set(name_set),
+            Command::FilterInterface { ifindex, name_set } => {
+                kernel.names.set_name_set(ifindex, name_set)
+            }
+            Command::WatchAttempts { ifindex, watched } => kernel.watched.set(ifindex, watched),
+            Command::RecordAnswers { ifindex, recorded } => kernel.recorded.set(ifindex, recorded),
+            Command::ReplayAnswers => kernel.frames.replay(engine),
+            Command::ConfirmFilter => engine.handle(Input::FilterConfirmed, now()),
+            Command::Mark(changes) => kernel.marks.change(changes, engine),
+            Command::ReadMarks => kernel.marks.begin_reading(),
+            Command::Release(frame) => kernel.releasing.release(&frame, engine),
+            Command::FindDropping(paths) => peers.find_dropping(paths, engine),
+            Command::FindBlocked => peers.ask_conntrack(Request::Find, engine),
+            Command::Unblock(connections) => {
+                peers.ask_conntrack(Request::Unblock(connections), engine);
+            }
+            Command::WatchLogicalFlows { priorities } => {
+                peers.ask_ovn(OvnCommand::WatchLogicalFlows { priorities });
+            }
+            Command::SampleLogicalFlows(stage) => {
+                peers.ask_ovn(OvnCommand::SampleLogicalFlows(stage));
+            }
+        }
+    }
+}

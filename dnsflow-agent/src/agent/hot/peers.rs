@@ -1,0 +1,90 @@
+//! The hot thread's ends of the channels to whatever takes its time: attaching, questions to the switch, connection
+//! tracking, the datapath, OVN's databases.
+//!
+//! The hot thread waits for none of them. For a question that finds no room, the engine gets the answer that nothing
+//! was found.
+
+use dnsflow_core::{
+    Input,
+    connection::Path,
+    engine::Engine,
+    input::{AttachCommand, FlowQuestion},
+};
+use tokio::sync::{mpsc, oneshot};
+use tracing::warn;
+
+use crate::{clock::now, conntrack, ovn_db::OvnCommand};
+
+/// The ends.
+pub(crate) struct Peers {
+    /// To the thread that attaches. It holds little: one command for each interface that comes or
+    /// goes.
+    pub(crate) attach: mpsc::UnboundedSender<AttachCommand>,
+    /// Tells the thread that attaches that the node is known.
+    pub(crate) ready: Option<oneshot::Sender<()>>,
+    pub(crate) questions: mpsc::Sender<FlowQuestion>,
+    pub(crate) conntrack: mpsc::Sender<conntrack::Request>,
+    /// Questions for the megaflows that drop.
+    pub(crate) datapath: mpsc::Sender<Vec<Path>>,
+    pub(crate) ovn: mpsc::Sender<OvnCommand>,
+}
+
+impl Peers {
+    /// Says that the node is known; returns whether that is news.
+    pub(super) fn say_ready(&mut self) -> bool {
+        let Some(ready) = self.ready.take() else {
+            return false;
+        };
+        // Without a receiver, that thread has ended, and with it this agent does.
+        let _ = ready.send(());
+        true
+    }
+
+    /// Whether the node is known.
+    pub(super) fn know_node(&self) -> bool {
+        self.ready.is_none()
+    }
+
+    pub(super) fn attach(&self, command: AttachCommand) {
+        if let Err(error) = self.attach.send(command) {
+            warn!(%error, "the thread that attaches has stopped");
+        }
+    }
+
+    pub(super) fn ask_switch(&self, question: FlowQuestion, engine: &mut Engine) {
+        if let Err(error) = self.questions.try_send(question) {
+            warn!(%error, "a question to the switch was dropped");
+            engine.handle(Input::QuestionRefused, now());
+        }
+    }
+
+    pub(super) fn find_dropping(&self, paths: Vec<Path>, engine: &mut Engine) {
+        if self.datapath.try_send(paths).is_err() {
+            engine.handle(Input::Dropping(None), now());
+        }
+    }
+
+    pub(super) fn ask_conntrack(&self, request: conntrack::Request, engine: &mut Engine) {
+        let Err(error) = self.conntrack.try_send(request) else {
+            return;
+        };
+        warn!(%error, "blocked connections are not looked for, or not unblocked");
+        let input = match error.into_inner() {
+            conntrack::Request::Find => Input::Blocked {
+                connections: Vec::new(),
+                more: false,
+            },
+            conntrack::Request::Unblock(connections) => Input::Unblocked {
+                unblocked: 0,
+                failed: connections.len(),
+            },
+        };
+        engine.handle(input, now());
+    }
+
+    pub(super) fn ask_ovn(&self, command: OvnCommand) {
+        if let Err(error) = self.ovn.try_send(command) {
+            warn!(%error, "a question to OVN's databases was dropped");
+        }
+    }
+}

@@ -1,0 +1,386 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use dnsflow_common::walk::Ports;
+use dnsflow_core::{
+    Timestamp,
+    attempts::Attempts,
+    connection::Attempt,
+    engine::{Config, Engine},
+    flow::Protocol,
+    history::Tried,
+    ids::RecordingId,
+    recording,
+    report::Report,
+    view::{Reason, Verdict},
+};
+use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
+
+use super::*;
+use crate::{
+    asking::{
+        client::{self, AskError},
+        history::{Known, PresentFirewall},
+        learned::Line,
+    },
+    denials::DenialCounts,
+    inquiries::{self, Inquiry},
+    logging::{Levels, Log},
+    metrics::{Observed, Packets},
+};
+
+/// A server at a socket of its own, with an engine that nothing has happened to.
+struct Running {
+    directory: PathBuf,
+    tasks: Vec<JoinHandle<()>>,
+    journal: Arc<Journal>,
+    inquiries: Inquiries,
+    connections: Connections,
+}
+
+impl Running {
+    async fn start(name: &str) -> Self {
+        let (inquiries, asked) = inquiries::channel();
+        let journal = Arc::<Journal>::default();
+        let directory = std::env::temp_dir().join(format!("dnsflow-{name}-{}", std::process::id()));
+        let socket = directory.join("dnsflow.sock");
+        let log = Log::writing_nowhere();
+        let metrics = Metrics::new(
+            inquiries.clone(),
+            Box::new(Packets::default),
+            Arc::clone(&journal),
+            log.lost_lines(),
+            Observed::default(),
+            DenialCounts::default(),
+            Arc::default(),
+        );
+        let (inputs, given) = mpsc::channel(16);
+        let connections = Connections::new();
+        let server = Server::new(
+            inquiries.clone(),
+            inputs,
+            Arc::clone(&journal),
+            metrics.into(),
+            Slow {
+                connections: connections.clone(),
+                heard: Heard::new(Attempts::new(Ports::DNS)),
+                northbound: None,
+            },
+            log.view(),
+        );
+        let tasks = vec![
+            tokio::spawn(hot_thread(asked, given)),
+            tokio::spawn(server.serve(socket.clone())),
+        ];
+        while !socket.exists() {
+            tokio::task::yield_now().await;
+        }
+        Self {
+            directory,
+            tasks,
+            journal,
+            inquiries,
+            connections,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("dnsflow.sock")
+    }
+
+    /// Whether the recording with this number goes on.
+    async fn is_recorded(&self, number: u64) -> bool {
+        let id = RecordingId(number);
+        let asked = move |engine: &Engine, _| engine.view().recorded(id, 0, 0).is_some();
+        self.inquiries.ask(asked).await.expect("the engine answers")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        fs::remove_dir_all(&self.directory).expect("the directory is there");
+    }
+}
+
+async fn hot_thread(mut asked: mpsc::Receiver<Inquiry>, mut given: mpsc::Receiver<Input>) {
+    let mut engine = Engine::new(Config::default());
+    loop {
+        tokio::select! {
+            Some(inquiry) = asked.recv() => inquiry(&engine, Timestamp::default()),
+            Some(input) = given.recv() => engine.handle(input, Timestamp::default()),
+            else => return,
+        }
+    }
+}
+
+async fn refusal(socket: &Path, path: &str, parameters: &[(&str, String)]) -> String {
+    match client::get::<serde_json::Value>(socket, path, parameters).await {
+        Err(AskError::Refused(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_question_is_answered_and_only_root_can_ask() {
+    let running = Running::start("answers").await;
+    let socket = running.socket();
+    let mode = |path: &Path| {
+        fs::metadata(path)
+            .expect("it is there")
+            .permissions()
+            .mode()
+    };
+    assert_eq!(mode(&socket) & 0o777, 0o600);
+    assert_eq!(mode(&running.directory) & 0o777, 0o700);
+    let status: Status = client::get(&socket, "/v1/status", &[])
+        .await
+        .expect("an answer");
+    assert!(!status.node.is_ready);
+    let pod = [
+        ("namespace", "ns1".to_owned()),
+        ("pod", "a b&c".to_owned()),
+        ("target", "example.com:443".to_owned()),
+    ];
+    let explained: Vec<Explanation> = client::get(&socket, "/v1/explain", &pod)
+        .await
+        .expect("an answer");
+    assert_eq!(explained, []);
+    let mut entries = 0;
+    let count = |_: EntryView| {
+        entries += 1;
+        Ok(())
+    };
+    client::lines(&socket, "/v1/cache", &[], count)
+        .await
+        .expect("an answer");
+    assert_eq!(entries, 0);
+}
+
+#[tokio::test]
+async fn a_wrong_question_gets_a_reason() {
+    let running = Running::start("refusals").await;
+    let socket = running.socket();
+    let one = |key, value: &str| [(key, value.to_owned())];
+    let refused = refusal(&socket, "/v2", &[]).await;
+    assert!(refused.contains("/v1/status"), "{refused}");
+    let refused = refusal(&socket, "/v1/explain", &one("pod", "p")).await;
+    assert_eq!(refused, "`namespace` is missing");
+    let refused = refusal(&socket, "/v1/cache", &one("adress", "::1")).await;
+    assert_eq!(refused, "there is no parameter `adress`");
+    let refused = refusal(&socket, "/v1/cache", &one("address", "1.2.3")).await;
+    assert!(refused.starts_with("`address`: "), "{refused}");
+    let twice = [("name", "a".to_owned()), ("name", "b".to_owned())];
+    assert_eq!(
+        refusal(&socket, "/v1/cache", &twice).await,
+        "`name` is given twice"
+    );
+}
+
+#[tokio::test]
+async fn what_a_bundle_needs_is_there() {
+    let running = Running::start("bundle").await;
+    let socket = running.socket();
+    let metrics = client::text(&socket, "/v1/metrics", usize::MAX).await;
+    let (metrics, is_cut) = metrics.expect("an answer");
+    assert!(!is_cut);
+    let metrics = String::from_utf8(metrics).expect("text");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    // Cut where a line ends.
+    let (start, is_cut) = client::text(&socket, "/v1/metrics", 1000)
+        .await
+        .expect("an answer");
+    assert!(is_cut && start.len() <= 1000 && start.ends_with(b"\n"));
+    assert!(metrics.as_bytes().starts_with(&start));
+    let options: AgentCommand = client::get(&socket, "/v1/options", &[])
+        .await
+        .expect("an answer");
+    assert_eq!(options.arguments, std::env::args().collect::<Vec<_>>());
+    let (log, _) = client::text(&socket, "/v1/log", 10)
+        .await
+        .expect("an answer");
+    assert!(log.is_empty());
+}
+
+#[tokio::test]
+async fn a_recording_ends_with_its_client_and_there_are_only_so_many() {
+    let running = Running::start("learn").await;
+    let socket = running.socket();
+    let wanted = |for_s: &str| [("namespace", "ns1".to_owned()), ("for_s", for_s.to_owned())];
+    let refused = refusal(&socket, "/v1/learn", &wanted("3601")).await;
+    assert_eq!(refused, "`for_s`: not between 1 and 3600");
+    let refused = refusal(&socket, "/v1/learn", &wanted("0")).await;
+    assert_eq!(refused, "`for_s`: not between 1 and 3600");
+    let parameters = wanted("60");
+    let begin = || client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(()));
+    {
+        let waiting: Vec<_> = (0..recording::RECORDINGS_MAX).map(|_| begin()).collect();
+        let mut all = futures::future::join_all(waiting);
+        let parameters = wanted("1");
+        let more = async {
+            for number in 0..recording::RECORDINGS_MAX as u64 {
+                while !running.is_recorded(number).await {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            client::lines(&socket, "/v1/learn", &parameters, |_: Line| Ok(())).await
+        };
+        let refused = tokio::select! {
+            ended = &mut all => panic!("{ended:?}"),
+            refused = more => refused,
+        };
+        let refused = refused.expect_err("there is no room").to_string();
+        assert_eq!(refused, "the agent says: 4 recordings go on already");
+    }
+    // The clients have gone.
+    let mut lines = Vec::new();
+    let take = |line: Line| {
+        lines.push(line);
+        Ok(())
+    };
+    let answered = client::lines(&socket, "/v1/learn", &wanted("1"), take).await;
+    answered.expect("there is room again");
+    assert_eq!(lines, [Line::End { left_out: 0 }]);
+}
+
+#[tokio::test]
+async fn only_the_log_level_can_be_changed() {
+    let running = Running::start("put").await;
+    let socket = running.socket();
+    let levels: Levels = client::get(&socket, "/v1/log-level", &[])
+        .await
+        .expect("an answer");
+    assert_eq!(levels.level, "info");
+    let level = |text: &str| [("level", text.to_owned())];
+    let put = async |path: &str, parameters: &[(&str, String)]| {
+        let answer = client::put::<Levels>(&socket, path, parameters).await;
+        answer.map_err(|error| error.to_string())
+    };
+    let refused = put("/v1/log-level", &level("loud"))
+        .await
+        .expect_err("no level");
+    assert!(
+        refused.contains("`loud` is neither a level (off, error"),
+        "{refused}"
+    );
+    let refused = put("/v1/status", &[]).await.expect_err("it is only read");
+    assert_eq!(refused, "the agent says: GET only");
+    // There is no log here whose level could change.
+    let refused = put("/v1/log-level", &level("warn"))
+        .await
+        .expect_err("no log");
+    assert_eq!(refused, "the agent says: the log has ended");
+}
+
+#[tokio::test]
+async fn events_are_followed() {
+    let running = Running::start("events").await;
+    let socket = running.socket();
+    running.journal.note(Report::Restored { flows: 1 });
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let follow = [("follow", "true".to_owned())];
+    let each = |event: Event| sender.send(event).map_err(io::Error::other);
+    let following = client::lines(&socket, "/v1/events", &follow, each);
+    let expected = async {
+        assert_eq!(events.recv().await.expect("an event").text, "1 flows");
+        running.journal.note(Report::Restored { flows: 2 });
+        assert_eq!(events.recv().await.expect("an event").text, "2 flows");
+    };
+    tokio::select! {
+        ended = following => panic!("{ended:?}"),
+        () = expected => {}
+    }
+}
+
+#[tokio::test]
+async fn clients_beyond_the_limit_are_told_so() {
+    let running = Running::start("limit").await;
+    let socket = running.socket();
+    let mut waiting = Vec::new();
+    for _ in 0..CLIENTS_MAX {
+        let mut client = UnixStream::connect(&socket).await.expect("there is room");
+        client.write_all(b"GET /v1").await.expect("the agent reads");
+        waiting.push(client);
+    }
+    assert_eq!(
+        refusal(&socket, "/v1/status", &[]).await,
+        "too many clients"
+    );
+    waiting.clear();
+    let answered = async {
+        loop {
+            if client::get::<Status>(&socket, "/v1/status", &[])
+                .await
+                .is_ok()
+            {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(REQUEST_LIMIT, answered)
+        .await
+        .expect("who has gone makes room");
+}
+
+#[tokio::test]
+async fn what_an_ended_agent_has_left_is_replaced_and_nothing_else() {
+    let running = Running::start("leftover").await;
+    let socket = running.socket();
+    let in_use = listen_at(&socket).expect_err("an agent answers");
+    assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
+    let leftover = running.directory.join("leftover.sock");
+    drop(listen_at(&leftover).expect("nothing is there"));
+    assert!(leftover.exists());
+    drop(listen_at(&leftover).expect("nobody answers"));
+    let file = running.directory.join("file");
+    fs::write(&file, "precious").expect("there is room");
+    let refused = listen_at(&file).expect_err("it is no socket");
+    assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(fs::read(&file).expect("it is there"), b"precious");
+    let asked = client::get::<Status>(&leftover, "/v1/status", &[]).await;
+    assert!(matches!(asked, Err(AskError::Connect { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn the_history_of_a_namespace_comes_with_its_extent() {
+    let running = Running::start("history").await;
+    let socket = running.socket();
+    let present: PresentFirewall =
+        client::get(&socket, "/v1/firewall", &[("namespace", "ns1".to_owned())])
+            .await
+            .expect("an answer");
+    assert_eq!((present.resource, present.subdomains), (None, true));
+    let refused = refusal(&socket, "/v1/firewall", &[]).await;
+    assert_eq!(refused, "`namespace` is missing");
+    for (namespace, port) in (0..70).map(|port| ("ns1", port)).chain([("ns2", 1)]) {
+        running.connections.note(Tried {
+            namespace: namespace.to_owned(),
+            port: format!("{namespace}_pod1"),
+            attempt: Attempt {
+                ifindex: 7,
+                protocol: Protocol::Udp,
+                address: [203, 0, 113, 1].into(),
+                port: port + if namespace == "ns1" { 0 } else { 1000 },
+                at: Timestamp::default(),
+            },
+            names: vec!["a.test".parse().expect("a name")],
+            verdict: Verdict::Blocked,
+            reason: Reason::WrongPort,
+            rule: Some(1),
+            is_refused: false,
+            is_node: false,
+        });
+    }
+    let known = Known::ask(&socket, Some("ns1")).await.expect("an answer");
+    assert_eq!(known.connections.len(), 70);
+    assert_eq!(known.forgotten, 0);
+    let one = &known.connections[69];
+    assert_eq!(
+        (&*one.pod, one.port, &*one.names),
+        ("pod1", 69, &["a.test".to_owned()][..])
+    );
+    let all = Known::ask(&socket, None).await.expect("an answer");
+    assert_eq!(all.connections.len(), 71);
+}

@@ -1,0 +1,291 @@
+//! What happened lately, for people who ask: the agent's reports, as events.
+//!
+//! The hot thread and the edge of denied connections write reports into a ring, and wake nobody. Whoever
+//! reads turns them into events. The hot thread never waits: a report of it that comes while somebody else
+//! reads or writes is counted instead.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, PoisonError, TryLockError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+
+use dnsflow_core::{ovn::rows::pod_of_port, report::Report, view};
+
+use crate::{asking::event::Event, clock::rfc3339};
+
+/// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
+pub const EVENTS_MAX: usize = 4096;
+/// Reports that are copied at once: nobody can write meanwhile.
+const COPIED_AT_ONCE: usize = 64;
+
+/// The last reports.
+#[derive(Debug, Default)]
+pub struct Journal {
+    kept: Mutex<Kept>,
+    lost: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    reports: VecDeque<(SystemTime, Report)>,
+    /// The number of the report that comes next; the first one had number 0.
+    next: u64,
+}
+
+/// What a reader has not read.
+#[derive(Debug, Default)]
+pub struct Unread {
+    /// Reports that were dropped before this reader came to them.
+    pub missed: u64,
+    /// The next events, the oldest first; none at the end of the journal.
+    pub events: Vec<Event>,
+    /// The number to go on with.
+    pub next: u64,
+}
+
+impl Kept {
+    /// Adds a report; the oldest one goes if there is no room.
+    fn push(&mut self, report: Report) {
+        if self.reports.len() == EVENTS_MAX {
+            self.reports.pop_front();
+        }
+        self.reports.push_back((SystemTime::now(), report));
+        self.next += 1;
+    }
+}
+
+impl Journal {
+    /// Takes a report, once nobody else reads or writes.
+    pub fn note(&self, report: Report) {
+        let kept = self.kept.lock();
+        kept.unwrap_or_else(PoisonError::into_inner).push(report);
+    }
+
+    /// Takes a report of the hot thread, which waits for nobody.
+    pub fn try_note(&self, report: Report) {
+        match self.kept.try_lock() {
+            Ok(mut kept) => kept.push(report),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().push(report),
+            Err(TryLockError::WouldBlock) => {
+                self.lost.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// The number of the report that comes next.
+    pub fn next(&self) -> u64 {
+        let kept = self.kept.lock();
+        kept.unwrap_or_else(PoisonError::into_inner).next
+    }
+
+    /// Some events from the report with this number on.
+    pub fn read(&self, from: u64) -> Unread {
+        let (missed, reports) = {
+            let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let oldest = kept.next - kept.reports.len() as u64;
+            let skipped = usize::try_from(from.saturating_sub(oldest)).unwrap_or(usize::MAX);
+            let reports = kept.reports.iter().skip(skipped).take(COPIED_AT_ONCE);
+            let reports: Vec<_> = reports.cloned().collect();
+            (oldest.saturating_sub(from), reports)
+        };
+        Unread {
+            missed,
+            next: from + missed + reports.len() as u64,
+            events: reports
+                .into_iter()
+                .map(|(time, report)| event(time, report))
+                .collect(),
+        }
+    }
+
+    /// How many reports of the hot thread came while somebody else read or wrote.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+}
+
+/// A report as an event.
+pub(crate) fn event(time: SystemTime, report: Report) -> Event {
+    let base = |event: &str| Event {
+        time: rfc3339(time),
+        event: event.to_owned(),
+        ..Event::default()
+    };
+    let of_port = |event: &str, port: &str| {
+        let (namespace, pod) = pod_of_port(port);
+        Event {
+            namespace: Some(namespace.to_owned()),
+            pod: Some(pod.to_owned()),
+            ..base(event)
+        }
+    };
+    let telling = |event: &str, text: String| Event {
+        text,
+        ..base(event)
+    };
+    match report {
+        Report::Opened {
+            port,
+            name,
+            addresses,
+            rules,
+            activation,
+            ..
+        } => Event {
+            name: Some(name.to_string()),
+            addresses,
+            rules,
+            activation_us: u64::try_from(activation.as_micros()).ok(),
+            ..of_port("opened", &port)
+        },
+        Report::WouldOpen {
+            port,
+            name,
+            addresses,
+            rules,
+        } => Event {
+            name: Some(name.to_string()),
+            addresses,
+            rules,
+            ..of_port("would_open", &port)
+        },
+        Report::Denied(denied) => {
+            let told: Vec<_> = denied.names.iter().map(ToString::to_string).collect();
+            Event {
+                name: denied.names.first().map(|told| told.name.to_string()),
+                addresses: vec![denied.attempt.address],
+                target: Some(view::target_text(&denied.attempt)),
+                reason: Some(denied.reason),
+                why: {
+                    let text = Some(&*denied.text).filter(|text| !text.is_empty());
+                    let parts: Vec<_> = text.into_iter().chain(denied.unless()).collect();
+                    (!parts.is_empty()).then(|| parts.join("; "))
+                },
+                remedy: denied.remedy.clone(),
+                rules: denied.rule.into_iter().collect(),
+                text: match told.is_empty() {
+                    true => denied.to_string(),
+                    false => format!("{}; {denied}", told.join(", ")),
+                },
+                ..of_port("denied", &denied.port)
+            }
+        }
+        Report::AddressRefused {
+            port,
+            name,
+            address,
+            reason,
+        } => Event {
+            name: Some(name.to_string()),
+            addresses: vec![address],
+            text: format!("never opened: {reason}"),
+            ..of_port("address_refused", &port)
+        },
+        Report::LimitReached {
+            port, limit, max, ..
+        } => Event {
+            text: format!("{limit} (now {max})"),
+            ..of_port("limit_reached", &port)
+        },
+        Report::PortNotTrusted { port, reason } => Event {
+            text: view::not_trusted_text(&reason).to_owned(),
+            ..of_port("port_not_trusted", &port)
+        },
+        Report::Problems {
+            namespace,
+            problems,
+            news,
+        } => {
+            let texts = problems.iter().filter(|(rule, _)| news.contains(rule));
+            let texts: Vec<_> = texts
+                .map(|(rule, (text, _))| format!("rule {rule}: {text}"))
+                .collect();
+            Event {
+                namespace: Some(namespace),
+                rules: problems.keys().copied().collect(),
+                text: match problems.is_empty() {
+                    true => "all rules are in force".to_owned(),
+                    false => texts.join("; "),
+                },
+                ..base("rule_problems")
+            }
+        }
+        Report::Ready {
+            attached,
+            firewalls,
+            flows,
+        } => telling(
+            "ready",
+            format!("{attached} interfaces, {firewalls} EgressFirewalls, {flows} flows"),
+        ),
+        Report::ClusterNetworks { networks, left_out } => telling(
+            "cluster_networks",
+            format!(
+                "{} networks are never opened, {left_out} have no room",
+                networks.len()
+            ),
+        ),
+        Report::AllowedAnyway(networks) => telling(
+            "allowed_anyway",
+            format!("--allow-answers opens {} networks", networks.len()),
+        ),
+        Report::ResolverCovered { resolver, by } => {
+            let by: Vec<_> = by.into_iter().collect();
+            let text = format!("{} may answer at the address of {resolver}", by.join(", "));
+            telling("resolver_covered", text)
+        }
+        Report::TableTooLarge(table) => telling("table_too_large", table.to_string()),
+        Report::TableReadAgain { database, table } => {
+            telling("table_read_again", format!("{table} of {database}"))
+        }
+        Report::MarksEndNowhere => telling(
+            "marks_end_nowhere",
+            "OVN has no stage ls_out_check_port_sec".to_owned(),
+        ),
+        Report::ForeignFlow {
+            table,
+            priority,
+            cookie,
+        } => telling(
+            "foreign_flow",
+            format!("table {table}, priority {priority}, cookie {cookie:#x}"),
+        ),
+        Report::Trusting(resolvers) => {
+            let resolvers: Vec<_> = resolvers.iter().map(ToString::to_string).collect();
+            telling("resolvers", format!("trusted: {}", resolvers.join(", ")))
+        }
+        Report::Restored { flows } => telling("flows_restored", format!("{flows} flows")),
+        Report::Unblocked {
+            connections,
+            failed,
+        } => telling(
+            "connections_unblocked",
+            format!("{connections} connections, {failed} could not be"),
+        ),
+        Report::Resynced {
+            added,
+            removed,
+            adopted,
+        } => telling(
+            "flows_resynced",
+            format!("{added} were missing, {removed} too many, {adopted} adopted"),
+        ),
+        Report::FlowsRefused { reason } => telling("flows_refused", reason),
+        Report::NotAttached {
+            port,
+            pod_uid: _,
+            interface,
+            reason,
+        } => Event {
+            text: format!("{interface}: {reason}"),
+            ..of_port("not_attached", &port)
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
