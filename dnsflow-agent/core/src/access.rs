@@ -4,7 +4,7 @@
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     time::Duration,
 };
@@ -19,7 +19,7 @@ use crate::{
     ids::PortId,
     input::{MarkChange, MarkFound},
     installed::{Batch, Flows, VerdictId},
-    limits::{FLOWS_PER_ADDRESS_MAX, Limit, MARK_SLACK},
+    limits::{CHANGES_UNDER_WAY_MAX, FLOWS_PER_ADDRESS_MAX, Limit, MARK_SLACK},
     name::DomainName,
     output::Output,
     plan::{
@@ -519,34 +519,41 @@ impl Access<'_> {
         let known = self.cache.open(id, &port.row.iface_id, pod);
         self.learn_all(id, known, batch, now, out);
         // OVN's rows may have come before the interface.
-        self.share(id, batch, now, out);
+        self.share(id);
         self.replan(id, batch, now);
     }
 
-    /// Gives a port without addresses those that its namespace shares, if the scope is the
-    /// namespace. Returns whether there are any.
-    pub(crate) fn share(
-        &mut self,
-        port: PortId,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
+    /// A port without addresses is to be told those that its namespace shares, if the scope is the namespace
+    /// ([`Access::tell`]).
+    pub(crate) fn share(&mut self, port: PortId) {
         if self.cache.count(port) > 0 {
-            return false;
+            return;
         }
         let sharing = sharing_with(self.ports, self.policy, port).into_iter();
         if let Some(most) = sharing.max_by_key(|port| self.cache.count(*port)) {
-            let known = self.cache.known_to(most);
-            self.learn_all(port, known, batch, now, out);
+            self.cache.inherit(port, most);
         }
-        self.cache.count(port) > 0
+    }
+
+    /// Tells ports what their namespaces share, until the batch has [`CHANGES_UNDER_WAY_MAX`] changes. Returns whether
+    /// there was anything to tell.
+    pub(crate) fn tell(&mut self, batch: &mut Batch, now: Timestamp, out: &mut Output) -> bool {
+        let mut is_told = false;
+        while batch.len() < CHANGES_UNDER_WAY_MAX
+            && let Some((port, known)) = self.cache.next_inherited()
+        {
+            let (address, ..) = known;
+            self.learn_all(port, [known], batch, now, out);
+            self.replan_entries(port, [address], batch, now);
+            is_told = true;
+        }
+        is_told
     }
 
     fn learn_all(
         &mut self,
         port: PortId,
-        known: Vec<(IpAddr, DomainName, Term)>,
+        known: impl IntoIterator<Item = (IpAddr, DomainName, Term)>,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,
@@ -696,6 +703,30 @@ impl Access<'_> {
                     .policy
                     .is_denied_before(&rule.namespace, rule.index, connection)
         })
+    }
+
+    /// The flows that let ports reach these addresses.
+    pub(crate) fn flows_to(&self, addresses: &[(PortId, IpAddr)]) -> HashSet<FlowKey> {
+        let flows = addresses.iter().filter_map(|(port, address)| {
+            let entry = self.cache.entry(*port, *address)?;
+            self.cache.flows_of(*address, entry)
+        });
+        flows
+            .flat_map(|(target, flows)| flows.keys(target))
+            .collect()
+    }
+
+    /// Adds what lets a port reach an address to this batch ([`Flows::write_ahead`]).
+    pub(crate) fn write_ahead(&mut self, id: PortId, address: IpAddr, batch: &mut Batch) {
+        let entry = self.cache.entry(id, address);
+        let verdict = entry.and_then(|entry| entry.installed.verdict());
+        let holder = verdict.map_or(Holder::Entry(id, address), Holder::Verdict);
+        if let Some((target, flows)) = self.flows(holder) {
+            flows.write_ahead(target, batch);
+        }
+        if let Some(port) = self.ports.get(id) {
+            batch.is_for(&port.row, address);
+        }
     }
 
     // What the switch has.

@@ -5,7 +5,7 @@ mod ended;
 use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet},
     net::{IpAddr, Ipv6Addr},
-    ops::Bound::{Excluded, Unbounded},
+    ops::Bound::{Excluded, Included, Unbounded},
     sync::Arc,
     time::Duration,
 };
@@ -57,6 +57,8 @@ pub(crate) struct Cache {
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     unjudged: BTreeMap<PortId, usize>,
+    /// The ports that are still to be told what others of their namespaces know.
+    heirs: BTreeMap<PortId, Heir>,
     /// The entries of an earlier run, by logical port, until the port comes.
     saved: BTreeMap<Arc<str>, Vec<SavedEntry>>,
     /// When they were taken over. The time that is left for a name is counted from then on.
@@ -119,6 +121,15 @@ struct PortCache {
     /// How often all entries were looked at to find the least important ones.
     #[cfg(test)]
     looks: usize,
+}
+
+/// What a port is still to be told of another one's names.
+#[derive(Debug)]
+struct Heir {
+    /// The port that knows them.
+    of: PortId,
+    /// The name and the address that were told last.
+    after: Option<(DomainName, IpAddr)>,
 }
 
 /// Whose the flows of an earlier run are that are found for a port, as far as the snapshot says.
@@ -344,6 +355,7 @@ impl Cache {
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
             unjudged: BTreeMap::new(),
+            heirs: BTreeMap::new(),
             saved: BTreeMap::new(),
             loaded_at: Timestamp::default(),
             left_by_gone: HashSet::new(),
@@ -409,6 +421,7 @@ impl Cache {
     /// Removes a port with all of its entries.
     pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch, now: Timestamp) {
         let gone = self.ports.remove(&port);
+        self.heirs.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
             self.end_looks(port, address, &entry);
             self.flows -= entry.installed.len();
@@ -439,15 +452,34 @@ impl Cache {
         denied.map(|(address, _)| *address).collect()
     }
 
-    /// What this port was told: address, name and term.
-    pub(crate) fn known_to(&self, port: PortId) -> Vec<(IpAddr, DomainName, Term)> {
-        let entries = self.ports.get(&port).into_iter().flat_map(|p| &p.entries);
-        entries
-            .flat_map(|(address, entry)| {
-                let names = entry.names.iter();
-                names.map(|(name, term)| (*address, name.clone(), *term))
-            })
-            .collect()
+    /// The port is to be told all that another one knows, bit by bit ([`Cache::next_inherited`]).
+    pub(crate) fn inherit(&mut self, port: PortId, of: PortId) {
+        if self.ports.contains_key(&port) {
+            self.heirs.insert(port, Heir { of, after: None });
+        }
+    }
+
+    /// Whether ports are still to be told something.
+    pub(crate) fn has_heirs(&self) -> bool {
+        !self.heirs.is_empty()
+    }
+
+    /// The next address and name that a port is to be told. With verdicts, nothing before its packets are marked.
+    pub(crate) fn next_inherited(&mut self) -> Option<(PortId, (IpAddr, DomainName, Term))> {
+        let verdicts = &self.verdicts;
+        let may_be_told = |port: &PortId| !verdicts.are_on() || verdicts.interface(*port).is_some();
+        loop {
+            let mut heirs = self.heirs.iter_mut();
+            let (port, heir) = heirs.find(|(port, _)| may_be_told(port))?;
+            let port = *port;
+            let of = self.ports.get(&heir.of);
+            if let Some(known) = of.and_then(|of| of.known_after(heir.after.as_ref())) {
+                let (address, name, _) = &known;
+                heir.after = Some((name.clone(), *address));
+                return Some((port, known));
+            }
+            self.heirs.remove(&port);
+        }
     }
 
     /// The number of addresses of a port.
@@ -1756,6 +1788,27 @@ impl PortCache {
         addresses.map_or(&[], |addresses| addresses.as_slice())
     }
 
+    /// An address with a name of it that comes behind these: the first one without them.
+    fn known_after(
+        &self,
+        after: Option<&(DomainName, IpAddr)>,
+    ) -> Option<(IpAddr, DomainName, Term)> {
+        let from = after.map_or(Unbounded, |(name, _)| Included(FromEnd(name.clone())));
+        for (name, addresses) in self.addresses_of.range((from, Unbounded)) {
+            let was_told = |address: &IpAddr| {
+                after.is_some_and(|(last, told)| *last == name.0 && address <= told)
+            };
+            let next = addresses.iter().filter(|address| !was_told(address)).min();
+            let entry = next.and_then(|next| Some((next, self.entries.get(next)?)));
+            if let Some((address, entry)) = entry
+                && let Some(term) = entry.names.term(&name.0)
+            {
+                return Some((*address, name.0.clone(), term));
+            }
+        }
+        None
+    }
+
     /// Changes the terms of an entry's names.
     fn change_names<T>(
         &mut self,
@@ -2028,6 +2081,11 @@ impl Names {
     /// The end of this name; `None` if there is no such name.
     pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
         self.place(name).ok().map(|at| self.0[at].1.end())
+    }
+
+    /// How long this name counts; `None` if there is no such name.
+    fn term(&self, name: &DomainName) -> Option<Term> {
+        self.place(name).ok().map(|at| self.0[at].1)
     }
 
     /// Prolongs the term of a name. Returns whether there is such a name.

@@ -210,9 +210,17 @@ impl Engine {
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
+                let mut come = BTreeSet::new();
                 for change in self.ports.apply(update, &mut self.out) {
+                    if let PortChange::Opened(port) | PortChange::Moved(port) = change {
+                        come.extend(self.ports.addresses(port));
+                    }
                     self.port_changed(change, batch, now);
                 }
+                // Nothing of a pod that goes is left to one that comes with its address.
+                self.switch.end_at(batch, |address| come.contains(&address));
+                self.switch
+                    .put_off(batch, |address| !come.contains(&address));
                 if reset {
                     // Pods that went while nobody looked.
                     self.told.cache.forget_saved();
@@ -693,7 +701,19 @@ impl Engine {
         let mut outcome = Outcome::default();
         let (mut access, switch, out) = self.access();
         let most = access.changes_at_most(&recipients[..own], &answer.name, if_denied.len());
-        let mut batch = switch.begin_openings(told, most * recipients.len(), now);
+        // What another pod has shared with this one does not wait in the other's queue.
+        let asked = recipients[..own].iter().flat_map(|port| {
+            let addresses = if_denied.iter();
+            addresses.map(|(address, _)| (*port, *address))
+        });
+        let shared = switch.shared_by_others(told, asked, access.cache);
+        let flows = access.flows_to(&shared);
+        let most = most * recipients.len() + flows.len();
+        let mut batch = switch.begin_openings(told, most, now);
+        switch.go_ahead(told, &flows, &batch);
+        for (port, address) in shared {
+            access.write_ahead(port, address, &mut batch);
+        }
         for (place, port) in recipients.iter().enumerate() {
             if place >= own {
                 if !access.budget.may_share(told, now) {
@@ -774,10 +794,11 @@ impl Engine {
         if !matched {
             return Some(Wait::default());
         }
+        // For what the pod itself has asked for.
         let mut wait = Wait::default();
-        for port in recipients {
+        for port in &recipients[..own] {
             for (address, _) in if_denied {
-                if let Some(written) = self.told.cache.written(port, *address) {
+                if let Some(written) = self.told.cache.written(*port, *address) {
                     wait = wait.and(self.switch.wait_for(written));
                 }
             }
@@ -864,9 +885,11 @@ impl Engine {
             // Some networks are refused to a namespace alone.
             access.rejudge_port(*port, &Rejudged::All, batch, now, out);
         }
+        let mut edited = BTreeSet::new();
         if !groups.is_empty() {
             for (id, port) in self.ports.iter() {
                 for changed in self.policy.changed_for(&port.row, &groups) {
+                    edited.extend(self.ports.addresses(id));
                     let nothing = || ChangedRules::Of(BTreeSet::new());
                     let known = concerned.entry(id).or_insert_with(nothing);
                     known.add(changed.clone());
@@ -876,13 +899,25 @@ impl Engine {
         if are_filtered || !concerned.is_empty() {
             self.filter.outdate();
         }
-        let (mut access, _, out) = self.access();
-        for (port, changed) in concerned {
-            if access.share(port, batch, now, out) {
-                access.replan(port, batch, now);
-            } else {
-                access.replan_changed(port, &changed, batch, now);
+        let (mut access, ..) = self.access();
+        let mut gone = BTreeSet::new();
+        for (id, changed) in concerned {
+            access.share(id);
+            access.replan_changed(id, &changed, batch, now);
+            let port = access.ports.get(id);
+            if port.is_some_and(|port| access.policy.port_match(&port.row).is_none()) {
+                gone.extend(access.ports.addresses(id));
             }
+        }
+        // After an edit, no flow of the former rules waits.
+        if !edited.is_empty() {
+            self.switch
+                .end_at(batch, |address| edited.contains(&address));
+        }
+        // Without its logical port, a pod reaches nothing.
+        if !gone.is_empty() {
+            self.switch
+                .put_off(batch, |address| gone.contains(&address));
         }
     }
 
@@ -897,9 +932,6 @@ impl Engine {
 
     /// The end of every input: what all changes together ask for.
     fn finish(&mut self, changes: Option<Batch>, now: Timestamp) {
-        if let Some(at) = self.told.cache.take_reading() {
-            self.switch.read_counters(at);
-        }
         // First the frames that are overdue: the switch's megaflows did not end their wait.
         self.hold.release_due(now, &mut self.out);
         let hold = &self.hold;
@@ -916,6 +948,10 @@ impl Engine {
         }
         if let Some(changes) = changes {
             self.commit(changes);
+        }
+        self.tell(now);
+        if let Some(at) = self.told.cache.take_reading() {
+            self.switch.read_counters(at);
         }
         let (mut access, switch, out) = self.access();
         access.report_cut_plans(now, out);
@@ -941,6 +977,18 @@ impl Engine {
                 firewalls: self.policy.firewall_count(),
                 flows: self.flow_count(),
             });
+        }
+    }
+
+    /// Tells pods that have come what their namespaces share: a part, and the next one when the switch has confirmed it.
+    fn tell(&mut self, now: Timestamp) {
+        while self.told.cache.has_heirs() && !self.switch.is_telling() {
+            let mut batch = self.switch.begin(now);
+            let (mut access, switch, out) = self.access();
+            if !access.tell(&mut batch, now, out) {
+                return;
+            }
+            switch.tell(batch, access.planner(), out);
         }
     }
 

@@ -4,10 +4,11 @@
 //! A [`Batch`] is made before changes are planned into it ([`Switch::begin`]), and sent afterwards
 //! ([`Switch::commit`]). The openings of all answers of a turn share one batch
 //! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
-//! before any other batch.
+//! before any other batch. What only ends goes a part at a time (`removals`).
 
 mod denials;
 mod queue;
+mod removals;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -19,11 +20,12 @@ use crate::{
     Command, Timestamp,
     access::{Access, Holder},
     blocked::Looks,
+    cache::Cache,
     connection::{BlockedConnection, Path},
     counter_vec::{CounterVec, Label as _},
     deadline::{self, Deadline, Why},
     denied::RevalidationWait,
-    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
+    flow::{Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
     ids::PortId,
     input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
@@ -42,6 +44,7 @@ use crate::{
 };
 use denials::Denials;
 use queue::{Part, Queues, Shares};
+use removals::{Removals, ends};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -152,6 +155,10 @@ pub(crate) struct Switch {
     openings: Option<Openings>,
     /// Openings of pods that have too many changes under way.
     queues: Queues,
+    /// The flows that are removed a part at a time.
+    removals: Removals,
+    /// The last batch with what pods that have come are told.
+    telling: Option<BatchId>,
     next_batch: u64,
     /// Changes of one batch, at most: half of [`CHANGES_PER_BATCH_MAX`], as each may need a sentinel flow.
     changes_max: usize,
@@ -190,6 +197,8 @@ impl Switch {
             monitored: BTreeSet::new(),
             openings: None,
             queues: Queues::default(),
+            removals: Removals::default(),
+            telling: None,
             next_batch: 0,
             changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
@@ -203,13 +212,14 @@ impl Switch {
         }
     }
 
-    /// How many batches are unanswered, how many pods have changes on their way, how many entries have lost
-    /// flows, and how many flows of others are remembered.
+    /// How many batches are unanswered, how many pods have changes on their way, how many flows wait to be removed, how
+    /// many entries have lost flows, and how many flows of others are remembered.
     #[cfg(test)]
-    pub(crate) fn sizes(&self) -> [usize; 4] {
+    pub(crate) fn sizes(&self) -> [usize; 5] {
         [
             self.pending.len(),
             self.queues.len(),
+            self.removals.len(),
             self.lost.holders.len(),
             self.foreign.len(),
         ]
@@ -224,7 +234,8 @@ impl Switch {
 
     /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
-        self.up && (!self.pending.is_empty() || !self.queues.is_empty())
+        let waits = !self.queues.is_empty() || !self.removals.is_empty();
+        self.up && (waits || !self.pending.is_empty())
     }
 
     /// Whether the switch has agreed with the cache since it came up.
@@ -364,6 +375,8 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
+        let overtaken = self.removals.overtaken_by(&batch.changes[batch.before..]);
+        batch.changes.splice(batch.before..batch.before, overtaken);
         let waits = self.queues.are_full(asker) || self.is_apart(&batch);
         self.keep_order(asker, waits, &mut batch, planner, now, out);
         if waits {
@@ -457,7 +470,8 @@ impl Switch {
         out.report(opening.report(RevalidationWait::Verdict, now));
     }
 
-    /// Sends the openings of this turn, and those that have waited, as far as there is room for them.
+    /// Sends the openings of this turn, and those that have waited, as far as there is room for them; then the next part
+    /// of the flows that are to be removed.
     pub(crate) fn flush_openings(
         &mut self,
         planner: &mut Planner,
@@ -467,6 +481,12 @@ impl Switch {
         self.send_openings(planner, now, out);
         while let Some(port) = self.queues.next() {
             self.send_next(port, planner, now, out);
+        }
+        let part = self.removals.take_next();
+        if !part.is_empty() {
+            let mut batch = self.begin(now);
+            self.add_part(part, &mut batch);
+            self.send(batch, true, Vec::new(), Shares::new(), planner, out);
         }
     }
 
@@ -513,6 +533,21 @@ impl Switch {
             has_more,
         } = part;
         batch.at = now;
+        if batch.is_empty() {
+            // All of it went ahead, in batches of other pods.
+            self.left_out.extend(batch.id());
+            self.queues.answered(&Shares::from([(port, 0)]));
+            match self.pending.values_mut().next_back() {
+                Some(last) => last.openings.extend(openings),
+                None => {
+                    let openings = openings.into_iter();
+                    let reports =
+                        openings.map(|opening| opening.report(RevalidationWait::Quiet, now));
+                    out.reports.extend(reports);
+                }
+            }
+            return true;
+        }
         if has_more {
             // Nobody waits for a part but the last.
             batch.written = Written::In(self.next_id());
@@ -525,15 +560,121 @@ impl Switch {
         true
     }
 
+    // What only ends.
+
+    /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
+    /// between the same ends. The next part of all that wait goes with the batch.
+    pub(crate) fn put_off(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+        if batch.id().is_none() {
+            // The comparison finds the flows.
+            return;
+        }
+        let added = batch.changes.iter().filter_map(|change| match change {
+            FlowChange::Add(key, _) => Some(ends(key)),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        });
+        let added: HashSet<Ends> = added.collect();
+        let may_wait = |change: &FlowChange| match change {
+            FlowChange::Delete(key, cookie) => {
+                let is_there = is_at(key.matches.ends.src());
+                is_there && !cookie.is_of_sentinel() && !added.contains(&ends(key))
+            }
+            FlowChange::Add(..) | FlowChange::Renew(_) => false,
+        };
+        let changes = std::mem::take(&mut batch.changes).into_iter();
+        let (mut removals, changes): (Vec<_>, Vec<_>) = changes.partition(may_wait);
+        batch.changes = changes;
+        for port in self.queues.with_flows_of(&removals, None) {
+            let mut behind = self.batch(true, batch.at);
+            behind.extend(self.queues.take_known(port, &mut removals));
+            self.queues.push(port, behind, None);
+        }
+        for removal in removals {
+            match removal {
+                FlowChange::Delete(key, cookie) if self.removals.have_room() => {
+                    self.removals.push(key, cookie);
+                }
+                removal => batch.extend([removal]),
+            }
+        }
+        let part = self.removals.take_next();
+        if !part.is_empty() {
+            self.add_part(part, batch);
+        }
+    }
+
+    /// Adds a part of the removals to the batch, which is sent.
+    fn add_part(&mut self, part: Vec<FlowChange>, batch: &mut Batch) {
+        if let Some(id) = batch.id() {
+            self.removals
+                .sent(id, &part, self.comparison.since.is_some());
+        }
+        batch.extend(part);
+    }
+
+    /// Adds the removals that wait at these addresses of pods to the batch, before all else.
+    pub(crate) fn end_at(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+        if batch.id().is_some() {
+            batch.changes.splice(..0, self.removals.take_at(is_at));
+        }
+    }
+
+    // What pods that have come are told.
+
+    /// Whether a part of that is under way.
+    pub(crate) fn is_telling(&self) -> bool {
+        self.telling
+            .is_some_and(|id| self.pending.contains_key(&id))
+    }
+
+    /// Sends a part of that.
+    pub(crate) fn tell(&mut self, batch: Batch, planner: &mut Planner, out: &mut Output) {
+        self.telling = self.commit(batch, true, planner, out);
+    }
+
+    // What others share.
+
+    /// What lets pods reach these addresses and waits in the queue of another pod than the one that asks.
+    pub(crate) fn shared_by_others(
+        &self,
+        asker: PortId,
+        asked: impl Iterator<Item = (PortId, IpAddr)>,
+        cache: &Cache,
+    ) -> Vec<(PortId, IpAddr)> {
+        let waiting = self.queues.batches_of_others(asker);
+        if waiting.is_empty() {
+            return Vec::new();
+        }
+        let waits = |(port, address): &(PortId, IpAddr)| match cache.written(*port, *address) {
+            Some(Written::In(batch)) => waiting.contains(&batch),
+            Some(Written::Before | Written::Unsent { .. }) | None => false,
+        };
+        asked.filter(waits).collect()
+    }
+
+    /// An answer writes these flows in a batch that does not wait for other pods: no longer does any change of theirs.
+    pub(crate) fn go_ahead(&mut self, asker: PortId, flows: &HashSet<FlowKey>, batch: &Batch) {
+        if flows.is_empty() {
+            return;
+        }
+        self.queues.forget(flows, asker);
+        if self.comparison.since.is_some() {
+            // They were planned before.
+            self.comparison.unshown.extend(batch.id());
+        }
+    }
+
     /// Sends the changes: all or none (`atomic`), or one by one. Returns the number of the batch,
     /// if it is sent.
     pub(crate) fn commit(
         &mut self,
-        batch: Batch,
+        mut batch: Batch,
         atomic: bool,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        let overtaken = self.removals.overtaken_by(&batch.changes);
+        batch.changes.splice(..0, overtaken);
         let mut ports = self.queues.with_flows_of(&batch.changes, None);
         ports.extend(self.queues.with_batches(&batch.awaited));
         self.send_waiting(ports, planner, batch.at, out);
@@ -714,6 +855,7 @@ impl Switch {
         };
         self.lost.batches.remove(&batch);
         self.queues.answered(&pending.shares);
+        self.removals.answered(batch);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.looks
@@ -808,6 +950,7 @@ impl Switch {
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
         self.unanswered.extend(self.queues.disconnected());
+        self.removals = Removals::default();
         self.up = false;
         self.compared = false;
         self.comparison = Comparison {
@@ -829,6 +972,7 @@ impl Switch {
     /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
+        self.removals.dump_ends();
         self.comparison.at = Some(now + COMPARE_INTERVAL);
     }
 
@@ -1068,6 +1212,7 @@ impl Switch {
             let openings = self.openings.iter();
             let of_turn = openings.filter_map(|openings| openings.batch.id());
             comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
+            self.removals.dump_begins();
             comparison.at = Some(now + COMPARE_INTERVAL);
             match with_marks {
                 true => out.command(Command::ReadMarks),
@@ -1143,7 +1288,9 @@ impl Switch {
             }
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
-            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
+            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
+                || self.removals.explain(&flow.key, flow.cookie)
+            {
                 continue;
             }
             if self.comparison.unknown.len() < UNKNOWN_MAX {
@@ -1166,6 +1313,7 @@ impl Switch {
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
+        self.removals.dump_ends();
         if !std::mem::replace(&mut self.compared, true) {
             // The sentinel flows of an earlier run may be about to time out.
             self.renew_at = Some(now);
@@ -1197,11 +1345,11 @@ impl Switch {
             !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
         });
         // Flows stay until the marks are set that replace them: the next comparison removes them.
-        let mut replaced_later = BTreeSet::new();
+        let mut stay = BTreeSet::new();
         unknown.retain(|key, flow| {
             let stays = access.awaits_mark(key, flow.cookie);
             if stays {
-                replaced_later.insert(Sentinel {
+                stay.insert(Sentinel {
                     table: key.table,
                     cookie: flow.cookie,
                 });
@@ -1237,8 +1385,11 @@ impl Switch {
         access
             .cache
             .compared(self.comparison.number, &mut batch, now);
+        self.put_off(&mut batch, |_| true);
+        // Flows that wait to be removed keep theirs.
+        stay.extend(self.removals.sentinels());
         // Behind everything that may need one.
-        self.compare_sentinels(access.planner(), &replaced_later, &mut batch);
+        self.compare_sentinels(access.planner(), &stay, &mut batch);
         Some(batch)
     }
 

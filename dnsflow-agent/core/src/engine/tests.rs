@@ -20,6 +20,7 @@ mod restart;
 mod restore;
 mod room;
 mod sentinels;
+mod under_way;
 mod verdict;
 
 use std::{

@@ -307,6 +307,16 @@ impl Flows {
         self.restore(target, batch, now);
     }
 
+    /// Adds all flows to this batch, which goes before the one that they are in.
+    pub(crate) fn write_ahead(&mut self, target: Target, batch: &mut Batch) {
+        if self.written == batch.written() {
+            return;
+        }
+        let templates = self.flows.iter().map(|flow| &flow.template);
+        batch.extend(templates.filter_map(|template| template.addition(target)));
+        self.written = batch.written();
+    }
+
     /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if
     /// that flow is in the switch. The first rule that matches has the highest priority.
     pub(crate) fn deciding(&self, src: IpAddr, is_for: impl Fn(Transport) -> bool) -> Option<u16> {

@@ -55,12 +55,15 @@ impl Queue {
         self.under_way < CHANGES_UNDER_WAY_MAX
     }
 
+    /// The changes that wait, in their order.
+    fn changes(&self) -> impl Iterator<Item = &FlowChange> {
+        self.waiting.iter().flat_map(|(batch, _)| &batch.changes)
+    }
+
     /// Whether a change of one of these flows waits.
     fn has_one_of(&self, keys: &HashSet<&FlowKey>) -> bool {
-        let changes = self.waiting.iter().flat_map(|(batch, _)| &batch.changes);
-        changes
-            .filter_map(FlowChange::key)
-            .any(|key| keys.contains(key))
+        let mut keys_waiting = self.changes().filter_map(FlowChange::key);
+        keys_waiting.any(|key| keys.contains(key))
     }
 }
 
@@ -95,6 +98,16 @@ impl Queues {
                     .push_back((batch, opening.into_iter().collect()));
             }
         }
+    }
+
+    /// The batches that wait for other pods than this one.
+    pub(super) fn batches_of_others(&self, port: PortId) -> BTreeSet<BatchId> {
+        if self.batches.is_empty() {
+            return BTreeSet::new();
+        }
+        let queues = self.ports.iter().filter(|(other, _)| **other != port);
+        let waiting = queues.flat_map(|(_, queue)| &queue.waiting);
+        waiting.filter_map(|(batch, _)| batch.id()).collect()
     }
 
     /// Whether this batch waits.
@@ -174,6 +187,35 @@ impl Queues {
             concerned.retain(|(_, queue)| queue.has_one_of(&keys));
         }
         concerned.into_iter().map(|(port, _)| *port).collect()
+    }
+
+    /// Takes out all changes of these flows that wait for other pods than this one.
+    pub(super) fn forget(&mut self, flows: &HashSet<FlowKey>, except: PortId) {
+        let sources: BTreeSet<IpAddr> = flows.iter().map(|key| key.matches.ends.src()).collect();
+        for (port, queue) in &mut self.ports {
+            if *port == except || queue.sources.is_disjoint(&sources) {
+                continue;
+            }
+            for (batch, _) in &mut queue.waiting {
+                batch
+                    .changes
+                    .retain(|change| change.key().is_none_or(|key| !flows.contains(key)));
+            }
+        }
+    }
+
+    /// Takes out of the removals those of flows for which changes of a pod wait.
+    pub(super) fn take_known(
+        &self,
+        port: PortId,
+        removals: &mut Vec<FlowChange>,
+    ) -> Vec<FlowChange> {
+        let queue = self.ports.get(&port).into_iter();
+        let waiting = queue.flat_map(|queue| queue.changes());
+        let known: HashSet<&FlowKey> = waiting.filter_map(FlowChange::key).collect();
+        let is_known =
+            |change: &mut FlowChange| change.key().is_some_and(|key| known.contains(key));
+        removals.extract_if(.., is_known).collect()
     }
 
     /// The pods in whose queues one of these batches is.

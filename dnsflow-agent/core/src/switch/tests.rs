@@ -2,9 +2,9 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{
-    flow::FlowBody,
+    flow::{Addresses, FlowBody},
     installed::Flows,
-    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S},
+    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
@@ -61,6 +61,10 @@ impl Setup {
     fn commit(&mut self, changes: Vec<FlowChange>) -> Option<BatchId> {
         let mut batch = self.switch.begin(NOW);
         batch.extend(changes);
+        self.send(batch)
+    }
+
+    fn send(&mut self, batch: Batch) -> Option<BatchId> {
         self.switch
             .commit(batch, true, &mut self.planner, &mut self.out)
     }
@@ -275,7 +279,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
         parts.extend(flush(&mut setup));
     }
     assert_eq!(parts, [CHANGES_UNDER_WAY_MAX, 10, 5]);
-    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+    assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }
 
 #[test]
@@ -308,7 +312,7 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     flush(&mut setup);
     setup.switch.disconnected();
     assert_eq!(setup.switch.wait_for(waiting.written), Wait::comparison());
-    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+    assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }
 
 #[test]
@@ -457,7 +461,7 @@ proptest! {
             }
         }
         prop_assert_eq!(way.arrived.len(), way.planned.len());
-        prop_assert_eq!(&way.setup.switch.sizes()[..2], &[0, 0]);
+        prop_assert_eq!(&way.setup.switch.sizes()[..3], &[0, 0, 0]);
     }
 }
 
@@ -501,4 +505,246 @@ fn a_batch_that_the_edge_would_refuse_goes_in_parts() {
         Wait::batch(last),
         "the others come before it"
     );
+}
+
+/// What can happen to flows that come and go.
+#[derive(Clone, Debug)]
+enum Event {
+    /// An answer to a pod adds so many of them, from this one on.
+    Answer {
+        port: u32,
+        first: u16,
+        flows: u16,
+    },
+    /// A pod asks for what others have shared with it and what waits for them.
+    Ask {
+        port: u32,
+    },
+    /// They end.
+    End {
+        first: u16,
+        flows: u16,
+    },
+    /// An edit removes them, or every other one, and changes the others.
+    Edit {
+        first: u16,
+        flows: u16,
+        changes: bool,
+    },
+    /// A pod comes with one of the addresses.
+    Come {
+        host: u8,
+    },
+    EndOfTurn,
+    Reply,
+}
+
+const FLOWS: u16 = 800;
+
+fn event() -> impl Strategy<Value = Event> {
+    let flows = || prop_oneof![1u16..4, 100u16..400];
+    let answer = (1u32..4, 0..FLOWS, flows());
+    let edit = (0..FLOWS, flows(), any::<bool>());
+    prop_oneof![
+        4 => answer.prop_map(|(port, first, flows)| Event::Answer { port, first, flows }),
+        1 => (1u32..4).prop_map(|port| Event::Ask { port }),
+        4 => (0..FLOWS, flows()).prop_map(|(first, flows)| Event::End { first, flows }),
+        1 => edit.prop_map(|(first, flows, changes)| Event::Edit { first, flows, changes }),
+        1 => (0u8..4).prop_map(|host| Event::Come { host }),
+        2 => Just(Event::EndOfTurn),
+        3 => Just(Event::Reply),
+    ]
+}
+
+/// The flows that should be in a switch, and those that are.
+struct Flowing {
+    setup: Setup,
+    wanted: BTreeMap<FlowKey, Cookie>,
+    there: BTreeMap<FlowKey, Cookie>,
+    cookies: u32,
+}
+
+impl Flowing {
+    /// Two flows between each pair of ends.
+    fn key(flow: u16) -> FlowKey {
+        let flow = flow % FLOWS;
+        let [_, dst] = (flow / 2).to_be_bytes();
+        let FlowChange::Add(mut key, _) = addition(1000 + flow % 2) else {
+            panic!("an addition");
+        };
+        let src = IpAddr::from([10, 244, 0, (flow / 2 % 4) as u8]);
+        let dst = IpAddr::from([192, 0, (flow / 512) as u8, dst]);
+        key.matches.metadata = None;
+        key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
+        key
+    }
+
+    /// Flows that every change makes another one of.
+    fn add(&mut self, flow: u16) -> FlowChange {
+        self.cookies += 2;
+        let key = Self::key(flow);
+        let body = FlowBody {
+            cookie: Cookie::new(self.cookies),
+            // It needs no sentinel flow.
+            hard_timeout_s: 1,
+            actions: std::sync::Arc::new([]),
+        };
+        self.wanted.insert(key.clone(), body.cookie);
+        FlowChange::Add(key, body)
+    }
+
+    fn remove(&mut self, flow: u16) -> Option<FlowChange> {
+        let key = Self::key(flow);
+        let cookie = self.wanted.remove(&key)?;
+        Some(FlowChange::Delete(key, cookie))
+    }
+
+    fn take(&mut self, event: &Event) {
+        match *event {
+            Event::Answer { port, first, flows } => {
+                let changes = (first..first + flows).map(|flow| self.add(flow)).collect();
+                self.setup.open(PortId(port), changes);
+            }
+            Event::Ask { port } => {
+                let Setup {
+                    switch,
+                    planner,
+                    out,
+                } = &mut self.setup;
+                let wanted = self.wanted.iter().map(|(key, cookie)| {
+                    let body = FlowBody {
+                        cookie: *cookie,
+                        hard_timeout_s: 1,
+                        actions: std::sync::Arc::new([]),
+                    };
+                    FlowChange::Add(key.clone(), body)
+                });
+                let waits = |change: &FlowChange| {
+                    let change = std::slice::from_ref(change);
+                    let queues = switch.queues.with_flows_of(change, Some(PortId(port)));
+                    !queues.is_empty()
+                };
+                let changes: Vec<_> = wanted.filter(waits).collect();
+                let flows = changes.iter().filter_map(FlowChange::key).cloned();
+                let flows = flows.collect();
+                let mut batch = switch.begin_openings(PortId(port), changes.len(), NOW);
+                switch.go_ahead(PortId(port), &flows, &batch);
+                batch.extend(changes);
+                switch.open(PortId(port), batch, None, planner, NOW, out);
+            }
+            Event::End { first, flows } => {
+                self.setup.flush();
+                let flows = first..first + flows;
+                let changes: Vec<_> = flows.filter_map(|flow| self.remove(flow)).collect();
+                let mut batch = self.setup.switch.begin(NOW);
+                batch.extend(changes);
+                self.setup.switch.put_off(&mut batch, |_| true);
+                self.setup.send(batch);
+            }
+            Event::Edit {
+                first,
+                flows,
+                changes,
+            } => {
+                self.setup.flush();
+                let flows = first..first + flows;
+                let edited = flows.filter_map(|flow| {
+                    let removal = self.remove(flow)?;
+                    Some(match changes && flow % 2 == 0 {
+                        true => self.add(flow),
+                        false => removal,
+                    })
+                });
+                let edited = edited.collect();
+                self.setup.commit(edited);
+            }
+            Event::Come { host } => {
+                self.setup.flush();
+                let mut batch = self.setup.switch.begin(NOW);
+                let address = IpAddr::from([10, 244, 0, host]);
+                self.setup.switch.end_at(&mut batch, |src| src == address);
+                self.setup.send(batch);
+            }
+            Event::EndOfTurn => self.setup.flush(),
+            Event::Reply => {
+                let next = self.setup.switch.pending.keys().next().copied();
+                if let Some(batch) = next {
+                    let Setup { switch, out, .. } = &mut self.setup;
+                    switch.applied(batch, Ok(()), true, NOW, out);
+                }
+            }
+        }
+        for change in self.setup.changes() {
+            match change {
+                FlowChange::Add(key, body) => {
+                    self.there.insert(key, body.cookie);
+                }
+                FlowChange::Delete(key, cookie) => {
+                    if self.there.get(&key) == Some(&cookie) {
+                        self.there.remove(&key);
+                    }
+                }
+                FlowChange::Renew(_) => panic!("nothing is renewed"),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_waits_the_switch_has_in_the_end_what_it_should_have(events in vec(event(), 1..40)) {
+        let mut flowing = Flowing {
+            setup: Setup::compared(),
+            wanted: BTreeMap::new(),
+            there: BTreeMap::new(),
+            cookies: 0,
+        };
+        let end = [Event::EndOfTurn, Event::Reply];
+        let events = events.iter().chain(std::iter::repeat_n(&end, 200).flatten());
+        for event in events {
+            flowing.take(event);
+            let [.., of_pods, removals, _, _] = flowing.setup.switch.sizes();
+            if of_pods == 0 && removals == 0 {
+                prop_assert!(flowing.there == flowing.wanted, "{:?}", event);
+            }
+        }
+        prop_assert_eq!(&flowing.setup.switch.sizes()[..3], &[0, 0, 0]);
+        prop_assert!(flowing.there == flowing.wanted);
+    }
+}
+
+/// The removal of a flow to this address.
+fn removal(dst: u32) -> FlowChange {
+    let FlowChange::Add(mut key, body) = addition(1) else {
+        panic!("an addition");
+    };
+    let dst = IpAddr::from(dst.to_be_bytes());
+    let src = IpAddr::from([10, 244, 0, 5]);
+    key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
+    FlowChange::Delete(key, body.cookie)
+}
+
+#[test]
+fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
+    let mut setup = Setup::compared();
+    let beyond = 7;
+    let removals = 0..(REMOVALS_WAITING_MAX + beyond) as u32;
+    let mut batch = setup.switch.begin(NOW);
+    batch.extend(removals.map(removal));
+    setup.switch.put_off(&mut batch, |_| true);
+    setup.send(batch);
+    let sent: Vec<usize> = setup
+        .sent()
+        .into_iter()
+        .map(|(_, changes)| changes)
+        .collect();
+    assert_eq!(sent, [CHANGES_UNDER_WAY_MAX + beyond]);
+    let waiting = REMOVALS_WAITING_MAX - CHANGES_UNDER_WAY_MAX;
+    assert_eq!(setup.switch.sizes()[2], waiting);
 }
