@@ -561,7 +561,7 @@ struct Flowing {
     setup: Setup,
     wanted: BTreeMap<FlowKey, Cookie>,
     there: BTreeMap<FlowKey, Cookie>,
-    cookies: u32,
+    added: u32,
 }
 
 impl Flowing {
@@ -579,12 +579,12 @@ impl Flowing {
         key
     }
 
-    /// Flows that every change makes another one of.
+    /// A flow with one of three bodies.
     fn add(&mut self, flow: u16) -> FlowChange {
-        self.cookies += 2;
+        self.added += 1;
         let key = Self::key(flow);
         let body = FlowBody {
-            cookie: Cookie::new(self.cookies),
+            cookie: Cookie::new(2 * (1 + self.added % 3)),
             // It needs no sentinel flow.
             hard_timeout_s: 1,
             actions: std::sync::Arc::new([]),
@@ -703,7 +703,7 @@ proptest! {
             setup: Setup::compared(),
             wanted: BTreeMap::new(),
             there: BTreeMap::new(),
-            cookies: 0,
+            added: 0,
         };
         let end = [Event::EndOfTurn, Event::Reply];
         let events = events.iter().chain(std::iter::repeat_n(&end, 200).flatten());
@@ -747,4 +747,67 @@ fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
     assert_eq!(sent, [CHANGES_UNDER_WAY_MAX + beyond]);
     let waiting = REMOVALS_WAITING_MAX - CHANGES_UNDER_WAY_MAX;
     assert_eq!(setup.switch.sizes()[2], waiting);
+    // An agent that ends waits for them.
+    let sent = *setup.switch.pending.keys().next().expect("a batch");
+    setup
+        .switch
+        .applied(sent, Ok(()), false, NOW, &mut setup.out);
+    assert!(setup.switch.is_writing());
+}
+
+/// Whoever waits for a batch is told that it is over, also where others have written all of it.
+#[test]
+fn a_batch_of_which_all_went_ahead_is_over_and_what_it_opens_is_reported() {
+    for is_under_way in [false, true] {
+        let mut setup = Setup::compared();
+        if is_under_way {
+            told(&mut setup, 3, 1);
+            setup.flush();
+        }
+        let mut batch = setup
+            .switch
+            .begin_openings(PORT, 2 * CHANGES_UNDER_WAY_MAX, NOW);
+        batch.extend([addition(1000)]);
+        let id = batch.id().expect("it is sent");
+        let opening = Opening {
+            namespace: Some("ns1".into()),
+            port: "ns1_p1".into(),
+            name: "example.com".parse().expect("a name"),
+            addresses: Vec::new(),
+            rules: Vec::new(),
+            changes: 1,
+            captured_at: NOW,
+        };
+        let (planner, out) = (&mut setup.planner, &mut setup.out);
+        // As the answer's changes may be many, they wait.
+        setup.switch.openings = Some(Openings {
+            batch: setup.switch.begin(NOW),
+            openings: Vec::new(),
+            shares: Shares::new(),
+        });
+        setup
+            .switch
+            .open(PORT, batch, Some(opening), planner, NOW, out);
+        setup.switch.openings = None;
+        let FlowChange::Add(key, _) = addition(1000) else {
+            panic!("an addition");
+        };
+        let batch = setup.switch.begin_openings(PortId(2), 1, NOW);
+        setup.switch.go_ahead(PortId(2), &[key].into(), &batch);
+        let opened = |setup: &Setup| {
+            let mut reports = setup.out.reports.iter();
+            reports.any(|report| matches!(report, Report::Opened { .. }))
+        };
+        setup.flush();
+        assert_eq!(setup.switch.take_left_out(), [id]);
+        assert_eq!(setup.switch.wait_for(Written::In(id)), Wait::default());
+        assert_eq!(opened(&setup), !is_under_way);
+        if let Some(batch) = setup.switch.pending.keys().next().copied() {
+            setup
+                .switch
+                .applied(batch, Ok(()), false, NOW, &mut setup.out);
+        }
+        assert!(opened(&setup), "with the batch under way");
+        assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
+    }
 }
