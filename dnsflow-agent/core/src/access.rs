@@ -4,7 +4,7 @@
 //! An [`Access`] is borrowed from the engine for one step. It owns nothing.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     time::Duration,
 };
@@ -705,15 +705,13 @@ impl Access<'_> {
         })
     }
 
-    /// The flows that let ports reach these addresses.
-    pub(crate) fn flows_to(&self, addresses: &[(PortId, IpAddr)]) -> HashSet<FlowKey> {
+    /// How many flows let ports reach these addresses; those of a verdict count for each of them.
+    pub(crate) fn flow_count(&self, addresses: &[(PortId, IpAddr)]) -> usize {
         let flows = addresses.iter().filter_map(|(port, address)| {
             let entry = self.cache.entry(*port, *address)?;
             self.cache.flows_of(*address, entry)
         });
-        flows
-            .flat_map(|(target, flows)| flows.keys(target))
-            .collect()
+        flows.map(|(_, flows)| flows.len()).sum()
     }
 
     /// Adds what lets a port reach an address to this batch ([`Flows::write_ahead`]).

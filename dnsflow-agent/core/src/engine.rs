@@ -707,10 +707,11 @@ impl Engine {
             addresses.map(|(address, _)| (*port, *address))
         });
         let shared = switch.shared_by_others(told, asked, access.cache);
-        let flows = access.flows_to(&shared);
-        let most = most * recipients.len() + flows.len();
+        let most = most * recipients.len() + access.flow_count(&shared);
         let mut batch = switch.begin_openings(told, most, now);
-        switch.go_ahead(told, &flows, &batch);
+        if !shared.is_empty() {
+            switch.is_of_earlier_plans(&batch);
+        }
         for (port, address) in shared {
             access.write_ahead(port, address, &mut batch);
         }
@@ -788,9 +789,7 @@ impl Engine {
             _ => None,
         };
         // Also changes that closed an address to make room, or that restored flows.
-        let planner = self.told.plans.planner();
-        self.switch
-            .open(told, batch, opening, planner, now, &mut self.out);
+        self.switch.open(told, batch, opening, now);
         if !matched {
             return Some(Wait::default());
         }

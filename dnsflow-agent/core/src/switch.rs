@@ -371,15 +371,12 @@ impl Switch {
         asker: PortId,
         mut batch: Batch,
         opening: Option<Opening>,
-        planner: &mut Planner,
         now: Timestamp,
-        out: &mut Output,
     ) {
         let overtaken = self.removals.overtaken_by(&batch.changes[batch.before..]);
         batch.changes.splice(batch.before..batch.before, overtaken);
-        let waits = self.queues.are_full(asker) || self.is_apart(&batch);
-        self.keep_order(asker, waits, &mut batch, planner, now, out);
-        if waits {
+        self.keep_order(asker, &mut batch, now);
+        if self.queues.are_full(asker) || self.is_apart(&batch) {
             self.queues.push(asker, batch, opening);
             return;
         }
@@ -412,38 +409,35 @@ impl Switch {
             }
     }
 
-    /// Where an answer has added changes of flows for which changes wait in queues of other pods, sends what was planned
-    /// before them: the openings of this turn, and then these queues. `waits`: the answer's changes come into the queue
-    /// of its own pod.
-    fn keep_order(
-        &mut self,
-        asker: PortId,
-        waits: bool,
-        batch: &mut Batch,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let added = &batch.changes[batch.before..];
+    /// Where an answer has changed flows for which changes wait in queues of other pods: what it adds takes the place of
+    /// these, and what it removes comes behind them. So no two queues have a flow in common.
+    fn keep_order(&mut self, asker: PortId, batch: &mut Batch, now: Timestamp) {
+        let planned = &batch.changes[batch.before..];
         // Its own queue keeps its order.
-        let others = self.queues.with_flows_of(added, Some(asker));
+        let others = self.queues.with_flows_of(planned, Some(asker));
         if others.is_empty() {
             return;
         }
-        if waits {
-            self.send_openings(planner, now, out);
-        } else {
-            let added = batch.changes.split_off(batch.before);
-            let mut part = batch.take_changes();
-            (batch.changes, batch.before) = (added, 0);
-            if !part.is_empty() {
-                // Nobody waits for a part but the last.
-                part.written = Written::In(self.next_id());
-                part.at = now;
-                self.send(part, false, Vec::new(), Shares::new(), planner, out);
-            }
+        let added = planned.iter().filter_map(|change| match change {
+            FlowChange::Add(key, _) => Some(key.clone()),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        });
+        self.queues.forget(&added.collect(), asker);
+        let mut planned = batch.changes.split_off(batch.before);
+        for port in others {
+            self.wait_behind(port, &mut planned, now);
         }
-        self.send_waiting(others, planner, now, out);
+        batch.extend(planned);
+    }
+
+    /// Takes out of the changes those of flows for which changes of a pod wait. They go behind these.
+    fn wait_behind(&mut self, port: PortId, changes: &mut Vec<FlowChange>, now: Timestamp) {
+        let behind = self.queues.take_known(port, changes);
+        if !behind.is_empty() {
+            let mut batch = self.batch(true, now);
+            batch.extend(behind);
+            self.queues.push(port, batch, None);
+        }
     }
 
     /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
@@ -533,21 +527,6 @@ impl Switch {
             has_more,
         } = part;
         batch.at = now;
-        if batch.is_empty() {
-            // All of it went ahead, in batches of other pods.
-            self.left_out.extend(batch.id());
-            self.queues.answered(&Shares::from([(port, 0)]));
-            match self.pending.values_mut().next_back() {
-                Some(last) => last.openings.extend(openings),
-                None => {
-                    let openings = openings.into_iter();
-                    let reports =
-                        openings.map(|opening| opening.report(RevalidationWait::Quiet, now));
-                    out.reports.extend(reports);
-                }
-            }
-            return true;
-        }
         if has_more {
             // Nobody waits for a part but the last.
             batch.written = Written::In(self.next_id());
@@ -585,9 +564,7 @@ impl Switch {
         let (mut removals, changes): (Vec<_>, Vec<_>) = changes.partition(may_wait);
         batch.changes = changes;
         for port in self.queues.with_flows_of(&removals, None) {
-            let mut behind = self.batch(true, batch.at);
-            behind.extend(self.queues.take_known(port, &mut removals));
-            self.queues.push(port, behind, None);
+            self.wait_behind(port, &mut removals, batch.at);
         }
         for removal in removals {
             match removal {
@@ -652,14 +629,9 @@ impl Switch {
         asked.filter(waits).collect()
     }
 
-    /// An answer writes these flows in a batch that does not wait for other pods: no longer does any change of theirs.
-    pub(crate) fn go_ahead(&mut self, asker: PortId, flows: &HashSet<FlowKey>, batch: &Batch) {
-        if flows.is_empty() {
-            return;
-        }
-        self.queues.forget(flows, asker);
+    /// Flows that were planned before are in the batch. A dump that is under way may not show them.
+    pub(crate) fn is_of_earlier_plans(&mut self, batch: &Batch) {
         if self.comparison.since.is_some() {
-            // They were planned before.
             self.comparison.unshown.extend(batch.id());
         }
     }
@@ -720,11 +692,13 @@ impl Switch {
             paths,
             ..
         } = batch;
-        let is_of_marks = changes.is_empty();
+        let was_empty = changes.is_empty();
+        // Of a batch that has waited, other pods' answers may have written all that was left. It ends with its parts.
+        let is_end = was_empty && !shares.is_empty();
         self.leave_foreign(&mut changes, out);
-        if changes.is_empty() {
+        if changes.is_empty() && !is_end {
             self.queues.answered(&shares);
-            if !is_of_marks {
+            if !was_empty {
                 self.left_out.push(id);
             }
             if ends_gap {

@@ -204,18 +204,18 @@ impl Queues {
         }
     }
 
-    /// Takes out of the removals those of flows for which changes of a pod wait.
+    /// Takes out of the changes those of flows for which changes of a pod wait.
     pub(super) fn take_known(
         &self,
         port: PortId,
-        removals: &mut Vec<FlowChange>,
+        changes: &mut Vec<FlowChange>,
     ) -> Vec<FlowChange> {
         let queue = self.ports.get(&port).into_iter();
         let waiting = queue.flat_map(|queue| queue.changes());
         let known: HashSet<&FlowKey> = waiting.filter_map(FlowChange::key).collect();
         let is_known =
             |change: &mut FlowChange| change.key().is_some_and(|key| known.contains(key));
-        removals.extract_if(.., is_known).collect()
+        changes.extract_if(.., is_known).collect()
     }
 
     /// The pods in whose queues one of these batches is.

@@ -307,6 +307,32 @@ fn what_a_pod_asks_for_does_not_wait_behind_what_another_shares() {
     }
 }
 
+/// The flows were planned before the dump began, and are sent behind it.
+#[test]
+fn a_dump_may_not_show_what_a_pod_has_taken_out_of_the_queue_of_another() {
+    let mut node = Node::with(&rules());
+    node.engine.ports.set_scope(Scope::Namespace);
+    node.add_pod("p2", 6);
+    node.waiting = Some(VecDeque::new());
+    node.answer("p1", "example.com", &addresses(0, 256), 600);
+    node.reports.clear();
+    node.now = node.now + Duration::from_millis(1);
+    let flows = begin_dump(&mut node);
+    node.answer("p2", "example.com", &addresses(0, 1), 600);
+    for _ in 0..2 {
+        assert!(node.carry_out_next());
+    }
+    let of_p2 = |node: &Node| {
+        let open = node.open().into_iter();
+        open.filter(|(src, ..)| src == "10.244.0.6").count()
+    };
+    assert_eq!(of_p2(&node), 1);
+    node.give(Input::Reply(FlowReply::Flows { flows, more: false }));
+    carry_out_all(&mut node);
+    assert_eq!(of_p2(&node), 256);
+    assert!(!node.reports.iter().any(is_difference));
+}
+
 /// The same by marks: the flows of the verdict wait, which are the same for all addresses.
 #[test]
 fn the_flows_of_a_verdict_do_not_wait_behind_what_another_pod_shares() {
@@ -393,20 +419,7 @@ fn flows_that_wait_to_be_removed_are_no_difference_to_a_comparison() {
     end_all(&mut node);
     node.reports.clear();
     // A dump begins while a part is under way. It comes when two more are confirmed, and shows nothing of that.
-    node.engine.switch.read_counters(node.now);
-    node.pass(Duration::ZERO);
-    let waiting = node.waiting.as_mut().expect("commands wait");
-    waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump)));
-    let flows = node
-        .switch
-        .iter()
-        .map(|(key, (cookie, packets))| InstalledFlow {
-            key: key.clone(),
-            cookie: *cookie,
-            packets: *packets,
-            hard_timeout_s: 0,
-        });
-    let flows: Vec<InstalledFlow> = flows.collect();
+    let flows = begin_dump(&mut node);
     assert_eq!(flows.len(), MANY - CHANGES_UNDER_WAY_MAX);
     for _ in 0..3 {
         assert!(node.carry_out_next());
@@ -415,8 +428,7 @@ fn flows_that_wait_to_be_removed_are_no_difference_to_a_comparison() {
     node.give(Input::Reply(FlowReply::Flows { flows, more: false }));
     carry_out_all(&mut node);
     assert_eq!(node.switch.len(), 0);
-    let resynced = |report: &Report| matches!(report, Report::Resynced { .. });
-    assert!(!node.reports.iter().any(resynced), "{:?}", node.reports);
+    assert!(!node.reports.iter().any(is_difference));
     let changes = node.batches().into_iter().flat_map(|(_, changes)| changes);
     assert_eq!(changes.count(), MANY - CHANGES_UNDER_WAY_MAX);
 }
@@ -437,6 +449,27 @@ fn flows_that_wait_to_be_removed_keep_their_sentinel_flow() {
     compare(&mut node);
     carry_out_all(&mut node);
     assert_eq!(node.sentinels.len(), 0);
+}
+
+/// A dump begins, and shows these flows.
+fn begin_dump(node: &mut Node) -> Vec<InstalledFlow> {
+    node.engine.switch.read_counters(node.now);
+    node.pass(Duration::ZERO);
+    let waiting = node.waiting.as_mut().expect("commands wait");
+    waiting.retain(|command| !matches!(command, Command::Ask(FlowQuestion::Dump)));
+    let flows = node.switch.iter();
+    flows
+        .map(|(key, (cookie, packets))| InstalledFlow {
+            key: key.clone(),
+            cookie: *cookie,
+            packets: *packets,
+            hard_timeout_s: 0,
+        })
+        .collect()
+}
+
+fn is_difference(report: &Report) -> bool {
+    matches!(report, Report::Resynced { .. })
 }
 
 /// A dump comes before all that waits.
