@@ -306,7 +306,7 @@ impl Access<'_> {
     fn learn_all(
         &mut self,
         port: PortId,
-        known: Vec<(IpAddr, DomainName, Term)>,
+        known: impl IntoIterator<Item = (IpAddr, DomainName, Term)>,
         batch: &mut Batch,
         now: Timestamp,
         out: &mut Output,

@@ -200,9 +200,17 @@ impl Engine {
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
+                let mut come = BTreeSet::new();
                 for change in self.ports.apply(update, &mut self.out) {
+                    if let PortChange::Opened(port) | PortChange::Moved(port) = change {
+                        come.extend(self.ports.addresses(port));
+                    }
                     self.port_changed(change, batch, now);
                 }
+                // Nothing of a pod that goes is left to one that comes with its address.
+                self.switch.end_at(batch, |address| come.contains(&address));
+                self.switch
+                    .put_off(batch, |address| !come.contains(&address));
                 if reset {
                     // Pods that went while nobody looked.
                     self.told.cache.forget_saved();
@@ -630,7 +638,7 @@ impl Engine {
             _ => (opening, None),
         };
         // Also changes that closed an address to make room, or that restored flows.
-        switch.open(asker, batch, opening, access.planner(), now, out);
+        switch.open(asker, batch, opening, now);
         if !matched {
             return Some(Wait::default());
         }
@@ -745,9 +753,11 @@ impl Engine {
             // Some networks are refused to a namespace alone.
             access.rejudge_port(*port, &Rejudged::All, batch, now, out);
         }
+        let mut edited = BTreeSet::new();
         if !groups.is_empty() {
             for (id, port) in self.ports.iter() {
                 for changed in self.policy.changed_for(&port.row, &groups) {
+                    edited.extend(self.ports.addresses(id));
                     let nothing = || ChangedRules::Of(BTreeSet::new());
                     let known = concerned.entry(id).or_insert_with(nothing);
                     known.add(changed.clone());
@@ -758,8 +768,23 @@ impl Engine {
             self.filter.outdate();
         }
         let (mut access, ..) = self.access();
-        for (port, changed) in concerned {
-            access.replan_changed(port, &changed, batch, now);
+        let mut gone = BTreeSet::new();
+        for (id, changed) in concerned {
+            access.replan_changed(id, &changed, batch, now);
+            let port = access.ports.get(id);
+            if port.is_some_and(|port| access.policy.port_match(&port.row).is_none()) {
+                gone.extend(access.ports.addresses(id));
+            }
+        }
+        // After an edit, no flow of the former rules waits.
+        if !edited.is_empty() {
+            self.switch
+                .end_at(batch, |address| edited.contains(&address));
+        }
+        // Without its logical port, a pod reaches nothing.
+        if !gone.is_empty() {
+            self.switch
+                .put_off(batch, |address| gone.contains(&address));
         }
     }
 

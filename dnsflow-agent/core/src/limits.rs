@@ -192,6 +192,9 @@ pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
 /// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
+/// Flows that wait to be removed because nobody asks for them any more. Beyond, removals go to the switch at once. Each
+/// takes 100 to 200 bytes.
+pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
 /// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
 /// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
 /// nothing, and denies all traffic to the address if it denies.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -370,6 +371,12 @@ impl Ports {
     /// A port, while it is there.
     pub(crate) fn get(&self, id: PortId) -> Option<&Port> {
         self.ports.get(&id)
+    }
+
+    /// The addresses of a port's pod.
+    pub(crate) fn addresses(&self, id: PortId) -> impl Iterator<Item = IpAddr> {
+        let port = self.ports.get(&id).into_iter();
+        port.flat_map(|port| port.row.addresses.iter().copied())
     }
 
     /// Every port.

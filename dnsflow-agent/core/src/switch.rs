@@ -4,10 +4,11 @@
 //! A [`Batch`] is made before changes are planned into it ([`Switch::begin`]), and sent afterwards
 //! ([`Switch::commit`]). The openings of all answers of a turn share one batch
 //! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
-//! before any other batch.
+//! before any other batch. What only ends goes a part at a time (`removals`).
 
 mod denials;
 mod queue;
+mod removals;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -23,7 +24,7 @@ use crate::{
     counter_vec::{CounterVec, Label as _},
     deadline::{self, Deadline, Why},
     denied::RevalidationWait,
-    flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
+    flow::{Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
     hold::Wait,
     ids::PortId,
     input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
@@ -42,6 +43,7 @@ use crate::{
 };
 use denials::Denials;
 use queue::{Part, Queues, Shares};
+use removals::{Removals, ends};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -152,6 +154,8 @@ pub(crate) struct Switch {
     openings: Option<Openings>,
     /// Openings of pods that have too many changes under way.
     queues: Queues,
+    /// The flows that are removed a part at a time.
+    removals: Removals,
     next_batch: u64,
     /// Changes of one batch, at most: half of [`CHANGES_PER_BATCH_MAX`], as each may need a sentinel flow.
     changes_max: usize,
@@ -190,6 +194,7 @@ impl Switch {
             monitored: BTreeSet::new(),
             openings: None,
             queues: Queues::default(),
+            removals: Removals::default(),
             next_batch: 0,
             changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
@@ -203,13 +208,14 @@ impl Switch {
         }
     }
 
-    /// How many batches are unanswered, how many pods have changes on their way, how many entries have lost
-    /// flows, and how many flows of others are remembered.
+    /// How many batches are unanswered, how many pods have changes on their way, how many flows wait to be removed, how
+    /// many entries have lost flows, and how many flows of others are remembered.
     #[cfg(test)]
-    pub(crate) fn sizes(&self) -> [usize; 4] {
+    pub(crate) fn sizes(&self) -> [usize; 5] {
         [
             self.pending.len(),
             self.queues.len(),
+            self.removals.len(),
             self.lost.holders.len(),
             self.foreign.len(),
         ]
@@ -224,7 +230,8 @@ impl Switch {
 
     /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
-        self.up && (!self.pending.is_empty() || !self.queues.is_empty())
+        let waits = !self.queues.is_empty() || !self.removals.is_empty();
+        self.up && (waits || !self.pending.is_empty())
     }
 
     /// Whether the switch has agreed with the cache since it came up.
@@ -360,13 +367,12 @@ impl Switch {
         asker: PortId,
         mut batch: Batch,
         opening: Option<Opening>,
-        planner: &mut Planner,
         now: Timestamp,
-        out: &mut Output,
     ) {
-        let waits = self.queues.are_full(asker) || self.is_apart(&batch);
-        self.keep_order(asker, waits, &mut batch, planner, now, out);
-        if waits {
+        let overtaken = self.removals.overtaken_by(&batch.changes[batch.before..]);
+        batch.changes.splice(batch.before..batch.before, overtaken);
+        self.keep_order(asker, &mut batch, now);
+        if self.queues.are_full(asker) || self.is_apart(&batch) {
             self.queues.push(asker, batch, opening);
             return;
         }
@@ -399,38 +405,35 @@ impl Switch {
             }
     }
 
-    /// Where an answer has added changes of flows for which changes wait in queues of other pods, sends what was planned
-    /// before them: the openings of this turn, and then these queues. `waits`: the answer's changes come into the queue
-    /// of its own pod.
-    fn keep_order(
-        &mut self,
-        asker: PortId,
-        waits: bool,
-        batch: &mut Batch,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let added = &batch.changes[batch.before..];
+    /// Where an answer has changed flows for which changes wait in queues of other pods: what it adds takes the place of
+    /// these, and what it removes comes behind them. So no two queues have a flow in common.
+    fn keep_order(&mut self, asker: PortId, batch: &mut Batch, now: Timestamp) {
+        let planned = &batch.changes[batch.before..];
         // Its own queue keeps its order.
-        let others = self.queues.with_flows_of(added, Some(asker));
+        let others = self.queues.with_flows_of(planned, Some(asker));
         if others.is_empty() {
             return;
         }
-        if waits {
-            self.send_openings(planner, now, out);
-        } else {
-            let added = batch.changes.split_off(batch.before);
-            let mut part = batch.take_changes();
-            (batch.changes, batch.before) = (added, 0);
-            if !part.is_empty() {
-                // Nobody waits for a part but the last.
-                part.written = Written::In(self.next_id());
-                part.at = now;
-                self.send(part, false, Vec::new(), Shares::new(), planner, out);
-            }
+        let added = planned.iter().filter_map(|change| match change {
+            FlowChange::Add(key, _) => Some(key.clone()),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        });
+        self.queues.forget(&added.collect(), asker);
+        let mut planned = batch.changes.split_off(batch.before);
+        for port in others {
+            self.wait_behind(port, &mut planned, now);
         }
-        self.send_waiting(others, planner, now, out);
+        batch.extend(planned);
+    }
+
+    /// Takes out of the changes those of flows for which changes of a pod wait. They go behind these.
+    fn wait_behind(&mut self, port: PortId, changes: &mut Vec<FlowChange>, now: Timestamp) {
+        let behind = self.queues.take_known(port, changes);
+        if !behind.is_empty() {
+            let mut batch = self.batch(true, now);
+            batch.extend(behind);
+            self.queues.push(port, batch, None);
+        }
     }
 
     /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
@@ -457,7 +460,8 @@ impl Switch {
         out.report(opening.report(RevalidationWait::Verdict, now));
     }
 
-    /// Sends the openings of this turn, and those that have waited, as far as there is room for them.
+    /// Sends the openings of this turn, and those that have waited, as far as there is room for them; then the next part
+    /// of the flows that are to be removed.
     pub(crate) fn flush_openings(
         &mut self,
         planner: &mut Planner,
@@ -467,6 +471,12 @@ impl Switch {
         self.send_openings(planner, now, out);
         while let Some(port) = self.queues.next() {
             self.send_next(port, planner, now, out);
+        }
+        let part = self.removals.take_next();
+        if !part.is_empty() {
+            let mut batch = self.begin(now);
+            self.add_part(part, &mut batch);
+            self.send(batch, true, Vec::new(), Shares::new(), planner, out);
         }
     }
 
@@ -525,15 +535,74 @@ impl Switch {
         true
     }
 
+    // What only ends.
+
+    /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
+    /// between the same ends. The next part of all that wait goes with the batch.
+    pub(crate) fn put_off(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+        if batch.id().is_none() {
+            // The comparison finds the flows.
+            return;
+        }
+        let added = batch.changes.iter().filter_map(|change| match change {
+            FlowChange::Add(key, _) => Some(ends(key)),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        });
+        let added: HashSet<Ends> = added.collect();
+        let may_wait = |change: &FlowChange| match change {
+            FlowChange::Delete(key, cookie) => {
+                let is_there = is_at(key.matches.ends.src());
+                is_there && !cookie.is_of_sentinel() && !added.contains(&ends(key))
+            }
+            FlowChange::Add(..) | FlowChange::Renew(_) => false,
+        };
+        let changes = std::mem::take(&mut batch.changes).into_iter();
+        let (mut removals, changes): (Vec<_>, Vec<_>) = changes.partition(may_wait);
+        batch.changes = changes;
+        for port in self.queues.with_flows_of(&removals, None) {
+            self.wait_behind(port, &mut removals, batch.at);
+        }
+        for removal in removals {
+            match removal {
+                FlowChange::Delete(key, cookie) if self.removals.have_room() => {
+                    self.removals.push(key, cookie);
+                }
+                removal => batch.extend([removal]),
+            }
+        }
+        let part = self.removals.take_next();
+        if !part.is_empty() {
+            self.add_part(part, batch);
+        }
+    }
+
+    /// Adds a part of the removals to the batch, which is sent.
+    fn add_part(&mut self, part: Vec<FlowChange>, batch: &mut Batch) {
+        if let Some(id) = batch.id() {
+            self.removals
+                .sent(id, &part, self.comparison.since.is_some());
+        }
+        batch.extend(part);
+    }
+
+    /// Adds the removals that wait at these addresses of pods to the batch, before all else.
+    pub(crate) fn end_at(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+        if batch.id().is_some() {
+            batch.changes.splice(..0, self.removals.take_at(is_at));
+        }
+    }
+
     /// Sends the changes: all or none (`atomic`), or one by one. Returns the number of the batch,
     /// if it is sent.
     pub(crate) fn commit(
         &mut self,
-        batch: Batch,
+        mut batch: Batch,
         atomic: bool,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        let overtaken = self.removals.overtaken_by(&batch.changes);
+        batch.changes.splice(..0, overtaken);
         let mut ports = self.queues.with_flows_of(&batch.changes, None);
         ports.extend(self.queues.with_batches(&batch.awaited));
         self.send_waiting(ports, planner, batch.at, out);
@@ -579,11 +648,13 @@ impl Switch {
             paths,
             ..
         } = batch;
-        let is_of_marks = changes.is_empty();
+        let was_empty = changes.is_empty();
+        // Of a batch that has waited, other pods' answers may have written all that was left. It ends with its parts.
+        let is_end = was_empty && !shares.is_empty();
         self.leave_foreign(&mut changes, out);
-        if changes.is_empty() {
+        if changes.is_empty() && !is_end {
             self.queues.answered(&shares);
-            if !is_of_marks {
+            if !was_empty {
                 self.left_out.push(id);
             }
             if ends_gap {
@@ -714,6 +785,7 @@ impl Switch {
         };
         self.lost.batches.remove(&batch);
         self.queues.answered(&pending.shares);
+        self.removals.answered(batch);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.looks
@@ -808,6 +880,7 @@ impl Switch {
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
         self.unanswered.extend(self.queues.disconnected());
+        self.removals = Removals::default();
         self.up = false;
         self.compared = false;
         self.comparison = Comparison {
@@ -829,6 +902,7 @@ impl Switch {
     /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
+        self.removals.dump_ends();
         self.comparison.at = Some(now + COMPARE_INTERVAL);
     }
 
@@ -1068,6 +1142,7 @@ impl Switch {
             let openings = self.openings.iter();
             let of_turn = openings.filter_map(|openings| openings.batch.id());
             comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
+            self.removals.dump_begins();
             comparison.at = Some(now + COMPARE_INTERVAL);
             match with_marks {
                 true => out.command(Command::ReadMarks),
@@ -1143,7 +1218,9 @@ impl Switch {
             }
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
-            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
+            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
+                || self.removals.explain(&flow.key, flow.cookie)
+            {
                 continue;
             }
             if self.comparison.unknown.len() < UNKNOWN_MAX {
@@ -1166,6 +1243,7 @@ impl Switch {
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
+        self.removals.dump_ends();
         if !std::mem::replace(&mut self.compared, true) {
             // The sentinel flows of an earlier run may be about to time out.
             self.renew_at = Some(now);
@@ -1197,11 +1275,11 @@ impl Switch {
             !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
         });
         // Flows stay until the marks are set that replace them: the next comparison removes them.
-        let mut replaced_later = BTreeSet::new();
+        let mut stay = BTreeSet::new();
         unknown.retain(|key, flow| {
             let stays = access.awaits_mark(key, flow.cookie);
             if stays {
-                replaced_later.insert(Sentinel {
+                stay.insert(Sentinel {
                     table: key.table,
                     cookie: flow.cookie,
                 });
@@ -1237,8 +1315,11 @@ impl Switch {
         access
             .cache
             .compared(self.comparison.number, &mut batch, now);
+        self.put_off(&mut batch, |_| true);
+        // Flows that wait to be removed keep theirs.
+        stay.extend(self.removals.sentinels());
         // Behind everything that may need one.
-        self.compare_sentinels(access.planner(), &replaced_later, &mut batch);
+        self.compare_sentinels(access.planner(), &stay, &mut batch);
         Some(batch)
     }
 

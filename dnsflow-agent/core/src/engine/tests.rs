@@ -21,6 +21,7 @@ mod restart;
 mod restore;
 mod room;
 mod sentinels;
+mod under_way;
 mod verdict;
 
 use std::{

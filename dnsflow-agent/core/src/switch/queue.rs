@@ -55,12 +55,15 @@ impl Queue {
         self.under_way < CHANGES_UNDER_WAY_MAX
     }
 
+    /// The changes that wait, in their order.
+    fn changes(&self) -> impl Iterator<Item = &FlowChange> {
+        self.waiting.iter().flat_map(|(batch, _)| &batch.changes)
+    }
+
     /// Whether a change of one of these flows waits.
     fn has_one_of(&self, keys: &HashSet<&FlowKey>) -> bool {
-        let changes = self.waiting.iter().flat_map(|(batch, _)| &batch.changes);
-        changes
-            .filter_map(FlowChange::key)
-            .any(|key| keys.contains(key))
+        let mut keys_waiting = self.changes().filter_map(FlowChange::key);
+        keys_waiting.any(|key| keys.contains(key))
     }
 }
 
@@ -174,6 +177,35 @@ impl Queues {
             concerned.retain(|(_, queue)| queue.has_one_of(&keys));
         }
         concerned.into_iter().map(|(port, _)| *port).collect()
+    }
+
+    /// Takes out all changes of these flows that wait for other pods than this one.
+    pub(super) fn forget(&mut self, flows: &HashSet<FlowKey>, except: PortId) {
+        let sources: BTreeSet<IpAddr> = flows.iter().map(|key| key.matches.ends.src()).collect();
+        for (port, queue) in &mut self.ports {
+            if *port == except || queue.sources.is_disjoint(&sources) {
+                continue;
+            }
+            for (batch, _) in &mut queue.waiting {
+                batch
+                    .changes
+                    .retain(|change| change.key().is_none_or(|key| !flows.contains(key)));
+            }
+        }
+    }
+
+    /// Takes out of the changes those of flows for which changes of a pod wait.
+    pub(super) fn take_known(
+        &self,
+        port: PortId,
+        changes: &mut Vec<FlowChange>,
+    ) -> Vec<FlowChange> {
+        let queue = self.ports.get(&port).into_iter();
+        let waiting = queue.flat_map(|queue| queue.changes());
+        let known: HashSet<&FlowKey> = waiting.filter_map(FlowChange::key).collect();
+        let is_known =
+            |change: &mut FlowChange| change.key().is_some_and(|key| known.contains(key));
+        changes.extract_if(.., is_known).collect()
     }
 
     /// The pods in whose queues one of these batches is.

@@ -2,9 +2,9 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{
-    flow::FlowBody,
+    flow::{Addresses, FlowBody},
     installed::Flows,
-    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S},
+    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
@@ -39,15 +39,10 @@ impl Setup {
 
     /// An answer to this pod changes these flows; returns what was planned.
     fn open(&mut self, port: PortId, changes: Vec<FlowChange>) -> Flows {
-        let Self {
-            switch,
-            planner,
-            out,
-        } = self;
-        let mut batch = switch.begin_openings(port, changes.len(), NOW);
+        let mut batch = self.switch.begin_openings(port, changes.len(), NOW);
         batch.extend(changes);
         let planned = planned_in(&batch);
-        switch.open(port, batch, None, planner, NOW, out);
+        self.switch.open(port, batch, None, NOW);
         planned
     }
 
@@ -61,8 +56,22 @@ impl Setup {
     fn commit(&mut self, changes: Vec<FlowChange>) -> Option<BatchId> {
         let mut batch = self.switch.begin(NOW);
         batch.extend(changes);
+        self.send(batch)
+    }
+
+    fn send(&mut self, batch: Batch) -> Option<BatchId> {
         self.switch
             .commit(batch, true, &mut self.planner, &mut self.out)
+    }
+
+    /// The switch confirms the oldest batch; returns whether there is one.
+    fn confirm_next(&mut self) -> bool {
+        let batch = self.switch.pending.keys().next().copied();
+        if let Some(batch) = batch {
+            self.switch.applied(batch, Ok(()), true, NOW, &mut self.out);
+            self.flush();
+        }
+        batch.is_some()
     }
 
     /// The changes that were sent since the last call, in their order.
@@ -275,7 +284,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
         parts.extend(flush(&mut setup));
     }
     assert_eq!(parts, [CHANGES_UNDER_WAY_MAX, 10, 5]);
-    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+    assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }
 
 #[test]
@@ -294,10 +303,33 @@ fn changes_of_the_same_flow_keep_their_order() {
         } else {
             setup.open(PortId(2), vec![removal.clone()]);
             setup.flush();
+            assert_eq!(setup.changes(), [], "it waits behind the addition");
+            while setup.confirm_next() {}
         }
         let changes = setup.changes();
         assert_eq!(changes[changes.len() - 2..], [addition(9), removal]);
     }
+}
+
+#[test]
+fn an_answer_that_changes_flows_of_another_pod_does_not_send_all_that_waits_for_it() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, 10 * CHANGES_UNDER_WAY_MAX);
+    let FlowChange::Add(key, body) = addition(9) else {
+        panic!("an addition");
+    };
+    let removal = FlowChange::Delete(key, body.cookie);
+    setup.open(PortId(1), vec![addition(8), addition(9)]);
+    assert_eq!(flush(&mut setup), [CHANGES_UNDER_WAY_MAX]);
+    // What it adds takes the place of what has waited. What it removes waits.
+    setup.open(PortId(2), vec![addition(8), removal.clone()]);
+    setup.flush();
+    let sent = setup.changes();
+    assert!(sent.contains(&addition(8)) && !sent.contains(&removal));
+    while setup.confirm_next() {}
+    let sent = setup.changes();
+    assert_eq!(sent.len(), 9 * CHANGES_UNDER_WAY_MAX + 2);
+    assert_eq!(sent[sent.len() - 2..], [addition(9), removal]);
 }
 
 #[test]
@@ -308,7 +340,7 @@ fn what_waits_when_the_connection_is_lost_comes_with_the_comparison() {
     flush(&mut setup);
     setup.switch.disconnected();
     assert_eq!(setup.switch.wait_for(waiting.written), Wait::comparison());
-    assert_eq!(setup.switch.sizes()[..2], [0, 0]);
+    assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }
 
 #[test]
@@ -365,6 +397,8 @@ struct Way {
     setup: Setup,
     /// What each change was planned into.
     planned: Vec<Written>,
+    /// The last change of each flow that was planned.
+    newest: BTreeMap<FlowKey, u16>,
     /// The change of each flow that was sent last.
     last: BTreeMap<FlowKey, u16>,
     /// The numbers in each batch that was not answered.
@@ -373,26 +407,29 @@ struct Way {
 }
 
 impl Way {
-    fn change(&self, flow: u16, more: u16) -> FlowChange {
+    fn change(&mut self, flow: u16, more: u16) -> FlowChange {
         let FlowChange::Add(key, mut body) = addition(1000 + flow % SHARED_FLOWS) else {
             panic!("an addition");
         };
         body.hard_timeout_s = self.planned.len() as u16 + more;
+        self.newest.insert(key.clone(), body.hard_timeout_s);
         FlowChange::Add(key, body)
     }
 
     fn take(&mut self, step: &Step) {
         match *step {
             Step::Answer { port, first, flows } => {
-                let changes = (0..flows).map(|more| self.change(first + more, more));
-                let changes = changes.collect();
+                let changes = (0..flows)
+                    .map(|more| self.change(first + more, more))
+                    .collect();
                 let Flows { written, .. } = self.setup.open(PortId(port), changes);
                 let planned = self.planned.len() + usize::from(flows);
                 self.planned.resize(planned, written);
             }
             Step::Commit { flow } => {
                 self.setup.flush();
-                let batch = self.setup.commit(vec![self.change(flow, 0)]);
+                let change = self.change(flow, 0);
+                let batch = self.setup.commit(vec![change]);
                 self.planned.push(Written::In(batch.expect("it is sent")));
             }
             Step::EndOfTurn => self.setup.flush(),
@@ -441,6 +478,7 @@ proptest! {
         let mut way = Way {
             setup: Setup::compared(),
             planned: Vec::new(),
+            newest: BTreeMap::new(),
             last: BTreeMap::new(),
             sent: BTreeMap::new(),
             arrived: BTreeSet::new(),
@@ -450,14 +488,16 @@ proptest! {
         for step in steps {
             way.take(step);
             way.note_sent()?;
-            for (number, written) in way.planned.iter().enumerate() {
-                if !way.arrived.contains(&(number as u16)) {
-                    prop_assert_ne!(way.setup.switch.wait_for(*written), Wait::default());
+            // A change may have taken the place of those before it.
+            for number in way.newest.values() {
+                if !way.arrived.contains(number) {
+                    let written = way.planned[usize::from(*number)];
+                    prop_assert_ne!(way.setup.switch.wait_for(written), Wait::default());
                 }
             }
         }
-        prop_assert_eq!(way.arrived.len(), way.planned.len());
-        prop_assert_eq!(&way.setup.switch.sizes()[..2], &[0, 0]);
+        prop_assert!(way.newest.values().all(|number| way.arrived.contains(number)));
+        prop_assert_eq!(&way.setup.switch.sizes()[..3], &[0, 0, 0]);
     }
 }
 
@@ -501,4 +541,268 @@ fn a_batch_that_the_edge_would_refuse_goes_in_parts() {
         Wait::batch(last),
         "the others come before it"
     );
+}
+
+/// What can happen to flows that come and go.
+#[derive(Clone, Debug)]
+enum Event {
+    /// An answer to a pod adds so many of them, from this one on, or removes some to make room.
+    Answer {
+        port: u32,
+        first: u16,
+        flows: u16,
+        removes: bool,
+    },
+    /// They end.
+    End {
+        first: u16,
+        flows: u16,
+    },
+    /// An edit removes them, or every other one, and changes the others.
+    Edit {
+        first: u16,
+        flows: u16,
+        changes: bool,
+    },
+    /// A pod comes with one of the addresses.
+    Come {
+        host: u8,
+    },
+    EndOfTurn,
+    Reply,
+}
+
+const FLOWS: u16 = 800;
+
+fn event() -> impl Strategy<Value = Event> {
+    let flows = || prop_oneof![1u16..4, 100u16..400];
+    let answer = (1u32..4, 0..FLOWS, flows(), any::<bool>());
+    let edit = (0..FLOWS, flows(), any::<bool>());
+    prop_oneof![
+        4 => answer.prop_map(|(port, first, flows, removes)| {
+            Event::Answer { port, first, flows, removes }
+        }),
+        4 => (0..FLOWS, flows()).prop_map(|(first, flows)| Event::End { first, flows }),
+        1 => edit.prop_map(|(first, flows, changes)| Event::Edit { first, flows, changes }),
+        1 => (0u8..4).prop_map(|host| Event::Come { host }),
+        2 => Just(Event::EndOfTurn),
+        3 => Just(Event::Reply),
+    ]
+}
+
+/// The flows that should be in a switch, and those that are.
+struct Flowing {
+    setup: Setup,
+    wanted: BTreeMap<FlowKey, Cookie>,
+    there: BTreeMap<FlowKey, Cookie>,
+    added: u32,
+}
+
+impl Flowing {
+    /// Two flows between each pair of ends.
+    fn key(flow: u16) -> FlowKey {
+        let flow = flow % FLOWS;
+        let [_, dst] = (flow / 2).to_be_bytes();
+        let FlowChange::Add(mut key, _) = addition(1000 + flow % 2) else {
+            panic!("an addition");
+        };
+        let src = IpAddr::from([10, 244, 0, (flow / 2 % 4) as u8]);
+        let dst = IpAddr::from([192, 0, (flow / 512) as u8, dst]);
+        key.matches.metadata = None;
+        key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
+        key
+    }
+
+    /// A flow with one of three bodies.
+    fn add(&mut self, flow: u16) -> FlowChange {
+        self.added += 1;
+        let key = Self::key(flow);
+        let body = FlowBody {
+            cookie: Cookie::new(2 * (1 + self.added % 3)),
+            // It needs no sentinel flow.
+            hard_timeout_s: 1,
+            actions: std::sync::Arc::new([]),
+        };
+        self.wanted.insert(key.clone(), body.cookie);
+        FlowChange::Add(key, body)
+    }
+
+    fn remove(&mut self, flow: u16) -> Option<FlowChange> {
+        let key = Self::key(flow);
+        let cookie = self.wanted.remove(&key)?;
+        Some(FlowChange::Delete(key, cookie))
+    }
+
+    fn take(&mut self, event: &Event) {
+        match *event {
+            Event::Answer {
+                port,
+                first,
+                flows,
+                removes,
+            } => {
+                let flows = first..first + flows;
+                let changes = flows.filter_map(|flow| match removes && flow % 3 > 0 {
+                    true => self.remove(flow),
+                    false => Some(self.add(flow)),
+                });
+                let changes = changes.collect();
+                self.setup.open(PortId(port), changes);
+            }
+            Event::End { first, flows } => {
+                self.setup.flush();
+                let flows = first..first + flows;
+                let changes: Vec<_> = flows.filter_map(|flow| self.remove(flow)).collect();
+                let mut batch = self.setup.switch.begin(NOW);
+                batch.extend(changes);
+                self.setup.switch.put_off(&mut batch, |_| true);
+                self.setup.send(batch);
+            }
+            Event::Edit {
+                first,
+                flows,
+                changes,
+            } => {
+                self.setup.flush();
+                let flows = first..first + flows;
+                let edited = flows.filter_map(|flow| {
+                    let removal = self.remove(flow)?;
+                    Some(match changes && flow % 2 == 0 {
+                        true => self.add(flow),
+                        false => removal,
+                    })
+                });
+                let edited = edited.collect();
+                self.setup.commit(edited);
+            }
+            Event::Come { host } => {
+                self.setup.flush();
+                let mut batch = self.setup.switch.begin(NOW);
+                let address = IpAddr::from([10, 244, 0, host]);
+                self.setup.switch.end_at(&mut batch, |src| src == address);
+                self.setup.send(batch);
+            }
+            Event::EndOfTurn => self.setup.flush(),
+            Event::Reply => {
+                let next = self.setup.switch.pending.keys().next().copied();
+                if let Some(batch) = next {
+                    let Setup { switch, out, .. } = &mut self.setup;
+                    switch.applied(batch, Ok(()), true, NOW, out);
+                }
+            }
+        }
+        for change in self.setup.changes() {
+            match change {
+                FlowChange::Add(key, body) => {
+                    self.there.insert(key, body.cookie);
+                }
+                FlowChange::Delete(key, cookie) => {
+                    if self.there.get(&key) == Some(&cookie) {
+                        self.there.remove(&key);
+                    }
+                }
+                FlowChange::Renew(_) => panic!("nothing is renewed"),
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_waits_the_switch_has_in_the_end_what_it_should_have(events in vec(event(), 1..40)) {
+        let mut flowing = Flowing {
+            setup: Setup::compared(),
+            wanted: BTreeMap::new(),
+            there: BTreeMap::new(),
+            added: 0,
+        };
+        let end = [Event::EndOfTurn, Event::Reply];
+        let events = events.iter().chain(std::iter::repeat_n(&end, 200).flatten());
+        for event in events {
+            flowing.take(event);
+            let [.., of_pods, removals, _, _] = flowing.setup.switch.sizes();
+            if of_pods == 0 && removals == 0 {
+                prop_assert!(flowing.there == flowing.wanted, "{:?}", event);
+            }
+        }
+        prop_assert_eq!(&flowing.setup.switch.sizes()[..3], &[0, 0, 0]);
+        prop_assert!(flowing.there == flowing.wanted);
+    }
+}
+
+/// The removal of a flow to this address.
+fn removal(dst: u32) -> FlowChange {
+    let FlowChange::Add(mut key, body) = addition(1) else {
+        panic!("an addition");
+    };
+    let dst = IpAddr::from(dst.to_be_bytes());
+    let src = IpAddr::from([10, 244, 0, 5]);
+    key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
+    FlowChange::Delete(key, body.cookie)
+}
+
+#[test]
+fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
+    let mut setup = Setup::compared();
+    let beyond = 7;
+    let removals = 0..(REMOVALS_WAITING_MAX + beyond) as u32;
+    let mut batch = setup.switch.begin(NOW);
+    batch.extend(removals.map(removal));
+    setup.switch.put_off(&mut batch, |_| true);
+    setup.send(batch);
+    let sent: Vec<usize> = setup
+        .sent()
+        .into_iter()
+        .map(|(_, changes)| changes)
+        .collect();
+    assert_eq!(sent, [CHANGES_UNDER_WAY_MAX + beyond]);
+    let waiting = REMOVALS_WAITING_MAX - CHANGES_UNDER_WAY_MAX;
+    assert_eq!(setup.switch.sizes()[2], waiting);
+    // An agent that ends waits for them.
+    let sent = *setup.switch.pending.keys().next().expect("a batch");
+    setup
+        .switch
+        .applied(sent, Ok(()), false, NOW, &mut setup.out);
+    assert!(setup.switch.is_writing());
+}
+
+#[test]
+fn a_batch_of_which_other_pods_have_written_all_is_over_with_its_parts() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    let mut batch = setup.switch.begin_openings(PORT, 1, NOW);
+    batch.extend([addition(1000)]);
+    let id = batch.id().expect("it is sent");
+    let opening = Opening {
+        namespace: Some("ns1".into()),
+        port: "ns1_p1".into(),
+        name: "example.com".parse().expect("a name"),
+        addresses: Vec::new(),
+        rules: Vec::new(),
+        changes: 1,
+        captured_at: NOW,
+    };
+    setup.switch.open(PORT, batch, Some(opening), NOW);
+    setup.flush();
+    setup.open(PortId(2), vec![addition(1000)]);
+    setup.flush();
+    assert_eq!(setup.sent().len(), 2);
+    assert_eq!(setup.switch.wait_for(Written::In(id)), Wait::batch(id));
+    setup.confirm_next();
+    assert_eq!(setup.sent(), [(id, 0)], "the switch confirms that, too");
+    assert_eq!(setup.switch.wait_for(Written::In(id)), Wait::batch(id));
+    let opened = |setup: &Setup| {
+        let mut reports = setup.out.reports.iter();
+        reports.any(|report| matches!(report, Report::Opened { .. }))
+    };
+    assert!(!opened(&setup));
+    while setup.confirm_next() {}
+    assert!(opened(&setup));
+    assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }

@@ -727,8 +727,9 @@ fn check_bounds(node: &Node) {
     assert!(engine.hold.len() <= HELD_MAX);
     let [connections, datagrams] = engine.answers.sizes();
     assert!(connections <= TCP_CONNECTIONS_MAX && datagrams <= FRAGMENTED_MAX);
-    let [pending, queues, lost, foreign] = engine.switch.sizes();
-    assert!(pending == 0 && queues == 0 && lost <= ports * most && foreign <= FOREIGN_FLOWS_MAX);
+    let [pending, queues, removals, lost, foreign] = engine.switch.sizes();
+    assert!(pending == 0 && queues == 0 && removals == 0);
+    assert!(lost <= ports * most && foreign <= FOREIGN_FLOWS_MAX);
     assert!(engine.told.budget.accounts() <= ports && engine.out.accounts() <= ports);
     let (remembered, of_one) = engine.told.refused.remembered();
     assert!(remembered <= ports && of_one <= REFUSALS_REPORTED_MAX);
