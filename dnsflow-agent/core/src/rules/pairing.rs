@@ -64,8 +64,13 @@ struct Part {
 impl Part {
     /// The names that it is for.
     fn names(&self) -> impl Iterator<Item = &DomainName> {
+        self.written_names().map(DnsName::name)
+    }
+
+    /// The same, with wildcards.
+    fn written_names(&self) -> impl Iterator<Item = &DnsName> {
         let rules = self.rules.iter().map(|(_, rule)| &rule.name);
-        rules.chain(&self.waits_for).map(DnsName::name)
+        rules.chain(&self.waits_for)
     }
 }
 
@@ -245,6 +250,9 @@ struct OfName {
     rows: SmallVec<[RowId; 1]>,
     /// What the ACLs come to for the name itself, and for the wildcard of it.
     states: [State; 2],
+    /// Whether an ACL denies the name itself, and the wildcard of it, and no rule does: OVN follows an EgressFirewall that
+    /// was not read yet.
+    denies: [bool; 2],
 }
 
 /// How far OVN is with a name.
@@ -358,9 +366,16 @@ impl Pairing {
         of_name.is_some_and(|one| !one.rules.is_empty())
     }
 
-    /// Whether a rule for this name that OVN does not enforce yet denies names with so many labels in front.
+    /// Whether a rule for this name that OVN does not enforce yet denies names with so many labels in front, or an ACL
+    /// of OVN does, for an EgressFirewall that was not read yet.
     pub(crate) fn is_to_deny(&self, name: &[u8], extra: usize) -> bool {
-        let of_name = self.names.get(name).filter(|_| self.denies_by_name());
+        let of_name = self.names.get(name);
+        let [itself, wildcard] = of_name.map(|one| one.denies).unwrap_or_default();
+        let below = self.firewall.subdomains.unwrap_or(self.subdomains);
+        if itself && (below || extra == 0) || wildcard && extra == 1 {
+            return true;
+        }
+        let of_name = of_name.filter(|_| self.denies_by_name());
         let mut rules = of_name.into_iter().flat_map(|one| {
             let rules = one.rules.iter();
             rules.filter_map(move |index| Some((one, rule_at(&self.firewall.rules, *index)?)))
@@ -658,6 +673,15 @@ impl Pairing {
             return;
         };
         let rows = of_name.rows.iter().filter_map(|id| self.rows.get(id));
+        let denies = [false, true].map(|wildcard| {
+            let is_it = |one: &DnsName| one.name() == name && one.is_wildcard() == wildcard;
+            let rules = of_name.rules.iter();
+            let rules = rules.filter_map(|index| rule_at(&self.firewall.rules, *index));
+            let mut denials = rules.filter(|rule| rule.action == RuleAction::Deny);
+            let mut denying = rows.clone().filter(|row| !row.allows);
+            !denials.any(|rule| name_of(rule).is_some_and(is_it))
+                && denying.any(|row| row.part.written_names().any(is_it))
+        });
         let parts = rows.map(|row| &row.part);
         let states = [false, true].map(|wildcard| {
             let is_it = |one: &DnsName| one.name() == name && one.is_wildcard() == wildcard;
@@ -709,6 +733,7 @@ impl Pairing {
             self.touched.indices.extend(of_name.rules.iter().copied());
             of_name.states = states;
         }
+        of_name.denies = denies;
         if of_name.rules.is_empty() && of_name.rows.is_empty() {
             self.names.remove(name);
         }

@@ -343,6 +343,30 @@ fn all_addresses_of_a_name_are_denied_once_ovn_follows() {
     }
 }
 
+/// OVN enforces the rule before the agent has read the edit, and the pod asks in between.
+#[test]
+fn all_addresses_of_a_name_are_denied_that_ovn_denies_first() {
+    for (subdomains, name) in [
+        (true, "bad.test"),
+        (true, "x.bad.test"),
+        (false, "bad.test"),
+    ] {
+        let mut node = Node::bare();
+        node.engine = Engine::new(Config {
+            subdomains,
+            ..Config::default()
+        });
+        let mut node = node.start(&[allow("bad.test")]);
+        let after = [deny("bad.test")];
+        node.set_ovn(&after);
+        node.answer("p1", name, &addresses(0, 400), 600);
+        node.set_firewall(&after);
+        node.pass(Duration::from_secs(1));
+        let denied = node.destinations().len();
+        assert_eq!(denied, 400, "{name} sub-domains: {subdomains}");
+    }
+}
+
 /// The pod has used up its budget, and asks between the edit and OVN.
 #[test]
 fn a_name_that_is_to_be_denied_is_remembered_over_budget() {
