@@ -61,7 +61,10 @@ pub(crate) struct Cache {
     saved: BTreeMap<Arc<str>, Vec<SavedEntry>>,
     /// When they were taken over. The time that is left for a name is counted from then on.
     loaded_at: Timestamp,
-    /// The addresses in the snapshot of pods that are gone, until the flows of the earlier run have been adopted.
+    /// The entries in the snapshot of pods that are gone, by logical port, until the flows of the earlier run have been
+    /// adopted. A snapshot has them as well: if this run ends before, the next one has to know whose the flows were.
+    gone: BTreeMap<Arc<str>, Vec<SavedEntry>>,
+    /// Their addresses.
     left_by_gone: HashSet<IpAddr>,
     /// Whether what an earlier run has left is adopted. Until then, not all rules may be known, and a name of the snapshot
     /// that was denied stays so.
@@ -347,6 +350,7 @@ impl Cache {
             unjudged: BTreeMap::new(),
             saved: BTreeMap::new(),
             loaded_at: Timestamp::default(),
+            gone: BTreeMap::new(),
             left_by_gone: HashSet::new(),
             has_adopted: false,
             flows: 0,
@@ -369,14 +373,13 @@ impl Cache {
         let saved = self.saved.remove(name).unwrap_or_default();
         let loaded_at = self.loaded_at;
         let is_same = |saved: &SavedEntry| saved.pod.as_deref() == pod;
-        let of_others = saved.iter().filter(|saved| !is_same(saved));
-        let mut of_others = of_others.map(|saved| saved.address).peekable();
-        let former = match of_others.peek() {
-            Some(_) => Former::Another,
-            None if saved.is_empty() => Former::Unknown,
-            None => Former::Same,
+        let (saved, of_others): (Vec<_>, Vec<_>) = saved.into_iter().partition(is_same);
+        let former = match (saved.is_empty(), of_others.is_empty()) {
+            (_, false) => Former::Another,
+            (true, true) => Former::Unknown,
+            (false, true) => Former::Same,
         };
-        self.left_by_gone.extend(of_others);
+        self.note_gone(of_others);
         let cache = PortCache {
             former,
             ..PortCache::default()
@@ -384,7 +387,6 @@ impl Cache {
         self.ports.insert(port, cache);
         saved
             .into_iter()
-            .filter(is_same)
             .flat_map(|saved| {
                 let names = saved.names.into_iter();
                 names.map(move |saved_name| {
@@ -422,13 +424,32 @@ impl Cache {
 
     /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
     pub(crate) fn forget_saved(&mut self) {
-        let saved = std::mem::take(&mut self.saved).into_values().flatten();
-        self.left_by_gone.extend(saved.map(|saved| saved.address));
+        let saved = std::mem::take(&mut self.saved);
+        self.note_gone(saved.into_values().flatten().collect());
+    }
+
+    /// Notes that the pods of these entries are gone. A snapshot has no more of them than names that all pods may have.
+    fn note_gone(&mut self, entries: Vec<SavedEntry>) {
+        if self.has_adopted || entries.is_empty() {
+            return;
+        }
+        let known: usize = self.gone.values().map(Vec::len).sum();
+        let most = self.limits.names_per_node_max.saturating_sub(known);
+        for (place, entry) in entries.into_iter().enumerate() {
+            self.left_by_gone.insert(entry.address);
+            if place < most {
+                let of_port = self.gone.entry(Arc::clone(&entry.port)).or_default();
+                of_port.push(entry);
+            }
+        }
+        self.version += 1;
     }
 
     /// The flows of the earlier run have been adopted or removed: nothing is left of pods that are gone.
     pub(crate) fn has_adopted_all(&mut self) {
         self.left_by_gone = HashSet::new();
+        self.version += u64::from(!self.gone.is_empty());
+        self.gone = BTreeMap::new();
         self.has_adopted = true;
     }
 
@@ -1652,7 +1673,8 @@ impl Cache {
         self.version
     }
 
-    /// The next part of a snapshot: the names of all addresses of one port. `None` if it has all of them.
+    /// The next part of a snapshot: the names of all addresses of one port, then those of ports and pods that are not
+    /// there. `None` if it has all of them.
     ///
     /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
     /// switch may be away.
@@ -1661,7 +1683,12 @@ impl Cache {
         ports: &Ports,
         snapshot: &mut Snapshot,
     ) -> Option<Vec<SavedEntry>> {
-        let Snapshot { at, port, awaited } = snapshot;
+        let Snapshot {
+            at,
+            port,
+            awaited,
+            gone,
+        } = snapshot;
         let rest = (port.map_or(Unbounded, Excluded), Unbounded);
         if let Some((id, cache)) = self.ports.range(rest).next() {
             *port = Some(*id);
@@ -1670,11 +1697,14 @@ impl Cache {
                 row.map(|row| cache.saved_entries(&row.iface_id, row.iface_id_ver.as_deref(), *at));
             return Some(entries.unwrap_or_default());
         }
-        let rest = (awaited.as_deref().map_or(Unbounded, Excluded), Unbounded);
-        let (port, entries) = self.saved.range::<str, _>(rest).next()?;
-        *awaited = Some(Arc::clone(port));
         let age = at.since(self.loaded_at);
-        Some(entries.iter().map(|entry| entry.aged(age)).collect())
+        let not_there = [(&self.saved, awaited), (&self.gone, gone)];
+        not_there.into_iter().find_map(|(ports, last)| {
+            let rest = (last.as_deref().map_or(Unbounded, Excluded), Unbounded);
+            let (port, entries) = ports.range::<str, _>(rest).next()?;
+            *last = Some(Arc::clone(port));
+            Some(entries.iter().map(|entry| entry.aged(age)).collect())
+        })
     }
 
     /// How long entries last, and how many there may be.

@@ -47,6 +47,8 @@ pub struct Snapshot {
     pub(crate) port: Option<PortId>,
     /// The last of the ports that was given out although it has not come back yet, if any.
     pub(crate) awaited: Option<Arc<str>>,
+    /// The last of the ports that was given out for a pod that is gone, if any.
+    pub(crate) gone: Option<Arc<str>>,
 }
 
 impl SavedEntry {
@@ -74,6 +76,7 @@ impl Snapshot {
             at: now,
             port: None,
             awaited: None,
+            gone: None,
         }
     }
 }

@@ -177,7 +177,13 @@ fn another_pod_under_the_same_name_inherits_no_snapshot() {
         interfaces: vec![(RowId::new(0x105), Some(interface("ns1_p1", 5, "uid-p1")))],
     }));
     assert_eq!(node.engine.told.cache.entries_mut().count(), 0);
-    assert_eq!(node.engine.snapshot(node.now), []);
+    // Whose the flows are is not forgotten before they are adopted or removed.
+    let left = node.engine.snapshot(node.now);
+    assert!(
+        left.iter()
+            .all(|entry| entry.pod.as_deref() == Some("another"))
+    );
+    assert_eq!(left.len(), 1);
 }
 
 /// Open vSwitch's database is away at the start.
@@ -934,4 +940,81 @@ fn a_flow_that_closes_all_ports_stays_while_it_may_stand_for_another_rule() {
         after.switch.keys().collect::<Vec<_>>(),
         closed.keys().collect::<Vec<_>>()
     );
+}
+
+/// The pod was made anew while no agent ran, under its name and at its address. A first start tells the new one an
+/// address, and ends before the comparison.
+#[test]
+fn a_start_that_ends_early_gives_a_new_pod_nothing_of_the_former_one() {
+    let rules = [allow("example.com"), deny_all()];
+    for way in edits::WAYS {
+        for early_ends in 0..3 {
+            let mut before = Node::bare();
+            before.engine = Engine::new(edits::config(way));
+            let mut before = before.start(&rules);
+            before.answer("p1", "www.example.com", &[ADDRESS], 600);
+            let mut saved = before.engine.snapshot(before.now);
+            let begin = |before: &mut Node, saved: &[SavedEntry]| {
+                let mut node = started(before, saved, edits::config(way));
+                node.give(Input::SwitchUp);
+                node.give(firewalls(true, Some(firewall(&rules))));
+                let row = RowId::new(0x105);
+                node.pods = [("ns1_p1".to_owned(), row)].into();
+                node.give(Input::Interfaces(InterfaceUpdate {
+                    reset: true,
+                    interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-new")))],
+                }));
+                node
+            };
+            for _ in 0..early_ends {
+                // OVN's databases are away.
+                before = begin(&mut before, &saved);
+                before.answer("p1", "ftp.example.com", &[OTHER], 600);
+                saved = before.engine.snapshot(before.now);
+            }
+            let mut node = begin(&mut before, &saved);
+            node.give(Input::Nb(NbUpdate {
+                reset: true,
+                acls: acls(&rules),
+                ..NbUpdate::default()
+            }));
+            let sb = southbound(&node, &rules);
+            node.give(Input::Sb(sb));
+            node.pass(Duration::from_secs(1));
+            let own = (0..early_ends.min(1)).map(|_| "203.0.113.2".to_owned());
+            let case = format!("{way:?} {early_ends} early ends");
+            assert_eq!(node.destinations(), own.collect(), "{case}");
+            // Once all is adopted or removed, nothing of the former pod is kept.
+            let left = node.engine.snapshot(node.now);
+            let is_of_new = |entry: &SavedEntry| entry.pod.as_deref() == Some("uid-new");
+            assert!(left.iter().all(is_of_new), "{case}");
+        }
+    }
+}
+
+/// The pods are gone, and a start ends before the comparison. Nobody takes over their flows at the next one.
+#[test]
+fn a_start_that_ends_early_leaves_nothing_of_a_pod_that_is_gone_to_another_one_at_its_address() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = Node::with(&rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let saved = before.engine.snapshot(before.now);
+    let row = RowId::new(0x105);
+    let interfaces = Input::Interfaces(InterfaceUpdate {
+        reset: true,
+        interfaces: vec![(row, Some(interface("ns1_q1", 5, "uid-q1")))],
+    });
+    let mut first = started(&mut before, &saved, Config::default());
+    first.give(interfaces.clone());
+    let saved = first.engine.snapshot(first.now);
+    let mut node = started(&mut first, &saved, Config::default());
+    read_rules(&mut node, &rules);
+    node.pods = [("ns1_q1".to_owned(), row)].into();
+    node.give(interfaces);
+    let sb = southbound(&node, &rules);
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, Some(port_binding("ns1_q1", 5)))],
+        ..sb
+    }));
+    assert_eq!(node.destinations(), BTreeSet::new());
 }
