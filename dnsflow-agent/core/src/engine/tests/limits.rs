@@ -334,3 +334,88 @@ fn each_name_of_rules_has_its_part_of_the_flows_of_an_address() {
         [(10_999, 100), (10_998, 1)].into()
     );
 }
+
+/// How many flows of rules have been added or removed since the last call.
+fn changes(node: &mut Node) -> usize {
+    let batches = node.batches();
+    batches.iter().map(|(_, changes)| changes.len()).sum()
+}
+
+/// The most flows that the addresses of a pod can have, whatever the rules: the last one with all of its flows may have
+/// 256, and the others have eight.
+fn flows_of_pod_max(addresses: usize) -> usize {
+    let many = addresses * FEW_FLOWS;
+    let with_many = many / FLOWS_PER_ADDRESS_MAX + 1;
+    many - 1 + FLOWS_PER_ADDRESS_MAX + (addresses - with_many) * FEW_FLOWS
+}
+
+#[test]
+fn denied_names_of_a_pod_have_so_many_flows_whatever_the_ports_of_their_rules() {
+    const ADDRESSES: u32 = 64;
+    let most = flows_of_pod_max(ADDRESSES as usize);
+    let ports = [1, FEW_FLOWS, FEW_FLOWS + 1, 255, 256];
+    let mut reached = 0;
+    for first in ports {
+        for second in ports {
+            for of_first in [1, 3, 32] {
+                let rules = [many(deny("a.test"), first), many(deny("b.test"), second)];
+                let mut node = Node::with(&rules);
+                node.engine.told.cache.limits_mut().addresses_per_port_max = 64;
+                node.answer("p1", "a.test", &addresses(0, of_first), 60);
+                let rest = ADDRESSES - of_first;
+                node.answer("p1", "b.test", &addresses(of_first, rest), 60);
+                // The pod is full.
+                node.answer("p1", "b.test", &addresses(1000, ADDRESSES), 60);
+                let flows = changes(&mut node);
+                assert_eq!(node.switch.len(), flows);
+                assert!(flows <= most, "{of_first} with {first}, {second}: {flows}");
+                reached = reached.max(flows);
+            }
+        }
+    }
+    assert!(reached > most * 98 / 100, "{reached} of {most}");
+    let default = CacheLimits::default().addresses_per_port_max;
+    assert_eq!(flows_of_pod_max(default), 64_759);
+}
+
+/// The message has 1,024 addresses at most.
+#[test]
+fn one_answer_for_a_denied_name_changes_so_many_flows() {
+    let rules = [
+        many(deny("bad.test"), FLOWS_PER_ADDRESS_MAX),
+        allow("example.com"),
+    ];
+    let mut node = Node::with(&rules);
+    node.answer("p1", "bad.test", &addresses(0, 2000), 60);
+    // 128 addresses have 256 flows, and each further one has one that closes all ports.
+    assert_eq!(changes(&mut node), 32_768 + 896);
+    assert_eq!(node.engine.counters().addresses_refused, 2000 - 1024);
+    for part in 1..8 {
+        node.answer("p1", "bad.test", &addresses(2000 * part, 2000), 60);
+    }
+    assert_eq!(changes(&mut node), 3 * 1024, "until the pod is full");
+}
+
+/// What makes room for them goes, with its flows.
+#[test]
+fn one_answer_for_a_denied_name_removes_no_more_flows_than_a_pod_has() {
+    const ADDRESSES: u32 = 64;
+    let rules = [
+        many(deny("bad.test"), FLOWS_PER_ADDRESS_MAX),
+        many(allow("a.test"), FLOWS_PER_ADDRESS_MAX),
+        many(allow("b.test"), FEW_FLOWS),
+    ];
+    let mut node = Node::with(&rules);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 64;
+    node.answer("p1", "a.test", &addresses(0, 2), 600);
+    node.answer("p1", "b.test", &addresses(2, ADDRESSES - 2), 600);
+    let allowed = changes(&mut node);
+    assert_eq!(allowed, 2 * FLOWS_PER_ADDRESS_MAX + 62 * FEW_FLOWS);
+    node.pass(COUNTERS_DELAY_MAX * 2 + COMPARE_INTERVAL);
+    changes(&mut node);
+    node.answer("p1", "bad.test", &addresses(1000, ADDRESSES), 60);
+    let denied = node.switch.len();
+    assert_eq!(node.destinations().len(), 64);
+    assert!(denied <= flows_of_pod_max(64));
+    assert_eq!(changes(&mut node), allowed + denied);
+}

@@ -1,7 +1,7 @@
 //! What several pods can do together to the node's room for names.
 
 use super::*;
-use crate::limits::NAMES_PER_ADDRESS_MAX;
+use crate::limits::{FLOWS_PER_ADDRESS_MAX, NAMES_PER_ADDRESS_MAX};
 
 const CROWD: u8 = 32;
 /// Names of each pod of the crowd: all that a pod may have.
@@ -232,4 +232,30 @@ fn an_address_without_room_for_a_denied_name_keeps_the_names_that_it_has() {
     assert_eq!(names(&node), Some(NAMES_PER_ADDRESS_MAX));
     assert_eq!(node.engine.counters().names_dropped, dropped + 1);
     assert_eq!(priorities(&node, 5, ADDRESS), [10_999, 11_000].into());
+}
+
+#[test]
+fn denied_names_of_all_pods_have_so_many_flows() {
+    let of_many_ports = Rule {
+        ports: tcp(FLOWS_PER_ADDRESS_MAX),
+        ..deny("bad.test")
+    };
+    let mut node = node(&[of_many_ports]);
+    let limits = node.engine.told.cache.limits_mut();
+    (limits.addresses_per_port_max, limits.names_per_node_max) = (512, 64);
+    // A quarter of the names.
+    let most = 16 * FLOWS_PER_ADDRESS_MAX;
+    for round in 0..4 {
+        for pod in 0..CROWD {
+            let told = [198, 51, round, pod];
+            node.answer(&member(pod), "bad.test", &[told], 60);
+            assert!(node.switch.len() <= most, "{round} {pod}");
+        }
+    }
+    assert_eq!(node.switch.len(), most);
+    let changes: usize = node.batches().iter().map(|(_, all)| all.len()).sum();
+    assert_eq!(
+        changes, most,
+        "pods that have as many take nothing from each other"
+    );
 }

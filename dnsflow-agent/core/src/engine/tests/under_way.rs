@@ -8,7 +8,6 @@ use crate::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX};
 /// The addresses that `tell_many` opens.
 const MANY: usize = 4096;
 
-
 fn rules() -> [Rule; 3] {
     [allow("example.com"), allow("other.test"), deny_all()]
 }
