@@ -11,18 +11,8 @@ use std::{
 
 /// Names another object, which is taken as it is.
 const OVERRIDE: &str = "DNSFLOW_EBPF_OBJECT";
-/// The commit that an image is built from; `cargo xtask image` sets it.
-const COMMIT: &str = "DNSFLOW_COMMIT";
 
 fn main() {
-    println!("cargo::rerun-if-env-changed={COMMIT}");
-    let version = env!("CARGO_PKG_VERSION");
-    match env::var(COMMIT) {
-        Ok(commit) if !commit.is_empty() => {
-            println!("cargo::rustc-env=DNSFLOW_VERSION={version} ({commit})");
-        }
-        _ => println!("cargo::rustc-env=DNSFLOW_VERSION={version}"),
-    }
     println!("cargo::rerun-if-env-changed={OVERRIDE}");
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     let object = match env::var_os(OVERRIDE).map(PathBuf::from) {

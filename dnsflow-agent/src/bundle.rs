@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::{runtime, time::timeout};
 
 use crate::{
-    asking::client,
+    asking::{VERSION, client},
     check,
     exit::Exit,
     options::{AgentOptions, BundleOptions},
@@ -171,7 +171,7 @@ impl<W: Write> Archive<W> {
             eprintln!("{}: {why}", part.file);
         }
         let contents = Contents {
-            version: env!("DNSFLOW_VERSION"),
+            version: VERSION,
             files: std::mem::take(&mut self.files),
         };
         let contents = serde_json::to_vec_pretty(&contents)?;

@@ -1,10 +1,10 @@
-//! The one clock of the agent, read at its edges only, and an alarm by it; and how a moment is written for people.
+//! The one clock of the agent, read at its edges only, and an alarm by it.
 
 use std::{
     future::pending,
     io,
     os::fd::{AsFd as _, OwnedFd},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use dnsflow_core::Timestamp;
@@ -18,16 +18,6 @@ use tokio::io::{Interest, unix::AsyncFd};
 pub fn now() -> Timestamp {
     let since_boot = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     Timestamp::default() + since_boot
-}
-
-/// A moment, as RFC 3339 writes it, in UTC with microseconds.
-pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.6}"))
-}
-
-/// A moment, as RFC 3339 writes it, in UTC with milliseconds.
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    jiff::Timestamp::try_from(time).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
 }
 
 /// An alarm that goes off within microseconds of its time (timerfd_create(2)); tokio's timers know

@@ -15,7 +15,7 @@
 //! | `/v1/history?namespace=` | one [`Line`](crate::asking::history::Line) a line |
 //! | `/v1/firewall?namespace=` | [`PresentFirewall`](crate::asking::history::PresentFirewall) |
 //! | `/v1/learn?namespace=&for_s=` | one [`Line`](crate::asking::learned::Line) a line, as it comes, for so many seconds |
-//! | `/v1/log-level` | [`Levels`](crate::logging::Levels); `PUT` with `level=` changes it |
+//! | `/v1/log-level` | [`Levels`](crate::asking::Levels); `PUT` with `level=` changes it |
 //! | `/v1/log` | the last lines of the log |
 //! | `/v1/metrics` | the metrics, as `/metrics` has them |
 //! | `/v1/options` | [`AgentCommand`] |
@@ -69,7 +69,7 @@ use tokio::{
 };
 
 use crate::{
-    asking::{AgentCommand, Status, event::Event},
+    asking::{AgentCommand, Status, VERSION, event::Event, northbound},
     causes::Causes,
     denials::{Connections, Heard},
     inquiries::Inquiries,
@@ -77,7 +77,6 @@ use crate::{
     logging::LogView,
     metrics::{self, Metrics},
     options::Cli,
-    ovn_db::address_sets,
 };
 
 /// Clients at once. Only root can connect; a client that finds no room is told so.
@@ -248,7 +247,7 @@ impl Server {
             .await
             .ok_or(Refusal::Stuck)?;
         Ok(json(&Status {
-            version: env!("DNSFLOW_VERSION").to_owned(),
+            version: VERSION.to_owned(),
             up_s: self.started.elapsed().as_secs(),
             node,
         }))
@@ -299,7 +298,7 @@ impl Server {
         let addresses = explained.iter().flat_map(|one| &one.addresses);
         let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
         let addresses: Vec<IpAddr> = addresses.into_iter().take(ASKED_ADDRESSES).collect();
-        beside.sets = address_sets::with(nb.clone(), &addresses).await.ok();
+        beside.sets = northbound::with(nb.clone(), &addresses).await.ok();
         let mut explained = self.explained(asked, beside).await?;
         for one in &mut explained {
             let hints = resolved_names(nb, one).await;
@@ -382,7 +381,7 @@ fn command_of_this_process() -> AgentCommand {
     let names = names.chain([OsString::from("RUST_LOG")]);
     let environment = names.filter_map(|name| Some((env::var_os(&name)?, name)));
     AgentCommand {
-        version: env!("DNSFLOW_VERSION").to_owned(),
+        version: VERSION.to_owned(),
         arguments: env::args_os().map(text).collect(),
         environment: environment
             .map(|(value, name)| (text(name), text(value)))
@@ -402,7 +401,7 @@ async fn resolved_names(nb: &Option<Remotes>, explained: &Explanation) -> Vec<St
             continue;
         };
         let names = [(step.rule, name)];
-        let Ok(mut addresses) = address_sets::of_names(nb.clone(), &names).await else {
+        let Ok(mut addresses) = northbound::of_names(nb.clone(), &names).await else {
             continue;
         };
         let addresses = addresses.remove(&step.rule).unwrap_or_default();

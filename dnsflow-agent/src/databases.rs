@@ -7,12 +7,11 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use dnsflow_core::{
     Input,
-    input::LargeTable,
     ovn::rows::{Changes, RowId},
 };
-use dnsflow_ovsdb::{
-    CellError, Connection, OvsdbCounters, Replica, Row, RowChange, TooLarge, Uuid,
-};
+use dnsflow_ovsdb::{CellError, Connection, OvsdbCounters, Replica, Row, RowChange, Uuid};
+
+use crate::asking::large_table::large_table;
 
 /// At most this many rows are named in the log between two resets; further ones are only counted.
 const WARNINGS_MAX: u32 = 20;
@@ -118,23 +117,6 @@ pub fn log_large_tables(connection: &mut Connection) {
     let database = connection.database().name;
     for large in connection.take_large_tables().into_iter().flatten() {
         tracing::warn!("{}", large_table(database, large));
-    }
-}
-
-/// A table that is too large, for people.
-pub fn large_table(database: &'static str, large: &TooLarge) -> LargeTable {
-    let TooLarge {
-        table,
-        limit,
-        is_left_out,
-    } = large;
-    LargeTable {
-        database,
-        table: table.name,
-        limit: limit.to_string(),
-        purpose: table.purpose,
-        remedy: table.remedy,
-        is_left_out: *is_left_out,
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use dnsflow_core::{ovn::rows::pod_of_port, report::Report, view};
 
-use crate::{asking::event::Event, clock::rfc3339};
+use crate::asking::{event::Event, moment::rfc3339};
 
 /// Reports that are kept. At 300 bytes each, which is usual, they take 1.2 MB.
 pub const EVENTS_MAX: usize = 4096;

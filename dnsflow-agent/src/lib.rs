@@ -4,9 +4,11 @@
 //!
 //! Dependencies point one way: edges know the core, the core knows no edge.
 
+use dnsflow_asking::node;
+pub use dnsflow_asking::{self as asking, exit, kubectl, options, output};
+
 pub mod agent;
 pub mod api;
-pub mod asking;
 pub mod bundle;
 pub mod capture;
 mod causes;
@@ -17,21 +19,16 @@ pub mod conntrack;
 pub mod control;
 pub mod databases;
 pub mod denials;
-pub mod exit;
 pub mod inquiries;
 pub mod journal;
 pub mod k8s;
-pub mod kubectl;
 pub mod logging;
 pub mod manifests;
 pub mod memory;
 pub mod metrics;
 mod netlink;
-mod node;
 pub mod one_agent;
 pub mod openflow;
-pub mod options;
-pub mod output;
 pub mod ovn_db;
 pub mod replay;
 pub mod rights;

@@ -20,7 +20,7 @@ use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuild
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 pub use last::LastLines;
-pub use level::{LevelError, Levels, LogLevel};
+pub use level::{LevelError, LogLevel};
 
 use crate::{k8s::QUIET_TARGETS, options::LogFormat};
 

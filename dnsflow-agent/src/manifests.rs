@@ -10,8 +10,6 @@
 //! do. A file that is written in place is read when it has been left alone for 50 ms, and
 //! one that is empty counts as still being written.
 
-mod read;
-
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -28,9 +26,11 @@ use notify::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use self::read::Directory;
-pub use self::read::{Files, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, names, texts};
 use crate::k8s::reports::Reports;
+use dnsflow_asking::manifests::Directory;
+pub use dnsflow_asking::manifests::{
+    Files, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, names, texts,
+};
 
 /// Changes are read when there was none for this long.
 const QUIET: Duration = Duration::from_millis(50);

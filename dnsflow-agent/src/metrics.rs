@@ -28,6 +28,7 @@ use prometheus_client::{
 use tokio::sync::Mutex;
 
 use crate::{
+    asking::VERSION,
     denials::{Counts, DenialCounts},
     inquiries::Inquiries,
     journal::Journal,
@@ -178,7 +179,7 @@ impl Metrics {
 
     fn write(&self, families: Vec<Family>) -> Option<String> {
         let mut registry = Registry::with_prefix("dnsflow");
-        let version = Info::new([("version", env!("DNSFLOW_VERSION"))]);
+        let version = Info::new([("version", VERSION)]);
         registry.register("build", "The version of the agent", version);
         registry.register_with_unit(
             "activation",

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 use tracing::{info, warn};
 
-use crate::clock::rfc3339;
+use crate::asking::{VERSION, moment::rfc3339};
 
 /// The name that an agent holds in the network namespace of its node.
 const NAME: &[u8] = b"dnsflow-agent";
@@ -153,7 +153,7 @@ impl Answering {
                 continue;
             };
             let about = About {
-                version: env!("DNSFLOW_VERSION").to_owned(),
+                version: VERSION.to_owned(),
                 up_s: started.elapsed().as_secs(),
             };
             let text = serde_json::to_vec(&about).unwrap_or_default();

@@ -24,25 +24,18 @@ use dnsflow_ovsdb::{
 use ipnet::IpNet;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::databases::{Converter, row_id, take_large_tables};
+use crate::{
+    asking::northbound,
+    databases::{Converter, row_id, take_large_tables},
+};
 
-pub(crate) mod address_sets;
 pub mod nb;
 pub mod sb;
 
-/// The option that names the northbound database, for messages.
-const NB_OPTION: &str = "--ovn-nb";
 /// The option that names the southbound database, for messages.
 const SB_OPTION: &str = "--ovn-sb";
 
-/// Where the northbound database listens: OpenShift, upstream ovn-kubernetes with
-/// interconnect, Debian's packages.
-pub const NB_SOCKETS: &[&str] = &[
-    "/var/run/ovn-ic/ovnnb_db.sock",
-    "/var/run/openvswitch/ovnnb_db.sock",
-    "/var/run/ovn/ovnnb_db.sock",
-];
-/// Where the southbound database listens; see [`NB_SOCKETS`].
+/// Where the southbound database listens; see [`northbound::SOCKETS`].
 pub const SB_SOCKETS: &[&str] = &[
     "/var/run/ovn-ic/ovnsb_db.sock",
     "/var/run/openvswitch/ovnsb_db.sock",
@@ -72,10 +65,10 @@ pub struct OvnDb {
 impl OvnDb {
     /// The edge to the databases at these addresses, or at the usual sockets.
     pub fn new(nb: Option<Remotes>, sb: Option<Remotes>) -> Self {
-        let nb = nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
+        let nb = nb.unwrap_or_else(|| Remotes::unix(northbound::SOCKETS));
         let sb = sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
         Self {
-            nb: Connection::new(&nb::DATABASE, nb::conditions(), &nb, NB_OPTION),
+            nb: Connection::new(&nb::DATABASE, nb::conditions(), &nb, northbound::OPTION),
             sb: Connection::new(&sb::DATABASE, sb::conditions(), &sb, SB_OPTION),
         }
     }

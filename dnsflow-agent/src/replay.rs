@@ -43,8 +43,7 @@ use self::{
     switch::Switch,
 };
 use crate::{
-    asking::{event::Event, print},
-    clock::rfc3339_micros,
+    asking::{event::Event, moment::rfc3339_micros, print},
     exit::Exit,
     journal,
     manifests::Files,

@@ -15,10 +15,11 @@ use tokio::{
 
 use super::facts::{Facts, Source};
 use crate::{
+    asking::northbound,
     k8s::ClientOptions,
     openflow::{self, Event},
     options::AgentOptions,
-    ovn_db::{NB_SOCKETS, SB_SOCKETS},
+    ovn_db::SB_SOCKETS,
     verdict::Choice,
     vswitch_db,
 };
@@ -67,7 +68,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         log_format: _,
     } = options;
     let ovs_db = ovs_db.unwrap_or_else(|| Remotes::unix(&[vswitch_db::DEFAULT_SOCKET]));
-    let ovn_nb = ovn_nb.unwrap_or_else(|| Remotes::unix(NB_SOCKETS));
+    let ovn_nb = ovn_nb.unwrap_or_else(|| Remotes::unix(northbound::SOCKETS));
     let ovn_sb = ovn_sb.unwrap_or_else(|| Remotes::unix(SB_SOCKETS));
     let (connection, openflow) = connect(openflow_socket.path).await;
     let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, &cluster_networks, connection).await;

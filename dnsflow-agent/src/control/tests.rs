@@ -18,13 +18,14 @@ use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 use super::*;
 use crate::{
     asking::{
+        Levels,
         client::{self, AskError},
         history::{Known, PresentFirewall},
         learned::Line,
     },
     denials::DenialCounts,
     inquiries::{self, Inquiry},
-    logging::{Levels, Log},
+    logging::Log,
     metrics::{Observed, Packets},
 };
 

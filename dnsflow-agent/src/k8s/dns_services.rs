@@ -7,9 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     net::IpAddr,
-    str::FromStr,
 };
 
 use dnsflow_core::resolver::Resolver;
@@ -21,6 +19,7 @@ use kube::{
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
+    DnsService, Selection,
     client::ClientOptions,
     follow::{Follower, Subject, follow},
 };
@@ -34,104 +33,14 @@ pub const RESOLVERS_MAX: usize = 256;
 /// At most this many updates of single selections wait to be joined.
 const UPDATES_MAX: usize = 16;
 
-/// Which Services are the cluster's DNS: `NAMESPACE/NAME` or `NAMESPACE/LABEL=VALUE`.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct DnsService {
-    /// `metadata.namespace`.
-    pub namespace: String,
-    /// Which ones in it.
-    pub selection: Selection,
-}
-
-/// Which Services of a namespace.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Selection {
-    /// The one of this name.
-    Name(String),
-    /// Those with this label.
-    Label {
-        /// The label's key.
-        key: String,
-        /// The label's value.
-        value: String,
-    },
-}
-
-/// Why a text names no Service.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("`{0}` names no Service; write NAMESPACE/NAME or NAMESPACE/LABEL=VALUE")]
-pub struct DnsServiceError(String);
-
-impl DnsService {
-    /// The usual DNS Services: with the label that kubeadm, kind and most distributions keep for
-    /// compatibility with kube-dns, and OpenShift's.
-    pub fn usual() -> Vec<Self> {
-        vec![
-            Self {
-                namespace: "kube-system".into(),
-                selection: Selection::Label {
-                    key: "k8s-app".into(),
-                    value: "kube-dns".into(),
-                },
-            },
-            Self {
-                namespace: "openshift-dns".into(),
-                selection: Selection::Name("dns-default".into()),
-            },
-        ]
-    }
-
-    pub(crate) fn config(&self) -> watcher::Config {
-        match &self.selection {
-            Selection::Name(name) => {
-                watcher::Config::default().fields(&format!("metadata.name={name}"))
-            }
-            Selection::Label { key, value } => {
-                watcher::Config::default().labels(&format!("{key}={value}"))
-            }
+/// The watch of a selection.
+pub(crate) fn config(service: &DnsService) -> watcher::Config {
+    match &service.selection {
+        Selection::Name(name) => {
+            watcher::Config::default().fields(&format!("metadata.name={name}"))
         }
-    }
-}
-
-impl FromStr for DnsService {
-    type Err = DnsServiceError;
-
-    fn from_str(text: &str) -> Result<Self, DnsServiceError> {
-        let error = || DnsServiceError(text.to_owned());
-        // A label's key may hold a slash, a namespace's name may not.
-        let (namespace, rest) = text.split_once('/').ok_or_else(error)?;
-        let plain = |text: &str| {
-            let octets = text.bytes();
-            let allowed = |octet: u8| octet.is_ascii_alphanumeric() || b"-._".contains(&octet);
-            !text.is_empty() && octets.into_iter().all(allowed)
-        };
-        let selection = match rest.split_once('=') {
-            None => Selection::Name(rest.to_owned()),
-            Some((key, value)) => Selection::Label {
-                key: key.to_owned(),
-                value: value.to_owned(),
-            },
-        };
-        let sound = plain(namespace)
-            && match &selection {
-                Selection::Name(name) => plain(name),
-                Selection::Label { key, value } => key.split('/').all(plain) && plain(value),
-            };
-        let namespace = namespace.to_owned();
-        sound
-            .then_some(Self {
-                namespace,
-                selection,
-            })
-            .ok_or_else(error)
-    }
-}
-
-impl fmt::Display for DnsService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.selection {
-            Selection::Name(name) => write!(f, "{}/{name}", self.namespace),
-            Selection::Label { key, value } => write!(f, "{}/{key}={value}", self.namespace),
+        Selection::Label { key, value } => {
+            watcher::Config::default().labels(&format!("{key}={value}"))
         }
     }
 }
@@ -221,7 +130,7 @@ impl Follower for Watch {
     }
 
     fn config(&self) -> watcher::Config {
-        self.service.config()
+        config(&self.service)
     }
 
     fn handle(&mut self, event: Event<Service>) -> Option<Self::Update> {

@@ -8,9 +8,7 @@
 //! must never take away what was read before.
 
 pub mod client;
-pub mod convert;
 pub mod dns_services;
-pub mod egress_firewall;
 pub mod events;
 mod follow;
 pub mod permissions;
@@ -18,7 +16,12 @@ pub(crate) mod reports;
 pub mod watch;
 
 pub use client::ClientOptions;
-pub use dns_services::{DnsService, watch_dns_services};
+pub use dns_services::watch_dns_services;
+pub use dnsflow_asking::{
+    convert,
+    dns_service::{DnsService, Selection},
+    egress_firewall,
+};
 pub use watch::watch;
 
 /// Directives for a `tracing` filter: kube itself logs each failed request; this module logs each

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::dns_services::{DnsService, Selection};
+use super::{DnsService, Selection};
 
 /// One right.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]

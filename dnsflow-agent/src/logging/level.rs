@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::{Deserialize, Serialize};
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
-use crate::k8s::QUIET_TARGETS;
+use crate::{asking::Levels, k8s::QUIET_TARGETS};
 
 /// Words for levels (`tracing::metadata::LevelFilter`).
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -17,15 +16,6 @@ const TEXT_MAX: usize = 1024;
 pub struct LogLevel {
     handle: reload::Handle<EnvFilter, Registry>,
     levels: Arc<Mutex<Levels>>,
-}
-
-/// What is logged, as directives of `RUST_LOG`: `LEVEL` or `TARGET=LEVEL`, with commas.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Levels {
-    /// What is logged now.
-    pub level: String,
-    /// What the agent has started with.
-    pub started_with: String,
 }
 
 /// Why directives are refused.

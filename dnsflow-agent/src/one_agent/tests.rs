@@ -22,7 +22,7 @@ async fn the_second_one_learns_whom_it_has_met() {
     };
     assert_eq!(met.pid, i32::try_from(process::id()).ok());
     let about = met.about.as_ref().expect("it answers");
-    assert_eq!(about.version, env!("DNSFLOW_VERSION"));
+    assert_eq!(about.version, VERSION);
     assert!(about.up_s < 60, "{about:?}");
     let text = error.to_string();
     assert!(

@@ -87,7 +87,7 @@ async fn may(client: &Client, permission: &Permission) -> Result<bool, String> {
 }
 
 async fn resolvers(client: &Client, service: &DnsService) -> Result<BTreeSet<Resolver>, String> {
-    let config = service.config();
+    let config = dns_services::config(service);
     let parameters = ListParams {
         label_selector: config.label_selector,
         field_selector: config.field_selector,

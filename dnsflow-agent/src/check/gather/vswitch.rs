@@ -7,9 +7,9 @@ use tokio::time::timeout;
 
 use super::{PATIENCE, no_rows, reach};
 use crate::{
+    asking::large_table::large_table,
     capture::survey,
     check::facts::{PodInterface, Vswitch},
-    databases::large_table,
     vswitch_db::OPTION,
 };
 

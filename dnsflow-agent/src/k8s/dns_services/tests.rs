@@ -77,7 +77,7 @@ fn selections_are_written_as_they_are_read() {
 
 #[test]
 fn both_kinds_of_selection_are_left_to_the_server() {
-    let config = |text: &str| text.parse::<DnsService>().expect("a Service").config();
+    let config = |text: &str| super::config(&text.parse().expect("a Service"));
     assert_eq!(
         config("a/b").field_selector.as_deref(),
         Some("metadata.name=b")

@@ -1,0 +1,484 @@
+//! Finds the agents of a cluster, and asks them, by kubectl.
+
+use std::{
+    io,
+    process::{ExitStatus, Output, Stdio},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokio::{
+    io::{
+        AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader, copy,
+        sink,
+    },
+    process::Command,
+    sync::mpsc,
+    time::timeout,
+    try_join,
+};
+
+use crate::{Status, exit::Exit};
+
+/// Agents that are asked at the same time.
+const AT_ONCE: usize = 16;
+/// The longest answer that is taken, in bytes.
+const ANSWER_MAX: u64 = 256 * 1024 * 1024;
+/// The longest line of an agent that is followed, in bytes.
+const LINE_MAX: u64 = 1024 * 1024;
+/// What is taken of what kubectl says on standard error, in bytes.
+const ERRORS_MAX: u64 = 16 * 1024;
+/// Lines of agents that wait to be printed. An agent waits while there are more.
+const LINES_MAX: usize = 256;
+/// The container of the agent, as in `deploy/base/daemonset.yaml`.
+const CONTAINER: &str = "agent";
+
+/// An agent's pod.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Agent {
+    /// Its node, or the pod where it has none yet.
+    pub(super) node: String,
+    /// The pod.
+    pub(super) pod: String,
+    /// Whether it runs.
+    is_running: bool,
+}
+
+/// The pods that kubectl prints, as `kind: List`.
+#[derive(Deserialize)]
+struct Pods {
+    items: Vec<Pod>,
+}
+
+/// What an agent has said.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Answer {
+    /// The node.
+    pub(super) node: String,
+    /// The JSON values, or why there are none.
+    pub(super) said: Result<Said, String>,
+}
+
+/// An answer in JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Said {
+    /// The values.
+    pub(super) values: Vec<Value>,
+    /// Whether the exit code was that of a no.
+    pub(super) is_no: bool,
+    /// What the agent has said is missing of its answer, if something is.
+    pub(super) missing: Option<String>,
+}
+
+/// What comes of an agent that is followed.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// It answers: its status, before the first line.
+    Began(Box<Status>),
+    /// A line.
+    Line(Value),
+    /// There are no more, for this reason if it is one.
+    End(Result<(), String>),
+}
+
+/// Why kubectl has failed.
+#[derive(Debug, thiserror::Error)]
+pub enum KubectlError {
+    /// It cannot be run.
+    #[error("cannot run kubectl, which has to be on the PATH")]
+    Run(#[source] io::Error),
+    /// It has failed.
+    #[error("kubectl {command}: {reason}")]
+    Failed {
+        /// What it was asked.
+        command: String,
+        /// What it says.
+        reason: String,
+    },
+    /// It says too much.
+    #[error("an answer of more than {max} bytes")]
+    TooLong {
+        /// The longest that is taken, in bytes.
+        max: u64,
+    },
+    /// The pod has no node.
+    #[error("the pod {namespace}/{pod} is on no node yet")]
+    NoNode {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+    },
+}
+
+/// kubectl, with the options that the user has given.
+#[derive(Clone, Debug)]
+pub(super) struct Kubectl {
+    /// The options of every call.
+    pub(super) options: Vec<String>,
+    /// The namespace of the agents.
+    pub(super) namespace: String,
+    /// The time that one call may take.
+    pub(super) patience: Duration,
+}
+
+impl Kubectl {
+    /// The agents, by node.
+    pub(super) async fn agents(&self, selector: &str) -> Result<Vec<Agent>, KubectlError> {
+        let of = ["--namespace", &self.namespace, "--selector", selector];
+        let arguments = [&["get", "pods"], &of[..], &["--output", "json"]].concat();
+        let Pods { items } = self.get(&arguments).await?;
+        let mut agents: Vec<Agent> = items
+            .into_iter()
+            .map(|pod| {
+                let name = pod.metadata.name.unwrap_or_default();
+                let phase = pod.status.and_then(|status| status.phase);
+                Agent {
+                    node: pod
+                        .spec
+                        .and_then(|spec| spec.node_name)
+                        .unwrap_or_else(|| name.clone()),
+                    pod: name,
+                    is_running: phase.as_deref() == Some("Running"),
+                }
+            })
+            .collect();
+        agents.sort_by(|one, other| (&one.node, &one.pod).cmp(&(&other.node, &other.pod)));
+        Ok(agents)
+    }
+
+    /// The node of a pod.
+    pub(super) async fn node_of(&self, namespace: &str, pod: &str) -> Result<String, KubectlError> {
+        let arguments = [
+            "get",
+            "pod",
+            pod,
+            "--namespace",
+            namespace,
+            "--output",
+            "json",
+        ];
+        let found: Pod = self.get(&arguments).await?;
+        let node = found.spec.and_then(|spec| spec.node_name);
+        node.ok_or_else(|| KubectlError::NoNode {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+        })
+    }
+
+    /// Runs `dnsflow` with these arguments and this standard input in the container of each agent. The
+    /// answers are in the order of the agents.
+    pub(super) async fn ask(
+        &self,
+        agents: Vec<Agent>,
+        arguments: &[String],
+        input: Option<&str>,
+    ) -> Vec<Answer> {
+        let answers = stream::iter(agents).map(async |agent| Answer {
+            said: self.ask_one(&agent, arguments, input).await,
+            node: agent.node,
+        });
+        answers.buffered(AT_ONCE).collect().await
+    }
+
+    async fn ask_one(
+        &self,
+        agent: &Agent,
+        arguments: &[String],
+        input: Option<&str>,
+    ) -> Result<Said, String> {
+        let arguments = self.exec(agent, arguments, input.is_some())?;
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = self.run(&arguments, input).await;
+        let output = output.map_err(|error| error.to_string())?;
+        let code = output.status.code();
+        let is_no = code == Some(Exit::No as i32);
+        let is_part = code == Some(Exit::Incomplete as i32) && !output.stdout.is_empty();
+        if !output.status.success() && !is_no && !is_part {
+            return Err(failure(output.status, &output.stderr));
+        }
+        Ok(Said {
+            values: values(&output.stdout)?,
+            is_no,
+            missing: is_part.then(|| match one_line(&output.stderr) {
+                said if said.is_empty() => "a part of its answer is missing".to_owned(),
+                said => said,
+            }),
+        })
+    }
+
+    /// Runs `dnsflow` with these arguments in the container of each agent that is wanted, and hands on each
+    /// line as it comes. An agent is first asked for its status, so that one that does not answer is known.
+    pub(super) fn follow(
+        &self,
+        agents: Vec<Agent>,
+        arguments: &[String],
+        is_wanted: impl Fn(&Status) -> bool + Clone + Send + 'static,
+    ) -> mpsc::Receiver<(String, Heard)> {
+        let (sender, receiver) = mpsc::channel(LINES_MAX);
+        for agent in agents {
+            let (kubectl, sender) = (self.clone(), sender.clone());
+            let (arguments, is_wanted) = (arguments.to_vec(), is_wanted.clone());
+            tokio::spawn(async move {
+                let followed = kubectl.follow_one(&agent, &arguments, is_wanted, &sender);
+                let end = Heard::End(followed.await);
+                // Nobody reads any longer where this fails.
+                let _gone = sender.send((agent.node, end)).await;
+            });
+        }
+        receiver
+    }
+
+    async fn follow_one(
+        &self,
+        agent: &Agent,
+        arguments: &[String],
+        is_wanted: impl Fn(&Status) -> bool,
+        sender: &mpsc::Sender<(String, Heard)>,
+    ) -> Result<(), String> {
+        let hand_on = async |heard| {
+            let sent = sender.send((agent.node.clone(), heard)).await;
+            sent.map_err(|_| "nobody reads".to_owned())
+        };
+        let status = ["status", "--output", "json"].map(str::to_owned);
+        let said = self.ask_one(agent, &status, None).await?;
+        let status = said.values.into_iter().next().unwrap_or_default();
+        let status: Status = serde_json::from_value(status)
+            .map_err(|error| format!("its agent is of another version: {error}"))?;
+        if !is_wanted(&status) {
+            return Ok(());
+        }
+        hand_on(Heard::Began(Box::new(status))).await?;
+        let arguments = self.exec(agent, arguments, false)?;
+        let mut command = self.command(arguments.iter().map(String::as_str));
+        // What interrupts this program does not interrupt kubectl: what comes until then is read.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err("it cannot be read".to_owned());
+        };
+        let lines = async {
+            let mut output = BufReader::new(output);
+            loop {
+                let mut line = Vec::new();
+                let mut part = (&mut output).take(LINE_MAX);
+                let read = part.read_until(b'\n', &mut line).await;
+                match read.map_err(|error| error.to_string())? {
+                    0 => return Ok(()),
+                    _ if line.last() == Some(&b'\n') => {}
+                    _ if line.len() as u64 == LINE_MAX => {
+                        return Err(format!("a line of more than {LINE_MAX} bytes"));
+                    }
+                    _ => return Err("it has broken off within a line".to_owned()),
+                }
+                for value in values(&line)? {
+                    hand_on(Heard::Line(value)).await?;
+                }
+            }
+        };
+        let errors = async { Ok::<_, String>(read_start(errors).await.unwrap_or_default()) };
+        let ((), errors) = try_join!(lines, errors)?;
+        let status = child.wait().await.map_err(|error| error.to_string())?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(failure(status, &errors)),
+        }
+    }
+
+    /// The arguments of kubectl that run `dnsflow` with these ones in the container of an agent.
+    fn exec(
+        &self,
+        agent: &Agent,
+        arguments: &[String],
+        has_input: bool,
+    ) -> Result<Vec<String>, String> {
+        if !agent.is_running {
+            return Err(format!("the agent's pod {} does not run", agent.pod));
+        }
+        let exec = ["exec", "--namespace", &self.namespace, &agent.pod];
+        let exec = exec.into_iter().chain(["--container", CONTAINER]);
+        let exec = exec.chain(has_input.then_some("--stdin"));
+        let exec = exec.chain(["--", "dnsflow"]).map(str::to_owned);
+        Ok(exec.chain(arguments.iter().cloned()).collect())
+    }
+
+    async fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, KubectlError> {
+        let failed = |reason| KubectlError::Failed {
+            command: arguments.join(" "),
+            reason,
+        };
+        let output = self.run(arguments, None).await?;
+        if !output.status.success() {
+            return Err(failed(failure(output.status, &output.stderr)));
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+    }
+
+    /// kubectl with these arguments. It ends with whoever holds it.
+    fn command<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut command = Command::new("kubectl");
+        command
+            .args(&self.options)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, arguments: &[&str], input: Option<&str>) -> Result<Output, KubectlError> {
+        match timeout(self.patience, self.output(arguments, input)).await {
+            Ok(output) => output,
+            Err(_) => Err(KubectlError::Failed {
+                command: arguments.first().copied().unwrap_or_default().to_owned(),
+                reason: format!(
+                    "no answer within {}",
+                    humantime::format_duration(self.patience)
+                ),
+            }),
+        }
+    }
+
+    /// What kubectl prints. No more is read than is taken.
+    async fn output(
+        &self,
+        arguments: &[&str],
+        input: Option<&str>,
+    ) -> Result<Output, KubectlError> {
+        let mut command = self.command(arguments.iter().copied());
+        if input.is_some() {
+            command.stdin(Stdio::piped());
+        }
+        let mut child = command.spawn().map_err(KubectlError::Run)?;
+        let (pipe, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let feed = async {
+            if let (Some(mut pipe), Some(input)) = (pipe, input) {
+                // Whoever reads no further says why.
+                let _ended = pipe.write_all(input.as_bytes()).await;
+            }
+            Ok(())
+        };
+        let read = async {
+            let mut stdout = Vec::new();
+            if let Some(output) = output {
+                let read = output.take(ANSWER_MAX + 1).read_to_end(&mut stdout).await;
+                read.map_err(KubectlError::Run)?;
+            }
+            match stdout.len() as u64 > ANSWER_MAX {
+                true => Err(KubectlError::TooLong { max: ANSWER_MAX }),
+                false => Ok(stdout),
+            }
+        };
+        let read_errors = async {
+            match errors {
+                Some(errors) => read_start(errors).await.map_err(KubectlError::Run),
+                None => Ok(Vec::new()),
+            }
+        };
+        let ((), stdout, stderr) = try_join!(feed, read, read_errors)?;
+        let status = child.wait().await.map_err(KubectlError::Run)?;
+        Ok(Output {
+            status,
+            stdout,
+            stderr,
+        })
+    }
+}
+
+/// Reads all, and keeps the start.
+async fn read_start(mut from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    (&mut from).take(ERRORS_MAX).read_to_end(&mut start).await?;
+    copy(&mut from, &mut sink()).await?;
+    Ok(start)
+}
+
+/// The JSON values that an agent has said. Whoever has taken over its node can say anything: no text of it can do more
+/// to a terminal than be seen, nor begin another line.
+fn values(said: &[u8]) -> Result<Vec<Value>, String> {
+    let values = serde_json::Deserializer::from_slice(said).into_iter();
+    let values = values.map(|value| Ok(visible_value(value?)));
+    let values: Result<_, serde_json::Error> = values.collect();
+    values.map_err(|error| format!("its answer is not understood: {error}"))
+}
+
+fn visible_value(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(visible(&text)),
+        Value::Array(values) => values.into_iter().map(visible_value).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            let fields = fields.map(|(name, value)| (visible(&name), visible_value(value)));
+            Value::Object(fields.collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}
+
+/// The text with all characters escaped that move a cursor, begin a line, or change or hide what stands beside them.
+fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            // Separators of lines and paragraphs; what is invisible, or changes the direction of text: most of
+            // Unicode's category Cf.
+            '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}' => visible.extend(character.escape_default()),
+            _ if character.is_control() => visible.extend(character.escape_default()),
+            _ => visible.push(character),
+        }
+    }
+    visible
+}
+
+/// What a program says on standard error, on one line, without what kubectl adds.
+fn one_line(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("command terminated with exit code"));
+    visible(&lines.collect::<Vec<_>>().join(" "))
+}
+
+/// Why a program has failed, as it says.
+fn failure(status: ExitStatus, stderr: &[u8]) -> String {
+    match one_line(stderr) {
+        said if said.is_empty() => format!("kubectl has ended, {status}"),
+        said => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "\u{1b}]0;x\u{7} \u{9b}2J \r\n--- \u{202e} \u{2028} \u{7f} \u{200b}";
+    const VISIBLE: &str = r"\u{1b}]0;x\u{7} \u{9b}2J \r\n--- \u{202e} \u{2028} \u{7f} \u{200b}";
+
+    #[test]
+    fn no_text_of_an_agent_does_anything_to_a_terminal() {
+        let said = serde_json::json!({HOSTILE: [{"name": HOSTILE}, 1, null]});
+        let said = format!("{said}\n{}", serde_json::json!("Grüße, a\\b"));
+        let values = values(said.as_bytes()).expect("JSON");
+        let visible = serde_json::json!({VISIBLE: [{"name": VISIBLE}, 1, null]});
+        assert_eq!(values, [visible, "Grüße, a\\b".into()]);
+    }
+
+    #[test]
+    fn no_error_of_an_agent_does_so_either() {
+        let said = one_line(b"one\n \x1b[2Jtwo\xff\ncommand terminated with exit code 1\n");
+        assert_eq!(said, "one \\u{1b}[2Jtwo\u{fffd}");
+    }
+}

@@ -1,0 +1,147 @@
+//! The addresses that ovn-kubernetes itself has resolved the names of rules to, read once for somebody who
+//! asks. The agent does not replicate them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use dnsflow_core::{
+    name::DnsName,
+    ovn::hash::{Family, address_set_hashes},
+};
+use dnsflow_ovsdb::{
+    Atom, Clause, Column, Condition, Connection, Database, Datum, Function, Remotes, Table,
+    session::FIRST_CONTENT_WAIT,
+};
+use tokio::time::timeout;
+
+use crate::large_table::large_table;
+
+/// The option that names the northbound database, for messages.
+pub const OPTION: &str = "--ovn-nb";
+
+/// Where the northbound database listens: OpenShift, upstream ovn-kubernetes with
+/// interconnect, Debian's packages.
+pub const SOCKETS: &[&str] = &[
+    "/var/run/ovn-ic/ovnnb_db.sock",
+    "/var/run/openvswitch/ovnnb_db.sock",
+    "/var/run/ovn/ovnnb_db.sock",
+];
+
+const ADDRESS_SET: &str = "Address_Set";
+
+const DATABASE: Database = Database {
+    name: "OVN_Northbound",
+    tables: &[Table {
+        name: ADDRESS_SET,
+        columns: &[Column::scalar("name"), Column::set("addresses")],
+        purpose: "the addresses that ovn-kubernetes has resolved",
+        remedy: "ask for fewer names",
+        deferred: false,
+    }],
+};
+
+/// A database that cannot be connected to for this time is taken for unreachable. A connected one has
+/// [`FIRST_CONTENT_WAIT`], as every other reader gives it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The addresses of these names in the northbound database, by the index that comes with the name.
+///
+/// # Errors
+///
+/// When the database does not answer in time, or has more sets than are read.
+pub async fn of_names(
+    nb: Option<Remotes>,
+    names: &[(u32, DnsName)],
+) -> Result<BTreeMap<u32, BTreeSet<IpAddr>>, String> {
+    let mut rules: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for (rule, name) in names {
+        for family in [Family::V4, Family::V6] {
+            for hash in address_set_hashes(name, family) {
+                let set = rules.entry(format!("a{hash}")).or_default();
+                set.push(*rule);
+            }
+        }
+    }
+    let clauses = rules.keys().map(|set| Clause::equal("name", set.as_str()));
+    let mut addresses: BTreeMap<u32, BTreeSet<IpAddr>> = BTreeMap::new();
+    for (name, found) in read(nb, clauses.collect()).await? {
+        for rule in rules.get(&name).into_iter().flatten() {
+            addresses.entry(*rule).or_default().extend(&found);
+        }
+    }
+    Ok(addresses)
+}
+
+/// By address, the numbers in the names of the sets that have it.
+///
+/// # Errors
+///
+/// When the database does not answer in time, or has more sets than are read.
+pub async fn with(
+    nb: Option<Remotes>,
+    addresses: &[IpAddr],
+) -> Result<BTreeMap<IpAddr, BTreeSet<u64>>, String> {
+    let clauses = addresses.iter().map(|address| Clause {
+        column: "addresses",
+        function: Function::Includes,
+        value: Datum::scalar(Atom::from(&*address.to_string())),
+    });
+    let mut sets: BTreeMap<IpAddr, BTreeSet<u64>> = BTreeMap::new();
+    for (name, found) in read(nb, clauses.collect()).await? {
+        let number = name.strip_prefix('a').and_then(|name| name.parse().ok());
+        let Some(number) = number else { continue };
+        for address in found.iter().filter(|one| addresses.contains(one)) {
+            sets.entry(*address).or_default().insert(number);
+        }
+    }
+    Ok(sets)
+}
+
+/// The sets for which one of the clauses holds: name and addresses.
+async fn read(
+    nb: Option<Remotes>,
+    clauses: Vec<Clause>,
+) -> Result<Vec<(String, Vec<IpAddr>)>, String> {
+    let nb = nb.unwrap_or_else(|| Remotes::unix(SOCKETS));
+    let conditions = [(ADDRESS_SET, Condition::AnyOf(clauses))].into();
+    let mut connection = Connection::new(&DATABASE, conditions, &nb, OPTION);
+    let mut waited = PATIENCE;
+    let mut is_read = is_synced(&mut connection, PATIENCE).await?;
+    if !is_read && connection.replica().is_some() {
+        is_read = is_synced(&mut connection, FIRST_CONTENT_WAIT - PATIENCE).await?;
+        waited = FIRST_CONTENT_WAIT;
+    }
+    if !is_read {
+        return Err(format!(
+            "OVN's northbound database does not answer within {} s; name it with {OPTION}",
+            waited.as_secs()
+        ));
+    }
+    let rows = connection.replica().into_iter();
+    let rows = rows.flat_map(|replica| replica.rows(ADDRESS_SET));
+    let sets = rows.filter_map(|(_, row)| {
+        let (name, texts) = (row.text("name").ok()?, row.texts("addresses").ok()?);
+        let addresses = texts.iter().filter_map(|text| text.parse().ok());
+        Some((name.to_owned(), addresses.collect()))
+    });
+    Ok(sets.collect())
+}
+
+/// Whether the first content is there within this time.
+///
+/// # Errors
+///
+/// When there are more sets than are read.
+async fn is_synced(connection: &mut Connection, within: Duration) -> Result<bool, String> {
+    match timeout(within, connection.synced()).await {
+        Ok(Ok(())) => Ok(true),
+        Ok(Err(large)) => Err(large_table(DATABASE.name, &large).to_string()),
+        Err(_) => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests;

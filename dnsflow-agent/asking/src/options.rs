@@ -1,0 +1,537 @@
+//! The command line of `dnsflow`.
+//!
+//! Few options, each with a default where one makes sense, an environment variable and one line
+//! of help.
+
+mod asking;
+
+use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use dnsflow_common::walk::{PORTS_MAX, Ports};
+use dnsflow_core::{
+    limits::CacheLimits,
+    profile::StaticProfile,
+    refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
+    resolver::Resolver,
+};
+use dnsflow_ovsdb::Remotes;
+use ipnet::IpNet;
+
+pub use asking::{
+    CONTROL_SOCKET, CacheCommand, ControlOptions, ControlSocket, ExplainOptions, FilterOptions,
+    FlowsCommand, LearnFormat, LearnOptions, LogLevelOptions, ObserveOptions, OutputFormat,
+    OutputOptions, PodAddresses, PodAddressesError, PodName, PruneOptions, ReplayOptions,
+    ReportFormat, ReportOptions, TryOptions,
+};
+
+use crate::{VERSION, dns_service::DnsService, exit};
+
+/// Lets each pod reach the addresses that it was told for the names in its egress firewall.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "dnsflow",
+    version = VERSION,
+    after_help = exit::HELP
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `dnsflow` can do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Run the node's agent until SIGTERM or SIGINT
+    Agent(Box<AgentOptions>),
+    /// Say how the running agent is: sources, switch, pods, resolvers, limits, problems
+    Status(ControlOptions),
+    /// Show the addresses that the pods were told
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Show the flows that let the pods reach them
+    #[command(subcommand)]
+    Flows(FlowsCommand),
+    /// Say why a pod may reach a name or an address, or may not: exit code 3
+    Explain(ExplainOptions),
+    /// Show what has happened lately, and with --follow what happens
+    Observe(ObserveOptions),
+    /// Record what a namespace's pods ask for, and print an EgressFirewall that allows it
+    Learn(LearnOptions),
+    /// Say what EgressFirewalls that are not applied would have done with the last hour's connections
+    Try(TryOptions),
+    /// Say which rules of a namespace nobody has used, which names its wildcards stand for, and what
+    /// ovn-kubernetes alone would have denied
+    Prune(PruneOptions),
+    /// Write a page about this node to send on: rules and their use, names, denied connections, latency
+    Report(ReportOptions),
+    /// Say what a capture of pods' packets would have opened and denied; needs no agent and no privilege
+    Replay(ReplayOptions),
+    /// Show what the agent logs, or change it until the agent ends
+    LogLevel(LogLevelOptions),
+    /// Write what a bug report needs into one archive: status, cache, events, metrics, log, options
+    Bundle(Box<BundleOptions>),
+    /// Remove every flow of dnsflow's from the switch; refused while the agent runs
+    Cleanup(CleanupOptions),
+    /// Say whether the agent could work on this node, and what to do where it could not: exit code 3
+    Check(Box<CheckOptions>),
+    /// Print the completions of a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, of a subcommand where one is named: man, man explain
+    Man {
+        /// The subcommand
+        command: Option<String>,
+    },
+    /// Wait for SIGTERM or SIGINT, as a container of a DaemonSet whose init container did the work
+    #[command(hide = true)]
+    Wait,
+    /// Print the EgressFirewall's definition as dnsflow reads it, for tests: ovn-kubernetes owns
+    /// the one of a cluster
+    #[command(hide = true)]
+    Crd,
+}
+
+/// Where the switch is told of flows.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct OpenflowSocket {
+    /// The OpenFlow management socket of the integration bridge
+    #[arg(
+        id = "openflow_socket",
+        long = "openflow-socket",
+        value_name = "PATH",
+        env = "DNSFLOW_OPENFLOW_SOCKET",
+        default_value = "/var/run/openvswitch/br-int.mgmt"
+    )]
+    pub path: PathBuf,
+}
+
+/// The options of `dnsflow cleanup`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CleanupOptions {
+    /// The switch.
+    #[command(flatten)]
+    pub openflow_socket: OpenflowSocket,
+
+    /// The agent's directory of that name, whose snapshot goes too
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// The agent's directory of that name: its programs leave the veths
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
+    pub pin_dir: Option<PathBuf>,
+
+    /// Say what would be removed, and remove nothing; the agent may be running
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// The options of `dnsflow agent`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct AgentOptions {
+    /// Read EgressFirewalls from the *.yaml, *.yml and *.json files here, not from Kubernetes
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "DNSFLOW_MANIFESTS",
+        conflicts_with = "kubeconfig"
+    )]
+    pub manifests: Option<PathBuf>,
+
+    /// Reach the Kubernetes API by this file [default: $KUBECONFIG, ~/.kube/config or in-cluster]
+    #[arg(long, value_name = "FILE", env = "DNSFLOW_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The cluster's DNS: NAMESPACE/SERVICE or NAMESPACE/LABEL=VALUE, more than one with commas
+    #[arg(
+        long,
+        value_name = "SERVICE",
+        env = "DNSFLOW_DNS_SERVICE",
+        value_delimiter = ',',
+        default_value = "kube-system/k8s-app=kube-dns,openshift-dns/dns-default"
+    )]
+    pub dns_service: Vec<DnsService>,
+
+    /// The node's Open vSwitch database [default: unix:/var/run/openvswitch/db.sock]
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVS_DB")]
+    pub ovs_db: Option<Remotes>,
+
+    /// OVN's northbound database [default: the first that exists of the usual sockets]
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_NB")]
+    pub ovn_nb: Option<Remotes>,
+
+    /// OVN's southbound database [default: the first that exists of the usual sockets]
+    #[arg(long, value_name = "REMOTE", env = "DNSFLOW_OVN_SB")]
+    pub ovn_sb: Option<Remotes>,
+
+    /// The switch.
+    #[command(flatten)]
+    pub openflow_socket: OpenflowSocket,
+
+    /// Without OVN: rule 0's flow, as table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)
+    #[arg(
+        long,
+        value_name = "FLOW",
+        env = "DNSFLOW_STATIC_FLOW",
+        hide = true,
+        conflicts_with_all = ["ovn_nb", "ovn_sb"]
+    )]
+    pub static_flow: Option<StaticProfile>,
+
+    /// Whether a dnsName without a wildcard also matches its sub-domains
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "DNSFLOW_SUBDOMAINS",
+        default_value_t = true,
+        action = ArgAction::Set
+    )]
+    pub subdomains: bool,
+
+    /// Whether an answer waits on the node until the flows that it asks for are installed
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "DNSFLOW_HOLD",
+        default_value_t = true,
+        action = ArgAction::Set
+    )]
+    pub hold: bool,
+
+    /// The time after which an answer waits no longer, 1s at most
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "DNSFLOW_HOLD_MAX",
+        default_value = "500ms",
+        value_parser = hold_time
+    )]
+    pub hold_max: Duration,
+
+    /// How long flows stay without an agent (marks: at most), 30s to 18h
+    #[arg(
+        long = "keep-flows",
+        value_name = "TIME",
+        env = "DNSFLOW_KEEP_FLOWS",
+        default_value = "5m",
+        value_parser = keep_seconds
+    )]
+    pub keep_flows_s: u16,
+
+    /// The time for which an address stays at least, however short its TTL
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "DNSFLOW_MIN_TTL",
+        default_value = "60s",
+        value_parser = time
+    )]
+    pub min_ttl: Duration,
+
+    /// The time after which an address goes, unless asked for again or in use
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "DNSFLOW_MAX_TTL",
+        default_value = "1h",
+        value_parser = time
+    )]
+    pub max_ttl: Duration,
+
+    /// The time without a packet after which an address past its TTL goes
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "DNSFLOW_IDLE_GRACE",
+        default_value = "60s",
+        value_parser = time
+    )]
+    pub idle_grace: Duration,
+
+    /// Addresses kept for one name of a pod
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_ADDRESSES_PER_NAME",
+        default_value_t = 256
+    )]
+    pub max_addresses_per_name: u32,
+
+    /// Addresses kept for a pod, on each of its networks
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_ADDRESSES_PER_POD",
+        default_value_t = 4096
+    )]
+    pub max_addresses_per_pod: u32,
+
+    /// Flows that the answers to one pod may change each second; 32 s' worth of it at once
+    #[arg(
+        long,
+        value_name = "COUNT",
+        env = "DNSFLOW_MAX_FLOW_CHANGES",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_flow_changes: u32,
+
+    /// Keep here what a restarted agent should know: the names behind the open addresses
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Keep the programs on this BPF file system between two agents, and read what they captured
+    #[arg(long, value_name = "DIR", env = "DNSFLOW_PIN_DIR")]
+    pub pin_dir: Option<PathBuf>,
+
+    /// Trust the answers of this DNS server, as pods know it; may be given more than once
+    #[arg(
+        long,
+        value_name = "IP[:PORT]",
+        env = "DNSFLOW_RESOLVER",
+        value_delimiter = ','
+    )]
+    pub resolver: Vec<Resolver>,
+
+    /// A port that DNS servers answer from; may be given more than once
+    #[arg(
+        long,
+        value_name = "PORT",
+        env = "DNSFLOW_DNS_PORT",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        default_value = "53"
+    )]
+    pub dns_port: Vec<u16>,
+
+    /// Never open the cluster's own networks: pods, services, join, masquerade
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_CLUSTER_NETWORKS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub cluster_networks: Vec<IpNet>,
+
+    /// Never open addresses in this network (`private`: in all private ones)
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_DENY_ANSWERS",
+        value_delimiter = ','
+    )]
+    pub deny_answers: Vec<DeniedNetwork>,
+
+    /// Judge an address behind this NAT64 prefix by the IPv4 address in it
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_NAT64_PREFIX",
+        value_delimiter = ','
+    )]
+    pub nat64_prefix: Vec<Nat64Prefix>,
+
+    /// Open addresses in this network although they are refused otherwise
+    #[arg(
+        long,
+        value_name = "CIDR",
+        env = "DNSFLOW_ALLOW_ANSWERS",
+        value_delimiter = ',',
+        value_parser = parse_network
+    )]
+    pub allow_answers: Vec<IpNet>,
+
+    /// Decide and tell what would be opened, and install nothing
+    #[arg(long, env = "DNSFLOW_DRY_RUN")]
+    pub dry_run: bool,
+
+    /// How an address is opened: by flows of its own, by a mark on packets to it, or as is possible
+    #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "auto")]
+    pub verdict: Verdict,
+
+    /// The bits of the mark of packets that say their verdict; nobody else on the node may use them
+    #[arg(
+        long,
+        value_name = "MASK",
+        env = "DNSFLOW_MARK_MASK",
+        default_value = "0xffe00000",
+        value_parser = parse_mark_mask
+    )]
+    pub mark_mask: NonZeroU32,
+
+    /// Tell of denied connections in an Event on the EgressFirewall, once an hour for each namespace
+    #[arg(long, env = "DNSFLOW_DENIED_EVENTS")]
+    pub denied_events: bool,
+
+    /// Answer /livez, /readyz and /metrics by HTTP here, such as 127.0.0.1:9473 [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", env = "DNSFLOW_LISTEN")]
+    pub listen: Option<SocketAddr>,
+
+    /// Where it answers.
+    #[command(flatten)]
+    pub control_socket: ControlSocket,
+
+    /// How to write the log
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "DNSFLOW_LOG_FORMAT",
+        default_value = "text"
+    )]
+    pub log_format: LogFormat,
+}
+
+impl AgentOptions {
+    /// How long cache entries last, and how many there may be.
+    pub fn cache_limits(&self) -> CacheLimits {
+        let count = |count: u32| usize::try_from(count).unwrap_or(usize::MAX).max(1);
+        CacheLimits {
+            min_ttl: self.min_ttl,
+            max_ttl: self.max_ttl,
+            idle_grace: self.idle_grace,
+            addresses_per_port_max: count(self.max_addresses_per_pod),
+            addresses_per_name_max: count(self.max_addresses_per_name),
+            ..CacheLimits::default()
+        }
+    }
+}
+
+impl AgentOptions {
+    /// How long an answer may wait for its flows; `None` where none does. In a dry run, there are none.
+    pub fn held_for(&self) -> Option<Duration> {
+        (self.hold && !self.dry_run).then_some(self.hold_max)
+    }
+}
+
+/// How an address is opened.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Verdict {
+    /// By a mark where packets can be marked and marks outlive the agent, else by flows.
+    Auto,
+    /// By flows of its own, on every datapath.
+    Flows,
+    /// By a mark, on the kernel's datapath.
+    Kernel,
+}
+
+/// Reads a mask whose bits are set without a gap, in the form of `iptables -m mark`.
+fn parse_mark_mask(text: &str) -> Result<NonZeroU32, String> {
+    let digits = text.strip_prefix("0x").ok_or("a mask begins with 0x")?;
+    let mask = u32::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
+    let mask = NonZeroU32::new(mask).ok_or("a mask has at least one bit")?;
+    let number = mask.get() >> mask.trailing_zeros();
+    match number & number.wrapping_add(1) {
+        0 => Ok(mask),
+        _ => Err("the bits of the mask are not all in one piece".to_owned()),
+    }
+}
+
+/// The longest time that an option can name: a year.
+const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The longest time for which an answer can be held. A resolver asks again after some seconds.
+const HOLD_MAX: Duration = Duration::from_secs(1);
+/// How many seconds flows can stay without an agent. The sentinel flows are renewed after a third of them.
+const KEEP_FLOWS: RangeInclusive<u16> = 30..=18 * 3600;
+
+/// Parses a time with its unit, such as `500ms`, `60s` or `5m`.
+pub(crate) fn time(text: &str) -> Result<Duration, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "a unit is missing, as in {text}s, {text}ms or {text}m"
+        ));
+    }
+    match humantime::parse_duration(text) {
+        Ok(time) if time <= TIME_MAX => Ok(time),
+        Ok(_) => Err("longer than a year".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The same, within the limits of `--hold-max`.
+fn hold_time(text: &str) -> Result<Duration, String> {
+    let time = time(text)?;
+    match (Duration::from_millis(1)..=HOLD_MAX).contains(&time) {
+        true => Ok(time),
+        false => Err("not between 1ms and 1s".to_owned()),
+    }
+}
+
+/// A time within the limits of `--keep-flows`, in seconds. OpenFlow's timeouts have 16 bits for them.
+fn keep_seconds(text: &str) -> Result<u16, String> {
+    let seconds = u16::try_from(time(text)?.as_secs()).ok();
+    let within = seconds.filter(|seconds| KEEP_FLOWS.contains(seconds));
+    within.ok_or_else(|| "not between 30s and 18h".to_owned())
+}
+
+/// Options that are right one by one, but not together.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum OptionsError {
+    /// More ports than the program has room for.
+    #[error("--dns-port: {0} ports given, {PORTS_MAX} are possible")]
+    TooManyPorts(usize),
+    /// More networks than are looked at.
+    #[error("--cluster-networks, --deny-answers, --allow-answers or --nat64-prefix: {0}")]
+    TooManyNetworks(#[from] TooManyNetworks),
+}
+
+impl AgentOptions {
+    /// The ports that DNS servers answer from.
+    pub fn ports(&self) -> Result<Ports, OptionsError> {
+        Ports::new(&self.dns_port).ok_or(OptionsError::TooManyPorts(self.dns_port.len()))
+    }
+
+    /// The addresses that are never opened.
+    pub fn refusals(&self) -> Result<Refusals, OptionsError> {
+        Ok(Refusals::new(
+            &self.cluster_networks,
+            &self.deny_answers,
+            &self.allow_answers,
+            &self.nat64_prefix,
+        )?)
+    }
+}
+
+/// The options of `dnsflow check`: those of the agent that is to work here, and how to print.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct CheckOptions {
+    /// The agent's.
+    #[command(flatten)]
+    pub agent: AgentOptions,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputOptions,
+
+    /// A warning counts as a failure: exit code 3
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// The options of `dnsflow bundle`: where the archive goes, and those of the agent, for `check`.
+#[derive(Args, Clone, Debug, Eq, PartialEq)]
+pub struct BundleOptions {
+    /// The archive (.tar.gz), which must not be there yet; - is standard output
+    #[arg(value_name = "FILE|-", default_value = "-")]
+    pub file: PathBuf,
+
+    /// The agent's.
+    #[command(flatten)]
+    pub agent: AgentOptions,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object per line.
+    Json,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,687 @@
+//! What the subcommands print for people.
+
+use std::{
+    io::{self, Write},
+    iter,
+};
+
+use dnsflow_core::view::{
+    Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
+    StepOutcome, Verdict,
+};
+use serde::{Deserialize, Serialize};
+use tabwriter::TabWriter;
+
+use super::{
+    Status,
+    event::Event,
+    pruned::{Pruning, RuleUse, Since, Used},
+    trial::{Change, Changed, Trialled},
+};
+use crate::Levels;
+
+/// A row of a table.
+pub(crate) trait Row {
+    /// The heads of the columns.
+    fn heads() -> Vec<&'static str>;
+
+    /// The cells, one for each head.
+    fn cells(self) -> Vec<String>;
+}
+
+/// A table that is being written.
+pub(crate) struct Table<W: Write> {
+    output: TabWriter<W>,
+}
+
+/// Begins a table.
+pub(crate) fn table<R: Row>(output: impl Write) -> io::Result<Table<impl Write>> {
+    let mut output = TabWriter::new(output).padding(3);
+    writeln!(output, "{}", R::heads().join("\t"))?;
+    Ok(Table { output })
+}
+
+impl<W: Write> Table<W> {
+    /// Adds rows.
+    pub(crate) fn extend<R: Row>(&mut self, rows: impl IntoIterator<Item = R>) -> io::Result<()> {
+        let mut rows = rows.into_iter();
+        rows.try_for_each(|row| writeln!(self.output, "{}", row.cells().join("\t")))
+    }
+
+    /// Ends the table.
+    pub(crate) fn end(mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// A name that leads a pod to an address.
+pub(crate) struct CacheRow {
+    pod: String,
+    name: String,
+    address: String,
+    ttl: String,
+    origin: String,
+    rules: String,
+    packets: String,
+    last_used: String,
+}
+
+impl CacheRow {
+    /// The rows of an entry: one for each name, or one without.
+    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
+        let row = |name: Option<&NameView>| Self {
+            pod: pod(&entry.namespace, &entry.pod),
+            name: name.map_or_else(|| "<unknown>".to_owned(), |name| name.name.clone()),
+            address: entry.address.to_string(),
+            ttl: name.map_or_else(|| "-".to_owned(), |name| seconds(name.ttl_left_s)),
+            origin: match (name, &entry.refused) {
+                (_, Some(reason)) => format!("refused ({reason})"),
+                (Some(name), None) => text(&name.origin),
+                (None, None) => "adopted".to_owned(),
+            },
+            rules: name.map_or_else(String::new, |name| numbers(&name.rules)),
+            packets: packets(entry.packets),
+            last_used: match (entry.used_s, &entry.flows[..]) {
+                (Some(used_s), _) => format!("{} ago", seconds(used_s)),
+                (None, []) => "no flow".to_owned(),
+                (None, _) => "never".to_owned(),
+            },
+        };
+        match &entry.names[..] {
+            [] => vec![row(None)],
+            names => names.iter().map(|name| row(Some(name))).collect(),
+        }
+    }
+}
+
+impl Row for CacheRow {
+    fn heads() -> Vec<&'static str> {
+        vec![
+            "POD", "NAME", "ADDRESS", "TTL", "SOURCE", "RULES", "PACKETS", "USED",
+        ]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self {
+            pod,
+            name,
+            address,
+            ttl,
+            origin,
+            rules,
+            packets,
+            last_used,
+        } = self;
+        vec![pod, name, address, ttl, origin, rules, packets, last_used]
+    }
+}
+
+/// A flow, with what it is for.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct FlowRow {
+    namespace: String,
+    pod: String,
+    names: Vec<String>,
+    rules: Vec<u32>,
+    #[serde(flatten)]
+    flow: FlowView,
+}
+
+impl FlowRow {
+    /// The flows of an entry.
+    pub(crate) fn of(entry: &EntryView) -> Vec<Self> {
+        let names = entry.names.iter();
+        let mut rules: Vec<u32> = names
+            .clone()
+            .flat_map(|name| &name.rules)
+            .copied()
+            .collect();
+        rules.sort_unstable();
+        rules.dedup();
+        let row = |flow: &FlowView| Self {
+            namespace: entry.namespace.clone(),
+            pod: entry.pod.clone(),
+            names: names.clone().map(|name| name.name.clone()).collect(),
+            rules: rules.clone(),
+            flow: flow.clone(),
+        };
+        entry.flows.iter().map(row).collect()
+    }
+}
+
+impl Row for FlowRow {
+    fn heads() -> Vec<&'static str> {
+        vec!["POD", "NAMES", "RULES", "PACKETS", "USED", "FLOW"]
+    }
+
+    fn cells(self) -> Vec<String> {
+        vec![
+            pod(&self.namespace, &self.pod),
+            self.names.join(","),
+            numbers(&self.rules),
+            self.flow.packets.to_string(),
+            used_text(&self.flow),
+            match self.flow.is_missing {
+                true => format!("{} (missing)", self.flow.flow),
+                false => self.flow.flow,
+            },
+        ]
+    }
+}
+
+/// A port of which there is something to say.
+pub(crate) struct PortRow<'a>(&'a PortView, String);
+
+impl<'a> PortRow<'a> {
+    /// What there is to say of a port.
+    pub(crate) fn of(port: &'a PortView) -> Vec<Self> {
+        let attachment = match &port.attachment {
+            Attachment::Attached => None,
+            Attachment::Pending => Some("not attached yet".to_owned()),
+            Attachment::Failed(reason) => Some(format!("not attached: {reason}")),
+        };
+        let not_trusted = port.not_trusted.iter();
+        let not_trusted = not_trusted.map(|why| format!("nothing counts that it is told: {why}"));
+        let states = attachment.into_iter().chain(not_trusted);
+        let states = states.chain(port.limits.iter().cloned());
+        states.map(|state| Self(port, state)).collect()
+    }
+}
+
+impl Row for PortRow<'_> {
+    fn heads() -> Vec<&'static str> {
+        vec!["POD", "INTERFACE", "STATE"]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self(port, state) = self;
+        vec![
+            pod(&port.namespace, &port.pod),
+            port.interface.clone(),
+            state,
+        ]
+    }
+}
+
+/// What there is to say of the agent as a whole: heads, and a text for each.
+pub(crate) fn status_lines(status: &Status) -> [(&'static str, String); 8] {
+    let Status {
+        version,
+        up_s,
+        node,
+    } = status;
+    let unread: Vec<_> = node
+        .sources
+        .iter()
+        .filter(|source| !source.is_read)
+        .collect();
+    let unread: Vec<_> = unread.iter().map(|source| &*source.source).collect();
+    let attached = node.ports.iter();
+    let attached = attached.filter(|port| port.attachment == Attachment::Attached);
+    let has_problems = node.firewalls.iter();
+    let has_problems = has_problems.filter(|firewall| !firewall.problems.is_empty());
+    let dry_runs = node.firewalls.iter();
+    let dry_runs = dry_runs.filter(|firewall| firewall.is_dry_run).count();
+    [
+        ("agent", format!("{version}, up {}", seconds(*up_s))),
+        ("ready", yes_or(node.is_ready, "not yet")),
+        (
+            "switch",
+            match (node.switch_is_connected, node.switch_is_compared) {
+                (false, _) => "not connected".to_owned(),
+                (true, false) => "connected, not compared yet".to_owned(),
+                (true, true) => "connected".to_owned(),
+            },
+        ),
+        ("sources", {
+            let read = match unread[..] {
+                [] => "all read".to_owned(),
+                _ => format!("not read yet: {}", unread.join(", ")),
+            };
+            let large = node.large_tables.iter().cloned();
+            Vec::from_iter(iter::once(read).chain(large)).join("; ")
+        }),
+        (
+            "resolvers",
+            match node.resolvers[..] {
+                [] => "none is trusted: see --resolver and --dns-service".to_owned(),
+                _ => node.resolvers.join(", "),
+            },
+        ),
+        (
+            "ports",
+            format!("{} of {} attached", attached.count(), node.ports.len()),
+        ),
+        (
+            "firewalls",
+            format!(
+                "{}, {} with something to know{}",
+                node.firewalls.len(),
+                has_problems.count(),
+                match dry_runs {
+                    0 => String::new(),
+                    count => format!(", {count} as a dry run: nothing is installed for them"),
+                }
+            ),
+        ),
+        (
+            "cache",
+            format!("{} addresses, {} flows", node.addresses, node.flows),
+        ),
+    ]
+}
+
+/// `dnsflow status`.
+pub(super) fn status(status: &Status, mut output: impl Write) -> io::Result<()> {
+    let node = &status.node;
+    for (head, text) in status_lines(status) {
+        writeln!(output, "{head:<10} {text}")?;
+    }
+    let ports: Vec<_> = node.ports.iter().flat_map(PortRow::of).collect();
+    if !ports.is_empty() {
+        writeln!(output)?;
+        let mut table = table::<PortRow<'_>>(&mut output)?;
+        table.extend(ports)?;
+        table.end()?;
+    }
+    for firewall in &node.firewalls {
+        for problem in &firewall.problems {
+            writeln!(
+                output,
+                "\nnamespace {}, rule {} ({}): {}",
+                firewall.namespace, problem.rule, problem.severity, problem.text
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// A connection for which a tried EgressFirewall changes something.
+pub(crate) struct ChangedRow<'a> {
+    /// The namespace of the pod.
+    pub(crate) namespace: &'a str,
+    /// The connection.
+    pub(crate) changed: &'a Changed,
+}
+
+impl Row for ChangedRow<'_> {
+    fn heads() -> Vec<&'static str> {
+        vec![
+            "CHANGE",
+            "POD",
+            "DESTINATION",
+            "NAMES",
+            "NOW",
+            "THEN",
+            "LAST",
+        ]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self { namespace, changed } = self;
+        vec![
+            changed.change.text().to_owned(),
+            pod(namespace, &changed.pod),
+            changed.target.clone(),
+            match changed.names[..] {
+                [] => "-".to_owned(),
+                _ => changed.names.join(","),
+            },
+            changed.now.text.clone(),
+            changed.then.text.clone(),
+            format!("{} ago", seconds(changed.last_s)),
+        ]
+    }
+}
+
+/// `dnsflow try`.
+pub(crate) fn trialled(trialled: &Trialled, output: &mut impl Write) -> io::Result<()> {
+    let namespace = &trialled.namespace;
+    trial_counts(trialled, "this node", output)?;
+    if !trialled.changed.is_empty() {
+        writeln!(output)?;
+        let changed = trialled.changed.iter();
+        let mut table = table::<ChangedRow<'_>>(&mut *output)?;
+        table.extend(changed.map(|changed| ChangedRow { namespace, changed }))?;
+        table.end()?;
+    }
+    trial_notes(trialled, output)
+}
+
+/// How many connections of these nodes change in which way.
+pub(crate) fn trial_counts(
+    trialled: &Trialled,
+    nodes: &str,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let now = match trialled.rules_now {
+        Some(count) => format!("{count} rules now"),
+        None => "no EgressFirewall now".to_owned(),
+    };
+    writeln!(
+        output,
+        "namespace {}: {now}, {} rules then; connections of the last {}, on {nodes}",
+        trialled.namespace,
+        trialled.rules_then,
+        seconds(trialled.known_s)
+    )?;
+    for (head, count) in [
+        ("would deny", trialled.count(Change::WouldDeny)),
+        ("would allow", trialled.count(Change::WouldAllow)),
+        ("not known", trialled.count(Change::NotKnown)),
+        ("stay allowed", trialled.stay_allowed),
+        ("stay denied", trialled.stay_denied),
+    ] {
+        writeln!(output, "{head:<13} {count}")?;
+    }
+    Ok(())
+}
+
+/// What is wrong with a manifest, and what else there is to know.
+pub(crate) fn trial_notes(trialled: &Trialled, output: &mut impl Write) -> io::Result<()> {
+    let problems = trialled.problems.iter().map(|text| ("problem", text));
+    let notes = trialled.notes.iter().map(|text| ("note", text));
+    let mut lines = problems.chain(notes);
+    lines.try_for_each(|(head, text)| writeln!(output, "{head}: {text}"))
+}
+
+/// What is known of a rule.
+struct RuleRow<'a>(&'a RuleUse);
+
+impl Row for RuleRow<'_> {
+    fn heads() -> Vec<&'static str> {
+        vec!["RULE", "TEXT", "USED", "PLACES", "NAMES"]
+    }
+
+    fn cells(self) -> Vec<String> {
+        let Self(rule) = self;
+        let names = rule.names.iter().map(|name| match name.last_s {
+            Some(last_s) => format!("{} ({} ago)", name.name, seconds(last_s)),
+            None => format!("{} (told)", name.name),
+        });
+        let names: Vec<_> = names.collect();
+        vec![
+            rule.rule.to_string(),
+            rule.text.clone(),
+            rule_used(rule),
+            rule.places.to_string(),
+            match names[..] {
+                [] => "-".to_owned(),
+                _ => names.join(", "),
+            },
+        ]
+    }
+}
+
+/// Whether and when a rule was used.
+pub(crate) fn rule_used(rule: &RuleUse) -> String {
+    match (rule.used, rule.last_s) {
+        (Used::Connected, Some(last_s)) => format!("{} ago", seconds(last_s)),
+        (Used::Connected, None) => "yes".to_owned(),
+        (Used::Told, _) => "told only".to_owned(),
+        (Used::Never, _) => "never".to_owned(),
+        (Used::NotKnown, _) => "not known".to_owned(),
+    }
+}
+
+/// What limits the time that is known of.
+pub(crate) fn since(since: Since) -> &'static str {
+    match since {
+        Since::AgentStart => "since the agent has started",
+        Since::FirewallChange => "since the EgressFirewall has changed",
+        Since::AnHour => "nothing older is remembered",
+    }
+}
+
+/// `dnsflow prune`, of these nodes.
+pub(crate) fn pruning(pruning: &Pruning, nodes: &str, output: &mut impl Write) -> io::Result<()> {
+    let Pruning {
+        namespace,
+        known_s,
+        known_since,
+        rules,
+        only_by_answer,
+    } = pruning;
+    let since = since(*known_since);
+    writeln!(
+        output,
+        "namespace {namespace}: what its pods on {nodes} have done for {} ({since})\n",
+        seconds(*known_s)
+    )?;
+    let mut table = table::<RuleRow<'_>>(&mut *output)?;
+    table.extend(rules.iter().map(RuleRow))?;
+    table.end()?;
+    writeln!(output)?;
+    let unused: Vec<u32> = pruning.unused().map(|rule| rule.rule).collect();
+    writeln!(output, "never used: rules {}", numbers(&unused))?;
+    for rule in rules.iter().filter(|rule| !rule.narrower.is_empty()) {
+        writeln!(
+            output,
+            "instead of the wildcard of rule {}: {}",
+            rule.rule,
+            rule.narrower.join(", ")
+        )?;
+    }
+    let Some(only) = only_by_answer else {
+        return Ok(());
+    };
+    writeln!(
+        output,
+        "connections that ovn-kubernetes alone would deny now: {}",
+        only.len()
+    )?;
+    for one in only {
+        writeln!(
+            output,
+            "  {} to {} ({}), rule {}, {} ago",
+            pod(namespace, &one.pod),
+            one.target,
+            one.names.join(", "),
+            one.rule,
+            seconds(one.last_s)
+        )?;
+    }
+    Ok(())
+}
+
+/// `dnsflow log-level`.
+pub(crate) fn levels(levels: &Levels, output: &mut impl Write) -> io::Result<()> {
+    let Levels {
+        level,
+        started_with,
+    } = levels;
+    writeln!(output, "{level}")?;
+    if level != started_with {
+        writeln!(output, "the agent has started with {started_with}")?;
+    }
+    Ok(())
+}
+
+/// An event, in one line.
+pub fn event(event: &Event, output: &mut impl Write) -> io::Result<()> {
+    let mut parts = vec![event.time.clone()];
+    match (&event.namespace, &event.pod) {
+        (Some(namespace), Some(name)) => parts.push(pod(namespace, name)),
+        (Some(namespace), None) => parts.push(namespace.clone()),
+        _ => {}
+    }
+    parts.push(event.event.clone());
+    if let Some(target) = &event.target {
+        // The text of what has a name begins with the name.
+        match event.name.is_some() {
+            true => parts.push(format!("{target} = {}", event.text)),
+            false => parts.extend([target.clone(), event.text.clone()]),
+        }
+        return writeln!(output, "{}", parts.join("  "));
+    }
+    parts.extend(event.name.clone());
+    if !event.addresses.is_empty() {
+        let addresses: Vec<_> = event.addresses.iter().map(ToString::to_string).collect();
+        parts.push(format!("-> {}", addresses.join(", ")));
+    }
+    match (&event.rules[..], &event.text) {
+        ([], text) if text.is_empty() => {}
+        ([], text) => parts.push(text.clone()),
+        (rules, text) if text.is_empty() => parts.push(format!("(rules {})", numbers(rules))),
+        (_, text) => parts.push(text.clone()),
+    }
+    if let Some(activation) = event.activation_us {
+        parts.push(format!("in {activation} µs"));
+    }
+    writeln!(output, "{}", parts.join("  "))
+}
+
+/// `dnsflow explain`.
+pub(crate) fn explanations(
+    explained: &[Explanation],
+    target: &str,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    for explanation in explained {
+        let Explanation {
+            port,
+            addresses,
+            hints,
+            ..
+        } = explanation;
+        let network = port.network.as_deref();
+        let network = network.map_or_else(String::new, |name| format!(" on network {name}"));
+        let pod = pod(&port.namespace, &port.pod);
+        writeln!(output, "pod {pod}{network} to {target}")?;
+        for address in addresses {
+            explained_address(address, output)?;
+        }
+        for hint in hints {
+            writeln!(output, "  hint: {hint}")?;
+        }
+    }
+    Ok(())
+}
+
+fn explained_address(address: &ExplainedAddress, output: &mut impl Write) -> io::Result<()> {
+    let verdict = match address.verdict {
+        Verdict::Allowed => "ALLOWED",
+        Verdict::Blocked => "BLOCKED",
+    };
+    let to = address
+        .address
+        .map_or_else(String::new, |to| format!("{to} "));
+    let reason = text(&address.reason);
+    writeln!(output, "\n{to}{verdict} ({reason}): {}", address.text)?;
+    if let Some(remedy) = &address.remedy {
+        writeln!(output, "  remedy: {remedy}")?;
+    }
+    if let Some(entry) = &address.entry {
+        for name in &entry.names {
+            let resolver = name.resolver.as_ref();
+            let by = resolver.map_or_else(String::new, |resolver| format!(" by {resolver}"));
+            writeln!(
+                output,
+                "  told {} ago{by}: {}, for {} more ({}), rules {}",
+                seconds(name.told_s),
+                name.name,
+                seconds(name.ttl_left_s),
+                text(&name.origin),
+                numbers(&name.rules)
+            )?;
+        }
+        if entry.is_adopted {
+            writeln!(
+                output,
+                "  flows of an earlier run, whose names are not known"
+            )?;
+        }
+    }
+    for heard in &address.heard {
+        writeln!(
+            output,
+            "  told {} ago by {}: {}, which no rule mentions",
+            seconds(heard.told_s),
+            heard.resolver,
+            heard.name
+        )?;
+    }
+    for step in &address.steps {
+        let ports = match step.ports[..] {
+            [] => String::new(),
+            _ => format!(" {}", step.ports.join(",")),
+        };
+        let outcome = match step.outcome {
+            StepOutcome::NoMatch => "does not match",
+            StepOutcome::Decides => "decides",
+            StepOutcome::NotInForce => "not in force",
+            StepOutcome::SomePorts => "for some ports",
+            StepOutcome::TooLate => "too late",
+            StepOutcome::Unknown => "unknown",
+        };
+        let why = match step.why.is_empty() {
+            true => String::new(),
+            false => format!(": {}", step.why),
+        };
+        writeln!(
+            output,
+            "  rule {} {} {}{ports}  {outcome}{why}",
+            step.rule, step.action, step.destination
+        )?;
+    }
+    for flow in address.entry.iter().flat_map(|entry| &entry.flows) {
+        writeln!(
+            output,
+            "  flow {}, {} packets, used: {}",
+            flow.flow,
+            flow.packets,
+            used_text(flow)
+        )?;
+    }
+    Ok(())
+}
+
+fn used_text(flow: &FlowView) -> String {
+    match flow.packets {
+        0 => "never".to_owned(),
+        _ => format!("{} ago", seconds(flow.idle_s)),
+    }
+}
+
+/// How many packets there were, where they are counted.
+pub(crate) fn packets(packets: Option<u64>) -> String {
+    packets.map_or_else(|| "-".to_owned(), |packets| packets.to_string())
+}
+
+fn pod(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+pub(crate) fn numbers(numbers: &[u32]) -> String {
+    match numbers {
+        [] => "none".to_owned(),
+        _ => {
+            let texts: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+            texts.join(",")
+        }
+    }
+}
+
+pub(crate) fn yes_or(is_so: bool, otherwise: &str) -> String {
+    if is_so { "yes" } else { otherwise }.to_owned()
+}
+
+/// The word that stands in JSON for a value.
+pub(crate) fn text(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    let text = value.as_ref().and_then(|value| value.as_str());
+    text.unwrap_or_default().to_owned()
+}
+
+/// A time in its two largest units.
+pub(crate) fn seconds(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests;
