@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::{Timestamp, input::LargeTable};
+use dnsflow_core::{Timestamp, io::input::LargeTable};
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use dnsflow_core::{
-    flow::{FlowChange, InstalledFlow, text},
-    input::{BatchError, BatchId, FlowQuestion, FlowReply},
+    io::input::{BatchError, BatchId, FlowQuestion, FlowReply},
+    values::flow::{FlowChange, InstalledFlow, text},
 };
 use tokio::{runtime, time::timeout};
 

@@ -42,9 +42,9 @@ use std::{
 use clap::CommandFactory as _;
 use dnsflow_core::{
     Input,
-    name::{DnsName, DomainName},
+    ask::view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
     ovn::rows::pod_of_port,
-    view::{Beside, EntryView, Explanation, StepOutcome, Target, Verdict},
+    values::name::{DnsName, DomainName},
 };
 use dnsflow_ovsdb::Remotes;
 use futures::{Stream, StreamExt as _, stream};

@@ -11,10 +11,12 @@ use std::{
 };
 
 use dnsflow_core::{
-    attempts::{self, Attempts},
-    history::{ConnectionView, History, Place, Tried},
-    report::{Denied, Report},
-    view::Judged,
+    ask::{
+        attempts::{self, Attempts},
+        history::{ConnectionView, History, Place, Tried},
+        view::Judged,
+    },
+    io::report::{Denied, Report},
 };
 use tokio::time::sleep;
 use tracing::warn;

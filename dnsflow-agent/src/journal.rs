@@ -13,7 +13,7 @@ use std::{
     time::SystemTime,
 };
 
-use dnsflow_core::{ovn::rows::pod_of_port, report::Report, view};
+use dnsflow_core::{ask::view, io::report::Report, ovn::rows::pod_of_port};
 
 use crate::asking::{event::Event, moment::rfc3339};
 

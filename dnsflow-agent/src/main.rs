@@ -18,7 +18,7 @@ use dnsflow_agent::{
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
 };
-use dnsflow_core::view::Verdict;
+use dnsflow_core::ask::view::Verdict;
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut output = Output::of_this_process();

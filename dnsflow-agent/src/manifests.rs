@@ -18,7 +18,7 @@ use std::{
 
 use dnsflow_core::{
     Input,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
+    values::firewall::{Firewall, FirewallId, FirewallUpdate},
 };
 use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,

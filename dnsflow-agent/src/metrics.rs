@@ -12,10 +12,10 @@ use std::{
 
 use dnsflow_common::reason::Reason;
 use dnsflow_core::{
-    counter_vec::{CounterVec, Label},
-    counters::Counters,
+    ask::view::Totals,
     engine::Engine,
-    view::Totals,
+    io::counters::Counters,
+    tools::counter_vec::{CounterVec, Label},
 };
 use dnsflow_ovsdb::OvsdbCounters;
 use hyper::body::Bytes;

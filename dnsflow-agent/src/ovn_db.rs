@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use dnsflow_core::{
     Input,
-    input::LOGICAL_FLOW_SAMPLE_MAX,
+    io::input::LOGICAL_FLOW_SAMPLE_MAX,
     ovn::rows::{NbUpdate, Pipeline, SbUpdate, Stage},
 };
 use dnsflow_ovsdb::{

@@ -23,17 +23,18 @@ use dnsflow_common::{
 };
 use dnsflow_core::{
     Command, Input, Timestamp,
-    attempts::Attempts,
-    connection::Attempt,
+    ask::{
+        attempts::Attempts,
+        view::{self, Judged, Verdict},
+    },
     engine::{Config, Engine},
-    firewall::FirewallUpdate,
-    flow::Protocol,
-    input::Frame,
+    io::{input::Frame, report::Report},
     ovn::rows::{Interface, InterfaceUpdate, MacAddress, RowId, pod_of_port},
-    profile::StaticProfile,
-    refused::{Refusals, TooManyNetworks},
-    report::Report,
-    view::{self, Judged, Verdict},
+    policy::{
+        profile::StaticProfile,
+        refused::{Refusals, TooManyNetworks},
+    },
+    values::{connection::Attempt, firewall::FirewallUpdate, flow::Protocol},
 };
 use serde::{Deserialize, Serialize};
 

@@ -31,8 +31,8 @@ use std::{
 };
 
 use dnsflow_core::{
-    name::DomainName,
-    snapshot::{SavedEntry, SavedName},
+    cache::snapshot::{SavedEntry, SavedName},
+    values::name::DomainName,
 };
 use serde::{Deserialize, Serialize};
 

@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 
 use dnsflow_core::{
     Input,
-    limits::MEGAFLOW_IDLE,
     ovn::rows::{Interface, InterfaceUpdate, MacAddress},
+    values::limits::MEGAFLOW_IDLE,
 };
 use dnsflow_ovsdb::{
     CellError, Column, Connection, Database, Event, OvsdbCounters, Remotes, Row, Table,

@@ -34,7 +34,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use dnsflow_core::{Input, Timestamp, connection};
+use dnsflow_core::{Input, Timestamp, values::connection};
 
 use crate::{causes::Causes, clock::now};
 use passes::Passes;

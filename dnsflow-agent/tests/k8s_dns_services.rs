@@ -6,7 +6,7 @@ mod fake;
 use std::collections::BTreeSet;
 
 use dnsflow_agent::k8s::{ClientOptions, DnsService, watch_dns_services};
-use dnsflow_core::resolver::Resolver;
+use dnsflow_core::values::resolver::Resolver;
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};

@@ -9,11 +9,11 @@ use dnsflow_agent::k8s::{
     events::{Reporter, channel, post},
 };
 use dnsflow_core::{
-    limits::Limit,
-    report::{
+    io::report::{
         Report,
         Severity::{self, Caveat, NotInForce, Waiting},
     },
+    values::limits::Limit,
 };
 use fake::{Kubeconfig, PATIENCE, Server, status};
 use serde_json::{Value, json};

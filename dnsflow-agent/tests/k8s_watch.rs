@@ -5,7 +5,7 @@ mod fake;
 use std::time::{Duration, Instant};
 
 use dnsflow_agent::k8s::{ClientOptions, QUIET_TARGETS, watch};
-use dnsflow_core::{Input, firewall::Destination};
+use dnsflow_core::{Input, values::firewall::Destination};
 use fake::{Kubeconfig, Log, PATIENCE, Server, list, status};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};

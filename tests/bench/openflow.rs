@@ -5,8 +5,8 @@ use std::{net::Ipv4Addr, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::{Context, Result, bail};
 use dnsflow_agent::openflow::{Connection, Event};
 use dnsflow_core::{
-    flow::{Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey},
-    input::{BatchId, FlowQuestion, FlowReply},
+    io::input::{BatchId, FlowQuestion, FlowReply},
+    values::flow::{Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey},
 };
 use tokio::{runtime::Runtime, time::timeout};
 

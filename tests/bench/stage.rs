@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dnsflow_core::flow::FlowKey;
+use dnsflow_core::values::flow::FlowKey;
 use dnsflow_tests::{
     agent::{self, Agent},
     firewall::RuleSpec,

@@ -20,17 +20,19 @@ use anyhow::Result;
 use clap::Parser;
 use dnsflow_core::{
     Input,
+    cache::snapshot::Snapshot,
     engine::{Config, Engine},
-    firewall::{Firewall, FirewallId, FirewallUpdate, Rule},
-    limits::CacheLimits,
     ovn::rows::{
         Acl, Datapath, Interface, InterfaceUpdate, LoadBalancer, LogicalFlow, NbUpdate,
         PortBinding, PortGroup, RowId, SbUpdate,
     },
-    snapshot::Snapshot,
     testing::{
         DATAPATH, GROUP, Node, acl, acl_row, allow, answer_frame, deny_all, firewall, firewalls,
         ifindex_of, interface, logical_flow, logical_flow_row, port_binding,
+    },
+    values::{
+        firewall::{Firewall, FirewallId, FirewallUpdate, Rule},
+        limits::CacheLimits,
     },
 };
 

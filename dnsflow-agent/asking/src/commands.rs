@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::view::{EntryView, Explanation, Verdict};
+use dnsflow_core::ask::view::{EntryView, Explanation, Verdict};
 use serde::Serialize;
 use tokio::runtime;
 

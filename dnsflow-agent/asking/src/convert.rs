@@ -7,7 +7,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use dnsflow_core::{
+use dnsflow_core::values::{
     firewall::{Destination, Firewall, FirewallId, Rule, RuleAction},
     flow::{Protocol, Transport},
     name::{DnsName, MAX_LABEL_LEN, NameError},

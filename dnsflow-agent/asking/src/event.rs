@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use dnsflow_core::view;
+use dnsflow_core::ask::view;
 use serde::{Deserialize, Serialize};
 
 /// Something that happened.

@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use dnsflow_core::{
-    firewall::{Firewall, FirewallId},
-    flow::Protocol,
-    history::ConnectionView,
-    view::{Reason, Verdict},
+    ask::{
+        history::ConnectionView,
+        view::{Reason, Verdict},
+    },
+    values::{
+        firewall::{Firewall, FirewallId},
+        flow::Protocol,
+    },
 };
 use serde_json::Value;
 

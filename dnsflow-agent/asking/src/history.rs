@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use dnsflow_core::history::ConnectionView;
+use dnsflow_core::ask::history::ConnectionView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

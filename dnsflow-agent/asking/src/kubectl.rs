@@ -12,7 +12,7 @@ mod united;
 use std::{ffi::OsString, io, path::Path, time::Duration};
 
 use clap::Parser;
-use dnsflow_core::view::PortView;
+use dnsflow_core::ask::view::PortView;
 use tokio::runtime;
 
 use crate::{

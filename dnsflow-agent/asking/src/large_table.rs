@@ -1,6 +1,6 @@
 //! A table of a database that is too large, for people.
 
-use dnsflow_core::input::LargeTable;
+use dnsflow_core::io::input::LargeTable;
 use dnsflow_ovsdb::TooLarge;
 
 /// The table with its limit and the remedy.

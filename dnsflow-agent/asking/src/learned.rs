@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::name::DomainName;
+use dnsflow_core::values::name::DomainName;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::Status;

@@ -30,7 +30,7 @@ pub mod trial;
 
 use std::collections::BTreeMap;
 
-use dnsflow_core::view::NodeView;
+use dnsflow_core::ask::view::NodeView;
 use serde::{Deserialize, Serialize};
 
 /// The version of this program, with its commit where that is known.

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dnsflow_core::firewall::{Firewall, FirewallId};
+use dnsflow_core::values::firewall::{Firewall, FirewallId};
 use kube::Resource;
 use serde_json::Value;
 

@@ -8,8 +8,8 @@ use std::{
 };
 
 use dnsflow_core::{
-    name::DnsName,
     ovn::hash::{Family, address_set_hashes},
+    values::name::DnsName,
 };
 use dnsflow_ovsdb::{
     Atom, Clause, Column, Condition, Connection, Database, Datum, Function, Remotes, Table,

@@ -11,10 +11,11 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
-    limits::CacheLimits,
-    profile::StaticProfile,
-    refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
-    resolver::Resolver,
+    policy::{
+        profile::StaticProfile,
+        refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
+    },
+    values::{limits::CacheLimits, resolver::Resolver},
 };
 use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;

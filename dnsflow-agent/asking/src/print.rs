@@ -5,7 +5,7 @@ use std::{
     iter,
 };
 
-use dnsflow_core::view::{
+use dnsflow_core::ask::view::{
     Attachment, EntryView, ExplainedAddress, Explanation, FlowView, NameView, PortView,
     StepOutcome, Verdict,
 };

@@ -7,12 +7,16 @@ use std::{
 };
 
 use dnsflow_core::{
-    firewall::{Destination, Firewall, RuleAction},
-    history::ConnectionView,
-    limits::HISTORY_TIME,
-    name::DnsName,
-    trial::{Facts, Trial},
-    view::{self, EntryView, Verdict},
+    ask::{
+        history::ConnectionView,
+        trial::{Facts, Trial},
+        view::{self, EntryView, Verdict},
+    },
+    values::{
+        firewall::{Destination, Firewall, RuleAction},
+        limits::HISTORY_TIME,
+        name::DnsName,
+    },
 };
 use serde::{Deserialize, Serialize};
 

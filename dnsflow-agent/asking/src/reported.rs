@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use dnsflow_core::view::EntryView;
+use dnsflow_core::ask::view::EntryView;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -330,7 +330,7 @@ dnsflow_ready 1
             pod: Some(pod.to_owned()),
             name: name.map(str::to_owned),
             target: Some(target.to_owned()),
-            reason: Some(dnsflow_core::view::Reason::DeniedByRule),
+            reason: Some(dnsflow_core::ask::view::Reason::DeniedByRule),
             rules: vec![4],
             ..Event::default()
         };

@@ -4,11 +4,15 @@
 use std::time::Duration;
 
 use dnsflow_core::{
-    firewall::{Destination, Firewall, FirewallId},
-    history::ConnectionView,
-    name::DomainName,
-    trial::{Facts, Outcome, Trial, Unless},
-    view::{Verdict, target_text_of},
+    ask::{
+        history::ConnectionView,
+        trial::{Facts, Outcome, Trial, Unless},
+        view::{Verdict, target_text_of},
+    },
+    values::{
+        firewall::{Destination, Firewall, FirewallId},
+        name::DomainName,
+    },
 };
 use serde::{Deserialize, Serialize};
 

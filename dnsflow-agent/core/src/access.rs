@@ -13,23 +13,28 @@ use std::{
 
 use crate::{
     Timestamp,
-    budget::FlowBudget,
     cache::{Cache, Entry, Learning, Resolution, Term},
-    connection::BlockedConnection,
-    firewall::RuleAction,
-    flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
-    ids::PortId,
-    input::{MarkChange, MarkFound},
     installed::{Batch, Flows, VerdictId},
-    limits::{Limit, MARK_SLACK},
-    name::DomainName,
-    output::Output,
-    plan::{Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
-    policy::{Mention, Policy},
-    ports::Ports,
-    refused::{Refused, RefusedAddresses, Rejudged},
-    report::Report,
-    rules::{AlikeNames, ChangedRules},
+    io::{
+        input::{MarkChange, MarkFound},
+        output::Output,
+        report::Report,
+    },
+    pods::{budget::FlowBudget, ports::Ports},
+    policy::{
+        Mention, Policy,
+        plan::{Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
+        refused::{Refused, RefusedAddresses, Rejudged},
+        rules::{AlikeNames, ChangedRules},
+    },
+    values::{
+        connection::BlockedConnection,
+        firewall::RuleAction,
+        flow::{Cookie, Ends, FlowKey, InstalledFlow, Target},
+        ids::PortId,
+        limits::{Limit, MARK_SLACK},
+        name::DomainName,
+    },
 };
 
 pub(crate) use answer::{Asked, Outcome};

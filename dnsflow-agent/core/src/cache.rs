@@ -1,5 +1,7 @@
 //! What each pod was told: addresses, the names that lead to them, until when, and the limits.
 
+pub mod snapshot;
+
 mod ended;
 
 use std::{
@@ -16,26 +18,34 @@ use smallvec::SmallVec;
 
 use crate::{
     Timestamp,
-    deadline::{self, Deadline, Why},
-    flow::{Cookie, FlowKey, Target},
-    ids::PortId,
-    input::{BatchId, MarkFound},
+    cache::snapshot::{SavedEntry, SavedName, Snapshot},
     installed::{
         Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
     },
-    limits::{
-        CHANGES_UNDER_WAY_MAX, COUNTERS_DELAY_MAX, CacheLimits, FLOWS_PER_ADDRESS_MAX,
-        LIMITS_REPORTED_MAX, Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
+    io::{
+        input::{BatchId, MarkFound},
+        output::Output,
+        report::Report,
     },
-    name::{DomainName, FromEnd},
-    output::Output,
-    plan::{Plan, Room, RuleInPlace},
-    ports::Ports,
-    report::Report,
-    resolver::ServerId,
-    rules::AlikeNames,
-    shares::Shares,
-    snapshot::{SavedEntry, SavedName, Snapshot},
+    pods::ports::Ports,
+    policy::{
+        plan::{Plan, Room, RuleInPlace},
+        rules::AlikeNames,
+    },
+    tools::{
+        deadline::{self, Deadline, Why},
+        shares::Shares,
+    },
+    values::{
+        flow::{Cookie, FlowKey, Target},
+        ids::PortId,
+        limits::{
+            CHANGES_UNDER_WAY_MAX, COUNTERS_DELAY_MAX, CacheLimits, FLOWS_PER_ADDRESS_MAX,
+            LIMITS_REPORTED_MAX, Limit, MARK_SLACK, NAMES_PER_ADDRESS_MAX, UNJUDGED_DEFERRED_MAX,
+        },
+        name::{DomainName, FromEnd},
+        resolver::ServerId,
+    },
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
@@ -1764,7 +1774,10 @@ impl Cache {
             );
             assert!(port.names <= limits.names_per_port_max(), "{id:?}");
             assert!(port.limits_reported.len() <= LIMITS_REPORTED_MAX, "{id:?}");
-            assert!(port.ended.len() <= crate::limits::ENDED_NAMES_MAX, "{id:?}");
+            assert!(
+                port.ended.len() <= crate::values::limits::ENDED_NAMES_MAX,
+                "{id:?}"
+            );
             for candidates in [&port.candidates, &port.denied_candidates] {
                 assert!(candidates.len() <= limits.addresses_per_port_max, "{id:?}");
             }

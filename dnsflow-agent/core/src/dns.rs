@@ -29,6 +29,10 @@
 //! target's own addresses (RFC 9460, section 3). That is another question, which names only the
 //! target.
 
+pub(crate) mod answers;
+pub mod fragments;
+pub mod tcp;
+
 use std::{
     borrow::Cow,
     collections::{HashMap, hash_map::Entry},
@@ -45,7 +49,7 @@ use hickory_proto::{
     serialize::binary::{BinDecodable, BinDecoder},
 };
 
-use super::{
+use crate::values::{
     limits::DNS_MESSAGE_MIN,
     name::{DomainName, NameError},
 };

@@ -11,11 +11,13 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowBody, FlowKey},
-    ids::PortId,
-    input::{BatchId, MarkChange, MarkFound},
-    limits::COUNTERS_DELAY_MAX,
-    plan::Plan,
+    io::input::{BatchId, MarkChange, MarkFound},
+    policy::plan::Plan,
+    values::{
+        flow::{Cookie, FlowBody, FlowKey},
+        ids::PortId,
+        limits::COUNTERS_DELAY_MAX,
+    },
 };
 
 pub(crate) use batch::{Batch, Written};

@@ -1,6 +1,12 @@
 //! The rules of the node, and where OVN enforces them. Plans are made from this and from what the
 //! pods were told.
 
+pub mod pipeline;
+pub mod plan;
+pub mod profile;
+pub mod refused;
+pub mod rules;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry},
     net::IpAddr,
@@ -9,31 +15,37 @@ use std::{
 
 use crate::{
     Command, Timestamp,
-    connection::BlockedConnection,
-    deadline::{self, Deadline, Why},
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    ids::PortId,
-    input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::{
-        ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
-        TAKEOVER_MAX,
+    io::{
+        input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
+        output::Output,
+        report::Report,
     },
-    name::DomainName,
-    output::Output,
     ovn::{
         rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate, Stage},
         template::{ActionText, CachedActions},
         view::{ClusterChanges, OvnView, Owners, Touched, TunnelKeys},
     },
-    pipeline::{Locator, Question},
-    plan::{PortFacts, PortMatch},
-    profile::StaticProfile,
-    report::Report,
-    rules::{
-        ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NamespaceRules, NotTakenOver, Problem,
-        RuleSet, is_dry_run,
-        pairing::{Pairing, PairingChanges, differing},
-        problems_of_resource,
+    policy::{
+        pipeline::{Locator, Question},
+        plan::{PortFacts, PortMatch},
+        profile::StaticProfile,
+        rules::{
+            ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NamespaceRules, NotTakenOver, Problem,
+            RuleSet, is_dry_run,
+            pairing::{Pairing, PairingChanges, differing},
+            problems_of_resource,
+        },
+    },
+    tools::deadline::{self, Deadline, Why},
+    values::{
+        connection::BlockedConnection,
+        firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+        ids::PortId,
+        limits::{
+            ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
+            TAKEOVER_MAX,
+        },
+        name::DomainName,
     },
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{input::LargeTable, output::Output, report::Report};
+use crate::io::{input::LargeTable, output::Output, report::Report};
 
 /// The sources that decisions need.
 #[derive(Debug)]

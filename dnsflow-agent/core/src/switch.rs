@@ -6,6 +6,11 @@
 //! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
 //! before any other batch. What only ends goes a part at a time (`removals`).
 
+pub mod blocked;
+pub mod denied;
+pub mod hold;
+pub mod revalidation;
+
 mod denials;
 mod queue;
 mod removals;
@@ -19,27 +24,34 @@ use std::{
 use crate::{
     Command, Timestamp,
     access::{Access, Holder},
-    blocked::Looks,
-    connection::{BlockedConnection, Path},
-    counter_vec::{CounterVec, Label as _},
-    deadline::{self, Deadline, Why},
-    denied::RevalidationWait,
-    flow::{Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
-    hold::Wait,
-    ids::PortId,
-    input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
     installed::{Batch, ReadMark, Reading, Written},
-    limits::{
-        CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, FOREIGN_FLOWS_MAX,
-        RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+    io::{
+        input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
+        output::Output,
+        report::Report,
     },
-    name::DomainName,
-    output::Output,
-    plan::Planner,
-    policy::Policy,
-    ports::Ports,
-    report::Report,
-    revalidation::{Revalidation, RevalidationEvent},
+    pods::ports::Ports,
+    policy::{Policy, plan::Planner},
+    switch::{
+        blocked::Looks,
+        denied::RevalidationWait,
+        hold::Wait,
+        revalidation::{Revalidation, RevalidationEvent},
+    },
+    tools::{
+        counter_vec::{CounterVec, Label as _},
+        deadline::{self, Deadline, Why},
+    },
+    values::{
+        connection::{BlockedConnection, Path},
+        flow::{Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        ids::PortId,
+        limits::{
+            CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, FOREIGN_FLOWS_MAX,
+            RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+        },
+        name::DomainName,
+    },
 };
 use denials::Denials;
 use queue::{Part, Queues, Shares};

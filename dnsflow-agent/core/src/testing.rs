@@ -15,15 +15,16 @@ use std::{
 
 use crate::{
     Command, Input, Timestamp,
-    connection::BlockedConnection,
     engine::{Config, Engine},
-    firewall::{FirewallUpdate, Rule},
-    flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
-    input::Frame,
-    limits::Limit,
+    io::{input::Frame, report::Report},
     ovn::rows::{Datapath, InterfaceUpdate, NbUpdate, PortGroup, RowId, SbUpdate},
-    report::Report,
-    resolver::Resolver,
+    values::{
+        connection::BlockedConnection,
+        firewall::{FirewallUpdate, Rule},
+        flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        limits::Limit,
+        resolver::Resolver,
+    },
 };
 
 pub use self::{edges::Kernel, rows::*};

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use dnsflow_core::{Input, connection::Path, input::FlowQuestion};
+use dnsflow_core::{Input, io::input::FlowQuestion, values::connection::Path};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,

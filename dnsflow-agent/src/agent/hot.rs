@@ -11,7 +11,7 @@ mod upkeep;
 
 use std::{convert::Infallible, future, time::Duration};
 
-use dnsflow_core::{Input, Timestamp, engine::Engine, limits::HOLD_LONGEST};
+use dnsflow_core::{Input, Timestamp, engine::Engine, values::limits::HOLD_LONGEST};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot},

@@ -6,10 +6,12 @@ use std::{
 };
 
 use dnsflow_core::{
-    input::LargeTable,
-    limits::Limit,
-    report::{NotTrusted, Report, Severity},
-    view,
+    ask::view,
+    io::{
+        input::LargeTable,
+        report::{NotTrusted, Report, Severity},
+    },
+    values::limits::Limit,
 };
 use tracing::{debug, info, warn};
 

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::snapshot::SavedEntry;
+use dnsflow_core::cache::snapshot::SavedEntry;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::warn;
 

@@ -13,9 +13,9 @@ use std::{
 use dnsflow_common::walk::Ports;
 use dnsflow_core::{
     Input,
-    attempts::Attempts,
+    ask::attempts::Attempts,
     engine::{Config, Engine},
-    input::AttachCommand,
+    io::input::AttachCommand,
 };
 use tokio::{
     runtime::{self, Runtime},

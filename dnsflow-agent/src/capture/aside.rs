@@ -8,7 +8,11 @@ use dnsflow_common::{
     record,
     walk::{PROTOCOL_TCP, PROTOCOL_UDP},
 };
-use dnsflow_core::{Timestamp, connection::Attempt, flow::Protocol, input::Frame};
+use dnsflow_core::{
+    Timestamp,
+    io::input::Frame,
+    values::{connection::Attempt, flow::Protocol},
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{CaptureError, Drained, records};

@@ -1,7 +1,7 @@
 //! The task that attaches the programs, on a thread of its own: attaching and detaching block for
 //! milliseconds, and no answer may wait for them.
 
-use dnsflow_core::{Input, input::AttachCommand};
+use dnsflow_core::{Input, io::input::AttachCommand};
 use futures::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;

@@ -11,7 +11,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use aya::programs::{ProgramError, TcError};
-use dnsflow_core::{Input, Timestamp, input::SourceAddresses, ovn::rows::RowId};
+use dnsflow_core::{Input, Timestamp, io::input::SourceAddresses, ovn::rows::RowId};
 use tracing::{debug, info};
 
 use super::{AttachKind, LinkEvent};

@@ -7,7 +7,7 @@ use aya::{
     maps::{Map, MapData, MapError, Queue},
 };
 use dnsflow_common::record::{self, DEFERRED_MAX};
-use dnsflow_core::input::Frame;
+use dnsflow_core::io::input::Frame;
 
 use super::{CaptureError, records};
 

@@ -15,7 +15,7 @@ use dnsflow_common::{
     key::{NAME_SET_EMPTY, NAMES_MAX, NameKey},
     question::NameHash,
 };
-use dnsflow_core::{input::NameSetId, name::DomainName};
+use dnsflow_core::{io::input::NameSetId, values::name::DomainName};
 use tracing::warn;
 
 use super::{CaptureError, absent};

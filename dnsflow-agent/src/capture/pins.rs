@@ -26,7 +26,7 @@ use dnsflow_common::{
     key::{ENTRY_LAYOUT, PENDING_LAYOUT},
     record::{LAYOUT, Record},
 };
-use dnsflow_core::{Timestamp, input::Frame};
+use dnsflow_core::{Timestamp, io::input::Frame};
 use tracing::{debug, info, warn};
 
 use super::records;

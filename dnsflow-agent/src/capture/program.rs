@@ -20,7 +20,7 @@ use aya::{
     },
     sys::is_map_supported,
 };
-use dnsflow_core::input::SourceAddresses;
+use dnsflow_core::io::input::SourceAddresses;
 use tracing::{debug, info, warn};
 
 use super::{

@@ -10,7 +10,7 @@ use std::{
 
 use aya::maps::{Map, MapData, RingBuf};
 use dnsflow_common::record::{KIND_HELD, KIND_SENT, Record};
-use dnsflow_core::{Timestamp, input::Frame};
+use dnsflow_core::{Timestamp, io::input::Frame};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{CaptureError, RingSize};

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use aya::maps::{HashMap, Map, MapData};
 use dnsflow_common::key::{SOURCES_PER_INTERFACE_MAX, SourceKey, SourceMac};
-use dnsflow_core::input::SourceAddresses;
+use dnsflow_core::io::input::SourceAddresses;
 use tracing::warn;
 
 use super::{CaptureError, absent};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dnsflow_core::{
     ovn::rows::{Acl, LogicalFlow, Pipeline, RowId},
-    resolver::Resolver,
+    values::resolver::Resolver,
 };
 
 use crate::{

@@ -92,7 +92,7 @@ impl Bridge {
 
 #[cfg(test)]
 mod tests {
-    use dnsflow_core::flow::Protocol;
+    use dnsflow_core::values::flow::Protocol;
     use dnsflow_ovsdb::Replica;
     use serde_json::json;
 

@@ -12,7 +12,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use dnsflow_core::{connection::BlockedConnection, flow::Protocol};
+use dnsflow_core::values::{connection::BlockedConnection, flow::Protocol};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
     netlink::{self as protocol, SocketAddrNetlink},

@@ -28,7 +28,10 @@ use std::{
     time::Duration,
 };
 
-use dnsflow_core::{Input, connection::BlockedConnection, flow::Protocol};
+use dnsflow_core::{
+    Input,
+    values::{connection::BlockedConnection, flow::Protocol},
+};
 use dnsflow_ovsdb::{Connection, Remotes, session::Conditions};
 use tokio::{
     sync::mpsc,

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use dnsflow_core::flow::Protocol;
+use dnsflow_core::values::flow::Protocol;
 
 use super::{BLOCKED, Marked, Tracked};
 

@@ -3,9 +3,8 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use dnsflow_core::{
-    firewall::{Firewall, Rule},
-    history::Place,
-    view::RulesView,
+    ask::{history::Place, view::RulesView},
+    values::firewall::{Firewall, Rule},
 };
 use futures::{StreamExt as _, stream};
 use hyper::{Response, body::Bytes};

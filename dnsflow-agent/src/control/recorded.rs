@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dnsflow_core::{Input, engine::Engine, ids::RecordingId, recording};
+use dnsflow_core::{Input, engine::Engine, pods::recording, values::ids::RecordingId};
 use futures::{StreamExt as _, stream};
 use hyper::{Response, body::Bytes};
 use tokio::time::sleep;

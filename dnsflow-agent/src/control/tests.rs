@@ -3,15 +3,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use dnsflow_common::walk::Ports;
 use dnsflow_core::{
     Timestamp,
-    attempts::Attempts,
-    connection::Attempt,
+    ask::{
+        attempts::Attempts,
+        history::Tried,
+        view::{Reason, Verdict},
+    },
     engine::{Config, Engine},
-    flow::Protocol,
-    history::Tried,
-    ids::RecordingId,
-    recording,
-    report::Report,
-    view::{Reason, Verdict},
+    io::report::Report,
+    pods::recording,
+    values::{connection::Attempt, flow::Protocol, ids::RecordingId},
 };
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, task::JoinHandle};
 

@@ -1,4 +1,8 @@
-use dnsflow_core::{Timestamp, connection::Attempt, flow::Protocol, view::Reason};
+use dnsflow_core::{
+    Timestamp,
+    ask::view::Reason,
+    values::{connection::Attempt, flow::Protocol},
+};
 
 use super::*;
 

@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
 };
 
-use dnsflow_core::resolver::Resolver;
+use dnsflow_core::values::resolver::Resolver;
 use k8s_openapi::api::core::v1::Service;
 use kube::{
     Api, Client,

@@ -22,10 +22,10 @@ use std::{
 };
 
 use dnsflow_core::{
-    limits::Limit,
+    ask::view,
+    io::report::{Denied, Report, Severity},
     ovn::rows::pod_of_port,
-    report::{Denied, Report, Severity},
-    view,
+    values::limits::Limit,
 };
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},

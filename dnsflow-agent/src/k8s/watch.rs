@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dnsflow_core::{
     Input,
-    firewall::{Firewall, FirewallId, FirewallUpdate},
+    values::firewall::{Firewall, FirewallId, FirewallUpdate},
 };
 use kube::{Api, Client, runtime::watcher::Event};
 use tokio::sync::mpsc;

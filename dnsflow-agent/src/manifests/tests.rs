@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use dnsflow_core::firewall::Destination;
+use dnsflow_core::values::firewall::Destination;
 use tokio::time::timeout;
 
 use super::*;

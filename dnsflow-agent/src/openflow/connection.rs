@@ -15,8 +15,8 @@ use std::{
 use bytes::{Buf, BytesMut};
 use dnsflow_core::{
     Timestamp,
-    flow::FlowChange,
-    input::{BatchError, BatchId, FlowQuestion},
+    io::input::{BatchError, BatchId, FlowQuestion},
+    values::flow::FlowChange,
 };
 use tokio::{
     io::Interest,

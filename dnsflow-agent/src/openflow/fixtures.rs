@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use dnsflow_core::flow::{
+use dnsflow_core::values::flow::{
     Action, Addresses, Cookie, FlowBody, FlowKey, Masked, Match, Protocol, Transport,
 };
 

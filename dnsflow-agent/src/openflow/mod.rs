@@ -38,9 +38,11 @@ pub use oxm::BLOCKED;
 pub use session::Session;
 
 use dnsflow_core::{
-    flow::{Cookie, FlowKey},
-    input::{BatchError, BatchId, FlowReply},
-    limits::CHANGES_PER_BATCH_MAX,
+    io::input::{BatchError, BatchId, FlowReply},
+    values::{
+        flow::{Cookie, FlowKey},
+        limits::CHANGES_PER_BATCH_MAX,
+    },
 };
 
 /// After this long without a byte from the switch, the session sends an echo request; after as long
@@ -76,7 +78,7 @@ pub enum Event {
     /// The reply to a question, or the counters for a batch.
     Reply(FlowReply),
     /// A flow with a counted cookie was removed from a monitored table, and its counter with it.
-    /// The event comes once for each cookie until the next [`FlowQuestion::Count`](dnsflow_core::input::FlowQuestion::Count).
+    /// The event comes once for each cookie until the next [`FlowQuestion::Count`](dnsflow_core::io::input::FlowQuestion::Count).
     CountLost {
         /// Its cookie.
         cookie: u32,

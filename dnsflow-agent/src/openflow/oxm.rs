@@ -10,7 +10,9 @@ use std::{
 };
 
 use bytes::{BufMut, BytesMut};
-use dnsflow_core::flow::{Action, Addresses, Ends, Masked, Match, Protocol, Sentinel, Transport};
+use dnsflow_core::values::flow::{
+    Action, Addresses, Ends, Masked, Match, Protocol, Sentinel, Transport,
+};
 
 use super::{
     ProtocolError,

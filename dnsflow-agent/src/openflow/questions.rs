@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use dnsflow_core::{
     Input,
-    input::{FlowQuestion, FlowReply},
+    io::input::{FlowQuestion, FlowReply},
 };
 use tokio::sync::mpsc;
 use tracing::{debug, warn};

@@ -26,8 +26,8 @@ use std::{
 use bytes::BytesMut;
 use dnsflow_core::{
     Timestamp,
-    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
+    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow},
+    values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
 use super::{

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use dnsflow_core::flow::{Addresses, Ends, InstalledFlow};
+use dnsflow_core::values::flow::{Addresses, Ends, InstalledFlow};
 
 /// The size of a shard, about. Smaller shards would not shorten the wait much, because each
 /// question also goes through the flows of the other shards.

@@ -15,7 +15,7 @@
 use std::{io, net::IpAddr, path::Path};
 
 use bytes::{BufMut as _, BytesMut};
-use dnsflow_core::{connection::BlockedConnection, flow::Protocol};
+use dnsflow_core::values::{connection::BlockedConnection, flow::Protocol};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,

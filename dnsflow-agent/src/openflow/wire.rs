@@ -6,7 +6,7 @@
 //! a [`ProtocolError`].
 
 use bytes::{BufMut, Bytes, BytesMut};
-use dnsflow_core::flow::{Action, Cookie, FlowChange, Match};
+use dnsflow_core::values::flow::{Action, Cookie, FlowChange, Match};
 
 use super::{
     LostReason, ProtocolError,

@@ -19,7 +19,7 @@ use dnsflow_common::{
         Reader as _, TCP_ACK, TCP_SYN,
     },
 };
-use dnsflow_core::flow::Protocol;
+use dnsflow_core::values::flow::Protocol;
 
 /// Questions without an answer that are remembered, and datagrams in fragments. Beyond, all are forgotten.
 const PENDING_MAX: usize = 65_536;

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_core::{
     Command, Input,
-    flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
-    input::{CookieCount, FlowQuestion, FlowReply},
+    io::input::{CookieCount, FlowQuestion, FlowReply},
+    values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
 
 /// The flows, and what the pods have sent.
@@ -115,7 +115,7 @@ impl Switch {
     }
 }
 
-fn counted(batch: Option<dnsflow_core::input::BatchId>, cookies: &[u32]) -> Input {
+fn counted(batch: Option<dnsflow_core::io::input::BatchId>, cookies: &[u32]) -> Input {
     let counts = cookies.iter().map(|cookie| CookieCount {
         cookie: *cookie,
         flows: 1,

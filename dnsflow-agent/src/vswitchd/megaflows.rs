@@ -7,7 +7,7 @@
 
 use std::net::IpAddr;
 
-use dnsflow_core::connection::Path;
+use dnsflow_core::values::connection::Path;
 
 /// Of `paths`, those on which one of these megaflows drops packets that conntrack takes as valid.
 pub fn dropping(text: &str, paths: &[Path]) -> Vec<Path> {

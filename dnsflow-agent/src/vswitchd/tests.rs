@@ -8,7 +8,7 @@ use std::{
 use tokio::{net::UnixListener, task::JoinHandle};
 
 use super::*;
-use dnsflow_core::{connection::Path, flow::Addresses};
+use dnsflow_core::values::{connection::Path, flow::Addresses};
 
 /// As Open vSwitch 3.1, 3.5 and 4.0 print it, with two datapaths.
 const TEXT: &str = "netdev@ovs-netdev:\n  \

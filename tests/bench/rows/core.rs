@@ -12,14 +12,11 @@ use anyhow::{Context, Result, ensure};
 use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
-    firewall::RuleAction,
-    flow::FlowChange,
-    input::FlowReply,
-    limits::CacheLimits,
-    name::DomainName,
+    io::input::FlowReply,
     ovn::rows::{Interface, InterfaceUpdate, RowId},
-    rules::{ActiveRule, NamePattern, RuleSet},
+    policy::rules::{ActiveRule, NamePattern, RuleSet},
     testing,
+    values::{firewall::RuleAction, flow::FlowChange, limits::CacheLimits, name::DomainName},
 };
 
 use crate::bench::{

@@ -16,7 +16,7 @@ use dnsflow_agent::{
     capture::{self, Capture},
     clock::now,
 };
-use dnsflow_core::{Input, input::SourceAddresses, ovn::rows::RowId};
+use dnsflow_core::{Input, io::input::SourceAddresses, ovn::rows::RowId};
 use dnsflow_tests::{netns::NetNs, process::run};
 use tokio::runtime::{Builder, Runtime};
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use dnsflow_common::question::NameHash;
-use dnsflow_core::name::{DnsName, DomainName};
+use dnsflow_core::values::name::{DnsName, DomainName};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (Vec<Vec<u8>>, String)| {

@@ -14,7 +14,7 @@ mod story;
 use std::{path::PathBuf, time::Duration};
 
 use dnsflow_agent::k8s::{ClientOptions, watch};
-use dnsflow_core::{Input, firewall::Destination};
+use dnsflow_core::{Input, values::firewall::Destination};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};

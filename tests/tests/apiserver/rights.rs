@@ -9,8 +9,8 @@ use dnsflow_agent::k8s::{
     watch_dns_services,
 };
 use dnsflow_core::{
-    report::{Report, Severity},
-    resolver::Resolver,
+    io::report::{Report, Severity},
+    values::resolver::Resolver,
 };
 use dnsflow_tests::{agent, support::not_run};
 use k8s_openapi::{

@@ -8,7 +8,7 @@ use dnsflow_common::{
     record::{ASIDE_BYTES, ASIDE_UNREAD_MAX, ATTEMPT_AGAIN_NS, ATTEMPT_BURST, RecordHeader},
     walk::{CLIENT_PORT_MIN, TCP_ACK, TCP_SYN},
 };
-use dnsflow_core::{connection::Attempt, flow::Protocol};
+use dnsflow_core::values::{connection::Attempt, flow::Protocol};
 use dnsflow_tests::frames::{Fragment, Frame, Transport};
 use futures::poll;
 use tokio::time::timeout;

@@ -9,7 +9,7 @@ use dnsflow_common::{
     question::NameHash,
     walk::{Ports, TCP_ACK, TCP_FIN, TCP_SYN},
 };
-use dnsflow_core::name::DomainName;
+use dnsflow_core::values::name::DomainName;
 use dnsflow_tests::frames::{Answer, Extension, Fragment, Frame, POD_MAC, Transport};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 

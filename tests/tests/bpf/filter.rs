@@ -7,7 +7,7 @@ use dnsflow_common::{
     Reason,
     record::{DEFER_BURST, DEFER_INTERVAL_NS, DEFERRED_FRAME_MAX, DEFERRED_MAX},
 };
-use dnsflow_core::{input::NameSetId, name::DomainName};
+use dnsflow_core::{io::input::NameSetId, values::name::DomainName};
 use dnsflow_tests::frames::{Answer, Frame};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 

@@ -23,9 +23,9 @@ use dnsflow_agent::capture::{
 };
 use dnsflow_common::Reason;
 use dnsflow_core::{
-    input::{NameSetId, SourceAddresses},
-    name::DomainName,
+    io::input::{NameSetId, SourceAddresses},
     ovn::rows::MacAddress,
+    values::name::DomainName,
 };
 use dnsflow_tests::{
     frames::{Frame, POD_MAC},

@@ -19,7 +19,7 @@ use dnsflow_common::{
     },
     walk::{self, Ports, Sent, TCP_ACK},
 };
-use dnsflow_core::input::SourceAddresses;
+use dnsflow_core::io::input::SourceAddresses;
 use dnsflow_tests::frames::{Answer, Fragment, Frame, Transport, query};
 
 use crate::{

@@ -5,7 +5,7 @@ use std::{fs, net::Ipv4Addr, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use dnsflow_agent::conntrack::{Outcome, blocked_in_kernel, clear_in_kernel};
-use dnsflow_core::{connection::BlockedConnection, flow::Protocol};
+use dnsflow_core::values::{connection::BlockedConnection, flow::Protocol};
 use dnsflow_tests::support::{LEFT_TO_VM, not_run, this_test};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, sendto,

@@ -16,11 +16,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dnsflow_agent::openflow::{Connection, Event, LostReason};
 use dnsflow_core::{
-    flow::{
+    io::input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply},
+    values::flow::{
         Action, Addresses, Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Masked, Match,
         Protocol, Sentinel, Transport,
     },
-    input::{BatchError, BatchId, CookieCount, FlowQuestion, FlowReply},
 };
 use dnsflow_tests::{
     process::PATIENT,

@@ -18,7 +18,7 @@ use dnsflow_agent::{
 };
 use dnsflow_core::{
     Input,
-    input::LOGICAL_FLOW_SAMPLE_MAX,
+    io::input::LOGICAL_FLOW_SAMPLE_MAX,
     ovn::rows::{Changes, InterfaceUpdate, NbUpdate, Pipeline, SbUpdate, Stage},
 };
 use dnsflow_ovsdb::{

@@ -1,7 +1,7 @@
 //! The floors of the core, of what asks and of the agent: a module imports only what stands before it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -12,137 +12,155 @@ use syn::{
     visit::{self, Visit},
 };
 
-/// The modules of a crate from the ground up, by floor. A module imports only modules that stand before it, so that no
-/// circle can come.
-type Floors = &'static [(&'static str, &'static [&'static str])];
+/// The modules of a crate from the ground up. A module imports only modules that stand before it, so that no circle can
+/// come. A module stands for all below it that have no place of their own.
+type Floors = &'static [&'static str];
 
 const CORE: Floors = &[
-    (
-        "tools",
-        &[
-            "time",
-            "deadline",
-            "counter_vec",
-            "recent",
-            "rate",
-            "shares",
-        ],
-    ),
-    (
-        "values",
-        &[
-            "ids",
-            "name",
-            "flow",
-            "resolver",
-            "verdict",
-            "connection",
-            "firewall",
-            "limits",
-            "ovn",
-        ],
-    ),
-    (
-        "inputs and outputs",
-        &["counters", "input", "report", "output"],
-    ),
-    ("DNS", &["dns", "fragments", "tcp", "answers"]),
-    ("pods", &["budget", "filter", "ports", "recording"]),
-    (
-        "policy",
-        &["pipeline", "rules", "profile", "plan", "refused", "policy"],
-    ),
-    ("how an address is enforced", &["installed"]),
-    ("what pods were told", &["snapshot", "cache"]),
-    ("one step over ports, policy and cache", &["access"]),
-    (
-        "the switch",
-        &["blocked", "denied", "hold", "revalidation", "switch"],
-    ),
-    (
-        "what people ask",
-        &["attempts", "history", "trial", "sources", "view"],
-    ),
-    ("the engine", &["engine"]),
+    "tools::time",
+    "tools::deadline",
+    "tools::counter_vec",
+    "tools::recent",
+    "tools::rate",
+    "tools::shares",
+    "values::ids",
+    "values::name",
+    "values::flow",
+    "values::resolver",
+    "values::verdict",
+    "values::connection",
+    "values::firewall",
+    "values::limits",
+    "ovn",
+    "io::counters",
+    "io::input",
+    "io::report",
+    "io::output",
+    "dns",
+    "dns::fragments",
+    "dns::tcp",
+    "dns::answers",
+    "pods::budget",
+    "pods::filter",
+    "pods::ports",
+    "pods::recording",
+    "policy::pipeline",
+    "policy::rules",
+    "policy::profile",
+    "policy::plan",
+    "policy::refused",
+    "policy",
+    "installed",
+    "cache::snapshot",
+    "cache",
+    "access",
+    "switch::blocked",
+    "switch::denied",
+    "switch::hold",
+    "switch::revalidation",
+    "switch",
+    "ask::attempts",
+    "ask::history",
+    "ask::trial",
+    "sources",
+    "ask::view",
+    "engine",
 ];
 
 const ASKING: Floors = &[
-    (
-        "tools",
-        &["exit", "moment", "node", "output", "large_table"],
-    ),
-    (
-        "resources of Kubernetes",
-        &["egress_firewall", "convert", "manifests", "dns_service"],
-    ),
-    ("the command line", &["options"]),
-    (
-        "questions and answers",
-        &["client", "event", "history", "northbound"],
-    ),
-    ("conclusions", &["learned", "trial", "pruned"]),
-    ("for people", &["print", "reported", "page"]),
-    ("the subcommands", &["commands", "kubectl"]),
+    "exit",
+    "moment",
+    "node",
+    "output",
+    "large_table",
+    "egress_firewall",
+    "convert",
+    "manifests",
+    "dns_service",
+    "options",
+    "client",
+    "event",
+    "history",
+    "northbound",
+    "learned",
+    "trial",
+    "pruned",
+    "print",
+    "reported",
+    "page",
+    "commands",
+    "kubectl",
 ];
 
 const AGENT: Floors = &[
-    (
-        "tools",
-        &["causes", "clock", "memory", "netlink", "rights", "wait"],
-    ),
-    ("protocols", &["openflow", "k8s"]),
-    (
-        "the node and the cluster",
-        &[
-            "databases",
-            "vswitch_db",
-            "ovn_db",
-            "vswitchd",
-            "conntrack",
-            "capture",
-            "manifests",
-            "state",
-            "one_agent",
-        ],
-    ),
-    ("the log", &["logging"]),
-    ("how addresses are opened", &["verdict"]),
-    (
-        "answering",
-        &[
-            "inquiries",
-            "journal",
-            "denials",
-            "metrics",
-            "api",
-            "control",
-        ],
-    ),
-    ("the agent", &["agent"]),
-    (
-        "other subcommands",
-        &["check", "bundle", "cleanup", "replay"],
-    ),
+    "causes",
+    "clock",
+    "memory",
+    "netlink",
+    "rights",
+    "wait",
+    "openflow",
+    "k8s",
+    "databases",
+    "vswitch_db",
+    "ovn_db",
+    "vswitchd",
+    "conntrack",
+    "capture",
+    "manifests",
+    "state",
+    "one_agent",
+    "logging",
+    "verdict",
+    "inquiries",
+    "journal",
+    "denials",
+    "metrics",
+    "api",
+    "control",
+    "agent",
+    "check",
+    "bundle",
+    "cleanup",
+    "replay",
 ];
 
-/// The modules that the files of a module import, seen from the root of the crate.
-#[derive(Default)]
+/// Folders without code of their own: their files only list modules.
+const FOLDERS: &[&str] = &["tools", "values", "io", "pods", "ask"];
+
+/// The place of a module.
+fn place(floors: Floors, module: &[String]) -> Option<usize> {
+    let path = module.join("::");
+    let above = floors.iter().enumerate().filter(|(_, floor)| {
+        let below = path.strip_prefix(**floor);
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+    });
+    let nearest = above.max_by_key(|(_, floor)| floor.len());
+    nearest.map(|(place, _)| place)
+}
+
+/// The modules that a file imports.
 struct Imports {
-    /// How many modules the present code is in.
-    depth: usize,
-    found: BTreeSet<String>,
+    floors: Floors,
+    /// The module that the present code is in, from the root of the crate.
+    module: Vec<String>,
+    /// The places of what it imports.
+    found: BTreeSet<usize>,
 }
 
 impl Imports {
-    /// Notes the module that a path leads to, if it begins at the root of the crate.
+    /// Notes the place of the module that a path leads to.
     fn note(&mut self, path: &[String]) {
         let up = path.iter().take_while(|part| *part == "super").count();
         let from_root = match path.first().map(String::as_str) {
-            Some("crate") => path.get(1),
-            Some("super") if up == self.depth => path.get(up),
-            _ => None,
+            Some("crate") => path[1..].to_vec(),
+            Some("super") if up <= self.module.len() => {
+                let kept = self.module.len() - up;
+                [&self.module[..kept], &path[up..]].concat()
+            }
+            _ => return,
         };
-        self.found.extend(from_root.cloned());
+        self.found.extend(place(self.floors, &from_root));
     }
 
     fn note_tree(&mut self, before: &mut Vec<String>, tree: &UseTree) {
@@ -182,17 +200,18 @@ fn is_of_tests(attributes: &[Attribute]) -> bool {
 
 impl<'ast> Visit<'ast> for Imports {
     fn visit_item(&mut self, item: &'ast Item) {
-        let (attributes, is_module) = match item {
-            Item::Fn(item) => (&item.attrs, false),
-            Item::Impl(item) => (&item.attrs, false),
-            Item::Mod(item) => (&item.attrs, true),
-            Item::Use(item) => (&item.attrs, false),
+        let (attributes, module) = match item {
+            Item::Fn(item) => (&item.attrs, None),
+            Item::Impl(item) => (&item.attrs, None),
+            Item::Mod(item) => (&item.attrs, Some(item.ident.to_string())),
+            Item::Use(item) => (&item.attrs, None),
             _ => return visit::visit_item(self, item),
         };
         if !is_of_tests(attributes) {
-            self.depth += usize::from(is_module);
+            let depth = self.module.len();
+            self.module.extend(module);
             visit::visit_item(self, item);
-            self.depth -= usize::from(is_module);
+            self.module.truncate(depth);
         }
     }
 
@@ -207,49 +226,51 @@ impl<'ast> Visit<'ast> for Imports {
     }
 }
 
-/// The files of a crate by module, but for those of tests.
-fn files(directory: &Path) -> BTreeMap<String, Vec<(usize, PathBuf)>> {
-    let mut files: BTreeMap<String, Vec<_>> = BTreeMap::new();
-    for file in super::tidy::rust_files(directory) {
+/// The files of a crate with their modules, but for those of tests and of folders.
+fn files(directory: &Path) -> Vec<(Vec<String>, PathBuf)> {
+    let files = super::tidy::rust_files(directory).into_iter();
+    let with_modules = files.map(|file| {
         let place = file.strip_prefix(directory).expect("a file in it");
         let place = place.with_extension("");
-        let mut parts: Vec<_> = place.iter().filter_map(|part| part.to_str()).collect();
+        let parts = place.iter().filter_map(|part| part.to_str());
+        let mut parts: Vec<_> = parts.map(str::to_owned).collect();
         parts.pop_if(|last| *last == "mod");
-        let is_of_tests = parts
-            .iter()
-            .any(|part| ["tests", "testing", "fixtures"].contains(part));
-        if parts != ["lib"] && parts != ["main"] && !is_of_tests {
-            let of_module = files.entry(parts[0].to_owned()).or_default();
-            of_module.push((parts.len(), file));
-        }
-    }
-    files
+        (parts, file)
+    });
+    let is_of_tests = |part: &String| ["tests", "testing", "fixtures"].contains(&part.as_str());
+    let is_listing = |parts: &[String]| {
+        let path = parts.join("::");
+        ["lib", "main"].contains(&path.as_str()) || FOLDERS.contains(&path.as_str())
+    };
+    with_modules
+        .filter(|(parts, _)| !is_listing(parts) && !parts.iter().any(is_of_tests))
+        .collect()
 }
 
 /// The imports that lead upward, in words.
 fn upward_imports(directory: &str, floors: Floors) -> Vec<String> {
     let workspace = support::workspace().expect("a workspace");
-    let files = files(&workspace.join(directory));
-    let order: Vec<&str> = floors
-        .iter()
-        .flat_map(|(_, modules)| *modules)
-        .copied()
-        .collect();
-    let known: BTreeSet<&str> = order.iter().copied().collect();
-    let there: BTreeSet<&str> = files.keys().map(String::as_str).collect();
-    assert_eq!(there, known, "each module has a place");
+    let mut without_file: BTreeSet<usize> = (0..floors.len()).collect();
     let mut wrong = Vec::new();
-    for (place, module) in order.iter().enumerate() {
-        let mut imports = Imports::default();
-        for (depth, file) in &files[*module] {
-            let text = fs::read_to_string(file).expect("a text");
-            imports.depth = *depth;
-            imports.visit_file(&syn::parse_file(&text).expect("it parses"));
-        }
-        let imported = imports.found.iter().map(String::as_str);
-        let upward = imported.filter(|other| order[place + 1..].contains(other));
-        wrong.extend(upward.map(|other| format!("{module} imports {other}")));
+    for (module, file) in files(&workspace.join(directory)) {
+        let name = module.join("::");
+        let Some(own) = place(floors, &module) else {
+            wrong.push(format!("{name} has no place"));
+            continue;
+        };
+        without_file.remove(&own);
+        let text = fs::read_to_string(file).expect("a text");
+        let mut imports = Imports {
+            floors,
+            module,
+            found: BTreeSet::new(),
+        };
+        imports.visit_file(&syn::parse_file(&text).expect("it parses"));
+        let upward = imports.found.range(own + 1..);
+        wrong.extend(upward.map(|other| format!("{name} imports {}", floors[*other])));
     }
+    let names = without_file.iter().map(|place| floors[*place]);
+    wrong.extend(names.map(|name| format!("{name} is no module")));
     wrong
 }
 

@@ -9,9 +9,6 @@ use std::{
 
 use dnsflow_core::{
     Input,
-    firewall::{Destination, Rule, RuleAction},
-    flow::{Action, Addresses, Ends, Masked, Protocol, Transport},
-    name::DnsName,
     ovn::{
         acl::{self, AclMatch},
         hash::{Family, address_set_hashes},
@@ -19,6 +16,11 @@ use dnsflow_core::{
         template::{AclTemplate, ActionTemplate, ActionText, CachedActions, acl_match},
     },
     testing::{BASE, GROUP, Node, answer_frame, firewall, firewalls, ifindex_of},
+    values::{
+        firewall::{Destination, Rule, RuleAction},
+        flow::{Action, Addresses, Ends, Masked, Protocol, Transport},
+        name::DnsName,
+    },
 };
 use dnsflow_tests::support::workspace;
 use serde_json::Value;

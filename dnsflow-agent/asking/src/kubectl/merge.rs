@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use dnsflow_core::view::{Attachment, EntryView, Explanation, NodeView};
+use dnsflow_core::ask::view::{Attachment, EntryView, Explanation, NodeView};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

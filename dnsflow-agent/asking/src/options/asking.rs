@@ -3,7 +3,11 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use dnsflow_core::{name::DomainName, recording, refused::parse_network, resolver::Resolver};
+use dnsflow_core::{
+    pods::recording,
+    policy::refused::parse_network,
+    values::{name::DomainName, resolver::Resolver},
+};
 use dnsflow_ovsdb::Remotes;
 use ipnet::IpNet;
 

@@ -1,5 +1,5 @@
 use clap::CommandFactory;
-use dnsflow_core::limits::FLOW_CHANGES_PER_SECOND;
+use dnsflow_core::values::limits::FLOW_CHANGES_PER_SECOND;
 
 use super::*;
 

@@ -1,4 +1,4 @@
-use dnsflow_core::view::{
+use dnsflow_core::ask::view::{
     FirewallView, HeardName, NodeView, Origin, ProblemView, Reason, RuleStep, SourceView,
 };
 

@@ -1,4 +1,4 @@
-use dnsflow_core::view::{FlowView, NameView, Origin};
+use dnsflow_core::ask::view::{FlowView, NameView, Origin};
 
 use super::*;
 use crate::fixtures::{connection, known, read};

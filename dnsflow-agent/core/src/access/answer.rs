@@ -8,19 +8,23 @@ use std::{
 
 use super::{Access, plan, whose};
 use crate::{
-    Timestamp, answers,
+    Timestamp,
     cache::Resolution,
-    dns::{Answer, Response},
-    firewall::RuleAction,
-    ids::PortId,
+    dns::{Answer, Response, answers},
     installed::{Batch, Written},
-    limits::{FLOWS_PER_ADDRESS_MAX, Limit},
-    name::DomainName,
-    output::Output,
-    plan::{MatchedRules, Plan, Room, matched_rules},
-    policy::Mention,
-    resolver::ServerId,
-    rules::{ActiveRule, RuleSet, is_dry_run},
+    io::output::Output,
+    policy::{
+        Mention,
+        plan::{MatchedRules, Plan, Room, matched_rules},
+        rules::{ActiveRule, RuleSet, is_dry_run},
+    },
+    values::{
+        firewall::RuleAction,
+        ids::PortId,
+        limits::{FLOWS_PER_ADDRESS_MAX, Limit},
+        name::DomainName,
+        resolver::ServerId,
+    },
 };
 
 /// Where an answer comes from, and how the rules mention its name.

@@ -4,8 +4,10 @@ use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
     Timestamp,
-    limits::{ENDED_NAMES_MAX, Limit},
-    name::DomainName,
+    values::{
+        limits::{ENDED_NAMES_MAX, Limit},
+        name::DomainName,
+    },
 };
 
 /// Why a name does not lead to an address for a port any more, or never did.

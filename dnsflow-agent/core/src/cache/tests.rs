@@ -111,7 +111,11 @@ impl Setup {
         assert_eq!(cache.open(PORT, "ns1_p1", None), []);
         Self {
             cache,
-            switch: Switch::new(Duration::ZERO, crate::limits::KEEP_FLOWS_S, Duration::ZERO),
+            switch: Switch::new(
+                Duration::ZERO,
+                crate::values::limits::KEEP_FLOWS_S,
+                Duration::ZERO,
+            ),
             out: Output::default(),
         }
     }

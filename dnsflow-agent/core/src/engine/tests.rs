@@ -32,21 +32,25 @@ use std::{
 
 use super::*;
 use crate::{
-    connection::BlockedConnection,
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    flow::{Addresses, Cookie, FlowChange, FlowKey, Protocol, Sentinel, Transport},
-    input::{BatchError, BatchId, FlowQuestion, Frame, LOGICAL_FLOW_SAMPLE_MAX},
-    limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
-    name::DomainName,
+    io::{
+        input::{BatchError, BatchId, FlowQuestion, Frame, LOGICAL_FLOW_SAMPLE_MAX},
+        report::Severity,
+    },
     ovn::rows::{
         Acl, Datapath, InterfaceUpdate, LogicalFlow, LogicalSwitch, NbUpdate, PortBinding,
         PortGroup, RowId, SbUpdate,
     },
-    report::Severity,
     testing::{
         BASE, DATAPATH, GROUP, Node, acl, acl_row, acls, allow, answer_frame, deny, deny_all,
         firewall, firewalls, frame, ifindex_of, interface, is_for_sentinel, logical_flow,
         logical_flow_row, logical_flows, port_binding, sentinel_of, udp_frame,
+    },
+    values::{
+        connection::BlockedConnection,
+        firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+        flow::{Addresses, Cookie, FlowChange, FlowKey, Protocol, Sentinel, Transport},
+        limits::{COMPARE_INTERVAL, COUNTERS_DELAY_MAX},
+        name::DomainName,
     },
 };
 

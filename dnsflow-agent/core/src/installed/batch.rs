@@ -4,13 +4,17 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use crate::{
     Command, Timestamp,
-    budget::Changes,
-    connection::Path,
-    flow::{Addresses, FlowChange},
-    input::{BatchId, MarkChange},
-    limits::PATHS_PER_LOOK_MAX,
-    output::Output,
+    io::{
+        input::{BatchId, MarkChange},
+        output::Output,
+    },
     ovn::rows::Interface,
+    pods::budget::Changes,
+    values::{
+        connection::Path,
+        flow::{Addresses, FlowChange},
+        limits::PATHS_PER_LOOK_MAX,
+    },
 };
 
 /// Changes that are being planned. [`Switch::begin`](crate::switch::Switch::begin) makes the batch before

@@ -8,9 +8,11 @@ use super::{
 };
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport},
-    limits::COUNTERS_DELAY_MAX,
-    plan::Plan,
+    policy::plan::Plan,
+    values::{
+        flow::{Cookie, FlowBody, FlowKey, FlowTemplate, InstalledFlow, Target, Transport},
+        limits::COUNTERS_DELAY_MAX,
+    },
 };
 
 /// The flows of one target, for one port.

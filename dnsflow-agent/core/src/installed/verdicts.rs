@@ -16,11 +16,13 @@ use super::{
 };
 use crate::{
     Timestamp,
-    flow::{Cookie, FlowKey, Masked, Target},
-    ids::PortId,
-    input::BatchId,
-    limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
-    plan::{Plan, PortFacts},
+    io::input::BatchId,
+    policy::plan::{Plan, PortFacts},
+    values::{
+        flow::{Cookie, FlowKey, Masked, Target},
+        ids::PortId,
+        limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
+    },
 };
 
 /// The number of a verdict, from 1 on.

@@ -6,7 +6,7 @@
 
 use ipnet::IpNet;
 
-use crate::flow::{Protocol, Transport};
+use crate::values::flow::{Protocol, Transport};
 
 /// The destination in an ACL's match.
 #[derive(Clone, Debug, Eq, PartialEq)]

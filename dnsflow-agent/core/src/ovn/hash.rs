@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::name::DnsName;
+use crate::values::name::DnsName;
 
 /// An address family: ovn-kubernetes has an address set for each.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::rows::{LogicalFlow, Pipeline};
-use crate::flow::{Action, Masked};
+use crate::values::flow::{Action, Masked};
 
 /// One logical flow of an ACL, to be filled in with a pod's port and addresses.
 #[derive(Clone, Debug, Eq, PartialEq)]

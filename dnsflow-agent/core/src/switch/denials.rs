@@ -12,16 +12,18 @@ use std::{
 use super::Opening;
 use crate::{
     Command, Timestamp,
-    counter_vec::CounterVec,
-    denied::{DenyCounters, RevalidationWait},
-    input::{CookieCount, FlowQuestion},
-    limits::{
+    io::{
+        input::{CookieCount, FlowQuestion},
+        output::Output,
+    },
+    pods::ports::Ports,
+    policy::Policy,
+    switch::denied::{DenyCounters, RevalidationWait},
+    tools::counter_vec::CounterVec,
+    values::limits::{
         COUNT_DELAY, COUNT_INTERVAL, COUNTED_COOKIES_MAX, COUNTED_PER_BATCH_MAX, MEGAFLOW_IDLE,
         MEGAFLOW_IDLE_MARGIN,
     },
-    output::Output,
-    policy::Policy,
-    ports::Ports,
 };
 
 /// What is known about denied packets.

@@ -13,11 +13,13 @@ use std::{
 
 use super::Opening;
 use crate::{
-    flow::{FlowChange, FlowKey},
-    ids::PortId,
-    input::BatchId,
     installed::Batch,
-    limits::CHANGES_UNDER_WAY_MAX,
+    io::input::BatchId,
+    values::{
+        flow::{FlowChange, FlowKey},
+        ids::PortId,
+        limits::CHANGES_UNDER_WAY_MAX,
+    },
 };
 
 /// The changes of a batch that each pod's answers have made.

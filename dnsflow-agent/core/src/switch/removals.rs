@@ -15,9 +15,11 @@ use std::{
 };
 
 use crate::{
-    flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
-    input::BatchId,
-    limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
+    io::input::BatchId,
+    values::{
+        flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
+    },
 };
 
 /// The removals that wait, and those that the switch has not confirmed.

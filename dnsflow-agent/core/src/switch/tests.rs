@@ -2,9 +2,11 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{
-    flow::{Addresses, FlowBody},
     installed::Flows,
-    limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
+    values::{
+        flow::{Addresses, FlowBody},
+        limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
+    },
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000_000);

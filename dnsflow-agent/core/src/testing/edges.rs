@@ -7,15 +7,17 @@ use dnsflow_common::walk::{self, Packet, Ports};
 use super::{Node, frame, ifindex_of, sentinel_of};
 use crate::{
     Command, Input, Timestamp,
-    connection::Path,
     dns::Response,
-    flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
-    input::{
+    io::input::{
         AttachCommand, BatchError, BatchId, CookieCount, FlowQuestion, FlowReply, FoundFlow,
         MarkChange, MarkFound, MarkRefused, NameSetId,
     },
-    name::DomainName,
     ovn::rows::{RowId, Stage},
+    values::{
+        connection::Path,
+        flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        name::DomainName,
+    },
 };
 
 /// A logical flow of the stage in which marks end.

@@ -13,14 +13,16 @@ use hickory_proto::{
 use super::DATAPATH;
 use crate::{
     Input, Timestamp,
-    firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-    flow::{Protocol, Transport},
-    input::Frame,
+    io::input::Frame,
     ovn::{
         hash::{Family, address_set_hashes},
         rows::{Acl, Interface, LogicalFlow, MacAddress, Pipeline, PortBinding, RowId},
     },
-    rules::ACL_PRIORITY_OFFSET,
+    policy::rules::ACL_PRIORITY_OFFSET,
+    values::{
+        firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+        flow::{Protocol, Transport},
+    },
 };
 
 /// The port group of ns1: ovn-kubernetes' hash of

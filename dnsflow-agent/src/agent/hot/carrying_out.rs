@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use dnsflow_core::{Command, Input, input::FlowQuestion, report::Report};
+use dnsflow_core::{
+    Command, Input,
+    io::{input::FlowQuestion, report::Report},
+};
 
 use super::Hot;
 use crate::{

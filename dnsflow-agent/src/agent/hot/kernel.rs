@@ -6,8 +6,8 @@ use std::{io, time::Duration};
 use dnsflow_core::{
     Input,
     engine::Engine,
-    input::{Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
-    resolver::Resolver,
+    io::input::{Frame, HeldFrame, MarkChange, MarkFound, MarkRefused},
+    values::resolver::Resolver,
 };
 use tracing::{info, warn};
 

@@ -6,9 +6,9 @@
 
 use dnsflow_core::{
     Input,
-    connection::Path,
     engine::Engine,
-    input::{AttachCommand, FlowQuestion},
+    io::input::{AttachCommand, FlowQuestion},
+    values::connection::Path,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dnsflow_core::{
     Input,
     engine::Engine,
-    flow::FlowChange,
-    input::{BatchId, FlowQuestion},
+    io::input::{BatchId, FlowQuestion},
+    values::flow::FlowChange,
 };
 use tracing::{info, trace, warn};
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
 
-use dnsflow_core::{Input, Timestamp, engine::Engine, snapshot::Snapshot};
+use dnsflow_core::{Input, Timestamp, cache::snapshot::Snapshot, engine::Engine};
 use tracing::{debug, info, warn};
 
 use crate::{

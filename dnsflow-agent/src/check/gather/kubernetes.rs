@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, future::Future};
 
-use dnsflow_core::resolver::Resolver;
+use dnsflow_core::values::resolver::Resolver;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::Service,

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dnsflow_core::{
     Input,
-    input::{FlowQuestion, FlowReply},
+    io::input::{FlowQuestion, FlowReply},
     ovn::{
         rows::{Acl, LogicalFlow, Pipeline, RowId, Stage},
         template::AclTemplate,
     },
-    pipeline::{Locator, Question},
-    rules::ACL_PRIORITY_OFFSET,
+    policy::{
+        pipeline::{Locator, Question},
+        rules::ACL_PRIORITY_OFFSET,
+    },
 };
 use dnsflow_ovsdb::{Database, Remotes};
 use ipnet::IpNet;

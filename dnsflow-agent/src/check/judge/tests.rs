@@ -1,7 +1,7 @@
 use super::*;
 use dnsflow_core::{
     ovn::rows::{LogicalFlow, Pipeline},
-    resolver::Resolver,
+    values::resolver::Resolver,
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dnsflow_core::flow::{Action, FlowBody, Masked};
+use dnsflow_core::values::flow::{Action, FlowBody, Masked};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use dnsflow_core::flow::{FlowBody, FlowKey};
+use dnsflow_core::values::flow::{FlowBody, FlowKey};
 
 use super::*;
 use crate::openflow::fixtures::{self, From};

@@ -1,7 +1,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::*;
-use dnsflow_core::flow::Addresses;
+use dnsflow_core::values::flow::Addresses;
 
 fn to(interface: &str, dst: [u8; 4]) -> Path {
     Path {

@@ -2,11 +2,13 @@
 
 use super::*;
 use crate::{
-    attempts::Attempts,
-    connection::Attempt,
-    history::Tried,
-    report::Denied,
-    view::{Judged, Reason, Verdict},
+    ask::{
+        attempts::Attempts,
+        history::Tried,
+        view::{Judged, Reason, Verdict},
+    },
+    io::report::Denied,
+    values::connection::Attempt,
 };
 
 /// A pod of ns1 tries to connect to port 443 over TCP.

@@ -6,11 +6,11 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{edits::config, *};
 use crate::{
-    budget::Changes,
-    input::MarkChange,
-    limits::{CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND},
+    io::input::MarkChange,
     ovn::rows::LoadBalancer,
-    refused::Refusals,
+    pods::budget::Changes,
+    policy::refused::Refusals,
+    values::limits::{CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND},
 };
 
 const MASK: u32 = 0xffe0_0000;

@@ -1,7 +1,7 @@
 //! Connections that OVN has blocked while a flow of ours was missing.
 
 use super::*;
-use crate::blocked::{LOOK_INTERVAL, LOOKS, LOOKS_MAX};
+use crate::switch::blocked::{LOOK_INTERVAL, LOOKS, LOOKS_MAX};
 
 /// The address that the pods are told.
 const TOLD: [u8; 4] = [203, 0, 113, 7];

@@ -1,7 +1,7 @@
 //! The switch and the cache, compared.
 
 use super::*;
-use crate::{flow::InstalledFlow, limits::FLOWS_PER_ADDRESS_MAX};
+use crate::values::{flow::InstalledFlow, limits::FLOWS_PER_ADDRESS_MAX};
 
 #[test]
 fn a_switch_that_was_away_is_brought_up_to_date() {

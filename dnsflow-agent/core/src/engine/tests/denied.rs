@@ -1,7 +1,7 @@
 //! Whether answers that wait for new flows wait for the switch's megaflows too.
 
 use super::*;
-use crate::limits::{
+use crate::values::limits::{
     COUNT_DELAY, COUNT_INTERVAL, COUNTED_PER_NAMESPACE_MAX, MEGAFLOW_IDLE, MEGAFLOW_IDLE_MARGIN,
     REVALIDATION_INTERVAL,
 };
@@ -77,7 +77,7 @@ fn where_nothing_was_denied_lately_answers_go_back_at_the_barriers_reply() {
     let mut node = Node::quiet(&rules());
     assert_eq!(node.opens(1), QUIET_TOLD);
     assert_eq!(node.opens(2), QUIET_TOLD, "and the next one");
-    let quiet = node.engine.revalidation_waits()[crate::denied::RevalidationWait::Quiet];
+    let quiet = node.engine.revalidation_waits()[crate::switch::denied::RevalidationWait::Quiet];
     assert_eq!(quiet, 2);
 }
 
@@ -262,7 +262,8 @@ fn a_switch_that_does_not_count_makes_answers_wait() {
     assert_eq!(node.released(), []);
     node.pass(PASS + REVALIDATION_INTERVAL);
     assert_eq!(node.released().len(), 1);
-    let uncounted = node.engine.revalidation_waits()[crate::denied::RevalidationWait::Uncounted];
+    let uncounted =
+        node.engine.revalidation_waits()[crate::switch::denied::RevalidationWait::Uncounted];
     assert_eq!(uncounted, 1);
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    connection::Attempt,
-    view::{Judged, Reason},
+    ask::view::{Judged, Reason},
+    values::connection::Attempt,
 };
 
 const RULES: fn() -> [Rule; 2] = || [allow("example.com"), deny_all()];

@@ -9,7 +9,7 @@ use super::{
     restart::{after_restart_with, read_but_southbound, southbound, started},
     *,
 };
-use crate::limits::MARK_SLACK;
+use crate::values::limits::MARK_SLACK;
 
 /// Flows of the address, and marks.
 pub(super) const WAYS: [Option<u32>; 2] = [None, Some(0xffe0_0000)];

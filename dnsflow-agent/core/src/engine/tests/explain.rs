@@ -4,11 +4,12 @@ use ipnet::IpNet;
 
 use super::*;
 use crate::{
-    attempts::Heard,
-    limits::TAKEOVER_MAX,
-    name::DnsName,
+    ask::{
+        attempts::Heard,
+        view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
+    },
     ovn::hash::{Family, address_set_hashes},
-    view::{Beside, ExplainedAddress, Explanation, Reason, StepOutcome, Target, Verdict},
+    values::{limits::TAKEOVER_MAX, name::DnsName},
 };
 
 const TARGET: &str = "203.0.113.1:443";

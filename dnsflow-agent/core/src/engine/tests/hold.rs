@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    hold::HoldEvent,
-    input::HeldFrame,
-    limits::{HOLD_LONGEST, REVALIDATION_INTERVAL},
-    revalidation::RevalidationEvent,
+    io::input::HeldFrame,
+    switch::{hold::HoldEvent, revalidation::RevalidationEvent},
+    values::limits::{HOLD_LONGEST, REVALIDATION_INTERVAL},
 };
 
 const HOLD_MAX: Duration = HOLD_LONGEST;

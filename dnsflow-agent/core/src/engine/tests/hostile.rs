@@ -8,8 +8,8 @@ use proptest::{
 };
 
 use super::{edits::use_all, restart::after_restart_with, *};
-use crate::budget::Changes;
-use crate::limits::{
+use crate::pods::budget::Changes;
+use crate::values::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
     FLOWS_PER_ADDRESS_MAX, FOREIGN_FLOWS_MAX, FRAGMENTED_MAX, HELD_MAX, NAMES_PER_ADDRESS_MAX,
     REFUSALS_REPORTED_MAX, TCP_CONNECTIONS_MAX,

@@ -1,7 +1,7 @@
 //! What one pod can have, and what makes room.
 
 use super::*;
-use crate::limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX};
+use crate::values::limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX};
 
 #[test]
 fn a_pod_that_resolves_without_end_forgets_what_matters_least() {
@@ -106,7 +106,7 @@ fn addresses_chosen_to_go_stay_once_they_are_in_use() {
     node.answer("p1", "example.com", &[[203, 0, 113, 33]], 3600);
     assert!(!node.destinations().contains("203.0.113.1"));
     let second = node.switch.iter_mut().find(
-        |(key, _)| matches!(key.matches.ends, crate::flow::Ends::Addresses(Addresses::V4 { dst, .. }) if dst.octets()[3] == 2),
+        |(key, _)| matches!(key.matches.ends, crate::values::flow::Ends::Addresses(Addresses::V4 { dst, .. }) if dst.octets()[3] == 2),
     );
     second.expect("it is open").1.1 += 1;
     node.pass(COMPARE_INTERVAL);

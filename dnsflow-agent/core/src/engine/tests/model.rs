@@ -18,7 +18,7 @@ use proptest::{
 };
 
 use super::*;
-use crate::{flow::Ends, limits::FORMER_FIREWALLS_MAX};
+use crate::values::{flow::Ends, limits::FORMER_FIREWALLS_MAX};
 
 const NAMES: [&str; 4] = ["a.test", "b.test", "c.test", "www.a.test"];
 const PODS: [(&str, u8); 3] = [("p1", 5), ("p2", 6), ("p3", 7)];

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::{
-    ids::RecordingId,
-    input::AttachCommand,
+    io::input::AttachCommand,
     ovn::{
         acl::take_parsed,
         rows::{Pipeline, PortGroup, Stage},
     },
+    values::ids::RecordingId,
 };
 
 #[test]
@@ -285,7 +285,10 @@ fn actions_that_only_ovn_can_make_are_copied() {
     let [FlowChange::Add(_, body)] = &changes[..] else {
         panic!("one flow: {changes:?}");
     };
-    assert_eq!(*body.actions, [crate::flow::Action::Copied(vec![7; 8])]);
+    assert_eq!(
+        *body.actions,
+        [crate::values::flow::Action::Copied(vec![7; 8])]
+    );
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::net::Ipv6Addr;
 
 use super::{restart::southbound, *};
 use crate::{
-    input::LargeTable,
+    io::input::LargeTable,
     ovn::rows::{Encapsulation, GatewayPort, LoadBalancer},
-    refused::Refusals,
-    resolver::Resolver,
+    policy::refused::Refusals,
     testing::answer_frame_of_ipv6,
+    values::resolver::Resolver,
 };
 
 fn node_has(node: &mut Node, address: Option<[u8; 4]>) {
@@ -23,7 +23,7 @@ fn refusals_of(node: &Node) -> Vec<(&'static str, u64)> {
     let refused = node.engine.refused().iter();
     let refused = refused.filter(|(_, count)| *count > 0);
     refused
-        .map(|(reason, count)| (crate::counter_vec::Label::as_str(reason), count))
+        .map(|(reason, count)| (crate::tools::counter_vec::Label::as_str(reason), count))
         .collect()
 }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::limits::{HOLD_LONGEST, UNJUDGED_DEFERRED_MAX};
+use crate::values::limits::{HOLD_LONGEST, UNJUDGED_DEFERRED_MAX};
 
 /// A node as [`Node::with`] makes it, but with what an earlier run has left: a snapshot, and its
 /// flows in the switch. The switch is there first, OVN's southbound database last.
@@ -551,7 +551,7 @@ fn an_address_that_is_told_again_meanwhile_keeps_its_new_mark() {
     node.marks = std::mem::take(&mut before.marks);
     let shown = before.switch.iter().map(|(key, (cookie, packets))| {
         let (key, cookie, packets) = (key.clone(), *cookie, *packets);
-        crate::flow::InstalledFlow {
+        crate::values::flow::InstalledFlow {
             key,
             cookie,
             packets,

@@ -1,7 +1,7 @@
 //! Flows that someone else has removed: how they are restored.
 
 use super::*;
-use crate::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
+use crate::values::limits::{RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX};
 
 /// A node with so many addresses open, all of which the switch has lost.
 fn wiped(addresses: usize) -> Node {

@@ -1,7 +1,7 @@
 //! What several pods can do together to the node's room for names.
 
 use super::*;
-use crate::limits::{FLOWS_PER_ADDRESS_MAX, NAMES_PER_ADDRESS_MAX};
+use crate::values::limits::{FLOWS_PER_ADDRESS_MAX, NAMES_PER_ADDRESS_MAX};
 
 const CROWD: u8 = 32;
 /// Names of each pod of the crowd: all that a pod may have.

@@ -1,7 +1,7 @@
 //! The flows on which the life of all others depends.
 
 use super::*;
-use crate::limits::KEEP_FLOWS_S;
+use crate::values::limits::KEEP_FLOWS_S;
 
 fn node() -> Node {
     Node::with(&[allow("example.com"), deny_all()])

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX};
+use crate::values::{flow::InstalledFlow, limits::CHANGES_UNDER_WAY_MAX};
 
 /// The addresses that `tell_many` opens.
 const MANY: usize = 4096;

@@ -7,11 +7,13 @@ use super::{
     *,
 };
 use crate::{
-    flow::{Action, Ends, Masked},
-    input::MarkChange,
-    limits::{
-        FLOWS_PER_ADDRESS_MAX, MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
-        VERDICTS_PER_PORT_MAX,
+    io::input::MarkChange,
+    values::{
+        flow::{Action, Ends, Masked},
+        limits::{
+            FLOWS_PER_ADDRESS_MAX, MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
+            VERDICTS_PER_PORT_MAX,
+        },
     },
 };
 
@@ -320,7 +322,7 @@ fn flows_of_an_agent_without_verdicts_stay_until_the_marks_are_set() {
     // A flow that does something else does not stay: a rule may deny now what it has allowed.
     before.switch = switch;
     for (cookie, _) in before.switch.values_mut() {
-        *cookie = crate::flow::Cookie::new(0x1234);
+        *cookie = crate::values::flow::Cookie::new(0x1234);
     }
     let after = after_restart_with(&mut before, &snapshot, &rules(), config());
     assert!(is_gone(&after), "{:#?}", after.switch);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
-use dnsflow_core::flow::{Addresses, Match};
+use dnsflow_core::values::flow::{Addresses, Match};
 
 use super::*;
 

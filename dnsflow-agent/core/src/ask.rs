@@ -1,0 +1,6 @@
+//! The answers to questions of people. Nothing in here decides over an address.
+
+pub mod attempts;
+pub mod history;
+pub mod trial;
+pub mod view;

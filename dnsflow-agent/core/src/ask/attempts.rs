@@ -1,0 +1,194 @@
+//! Where pods try to connect to: the names of the addresses, and what was reported lately.
+//!
+//! This is state of its own beside the engine. Nothing here opens an address, and nothing here takes the
+//! time of the thread that does: that thread only judges an attempt ([`View::judge_attempt`]). The answers that a
+//! rule mentions are in the engine's cache; those that no rule mentions are remembered here, for the names
+//! of denied connections.
+//!
+//! [`View::judge_attempt`]: crate::ask::view::View::judge_attempt
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use dnsflow_common::walk::{self, Packet, Ports};
+
+use crate::{
+    Timestamp,
+    dns::Response,
+    io::input::Frame,
+    tools::{
+        rate::{Account, Rate},
+        recent::{Limits, OfInterface, Recent},
+    },
+    values::{
+        connection::Attempt,
+        flow::Transport,
+        limits::{
+            DENIAL_REPORT_AGAIN, DENIAL_REPORT_BURST_TIME, DENIAL_REPORT_INTERVAL,
+            HEARD_NAMES_PER_ADDRESS_MAX, HEARD_TIME, PLACES, PLACES_PER_INTERFACE,
+        },
+        name::DomainName,
+        resolver::Resolver,
+    },
+};
+
+/// A name that a pod was told an address for, although no rule mentions the name.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Heard {
+    /// The name that the pod has asked for.
+    pub name: DomainName,
+    /// When the kernel saw the answer.
+    pub at: Timestamp,
+    /// Who has answered.
+    pub resolver: Resolver,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct Place<T> {
+    ifindex: u32,
+    address: IpAddr,
+    transport: T,
+}
+
+impl<T> OfInterface for Place<T> {
+    fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+}
+
+const LIMITS: Limits = Limits {
+    entries: PLACES,
+    per_interface: PLACES_PER_INTERFACE,
+    bytes: 0,
+    bytes_per_interface: 0,
+};
+
+/// What is remembered of the pods' attempts.
+#[derive(Debug)]
+pub struct Attempts {
+    dns_ports: Ports,
+    heard: Recent<Place<()>, Vec<Heard>>,
+    reported: Recent<Place<Transport>, Timestamp>,
+    accounts: BTreeMap<u32, Account>,
+    left_out: u64,
+}
+
+const RATE: Rate = Rate::every(DENIAL_REPORT_INTERVAL, DENIAL_REPORT_BURST_TIME);
+
+impl Attempts {
+    /// Nothing was heard yet. DNS servers answer from these ports.
+    pub fn new(dns_ports: Ports) -> Self {
+        Self {
+            dns_ports,
+            heard: Recent::new(LIMITS),
+            reported: Recent::new(LIMITS),
+            accounts: BTreeMap::new(),
+            left_out: 0,
+        }
+    }
+
+    /// Remembers the addresses of an answer that no rule mentions. The kernel has checked that the pod
+    /// asked a DNS server that is trusted. A message that is no usable answer is left out.
+    pub fn hear(&mut self, frame: Frame<'_>, now: Timestamp) {
+        let Ok(Packet::UdpAnswer(found)) = walk::from_server(&frame.bytes, &self.dns_ports) else {
+            return;
+        };
+        let source = found.ip.addresses(&frame.bytes);
+        let response = found.payload_of(frame.bytes).map(Response::read);
+        let (Some(source), Some(Ok(response))) = (source, response) else {
+            return;
+        };
+        let Ok(answer) = response.answer(PLACES_PER_INTERFACE) else {
+            return;
+        };
+        for (address, _) in &answer.addresses {
+            let place = Place {
+                ifindex: frame.ifindex,
+                address: *address,
+                transport: (),
+            };
+            let heard = Heard {
+                name: answer.name.clone(),
+                at: frame.captured_at,
+                resolver: Resolver {
+                    address: source.src,
+                    port: found.src_port,
+                },
+            };
+            match self.heard.use_entry(&place, now) {
+                Some(names) => {
+                    names.retain(|known| known.name != heard.name);
+                    names.truncate(HEARD_NAMES_PER_ADDRESS_MAX - 1);
+                    // The newest first.
+                    names.insert(0, heard);
+                }
+                None => {
+                    self.heard.insert(place, vec![heard], now);
+                }
+            }
+        }
+    }
+
+    /// The names that the pod was told the destination for, the newest first.
+    pub fn heard(&mut self, attempt: &Attempt) -> Vec<Heard> {
+        let place = Place {
+            ifindex: attempt.ifindex,
+            address: attempt.address,
+            transport: (),
+        };
+        self.heard.get_mut(&place).cloned().unwrap_or_default()
+    }
+
+    /// The names that led pods to an address, with the interface of each pod, the newest first.
+    pub fn heard_at(&self, address: IpAddr) -> Vec<(u32, Heard)> {
+        let of_it = self
+            .heard
+            .iter()
+            .filter(|(place, _)| place.address == address);
+        let each = of_it.flat_map(|(place, heard)| {
+            let heard = heard.iter();
+            heard.map(|heard| (place.ifindex, heard.clone()))
+        });
+        let mut heard: Vec<_> = each.collect();
+        heard.sort_by_key(|(_, heard)| std::cmp::Reverse(heard.at));
+        heard
+    }
+
+    /// Whether to report that an attempt is denied: it was not reported lately, and the pod has not led
+    /// to too many reports. In the second case, it is counted.
+    pub fn is_news(&mut self, attempt: &Attempt, now: Timestamp) -> bool {
+        let place = Place {
+            ifindex: attempt.ifindex,
+            address: attempt.address,
+            transport: attempt.transport(),
+        };
+        let lately = |at: &mut Timestamp| now.since(*at) < DENIAL_REPORT_AGAIN;
+        if self.reported.get_mut(&place).is_some_and(lately) {
+            return false;
+        }
+        let account = self.accounts.entry(attempt.ifindex).or_default();
+        if !account.has_left(RATE, now) {
+            self.left_out += 1;
+            return false;
+        }
+        account.spend(1, RATE, now);
+        self.reported.insert(place, now, now);
+        true
+    }
+
+    /// How many denied attempts were not reported because their pods have led to too many reports.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Forgets what is old. To be called now and then.
+    pub fn forget_old(&mut self, now: Timestamp) {
+        let before = |time| now.checked_sub(time).unwrap_or_default();
+        let (heard, reported) = (before(HEARD_TIME), before(DENIAL_REPORT_AGAIN));
+        while self.heard.pop_unused_since(heard).is_some() {}
+        while self.reported.pop_unused_since(reported).is_some() {}
+        self.accounts.retain(|_, account| !account.is_full(now));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+use std::time::Duration;
+
+use super::*;
+use crate::{
+    testing::{answer_frame, frame},
+    values::flow::Protocol,
+};
+
+const IFINDEX: u32 = 7;
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_nanos((1_000_000 + seconds) * 1_000_000_000)
+}
+
+fn attempt(ifindex: u32, last: u8) -> Attempt {
+    Attempt {
+        ifindex,
+        protocol: Protocol::Tcp,
+        address: [203, 0, 113, last].into(),
+        port: 443,
+        at: at(0),
+    }
+}
+
+fn hear(attempts: &mut Attempts, ifindex: u32, name: &str, address: [u8; 4], when: Timestamp) {
+    let bytes = answer_frame(name, &[address], 60);
+    attempts.hear(frame(ifindex, when, &bytes), when);
+}
+
+fn names(attempts: &mut Attempts, attempt: &Attempt) -> Vec<String> {
+    let heard = attempts.heard(attempt);
+    heard.iter().map(|heard| heard.name.to_string()).collect()
+}
+
+#[test]
+fn an_address_has_the_names_that_this_pod_was_told_last() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let names_told = ["a.test", "b.test", "c.test", "d.test", "e.test", "c.test"];
+    for (second, name) in (0..).zip(names_told) {
+        hear(&mut attempts, IFINDEX, name, [203, 0, 113, 1], at(second));
+    }
+    let told = ["c.test", "e.test", "d.test", "b.test"];
+    assert_eq!(names(&mut attempts, &attempt(IFINDEX, 1)), told);
+    let [first, ..] = &attempts.heard(&attempt(IFINDEX, 1))[..] else {
+        panic!("a name")
+    };
+    assert_eq!(first.at, at(5));
+    assert_eq!(first.resolver.to_string(), "10.96.0.10:53");
+    assert!(names(&mut attempts, &attempt(8, 1)).is_empty(), "other pod");
+    assert!(names(&mut attempts, &attempt(IFINDEX, 2)).is_empty());
+    attempts.forget_old(at(6) + HEARD_TIME);
+    assert!(names(&mut attempts, &attempt(IFINDEX, 1)).is_empty());
+}
+
+#[test]
+fn what_a_pod_is_told_pushes_out_only_its_own() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    hear(&mut attempts, 8, "other.test", [203, 0, 113, 1], at(0));
+    for many in 0..2 * PLACES_PER_INTERFACE {
+        let [.., high, low] = many.to_be_bytes();
+        hear(
+            &mut attempts,
+            IFINDEX,
+            "a.test",
+            [198, 51, high, low],
+            at(1),
+        );
+    }
+    assert_eq!(attempts.heard.len(), PLACES_PER_INTERFACE + 1);
+    assert_eq!(names(&mut attempts, &attempt(8, 1)), ["other.test"]);
+}
+
+#[test]
+fn bytes_that_are_no_answer_tell_nothing() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let mut bytes = answer_frame("a.test", &[[203, 0, 113, 1]], 60);
+    for len in 0..bytes.len() {
+        attempts.hear(frame(IFINDEX, at(0), &bytes[..len]), at(0));
+    }
+    // Another source port.
+    bytes[34..36].copy_from_slice(&[0, 54]);
+    attempts.hear(frame(IFINDEX, at(0), &bytes), at(0));
+    assert!(attempts.heard.is_empty());
+}
+
+#[test]
+fn a_place_is_news_once_a_minute() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let (one, other) = (attempt(IFINDEX, 1), attempt(8, 1));
+    let udp = Attempt {
+        protocol: Protocol::Udp,
+        ..one
+    };
+    assert!(
+        [one, other, udp]
+            .iter()
+            .all(|it| attempts.is_news(it, at(0)))
+    );
+    assert!(!attempts.is_news(&one, at(59)));
+    attempts.forget_old(at(59));
+    assert!(!attempts.is_news(&one, at(59)));
+    assert!(attempts.is_news(&one, at(60)));
+    assert_eq!(attempts.left_out(), 0);
+}
+
+#[test]
+fn a_pod_that_is_denied_much_is_not_all_that_is_reported() {
+    let mut attempts = Attempts::new(Ports::DNS);
+    let news = (0..=255).filter(|last| attempts.is_news(&attempt(IFINDEX, *last), at(0)));
+    assert_eq!(news.count(), 32);
+    assert_eq!(attempts.left_out(), 256 - 32);
+    assert!(attempts.is_news(&attempt(8, 0), at(0)), "another pod");
+    let later = at(0) + Duration::from_secs(2);
+    assert!(attempts.is_news(&attempt(IFINDEX, 255), later));
+    assert!(!attempts.is_news(&attempt(IFINDEX, 254), later));
+    // Accounts go when they are full again.
+    attempts.forget_old(later);
+    assert_eq!(attempts.accounts.len(), 1);
+    attempts.forget_old(at(100));
+    assert!(attempts.accounts.is_empty());
+}

@@ -1,0 +1,149 @@
+//! What an EgressFirewall would do with a connection, by its rules alone.
+//!
+//! The engine enforces rules by OVN's rows. Here is no OVN: an EgressFirewall that was never applied has
+//! no rows. The rules match as they do in the engine ([`RuleSet`]), and the first that matches decides.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use crate::{
+    policy::rules::{ActiveRule, NamePattern, RuleSet},
+    values::{
+        firewall::{Destination, Firewall, Rule, RuleAction},
+        flow::Transport,
+        name::DomainName,
+        verdict::Verdict,
+    },
+};
+
+/// An EgressFirewall whose rules are tried.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    rules: Arc<[Rule]>,
+    /// The rules by name.
+    names: RuleSet,
+}
+
+/// A connection, with what makes rules match it.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The destination.
+    pub address: IpAddr,
+    /// Protocol and port.
+    pub transport: Transport,
+    /// The names that the pod was told the address for.
+    pub names: &'a [DomainName],
+    /// Whether a rule by name never opens the address.
+    pub is_refused: bool,
+    /// Whether the address is one of a node.
+    pub is_node: bool,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outcome {
+    /// The verdict of the rule that decides.
+    pub verdict: Verdict,
+    /// The rule that decides; none where none matches, which lets pass.
+    pub rule: Option<u32>,
+    /// An earlier rule of the other kind that may match, for a reason that the agent does not know.
+    pub unless: Option<Unless>,
+}
+
+/// Why an earlier rule may decide otherwise.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Unless {
+    /// The rule selects nodes, and the address is one of a node.
+    IsSelected(u32),
+    /// The rule is by name, and ovn-kubernetes may have resolved the address itself.
+    IsResolved(u32),
+}
+
+impl Trial {
+    /// Tries this EgressFirewall. `subdomains` applies where the EgressFirewall does not say.
+    pub fn new(firewall: &Firewall, subdomains: bool) -> Self {
+        let mut names = RuleSet::default();
+        for (index, rule) in (0..).zip(firewall.rules.iter()) {
+            if let Destination::Name(name) = &rule.destination {
+                let pattern = NamePattern::of(name, firewall, subdomains);
+                names.push(ActiveRule::without_acl("", index, rule, name, pattern));
+            }
+        }
+        Self {
+            rules: Arc::clone(&firewall.rules),
+            names,
+        }
+    }
+
+    /// The rules, in their order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The rules by name that match `name`, whatever their ports.
+    pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = u32> {
+        self.names.matching(name).map(|rule| rule.index)
+    }
+
+    /// What becomes of a connection.
+    pub fn decide(&self, facts: &Facts<'_>) -> Outcome {
+        let told = facts.names.iter().flat_map(|name| self.matching(name));
+        let told: BTreeSet<u32> = told.collect();
+        self.decide_by(facts, |rule| told.contains(&rule))
+    }
+
+    /// The same, where the rules by name match for another reason than what the pod was told.
+    pub fn decide_by(&self, facts: &Facts<'_>, matches_name: impl Fn(u32) -> bool) -> Outcome {
+        let mut may_match: Vec<(RuleAction, Unless)> = Vec::new();
+        let mut decided = (RuleAction::Allow, None);
+        for (index, rule) in (0..).zip(self.rules.iter()) {
+            if !is_for(rule, facts.transport) {
+                continue;
+            }
+            let matches = match &rule.destination {
+                Destination::Invalid(_) => false,
+                Destination::Cidr(network) => network.contains(&facts.address),
+                Destination::Nodes => {
+                    if facts.is_node {
+                        may_match.push((rule.action, Unless::IsSelected(index)));
+                    }
+                    false
+                }
+                Destination::Name(_) => {
+                    let is_told = matches_name(index);
+                    let is_opened = rule.action == RuleAction::Deny || !facts.is_refused;
+                    // Where the pod was told a name, ovn-kubernetes is unlikely to know another one.
+                    if (is_told && !is_opened) || facts.names.is_empty() {
+                        may_match.push((rule.action, Unless::IsResolved(index)));
+                    }
+                    is_told && is_opened
+                }
+            };
+            if matches {
+                decided = (rule.action, Some(index));
+                break;
+            }
+        }
+        let (action, rule) = decided;
+        let unless = may_match.into_iter().find(|(other, _)| *other != action);
+        Outcome {
+            verdict: match action {
+                RuleAction::Allow => Verdict::Allowed,
+                RuleAction::Deny => Verdict::Blocked,
+            },
+            rule,
+            unless: unless.map(|(_, unless)| unless),
+        }
+    }
+}
+
+/// Whether a rule is for this protocol and port.
+fn is_for(rule: &Rule, wanted: Transport) -> bool {
+    let is_it = |transport: &Transport| {
+        transport.protocol == wanted.protocol
+            && (transport.port.is_none() || transport.port == wanted.port)
+    };
+    rule.ports.is_empty() || rule.ports.iter().any(is_it)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! The output of the owners of the engine's state during a turn, in order.
+
+use std::collections::HashMap;
+
+use crate::{
+    Command, Timestamp,
+    io::{counters::Counters, report::Report},
+    tools::rate::{Account, Rate},
+    values::{
+        ids::PortId,
+        limits::{POD_REPORT_BURST_TIME, POD_REPORT_INTERVAL},
+    },
+};
+
+/// Commands, reports and counters of all owners.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// The commands, in the order in which they are to be carried out.
+    pub(crate) commands: Vec<Command>,
+    /// What is to be told.
+    pub(crate) reports: Vec<Report>,
+    /// What happened so far.
+    pub(crate) counters: Counters,
+    /// What was reported of each pod's answers.
+    pods: HashMap<PortId, Account>,
+}
+
+impl Output {
+    /// Gives out a command.
+    pub(crate) fn command(&mut self, command: Command) {
+        self.commands.push(command);
+    }
+
+    /// Counts and reports the results of unblocking connections.
+    pub(crate) fn unblocked(&mut self, unblocked: usize, failed: usize) {
+        self.counters.connections_unblocked += unblocked as u64;
+        self.counters.connections_left_blocked += failed as u64;
+        if unblocked + failed > 0 {
+            self.report(Report::Unblocked {
+                connections: unblocked,
+                failed,
+            });
+        }
+    }
+
+    /// Gives out a report.
+    pub(crate) fn report(&mut self, report: Report) {
+        self.reports.push(report);
+    }
+
+    /// Gives out a report that the answers to a pod lead to. A pod that leads to more of them than its
+    /// budget has costs the others no line of the log: the rest is counted.
+    pub(crate) fn report_of_pod(&mut self, port: PortId, report: Report, now: Timestamp) {
+        const RATE: Rate = Rate::every(POD_REPORT_INTERVAL, POD_REPORT_BURST_TIME);
+        let account = self.pods.entry(port).or_default();
+        if account.has_left(RATE, now) {
+            account.spend(1, RATE, now);
+            self.report(report);
+        } else {
+            self.counters.reports_left_out += 1;
+        }
+    }
+
+    /// A port is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.pods.remove(&port);
+    }
+
+    /// How many ports have an account.
+    #[cfg(test)]
+    pub(crate) fn accounts(&self) -> usize {
+        self.pods.len()
+    }
+}

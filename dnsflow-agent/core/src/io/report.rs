@@ -1,0 +1,281 @@
+//! Reports to people: each one becomes one log event.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    time::Duration,
+};
+
+use ipnet::IpNet;
+
+use crate::{
+    io::input::LargeTable,
+    values::{
+        connection::Attempt, limits::Limit, name::DomainName, resolver::Resolver, verdict::Reason,
+    },
+};
+
+/// A connection of a pod that its EgressFirewall denies.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Denied {
+    /// The namespace of the EgressFirewall.
+    pub namespace: String,
+    /// The logical port of the pod.
+    pub port: String,
+    /// What the pod has tried.
+    pub attempt: Attempt,
+    /// The names that the pod was told the address for, the newest first.
+    pub names: Vec<ToldName>,
+    /// Why: the same as [`crate::ask::view::Explanation`] says.
+    pub reason: Reason,
+    /// The rule that decides, by its index in `spec.egress`.
+    pub rule: Option<u32>,
+    /// That rule as the resource writes it, such as `Deny cidrSelector: 0.0.0.0/0`.
+    pub rule_text: String,
+    /// The reason in words, as far as the rule does not say it.
+    pub text: String,
+    /// What would allow it.
+    pub remedy: Option<String>,
+    /// Whether a rule by name may let the connection pass all the same: ovn-kubernetes resolves the names
+    /// of rules as well.
+    pub unless_resolved: bool,
+}
+
+/// A name that a pod was told an address for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ToldName {
+    /// The name.
+    pub name: DomainName,
+    /// How long ago the last answer was.
+    pub ago: Duration,
+    /// Who has answered, where that is known.
+    pub resolver: Option<Resolver>,
+}
+
+impl fmt::Display for ToldName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            ago,
+            resolver,
+        } = self;
+        write!(f, "{name}, told {}s ago", ago.as_secs())?;
+        match resolver {
+            Some(resolver) => write!(f, " by {resolver}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Denied {
+    /// What lets the connection pass all the same, where that is not known.
+    pub fn unless(&self) -> Option<&'static str> {
+        let unless = "passes all the same if ovn-kubernetes has resolved the address itself";
+        self.unless_resolved.then_some(unless)
+    }
+}
+
+impl fmt::Display for Denied {
+    /// The rule, the reason and the remedy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rule {
+            Some(rule) => write!(f, "rule {rule} {}", self.rule_text)?,
+            None => f.write_str("no rule")?,
+        }
+        if !self.text.is_empty() {
+            write!(f, ": {}", self.text)?;
+        }
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        match self.unless() {
+            Some(unless) => write!(f, "; {unless}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a problem means for its rule.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Severity {
+    /// The usual short wait for OVN.
+    Waiting,
+    /// The rule is not in force, or not as written.
+    NotInForce,
+    /// The rule is in force, but does less than people may expect.
+    Caveat,
+}
+
+/// Why nothing counts that a pod is told at a port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum NotTrusted {
+    /// It is on a user-defined network that is not the pod's primary one. The cluster's DNS is not
+    /// there, and a neighbour may be able to send in its name.
+    SecondaryNetwork(String),
+    /// Its Interface row does not name both a MAC and an IP address: OVN lets the pod send from any.
+    NoAddresses,
+}
+
+/// Something worth telling.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Report {
+    /// Every source has been read, the programs are attached, the switch agrees.
+    Ready {
+        /// Interfaces that the program is attached to.
+        attached: usize,
+        /// EgressFirewalls known.
+        firewalls: usize,
+        /// Flows of ours in the switch.
+        flows: usize,
+    },
+    /// A pod was given access to an address: the barrier has been answered.
+    Opened {
+        /// The namespace of the rule.
+        namespace: String,
+        /// The logical port.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// Addresses that were not open before.
+        addresses: Vec<IpAddr>,
+        /// Rules that the name matched.
+        rules: Vec<u32>,
+        /// Flows written.
+        flows: usize,
+        /// From the packet's capture in the kernel to the answered barrier.
+        activation: Duration,
+        /// Whether the answers had to wait for revalidation as well: the label of the counter.
+        revalidation_wait: &'static str,
+    },
+    /// A pod would have been given access to an address: this is a dry run.
+    WouldOpen {
+        /// The logical port.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// The addresses.
+        addresses: Vec<IpAddr>,
+        /// Rules that the name matched.
+        rules: Vec<u32>,
+    },
+    /// OVN has no stage that is known to be behind all rules: where a rule of OVN's decides over a packet, the packet
+    /// keeps its mark.
+    MarksEndNowhere,
+    /// Nothing that a pod is told at this port counts.
+    PortNotTrusted {
+        /// The logical port.
+        port: String,
+        /// Why.
+        reason: NotTrusted,
+    },
+    /// The networks of the cluster, as OVN knows them: none of their addresses is opened.
+    ClusterNetworks {
+        /// The networks; neighbouring ones are joined.
+        networks: Vec<IpNet>,
+        /// The number of networks without room.
+        left_out: usize,
+    },
+    /// Addresses in these networks may be opened because an option allows them, although they are refused
+    /// otherwise: the labels of the counters.
+    AllowedAnyway(BTreeMap<IpNet, BTreeSet<&'static str>>),
+    /// Others than a DNS server that is trusted may answer at its address.
+    ResolverCovered {
+        /// The DNS server.
+        resolver: Resolver,
+        /// Who.
+        by: BTreeSet<String>,
+    },
+    /// A table of a database is too large.
+    TableTooLarge(LargeTable),
+    /// A table of a database is not too large any more.
+    TableReadAgain {
+        /// The database.
+        database: &'static str,
+        /// The table.
+        table: &'static str,
+    },
+    /// Someone else has a flow with the key of one of ours. Our flow is left out while the other
+    /// one is there.
+    ForeignFlow {
+        /// The OpenFlow table.
+        table: u8,
+        /// The priority.
+        priority: u16,
+        /// The cookie of the foreign flow.
+        cookie: u64,
+    },
+    /// An answer named an address that is never opened.
+    AddressRefused {
+        /// The logical port of the pod that was told.
+        port: String,
+        /// The name that was asked for.
+        name: DomainName,
+        /// The address.
+        address: IpAddr,
+        /// The reason: the label of the counter.
+        reason: &'static str,
+    },
+    /// These DNS servers are trusted from now on.
+    Trusting(BTreeSet<Resolver>),
+    /// Lost flows of ours were restored.
+    Restored {
+        /// How many.
+        flows: usize,
+    },
+    /// Connections that OVN had blocked while flows of ours were missing go on.
+    Unblocked {
+        /// How many.
+        connections: usize,
+        /// How many could not be unblocked.
+        failed: usize,
+    },
+    /// A comparison has found differences in the switch, and has corrected them.
+    Resynced {
+        /// Flows that were missing.
+        added: usize,
+        /// Flows of ours that should not have been there.
+        removed: usize,
+        /// Flows of an earlier run that were adopted.
+        adopted: usize,
+    },
+    /// The switch refused flows.
+    FlowsRefused {
+        /// Why.
+        reason: String,
+    },
+    /// The problems of an EgressFirewall have changed.
+    Problems {
+        /// Its namespace.
+        namespace: String,
+        /// By rule index: the problem, and what the problem means for the rule.
+        problems: BTreeMap<u32, (String, Severity)>,
+        /// The rules whose problem was not reported before, also not for another index.
+        news: BTreeSet<u32>,
+    },
+    /// A pod was told more than a limit allows: an address that was open is closed, or a new one not
+    /// opened, or one that a rule denies not closed.
+    LimitReached {
+        /// The namespace whose rules hold for the pod.
+        namespace: String,
+        /// The logical port of the pod.
+        port: String,
+        /// Which limit.
+        limit: Limit,
+        /// The limit.
+        max: usize,
+    },
+    /// A pod tries to connect to where its EgressFirewall denies it.
+    Denied(Box<Denied>),
+    /// For some seconds the programs could not be attached to an interface; the agent keeps trying.
+    NotAttached {
+        /// The logical port of the pod.
+        port: String,
+        /// The pod's UID, where it is known.
+        pod_uid: Option<String>,
+        /// The interface.
+        interface: String,
+        /// Why.
+        reason: String,
+    },
+}

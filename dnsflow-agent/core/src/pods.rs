@@ -1,0 +1,6 @@
+//! The pods of the node: their ports, what they may cost, and the names that concern them.
+
+pub(crate) mod budget;
+pub(crate) mod filter;
+pub mod ports;
+pub mod recording;

@@ -1,0 +1,748 @@
+//! Turns the addresses that a pod was told into the flows that let the pod reach them.
+//!
+//! The plan is a function of the port, the address, its names and the rules, and of the room for its flows. Nothing
+//! remembers how a flow came about: when a rule changes, the new plan is compared with the old one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    ovn::{
+        template::{AclTemplate, CachedActions},
+        view::TunnelKeys,
+    },
+    policy::rules::{ActiveRule, RuleSet, RuleText},
+    values::{
+        firewall::RuleAction,
+        flow::{
+            Action, Cookie, FlowBody, FlowKey, FlowTemplate, Masked, Registers, Sentinel, Transport,
+        },
+        ids::PortId,
+        limits::{FEW_FLOWS, FLOWS_PER_ADDRESS_MAX, Limit},
+        name::DomainName,
+    },
+};
+
+/// The register that holds the logical input port (`MFF_LOG_INPORT` in OVN's
+/// `include/ovn/logical-fields.h`).
+const REG_INPORT: u8 = 14;
+
+/// How the flows of a port match its packets.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum PortMatch {
+    /// By the tunnel keys of datapath and port, in OVN's pipeline.
+    Ovn(TunnelKeys),
+    /// By the OpenFlow input port, on a bridge without OVN.
+    InPort(u32),
+}
+
+impl PortMatch {
+    /// How a flow matches its port; `None` if the flow matches no port.
+    pub fn of(key: &FlowKey) -> Option<Self> {
+        if let Some(port) = key.matches.in_port {
+            return Some(Self::InPort(port));
+        }
+        Some(Self::Ovn(TunnelKeys {
+            datapath: u32::try_from(key.matches.metadata?).ok()?,
+            port: key.matches.registers.get(&REG_INPORT)?.value(),
+        }))
+    }
+}
+
+/// Gives each action list its own cookie.
+///
+/// The tag is a hash of the list. The same list therefore mostly gets the same cookie in the next
+/// run, and the cookie of a flow in the switch tells its actions.
+#[derive(Debug, Default)]
+pub struct Cookies {
+    by_actions: BTreeMap<Vec<Action>, Cookie>,
+    taken: BTreeSet<Cookie>,
+}
+
+impl Cookies {
+    /// The cookie of this action list.
+    pub fn cookie(&mut self, actions: &[Action]) -> Cookie {
+        if let Some(cookie) = self.by_actions.get(actions) {
+            return *cookie;
+        }
+        let is_sentinel = matches!(actions, [Action::DeleteLearned(_)]);
+        let mut tag = tag(actions) & EVEN | u32::from(is_sentinel);
+        while !self.taken.insert(Cookie::new(tag)) {
+            tag = tag.wrapping_add(2);
+        }
+        let cookie = Cookie::new(tag);
+        self.by_actions.insert(actions.to_vec(), cookie);
+        cookie
+    }
+
+    /// Forgets the cookies that no flow has any more, and those of their sentinel flows.
+    fn keep(&mut self, in_use: impl Iterator<Item = Cookie>) {
+        let in_use: BTreeSet<Cookie> = in_use.collect();
+        let Self { by_actions, taken } = self;
+        by_actions.retain(|actions, cookie| {
+            let of_flow = match &actions[..] {
+                [Action::DeleteLearned(sentinel)] => &sentinel.cookie,
+                _ => &*cookie,
+            };
+            let stays = in_use.contains(of_flow);
+            if !stays {
+                taken.remove(cookie);
+            }
+            stays
+        });
+    }
+}
+
+/// Only the tags of sentinel flows are odd: the last bit of a cookie is not compared when a flow is
+/// deleted.
+const EVEN: u32 = !1;
+
+/// FNV-1a with 32 bits (RFC 9923) over the list.
+fn tag(actions: &[Action]) -> u32 {
+    let mut hash = 0x811c_9dc5_u32;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    };
+    for action in actions {
+        match action {
+            Action::SetRegister { register, bits } => {
+                add(&[1, *register]);
+                add(&bits.value().to_be_bytes());
+                add(&bits.mask().to_be_bytes());
+            }
+            Action::SetMark(bits) => {
+                add(&[5]);
+                add(&bits.value().to_be_bytes());
+                add(&bits.mask().to_be_bytes());
+            }
+            Action::Resubmit { table } => add(&[2, *table]),
+            Action::Copied(bytes) => {
+                add(&[3]);
+                add(bytes);
+            }
+            Action::DeleteLearned(Sentinel { table, cookie }) => {
+                add(&[4, *table]);
+                add(&cookie.bits().to_be_bytes());
+            }
+        }
+    }
+    hash
+}
+
+/// What the flows of a port are planned from.
+#[derive(Clone, Copy, Debug)]
+pub struct PortFacts<'a> {
+    /// The port.
+    pub port: PortId,
+    /// How its flows match its packets.
+    pub port_match: PortMatch,
+    /// Its own addresses.
+    pub addresses: &'a [IpAddr],
+    /// The rules of the port groups that hold it.
+    pub sets: &'a [&'a RuleSet],
+    /// The OpenFlow table at which the egress pipeline begins.
+    pub base: u8,
+    /// The actions that can be copied from OVN's own flows.
+    pub cached_actions: &'a CachedActions,
+    /// The bits of the mark that say a packet's verdict, if the port's packets have verdicts.
+    pub mark_mask: Option<u32>,
+    /// The OpenFlow table in which marks end, if the port's packets have verdicts and OVN has such a table.
+    pub marks_end: Option<u8>,
+}
+
+/// The templates of a plan, in the order of [`FlowTemplate::cmp_key`], no key twice.
+pub type Plan = Vec<Arc<FlowTemplate>>;
+
+/// A rule by its text and by the priority of its flows: where two rules have changed places, each gives flows that were
+/// the other's.
+pub type RuleInPlace = (RuleText, u16);
+
+/// The flows of an earlier run that today's rules would still write.
+#[derive(Debug, Default)]
+pub struct Ruled {
+    /// Their templates.
+    pub plan: Plan,
+    /// Their rules.
+    pub rules: Vec<RuleInPlace>,
+    /// Whether one of the rules denies.
+    pub denies: bool,
+}
+
+/// The rules of a port that match a name: for each, the index of the set in [`PortFacts::sets`] and
+/// the index of the rule in [`RuleSet::rules`].
+pub type MatchedRules = SmallVec<[(usize, usize); 4]>;
+
+/// The rules that match a name.
+pub fn matched_rules<'a>(
+    sets: &'a [&'a RuleSet],
+    name: &'a DomainName,
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    let sets = sets.iter().enumerate();
+    sets.flat_map(move |(at, set)| set.matching_indices(name).map(move |rule| (at, rule)))
+}
+
+/// The rules that match one of these names. The rules of a name are looked at once for all names below it, and some may
+/// come twice.
+pub(crate) fn matched_by_any<'a>(
+    sets: &[&RuleSet],
+    names: impl Iterator<Item = &'a DomainName>,
+) -> MatchedRules {
+    let mut seen = HashSet::new();
+    let mut matched = MatchedRules::new();
+    for name in names {
+        for (at, set) in sets.iter().enumerate() {
+            for (rules, extra) in set.by_suffix(name) {
+                if seen.insert((std::ptr::from_ref(rules), extra)) {
+                    matched.extend(set.covering(rules, extra).map(|rule| (at, rule)));
+                }
+            }
+        }
+    }
+    matched
+}
+
+/// How many flows an address may have.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Room {
+    /// Few: the addresses of its port have many ([`FEW_FLOWS`]).
+    Little,
+    /// As many as any ([`FLOWS_PER_ADDRESS_MAX`]).
+    Usual,
+}
+
+impl Room {
+    fn flows(self) -> usize {
+        match self {
+            Self::Little => FEW_FLOWS,
+            Self::Usual => FLOWS_PER_ADDRESS_MAX,
+        }
+    }
+
+    /// The limit behind it.
+    pub(crate) fn limit(self) -> Limit {
+        match self {
+            Self::Little => Limit::FlowsOfPod,
+            Self::Usual => Limit::FlowsOfAddress,
+        }
+    }
+}
+
+/// The rules of an address, of which not all flows fit.
+#[derive(Debug, Default)]
+pub(crate) struct Fitting {
+    /// Those with all of their flows, in their order.
+    pub(crate) whole: MatchedRules,
+    /// From the first rule of a set on that denies and does not fit, those that deny. The first of them in force denies
+    /// all traffic, and so stands for all rules behind it.
+    pub(crate) closing: MatchedRules,
+}
+
+/// Which of these rules have flows for an address of this family, where the port has these addresses; `None` if all of
+/// them have.
+///
+/// Whoever owns the name of a rule can let the name lead to the address of another. So the names of the rules share the
+/// room in equal parts; what a name does not need, the others share. A rule that fits into the part of its name has its
+/// flows. In what is then left, the other rules have theirs in their order.
+pub(crate) fn fitting(
+    sets: &[&RuleSet],
+    addresses: &[IpAddr],
+    v6: bool,
+    matched: &[(usize, usize)],
+    room: Room,
+) -> Option<Fitting> {
+    let sources = addresses.iter().filter(|src| src.is_ipv6() == v6).count();
+    let rule = |(set, rule): (usize, usize)| &sets[set].rules()[rule];
+    let count = |place| rule(place).flow_count(v6, sources);
+    if matched.iter().map(|place| count(*place)).sum::<usize>() <= room.flows() {
+        return None;
+    }
+    let mut all: Vec<(usize, usize)> = matched.to_vec();
+    all.sort_unstable_by_key(|place| (place.0, rule(*place).index, place.1));
+    all.dedup();
+    let name = |place| rule(place).name.name();
+    let mut wanted: BTreeMap<&DomainName, usize> = BTreeMap::new();
+    for place in &all {
+        *wanted.entry(name(*place)).or_default() += count(*place);
+    }
+    let part = fair_part(wanted.into_values().collect(), room.flows());
+    let mut of_names: BTreeMap<&DomainName, usize> = BTreeMap::new();
+    let mut used = 0;
+    let mut fit = HashSet::new();
+    for place in &all {
+        let of_name = of_names.entry(name(*place)).or_default();
+        if *of_name + count(*place) <= part {
+            *of_name += count(*place);
+            used += count(*place);
+            fit.insert(*place);
+        }
+    }
+    for place in &all {
+        if !fit.contains(place) && used + count(*place) <= room.flows() {
+            used += count(*place);
+            fit.insert(*place);
+        }
+    }
+    let mut fitting = Fitting::default();
+    let mut closed = None;
+    let mut is_cut = false;
+    for place in all {
+        if fit.contains(&place) && closed != Some(place.0) {
+            fitting.whole.push(place);
+            continue;
+        }
+        is_cut = true;
+        if rule(place).verdict == RuleAction::Deny {
+            closed = Some(place.0);
+            fitting.closing.push(place);
+        }
+    }
+    is_cut.then_some(fitting)
+}
+
+/// The equal part of a room that each of those has who want so much. Whoever wants less leaves the rest to the others.
+fn fair_part(mut wanted: Vec<usize>, room: usize) -> usize {
+    wanted.sort_unstable();
+    let (mut left, mut others) = (room, wanted.len());
+    for wanted in wanted {
+        if wanted > left / others {
+            return left / others;
+        }
+        left -= wanted;
+        others -= 1;
+    }
+    room
+}
+
+/// Makes plans.
+///
+/// The flow templates of a rule for a port are the same for every address. The planner makes them
+/// once, and all cache entries share them: planning is then little more than finding the rules.
+#[derive(Debug, Default)]
+pub struct Planner {
+    cookies: Cookies,
+    templates: Templates,
+    /// The templates of each rule, as long as nothing has changed that they were made from.
+    made: HashMap<TemplateKey, Arc<[Arc<FlowTemplate>]>>,
+    /// The templates of the flows in which the marks of a port's packets end, by family (whether it is IPv6).
+    ends: HashMap<(PortId, bool), Arc<[Arc<FlowTemplate>]>>,
+    /// How many plans were made.
+    #[cfg(test)]
+    planned: usize,
+}
+
+/// A rule of a port, for one address family.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct TemplateKey {
+    port: PortId,
+    /// In [`PortFacts::sets`].
+    set: usize,
+    /// In [`RuleSet::rules`].
+    rule: usize,
+    v6: bool,
+    /// Whether the rule is for all traffic, whatever its ports.
+    all_traffic: bool,
+}
+
+/// With fewer templates, a search for unused ones is not worth its time.
+const TEMPLATES_MIN: usize = 1024;
+
+impl Planner {
+    /// Forgets the templates of rules: rules, ports or the pipeline may have changed.
+    pub fn forget(&mut self) {
+        self.made.clear();
+        self.ends.clear();
+    }
+
+    /// The flows that open `to` for the port, because of these names.
+    pub fn for_names<'n>(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        names: impl IntoIterator<Item = &'n DomainName>,
+    ) -> Plan {
+        let names = names.into_iter();
+        let matched: MatchedRules = names
+            .flat_map(|name| matched_rules(facts.sets, name))
+            .collect();
+        self.for_rules(facts, to, &matched, Room::Usual).0
+    }
+
+    /// The flows that open `to` for the port, because of these rules; and whether some rules have not all of theirs.
+    pub fn for_rules(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        matched: &[(usize, usize)],
+        room: Room,
+    ) -> (Plan, bool) {
+        #[cfg(test)]
+        {
+            self.planned += 1;
+        }
+        let v6 = to.is_ipv6();
+        let mut plan = Plan::new();
+        let fitting = fitting(facts.sets, facts.addresses, v6, matched, room);
+        let is_cut = fitting.is_some();
+        let whole = fitting.as_ref().map_or(matched, |fitting| &fitting.whole);
+        for place in whole {
+            plan.extend_from_slice(self.templates_of(facts, *place, v6, false));
+        }
+        if let Some(Fitting { closing, .. }) = fitting {
+            let mut closed = None;
+            for place in closing {
+                let templates = self.templates_of(facts, place, v6, true);
+                if closed != Some(place.0) && !templates.is_empty() {
+                    closed = Some(place.0);
+                    plan.extend_from_slice(templates);
+                }
+            }
+        }
+        self.end_marks(facts, to, &mut plan);
+        in_order(&mut plan);
+        (plan, is_cut)
+    }
+
+    /// Adds the flows in which the marks of packets to the addresses of a plan end.
+    pub(crate) fn end_marks(&mut self, facts: PortFacts<'_>, to: IpAddr, plan: &mut Plan) {
+        let v6 = to.is_ipv6();
+        let (Some(mask), Some(table), false) = (facts.mark_mask, facts.marks_end, plan.is_empty())
+        else {
+            return;
+        };
+        let ends = self.ends.get(&(facts.port, v6)).cloned();
+        let ends = ends.unwrap_or_else(|| {
+            let actions = [
+                Action::SetMark(Masked::new(0, mask)),
+                // Behind it, the flow does not match any more.
+                Action::Resubmit { table },
+            ];
+            let body = FlowBody {
+                cookie: self.cookies.cookie(&actions),
+                hard_timeout_s: 0,
+                actions: Arc::new(actions),
+            };
+            let sources = facts.addresses.iter().filter(|src| src.is_ipv6() == v6);
+            let ends = sources.map(|src| {
+                let place = (table, u16::MAX);
+                flow_template(facts, place, Registers::new(), *src, None, body.clone())
+            });
+            let ends = self.templates.share(ends.collect(), &mut self.cookies);
+            self.ends.insert((facts.port, v6), Arc::clone(&ends));
+            ends
+        });
+        plan.extend_from_slice(&ends);
+    }
+
+    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
+    /// whatever the name: one of `rules` in its place, if they are known. With `denials_only`, those of
+    /// rules that deny. `whole` are the rules that names have given all of their flows.
+    pub fn still_ruled(
+        &mut self,
+        facts: PortFacts<'_>,
+        to: IpAddr,
+        found: &BTreeMap<FlowKey, Cookie>,
+        rules: Option<&[RuleInPlace]>,
+        denials_only: bool,
+        whole: &[(usize, usize)],
+    ) -> Ruled {
+        let mut ruled = Ruled::default();
+        for (at, set) in facts.sets.iter().enumerate() {
+            for (place, rule) in set.rules().iter().enumerate() {
+                let known = rules.map(|rules| {
+                    let same = rules.iter().filter(|(text, _)| rule.says(text));
+                    same.map(|(_, priority)| *priority)
+                        .collect::<SmallVec<[u16; 1]>>()
+                });
+                let is_another = known.as_ref().is_some_and(SmallVec::is_empty);
+                if is_another || denials_only && rule.verdict != RuleAction::Deny {
+                    continue;
+                }
+                let before = ruled.plan.len();
+                let is_in_place =
+                    |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
+                let may_close = rule.verdict == RuleAction::Deny && !rule.transports.is_empty();
+                for all_traffic in [false, true] {
+                    let place = (at, place);
+                    if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
+                        continue;
+                    }
+                    let templates = self.templates_of(facts, place, to.is_ipv6(), all_traffic);
+                    let stand = templates.iter().filter(|template| {
+                        let key = template.key(to);
+                        is_in_place(&template.priority)
+                            && key.and_then(|key| found.get(&key)) == Some(&template.body.cookie)
+                    });
+                    ruled.plan.extend(stand.cloned());
+                }
+                let priorities = ruled.plan[before..].iter().map(|flow| flow.priority);
+                let priorities: BTreeSet<u16> = priorities.collect();
+                for priority in priorities {
+                    ruled.rules.push((rule.text(), priority));
+                    ruled.denies |= rule.verdict == RuleAction::Deny;
+                }
+            }
+        }
+        in_order(&mut ruled.plan);
+        ruled
+    }
+
+    /// The cookie that a flow with these actions has where addresses have no marks.
+    pub fn cookie_without_mark(&mut self, body: &FlowBody) -> Cookie {
+        match &body.actions[..] {
+            [Action::SetMark(_), others @ ..] => self.cookies.cookie(others),
+            all => self.cookies.cookie(all),
+        }
+    }
+
+    /// The sentinel flows that the flows of all cache entries need.
+    pub fn sentinels(&self) -> BTreeSet<Sentinel> {
+        self.templates
+            .all
+            .iter()
+            .filter(|template| is_in_use(template))
+            .map(|template| Sentinel {
+                table: template.table,
+                cookie: template.body.cookie,
+            })
+            .collect()
+    }
+
+    /// Cookie, timeout and actions of a sentinel flow that ends `hard_timeout_s` seconds after its last
+    /// renewal.
+    pub fn sentinel_body(&mut self, sentinel: Sentinel, hard_timeout_s: u16) -> FlowBody {
+        let actions = sentinel.actions();
+        FlowBody {
+            cookie: self.cookies.cookie(&actions),
+            hard_timeout_s,
+            actions,
+        }
+    }
+
+    /// How many plans were made since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_planned(&mut self) -> usize {
+        std::mem::take(&mut self.planned)
+    }
+
+    /// The flow templates of a rule for the port; `all_traffic`: as if the rule named no ports.
+    fn templates_of(
+        &mut self,
+        facts: PortFacts<'_>,
+        (set, rule): (usize, usize),
+        v6: bool,
+        all_traffic: bool,
+    ) -> &[Arc<FlowTemplate>] {
+        let key = TemplateKey {
+            port: facts.port,
+            set,
+            rule,
+            v6,
+            all_traffic,
+        };
+        let Self {
+            cookies,
+            templates,
+            made,
+            ..
+        } = self;
+        made.entry(key).or_insert_with(|| {
+            let rule = &facts.sets[set].rules()[rule];
+            let transports = match all_traffic {
+                true => &[],
+                false => &rule.transports[..],
+            };
+            let new = make_templates(facts, rule, transports, v6, cookies).collect();
+            templates.share(new, cookies)
+        })
+    }
+}
+
+/// Every template that is in use, and some that are no longer in use.
+#[derive(Debug, Default)]
+struct Templates {
+    all: HashSet<Arc<FlowTemplate>>,
+    /// With more templates than this, those that are not in use are dropped.
+    max: usize,
+}
+
+impl Templates {
+    /// The known ones of these templates, and the others from now on.
+    fn share(&mut self, new: Vec<FlowTemplate>, cookies: &mut Cookies) -> Arc<[Arc<FlowTemplate>]> {
+        let Self { all, max } = self;
+        let shared = new.into_iter().map(|template| match all.get(&template) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let template = Arc::new(template);
+                all.insert(Arc::clone(&template));
+                template
+            }
+        });
+        let shared = shared.collect();
+        if all.len() > (*max).max(TEMPLATES_MIN) {
+            all.retain(is_in_use);
+            *max = 2 * all.len();
+            cookies.keep(all.iter().map(|template| template.body.cookie));
+        }
+        shared
+    }
+}
+
+/// Whether a cache entry may have the template: the set of all templates is one owner, `made` may
+/// be another.
+fn is_in_use(template: &Arc<FlowTemplate>) -> bool {
+    Arc::strong_count(template) > 1
+}
+
+/// Whether a flow in which a rule that denies closes all ports stands for nothing more: this rule and all behind it in its
+/// set that deny, for which it may have stood, have all of their flows.
+fn closes_no_more(
+    sets: &[&RuleSet],
+    (at, place): (usize, usize),
+    whole: &[(usize, usize)],
+) -> bool {
+    let rules = sets[at].rules();
+    let behind = rules.iter().enumerate().filter(|(_, other)| {
+        other.verdict == RuleAction::Deny && other.index >= rules[place].index
+    });
+    let mut behind = behind.map(|(place, _)| (at, place));
+    whole.contains(&(at, place)) && behind.all(|place| whole.contains(&place))
+}
+
+/// Makes a plan of templates: of several with the same key, the first counts.
+pub fn in_order(templates: &mut Plan) {
+    if templates.len() > 1 {
+        templates.sort_by(|one, other| one.cmp_key(other));
+        templates.dedup_by(|later, first| later.cmp_key(first).is_eq());
+    }
+}
+
+fn make_templates(
+    facts: PortFacts<'_>,
+    rule: &ActiveRule,
+    transports: &[Transport],
+    v6: bool,
+    cookies: &mut Cookies,
+) -> impl Iterator<Item = FlowTemplate> {
+    let is_for_family = if v6 { rule.v6 } else { rule.v4 };
+    let templates = rule.templates.iter().filter(move |_| is_for_family);
+    templates
+        .filter_map(move |acl_template| Some((acl_template, body(acl_template, facts, cookies)?)))
+        .flat_map(move |(acl_template, body)| {
+            let sources = facts
+                .addresses
+                .iter()
+                .filter(move |src| src.is_ipv6() == v6);
+            sources.flat_map(move |src| {
+                let any = transports.is_empty().then_some(None);
+                let transports = transports.iter().copied().map(Some).chain(any);
+                let body = body.clone();
+                transports.map(move |transport| {
+                    let place = (acl_template.table(facts.base), acl_template.priority);
+                    let registers = acl_template.registers.clone();
+                    flow_template(facts, place, registers, *src, transport, body.clone())
+                })
+            })
+        })
+}
+
+/// A flow of this table and priority for packets of the port.
+fn flow_template(
+    facts: PortFacts<'_>,
+    (table, priority): (u8, u16),
+    mut registers: Registers,
+    src: IpAddr,
+    transport: Option<Transport>,
+    body: FlowBody,
+) -> FlowTemplate {
+    let (metadata, in_port) = match facts.port_match {
+        PortMatch::Ovn(keys) => {
+            registers.insert(REG_INPORT, Masked::new(keys.port, u32::MAX));
+            (Some(u64::from(keys.datapath)), None)
+        }
+        PortMatch::InPort(number) => (None, Some(number)),
+    };
+    FlowTemplate {
+        table,
+        priority,
+        metadata,
+        registers: Arc::new(registers),
+        in_port,
+        src,
+        transport,
+        body,
+    }
+}
+
+fn body(
+    acl_template: &AclTemplate,
+    facts: PortFacts<'_>,
+    cookies: &mut Cookies,
+) -> Option<FlowBody> {
+    let mut actions = acl_template.actions(facts.base, facts.cached_actions)?;
+    // What leaves the pipeline has the mark that it would have without dnsflow. What is dropped needs none.
+    if let Some(mask) = facts.mark_mask
+        && !actions.is_empty()
+    {
+        actions.insert(0, Action::SetMark(Masked::new(0, mask)));
+    }
+    Some(FlowBody {
+        cookie: cookies.cookie(&actions),
+        // A sentinel flow ends it.
+        hard_timeout_s: 0,
+        actions: actions.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_equal_and_what_one_does_not_need_the_others_have() {
+        for (wanted, part) in [
+            (vec![100, 100], 256),
+            (vec![100, 200], 156),
+            (vec![200, 100, 1], 155),
+            (vec![300, 300, 300], 85),
+            (vec![1, 300, 0, 300], 127),
+            (vec![2; 300], 0),
+        ] {
+            assert_eq!(fair_part(wanted.clone(), 256), part, "{wanted:?}");
+            let used: usize = wanted.iter().map(|wanted| part.min(*wanted)).sum();
+            assert!(used <= 256, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn one_cookie_stands_for_one_action_list() {
+        let mut cookies = Cookies::default();
+        let next = [Action::Resubmit { table: 47 }];
+        let other = [Action::Resubmit { table: 52 }];
+        assert_eq!(cookies.cookie(&next), cookies.cookie(&next));
+        assert_ne!(cookies.cookie(&next), cookies.cookie(&other));
+        assert_eq!(
+            cookies.cookie(&next),
+            Cookies::default().cookie(&next),
+            "the same in the next run"
+        );
+    }
+
+    #[test]
+    fn colliding_tags_are_told_apart() {
+        let mut cookies = Cookies::default();
+        let actions = [Action::Resubmit { table: 1 }];
+        let collision = Cookie::new(tag(&actions) & EVEN);
+        cookies.taken.insert(collision);
+        assert_eq!(
+            cookies.cookie(&actions),
+            Cookie::new((tag(&actions) & EVEN) + 2)
+        );
+    }
+}

@@ -1,0 +1,826 @@
+//! Addresses that are never opened, whatever a DNS answer says.
+//!
+//! A name's owner decides where the name leads. Without this list, whoever owns a name that a
+//! firewall mentions could open the way into the node, its metadata service or the cluster itself
+//! ("DNS rebinding"). An address is looked at in every form in which it reaches the same host:
+//! plain, IPv4-mapped, behind a NAT64 or a 6to4 relay.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+    time::Duration,
+};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::{
+    Timestamp,
+    io::{output::Output, report::Report},
+    ovn::{
+        rows::Interface,
+        view::{ClusterChanges, Concerned, Owners, PodNetworks},
+    },
+    tools::counter_vec::{CounterVec, Label as _, labels},
+    values::{
+        ids::PortId,
+        limits::{CLUSTER_NETWORKS_MAX, REFUSALS_REPORTED_MAX},
+        name::DomainName,
+        resolver::Resolver,
+    },
+};
+
+labels! {
+    /// Why an address is never opened.
+    Refused {
+        /// 0.0.0.0/8 and ::, which systems take for themselves (RFC 1122, section 3.2.1.3;
+        /// RFC 4291, section 2.5.2).
+        Unspecified = "unspecified",
+        /// 127.0.0.0/8 and ::1 (RFC 1122, section 3.2.1.3; RFC 4291, section 2.5.3).
+        Loopback = "loopback",
+        /// The metadata service of a cloud, which tells an instance its secrets.
+        Metadata = "metadata",
+        /// 169.254.0.0/16, fe80::/10 and the former fec0::/10 (RFC 3927; RFC 4291, section 2.5.6;
+        /// RFC 3879).
+        LinkLocal = "link_local",
+        /// 224.0.0.0/4 and ff00::/8 (RFC 5771; RFC 4291, section 2.7).
+        Multicast = "multicast",
+        /// 255.255.255.255 (RFC 919, section 7).
+        Broadcast = "broadcast",
+        /// 240.0.0.0/4, reserved (RFC 1112, section 4).
+        Reserved = "reserved",
+        /// A network of the cluster itself.
+        Cluster = "cluster",
+        /// The address of a Service of the cluster.
+        Service = "service",
+        /// An address of a node of the cluster: kubelet and API server listen there.
+        Node = "node",
+        /// A private network, refused by option.
+        Private = "private",
+        /// A network that an option refuses.
+        Denied = "denied",
+    }
+}
+
+const fn v4(octets: [u8; 4], length: u8) -> IpNet {
+    let [a, b, c, d] = octets;
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
+}
+
+const fn v6(segments: [u16; 8], length: u8) -> IpNet {
+    let [a, b, c, d, e, f, g, h] = segments;
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, g, h),
+        length,
+    ))
+}
+
+/// Networks that ovn-kubernetes uses inside every cluster unless told otherwise: join, transit and
+/// masquerade (go-controller/pkg/config/config.go), and the join network of user-defined networks
+/// (`UserDefinedPrimaryNetworkJoinSubnetV4` in go-controller/pkg/types/const.go).
+pub const OVN_KUBERNETES_NETWORKS: &[IpNet] = &[
+    v4([100, 64, 0, 0], 16),
+    v6([0xfd98, 0, 0, 0, 0, 0, 0, 0], 64),
+    v4([100, 88, 0, 0], 16),
+    v6([0xfd97, 0, 0, 0, 0, 0, 0, 0], 64),
+    v4([169, 254, 0, 0], 17),
+    v6([0xfd69, 0, 0, 0, 0, 0, 0, 0], 112),
+    v4([100, 65, 0, 0], 16),
+    v6([0xfd99, 0, 0, 0, 0, 0, 0, 0], 64),
+];
+
+/// The metadata services of clouds, and services that trust what comes from within a machine.
+const METADATA: &[IpNet] = &[
+    // Most of them: Amazon, Google, Azure, OpenStack.
+    v4([169, 254, 169, 254], 32),
+    // Amazon's link-local services over IPv6, metadata at fd00:ec2::254 among them ("Configure the
+    // Instance Metadata Service options", Amazon EC2 User Guide).
+    v6([0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0], 32),
+    // Google over IPv6, fd20:ce::254 ("About VM metadata", Compute Engine documentation).
+    v6([0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x0254], 128),
+    // Azure's "wire server" ("What is IP address 168.63.129.16?", Azure Virtual Network documentation).
+    v4([168, 63, 129, 16], 32),
+    // Alibaba ("View instance metadata", Elastic Compute Service documentation).
+    v4([100, 100, 100, 200], 32),
+    // Oracle, where classic instances have it ("Retrieving Instance Metadata", Compute Classic).
+    v4([192, 0, 0, 192], 32),
+];
+
+/// RFC 1918, RFC 6598 and RFC 4193.
+const PRIVATE: &[IpNet] = &[
+    v4([10, 0, 0, 0], 8),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 168, 0, 0], 16),
+    v4([100, 64, 0, 0], 10),
+    v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
+];
+
+/// The most networks in one list of an option.
+pub const NETWORKS_MAX: usize = 256;
+
+/// Networks whose addresses name no host elsewhere, and why they are refused. Of two that have an
+/// address, the first counts.
+const SPECIAL: &[(IpNet, Refused)] = &[
+    (v4([0, 0, 0, 0], 8), Refused::Unspecified),
+    (v4([127, 0, 0, 0], 8), Refused::Loopback),
+    (v4([169, 254, 0, 0], 16), Refused::LinkLocal),
+    (v4([224, 0, 0, 0], 4), Refused::Multicast),
+    (v4([255, 255, 255, 255], 32), Refused::Broadcast),
+    (v4([240, 0, 0, 0], 4), Refused::Reserved),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Refused::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Refused::Loopback),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 9), Refused::LinkLocal),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Refused::Multicast),
+];
+
+/// A prefix behind which a NAT64 of the network reaches IPv4 (RFC 6052, section 2.2).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Nat64Prefix(Ipv6Net);
+
+/// Why a text is no NAT64 prefix.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{0}` is no NAT64 prefix; use IPv6 with a length of 32, 40, 48, 56, 64 or 96")]
+pub struct Nat64PrefixError(String);
+
+impl FromStr for Nat64Prefix {
+    type Err = Nat64PrefixError;
+
+    fn from_str(text: &str) -> Result<Self, Nat64PrefixError> {
+        let network = text.parse::<Ipv6Net>().ok();
+        network
+            .filter(|network| [32, 40, 48, 56, 64, 96].contains(&network.prefix_len()))
+            .map(|network| Self(network.trunc()))
+            .ok_or_else(|| Nat64PrefixError(text.to_owned()))
+    }
+}
+
+impl Nat64Prefix {
+    /// The IPv4 address that an address with this prefix stands for.
+    fn embedded(self, address: Ipv6Addr) -> Option<Ipv4Addr> {
+        // Bits 64 to 71 are left out (RFC 6052, section 2.2).
+        let place = match self.0.prefix_len() {
+            32 => [4, 5, 6, 7],
+            40 => [5, 6, 7, 9],
+            48 => [6, 7, 9, 10],
+            56 => [7, 9, 10, 11],
+            64 => [9, 10, 11, 12],
+            _ => [12, 13, 14, 15],
+        };
+        let octets = address.octets();
+        let is_in = self.0.contains(&address);
+        is_in.then(|| Ipv4Addr::from(place.map(|index| octets[index])))
+    }
+}
+
+/// Networks in order. None overlaps another.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Networks(Vec<IpNet>);
+
+impl Networks {
+    fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
+        let all: Vec<IpNet> = networks.into_iter().collect();
+        let mut networks = IpNet::aggregate(&all);
+        networks.sort_unstable_by_key(IpNet::network);
+        Self(networks)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let after = self
+            .0
+            .partition_point(|network| network.network() <= address);
+        let before = after.checked_sub(1).map(|at| self.0[at]);
+        before.is_some_and(|network| network.contains(&address))
+    }
+
+    fn overlaps(&self, other: &IpNet) -> bool {
+        self.0.iter().any(|network| overlap(network, other))
+    }
+}
+
+fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(&other.network()) || other.contains(&one.network())
+}
+
+/// The port that an address would be opened to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Whose<'a> {
+    /// The user-defined network of the port.
+    pub network: Option<&'a str>,
+    /// The namespace whose rules hold for the port.
+    pub namespace: Option<&'a str>,
+}
+
+/// The addresses and networks that were learned of the cluster.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Learned {
+    pods: BTreeMap<Concerned, Networks>,
+    /// The addresses of Services, and whom each concerns.
+    services: BTreeSet<(IpAddr, Concerned)>,
+    nodes: BTreeSet<IpAddr>,
+    /// The addresses of the cluster's DNS Services.
+    dns: BTreeSet<IpAddr>,
+}
+
+/// The addresses that are to be judged again.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Rejudged {
+    /// None.
+    Nothing,
+    /// These addresses, in each of their forms; see [`RefusedAddresses::is_form_of_any`].
+    Addresses(BTreeSet<IpAddr>),
+    /// All.
+    All,
+}
+
+/// What `--deny-answers` names.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DeniedNetwork {
+    /// A network.
+    Network(IpNet),
+    /// All private networks.
+    Private,
+}
+
+/// Why a text names no networks.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{0}` is no network; use an address or a CIDR such as 10.0.0.0/8{1}")]
+pub struct NetworkError(String, &'static str);
+
+/// Reads a network: a CIDR, or an address for itself alone. Bits behind the prefix are cleared.
+pub fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
+    let address = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse::<IpNet>()
+        .or_else(|_| address())
+        .map(|network| network.trunc())
+        .map_err(|_| NetworkError(text.to_owned(), ""))
+}
+
+impl FromStr for DeniedNetwork {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        if text == "private" {
+            return Ok(Self::Private);
+        }
+        parse_network(text)
+            .map(Self::Network)
+            .map_err(|NetworkError(text, _)| NetworkError(text, ", or `private`"))
+    }
+}
+
+/// More than [`NETWORKS_MAX`] networks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0} networks given, more than {NETWORKS_MAX}; join neighbouring ones")]
+pub struct TooManyNetworks(pub usize);
+
+/// The addresses that are never opened.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Refusals {
+    allowed: Networks,
+    denied: Networks,
+    private: bool,
+    cluster: Networks,
+    nat64: Vec<Nat64Prefix>,
+    learned: Learned,
+}
+
+impl Refusals {
+    /// Refuses the addresses that are always refused, the cluster's networks `cluster` beside
+    /// [`OVN_KUBERNETES_NETWORKS`], and `denied`. Addresses in `allowed` are never refused. An
+    /// address behind one of the prefixes `nat64` is judged by the IPv4 address in it.
+    pub fn new(
+        cluster: &[IpNet],
+        denied: &[DeniedNetwork],
+        allowed: &[IpNet],
+        nat64: &[Nat64Prefix],
+    ) -> Result<Self, TooManyNetworks> {
+        for count in [cluster.len(), denied.len(), allowed.len(), nat64.len()] {
+            if count > NETWORKS_MAX {
+                return Err(TooManyNetworks(count));
+            }
+        }
+        let networks = denied.iter().filter_map(|denied| match denied {
+            DeniedNetwork::Network(network) => Some(*network),
+            DeniedNetwork::Private => None,
+        });
+        Ok(Self {
+            allowed: Networks::new(allowed.iter().copied()),
+            denied: Networks::new(networks),
+            private: denied.contains(&DeniedNetwork::Private),
+            cluster: Networks::new(OVN_KUBERNETES_NETWORKS.iter().chain(cluster).copied()),
+            nat64: nat64.to_vec(),
+            learned: Learned::default(),
+        })
+    }
+
+    /// Whether the address may be opened to a pod on the default network, or why not.
+    pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
+        self.check_for(address, Whose::default())
+    }
+
+    /// Whether the address may be opened to a pod, or why not.
+    pub fn check_for(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
+        if self.allows(address) {
+            return Ok(());
+        }
+        self.check_form(address, whose)?;
+        let IpAddr::V6(address) = address else {
+            return Ok(());
+        };
+        for inner in self.inner(address) {
+            if !self.allows(inner) {
+                self.check_form(inner, whose)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The IPv4 addresses that an IPv6 address may stand for.
+    fn inner(&self, address: Ipv6Addr) -> impl Iterator<Item = IpAddr> {
+        let by_option = self.nat64.iter();
+        let by_option = by_option.filter_map(move |prefix| prefix.embedded(address));
+        let inner = embedded(address).into_iter().chain(by_option);
+        inner.map(IpAddr::V4)
+    }
+
+    fn allows(&self, address: IpAddr) -> bool {
+        self.allowed.contains(address)
+    }
+
+    /// The allowed networks, and the reasons for which their addresses would be refused otherwise.
+    fn overridden(&self) -> BTreeMap<IpNet, BTreeSet<&'static str>> {
+        let Learned {
+            pods,
+            services,
+            nodes,
+            dns,
+        } = &self.learned;
+        let reasons = |allowed: &IpNet| {
+            let any = |networks: &[IpNet]| networks.iter().any(|one| overlap(one, allowed));
+            let any_of = |addresses: &BTreeSet<IpAddr>| {
+                let mut addresses = addresses.range(allowed.network()..);
+                addresses
+                    .next()
+                    .is_some_and(|first| allowed.contains(first))
+            };
+            // `Everybody` is the first in order.
+            let mut services = services.range((allowed.network(), Concerned::Everybody)..);
+            let service = services.next();
+            let is_pods = pods.values().any(|networks| networks.overlaps(allowed));
+            let is_service =
+                service.is_some_and(|(first, _)| allowed.contains(first)) || any_of(dns);
+            let found = [
+                (Refused::Denied, self.denied.overlaps(allowed)),
+                (Refused::Metadata, any(METADATA)),
+                (Refused::Cluster, self.cluster.overlaps(allowed) || is_pods),
+                (Refused::Service, is_service),
+                (Refused::Node, any_of(nodes)),
+                (Refused::Private, self.private && any(PRIVATE)),
+                (
+                    Refused::Reserved,
+                    SPECIAL.iter().any(|(one, _)| overlap(one, allowed)),
+                ),
+            ];
+            let found = found.into_iter().filter(|(_, is_so)| *is_so);
+            found.map(|(reason, _)| reason.as_str()).collect()
+        };
+        let allowed = self.allowed.0.iter();
+        allowed
+            .map(|network| (*network, reasons(network)))
+            .collect()
+    }
+
+    /// Whether the address belongs to the cluster itself: no EgressFirewall is asked about it, because
+    /// ovn-kubernetes leaves the cluster's networks out of its rules, and rewrites a Service's address before
+    /// it comes to them.
+    fn is_inside(&self, address: IpAddr, whose: Whose<'_>) -> bool {
+        let Learned {
+            pods,
+            services,
+            nodes: _,
+            dns,
+        } = &self.learned;
+        let is_in = |concerned: Concerned| {
+            let pods = pods.get(&concerned);
+            pods.is_some_and(|pods| pods.contains(address))
+                || services.contains(&(address, concerned))
+        };
+        self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
+    }
+
+    /// Checks one form of an address.
+    fn check_form(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
+        if self.denied.contains(address) {
+            return Err(Refused::Denied);
+        }
+        if contain(METADATA, address) {
+            return Err(Refused::Metadata);
+        }
+        if self.cluster.contains(address) {
+            return Err(Refused::Cluster);
+        }
+        let Learned {
+            pods,
+            services,
+            nodes,
+            dns,
+        } = &self.learned;
+        for concerned in whose.concerned() {
+            if pods
+                .get(&concerned)
+                .is_some_and(|pods| pods.contains(address))
+            {
+                return Err(Refused::Cluster);
+            }
+            if services.contains(&(address, concerned)) {
+                return Err(Refused::Service);
+            }
+        }
+        if dns.contains(&address) {
+            return Err(Refused::Service);
+        }
+        if nodes.contains(&address) {
+            return Err(Refused::Node);
+        }
+        if let Some((_, reason)) = SPECIAL.iter().find(|(net, _)| net.contains(&address)) {
+            return Err(*reason);
+        }
+        if self.private && contain(PRIVATE, address) {
+            return Err(Refused::Private);
+        }
+        Ok(())
+    }
+}
+
+impl Whose<'_> {
+    /// The parts of the cluster that concern the packets of the pod.
+    fn concerned(self) -> impl Iterator<Item = Concerned> {
+        let network = self.network.map(|name| Concerned::Network(name.to_owned()));
+        let namespace = self
+            .namespace
+            .map(|name| Concerned::Namespace(name.to_owned()));
+        [Some(Concerned::Everybody), network, namespace]
+            .into_iter()
+            .flatten()
+    }
+}
+
+/// The owner of the addresses that are never opened. Takes them out of answers, counts them and
+/// reports them.
+#[derive(Debug)]
+pub(crate) struct RefusedAddresses {
+    refusals: Refusals,
+    counts: CounterVec<Refused>,
+    /// By port, the refusals that were reported: each is reported once in a while only.
+    reported: HashMap<PortId, BTreeSet<(DomainName, IpAddr)>>,
+    /// The allowed networks that would be refused otherwise, as they were reported.
+    overridden: BTreeMap<IpNet, BTreeSet<&'static str>>,
+    /// The Services at each address that more than one of them has.
+    shared: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// What else answers at the address of a trusted DNS server, as it was reported.
+    covered: BTreeMap<Resolver, BTreeSet<String>>,
+    /// How many addresses were learned, looked up in the cache, or judged again.
+    #[cfg(test)]
+    pub(crate) work: std::cell::Cell<usize>,
+}
+
+impl RefusedAddresses {
+    /// Nothing was refused yet. Reports what `--allow-answers` opens.
+    pub(crate) fn new(refusals: Refusals, out: &mut Output) -> Self {
+        let mut refused = Self {
+            refusals,
+            counts: CounterVec::default(),
+            reported: HashMap::new(),
+            overridden: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            covered: BTreeMap::new(),
+            #[cfg(test)]
+            work: std::cell::Cell::default(),
+        };
+        refused.tell_overridden(out);
+        refused
+    }
+
+    /// Refuses from now on the networks and addresses that OVN knows to be the cluster's own.
+    /// Returns the addresses to be judged again.
+    pub(crate) fn learn(
+        &mut self,
+        changes: ClusterChanges<impl Iterator<Item = (IpAddr, Owners)>>,
+        out: &mut Output,
+    ) -> Rejudged {
+        let pods = changes.pods.map(|pods| self.learn_pods(pods, out));
+        let mut changed = BTreeSet::new();
+        for (address, owners) in changes.addresses {
+            #[cfg(test)]
+            self.work.update(|work| work + 1);
+            if self.learn_owners(address, owners) {
+                changed.insert(address);
+            }
+        }
+        // Pods come and go all the time. Nobody was told their addresses, unless an option opens them.
+        let pods_of_all = self.refusals.learned.pods.get(&Concerned::Everybody);
+        let is_pod = |address| pods_of_all.is_some_and(|pods| pods.contains(address));
+        let backends = changes.backends.into_iter();
+        let may_be_told = |address| self.refusals.allows(address) || !is_pod(address);
+        changed.extend(backends.filter(|address| may_be_told(*address)));
+        self.rejudged(pods == Some(true), changed, out)
+    }
+
+    /// Takes over the networks of pods. Returns whether they are others.
+    fn learn_pods(&mut self, pods: PodNetworks, out: &mut Output) -> bool {
+        let count = |pods: &PodNetworks| -> usize { pods.values().map(BTreeSet::len).sum() };
+        let all = count(&pods);
+        let pods = limited(pods);
+        let left_out = all - count(&pods);
+        let pods = pods.into_iter();
+        let pods = pods.map(|(whose, nets)| (whose, Networks::new(nets)));
+        let before = std::mem::replace(&mut self.refusals.learned.pods, pods.collect());
+        let pods = &self.refusals.learned.pods;
+        let known = pods.get(&Concerned::Everybody);
+        if known != before.get(&Concerned::Everybody) {
+            out.report(Report::ClusterNetworks {
+                networks: known.cloned().unwrap_or_default().0,
+                left_out,
+            });
+        }
+        before != *pods
+    }
+
+    /// Takes over the owners of an address. Returns whether it may be judged otherwise now.
+    fn learn_owners(&mut self, address: IpAddr, owners: Owners) -> bool {
+        let Owners {
+            services,
+            shared,
+            is_node,
+        } = owners;
+        match shared.is_empty() {
+            true => self.shared.remove(&address),
+            false => self.shared.insert(address, shared),
+        };
+        let Learned {
+            services: known,
+            nodes,
+            ..
+        } = &mut self.refusals.learned;
+        let of_address = known.range((address, Concerned::Everybody)..);
+        let of_address = of_address.take_while(|(one, _)| *one == address);
+        let before: BTreeSet<Concerned> = of_address.map(|(_, whose)| whose.clone()).collect();
+        for whose in before.difference(&services) {
+            known.remove(&(address, whose.clone()));
+        }
+        for whose in services.difference(&before) {
+            known.insert((address, whose.clone()));
+        }
+        let was_node = match is_node {
+            true => !nodes.insert(address),
+            false => nodes.remove(&address),
+        };
+        before != services || was_node != is_node
+    }
+
+    /// Refuses from now on these addresses of the cluster's DNS Services. Returns the addresses to
+    /// be judged again.
+    pub(crate) fn learn_dns(&mut self, dns: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
+        let before = std::mem::replace(&mut self.refusals.learned.dns, dns);
+        let dns = &self.refusals.learned.dns;
+        let changed = before.symmetric_difference(dns).copied().collect();
+        self.rejudged(false, changed, out)
+    }
+
+    fn rejudged(&mut self, all: bool, changed: BTreeSet<IpAddr>, out: &mut Output) -> Rejudged {
+        // Other addresses change nothing in what the option opens.
+        if all || changed.iter().any(|address| self.refusals.allows(*address)) {
+            self.tell_overridden(out);
+        }
+        match (all, changed.is_empty()) {
+            (true, _) => Rejudged::All,
+            (false, true) => Rejudged::Nothing,
+            (false, false) => Rejudged::Addresses(changed),
+        }
+    }
+
+    /// The networks of IPv6 in which an address may stand for one of IPv4.
+    pub(crate) fn translating(&self) -> impl Iterator<Item = Ipv6Net> {
+        let by_option = self.refusals.nat64.iter().map(|prefix| prefix.0);
+        TRANSLATING.iter().copied().chain(by_option)
+    }
+
+    /// Whether an address may stand for one of these addresses of IPv4.
+    pub(crate) fn is_form_of_any(&self, address: Ipv6Addr, addresses: &BTreeSet<IpAddr>) -> bool {
+        #[cfg(test)]
+        self.work.update(|work| work + 1);
+        let mut inner = self.refusals.inner(address);
+        inner.any(|inner| addresses.contains(&inner))
+    }
+
+    /// Reports what `--allow-answers` opens, if that has changed.
+    fn tell_overridden(&mut self, out: &mut Output) {
+        let mut overridden = self.refusals.overridden();
+        overridden.retain(|_, reasons| !reasons.is_empty());
+        if self.overridden != overridden {
+            self.overridden.clone_from(&overridden);
+            out.report(Report::AllowedAnyway(overridden));
+        }
+    }
+
+    /// Reports the trusted DNS servers at whose address somebody else may answer.
+    pub(crate) fn look_at_resolvers(&mut self, resolvers: &BTreeSet<Resolver>, out: &mut Output) {
+        let mut covered = BTreeMap::new();
+        for resolver in resolvers {
+            let mut by = BTreeSet::new();
+            for (whose, networks) in &self.refusals.learned.pods {
+                if let Concerned::Network(name) = whose
+                    && networks.contains(resolver.address)
+                {
+                    by.insert(format!("the user-defined network {name}"));
+                }
+            }
+            if let Some(services) = self.shared.get(&resolver.address) {
+                by.extend(
+                    services
+                        .iter()
+                        .map(|service| format!("the Service {service}")),
+                );
+            }
+            if !by.is_empty() {
+                if self.covered.get(resolver) != Some(&by) {
+                    out.report(Report::ResolverCovered {
+                        resolver: *resolver,
+                        by: by.clone(),
+                    });
+                }
+                covered.insert(*resolver, by);
+            }
+        }
+        self.covered = covered;
+    }
+
+    /// Checks whether an address may be opened to this port, or why not.
+    pub(crate) fn check(
+        &self,
+        address: IpAddr,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> Result<(), Refused> {
+        #[cfg(test)]
+        self.work.update(|work| work + 1);
+        let whose = Whose {
+            network: row.network.as_deref(),
+            namespace,
+        };
+        self.refusals.check_for(address, whose)
+    }
+
+    /// Whether an address belongs to the cluster itself, as this port sees it; nodes are outside.
+    pub(crate) fn is_inside(
+        &self,
+        address: IpAddr,
+        row: &Interface,
+        namespace: Option<&str>,
+    ) -> bool {
+        let whose = Whose {
+            network: row.network.as_deref(),
+            namespace,
+        };
+        self.refusals.is_inside(address, whose)
+    }
+
+    /// Whether an address is one of a node.
+    pub(crate) fn is_node(&self, address: IpAddr) -> bool {
+        self.refusals.learned.nodes.contains(&address)
+    }
+
+    /// Takes the addresses out of an answer that are never opened to its port. Each is counted.
+    /// Each is reported unless it was reported lately, or the pod has caused too many reports.
+    pub(crate) fn take_out(
+        &mut self,
+        port: (PortId, &Interface, Option<&str>),
+        name: &DomainName,
+        addresses: &mut Vec<(IpAddr, Duration)>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let (id, row, namespace) = port;
+        addresses.retain(|(address, _)| match self.check(*address, row, namespace) {
+            Ok(()) => true,
+            Err(reason) => {
+                self.refuse((id, &row.iface_id), Some(name), *address, reason, now, out);
+                false
+            }
+        });
+    }
+
+    /// Counts and reports an address that is not opened.
+    pub(crate) fn refuse(
+        &mut self,
+        (id, port): (PortId, &str),
+        name: Option<&DomainName>,
+        address: IpAddr,
+        reason: Refused,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        self.counts.count(reason);
+        let Some(name) = name else { return };
+        let reported = self.reported.entry(id).or_default();
+        if reported.len() >= REFUSALS_REPORTED_MAX {
+            reported.clear();
+        }
+        if reported.insert((name.clone(), address)) {
+            let report = Report::AddressRefused {
+                port: port.to_owned(),
+                name: name.clone(),
+                address,
+                reason: reason.as_str(),
+            };
+            out.report_of_pod(id, report, now);
+        }
+    }
+
+    /// The addresses that were refused to a port of late, each with the name that led to it.
+    pub(crate) fn reported(&self, id: PortId) -> impl Iterator<Item = &(DomainName, IpAddr)> {
+        self.reported.get(&id).into_iter().flatten()
+    }
+
+    /// Forgets a port that is gone.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        self.reported.remove(&port);
+    }
+
+    /// Addresses that were not opened, by reason.
+    pub(crate) fn counts(&self) -> &CounterVec<Refused> {
+        &self.counts
+    }
+
+    /// The number of ports with reported refusals, and the greatest number for one port.
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> (usize, usize) {
+        let most = self.reported.values().map(BTreeSet::len).max();
+        (self.reported.len(), most.unwrap_or_default())
+    }
+}
+
+/// The networks within the limit: first those that concern everybody, then the largest.
+fn limited(pods: PodNetworks) -> PodNetworks {
+    let networks = pods.into_iter().flat_map(|(concerned, networks)| {
+        networks
+            .into_iter()
+            .map(move |network| (concerned.clone(), network))
+    });
+    let mut networks: Vec<_> = networks.collect();
+    // `Everybody` is the first in order.
+    networks.sort_by_key(|(whose, net)| (*whose != Concerned::Everybody, net.prefix_len()));
+    networks.truncate(CLUSTER_NETWORKS_MAX);
+    let mut limited = PodNetworks::new();
+    for (concerned, network) in networks {
+        limited.entry(concerned).or_default().insert(network);
+    }
+    limited
+}
+
+fn contain(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
+/// The networks outside of which [`embedded`] finds nothing.
+const TRANSLATING: [Ipv6Net; 3] = [
+    Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 64),
+    Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 32),
+    Ipv6Net::new_assert(Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
+];
+
+/// The IPv4 addresses that an IPv6 address may stand for, without an option.
+fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
+    let octets = address.octets();
+    let at = |place: [usize; 4]| Ipv4Addr::from(place.map(|index| octets[index]));
+    match octets {
+        // ::/96, IPv4-compatible, and ::ffff:0:0/96, IPv4-mapped (RFC 4291, section 2.5.5).
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ..]
+        | [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..] => {
+            vec![at([12, 13, 14, 15])]
+        }
+        // ::ffff:0:0:0/96, IPv4-translated (RFC 2765, section 2.1).
+        [0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, ..] => vec![at([12, 13, 14, 15])],
+        // 64:ff9b::/96, NAT64's well-known prefix (RFC 6052, section 2.1).
+        [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0, ..] => vec![at([12, 13, 14, 15])],
+        // 64:ff9b:1::/48, for NAT64 with a prefix of the network's own (RFC 8215): where the
+        // address stands depends on the prefix's length (RFC 6052, section 2.2). A place that is
+        // not the right one mostly reads as 0.x, which leads nowhere in any case.
+        [0, 0x64, 0xff, 0x9b, 0, 1, ..] => [
+            [6, 7, 9, 10],
+            [7, 9, 10, 11],
+            [9, 10, 11, 12],
+            [12, 13, 14, 15],
+        ]
+        .map(at)
+        .into_iter()
+        .filter(|inner| inner.octets()[0] != 0)
+        .collect(),
+        // 2002::/16, 6to4 (RFC 3056, section 2).
+        [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,567 @@
+//! The rules of one namespace as OVN enforces them now: pairs each logical flow for a DNS name with
+//! the EgressFirewall's rule that OVN made it from.
+//!
+//! Content decides which rule a logical flow belongs to, not the index. ovn-kubernetes edits ACL
+//! rows in place: an index stands for another rule as soon as a rule is inserted, and ovn-northd
+//! follows a little later. The hash in the name of the address set, in the logical flow itself,
+//! says for which name the logical flow is at this moment. While the resource has already changed
+//! and OVN has not, the flows of a name therefore stay where OVN still enforces the rule, and move
+//! together with OVN's.
+
+pub(crate) mod pairing;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+    sync::Arc,
+};
+
+use crate::{
+    io::report::Severity,
+    ovn::{
+        acl::AclMatchError,
+        rows::Pipeline,
+        template::{
+            AclTemplate, AclTemplateError, ActionTemplate, ActionText, CachedActions,
+            any_marks_as_blocked, first_to_copy,
+        },
+    },
+    values::{
+        firewall::{Destination, Firewall, Rule, RuleAction},
+        flow::Transport,
+        name::{DnsName, DomainName},
+    },
+};
+
+/// Which names a rule matches, seen from the rule's name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NamePattern {
+    /// The name itself.
+    Exact,
+    /// The name and everything below it.
+    Subdomains,
+    /// Names with exactly one more label (`*.example.com`).
+    OneLabel,
+}
+
+impl NamePattern {
+    /// The pattern of this name in the firewall; `subdomains` applies if the firewall does not say.
+    pub fn of(name: &DnsName, firewall: &Firewall, subdomains: bool) -> Self {
+        if name.is_wildcard() {
+            Self::OneLabel
+        } else if firewall.subdomains.unwrap_or(subdomains) {
+            Self::Subdomains
+        } else {
+            Self::Exact
+        }
+    }
+
+    /// Whether the pattern matches a name with `extra` labels in front of the rule's name.
+    pub(crate) fn covers(self, extra: usize) -> bool {
+        match self {
+            Self::Exact => extra == 0,
+            Self::Subdomains => true,
+            Self::OneLabel => extra == 1,
+        }
+    }
+}
+
+/// A rule that OVN enforces for the ports of one port group.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ActiveRule {
+    /// The namespace of the EgressFirewall.
+    pub namespace: String,
+    /// The rule's index, as OVN has it.
+    pub index: u32,
+    /// The rule's name.
+    pub name: DnsName,
+    /// Which names the rule matches.
+    pub pattern: NamePattern,
+    /// Whether OVN enforces it for IPv4.
+    pub v4: bool,
+    /// Whether OVN enforces it for IPv6.
+    pub v6: bool,
+    /// Protocols and ports; empty means all traffic.
+    pub transports: Vec<Transport>,
+    /// Whether the rule allows or denies.
+    pub verdict: RuleAction,
+    /// The logical flows that enforce it.
+    pub templates: Vec<Arc<AclTemplate>>,
+}
+
+/// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its verdict.
+pub type RuleText = (DomainName, NamePattern, RuleAction);
+
+impl ActiveRule {
+    /// What the rule says.
+    pub(crate) fn text(&self) -> RuleText {
+        (self.name.name().clone(), self.pattern, self.verdict)
+    }
+
+    /// How many flows to one address of a family the rule comes to at most, for a port with so many addresses of its own.
+    pub(crate) fn flow_count(&self, v6: bool, sources: usize) -> usize {
+        let is_for_family = if v6 { self.v6 } else { self.v4 };
+        let each = self.templates.len() * sources * self.transports.len().max(1);
+        if is_for_family { each } else { 0 }
+    }
+
+    /// Whether the rule says this.
+    pub(crate) fn says(&self, text: &RuleText) -> bool {
+        let (name, pattern, verdict) = text;
+        (self.name.name(), self.pattern, self.verdict) == (name, *pattern, *verdict)
+    }
+
+    /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
+    /// logical flows.
+    pub(crate) fn without_acl(
+        namespace: &str,
+        index: u32,
+        rule: &Rule,
+        name: &DnsName,
+        pattern: NamePattern,
+    ) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            index,
+            name: name.clone(),
+            pattern,
+            v4: true,
+            v6: true,
+            transports: rule.ports.clone(),
+            verdict: rule.action,
+            templates: Vec::new(),
+        }
+    }
+
+    /// Whether this is the same rule, whatever the templates.
+    fn is_like(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.transports == other.transports
+            && self.verdict == other.verdict
+            && (self.v4, self.v6) == (other.v4, other.v6)
+    }
+}
+
+/// The rules for the ports of one port group, found by name.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct RuleSet {
+    rules: Vec<Arc<ActiveRule>>,
+    /// For the wire form of each rule's name: indices into `rules`.
+    by_name: HashMap<Box<[u8]>, Vec<usize>>,
+    /// The number of rules that deny.
+    denials: usize,
+    /// Where the rules are enforced, and by how many logical flows.
+    places: BTreeMap<(Pipeline, u8), usize>,
+    /// The actions that are to be copied, and for how many logical flows.
+    sources: BTreeMap<ActionText, usize>,
+    /// Whether the flows of the rules are planned, and not installed.
+    is_dry_run: bool,
+}
+
+/// How the rules of a port group have changed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum ChangedRules {
+    /// All of them may be others.
+    All,
+    /// Only rules of these names, without wildcards: they matter to the names themselves and to names below them.
+    Of(BTreeSet<DomainName>),
+}
+
+impl ChangedRules {
+    /// Adds what else has changed.
+    pub(crate) fn add(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (Self::Of(names), Self::Of(mut others)) => names.append(&mut others),
+            _ => *self = Self::All,
+        }
+    }
+}
+
+/// Whether the flows of the rules of a port are planned, and not installed.
+pub(crate) fn is_dry_run(sets: &[&RuleSet]) -> bool {
+    sets.iter().any(|set| set.is_dry_run)
+}
+
+impl RuleSet {
+    /// The rules that are not the same in `after`.
+    pub(crate) fn changed_rules(&self, after: &Self) -> ChangedRules {
+        if self.is_dry_run != after.is_dry_run {
+            return ChangedRules::All;
+        }
+        // Of several rules of one name, the first counts where their flows have the same key: the order matters.
+        let names = self.rules.iter().chain(&after.rules);
+        let names: BTreeSet<&DomainName> = names.map(|rule| rule.name.name()).collect();
+        let changed = names
+            .into_iter()
+            .filter(|name| !self.named(name).eq(after.named(name)));
+        ChangedRules::Of(changed.cloned().collect())
+    }
+
+    /// Adds a rule.
+    pub fn push(&mut self, rule: impl Into<Arc<ActiveRule>>) {
+        let rule = rule.into();
+        self.by_name
+            .entry(rule.name.name().wire().into())
+            .or_default()
+            .push(self.rules.len());
+        self.denials += usize::from(rule.verdict == RuleAction::Deny);
+        for template in &rule.templates {
+            let place = (template.pipeline, template.table_id);
+            *self.places.entry(place).or_default() += 1;
+            if let ActionTemplate::Copy { source, .. } = &template.actions {
+                match self.sources.get_mut(source) {
+                    Some(count) => *count += 1,
+                    None => {
+                        self.sources.insert(source.clone(), 1);
+                    }
+                }
+            }
+        }
+        self.rules.push(rule);
+    }
+
+    /// Takes out the rule at this place. The last one takes the place.
+    fn take_out(&mut self, place: usize) {
+        let rule = self.rules.swap_remove(place);
+        let from = self.rules.len();
+        if let Some(moved) = self.rules.get(place)
+            && let Some(places) = self.by_name.get_mut(moved.name.name().wire())
+        {
+            // It mostly stands at the end.
+            let known = places.iter_mut().rev().find(|known| **known == from);
+            known.into_iter().for_each(|known| *known = place);
+        }
+        self.denials -= usize::from(rule.verdict == RuleAction::Deny);
+        for template in &rule.templates {
+            release(&mut self.places, &(template.pipeline, template.table_id));
+            if let ActionTemplate::Copy { source, .. } = &template.actions {
+                release(&mut self.sources, source);
+            }
+        }
+    }
+
+    /// Makes these the rules with a name. Returns whether they are others than before.
+    pub(crate) fn replace(&mut self, name: &DomainName, rules: Vec<Arc<ActiveRule>>) -> bool {
+        if self.named(name).eq(rules.iter().map(|rule| &**rule)) {
+            return false;
+        }
+        let mut places = self.by_name.remove(name.wire()).unwrap_or_default();
+        // From behind, so that no other of them is moved.
+        places.sort_unstable();
+        for place in places.into_iter().rev() {
+            self.take_out(place);
+        }
+        for rule in rules {
+            self.push(rule);
+        }
+        true
+    }
+
+    /// Whether a dry run is made of the rules: their flows are planned, and not installed.
+    pub fn set_dry_run(&mut self, is_dry_run: bool) {
+        self.is_dry_run = is_dry_run;
+    }
+
+    /// Whether some rule denies.
+    pub(crate) fn any_denies(&self) -> bool {
+        self.denials > 0
+    }
+
+    /// Pipeline and table of the logical flows that enforce the rules.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Pipeline, u8)> {
+        self.places.keys().copied()
+    }
+
+    /// The actions that the rules would copy.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &ActionText> {
+        self.sources.keys()
+    }
+
+    /// Whether the rules would copy these actions.
+    pub(crate) fn has_source(&self, source: &ActionText) -> bool {
+        self.sources.contains_key(source)
+    }
+
+    /// The rules with this name, without wildcards.
+    fn named(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
+        let places = self.by_name.get(name.wire()).into_iter().flatten();
+        places.map(|&place| &*self.rules[place])
+    }
+
+    /// Every rule, in no particular order.
+    pub fn rules(&self) -> &[Arc<ActiveRule>] {
+        &self.rules
+    }
+
+    /// The rules that match `name`.
+    pub fn matching(&self, name: &DomainName) -> impl Iterator<Item = &ActiveRule> {
+        self.matching_indices(name).map(|place| &*self.rules[place])
+    }
+
+    /// Whether some rule denies `name`.
+    pub fn denies(&self, name: &DomainName) -> bool {
+        let denies = |rule: &ActiveRule| rule.verdict == RuleAction::Deny;
+        self.any_denies() && self.matching(name).any(denies)
+    }
+
+    /// The indices in [`RuleSet::rules`] of the rules that match `name`.
+    pub fn matching_indices(&self, name: &DomainName) -> impl Iterator<Item = usize> {
+        self.by_suffix(name)
+            .flat_map(|(rules, extra)| self.covering(rules, extra))
+    }
+
+    /// For each name that has rules, and that `name` is or stands below: its rules, and how many labels `name` has in
+    /// front, of which 2 stands for more.
+    pub(crate) fn by_suffix(
+        &self,
+        name: &DomainName,
+    ) -> impl Iterator<Item = (&Vec<usize>, usize)> {
+        let suffixes = name.suffixes().enumerate();
+        suffixes.filter_map(|(extra, suffix)| Some((self.by_name.get(suffix)?, extra.min(2))))
+    }
+
+    /// Those of these rules that cover a name with so many labels in front of theirs.
+    pub(crate) fn covering(&self, rules: &[usize], extra: usize) -> impl Iterator<Item = usize> {
+        let rules = rules.iter().copied();
+        rules.filter(move |&place| self.rules[place].pattern.covers(extra))
+    }
+}
+
+/// The names that all rules match which match one name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AlikeNames<'a> {
+    /// The longest name with rules that the name is or stands below.
+    suffix: &'a [u8],
+    /// How many labels the name has in front of it, of which 2 stands for more.
+    in_front: usize,
+}
+
+impl<'a> AlikeNames<'a> {
+    /// The names like this one; `None` if no rule matches it.
+    pub(crate) fn of(name: &'a DomainName, sets: &[&RuleSet]) -> Option<Self> {
+        let has_rules = |suffix: &[u8]| sets.iter().any(|set| set.by_name.contains_key(suffix));
+        let mut suffixes = name.suffixes().enumerate();
+        let (in_front, suffix) = suffixes.find(|(_, suffix)| has_rules(suffix))?;
+        let in_front = in_front.min(2);
+        Some(Self { suffix, in_front })
+    }
+
+    /// Whether this name is one of them. Further rules may match it.
+    pub(crate) fn have(&self, name: &DomainName) -> bool {
+        // Patterns tell no more of the names above: as many labels stand in front of those, or two at least.
+        let mut suffixes = name.suffixes().enumerate();
+        name.wire().ends_with(self.suffix)
+            && suffixes
+                .any(|(in_front, suffix)| in_front.min(2) == self.in_front && suffix == self.suffix)
+    }
+}
+
+/// Counts one less.
+fn release<Key: Ord>(counts: &mut BTreeMap<Key, usize>, key: &Key) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+/// What keeps a rule from working, or what people should know about the rule.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Problem {
+    /// The resource's rule cannot be used.
+    Invalid(String),
+    /// OVN has no ACL for the rule yet.
+    NoAcl(DnsName),
+    /// OVN has the ACL, but no logical flow of it.
+    NoLogicalFlows(DnsName),
+    /// The ACL's index lies beyond the resource's rules: ovn-kubernetes left the ACL behind when
+    /// the resource was shortened.
+    StaleAcl,
+    /// The ACL's match is not one that ovn-kubernetes writes.
+    AclMatch(AclMatchError),
+    /// A logical flow cannot be read as a template.
+    Template(DnsName, AclTemplateError),
+    /// ACL logging is on, but packets that our flows let pass are not logged.
+    LogsLeftOut(DnsName),
+    /// Packets of established connections are dropped, but the connections are not marked as
+    /// blocked.
+    NotMarked(DnsName),
+    /// The rule denies by name.
+    DeniesByName(DnsName),
+    /// ovn-kubernetes has not made ACLs of the EgressFirewall for a while.
+    NotTakenOver(NotTakenOver),
+}
+
+/// An EgressFirewall that ovn-kubernetes does not take over.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct NotTakenOver {
+    /// Whether OVN enforces the EgressFirewall before this one; if not, OVN enforces none.
+    pub has_older: bool,
+    /// What ovn-kubernetes says in its status.
+    pub refusal: Option<String>,
+    /// A name that ovn-kubernetes refuses without `--enable-dns-name-resolver`.
+    pub wildcard: Option<DnsName>,
+}
+
+impl Problem {
+    /// What the problem means for the rule.
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::NoAcl(_) | Self::NoLogicalFlows(_) => Severity::Waiting,
+            Self::Invalid(_) | Self::AclMatch(_) | Self::Template(..) | Self::NotTakenOver(_) => {
+                Severity::NotInForce
+            }
+            Self::StaleAcl | Self::LogsLeftOut(_) | Self::NotMarked(_) | Self::DeniesByName(_) => {
+                Severity::Caveat
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(reason) => f.write_str(reason),
+            Self::NoAcl(name) if name.is_wildcard() => write!(
+                f,
+                "waiting for OVN's ACL for dnsName `{}`; ovn-kubernetes refuses the whole EgressFirewall when it holds a wildcard and runs without --enable-dns-name-resolver",
+                name.written()
+            ),
+            Self::NoAcl(name) => {
+                write!(f, "waiting for OVN's ACL for dnsName `{}`", name.written())
+            }
+            Self::NoLogicalFlows(name) => write!(
+                f,
+                "waiting for the logical flows of dnsName `{}`: OVN makes them once the namespace has a pod on this node",
+                name.written()
+            ),
+            Self::StaleAcl => f.write_str(
+                "OVN still enforces an ACL with this index, which ovn-kubernetes has left behind: the EgressFirewall has no such rule any more. Delete the EgressFirewall and create it again; a restart of ovnkube does not help",
+            ),
+            Self::AclMatch(error) => write!(f, "the match of OVN's ACL is not understood: {error}"),
+            Self::Template(name, error) => write!(
+                f,
+                "a logical flow of dnsName `{}` is not understood: {error}",
+                name.written()
+            ),
+            Self::NotTakenOver(what) => what.fmt(f),
+            Self::LogsLeftOut(name) => write!(
+                f,
+                "ACL logging does not cover addresses of dnsName `{}` that only dnsflow knows, until ovn-kubernetes itself resolves the name",
+                name.written()
+            ),
+            Self::NotMarked(name) => write!(
+                f,
+                "what pods send to addresses of dnsName `{}` is dropped, but connections that were established before are not marked as blocked, so that replies still pass, until OVN itself denies with the same actions on this node",
+                name.written()
+            ),
+            Self::DeniesByName(name) => write!(
+                f,
+                "denying by name closes only addresses that a pod was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by cidrSelector (dnsName `{}`)",
+                name.written()
+            ),
+        }
+    }
+}
+
+impl fmt::Display for NotTakenOver {
+    /// The remedy comes before the quoted cause, because an Event's note is cut at its end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ovn-kubernetes has not taken over this EgressFirewall; OVN enforces ")?;
+        f.write_str(match self.has_older {
+            true => "the one before it",
+            false => "no rule of it",
+        })?;
+        match (&self.wildcard, &self.refusal) {
+            (Some(name), _) => write!(
+                f,
+                ". A wildcard needs --enable-dns-name-resolver: turn it on, or write names in place of dnsName `{}`",
+                name.written()
+            )?,
+            (None, Some(_)) => f.write_str(". Mend what its status names")?,
+            (None, None) => f.write_str(
+                ". The log of ovnkube-controller on this node says why; mend the EgressFirewall or that",
+            )?,
+        }
+        match &self.refusal {
+            Some(refusal) => write!(f, ". status.messages: {refusal}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The rules of a namespace that OVN enforces, and what is wrong.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct NamespaceRules {
+    /// The usable rules, by the NB name of their port group.
+    pub sets: BTreeMap<String, RuleSet>,
+    /// What is wrong, by rule index.
+    pub problems: BTreeMap<u32, Problem>,
+}
+
+/// The priority of the logical flow and of the OpenFlow flow is the ACL's priority plus this
+/// (`OVN_ACL_PRI_OFFSET` in OVN's `northd/northd.h`).
+pub const ACL_PRIORITY_OFFSET: u16 = 1000;
+
+/// What is wrong with a rule, or what people should know about it, by what the resource says alone.
+pub(crate) fn problem_of_resource(rule: &Rule) -> Option<Problem> {
+    match (rule.action, &rule.destination) {
+        (_, Destination::Invalid(reason)) => Some(Problem::Invalid(reason.clone())),
+        (RuleAction::Deny, Destination::Name(name)) => Some(Problem::DeniesByName(name.clone())),
+        _ => None,
+    }
+}
+
+/// The same for all rules of an EgressFirewall.
+pub(crate) fn problems_of_resource(firewall: &Firewall) -> BTreeMap<u32, Problem> {
+    (0..)
+        .zip(firewall.rules.iter())
+        .filter_map(|(index, rule)| Some((index, problem_of_resource(rule)?)))
+        .collect()
+}
+
+/// What does not work yet, because the actions of a template are to be copied and no flow to copy
+/// from is known.
+fn to_copy(
+    template: &AclTemplate,
+    name: &DnsName,
+    cached_actions: &CachedActions,
+) -> Option<Problem> {
+    match &template.actions {
+        ActionTemplate::Copy { source, .. } if cached_actions.contains_key(source) => None,
+        ActionTemplate::Copy {
+            source,
+            meanwhile: Some(_),
+        } if any_marks_as_blocked(&source.actions) => Some(Problem::NotMarked(name.clone())),
+        ActionTemplate::Copy {
+            meanwhile: Some(_), ..
+        } => Some(Problem::LogsLeftOut(name.clone())),
+        ActionTemplate::Copy {
+            source,
+            meanwhile: None,
+        } => {
+            let action = first_to_copy(&source.actions).unwrap_or(&source.actions);
+            let error = AclTemplateError::NoCopy(action.to_owned());
+            Some(Problem::Template(name.clone(), error))
+        }
+        ActionTemplate::Build(_) => None,
+    }
+}
+
+/// The ports as a set. If the list has all ports of a protocol, single ports of the protocol are
+/// left out.
+fn ports(list: &[Transport]) -> BTreeSet<Transport> {
+    let is_covered = |transport: &Transport| {
+        let all = Transport {
+            port: None,
+            ..*transport
+        };
+        transport.port.is_some() && list.contains(&all)
+    };
+    let ports = list.iter().filter(|transport| !is_covered(transport));
+    ports.copied().collect()
+}
+
+#[cfg(test)]
+mod tests;

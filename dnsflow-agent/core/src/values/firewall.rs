@@ -1,0 +1,87 @@
+//! The EgressFirewall as the core sees it, free of Kubernetes types.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::values::{flow::Transport, name::DnsName};
+
+/// The identity of an EgressFirewall: namespace and name (in a cluster always `default`).
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FirewallId {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl std::fmt::Display for FirewallId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A namespace's EgressFirewall: its rules in their order, of which the first match wins.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Firewall {
+    /// `spec.egress`; the index is the rule's index, also where a rule is invalid. All copies share the
+    /// rules: a cluster may have tens of thousands.
+    pub rules: Arc<[Rule]>,
+    /// Whether names without a wildcard also match their sub-domains, by the resource's annotation;
+    /// `None` without an annotation: the agent's option then decides.
+    pub subdomains: Option<bool>,
+    /// Whether the agent makes a dry run of the resource, by its annotation: it decides, and installs
+    /// nothing.
+    pub dry_run: bool,
+    /// ovn-kubernetes' reason in `status.messages`, if it could not apply the resource.
+    pub refusal: Option<String>,
+}
+
+impl Firewall {
+    /// Whether the other firewall has the same content, whatever the status of the two.
+    pub fn is_like(&self, other: &Self) -> bool {
+        (&self.rules, self.subdomains) == (&other.rules, other.subdomains)
+    }
+}
+
+/// One entry of `spec.egress`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Rule {
+    /// `type`.
+    pub action: RuleAction,
+    /// `to`.
+    pub destination: Destination,
+    /// `ports`; empty means all traffic.
+    pub ports: Vec<Transport>,
+}
+
+/// The type of a rule.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum RuleAction {
+    /// Let it pass.
+    Allow,
+    /// Drop it.
+    Deny,
+}
+
+/// The destination of a rule.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Destination {
+    /// `to.dnsName`.
+    Name(DnsName),
+    /// `to.cidrSelector`.
+    Cidr(IpNet),
+    /// `to.nodeSelector`; OVN-Kubernetes evaluates it.
+    Nodes,
+    /// A destination that cannot be used, and why. The rule keeps its index.
+    Invalid(String),
+}
+
+/// Changed EgressFirewalls.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct FirewallUpdate {
+    /// Whether this is the whole list: EgressFirewalls that it does not name are gone.
+    pub reset: bool,
+    /// The new resource, or `None` if it is gone.
+    pub firewalls: Vec<(FirewallId, Option<Firewall>)>,
+}

@@ -1,0 +1,373 @@
+//! Limits and periods of the core, each with its reason.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use dnsflow_common::record::DEFER_BURST;
+
+use crate::values::name::DomainName;
+
+/// A limit that what a pod was told has reached.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Limit {
+    /// Addresses of this name.
+    AddressesOfName(DomainName),
+    /// Addresses of the pod.
+    AddressesOfPod,
+    /// The same, and a rule denies all that there are: none of them makes room.
+    DeniedAddresses,
+    /// Names of this address.
+    NamesOfAddress(IpAddr),
+    /// Names of all addresses of the pod.
+    NamesOfPod,
+    /// Names of all addresses of all pods on the node.
+    NamesOfNode,
+    /// Those of them that rules deny.
+    DeniedNamesOfNode,
+    /// Flows of one address.
+    FlowsOfAddress,
+    /// Flows of all addresses of the pod, beyond which a further address has few.
+    FlowsOfPod,
+    /// Flows that answers to the pod change in a second.
+    FlowChanges,
+}
+
+impl fmt::Display for Limit {
+    /// What the pod has lost by it, and the remedy; how many are allowed stands beside it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AddressesOfName(_) => {
+                "not every address of a name is open: --max-addresses-per-name"
+            }
+            Self::AddressesOfPod => {
+                "not every address that a pod was told is open: --max-addresses-per-pod"
+            }
+            Self::DeniedAddresses => {
+                "rules deny all addresses that are kept for a pod, and a new one is neither opened nor \
+                 closed: deny by cidrSelector, or raise --max-addresses-per-pod"
+            }
+            Self::NamesOfAddress(_) => {
+                "an address has more names than are kept, and a new one counts for nothing: allow or \
+                 deny it by cidrSelector"
+            }
+            Self::NamesOfPod => {
+                "a pod was told more names than are kept, and not every address is open: \
+                 --max-addresses-per-pod, of which there are twice as many names"
+            }
+            Self::NamesOfNode => {
+                "the pods of this node were told more names than are kept, and not every address of \
+                 the pod that was told most is open: lower --max-addresses-per-pod, or allow a \
+                 cidrSelector"
+            }
+            Self::DeniedNamesOfNode => {
+                "the pods of this node were told more names that rules deny than are kept, and not every \
+                 address of them is closed: deny by cidrSelector"
+            }
+            Self::FlowsOfAddress => {
+                "the rules of an address come to more flows than it may have; a rule whose flows do not fit \
+                 opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+            }
+            Self::FlowsOfPod => {
+                "the addresses of a pod have so many flows that a further one has eight; a rule whose flows do not \
+                 fit opens nothing, and closes every port of the address if it denies: list fewer ports, or none"
+            }
+            Self::FlowChanges => {
+                "a pod is told so many new addresses that some are not opened now: allow a \
+                 cidrSelector, or raise --max-flow-changes"
+            }
+        })
+    }
+}
+
+/// How long cache entries last, and how many there may be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CacheLimits {
+    /// An address stays for at least this long after an answer, however short its TTL: clients
+    /// use an address for longer than they may.
+    pub min_ttl: Duration,
+    /// An address that is not in use goes after this long without a new answer.
+    pub max_ttl: Duration,
+    /// After its TTL, an address stays until it has seen no packet for this long.
+    pub idle_grace: Duration,
+    /// An address that a rule denies stays denied for at least this long: here, expiry opens.
+    pub deny_ttl: Duration,
+    /// Addresses remembered for one port, whether a rule matches or not. If a pod resolves more, an
+    /// address is forgotten: one that is not open, else one of the sixteenth that expires soonest.
+    /// An address in use is never forgotten, and neither is one that nobody has had the time to
+    /// use. If there is no other, the new address is refused.
+    pub addresses_per_port_max: usize,
+    /// Addresses kept for one name of one port. Beyond, the address that expires first goes, with
+    /// the same exceptions. At most so many addresses of one answer are looked at. Names that a
+    /// rule denies have no such limit.
+    pub addresses_per_name_max: usize,
+    /// Names remembered on the node: the names of all addresses of all ports.
+    pub names_per_node_max: usize,
+}
+
+impl CacheLimits {
+    /// Names that all addresses of one port have together: two for each address. Most addresses
+    /// have one name; those of shared hosts and content networks have more.
+    pub fn names_per_port_max(&self) -> usize {
+        self.addresses_per_port_max.saturating_mul(2)
+    }
+
+    /// Flows that all addresses of one port have together before a further one has few: eight for each address. Most
+    /// rules have a port or two, with two flows each on a stateful switch.
+    pub fn flows_per_port_max(&self) -> usize {
+        self.addresses_per_port_max.saturating_mul(FEW_FLOWS)
+    }
+
+    /// Those of them that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
+    /// rule denies is closed whatever the budget, and this bounds how much.
+    pub fn denied_names_per_node_max(&self) -> usize {
+        self.names_per_node_max / 4
+    }
+
+    /// The number behind a limit of cache entries.
+    pub(crate) fn of(&self, limit: &Limit) -> usize {
+        match limit {
+            Limit::AddressesOfName(_) => self.addresses_per_name_max,
+            Limit::AddressesOfPod | Limit::DeniedAddresses => self.addresses_per_port_max,
+            Limit::NamesOfAddress(_) => NAMES_PER_ADDRESS_MAX,
+            Limit::NamesOfPod => self.names_per_port_max(),
+            Limit::NamesOfNode => self.names_per_node_max,
+            Limit::DeniedNamesOfNode => self.denied_names_per_node_max(),
+            Limit::FlowsOfAddress => FLOWS_PER_ADDRESS_MAX,
+            Limit::FlowsOfPod => self.flows_per_port_max(),
+            Limit::FlowChanges => 0,
+        }
+    }
+}
+
+impl Default for CacheLimits {
+    fn default() -> Self {
+        Self {
+            min_ttl: Duration::from_secs(60),
+            max_ttl: Duration::from_secs(3600),
+            idle_grace: Duration::from_secs(60),
+            deny_ttl: Duration::from_secs(3600),
+            addresses_per_port_max: 4096,
+            addresses_per_name_max: 256,
+            names_per_node_max: CACHED_NAMES_MAX,
+        }
+    }
+}
+
+/// Names remembered for one address of a port. Beyond, a name that a rule denies is remembered if no denied name of the
+/// address stands for it.
+pub const NAMES_PER_ADDRESS_MAX: usize = 64;
+/// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
+/// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700
+/// bytes, at most 255 of them for the name.
+pub const CACHED_NAMES_MAX: usize = 1 << 18;
+/// Networks of pods that are learned from OVN. Beyond, the smallest user-defined networks are left
+/// out: each concerns its own pods alone.
+pub const CLUSTER_NETWORKS_MAX: usize = 4096;
+/// Refused addresses of one pod that are remembered as reported; with more, each is reported again.
+pub const REFUSALS_REPORTED_MAX: usize = 64;
+/// Names of one pod that are remembered after they have ended, for people who ask.
+pub const ENDED_NAMES_MAX: usize = 64;
+/// Reached limits of one pod that are remembered as reported; with more, each is reported again.
+pub const LIMITS_REPORTED_MAX: usize = 64;
+/// Reports that answers to one pod cause are given out this often …
+pub const POD_REPORT_INTERVAL: Duration = Duration::from_secs(4);
+/// … and as many at once as this time allows: sixteen. The rest is counted.
+pub const POD_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
+/// Answers to one pod that are deferred before its rules are known: as many as the kernel defers at once.
+pub const UNJUDGED_DEFERRED_MAX: usize = DEFER_BURST as usize;
+
+/// Flows that answers to one pod may change in a second, by default. A pod whose addresses have two
+/// flows each, as on a stateful switch, fills its share of the cache with this in half a minute.
+pub const FLOW_CHANGES_PER_SECOND: u32 = 256;
+/// A pod may save up the changes of so long and use them at once: by default 8,192. A browser that
+/// is opened with all its tabs asks for some hundred names, with up to eight addresses each.
+pub const FLOW_BURST_TIME: Duration = Duration::from_secs(32);
+/// The same for all pods of the node together. Beyond, only pods with at least half of their own
+/// budget left go on.
+pub const NODE_FLOW_CHANGES_PER_SECOND: u32 = 4096;
+/// The same for all pods of the node together: 65,536 changes.
+pub const NODE_FLOW_BURST_TIME: Duration = Duration::from_secs(16);
+/// So many marks count as one change of a flow. A flow takes ovs-vswitchd hundreds of microseconds, a mark takes the
+/// agent and the kernel a few (`docs/decisions/budgets.md`).
+pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
+/// Changes that the answers to one pod have under way to the switch at a time. Further ones wait until
+/// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
+pub const CHANGES_UNDER_WAY_MAX: usize = 128;
+/// Flows that wait to be removed because nobody asks for them any more. Beyond, removals go to the switch at once. Each
+/// takes 100 to 200 bytes.
+pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
+/// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
+/// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens
+/// nothing, and denies all traffic to the address if it denies.
+pub const FLOWS_PER_ADDRESS_MAX: usize = 256;
+/// Flows of one address where those of the port have many ([`CacheLimits::flows_per_port_max`]). An address that needs no
+/// more always gets them.
+pub const FEW_FLOWS: usize = 8;
+/// Changes in one batch: the edge refuses a larger one as a whole. What is more goes in several.
+pub const CHANGES_PER_BATCH_MAX: usize = 1 << 18;
+/// A pod whose answers change too many flows is reported this often.
+pub const LIMIT_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Logical flows looked up in the switch for actions to copy.
+pub const ACTION_TEXTS_MAX: usize = 256;
+/// Former EgressFirewalls of a namespace that are remembered until OVN enforces a younger one. Only
+/// a script makes more edits at once; ovn-kubernetes takes over the last.
+pub const FORMER_FIREWALLS_MAX: usize = 8;
+/// An EgressFirewall for which ovn-kubernetes has made no ACLs within this time is reported.
+pub const TAKEOVER_MAX: Duration = Duration::from_secs(30);
+/// Actions to copy are looked for again this often, while some are missing.
+pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The switch removes our flows when no agent has renewed their sentinel flows for so many seconds, by
+/// default. The agent renews them after a third of the time.
+pub const KEEP_FLOWS_S: u16 = 300;
+/// The switch is compared with what it should hold this often; counters come along.
+pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// An address that a pod uses has shown packets after this time at the latest: they come some time after the answer.
+/// ovs-vswitchd reads a flow's counters from the datapath every half a second (`other_config:max-revalidator` in
+/// ovs-vswitchd.conf.db(5)).
+pub const COUNTERS_DELAY_MAX: Duration = Duration::from_secs(2);
+/// After a flow is lost, the agent waits this long for others of the same wipe.
+pub const RESTORE_DELAY: Duration = Duration::from_millis(20);
+
+/// Flows of ours in the switch that no cache entry has, looked at in one comparison. There are many only
+/// once, after a restart without a snapshot; the next comparison takes the rest.
+pub const UNKNOWN_MAX: usize = 1 << 17;
+/// Lost flows are restored in batches of about so many …
+pub const RESTORE_MAX: usize = 2048;
+/// … of which so many are under way. The switch always has something to do, and an opening never
+/// waits behind more.
+pub const RESTORING_MAX: usize = 2;
+
+/// The DNS header: no message is shorter (RFC 1035, section 4.1.1).
+pub const DNS_MESSAGE_MIN: usize = 12;
+
+/// DNS connections over TCP that are followed on the node. Beyond, the least recently used one of
+/// the interface with most goes.
+pub const TCP_CONNECTIONS_MAX: usize = 1024;
+/// How many of them one pod's interface can have: a pod cannot push out those of the others.
+pub const TCP_CONNECTIONS_PER_INTERFACE_MAX: usize = 64;
+/// Bytes of unfinished messages that all of them hold together.
+pub const TCP_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes that those of one pod's interface hold together: eight of the longest messages.
+pub const TCP_BYTES_PER_INTERFACE_MAX: usize = TCP_BYTES_MAX / 16;
+/// Questions of one connection that wait for their answers. Beyond, the oldest is forgotten. A stub
+/// resolver has two, one for each family of addresses.
+pub const TCP_QUESTIONS_MAX: usize = 64;
+/// Bytes of one connection that wait for a missing segment: the longest message with its length.
+pub const TCP_AHEAD_BYTES_MAX: usize = u16::MAX as usize + 2;
+/// Pieces of one connection that wait for a missing segment: the longest message in segments of
+/// 536 bytes, the least that every host takes (RFC 9293, section 3.7.1).
+pub const TCP_AHEAD_PIECES_MAX: usize = 128;
+/// A connection on which the server says nothing new for this long is forgotten, whatever the pod says:
+/// a pod could keep it in memory for longer than it lives, until the server begins another one of the same
+/// ports with numbers that continue it. Linux adds to each tuple's hash a clock of 64 ns (`seq_scale` in
+/// net/core/secure_seq.c, after RFC 9293, section 3.4.1), whose 32 bits are through in 274.9 s. And Linux
+/// gives up a closed connection without a word when nobody acknowledges its data for more than 100 s
+/// (`tcp_orphan_retries` in net/ipv4/tcp_timer.c). DNS servers do not wait for as long: RFC 7766, section
+/// 6.2.3, recommends a few seconds; CoreDNS takes ten, BIND and Unbound thirty.
+pub const TCP_IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// Fragmented datagrams that are put together at the same time on the node. Beyond, the oldest one
+/// of the interface with most goes.
+pub const FRAGMENTED_MAX: usize = 256;
+/// How many of them one pod's interface can have.
+pub const FRAGMENTED_PER_INTERFACE_MAX: usize = 32;
+/// Bytes that all of them hold together.
+pub const FRAGMENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Bytes that those of one pod's interface hold together.
+pub const FRAGMENT_BYTES_PER_INTERFACE_MAX: usize = FRAGMENT_BYTES_MAX / 16;
+/// Fragments of one datagram: the longest one over links of IPv6's least MTU, 1280 bytes, takes
+/// 54.
+pub const FRAGMENTS_PER_DATAGRAM_MAX: usize = 64;
+/// How long the agent waits for a whole datagram: as long as Linux (`net.ipv4.ipfrag_time`).
+pub const FRAGMENT_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// An answer is held for at most this long, by default. Open vSwitch needs up to two passes over its
+/// megaflows until the pod's first packet gets through, and a pass takes 50 ms and more on a busy
+/// node. A resolver waits for seconds before it asks again.
+pub const HOLD_LONGEST: Duration = Duration::from_millis(500);
+/// Frames that are held at the same time on the node: 10,000 answers a second for as long as they
+/// may be held are 5,000.
+pub const HELD_MAX: usize = 8192;
+/// How many of them one pod's interface can have: a thousand answers a second for as long.
+pub const HELD_PER_INTERFACE_MAX: usize = HELD_MAX / 16;
+/// Bytes that all of them have together.
+pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Bytes that those of one pod's interface have together.
+pub const HELD_BYTES_PER_INTERFACE_MAX: usize = HELD_BYTES_MAX / 16;
+
+/// Flows of others with keys that our flows could have, remembered at most. There should be none.
+pub const FOREIGN_FLOWS_MAX: usize = 4096;
+
+/// ovs-vswitchd begins a pass over its megaflows not earlier than this after the last one began
+/// (`udpif_revalidator` in Open vSwitch's ofproto/ofproto-dpif-upcall.c), and every change of a
+/// flow brings one about.
+pub const REVALIDATION_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Between two looks at the datapath, at least. ovs-vswitchd takes such questions and flows on one
+/// thread.
+pub const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// A pause is at least this part of the time that the newest batch has waited: a long wait gets few
+/// looks, and is longer than need be by this part at most.
+pub const LOOK_PAUSE_PART: u32 = 8;
+/// Paths in one look. Each is compared with every megaflow that drops. A batch with more paths
+/// waits for the estimated time.
+pub const PATHS_PER_LOOK_MAX: usize = 64;
+
+/// Open vSwitch keeps a megaflow for this long after its last packet (`other_config:max-idle` in
+/// ovs-vswitchd.conf.db(5), 10 s) and until its revalidators come by (`max-revalidator`, 0.5 s),
+/// unless its database says something else.
+pub const MEGAFLOW_IDLE: Duration = Duration::from_millis(10_500);
+/// Added to that time, beside two passes over all megaflows, because threads come late.
+pub const MEGAFLOW_IDLE_MARGIN: Duration = Duration::from_millis(1500);
+/// The flows that deny are counted this often.
+pub const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// After rules have changed, further changes are waited for this long before the flows that deny are
+/// counted.
+pub const COUNT_DELAY: Duration = Duration::from_secs(1);
+/// Cookies of flows that deny in one namespace. With more, counting them for each answer would cost
+/// more than it saves.
+pub const COUNTED_PER_NAMESPACE_MAX: usize = 16;
+/// Cookies that are counted for answers that come together.
+pub const COUNTED_PER_BATCH_MAX: usize = 64;
+/// Cookies of all namespaces that are counted every ten seconds. In a namespace for which there is
+/// no room, every new flow has to wait for revalidation.
+pub const COUNTED_COOKIES_MAX: usize = 512;
+
+/// Places that pods were told of, or tried to connect to, which are remembered for the reports of denied
+/// connections: of one interface …
+pub const PLACES_PER_INTERFACE: usize = 256;
+/// … and of all of them. With four names each, they take about ten megabytes.
+pub const PLACES: usize = 16_384;
+/// Names of one place that are remembered, the newest ones.
+pub const HEARD_NAMES_PER_ADDRESS_MAX: usize = 4;
+/// A place that a pod was not told of for this long has no name any more.
+pub const HEARD_TIME: Duration = Duration::from_secs(3600);
+/// Places where pods have connected to, or have tried to, which are remembered for people who ask: of one
+/// interface …
+pub const HISTORY_PER_INTERFACE: usize = 512;
+/// … and of all of them. With two names each, they take about ten megabytes.
+pub const HISTORY_CONNECTIONS: usize = 16_384;
+/// Names of one such place that are remembered, the newest ones.
+pub const HISTORY_NAMES_PER_CONNECTION_MAX: usize = 8;
+/// Such a place is remembered for this long after the last attempt.
+pub const HISTORY_TIME: Duration = Duration::from_secs(3600);
+/// A denied connection to one place is reported once in this time.
+pub const DENIAL_REPORT_AGAIN: Duration = Duration::from_secs(60);
+/// Denied connections of one pod are reported this often …
+pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// … and as many at once as this time allows: thirty-two. The rest is counted.
+pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
+
+/// Verdicts of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
+/// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
+pub(crate) const VERDICTS_PER_PORT_MAX: usize = 256;
+/// How long the flows of a verdict stay that no address has: pods ask for the same names again.
+pub(crate) const VERDICT_STAYS: Duration = Duration::from_secs(60);
+/// How long the number of a verdict is not given to another one after its flows were removed. Until the revalidators
+/// have been at work, the switch has megaflows of it.
+pub(crate) const VERDICT_RESTS: Duration = Duration::from_secs(10);
+/// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
+pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
+/// How long a mark counts after the last end of the address's names. In this time the agent reads whether the
+/// address is in use, and prolongs the mark if it is.
+pub(crate) const MARK_SLACK: Duration = Duration::from_secs(60);
