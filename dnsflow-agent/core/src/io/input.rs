@@ -466,7 +466,7 @@ pub enum Command {
         batch: BatchId,
         /// All or nothing (an OpenFlow bundle); else one by one behind a common barrier.
         atomic: bool,
-        /// The changes, in their order.
+        /// The changes, in their order. Without any, the answer says that all before it is done.
         changes: Vec<FlowChange>,
         /// The cookies whose flows are counted, in every table, behind the changes. Not with
         /// `atomic`.

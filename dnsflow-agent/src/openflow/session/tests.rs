@@ -125,6 +125,18 @@ fn another_version_is_refused_with_the_switchs_words() {
 }
 
 #[test]
+fn a_batch_without_changes_is_a_barrier() {
+    let mut session = up();
+    session.apply(BatchId(1), false, Vec::new());
+    let sent = sent(&mut session);
+    let [(BARRIER, xid)] = sent[..] else {
+        panic!("{sent:?}");
+    };
+    barrier_reply(&mut session, xid);
+    assert_eq!(events(&mut session), [ok(1)]);
+}
+
+#[test]
 fn batches_are_pipelined_and_errors_find_their_change() {
     let mut session = up();
     session.apply(BatchId(1), false, adds(2));
