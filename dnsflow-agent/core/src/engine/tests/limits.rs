@@ -341,12 +341,16 @@ fn changes(node: &mut Node) -> usize {
     batches.iter().map(|(_, changes)| changes.len()).sum()
 }
 
-/// The most flows that the addresses of a pod can have, whatever the rules: the last one with all of its flows may have
-/// 256, and the others have eight.
-fn flows_of_pod_max(addresses: usize) -> usize {
-    let many = addresses * FEW_FLOWS;
+/// The most flows that so many addresses of a pod can have, whatever the rules, where it has room for `all`: the last
+/// one with all of its flows may have 256, and the others have eight.
+fn flows_max(addresses: usize, all: usize) -> usize {
+    let many = all * FEW_FLOWS;
     let with_many = many / FLOWS_PER_ADDRESS_MAX + 1;
     many - 1 + FLOWS_PER_ADDRESS_MAX + (addresses - with_many) * FEW_FLOWS
+}
+
+fn flows_of_pod_max(addresses: usize) -> usize {
+    flows_max(addresses, addresses)
 }
 
 #[test]
@@ -381,19 +385,21 @@ fn denied_names_of_a_pod_have_so_many_flows_whatever_the_ports_of_their_rules() 
 /// The message has 1,024 addresses at most.
 #[test]
 fn one_answer_for_a_denied_name_changes_so_many_flows() {
-    let rules = [
-        many(deny("bad.test"), FLOWS_PER_ADDRESS_MAX),
-        allow("example.com"),
-    ];
-    let mut node = Node::with(&rules);
-    node.answer("p1", "bad.test", &addresses(0, 2000), 60);
-    // 128 addresses have 256 flows, and each further one has one that closes all ports.
-    assert_eq!(changes(&mut node), 32_768 + 896);
-    assert_eq!(node.engine.counters().addresses_refused, 2000 - 1024);
-    for part in 1..8 {
-        node.answer("p1", "bad.test", &addresses(2000 * part, 2000), 60);
+    let most = flows_max(1024, CacheLimits::default().addresses_per_port_max);
+    assert_eq!(most, 40_183);
+    // Each further address has one flow that closes all ports.
+    for (ports, with_many) in [(254, 130), (FLOWS_PER_ADDRESS_MAX, 128)] {
+        let mut node = Node::with(&[many(deny("bad.test"), ports)]);
+        node.answer("p1", "bad.test", &addresses(0, 2000), 60);
+        let flows = changes(&mut node);
+        assert_eq!(flows, with_many * ports + (1024 - with_many));
+        assert!(flows <= most, "{flows}");
+        assert_eq!(node.engine.counters().addresses_refused, 2000 - 1024);
+        for part in 1..8 {
+            node.answer("p1", "bad.test", &addresses(2000 * part, 2000), 60);
+        }
+        assert_eq!(changes(&mut node), 3 * 1024, "until the pod is full");
     }
-    assert_eq!(changes(&mut node), 3 * 1024, "until the pod is full");
 }
 
 /// What makes room for them goes, with its flows.
