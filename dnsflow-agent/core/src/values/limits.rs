@@ -117,7 +117,7 @@ impl CacheLimits {
     }
 
     /// Those of them that rules deny: a quarter, which is as many as the node's budget lets change flows at once. What a
-    /// rule denies is closed whatever the budget, and this bounds how much.
+    /// rule denies is closed whatever the budget, and this bounds for how many addresses.
     pub fn denied_names_per_node_max(&self) -> usize {
         self.names_per_node_max / 4
     }
