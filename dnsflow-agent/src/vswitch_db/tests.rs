@@ -82,10 +82,7 @@ fn the_recorded_life_of_a_pods_interface() {
     };
     let one = |changes: Changes<Interface>| -> Option<Interface> {
         let [(id, interface)] = <[_; 1]>::try_from(changes).unwrap();
-        assert_eq!(
-            id,
-            RowId::parse("81d851b7-3bd4-4462-befa-02c878e1854b").unwrap()
-        );
+        assert_eq!(id, RowId::new(0x81d851b7_3bd4_4462_befa_02c878e1854b));
         interface
     };
 

@@ -17,23 +17,6 @@ impl RowId {
         Self(bits)
     }
 
-    /// Parses the usual form with hyphens (RFC 9562, section 4).
-    pub fn parse(text: &str) -> Option<Self> {
-        let bytes = text.as_bytes();
-        if bytes.len() != 36 || ![8, 13, 18, 23].iter().all(|&at| bytes[at] == b'-') {
-            return None;
-        }
-        let mut bits = 0u128;
-        for (at, byte) in bytes.iter().enumerate() {
-            if [8, 13, 18, 23].contains(&at) {
-                continue;
-            }
-            let digit = (*byte as char).to_digit(16)?;
-            bits = bits << 4 | u128::from(digit);
-        }
-        Some(Self(bits))
-    }
-
     /// The first 32 bits: a logical flow's OpenFlow cookie, and (as eight hex digits) the
     /// `stage-hint` that names an ACL.
     pub const fn prefix(self) -> u32 {
