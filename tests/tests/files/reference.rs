@@ -21,13 +21,31 @@ pub(crate) fn text() -> String {
     let cli = Cli::command();
     let agent = cli.find_subcommand("agent").expect("it is there");
     let of_agent: BTreeSet<&Id> = agent.get_arguments().map(Arg::get_id).collect();
+    let status = cli.find_subcommand("status").expect("it is there");
+    let common: Vec<String> = status.get_arguments().map(row).collect();
     let mut text = HEAD.to_owned();
+    let _ = write!(
+        text,
+        "\n## Common options\n\nOptions of the commands that name them.\n{}",
+        table(&common)
+    );
     for command in shown(&cli) {
-        section(command, "dnsflow", &of_agent, &mut text);
+        section(command, "dnsflow", &of_agent, &common, &mut text);
     }
     let plugin = Plugin::command();
-    section(&plugin.name("dnsflow"), "kubectl", &of_agent, &mut text);
+    section(
+        &plugin.name("dnsflow"),
+        "kubectl",
+        &of_agent,
+        &common,
+        &mut text,
+    );
     text
+}
+
+fn table(rows: &[String]) -> String {
+    let rows = rows.concat();
+    format!("\n| option | default | environment | meaning |\n|---|---|---|---|\n{rows}")
 }
 
 fn shown(command: &Command) -> impl Iterator<Item = &Command> {
@@ -35,11 +53,17 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     commands.filter(|command| !command.is_hide_set())
 }
 
-fn section(command: &Command, parent: &str, of_agent: &BTreeSet<&Id>, text: &mut String) {
+fn section(
+    command: &Command,
+    parent: &str,
+    of_agent: &BTreeSet<&Id>,
+    common: &[String],
+    text: &mut String,
+) {
     let name = format!("{parent} {}", command.get_name());
     if command.has_subcommands() {
         for below in shown(command) {
-            section(below, &name, of_agent, text);
+            section(below, &name, of_agent, common, text);
         }
         return;
     }
@@ -62,13 +86,19 @@ fn section(command: &Command, parent: &str, of_agent: &BTreeSet<&Id>, text: &mut
         about.unwrap_or_default()
     );
     let rows = positional.iter().chain(&options);
-    let rows: Vec<String> = rows.map(|one| row(one)).collect();
+    let rows = rows.map(|one| row(one));
+    let is_common = |one: &String| name != "dnsflow agent" && common.contains(one);
+    let (known, rows): (Vec<String>, Vec<String>) = rows.partition(is_common);
     if !rows.is_empty() {
-        let _ = write!(
-            text,
-            "\n| option | default | environment | meaning |\n|---|---|---|---|\n{}",
-            rows.concat()
-        );
+        text.push_str(&table(&rows));
+    }
+    if !known.is_empty() {
+        let names: Vec<&str> = known
+            .iter()
+            .filter_map(|row| row.split('`').nth(1))
+            .collect();
+        let names = names.join("`, `");
+        let _ = writeln!(text, "\n[Common options](#common-options): `{names}`.");
     }
     if shares_all {
         let _ = writeln!(
