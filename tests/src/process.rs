@@ -7,7 +7,7 @@
 use std::{
     fs::{self, File},
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
@@ -114,16 +114,19 @@ fn is_alive(pid: Pid, marker: &Path) -> bool {
         .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&*marker.to_string_lossy()))
 }
 
-/// Whether there is no such process any more. Unlike [`is_alive`], it may be asked while a program is
-/// only just being executed, when a process has no command line yet (`begin_new_exec` in Linux
-/// `fs/exec.c`).
+/// Whether there is no such process any more, and none of its files is open. [`is_alive`] tells less: a process has no
+/// command line while a program is only just being executed (`begin_new_exec` in Linux `fs/exec.c`), and while it ends
+/// and its files are still open (`do_exit` in Linux `kernel/exit.c`).
 fn has_ended(pid: Pid) -> bool {
     let _not_a_child = waitpid(Some(pid), WaitOptions::NOHANG);
+    let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
     // The state stands behind the name, which is in parentheses (proc_pid_stat(5)).
-    fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).map_or(true, |stat| {
-        stat.rsplit_once(") ")
-            .is_none_or(|(_, rest)| rest.starts_with('Z'))
-    })
+    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+    let has_state = |(_, rest): (&str, &str)| !rest.starts_with('Z');
+    let runs = stat.rsplit_once(") ").is_some_and(has_state);
+    // The first thread may end before the others.
+    let threads = || fs::read_dir(process.join("task")).map_or(0, Iterator::count);
+    !runs && threads() <= 1
 }
 
 /// Ends the process in `pidfile`, if its command line has `marker`, and waits for the end. Kills a
@@ -132,7 +135,7 @@ pub(crate) fn stop(pidfile: &Path, marker: &Path, signal: Signal) -> Result<()> 
     let Some(pid) = running(pidfile, marker) else {
         return Ok(());
     };
-    let gone = || Ok(!is_alive(pid, marker));
+    let gone = || Ok(has_ended(pid));
     kill_process(pid, signal)?;
     if wait_until("the process to end", ENDS_BY_ITSELF, gone).is_err() {
         kill_process(pid, Signal::KILL)?;

@@ -1,9 +1,9 @@
 //! The switch: the batches written to it, its replies, and the comparison of its flows with the
 //! cache.
 //!
-//! A [`Batch`] is made before changes are planned into it ([`Switch::begin`]), and sent afterwards
-//! ([`Switch::commit`]). The openings of all answers of a turn share one batch
-//! ([`Switch::begin_openings`]), but for pods that have too many changes under way (`queue`). The shared batch is sent
+//! A `Batch` is made before changes are planned into it (`Switch::begin`), and sent afterwards
+//! (`Switch::commit`). The openings of all answers of a turn share one batch
+//! (`Switch::begin_openings`), but for pods that have too many changes under way (`queue`). The shared batch is sent
 //! before any other batch. What only ends goes a part at a time (`removals`).
 
 pub mod blocked;
