@@ -4,7 +4,11 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use dnsflow_core::{Timestamp, dns::fragments::{DatagramKey, Fragment, FragmentReassembly}, values::limits::{FRAGMENT_BYTES_MAX, FRAGMENTED_MAX}};
+use dnsflow_core::{
+    Timestamp,
+    dns::fragments::{DatagramKey, Fragment, FragmentReassembly},
+    values::limits::{FRAGMENT_BYTES_MAX, FRAGMENTED_MAX},
+};
 use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,

@@ -5,7 +5,11 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use dnsflow_core::{Timestamp, values::limits::{TCP_AHEAD_BYTES_MAX, TCP_BYTES_MAX, TCP_CONNECTIONS_MAX}, dns::tcp::{ACK, ConnectionKey, SYN, Segment, Sender, TcpReassembly}};
+use dnsflow_core::{
+    Timestamp,
+    dns::tcp::{ACK, ConnectionKey, SYN, Segment, Sender, TcpReassembly},
+    values::limits::{TCP_AHEAD_BYTES_MAX, TCP_BYTES_MAX, TCP_CONNECTIONS_MAX},
+};
 use libfuzzer_sys::{
     arbitrary::{self, Arbitrary},
     fuzz_target,
