@@ -177,9 +177,9 @@ impl Access<'_> {
         &mut self,
         resolution: Resolution<'_>,
         batch: &mut Batch,
-        now: Timestamp,
         out: &mut Output,
     ) -> bool {
+        let now = batch.now();
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
         let alike = || {
@@ -191,11 +191,10 @@ impl Access<'_> {
             whose: &whose,
             alike: &alike,
             batch,
-            now,
             out,
         });
         for (port, address) in learned.replan {
-            self.replan_entries(port, [address], batch, now);
+            self.replan_entries(port, [address], batch);
         }
         if learned.is_news {
             self.judge_address(resolution.port, resolution.address);
@@ -213,10 +212,11 @@ impl Access<'_> {
         let judged = self
             .refused
             .check(address, row, self.policy.namespace_of(row));
-        let is_backend = self.policy.is_backend(address);
+        if self.policy.is_backend(address) {
+            self.cache.note_backend(id, address);
+        }
         let entry = self.cache.entry_mut(id, address)?;
         let was_refused = std::mem::replace(&mut entry.is_refused, judged.is_err());
-        entry.is_backend |= is_backend;
         let is_changed = was_refused != judged.is_err();
         is_changed.then_some(Judged {
             newly_refused: judged.err().filter(|_| !was_refused),
@@ -225,19 +225,13 @@ impl Access<'_> {
 
     /// Judges addresses again: closes open ones that are never opened now, and opens those that were refused. Those that
     /// a load balancer leads to now get flows of their own later ([`Cache::compared`]).
-    pub(crate) fn rejudge(
-        &mut self,
-        rejudged: &Rejudged,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    pub(crate) fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch, out: &mut Output) {
         if *rejudged == Rejudged::Nothing {
             return;
         }
         let ports = self.ports;
         for (id, _) in ports.iter() {
-            self.rejudge_port(id, rejudged, batch, now, out);
+            self.rejudge_port(id, rejudged, batch, out);
         }
     }
 
@@ -247,9 +241,9 @@ impl Access<'_> {
         id: PortId,
         rejudged: &Rejudged,
         batch: &mut Batch,
-        now: Timestamp,
         out: &mut Output,
     ) {
+        let now = batch.now();
         let ports = self.ports;
         let Some(port) = ports.get(id) else {
             return;
@@ -269,7 +263,7 @@ impl Access<'_> {
             }
         }
         if !changed.is_empty() {
-            self.replan_entries(id, changed, batch, now);
+            self.replan_entries(id, changed, batch);
         }
     }
 
@@ -292,20 +286,14 @@ impl Access<'_> {
     }
 
     /// Adds a port, with what its pod was told in an earlier run and what its namespace shares.
-    pub(crate) fn open_port(
-        &mut self,
-        id: PortId,
-        batch: &mut Batch,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    pub(crate) fn open_port(&mut self, id: PortId, batch: &mut Batch, out: &mut Output) {
         let Some(port) = self.ports.get(id) else {
             return;
         };
         let pod = port.row.iface_id_ver.as_deref();
         let known = self.cache.open(id, &port.row.iface_id, pod);
-        self.learn_all(id, known, batch, now, out);
-        self.replan(id, batch, now);
+        self.learn_all(id, known, batch, out);
+        self.replan(id, batch);
     }
 
     fn learn_all(
@@ -313,7 +301,6 @@ impl Access<'_> {
         port: PortId,
         known: impl IntoIterator<Item = (IpAddr, DomainName, Term)>,
         batch: &mut Batch,
-        now: Timestamp,
         out: &mut Output,
     ) {
         for (address, name, term) in known {
@@ -324,15 +311,15 @@ impl Access<'_> {
                 term,
                 is_to_be_denied: false,
             };
-            self.learn(resolution, batch, now, out);
+            self.learn(resolution, batch, out);
         }
     }
 
     // Plans.
 
     /// Plans all entries of a port again.
-    pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch, now: Timestamp) {
-        self.replan_entries(port, self.cache.addresses(port), batch, now);
+    pub(crate) fn replan(&mut self, port: PortId, batch: &mut Batch) {
+        self.replan_entries(port, self.cache.addresses(port), batch);
     }
 
     /// Plans the entries of a port again to which these rules matter, or mattered before.
@@ -341,17 +328,16 @@ impl Access<'_> {
         port: PortId,
         changed: &ChangedRules,
         batch: &mut Batch,
-        now: Timestamp,
     ) {
         let ChangedRules::Of(names) = changed else {
-            return self.replan(port, batch, now);
+            return self.replan(port, batch);
         };
         // Adopted flows have no names: each rule matters to them.
         let mut addresses: BTreeSet<IpAddr> = self.cache.adopting(port).collect();
         for name in names {
             addresses.extend(self.cache.addresses_below(port, name));
         }
-        self.replan_entries(port, addresses, batch, now);
+        self.replan_entries(port, addresses, batch);
     }
 
     /// Plans some entries of a port again.
@@ -360,8 +346,8 @@ impl Access<'_> {
         port_id: PortId,
         addresses: impl IntoIterator<Item = IpAddr>,
         batch: &mut Batch,
-        now: Timestamp,
     ) {
+        let now = batch.now();
         let Some(port) = self.ports.get(port_id) else {
             return;
         };
@@ -383,7 +369,7 @@ impl Access<'_> {
             let before = batch.len();
             let (plan, is_cut) = plan.unwrap_or_default();
             self.cache.planned(port_id, address, room, is_cut);
-            let enforced = self.cache.enforce(port_id, address, plan, batch, now);
+            let enforced = self.cache.enforce(port_id, address, plan, batch);
             if let Some(awaited) = self.cache.awaits(port_id, address) {
                 batch.awaits(awaited);
             }
@@ -409,7 +395,7 @@ impl Access<'_> {
     }
 
     /// Decides over the entries that are due. To be called when their use is known.
-    pub(crate) fn decide_undecided(&mut self, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn decide_undecided(&mut self, batch: &mut Batch) {
         let mut undecided: BTreeMap<PortId, Vec<IpAddr>> = BTreeMap::new();
         for (port, address) in self.cache.take_undecided() {
             undecided.entry(port).or_default().push(address);
@@ -424,9 +410,9 @@ impl Access<'_> {
             for address in &addresses {
                 let planner = &mut self.plans.planner;
                 let plan_of = |name: &DomainName| Some(planner.for_names(facts?, *address, [name]));
-                self.cache.decide(port_id, *address, plan_of, batch, now);
+                self.cache.decide(port_id, *address, plan_of, batch);
             }
-            self.replan_entries(port_id, addresses, batch, now);
+            self.replan_entries(port_id, addresses, batch);
         }
     }
 
@@ -534,11 +520,11 @@ impl Access<'_> {
     }
 
     /// What an earlier run has left is adopted: the rules alone say now which of its names are denied.
-    pub(crate) fn adopted_all(&mut self, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn adopted_all(&mut self, batch: &mut Batch) {
         self.cache.has_adopted_all();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
-            self.replan_entries(port, self.cache.saved_denials(port), batch, now);
+            self.replan_entries(port, self.cache.saved_denials(port), batch);
         }
     }
 
@@ -549,8 +535,8 @@ impl Access<'_> {
         found: &mut HashMap<FlowKey, InstalledFlow>,
         comparison: u32,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> usize {
+        let now = batch.now();
         let mut touched: BTreeSet<(PortId, IpAddr)> = BTreeSet::new();
         let term = self.cache.term(now, Duration::ZERO);
         for (key, installed) in found.iter() {
@@ -567,7 +553,7 @@ impl Access<'_> {
         }
         let mut adopted = 0;
         for (port, address) in touched {
-            self.replan_entries(port, [address], batch, now);
+            self.replan_entries(port, [address], batch);
             let Some(entry) = self.cache.entry_mut(port, address) else {
                 continue;
             };
@@ -591,9 +577,9 @@ impl Access<'_> {
         found: &HashMap<FlowKey, InstalledFlow>,
         comparison: u32,
         batch: &mut Batch,
-        now: Timestamp,
         out: &mut Output,
     ) -> usize {
+        let now = batch.now();
         if marks.is_empty() {
             return 0;
         }
@@ -624,7 +610,7 @@ impl Access<'_> {
                 }
             }
             self.judge_address(port, address);
-            self.replan_entries(port, [address], batch, now);
+            self.replan_entries(port, [address], batch);
             match self.cache.entry_mut(port, address) {
                 Some(entry) if entry.adopted.is_some() => {
                     entry.installed.go_on_with(&mark, now);

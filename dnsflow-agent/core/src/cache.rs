@@ -64,6 +64,8 @@ pub(crate) struct Cache {
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     /// The entries that are due. The switch has to tell first whether they are in use.
     undecided: BTreeSet<(PortId, IpAddr)>,
+    /// With verdicts, the addresses that a load balancer leads to.
+    backends: BTreeSet<(PortId, IpAddr)>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
     unjudged: BTreeMap<PortId, usize>,
@@ -197,7 +199,7 @@ pub(crate) struct Entry {
     pub(crate) is_refused: bool,
     /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
     /// went as one would change flows each time.
-    pub(crate) is_backend: bool,
+    is_backend: bool,
     /// The room of the last plan, if not all flows of its rules were in it.
     pub(crate) cut: Option<Room>,
     /// When the entry is looked at again, if ever.
@@ -318,8 +320,6 @@ pub(crate) struct Learning<'a> {
     pub(crate) alike: &'a dyn Fn() -> Option<AlikeNames<'a>>,
     /// The changes of flows.
     pub(crate) batch: &'a mut Batch,
-    /// The present.
-    pub(crate) now: Timestamp,
     /// Counters and reports.
     pub(crate) out: &'a mut Output,
 }
@@ -357,6 +357,7 @@ impl Cache {
             other_names: Shares::default(),
             due: BTreeSet::new(),
             undecided: BTreeSet::new(),
+            backends: BTreeSet::new(),
             unjudged: BTreeMap::new(),
             saved: BTreeMap::new(),
             loaded_at: Timestamp::default(),
@@ -420,12 +421,12 @@ impl Cache {
     }
 
     /// Removes a port with all of its entries.
-    pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn close(&mut self, port: PortId, batch: &mut Batch) {
         let gone = self.ports.remove(&port);
         for (address, entry) in gone.into_iter().flat_map(|port| port.entries) {
             self.end_looks(port, address, &entry);
             self.flows -= entry.installed.len();
-            self.close_entry(port, address, &entry, batch, now);
+            self.close_entry(port, address, &entry, batch);
         }
         self.verdicts.closed(port);
         self.count_names(port);
@@ -579,7 +580,6 @@ impl Cache {
         address: IpAddr,
         plan: Plan,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> Enforced {
         let Some(of_port) = self.ports.get_mut(&port) else {
             return Enforced::default();
@@ -594,7 +594,7 @@ impl Cache {
         let verdicts = &mut self.verdicts;
         let enforced = entry
             .installed
-            .enforce(place, plan, adopted, verdicts, batch, now);
+            .enforce(place, plan, adopted, verdicts, batch);
         let after = entry.installed.len();
         let has_adopted = entry.adopted.is_some();
         of_port.flows = of_port.flows + after - before;
@@ -603,7 +603,7 @@ impl Cache {
         if has_adopted {
             self.forget_unruled(port, address);
         }
-        self.prolong_mark(port, address, batch, now);
+        self.prolong_mark(port, address, batch);
         enforced
     }
 
@@ -658,16 +658,9 @@ impl Cache {
         std::mem::take(&mut self.cut)
     }
 
-    fn close_entry(
-        &mut self,
-        port: PortId,
-        address: IpAddr,
-        entry: &Entry,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    fn close_entry(&mut self, port: PortId, address: IpAddr, entry: &Entry, batch: &mut Batch) {
         let place = entry.place(port, address);
-        entry.installed.close(place, &mut self.verdicts, batch, now);
+        entry.installed.close(place, &mut self.verdicts, batch);
     }
 
     // Verdicts.
@@ -720,13 +713,7 @@ impl Cache {
 
     /// Packets of the port are marked at this interface from now on. Returns whether that is news: then all entries
     /// of the port are to be planned again.
-    pub(crate) fn attached(
-        &mut self,
-        port: PortId,
-        ifindex: u32,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) -> bool {
+    pub(crate) fn attached(&mut self, port: PortId, ifindex: u32, batch: &mut Batch) -> bool {
         let is_news = self.verdicts.attached(port, ifindex);
         if is_news {
             // The interface that the port had before is gone, and nothing passes it.
@@ -735,7 +722,6 @@ impl Cache {
                     .into_iter()
                     .map(|address| (port, address)),
                 batch,
-                now,
             );
         }
         is_news
@@ -748,55 +734,54 @@ impl Cache {
         written_in: BatchId,
         is_foreign: impl Fn(&FlowKey) -> bool,
         batch: &mut Batch,
-        now: Timestamp,
     ) {
         let marked = self.verdicts.written(written_in, is_foreign);
-        self.mark(marked, batch, now);
+        self.mark(marked, batch);
     }
 
     /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
     /// at a time. Removes the flows of verdicts that no address has.
-    pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
         let marked = self.verdicts.compared(comparison);
-        self.mark(marked, batch, now);
+        self.mark(marked, batch);
         if self.verdicts.are_on() {
-            self.remove_replaced_marks(comparison, batch, now);
-            self.replace_marks(batch, now);
+            self.replace_marks(comparison, batch);
         }
-        self.verdicts.sweep(batch, now);
+        self.verdicts.sweep(batch);
     }
 
-    /// Removes the marks in whose place this comparison has found flows.
-    fn remove_replaced_marks(&mut self, comparison: u32, batch: &mut Batch, now: Timestamp) {
-        for (id, port) in &mut self.ports {
-            let backends = port.entries.iter_mut();
-            let backends = backends.filter(|(_, entry)| entry.is_backend);
-            for (address, entry) in backends {
-                let place = entry.place(*id, *address);
-                let verdicts = &mut self.verdicts;
-                let installed = &mut entry.installed;
-                let is_removed = installed.compared(place, comparison, verdicts, batch, now);
-                self.version += u64::from(is_removed);
-            }
+    /// A load balancer leads to an address.
+    pub(crate) fn note_backend(&mut self, port: PortId, address: IpAddr) {
+        if self.verdicts.are_on()
+            && let Some(entry) = self.entry_mut(port, address)
+            && !std::mem::replace(&mut entry.is_backend, true)
+        {
+            self.backends.insert((port, address));
         }
     }
 
-    /// Gives flows to addresses that a load balancer leads to, and that have nothing but a mark: as many as one pod may
-    /// have under way. The last address overshoots that.
-    fn replace_marks(&mut self, batch: &mut Batch, now: Timestamp) {
-        let lacking = self.ports.iter().flat_map(|(id, port)| {
-            let lacking = port.entries.iter();
-            let lacking = lacking.filter(|(_, entry)| entry.lacks_flows());
-            lacking.map(|(address, _)| (*id, *address))
-        });
-        let mut lacking: Vec<(PortId, IpAddr)> = lacking.collect();
-        lacking.sort_unstable();
+    /// Removes the marks in whose place this comparison has found flows. Gives flows to addresses that a load balancer
+    /// leads to, and that have nothing but a mark: as many as one pod may have under way. The last address overshoots
+    /// that.
+    fn replace_marks(&mut self, comparison: u32, batch: &mut Batch) {
         let before = batch.len();
-        for (port, address) in lacking {
-            if batch.len() - before >= CHANGES_UNDER_WAY_MAX {
-                break;
+        for (id, address) in std::mem::take(&mut self.backends) {
+            let port = self.ports.get_mut(&id);
+            let Some(entry) = port.and_then(|port| port.entries.get_mut(&address)) else {
+                continue;
+            };
+            if !entry.is_backend {
+                // Of a later entry.
+                continue;
             }
-            self.replace_mark(port, address, batch, now);
+            self.backends.insert((id, address));
+            let place = entry.place(id, address);
+            let verdicts = &mut self.verdicts;
+            let is_removed = entry.installed.compared(place, comparison, verdicts, batch);
+            self.version += u64::from(is_removed);
+            if batch.len() - before < CHANGES_UNDER_WAY_MAX {
+                self.replace_mark(id, address, batch);
+            }
         }
     }
 
@@ -812,31 +797,21 @@ impl Cache {
     }
 
     /// Gives flows to an address that lacks them. Its mark stays until the switch has them.
-    pub(crate) fn replace_mark(
-        &mut self,
-        port: PortId,
-        address: IpAddr,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn replace_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         if self.lacks_flows(port, address)
             && let Some(of_port) = self.ports.get_mut(&port)
             && let Some(entry) = of_port.entries.get_mut(&address)
         {
             let place = entry.place(port, address);
-            entry.installed.replace(place, &self.verdicts, batch, now);
+            entry.installed.replace(place, &self.verdicts, batch);
             of_port.flows += entry.installed.len();
             self.flows += entry.installed.len();
             self.version += 1;
         }
     }
 
-    fn mark(
-        &mut self,
-        addresses: impl IntoIterator<Item = (PortId, IpAddr)>,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    fn mark(&mut self, addresses: impl IntoIterator<Item = (PortId, IpAddr)>, batch: &mut Batch) {
+        let now = batch.now();
         for (port, address) in addresses {
             let entry = self
                 .ports
@@ -844,14 +819,15 @@ impl Cache {
                 .and_then(|p| p.entries.get_mut(&address));
             if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
                 let place = entry.place(port, address);
-                entry.installed.mark(place, &mut self.verdicts, batch, now);
+                entry.installed.mark(place, &mut self.verdicts, batch);
             }
         }
     }
 
     /// Makes sure that the mark of an address does not end before the agent has decided over the address. An address
     /// that had ended when its verdict came into force is marked now, if it has a name again.
-    fn prolong_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
+    fn prolong_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        let now = batch.now();
         let entry = self
             .ports
             .get_mut(&port)
@@ -860,27 +836,20 @@ impl Cache {
             let place = entry.place(port, address);
             let needed = entry.ends_at() + MARK_SLACK / 2;
             let verdicts = &mut self.verdicts;
-            entry.installed.prolong(place, needed, verdicts, batch, now);
+            entry.installed.prolong(place, needed, verdicts, batch);
         }
     }
 
     /// The kernel has refused a mark: the address gets flows of its own.
-    pub(crate) fn mark_refused(
-        &mut self,
-        port: PortId,
-        address: IpAddr,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        let now = batch.now();
         self.verdicts.refused(now);
         if let Some(of_port) = self.ports.get_mut(&port)
             && let Some(entry) = of_port.entries.get_mut(&address)
         {
             let place = entry.place(port, address);
             let before = entry.installed.len();
-            entry
-                .installed
-                .unmark(place, &mut self.verdicts, batch, now);
+            entry.installed.unmark(place, &mut self.verdicts, batch);
             let after = entry.installed.len();
             of_port.flows = of_port.flows + after - before;
             self.flows = self.flows + after - before;
@@ -896,7 +865,6 @@ impl Cache {
         found: &MarkFound,
         reading: Reading,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> Option<ReadMark> {
         let address = found.address;
         let entry = self.ports.get_mut(&port)?.entries.get_mut(&address)?;
@@ -904,19 +872,15 @@ impl Cache {
         let read = entry.installed.read(found, reading, &self.verdicts)?;
         match read {
             ReadMark::Right => {}
-            ReadMark::Wrong => entry.installed.mark(place, &mut self.verdicts, batch, now),
+            ReadMark::Wrong => entry.installed.mark(place, &mut self.verdicts, batch),
             ReadMark::Over => entry.installed.remove_former(found, batch),
         }
         Some(read)
     }
 
     /// All marks are read. Sets those that are missing, and returns how many they are.
-    pub(crate) fn marks_read(
-        &mut self,
-        reading: Reading,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) -> usize {
+    pub(crate) fn marks_read(&mut self, reading: Reading, batch: &mut Batch) -> usize {
+        let now = batch.now();
         self.verdicts.marks_read(reading.since);
         let mut missing = 0;
         for (id, port) in &mut self.ports {
@@ -926,7 +890,7 @@ impl Cache {
             for (address, entry) in &mut port.entries {
                 if entry.may_be_marked(now) && entry.installed.is_unread(reading, &self.verdicts) {
                     let place = entry.place(*id, *address);
-                    entry.installed.mark(place, &mut self.verdicts, batch, now);
+                    entry.installed.mark(place, &mut self.verdicts, batch);
                     missing += 1;
                 }
             }
@@ -1093,7 +1057,7 @@ impl Cache {
         if port.change_names(address, |names| names.prolong(name, term)) == Some(true) {
             self.count_names(port_id);
             self.version += 1;
-            self.prolong_mark(port_id, address, learning.batch, learning.now);
+            self.prolong_mark(port_id, address, learning.batch);
             return learned;
         }
         if self.prolong_alike(&mut learning) {
@@ -1104,9 +1068,8 @@ impl Cache {
                 limit,
                 Limit::NamesOfAddress(_) | Limit::DeniedAddresses | Limit::DeniedNamesOfNode
             );
-            let Learning {
-                whose, now, out, ..
-            } = learning;
+            let now = learning.batch.now();
+            let Learning { whose, out, .. } = learning;
             match limit {
                 Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
                 _ => out.counters.addresses_refused += 1,
@@ -1122,7 +1085,7 @@ impl Cache {
         self.version += 1;
         self.count_names(port_id);
         self.look_in_time(port_id, address);
-        self.prolong_mark(port_id, address, learning.batch, learning.now);
+        self.prolong_mark(port_id, address, learning.batch);
         learned.is_news = true;
         learned
     }
@@ -1155,7 +1118,7 @@ impl Cache {
             address,
             name,
             Limit::NamesOfAddress(address),
-            learning.now,
+            learning.batch.now(),
         );
         learning.out.counters.names_dropped += 1;
         true
@@ -1200,7 +1163,7 @@ impl Cache {
         let least = entry.filter(|_| has_all_of_address && is_denied);
         if let Some(least) = least.and_then(|entry| entry.names.least()) {
             self.make_room_for_denied(learning, replan)?;
-            self.leave_out(id, address, &least, limit, learning.now);
+            self.leave_out(id, address, &least, limit, learning.batch.now());
             learning.out.counters.names_dropped += 1;
             if let Some(port) = self.ports.get_mut(&id) {
                 port.forget_name(&least, address);
@@ -1212,7 +1175,8 @@ impl Cache {
         let of_name = match has_all && !is_denied && !is_saved {
             false => None,
             true => {
-                let candidate = port.candidate_of_name(name, limits.idle_grace, learning.now);
+                let candidate =
+                    port.candidate_of_name(name, limits.idle_grace, learning.batch.now());
                 Some(candidate.ok_or_else(|| Limit::AddressesOfName(name.clone()))?)
             }
         };
@@ -1224,7 +1188,12 @@ impl Cache {
         };
         let of_pod = match is_full || has_all_names {
             false => None,
-            true => port.candidate(yielding, limits.idle_grace, comparisons, learning.now),
+            true => port.candidate(
+                yielding,
+                limits.idle_grace,
+                comparisons,
+                learning.batch.now(),
+            ),
         };
         match of_pod {
             None if is_full => return Err(self.limit_of_pod(id)),
@@ -1319,7 +1288,9 @@ impl Cache {
         let idle_grace = self.limits.idle_grace;
         let port = self.ports.get_mut(&id);
         let address = port
-            .and_then(|port| port.candidate(yielding, idle_grace, comparisons, learning.now))
+            .and_then(|port| {
+                port.candidate(yielding, idle_grace, comparisons, learning.batch.now())
+            })
             .ok_or_else(|| limit.clone())?;
         self.give_up((id, address), yielding, limit, learning, replan);
         Ok(())
@@ -1354,11 +1325,11 @@ impl Cache {
         }
         let names: Vec<DomainName> = entry.names.keys().cloned().collect();
         for name in &names {
-            self.leave_out(id, address, name, limit.clone(), learning.now);
+            self.leave_out(id, address, name, limit.clone(), learning.batch.now());
         }
         self.evicted(id, address, limit, learning);
         if let Some(entry) = self.take(id, address) {
-            self.close_entry(id, address, &entry, learning.batch, learning.now);
+            self.close_entry(id, address, &entry, learning.batch);
         }
     }
 
@@ -1371,13 +1342,13 @@ impl Cache {
         learning: &mut Learning<'_>,
         replan: &mut Vec<(PortId, IpAddr)>,
     ) {
-        self.leave_out(id, address, name, limit.clone(), learning.now);
+        self.leave_out(id, address, name, limit.clone(), learning.batch.now());
         self.evicted(id, address, limit, learning);
         if let Some(port) = self.ports.get_mut(&id) {
             port.forget_name(name, address);
         }
         self.count_names(id);
-        self.end_expired(id, address, learning.batch, learning.now);
+        self.end_expired(id, address, learning.batch);
         replan.push((id, address));
     }
 
@@ -1386,7 +1357,13 @@ impl Cache {
         learning.out.counters.addresses_evicted += 1;
         let entry = self.entry(id, address);
         if entry.is_some_and(|entry| !entry.installed.is_empty()) {
-            self.limit_reached(id, limit, learning.whose, learning.now, learning.out);
+            self.limit_reached(
+                id,
+                limit,
+                learning.whose,
+                learning.batch.now(),
+                learning.out,
+            );
         }
     }
 
@@ -1485,7 +1462,8 @@ impl Cache {
 
     /// Looks at the entries that are due. Entries without flows end. The others are decided over
     /// when the switch has told whether they are in use ([`Cache::take_undecided`]).
-    pub(crate) fn expire(&mut self, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn expire(&mut self, batch: &mut Batch) {
+        let now = batch.now();
         while let Some(&(at, port, address)) = self.due.first() {
             if at > now {
                 break;
@@ -1497,7 +1475,7 @@ impl Cache {
             entry.looked_at = None;
             match entry.due() {
                 Some(due) if due > now => self.look_in_time(port, address),
-                _ if entry.installed.is_empty() => self.end_expired(port, address, batch, now),
+                _ if entry.installed.is_empty() => self.end_expired(port, address, batch),
                 _ => {
                     self.undecided.insert((port, address));
                 }
@@ -1519,8 +1497,8 @@ impl Cache {
         address: IpAddr,
         mut plan_of: impl FnMut(&DomainName) -> Option<Plan>,
         batch: &mut Batch,
-        now: Timestamp,
     ) {
+        let now = batch.now();
         let idle_grace = self.limits.idle_grace;
         let Some(entry) = self.entry_mut(port, address) else {
             return;
@@ -1556,11 +1534,12 @@ impl Cache {
                 .filter(|in_use| *in_use > now)
                 .unwrap_or(adopted.term.until);
         }
-        self.end_expired(port, address, batch, now);
+        self.end_expired(port, address, batch);
     }
 
     /// Removes what has expired of an entry, and an entry that nothing holds any more.
-    fn end_expired(&mut self, port_id: PortId, address: IpAddr, batch: &mut Batch, now: Timestamp) {
+    fn end_expired(&mut self, port_id: PortId, address: IpAddr, batch: &mut Batch) {
+        let now = batch.now();
         let Some(port) = self.ports.get_mut(&port_id) else {
             return;
         };
@@ -1588,9 +1567,9 @@ impl Cache {
         self.count_names(port_id);
         if !is_over {
             self.look_in_time(port_id, address);
-            self.prolong_mark(port_id, address, batch, now);
+            self.prolong_mark(port_id, address, batch);
         } else if let Some(entry) = self.take(port_id, address) {
-            self.close_entry(port_id, address, &entry, batch, now);
+            self.close_entry(port_id, address, &entry, batch);
         }
     }
 

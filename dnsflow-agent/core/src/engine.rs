@@ -181,7 +181,7 @@ impl Engine {
             self.told.plans.forget();
         }
         let mut batch = self.switch.begin(now);
-        self.route(input, &mut batch, now);
+        self.route(input, &mut batch);
         self.finish(Some(batch), now);
     }
 
@@ -211,7 +211,8 @@ impl Engine {
         matches!(mention, Some(Mention::None | Mention::Unknown))
     }
 
-    fn route(&mut self, input: Input, batch: &mut Batch, now: Timestamp) {
+    fn route(&mut self, input: Input, batch: &mut Batch) {
+        let now = batch.now();
         match input {
             Input::Interfaces(update) => {
                 let reset = update.reset;
@@ -221,7 +222,7 @@ impl Engine {
                     if let PortChange::Opened(port) | PortChange::Moved(port) = change {
                         come.extend(self.ports.addresses(port));
                     }
-                    self.port_changed(change, batch, now);
+                    self.port_changed(change, batch);
                 }
                 // Nothing of a pod that goes is left to one that comes with its address.
                 self.switch.end_at(batch, |address| come.contains(&address));
@@ -235,18 +236,18 @@ impl Engine {
             Input::Nb(update) => {
                 self.sources.read(Source::Nb, update.reset);
                 let touched = self.policy.apply_nb(update);
-                self.learn_networks(batch, now);
+                self.learn_networks(batch);
                 if let Some(networks) = self.policy.take_changed_primary_networks() {
                     self.ports.learn_primary_networks(networks, &mut self.out);
                 }
                 self.policy.watch_logical_flows(&mut self.out);
-                self.policy_touched(touched, batch, now);
+                self.policy_touched(touched, batch);
             }
             Input::Sb(update) => {
                 self.sources.read(Source::Sb, update.reset);
                 let touched = self.policy.apply_sb(update);
-                self.learn_networks(batch, now);
-                self.policy_touched(touched, batch, now);
+                self.learn_networks(batch);
+                self.policy_touched(touched, batch);
             }
             Input::LargeTables { database, tables } => {
                 self.sources.large_tables(database, tables, &mut self.out);
@@ -261,13 +262,13 @@ impl Engine {
                     namespaces: namespaces.map(|name| (name, BTreeSet::new())).collect(),
                     ports: BTreeSet::new(),
                 };
-                self.policy_touched(touched, batch, now);
+                self.policy_touched(touched, batch);
             }
             Input::Found { interface, ifindex } => self.veth_found(interface, ifindex),
             Input::Attached { interface, ifindex } => {
                 self.veth_found(interface, ifindex);
                 self.ports.attached(interface);
-                self.mark_at(ifindex, batch, now);
+                self.mark_at(ifindex, batch);
             }
             Input::AttachFailed { interface, reason } => {
                 self.ports.not_attached(interface, reason, now);
@@ -316,7 +317,7 @@ impl Engine {
                 }
                 if is_written {
                     let foreign = |key: &_| self.switch.is_foreign(key);
-                    self.told.cache.applied(id, foreign, batch, now);
+                    self.told.cache.applied(id, foreign, batch);
                     // Before the answers go back that wait for the marks.
                     batch.give_out_marks(&mut self.out);
                 }
@@ -342,7 +343,7 @@ impl Engine {
                 self.out.counters.marks_refused += refused.len() as u64;
                 for MarkRefused { ifindex, address } in refused {
                     if let Some(port) = self.ports.at_veth(ifindex) {
-                        self.told.cache.mark_refused(port, address, batch, now);
+                        self.told.cache.mark_refused(port, address, batch);
                     }
                 }
             }
@@ -366,7 +367,7 @@ impl Engine {
                     .told
                     .refused
                     .learn_dns(addresses.collect(), &mut self.out);
-                self.rejudge(&rejudged, batch, now);
+                self.rejudge(&rejudged, batch);
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
@@ -378,7 +379,7 @@ impl Engine {
             }
             Input::LogicalFlowSample { stage, flows } => {
                 if self.policy.sampled(stage, flows, now, &mut self.out) {
-                    self.replan_all(batch, now);
+                    self.replan_all(batch);
                 }
             }
             Input::Blocked { connections, more } => {
@@ -388,7 +389,7 @@ impl Engine {
             Input::Unblocked { unblocked, failed } => self.out.unblocked(unblocked, failed),
             Input::Reply(FlowReply::Found(found)) => {
                 if self.policy.learn(&found, now) {
-                    self.replan_all(batch, now);
+                    self.replan_all(batch);
                 }
             }
         }
@@ -399,7 +400,7 @@ impl Engine {
         self.end_turn(now);
         if self.may_expire() {
             let mut batch = self.switch.begin(now);
-            self.told.cache.expire(&mut batch, now);
+            self.told.cache.expire(&mut batch);
             self.commit(batch);
         }
         let planner = self.told.plans.planner();
@@ -642,7 +643,7 @@ impl Engine {
         access.take_out_refused(asked, &recipients, &mut reading.answer, now, out);
         let most = access.changes_at_most(&recipients, &reading);
         let mut batch = switch.begin_openings(asker, most, now);
-        let outcome = access.apply(asked, &recipients, &reading, &mut batch, now, out);
+        let outcome = access.apply(asked, &recipients, &reading, &mut batch, out);
         let matched = outcome.matched;
         let changes = batch.added();
         let name = reading.answer.name.clone();
@@ -654,7 +655,7 @@ impl Engine {
             _ => (opening, None),
         };
         // Also changes that closed an address to make room, or that restored flows.
-        switch.open(asker, batch, opening, now);
+        switch.open(asker, batch, opening);
         if !matched {
             return Some(Wait::default());
         }
@@ -695,18 +696,18 @@ impl Engine {
     }
 
     /// Takes over what of OVN's rows leads into the cluster itself.
-    fn learn_networks(&mut self, batch: &mut Batch, now: Timestamp) {
+    fn learn_networks(&mut self, batch: &mut Batch) {
         let changes = self.policy.take_cluster_changes();
         let rejudged = changes.map(|changes| self.told.refused.learn(changes, &mut self.out));
         if let Some(rejudged) = rejudged {
-            self.rejudge(&rejudged, batch, now);
+            self.rejudge(&rejudged, batch);
         }
     }
 
     /// What is never opened has changed.
-    fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch, now: Timestamp) {
+    fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
-        access.rejudge(rejudged, batch, now, out);
+        access.rejudge(rejudged, batch, out);
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }
@@ -723,21 +724,21 @@ impl Engine {
         }
     }
 
-    fn port_changed(&mut self, change: PortChange, batch: &mut Batch, now: Timestamp) {
+    fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
         match change {
             PortChange::Opened(port) => {
                 // A port that has taken the place of another one has its interface.
                 let ifindex = access.ports.get(port).and_then(|port| port.ifindex);
                 if let Some(ifindex) = ifindex {
-                    access.cache.attached(port, ifindex, batch, now);
+                    access.cache.attached(port, ifindex, batch);
                 }
-                access.open_port(port, batch, now, out);
+                access.open_port(port, batch, out);
                 self.filter.outdate();
             }
-            PortChange::Moved(port) => access.replan(port, batch, now),
+            PortChange::Moved(port) => access.replan(port, batch),
             PortChange::Closed { port, ifindex } => {
-                access.cache.close(port, batch, now);
+                access.cache.close(port, batch);
                 access.budget.forget(port);
                 out.forget(port);
                 access.refused.forget(port);
@@ -750,7 +751,8 @@ impl Engine {
     }
 
     /// Rules, or where they are enforced, may be others.
-    fn policy_touched(&mut self, touched: Touched, batch: &mut Batch, now: Timestamp) {
+    fn policy_touched(&mut self, touched: Touched, batch: &mut Batch) {
+        let now = batch.now();
         let Touched { namespaces, ports } = touched;
         // Most namespaces of a cluster have no pod here.
         let is_filtered = |namespace: &String| self.filter.is_for(namespace);
@@ -767,7 +769,7 @@ impl Engine {
         let (mut access, _, out) = self.access();
         for port in concerned.keys() {
             // Some networks are refused to a namespace alone.
-            access.rejudge_port(*port, &Rejudged::All, batch, now, out);
+            access.rejudge_port(*port, &Rejudged::All, batch, out);
         }
         let mut edited = BTreeSet::new();
         if !groups.is_empty() {
@@ -786,7 +788,7 @@ impl Engine {
         let (mut access, ..) = self.access();
         let mut gone = BTreeSet::new();
         for (id, changed) in concerned {
-            access.replan_changed(id, &changed, batch, now);
+            access.replan_changed(id, &changed, batch);
             let port = access.ports.get(id);
             if port.is_some_and(|port| access.policy.port_match(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
@@ -805,11 +807,11 @@ impl Engine {
     }
 
     /// Plans for every address anew.
-    fn replan_all(&mut self, batch: &mut Batch, now: Timestamp) {
+    fn replan_all(&mut self, batch: &mut Batch) {
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         let (mut access, ..) = self.access();
         for port in ports {
-            access.replan(port, batch, now);
+            access.replan(port, batch);
         }
     }
 
@@ -896,12 +898,12 @@ impl Engine {
     }
 
     /// The program is attached to an interface, and marks the packets of its port.
-    fn mark_at(&mut self, ifindex: u32, batch: &mut Batch, now: Timestamp) {
+    fn mark_at(&mut self, ifindex: u32, batch: &mut Batch) {
         if let Some(port) = self.ports.at_veth(ifindex)
-            && self.told.cache.attached(port, ifindex, batch, now)
+            && self.told.cache.attached(port, ifindex, batch)
         {
             let (mut access, ..) = self.access();
-            access.replan(port, batch, now);
+            access.replan(port, batch);
         }
     }
 

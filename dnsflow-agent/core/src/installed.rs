@@ -245,8 +245,8 @@ impl Installed {
         adopted: Option<&BTreeMap<FlowKey, Cookie>>,
         verdicts: &mut Verdicts,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> Enforced {
+        let now = batch.now();
         let Place {
             port,
             address,
@@ -259,9 +259,9 @@ impl Installed {
             && !needs_flows
             && verdicts.is_plan(marked.verdict, &wanted)
         {
-            verdicts.write(marked.verdict, batch, now);
+            verdicts.write(marked.verdict, batch);
             if let Some(flows) = self.own_mut() {
-                flows.enforce(address.into(), of_address(wanted), adopted, batch, now);
+                flows.enforce(address.into(), of_address(wanted), adopted, batch);
             }
             return Enforced::default();
         }
@@ -271,7 +271,7 @@ impl Installed {
         let verdict = match count {
             0 => None,
             _ if needs_flows || !is_tried => None,
-            _ => verdicts.take(port, &wanted, batch, now),
+            _ => verdicts.take(port, &wanted, batch),
         };
         let (mut flows, marked) = std::mem::take(self).into_parts();
         let has_flows = !flows.is_empty();
@@ -281,34 +281,34 @@ impl Installed {
             (None, Some(verdict)) if has_flows && !verdicts.is_in_force(verdict) => {
                 verdicts.release(verdict, address, now);
                 let wanted = of_address(wanted);
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
             }
             (None, None) => {
                 let wanted = of_address(wanted);
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
             }
             (None, Some(verdict)) => {
-                flows.enforce(address.into(), Plan::new(), None, batch, now);
+                flows.enforce(address.into(), Plan::new(), None, batch);
                 let mut marked = Marked::new(verdict, now);
-                marked.set(place, verdicts, batch, now);
+                marked.set(place, verdicts, batch);
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(mut marked), Some(verdict)) => {
                 let before = std::mem::replace(&mut marked.verdict, verdict);
                 verdicts.release(before, address, now);
-                marked.set(place, verdicts, batch, now);
+                marked.set(place, verdicts, batch);
                 if has_flows {
                     let wanted = of_address(wanted);
-                    flows.enforce(address.into(), wanted, adopted, batch, now);
+                    flows.enforce(address.into(), wanted, adopted, batch);
                 }
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(marked), None) => {
-                marked.remove(place, verdicts, batch, now);
+                marked.remove(place, verdicts, batch);
                 let wanted = of_address(wanted);
-                let enforced = flows.enforce(address.into(), wanted, adopted, batch, now);
+                let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 let enforced = Enforced {
                     changed: true,
                     ..enforced
@@ -321,15 +321,9 @@ impl Installed {
     }
 
     /// Closes the address.
-    pub(crate) fn close(
-        &self,
-        place: Place,
-        verdicts: &mut Verdicts,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn close(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
         if let Some(marked) = self.marked() {
-            marked.remove(place, verdicts, batch, now);
+            marked.remove(place, verdicts, batch);
         }
         if let Some(flows) = self.own() {
             flows.close(place.address.into(), batch);
@@ -339,15 +333,9 @@ impl Installed {
     // Marks.
 
     /// Tells the kernel of the verdict, whose flows are in force, or of another interface.
-    pub(crate) fn mark(
-        &mut self,
-        place: Place,
-        verdicts: &mut Verdicts,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn mark(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
         if let Some(marked) = self.marked_mut() {
-            marked.set(place, verdicts, batch, now);
+            marked.set(place, verdicts, batch);
         }
     }
 
@@ -359,7 +347,6 @@ impl Installed {
         needed: Timestamp,
         verdicts: &mut Verdicts,
         batch: &mut Batch,
-        now: Timestamp,
     ) {
         if let Some(marked) = self.marked_mut()
             && match marked.until {
@@ -367,23 +354,17 @@ impl Installed {
                 None => verdicts.is_in_force(marked.verdict),
             }
         {
-            marked.set(place, verdicts, batch, now);
+            marked.set(place, verdicts, batch);
         }
     }
 
     /// Gives the address flows in place of its mark, which the kernel does not take.
-    pub(crate) fn unmark(
-        &mut self,
-        place: Place,
-        verdicts: &mut Verdicts,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn unmark(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = marked {
             let plan = verdicts.plan(marked.verdict);
-            marked.remove(place, verdicts, batch, now);
-            flows.enforce(place.address.into(), of_address(plan), None, batch, now);
+            marked.remove(place, verdicts, batch);
+            flows.enforce(place.address.into(), of_address(plan), None, batch);
         }
         *self = Self::Flows(flows);
     }
@@ -395,17 +376,11 @@ impl Installed {
 
     /// Gives the address flows of its own beside its mark, if it has one. The mark stays until
     /// [`Installed::compared`].
-    pub(crate) fn replace(
-        &mut self,
-        place: Place,
-        verdicts: &Verdicts,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) {
+    pub(crate) fn replace(&mut self, place: Place, verdicts: &Verdicts, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = &marked {
             let plan = of_address(verdicts.plan(marked.verdict));
-            flows.enforce(place.address.into(), plan, None, batch, now);
+            flows.enforce(place.address.into(), plan, None, batch);
         }
         *self = Self::of_parts(flows, marked);
     }
@@ -418,8 +393,8 @@ impl Installed {
         comparison: u32,
         verdicts: &mut Verdicts,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> bool {
+        let now = batch.now();
         let is_over = match self {
             Self::Flows(_) | Self::Marked(_) => false,
             Self::Replaced(replaced) => replaced.flows.are_all_seen(comparison),
@@ -427,7 +402,7 @@ impl Installed {
         if is_over {
             let (mut flows, marked) = std::mem::take(self).into_parts();
             if let Some(marked) = marked {
-                marked.remove(place, verdicts, batch, now);
+                marked.remove(place, verdicts, batch);
             }
             // So far, packets may have passed by the mark.
             flows.count_anew(now);
@@ -605,7 +580,8 @@ impl Marked {
     }
 
     /// Tells the kernel of the verdict, or does so as soon as its flows are in force.
-    fn set(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch, now: Timestamp) {
+    fn set(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+        let now = batch.now();
         let Place {
             port,
             address,
@@ -628,7 +604,8 @@ impl Marked {
         }
     }
 
-    fn remove(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch, now: Timestamp) {
+    fn remove(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+        let now = batch.now();
         let Place { port, address, .. } = place;
         verdicts.release(self.verdict, address, now);
         if self.until.is_some()

@@ -335,6 +335,7 @@ impl Switch {
             None => None,
         };
         let mut batch = shared.unwrap_or_else(|| self.batch(self.up, now));
+        batch.at = now;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
         batch
@@ -374,16 +375,10 @@ impl Switch {
 
     /// Takes back the batch of openings, with what one answer to this pod opened.
     /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
-    pub(crate) fn open(
-        &mut self,
-        asker: PortId,
-        mut batch: Batch,
-        opening: Option<Opening>,
-        now: Timestamp,
-    ) {
+    pub(crate) fn open(&mut self, asker: PortId, mut batch: Batch, opening: Option<Opening>) {
         let overtaken = self.removals.overtaken_by(&batch.changes[batch.before..]);
         batch.changes.splice(batch.before..batch.before, overtaken);
-        self.keep_order(asker, &mut batch, now);
+        self.keep_order(asker, &mut batch);
         if self.queues.are_full(asker) || self.is_apart(&batch) {
             self.queues.push(asker, batch, opening);
             return;
@@ -419,7 +414,8 @@ impl Switch {
 
     /// Where an answer has changed flows for which changes wait in queues of other pods: what it adds takes the place of
     /// these, and what it removes comes behind them. So no two queues have a flow in common.
-    fn keep_order(&mut self, asker: PortId, batch: &mut Batch, now: Timestamp) {
+    fn keep_order(&mut self, asker: PortId, batch: &mut Batch) {
+        let now = batch.now();
         let planned = &batch.changes[batch.before..];
         // Its own queue keeps its order.
         let others = self.queues.with_flows_of(planned, Some(asker));
@@ -1087,7 +1083,7 @@ impl Switch {
             while batch.len() < RESTORE_MAX
                 && let Some(holder) = self.lost.holders.pop_front()
             {
-                restore(access, holder, &mut batch, now, out);
+                restore(access, holder, &mut batch, out);
             }
             if batch.is_empty() {
                 break;
@@ -1188,8 +1184,7 @@ impl Switch {
             } = found;
             let port = access.ports.at_veth(ifindex);
             let cache = &mut *access.cache;
-            let read =
-                port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch, now));
+            let read = port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch));
             match (read, port) {
                 (Some(ReadMark::Right), _) => {}
                 (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
@@ -1205,7 +1200,7 @@ impl Switch {
             }
         }
         if !more {
-            let missing = access.cache.marks_read(reading, &mut batch, now);
+            let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
         }
         Some(batch)
@@ -1274,9 +1269,9 @@ impl Switch {
         let adopted = if had_adopted {
             0
         } else {
-            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch, now);
+            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
             let number = self.comparison.number;
-            flows + access.adopt_marks(marks, &unknown, number, &mut batch, now, out)
+            flows + access.adopt_marks(marks, &unknown, number, &mut batch, out)
         };
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.
@@ -1307,7 +1302,7 @@ impl Switch {
             if let Some(holder) = access.holder_of(&key)
                 && restored.insert(holder)
             {
-                restore(access, holder, &mut batch, now, out);
+                restore(access, holder, &mut batch, out);
             }
             batch.extend([FlowChange::Delete(key, installed.cookie)]);
         }
@@ -1319,14 +1314,12 @@ impl Switch {
             });
         }
         if !had_adopted && is_all {
-            access.adopted_all(&mut batch, now);
+            access.adopted_all(&mut batch);
             // What has ended meanwhile gets no further term.
-            access.cache.expire(&mut batch, now);
+            access.cache.expire(&mut batch);
         }
-        access.decide_undecided(&mut batch, now);
-        access
-            .cache
-            .compared(self.comparison.number, &mut batch, now);
+        access.decide_undecided(&mut batch);
+        access.cache.compared(self.comparison.number, &mut batch);
         self.put_off(&mut batch, |_| true);
         // Flows that wait to be removed keep theirs.
         stay.extend(self.removals.sentinels());
@@ -1482,15 +1475,9 @@ impl Foreign {
 }
 
 /// Writes the lost flows of one holder.
-fn restore(
-    access: &mut Access<'_>,
-    holder: Holder,
-    batch: &mut Batch,
-    now: Timestamp,
-    out: &mut Output,
-) {
+fn restore(access: &mut Access<'_>, holder: Holder, batch: &mut Batch, out: &mut Output) {
     if let Some((target, flows)) = access.flows(holder) {
-        let written = flows.restore(target, batch, now);
+        let written = flows.restore(target, batch);
         out.counters.flows_restored += written as u64;
     }
 }

@@ -221,15 +221,15 @@ impl Access<'_> {
         recipients: &Recipients,
         reading: &Reading,
         batch: &mut Batch,
-        now: Timestamp,
         out: &mut Output,
     ) -> Outcome {
+        let now = batch.now();
         let mut outcome = Outcome::default();
         for recipient in &recipients.0 {
             if asked.mention == Mention::Unknown {
                 self.cache.judge_later(recipient.port);
             }
-            self.apply_to(recipient, (asked, reading), batch, &mut outcome, now, out);
+            self.apply_to(recipient, (asked, reading), batch, &mut outcome, out);
         }
         self.report_limits(asked.asker, reading, &outcome, now, out);
         outcome
@@ -242,9 +242,9 @@ impl Access<'_> {
         (asked, reading): (&Asked, &Reading),
         batch: &mut Batch,
         outcome: &mut Outcome,
-        now: Timestamp,
         out: &mut Output,
     ) {
+        let now = batch.now();
         let Recipient {
             port: id,
             ref matched,
@@ -298,7 +298,7 @@ impl Access<'_> {
                 term,
                 is_to_be_denied,
             };
-            let is_news = self.learn(resolution, batch, now, out);
+            let is_news = self.learn(resolution, batch, out);
             let cache = &mut *self.cache;
             let is_again = cache.is_lost(id, *address) || cache.has_room_again(id, *address);
             let lacks_flows =
@@ -333,9 +333,9 @@ impl Access<'_> {
                 }
                 false => plan,
             };
-            let enforced = self.cache.enforce(id, *address, plan, batch, now);
+            let enforced = self.cache.enforce(id, *address, plan, batch);
             if lacks_flows {
-                self.cache.replace_mark(id, *address, batch, now);
+                self.cache.replace_mark(id, *address, batch);
             }
             if enforced.added > 0 {
                 outcome.opened.insert(*address);

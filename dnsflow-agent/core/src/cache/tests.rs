@@ -141,7 +141,6 @@ impl Setup {
             whose: &whose,
             alike: &|| None,
             batch: &mut batch,
-            now: at(0),
             out: &mut self.out,
         });
         assert!(batch.is_empty(), "nothing is open");
@@ -150,7 +149,7 @@ impl Setup {
 
     fn expire(&mut self, seconds: u64) {
         let mut batch = self.switch.begin(at(seconds));
-        self.cache.expire(&mut batch, at(seconds));
+        self.cache.expire(&mut batch);
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Batch {
     pub(crate) written: Written,
     /// When the flows in the batch count as written.
     pub(crate) written_at: Timestamp,
-    /// When the batch is sent.
+    /// The time of the step that plans changes, in the end that of the sending.
     pub(crate) at: Timestamp,
     /// How many comparisons with the switch have ended.
     pub(crate) comparisons: u32,
@@ -154,6 +154,11 @@ impl Batch {
         if !self.marks.is_empty() {
             out.command(Command::Mark(std::mem::take(&mut self.marks)));
         }
+    }
+
+    /// The time of the step that plans changes now.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.at
     }
 
     /// What the flows in the batch note.

@@ -94,8 +94,8 @@ impl Flows {
         wanted: Plan,
         adopted: Option<&BTreeMap<FlowKey, Cookie>>,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> Enforced {
+        let now = batch.now();
         let changes_before = batch.len();
         let before = self.flows.len();
         let mut added = 0;
@@ -293,7 +293,8 @@ impl Flows {
     }
 
     /// Writes the lost flows; returns how many they are.
-    pub(crate) fn restore(&mut self, target: Target, batch: &mut Batch, now: Timestamp) -> usize {
+    pub(crate) fn restore(&mut self, target: Target, batch: &mut Batch) -> usize {
+        let now = batch.now();
         let before = batch.len();
         for flow in self.flows.iter_mut().filter(|flow| flow.lost) {
             flow.lost = false;
@@ -310,11 +311,11 @@ impl Flows {
     }
 
     /// Writes all flows, whether or not they are in the switch.
-    pub(crate) fn write_again(&mut self, target: Target, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn write_again(&mut self, target: Target, batch: &mut Batch) {
         for flow in &mut self.flows {
             flow.lost = true;
         }
-        self.restore(target, batch, now);
+        self.restore(target, batch);
     }
 
     /// The priority of the flow that decides over packets from `src` for which `is_for` holds, if

@@ -128,14 +128,13 @@ impl Verdicts {
         port: PortId,
         plan: &Plan,
         batch: &mut Batch,
-        now: Timestamp,
     ) -> Option<VerdictId> {
         self.interfaces.get(&port)?;
         let id = match self.by_plan.get(plan) {
             Some(id) => *id,
-            None => self.make(port, plan, batch, now)?,
+            None => self.make(port, plan, batch)?,
         };
-        self.write(id, batch, now);
+        self.write(id, batch);
         let verdict = self.verdicts.get_mut(&id)?;
         verdict.addresses += 1;
         // A port that comes again has the same plans, and another id.
@@ -145,7 +144,7 @@ impl Verdicts {
 
     /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
     /// whether the flows are there: all of them are written.
-    pub(crate) fn write(&mut self, id: VerdictId, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn write(&mut self, id: VerdictId, batch: &mut Batch) {
         let target = self.target(id);
         let verdict = self
             .verdicts
@@ -156,19 +155,14 @@ impl Verdicts {
         };
         let is_unsent = matches!(verdict.flows.written, Written::Unsent { .. });
         if is_unsent && batch.is_before_comparison() {
-            verdict.flows.write_again(target, batch, now);
+            verdict.flows.write_again(target, batch);
         } else {
-            verdict.flows.restore(target, batch, now);
+            verdict.flows.restore(target, batch);
         }
     }
 
-    fn make(
-        &mut self,
-        port: PortId,
-        plan: &Plan,
-        batch: &mut Batch,
-        now: Timestamp,
-    ) -> Option<VerdictId> {
+    fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<VerdictId> {
+        let now = batch.now();
         let of_port = self
             .verdicts
             .values()
@@ -179,7 +173,7 @@ impl Verdicts {
         let id = self.number(plan, now)?;
         let target = self.target(id)?;
         let mut flows = Flows::default();
-        flows.enforce(target, plan.clone(), None, batch, now);
+        flows.enforce(target, plan.clone(), None, batch);
         self.by_plan.insert(plan.clone(), id);
         let verdict = Verdict {
             port,
@@ -371,7 +365,8 @@ impl Verdicts {
     /// Removes the flows of verdicts that no address has had for a while. An address whose next verdict has not come
     /// into force keeps the mark of the former one, so the end is that of the last reading: no mark of these verdicts
     /// is left in the kernel.
-    pub(crate) fn sweep(&mut self, batch: &mut Batch, now: Timestamp) {
+    pub(crate) fn sweep(&mut self, batch: &mut Batch) {
+        let now = batch.now();
         let Some(read_at) = self.read_at else {
             return;
         };

@@ -44,7 +44,7 @@ impl Setup {
         let mut batch = self.switch.begin_openings(port, changes.len(), NOW);
         batch.extend(changes);
         let planned = planned_in(&batch);
-        self.switch.open(port, batch, None, NOW);
+        self.switch.open(port, batch, None);
         planned
     }
 
@@ -790,7 +790,7 @@ fn a_batch_of_which_other_pods_have_written_all_is_over_with_its_parts() {
         changes: 1,
         captured_at: NOW,
     };
-    setup.switch.open(PORT, batch, Some(opening), NOW);
+    setup.switch.open(PORT, batch, Some(opening));
     setup.flush();
     setup.open(PortId(2), vec![addition(1000)]);
     setup.flush();
