@@ -607,6 +607,17 @@ impl Cache {
         enforced
     }
 
+    /// How many flows of what an address has already may change if a name of it comes: those that it has by a mark get
+    /// their place in the switch where a rule denies, and those that had no room may get some.
+    pub(crate) fn changes_at_most(&self, port: PortId, address: IpAddr) -> usize {
+        self.entry(port, address).map_or(0, |entry| {
+            let of_mark = entry.installed.verdict();
+            let of_mark = of_mark.and_then(|verdict| self.verdicts.flows(verdict));
+            let without_room = entry.cut.map_or(0, |_| FLOWS_PER_ADDRESS_MAX);
+            entry.installed.len() + of_mark.map_or(0, Flows::len) + without_room
+        })
+    }
+
     /// How many flows go at most where a port is told so many addresses of a name: of those that make room.
     pub(crate) fn removed_at_most(&self, id: PortId, name: &DomainName, addresses: usize) -> usize {
         let limits = &self.limits;

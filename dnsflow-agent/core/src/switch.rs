@@ -373,6 +373,11 @@ impl Switch {
         id
     }
 
+    /// How many removals wait between a pod's address and another one.
+    pub(crate) fn removals_between(&self, src: IpAddr, dst: IpAddr) -> usize {
+        self.removals.between(src, dst)
+    }
+
     /// Takes back the batch of openings, with what one answer to this pod opened.
     /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
     pub(crate) fn open(&mut self, asker: PortId, mut batch: Batch, opening: Option<Opening>) {
@@ -546,7 +551,8 @@ impl Switch {
     // What only ends.
 
     /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
-    /// between the same ends. The next part of all that wait goes with the batch.
+    /// between the same ends. The next part of all that wait goes with the batch. Those of a verdict do not wait: its
+    /// number rests from now on.
     pub(crate) fn put_off(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
         if batch.id().is_none() {
             // The comparison finds the flows.
@@ -559,7 +565,8 @@ impl Switch {
         let added: HashSet<Ends> = added.collect();
         let may_wait = |change: &FlowChange| match change {
             FlowChange::Delete(key, cookie) => {
-                let is_there = is_at(key.matches.ends.src());
+                let is_there =
+                    matches!(key.matches.ends, Ends::Addresses(_)) && is_at(key.matches.ends.src());
                 is_there && !cookie.is_of_sentinel() && !added.contains(&ends(key))
             }
             FlowChange::Add(..) | FlowChange::Renew(_) => false,

@@ -192,26 +192,36 @@ impl Access<'_> {
         }
     }
 
-    /// How many flows an answer may change.
-    pub(crate) fn changes_at_most(&self, recipients: &Recipients, reading: &Reading) -> usize {
-        let addresses = reading.if_denied().len();
-        let of_rules = recipients.0.iter().filter_map(|recipient| {
+    /// How many flows an answer may change; `waiting` gives how many removals wait between a pod's address and another.
+    pub(crate) fn changes_at_most(
+        &self,
+        recipients: &Recipients,
+        reading: &Reading,
+        waiting: impl Fn(IpAddr, IpAddr) -> usize,
+    ) -> usize {
+        let addresses = reading.if_denied();
+        let of_recipient = |recipient: &Recipient| {
             let row = &self.ports.get(recipient.port)?.row;
             let sets = self.policy.sets(row);
             let of_rule = |rule: &ActiveRule| {
                 let of_family = |v6| rule.flow_count(v6, row.addresses.len());
                 of_family(true).max(of_family(false))
             };
-            let sum = rules(&sets, &recipient.matched).map(of_rule).sum::<usize>();
-            Some(sum.min(FLOWS_PER_ADDRESS_MAX))
-        });
-        let added = of_rules.max().unwrap_or(0) * addresses;
-        let name = &reading.answer.name;
-        let removed = recipients
-            .0
-            .iter()
-            .map(|recipient| self.cache.removed_at_most(recipient.port, name, addresses));
-        (added + removed.max().unwrap_or(0)) * recipients.0.len()
+            let of_rules = rules(&sets, &recipient.matched).map(of_rule).sum::<usize>();
+            let of_rules = of_rules.min(FLOWS_PER_ADDRESS_MAX);
+            let at = |(address, _): &(IpAddr, Duration)| {
+                let sources = row.addresses.iter();
+                let waiting: usize = sources.map(|source| waiting(*source, *address)).sum();
+                of_rules + waiting + self.cache.changes_at_most(recipient.port, *address)
+            };
+            let planned: usize = addresses.iter().map(at).sum();
+            let name = &reading.answer.name;
+            let room = self
+                .cache
+                .removed_at_most(recipient.port, name, addresses.len());
+            Some(planned + room)
+        };
+        recipients.0.iter().filter_map(of_recipient).sum()
     }
 
     /// Applies an answer to its recipients.

@@ -3,6 +3,7 @@
 mod answers;
 mod attempts;
 mod backends;
+mod beside;
 mod blocked;
 mod comparison;
 mod denied;

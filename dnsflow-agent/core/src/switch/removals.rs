@@ -17,7 +17,7 @@ use std::{
 use crate::{
     io::input::BatchId,
     values::{
-        flow::{Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        flow::{Addresses, Cookie, Ends, FlowChange, FlowKey, Sentinel},
         limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
     },
 };
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Removals {
     /// The flows that wait to be removed.
-    waiting: BTreeMap<Ends, Vec<(FlowKey, Cookie)>>,
+    waiting: BTreeMap<Ends, BTreeMap<FlowKey, Cookie>>,
     /// How many of them there are.
     count: usize,
     /// The ends whose removals went last: the next ones are those behind them.
@@ -51,8 +51,7 @@ impl Removals {
     /// Takes a removal. There is no flow between its ends that is added with it.
     pub(super) fn push(&mut self, key: FlowKey, cookie: Cookie) {
         let of_ends = self.waiting.entry(ends(&key)).or_default();
-        of_ends.push((key, cookie));
-        self.count += 1;
+        self.count += usize::from(of_ends.insert(key, cookie).is_none());
     }
 
     /// Takes the next part: about [`CHANGES_UNDER_WAY_MAX`]. Nothing while the switch has not confirmed the part before
@@ -139,9 +138,9 @@ impl Removals {
 
     /// Whether a dump shows a flow only because its removal waits, or was under way.
     pub(super) fn explain(&self, key: &FlowKey, cookie: Cookie) -> bool {
-        let waiting = self.waiting.get(&ends(key)).into_iter().flatten();
-        let mut waiting = waiting.map(|(key, cookie)| (key, *cookie));
-        self.shown.contains(key) || waiting.any(|removal| removal == (key, cookie))
+        let waiting = self.waiting.get(&ends(key));
+        let waiting = waiting.and_then(|of_ends| of_ends.get(key));
+        self.shown.contains(key) || waiting == Some(&cookie)
     }
 
     /// A dump begins.
@@ -162,6 +161,16 @@ impl Removals {
             cookie: *cookie,
         });
         sentinels.collect()
+    }
+
+    /// How many removals wait between these addresses.
+    pub(super) fn between(&self, src: IpAddr, dst: IpAddr) -> usize {
+        if self.waiting.is_empty() {
+            return 0;
+        }
+        let ends = Addresses::between(src, dst).map(Ends::Addresses);
+        let waiting = ends.and_then(|ends| self.waiting.get(&ends));
+        waiting.map_or(0, BTreeMap::len)
     }
 
     /// How many removals wait.

@@ -1,0 +1,162 @@
+//! What may share a batch with what opens for a neighbour.
+
+use std::{collections::VecDeque, num::NonZeroU32};
+
+use super::*;
+use crate::values::{flow::Ends, limits::CHANGES_UNDER_WAY_MAX};
+
+fn with_ports(rule: Rule, ports: usize) -> Rule {
+    Rule {
+        ports: tcp(ports),
+        ..rule
+    }
+}
+
+/// The sizes of the batches that wait to be carried out, without the sentinel flows.
+fn sizes(node: &Node) -> Vec<usize> {
+    let waiting = node.waiting.iter().flatten();
+    let sizes = waiting.filter_map(|command| match command {
+        Command::Apply { changes, .. } => {
+            let of_pods = changes.iter().filter(|change| !is_for_sentinel(change));
+            Some(of_pods.count())
+        }
+        _ => None,
+    });
+    sizes.collect()
+}
+
+/// Carries out what was sent by now, and nothing that comes of it.
+fn carry_out_sent(node: &mut Node) {
+    for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
+        node.carry_out_next();
+    }
+}
+
+/// p1 asks for a name whose rule has one flow, in the turn in which a neighbour is told an address. The name leads to
+/// addresses with 256 flows of another name: these make room, or come back where the address had a mark.
+fn changes_beside_a_neighbour(mut node: Node) -> usize {
+    node.add_pod("p2", 6);
+    let told = addresses(0, 120);
+    for part in told.chunks(30) {
+        node.answer("p1", "large.test", part, 600);
+        node.pass(Duration::from_secs(40));
+    }
+    node.batches();
+    node.waiting = Some(VecDeque::new());
+    let asked: [(&str, &str, &[[u8; 4]]); 2] =
+        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)];
+    for (pod, name, told) in asked {
+        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
+        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
+    }
+    node.obey();
+    sizes(&node)[0]
+}
+
+#[test]
+fn flows_of_another_name_that_make_room_do_not_stand_before_those_of_a_neighbour() {
+    let of_small = [allow("small.test"), deny("small.test")];
+    let changes = of_small.map(|small| {
+        changes_beside_a_neighbour(Node::with(&[
+            with_ports(small, 1),
+            with_ports(allow("large.test"), 256),
+            allow("other.test"),
+        ]))
+    });
+    let most = changes.into_iter().max();
+    assert!(most <= Some(1 + CHANGES_UNDER_WAY_MAX), "{changes:?}");
+}
+
+#[test]
+fn flows_of_another_name_that_come_in_place_of_a_mark_do_not_stand_before_those_of_a_neighbour() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(0xffe0_0000),
+        ..Config::default()
+    });
+    let node = node.start(&[
+        with_ports(deny("small.test"), 1),
+        with_ports(allow("large.test"), 200),
+        allow("other.test"),
+    ]);
+    let changes = changes_beside_a_neighbour(node);
+    assert!(changes <= 8 + CHANGES_UNDER_WAY_MAX, "{changes}");
+}
+
+/// The number of a verdict rests until the switch has forgotten its megaflows. It rests from the moment at which the
+/// removal of its flows is planned, so that this does not wait behind what ends for another pod.
+#[test]
+fn a_number_rests_from_the_removal_of_its_flows_on() {
+    let mut node = Node::bare();
+    // One number for all.
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(0x8000_0000),
+        ..Config::default()
+    });
+    let mut node = node.start(&[
+        with_ports(allow("example.com"), 1),
+        allow("other.test"),
+        deny_all(),
+    ]);
+    node.add_pod("p2", 6);
+    node.answer("p2", "www.example.com", &[ADDRESS], 1);
+    assert_eq!(node.marks.len(), 1);
+    // No number is left for p1: it has flows.
+    let told: Vec<_> = (0..16).map(|name| addresses(name * 256, 256)).collect();
+    for (name, told) in told.iter().enumerate() {
+        node.answer("p1", &format!("n{name}.example.com"), told, 600);
+    }
+    let of_verdict = |node: &Node| {
+        let mut keys = node.switch.keys();
+        keys.any(|key| matches!(key.matches.ends, Ends::Verdict { .. }))
+    };
+    node.pass(Duration::from_secs(115));
+    assert!(of_verdict(&node));
+    node.waiting = Some(VecDeque::new());
+    node.remove_interface("p1");
+    while !node.engine.told.cache.verdicts().ids().is_empty() {
+        node.carry_out_next();
+        node.pass(Duration::from_millis(500));
+    }
+    assert_ne!(node.engine.switch.sizes()[2], 0, "removals of p1 wait");
+    carry_out_sent(&mut node);
+    assert!(!of_verdict(&node), "its flows go at once");
+}
+
+/// What ends goes in parts. An answer for a name of one flow takes along all that waits at its addresses, in the batch
+/// of its turn.
+#[test]
+fn what_has_ended_does_not_stand_before_a_neighbour_because_its_addresses_open_again() {
+    let mut node = Node::with(&[
+        with_ports(allow("small.test"), 1),
+        with_ports(allow("large.test"), 200),
+        allow("other.test"),
+    ]);
+    node.add_pod("p2", 6);
+    let told = addresses(0, 40);
+    node.answer("p1", "large.test", &told, 1);
+    assert_eq!(node.switch.len(), 40 * 200);
+    node.pass(MIN_TTL - Duration::from_secs(1));
+    node.waiting = Some(VecDeque::new());
+    while node.switch.len() == 40 * 200 {
+        if !node.carry_out_next() {
+            node.pass(Duration::from_secs(1));
+        }
+    }
+    // The next part is under way, and all else waits.
+    assert_eq!(node.engine.switch.sizes()[2], 38 * 200);
+    node.waiting = Some(VecDeque::new());
+    let asked: [(&str, &str, &[[u8; 4]]); 2] =
+        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)];
+    for (pod, name, told) in asked {
+        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
+        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
+    }
+    node.obey();
+    let most = 1 + CHANGES_UNDER_WAY_MAX;
+    assert!(sizes(&node)[0] <= most, "{:?}", sizes(&node));
+}
