@@ -579,7 +579,7 @@ impl Switch {
         }
         for removal in removals {
             match removal {
-                FlowChange::Delete(key, cookie) if self.removals.have_room() => {
+                FlowChange::Delete(key, cookie) if self.removals.have_room_for(&key) => {
                     self.removals.push(key, cookie);
                 }
                 removal => batch.extend([removal]),

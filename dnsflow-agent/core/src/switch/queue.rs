@@ -6,17 +6,14 @@
 //! a flow that waits here.
 //! What else was weighed: `docs/decisions/under-way.md`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use super::Opening;
 use crate::{
     installed::Batch,
     io::input::BatchId,
     values::{
-        flow::{FlowChange, FlowKey},
+        flow::{Ends, FlowChange, FlowKey},
         ids::PortId,
         limits::CHANGES_UNDER_WAY_MAX,
     },
@@ -48,8 +45,8 @@ struct Queue {
     under_way: usize,
     /// Changes that were not sent, in their order.
     waiting: VecDeque<(Batch, Vec<Opening>)>,
-    /// The pods' addresses that these changes are for; emptied once nothing waits.
-    sources: BTreeSet<IpAddr>,
+    /// The ends of the flows of these changes, and of some that are on their way; emptied once nothing waits.
+    places: HashSet<Ends>,
 }
 
 impl Queue {
@@ -85,14 +82,19 @@ impl Queues {
 
     /// Takes back a batch, or takes a new one.
     pub(super) fn push(&mut self, port: PortId, batch: Batch, opening: Option<Opening>) {
+        let waiting = self.ports.get(&port).map(|queue| &queue.waiting);
+        let last = waiting.and_then(|waiting| waiting.back());
+        let is_last = last.is_some_and(|(last, _)| last.id() == batch.id());
+        if batch.is_empty() && !is_last {
+            return;
+        }
         let queue = self.ports.entry(port).or_default();
-        queue.sources.extend(sources(&batch.changes));
+        queue.places.extend(places(&batch.changes));
         match queue.waiting.back_mut() {
-            Some((last, openings)) if last.id() == batch.id() => {
+            Some((last, openings)) if is_last => {
                 *last = batch;
                 openings.extend(opening);
             }
-            _ if batch.is_empty() => {}
             _ => {
                 self.batches.extend(batch.id());
                 queue
@@ -140,7 +142,7 @@ impl Queues {
         if batch.len() <= CHANGES_UNDER_WAY_MAX {
             batch.id().map(|id| self.batches.remove(&id));
             if queue.waiting.is_empty() {
-                queue.sources.clear();
+                queue.places.clear();
             }
             return Some(Part {
                 batch,
@@ -168,11 +170,11 @@ impl Queues {
         if self.batches.is_empty() {
             return Vec::new();
         }
-        // Few pods' answers are for other pods, too. Only their changes are looked at one by one.
-        let sources: BTreeSet<IpAddr> = sources(changes).collect();
+        // Few answers change what waits in another queue. Only such a queue is looked at change by change.
+        let places: HashSet<Ends> = places(changes).collect();
         let queues = self.ports.iter();
         let mut concerned: Vec<(&PortId, &Queue)> = queues
-            .filter(|(port, queue)| Some(**port) != except && !queue.sources.is_disjoint(&sources))
+            .filter(|(port, queue)| Some(**port) != except && !queue.places.is_disjoint(&places))
             .collect();
         if !concerned.is_empty() {
             let keys: HashSet<&FlowKey> = changes.iter().filter_map(FlowChange::key).collect();
@@ -183,9 +185,9 @@ impl Queues {
 
     /// Takes out all changes of these flows that wait for other pods than this one.
     pub(super) fn forget(&mut self, flows: &HashSet<FlowKey>, except: PortId) {
-        let sources: BTreeSet<IpAddr> = flows.iter().map(|key| key.matches.ends.src()).collect();
+        let places: HashSet<Ends> = flows.iter().map(|key| key.matches.ends).collect();
         for (port, queue) in &mut self.ports {
-            if *port == except || queue.sources.is_disjoint(&sources) {
+            if *port == except || queue.places.is_disjoint(&places) {
                 continue;
             }
             for (batch, _) in &mut queue.waiting {
@@ -239,8 +241,8 @@ impl Queues {
     }
 }
 
-/// The pods' addresses that changes are for.
-fn sources(changes: &[FlowChange]) -> impl Iterator<Item = IpAddr> {
+/// The ends of the flows that are changed.
+fn places(changes: &[FlowChange]) -> impl Iterator<Item = Ends> {
     let keys = changes.iter().filter_map(FlowChange::key);
-    keys.map(|key| key.matches.ends.src())
+    keys.map(|key| key.matches.ends)
 }

@@ -43,9 +43,9 @@ impl Removals {
         self.waiting.is_empty() && self.under_way.is_empty()
     }
 
-    /// Whether a further removal may wait.
-    pub(super) fn have_room(&self) -> bool {
-        self.count < REMOVALS_WAITING_MAX
+    /// Whether the removal of this flow may wait. Where one waits, the others between the same ends do, too.
+    pub(super) fn have_room_for(&self, key: &FlowKey) -> bool {
+        self.count < REMOVALS_WAITING_MAX || self.waiting.contains_key(&ends(key))
     }
 
     /// Takes a removal. There is no flow between its ends that is added with it.

@@ -808,3 +808,23 @@ fn a_batch_of_which_other_pods_have_written_all_is_over_with_its_parts() {
     assert!(opened(&setup));
     assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
 }
+
+/// At the limit, one of the flows between two addresses waits, and the other goes at once: where this one denies, what
+/// the other allows is open meanwhile.
+#[test]
+fn removals_between_two_addresses_stay_together_beyond_the_limit() {
+    let mut setup = Setup::compared();
+    let mut batch = setup.switch.begin(NOW);
+    batch.extend((0..REMOVALS_WAITING_MAX as u32 - 1).map(removal));
+    let last = REMOVALS_WAITING_MAX as u32;
+    let of_two = [10, 20].map(|priority| match removal(last) {
+        FlowChange::Delete(key, cookie) => FlowChange::Delete(FlowKey { priority, ..key }, cookie),
+        other => other,
+    });
+    batch.extend(of_two.clone());
+    setup.switch.put_off(&mut batch, |_| true);
+    setup.send(batch);
+    let sent = setup.changes();
+    let together = of_two.iter().filter(|removal| sent.contains(removal));
+    assert_ne!(together.count(), 1);
+}

@@ -160,3 +160,38 @@ fn what_has_ended_does_not_stand_before_a_neighbour_because_its_addresses_open_a
     let most = 1 + CHANGES_UNDER_WAY_MAX;
     assert!(sizes(&node)[0] <= most, "{:?}", sizes(&node));
 }
+
+/// By marks, an answer that might change many flows changes none, in a turn in which another pod's changes some. It
+/// leaves an empty queue behind: from then on, something is always on its way, and an agent that ends waits for it.
+#[test]
+fn an_answer_without_a_change_of_flows_leaves_nothing_on_its_way() {
+    let mut node = Node::bare();
+    node.engine = Engine::new(Config {
+        mark_mask: NonZeroU32::new(0xffe0_0000),
+        ..Config::default()
+    });
+    let rules = [
+        with_ports(allow("large.test"), 60),
+        deny("bad.test"),
+        deny_all(),
+    ];
+    let mut node = node.start(&rules);
+    node.add_pod("p2", 6);
+    node.answer("p1", "large.test", &[ADDRESS], 600);
+    node.pass(Duration::from_secs(11));
+    assert!(!node.engine.is_writing());
+    let asked: [(&str, &str, &[[u8; 4]]); 2] = [
+        ("p2", "bad.test", &[OTHER]),
+        ("p1", "large.test", &addresses(0, 3)),
+    ];
+    for (pod, name, told) in asked {
+        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
+        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
+    }
+    node.obey();
+    node.pass(Duration::from_secs(60));
+    assert_eq!(node.marks.len(), 4);
+    assert!(!node.engine.is_writing());
+}
