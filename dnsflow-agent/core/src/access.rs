@@ -299,7 +299,7 @@ impl Access<'_> {
     fn learn_all(
         &mut self,
         port: PortId,
-        known: impl IntoIterator<Item = (IpAddr, DomainName, Term)>,
+        known: Vec<(IpAddr, DomainName, Term)>,
         batch: &mut Batch,
         out: &mut Output,
     ) {

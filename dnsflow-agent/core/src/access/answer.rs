@@ -42,8 +42,8 @@ pub(crate) struct Asked {
 
 /// A port that an answer is for, and what its rules say of the name.
 #[derive(Debug)]
-pub(crate) struct Recipient {
-    pub(crate) port: PortId,
+struct Recipient {
+    port: PortId,
     /// The rules that OVN enforces and that match the name.
     matched: MatchedRules,
     /// Whether one of these denies the name.

@@ -1,35 +1,26 @@
 //! What may share a batch with what opens for a neighbour.
 
-use std::{collections::VecDeque, num::NonZeroU32};
+use std::collections::VecDeque;
 
-use super::*;
+use super::{edits::config, limits::many, under_way::sizes, *};
 use crate::values::{flow::Ends, limits::CHANGES_UNDER_WAY_MAX};
-
-fn with_ports(rule: Rule, ports: usize) -> Rule {
-    Rule {
-        ports: tcp(ports),
-        ..rule
-    }
-}
-
-/// The sizes of the batches that wait to be carried out, without the sentinel flows.
-fn sizes(node: &Node) -> Vec<usize> {
-    let waiting = node.waiting.iter().flatten();
-    let sizes = waiting.filter_map(|command| match command {
-        Command::Apply { changes, .. } => {
-            let of_pods = changes.iter().filter(|change| !is_for_sentinel(change));
-            Some(of_pods.count())
-        }
-        _ => None,
-    });
-    sizes.collect()
-}
 
 /// Carries out what was sent by now, and nothing that comes of it.
 fn carry_out_sent(node: &mut Node) {
     for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
         node.carry_out_next();
     }
+}
+
+/// Answers of one turn: the pod, the name and the addresses of each.
+fn answer_in_one_turn(node: &mut Node, answers: [(&str, &str, &[[u8; 4]]); 2]) {
+    for (pod, name, told) in answers {
+        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
+        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
+        let frame = frame(ifindex, node.now, &bytes);
+        node.engine.handle_frame(frame, node.now);
+    }
+    node.obey();
 }
 
 /// p1 asks for a name whose rule has one flow, in the turn in which a neighbour is told an address. The name leads to
@@ -43,15 +34,10 @@ fn changes_beside_a_neighbour(mut node: Node) -> usize {
     }
     node.batches();
     node.waiting = Some(VecDeque::new());
-    let asked: [(&str, &str, &[[u8; 4]]); 2] =
-        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)];
-    for (pod, name, told) in asked {
-        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
-        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
-        let frame = frame(ifindex, node.now, &bytes);
-        node.engine.handle_frame(frame, node.now);
-    }
-    node.obey();
+    answer_in_one_turn(
+        &mut node,
+        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)],
+    );
     sizes(&node)[0]
 }
 
@@ -60,8 +46,8 @@ fn flows_of_another_name_that_make_room_do_not_stand_before_those_of_a_neighbour
     let of_small = [allow("small.test"), deny("small.test")];
     let changes = of_small.map(|small| {
         changes_beside_a_neighbour(Node::with(&[
-            with_ports(small, 1),
-            with_ports(allow("large.test"), 256),
+            many(small, 1),
+            many(allow("large.test"), 256),
             allow("other.test"),
         ]))
     });
@@ -72,13 +58,10 @@ fn flows_of_another_name_that_make_room_do_not_stand_before_those_of_a_neighbour
 #[test]
 fn flows_of_another_name_that_come_in_place_of_a_mark_do_not_stand_before_those_of_a_neighbour() {
     let mut node = Node::bare();
-    node.engine = Engine::new(Config {
-        mark_mask: NonZeroU32::new(0xffe0_0000),
-        ..Config::default()
-    });
+    node.engine = Engine::new(config(Some(0xffe0_0000)));
     let node = node.start(&[
-        with_ports(deny("small.test"), 1),
-        with_ports(allow("large.test"), 200),
+        many(deny("small.test"), 1),
+        many(allow("large.test"), 200),
         allow("other.test"),
     ]);
     let changes = changes_beside_a_neighbour(node);
@@ -91,12 +74,9 @@ fn flows_of_another_name_that_come_in_place_of_a_mark_do_not_stand_before_those_
 fn a_number_rests_from_the_removal_of_its_flows_on() {
     let mut node = Node::bare();
     // One number for all.
-    node.engine = Engine::new(Config {
-        mark_mask: NonZeroU32::new(0x8000_0000),
-        ..Config::default()
-    });
+    node.engine = Engine::new(config(Some(0x8000_0000)));
     let mut node = node.start(&[
-        with_ports(allow("example.com"), 1),
+        many(allow("example.com"), 1),
         allow("other.test"),
         deny_all(),
     ]);
@@ -130,8 +110,8 @@ fn a_number_rests_from_the_removal_of_its_flows_on() {
 #[test]
 fn what_has_ended_does_not_stand_before_a_neighbour_because_its_addresses_open_again() {
     let mut node = Node::with(&[
-        with_ports(allow("small.test"), 1),
-        with_ports(allow("large.test"), 200),
+        many(allow("small.test"), 1),
+        many(allow("large.test"), 200),
         allow("other.test"),
     ]);
     node.add_pod("p2", 6);
@@ -148,49 +128,33 @@ fn what_has_ended_does_not_stand_before_a_neighbour_because_its_addresses_open_a
     // The next part is under way, and all else waits.
     assert_eq!(node.engine.switch.sizes()[2], 38 * 200);
     node.waiting = Some(VecDeque::new());
-    let asked: [(&str, &str, &[[u8; 4]]); 2] =
-        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)];
-    for (pod, name, told) in asked {
-        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
-        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
-        let frame = frame(ifindex, node.now, &bytes);
-        node.engine.handle_frame(frame, node.now);
-    }
-    node.obey();
+    answer_in_one_turn(
+        &mut node,
+        [("p2", "other.test", &[OTHER]), ("p1", "small.test", &told)],
+    );
     let most = 1 + CHANGES_UNDER_WAY_MAX;
     assert!(sizes(&node)[0] <= most, "{:?}", sizes(&node));
 }
 
-/// By marks, an answer that might change many flows changes none, in a turn in which another pod's changes some. It
-/// leaves an empty queue behind: from then on, something is always on its way, and an agent that ends waits for it.
+/// By marks, an answer that might change many flows changes none, in a turn in which another pod's changes some. An
+/// agent that ends waits for what is on its way: nothing is.
 #[test]
 fn an_answer_without_a_change_of_flows_leaves_nothing_on_its_way() {
     let mut node = Node::bare();
-    node.engine = Engine::new(Config {
-        mark_mask: NonZeroU32::new(0xffe0_0000),
-        ..Config::default()
-    });
-    let rules = [
-        with_ports(allow("large.test"), 60),
-        deny("bad.test"),
-        deny_all(),
-    ];
+    node.engine = Engine::new(config(Some(0xffe0_0000)));
+    let rules = [many(allow("large.test"), 60), deny("bad.test"), deny_all()];
     let mut node = node.start(&rules);
     node.add_pod("p2", 6);
     node.answer("p1", "large.test", &[ADDRESS], 600);
     node.pass(Duration::from_secs(11));
     assert!(!node.engine.is_writing());
-    let asked: [(&str, &str, &[[u8; 4]]); 2] = [
-        ("p2", "bad.test", &[OTHER]),
-        ("p1", "large.test", &addresses(0, 3)),
-    ];
-    for (pod, name, told) in asked {
-        let ifindex = ifindex_of(node.pods[&format!("ns1_{pod}")]);
-        let bytes = node.to_pod(ifindex, answer_frame(name, told, 600));
-        let frame = frame(ifindex, node.now, &bytes);
-        node.engine.handle_frame(frame, node.now);
-    }
-    node.obey();
+    answer_in_one_turn(
+        &mut node,
+        [
+            ("p2", "bad.test", &[OTHER]),
+            ("p1", "large.test", &addresses(0, 3)),
+        ],
+    );
     node.pass(Duration::from_secs(60));
     assert_eq!(node.marks.len(), 4);
     assert!(!node.engine.is_writing());

@@ -164,7 +164,7 @@ fn a_limit_is_told_only_where_it_costs_access() {
 }
 
 /// A rule for many ports of TCP.
-fn many(rule: Rule, ports: usize) -> Rule {
+pub(super) fn many(rule: Rule, ports: usize) -> Rule {
     Rule {
         ports: tcp(ports),
         ..rule

@@ -45,7 +45,7 @@ fn last_of(node: &Node) -> [u8; 4] {
 }
 
 /// The sizes of the batches that wait, without the sentinel flows.
-fn sizes(node: &Node) -> Vec<usize> {
+pub(super) fn sizes(node: &Node) -> Vec<usize> {
     let waiting = node.waiting.iter().flatten();
     let sizes = waiting.filter_map(|command| match command {
         Command::Apply { changes, .. } => {
