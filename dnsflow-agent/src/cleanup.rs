@@ -188,7 +188,7 @@ async fn remove_flows(mut connection: Connection) -> Result<usize, CleanupError>
                 removed += found.len();
                 let changes = found
                     .drain(..)
-                    .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, cookie))
+                    .map(|InstalledFlow { key, cookie, .. }| FlowChange::Delete(key, Some(cookie)))
                     .collect();
                 connection.apply(BatchId(0), true, changes);
             }

@@ -641,7 +641,7 @@ impl Engine {
         }
         let (mut access, switch, out) = self.access();
         access.take_out_refused(asked, &recipients, &mut reading.answer, now, out);
-        let waiting = |src, dst| switch.removals_between(src, dst);
+        let waiting = |src, dst| switch.waiting_between(src, dst);
         let most = access.changes_at_most(&recipients, &reading, waiting);
         let mut batch = switch.begin_openings(asker, most, now);
         let outcome = access.apply(asked, &recipients, &reading, &mut batch, out);

@@ -3,8 +3,8 @@
 //!
 //! A `Batch` is made before changes are planned into it (`Switch::begin`), and sent afterwards
 //! (`Switch::commit`). The openings of all answers of a turn share one batch
-//! (`Switch::begin_openings`), but for pods that have too many changes under way (`queue`). The shared batch is sent
-//! before any other batch. What only ends goes a part at a time (`removals`).
+//! (`Switch::begin_openings`), but for pods that have too many changes under way. The shared batch is sent
+//! before any other batch. What only ends goes a part at a time (`waiting`).
 
 pub mod blocked;
 pub mod denied;
@@ -12,8 +12,7 @@ pub mod hold;
 pub mod revalidation;
 
 mod denials;
-mod queue;
-mod removals;
+mod waiting;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -44,7 +43,7 @@ use crate::{
     },
     values::{
         connection::{BlockedConnection, Path},
-        flow::{Cookie, Ends, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
         limits::{
             CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, FOREIGN_FLOWS_MAX,
@@ -54,8 +53,7 @@ use crate::{
     },
 };
 use denials::Denials;
-use queue::{Part, Queues, Shares};
-use removals::{Removals, ends};
+use waiting::{Part, Shares, Waiting};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -164,10 +162,8 @@ pub(crate) struct Switch {
     monitored: BTreeSet<u8>,
     /// The openings of this turn.
     openings: Option<Openings>,
-    /// Openings of pods that have too many changes under way.
-    queues: Queues,
-    /// The flows that are removed a part at a time.
-    removals: Removals,
+    /// Changes of pods that have too many under way, and flows that are removed a part at a time.
+    waiting: Waiting,
     next_batch: u64,
     /// Changes of one batch, at most: half of [`CHANGES_PER_BATCH_MAX`], as each may need a sentinel flow.
     changes_max: usize,
@@ -205,8 +201,7 @@ impl Switch {
             keep_flows_s,
             monitored: BTreeSet::new(),
             openings: None,
-            queues: Queues::default(),
-            removals: Removals::default(),
+            waiting: Waiting::default(),
             next_batch: 0,
             changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
@@ -224,10 +219,11 @@ impl Switch {
     /// many entries have lost flows, and how many flows of others are remembered.
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [usize; 5] {
+        let [queues, removals] = self.waiting.sizes();
         [
             self.pending.len(),
-            self.queues.len(),
-            self.removals.len(),
+            queues,
+            removals,
             self.lost.holders.len(),
             self.foreign.len(),
         ]
@@ -242,8 +238,7 @@ impl Switch {
 
     /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
-        let waits = !self.queues.is_empty() || !self.removals.is_empty();
-        self.up && (waits || !self.pending.is_empty())
+        self.up && !(self.waiting.is_empty() && self.pending.is_empty())
     }
 
     /// Whether the switch has agreed with the cache since it came up.
@@ -272,7 +267,7 @@ impl Switch {
             Written::In(batch) if self.unanswered.contains(&batch) => Wait::comparison(),
             Written::In(batch) if self.pending.contains_key(&batch) => Wait::batch(batch),
             Written::In(batch) if self.opens_in(batch) => Wait::batch(batch),
-            Written::In(batch) if self.queues.contain(batch) => Wait::batch(batch),
+            Written::In(batch) if self.waiting.contains(batch) => Wait::batch(batch),
             Written::In(batch) if self.revalidation.awaits(batch) => Wait::batch(batch),
             Written::In(_) => Wait::default(),
         }
@@ -329,7 +324,10 @@ impl Switch {
     /// a batch of its own, which waits, and so has an answer that may change `most` flows if these are too many.
     pub(crate) fn begin_openings(&mut self, asker: PortId, most: usize, now: Timestamp) -> Batch {
         let shared = match &mut self.openings {
-            _ if self.queues.are_full(asker) => self.queues.take_last(asker),
+            _ if self.waiting.is_full(asker) => {
+                let last = self.waiting.last_with_room(asker);
+                last.map(|last| self.batch_of(Written::In(last), now))
+            }
             _ if self.up && most > CHANGES_UNDER_WAY_MAX => None,
             Some(openings) => Some(openings.batch.take()),
             None => None,
@@ -349,6 +347,10 @@ impl Switch {
                 comparisons: self.comparison.ended,
             }
         };
+        self.batch_of(written, now)
+    }
+
+    fn batch_of(&self, written: Written, now: Timestamp) -> Batch {
         Batch {
             written,
             written_at: if self.compared {
@@ -373,21 +375,19 @@ impl Switch {
         id
     }
 
-    /// How many removals wait between a pod's address and another one.
-    pub(crate) fn removals_between(&self, src: IpAddr, dst: IpAddr) -> usize {
-        self.removals.between(src, dst)
+    /// How many changes wait between a pod's address and another one.
+    pub(crate) fn waiting_between(&self, src: IpAddr, dst: IpAddr) -> usize {
+        self.waiting.between(src, dst)
     }
 
     /// Takes back the batch of openings, with what one answer to this pod opened.
     /// [`Switch::flush_openings`] sends the batch for all answers of the turn.
     pub(crate) fn open(&mut self, asker: PortId, mut batch: Batch, opening: Option<Opening>) {
-        let overtaken = self.removals.overtaken_by(&batch.changes[batch.before..]);
-        batch.changes.splice(batch.before..batch.before, overtaken);
-        self.keep_order(asker, &mut batch);
-        if self.queues.are_full(asker) || self.is_apart(&batch) {
-            self.queues.push(asker, batch, opening);
+        if self.waiting.is_full(asker) || self.is_apart(&batch) {
+            self.waiting.push(asker, batch, opening);
             return;
         }
+        self.waiting.take_along(&mut batch.changes, batch.before);
         let openings = self.openings.take();
         let (mut openings, mut shares) = openings
             .map(|before| (before.openings, before.shares))
@@ -397,7 +397,7 @@ impl Switch {
             if batch.id().is_some() {
                 let changes = batch.added();
                 *shares.entry(asker).or_default() += changes;
-                self.queues.sent(asker, changes);
+                self.waiting.sent(asker, changes);
             }
             self.openings = Some(Openings {
                 batch,
@@ -415,38 +415,6 @@ impl Switch {
                 Some(shared) => shared.batch.id() != batch.id(),
                 None => batch.len() > CHANGES_UNDER_WAY_MAX,
             }
-    }
-
-    /// Where an answer has changed flows for which changes wait in queues of other pods: what it adds takes the place of
-    /// these, and what it removes comes behind them. So no two queues have a flow in common.
-    fn keep_order(&mut self, asker: PortId, batch: &mut Batch) {
-        let now = batch.now();
-        let planned = &batch.changes[batch.before..];
-        // Its own queue keeps its order.
-        let others = self.queues.with_flows_of(planned, Some(asker));
-        if others.is_empty() {
-            return;
-        }
-        let added = planned.iter().filter_map(|change| match change {
-            FlowChange::Add(key, _) => Some(key.clone()),
-            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
-        });
-        self.queues.forget(&added.collect(), asker);
-        let mut planned = batch.changes.split_off(batch.before);
-        for port in others {
-            self.wait_behind(port, &mut planned, now);
-        }
-        batch.extend(planned);
-    }
-
-    /// Takes out of the changes those of flows for which changes of a pod wait. They go behind these.
-    fn wait_behind(&mut self, port: PortId, changes: &mut Vec<FlowChange>, now: Timestamp) {
-        let behind = self.queues.take_known(port, changes);
-        if !behind.is_empty() {
-            let mut batch = self.batch(true, now);
-            batch.extend(behind);
-            self.queues.push(port, batch, None);
-        }
     }
 
     /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
@@ -482,10 +450,10 @@ impl Switch {
         out: &mut Output,
     ) {
         self.send_openings(planner, now, out);
-        while let Some(port) = self.queues.next() {
+        while let Some(port) = self.waiting.next() {
             self.send_next(port, planner, now, out);
         }
-        let part = self.removals.take_next();
+        let part = self.waiting.take_removals();
         if !part.is_empty() {
             let mut batch = self.begin(now);
             self.add_part(part, &mut batch);
@@ -506,19 +474,6 @@ impl Switch {
         }
     }
 
-    /// Sends all that waits for these pods.
-    fn send_waiting(
-        &mut self,
-        ports: Vec<PortId>,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        for port in ports {
-            while self.send_next(port, planner, now, out) {}
-        }
-    }
-
     /// Sends the next changes of a pod that wait; returns whether there were any.
     fn send_next(
         &mut self,
@@ -527,7 +482,7 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) -> bool {
-        let Some(part) = self.queues.take_next(port) else {
+        let Some(part) = self.waiting.take_next(port) else {
             return false;
         };
         let Part {
@@ -542,7 +497,7 @@ impl Switch {
         } else if self.comparison.since.is_some() {
             self.comparison.unshown.extend(batch.id());
         }
-        self.queues.sent(port, batch.len());
+        self.waiting.sent(port, batch.len());
         let shares = Shares::from([(port, batch.len())]);
         self.send(batch, false, openings, shares, planner, out);
         true
@@ -558,34 +513,8 @@ impl Switch {
             // The comparison finds the flows.
             return;
         }
-        let added = batch.changes.iter().filter_map(|change| match change {
-            FlowChange::Add(key, _) => Some(ends(key)),
-            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
-        });
-        let added: HashSet<Ends> = added.collect();
-        let may_wait = |change: &FlowChange| match change {
-            FlowChange::Delete(key, cookie) => {
-                let is_there =
-                    matches!(key.matches.ends, Ends::Addresses(_)) && is_at(key.matches.ends.src());
-                is_there && !cookie.is_of_sentinel() && !added.contains(&ends(key))
-            }
-            FlowChange::Add(..) | FlowChange::Renew(_) => false,
-        };
-        let changes = std::mem::take(&mut batch.changes).into_iter();
-        let (mut removals, changes): (Vec<_>, Vec<_>) = changes.partition(may_wait);
-        batch.changes = changes;
-        for port in self.queues.with_flows_of(&removals, None) {
-            self.wait_behind(port, &mut removals, batch.at);
-        }
-        for removal in removals {
-            match removal {
-                FlowChange::Delete(key, cookie) if self.removals.have_room_for(&key) => {
-                    self.removals.push(key, cookie);
-                }
-                removal => batch.extend([removal]),
-            }
-        }
-        let part = self.removals.take_next();
+        self.waiting.put_off(&mut batch.changes, is_at);
+        let part = self.waiting.take_removals();
         if !part.is_empty() {
             self.add_part(part, batch);
         }
@@ -594,16 +523,16 @@ impl Switch {
     /// Adds a part of the removals to the batch, which is sent.
     fn add_part(&mut self, part: Vec<FlowChange>, batch: &mut Batch) {
         if let Some(id) = batch.id() {
-            self.removals
-                .sent(id, &part, self.comparison.since.is_some());
+            self.waiting.removals_sent(id, &part);
         }
         batch.extend(part);
     }
 
-    /// Adds the removals that wait at these addresses of pods to the batch, before all else.
+    /// Adds what only ends at these addresses of pods to the batch, before all else.
     pub(crate) fn end_at(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
         if batch.id().is_some() {
-            batch.changes.splice(..0, self.removals.take_at(is_at));
+            let removals = self.waiting.take_removals_at(is_at);
+            batch.changes.splice(..0, removals);
         }
     }
 
@@ -616,11 +545,10 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
-        let overtaken = self.removals.overtaken_by(&batch.changes);
-        batch.changes.splice(..0, overtaken);
-        let mut ports = self.queues.with_flows_of(&batch.changes, None);
-        ports.extend(self.queues.with_batches(&batch.awaited));
-        self.send_waiting(ports, planner, batch.at, out);
+        self.waiting.take_along(&mut batch.changes, 0);
+        for port in self.waiting.with_batches(&batch.awaited) {
+            while self.send_next(port, planner, batch.at, out) {}
+        }
         self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
     }
 
@@ -668,7 +596,7 @@ impl Switch {
         let is_end = was_empty && !shares.is_empty();
         self.leave_foreign(&mut changes, out);
         if changes.is_empty() && !is_end {
-            self.queues.answered(&shares);
+            self.waiting.answered(id, &shares);
             if !was_empty {
                 self.left_out.push(id);
             }
@@ -684,7 +612,7 @@ impl Switch {
         for change in &changes {
             match change {
                 FlowChange::Add(_, FlowBody { cookie, .. })
-                | FlowChange::Delete(_, cookie)
+                | FlowChange::Delete(_, Some(cookie))
                 | FlowChange::Renew(FlowBody { cookie, .. })
                     if cookie.is_of_sentinel() => {}
                 FlowChange::Add(..) => out.counters.flows_added += 1,
@@ -775,11 +703,14 @@ impl Switch {
             None => {
                 let holder = access.holder_of(key);
                 let flows = holder.and_then(|holder| access.flows(holder));
-                flows.is_some_and(|(_, flows)| flows.has(key, cookie))
+                flows.is_some_and(|(_, flows)| match cookie {
+                    Some(cookie) => flows.has(key, cookie),
+                    None => flows.contains(key),
+                })
             }
         };
         match change {
-            FlowChange::Add(key, body) => is_there(key, body.cookie),
+            FlowChange::Add(key, body) => is_there(key, Some(body.cookie)),
             FlowChange::Delete(key, cookie) => !is_there(key, *cookie),
             FlowChange::Renew(_) => true,
         }
@@ -799,8 +730,7 @@ impl Switch {
             return false;
         };
         self.lost.batches.remove(&batch);
-        self.queues.answered(&pending.shares);
-        self.removals.answered(batch);
+        self.waiting.answered(batch, &pending.shares);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.looks
@@ -894,8 +824,7 @@ impl Switch {
         self.denials.disconnected();
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
-        self.unanswered.extend(self.queues.disconnected());
-        self.removals = Removals::default();
+        self.unanswered.extend(self.waiting.disconnected());
         self.up = false;
         self.compared = false;
         self.comparison = Comparison {
@@ -917,7 +846,7 @@ impl Switch {
     /// The switch will not answer the current dump. The next dump begins one interval later.
     pub(crate) fn question_refused(&mut self, now: Timestamp) {
         self.comparison.since = None;
-        self.removals.dump_ends();
+        self.waiting.dump_ends();
         self.comparison.at = Some(now + COMPARE_INTERVAL);
     }
 
@@ -991,7 +920,7 @@ impl Switch {
         for (sentinel, (cookie, _)) in &found {
             if !needed.contains(sentinel) && !stay.contains(sentinel) {
                 self.sentinels.remove(sentinel);
-                batch.extend([FlowChange::Delete(sentinel.key(), *cookie)]);
+                batch.extend([FlowChange::Delete(sentinel.key(), Some(*cookie))]);
             }
         }
         let mut missing = Vec::new();
@@ -1157,7 +1086,7 @@ impl Switch {
             let openings = self.openings.iter();
             let of_turn = openings.filter_map(|openings| openings.batch.id());
             comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
-            self.removals.dump_begins();
+            self.waiting.dump_begins();
             comparison.at = Some(now + COMPARE_INTERVAL);
             match with_marks {
                 true => out.command(Command::ReadMarks),
@@ -1233,7 +1162,7 @@ impl Switch {
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
             if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
-                || self.removals.explain(&flow.key, flow.cookie)
+                || self.waiting.explains(&flow.key, flow.cookie)
             {
                 continue;
             }
@@ -1257,7 +1186,7 @@ impl Switch {
         self.comparison.ended += 1;
         self.comparison.has_ended = true;
         self.unanswered.clear();
-        self.removals.dump_ends();
+        self.waiting.dump_ends();
         if !std::mem::replace(&mut self.compared, true) {
             // The sentinel flows of an earlier run may be about to time out.
             self.renew_at = Some(now);
@@ -1311,7 +1240,7 @@ impl Switch {
             {
                 restore(access, holder, &mut batch, out);
             }
-            batch.extend([FlowChange::Delete(key, installed.cookie)]);
+            batch.extend([FlowChange::Delete(key, Some(installed.cookie))]);
         }
         if added + removed + adopted > 0 {
             out.report(Report::Resynced {
@@ -1329,7 +1258,7 @@ impl Switch {
         access.cache.compared(self.comparison.number, &mut batch);
         self.put_off(&mut batch, |_| true);
         // Flows that wait to be removed keep theirs.
-        stay.extend(self.removals.sentinels());
+        stay.extend(self.waiting.sentinels());
         // Behind everything that may need one.
         self.compare_sentinels(access.planner(), &stay, &mut batch);
         Some(batch)
@@ -1346,7 +1275,7 @@ impl Switch {
             let is_on_its_way = match flows.written {
                 Written::In(batch) => {
                     self.pending.contains_key(&batch)
-                        || self.queues.contain(batch)
+                        || self.waiting.contains(batch)
                         || self.comparison.unshown.contains(&batch)
                 }
                 Written::Before | Written::Unsent { .. } => false,

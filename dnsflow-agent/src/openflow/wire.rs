@@ -346,8 +346,8 @@ impl<'a> FlowMod<'a> {
             FlowChange::Delete(key, cookie) => Self {
                 command: OFPFC_DELETE_STRICT,
                 table,
-                cookie: *cookie,
-                cookie_mask: DELETE_COOKIE_MASK,
+                cookie: cookie.unwrap_or(Cookie::new(0)),
+                cookie_mask: cookie.map_or(Cookie::OURS_MASK, |_| DELETE_COOKIE_MASK),
                 hard_timeout_s: 0,
                 priority: key.priority,
                 matches: Some(&key.matches),

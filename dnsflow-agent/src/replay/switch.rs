@@ -98,7 +98,8 @@ impl Switch {
                 self.flows.insert(key, body.cookie);
             }
             FlowChange::Delete(key, cookie) => {
-                if self.flows.get(&key) == Some(&cookie) {
+                let found = self.flows.get(&key);
+                if cookie.is_none_or(|cookie| found == Some(&cookie)) {
                     self.flows.remove(&key);
                 }
             }

@@ -121,7 +121,7 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
 fn is_of_entry(change: &FlowChange) -> bool {
     match change {
         FlowChange::Add(_, body) => !body.cookie.is_of_sentinel(),
-        FlowChange::Delete(_, cookie) => !cookie.is_of_sentinel(),
+        FlowChange::Delete(_, cookie) => cookie.is_none_or(|cookie| !cookie.is_of_sentinel()),
         FlowChange::Renew(_) => false,
     }
 }

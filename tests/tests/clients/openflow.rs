@@ -435,17 +435,23 @@ async fn delete_takes_only_our_flow_and_only_with_its_cookie() -> Result<()> {
     client
         .apply(true, adds(&[first.clone(), second.clone()]))
         .await??;
-    let foreign = "table=46,priority=10999,cookie=0x7,metadata=0x3,reg14=0x5,ip,actions=drop";
+    let foreign = "table=46,priority=10999,cookie=0x7,metadata=3,reg0=0x100/0x100,reg8=0x80000000/0xc0000000,\
+        reg14=5,ip,nw_src=10.244.0.5,nw_dst=203.0.113.9,actions=drop";
     switch.ofctl("add-flow", &[foreign])?;
 
-    let wrong = FlowChange::Delete(first.clone(), Cookie::new(2));
+    let wrong = FlowChange::Delete(first.clone(), Some(Cookie::new(2)));
     client.apply(false, vec![wrong]).await??;
     assert_eq!(client.dump().await?.len(), 2);
 
-    let right = FlowChange::Delete(first, Cookie::new(1));
+    let right = FlowChange::Delete(first, Some(Cookie::new(1)));
     client.apply(false, vec![right]).await??;
     let left: Vec<_> = client.dump().await?.into_iter().map(|f| f.key).collect();
-    assert_eq!(left, [second]);
+    assert_eq!(left, [second.clone()]);
+
+    // Without a cookie, whatever cookie of ours it has.
+    let any = [second, key(46, v4(9))].map(|key| FlowChange::Delete(key, None));
+    client.apply(false, any.into()).await??;
+    assert_eq!(client.dump().await?.len(), 0);
     assert!(switch.ofctl("dump-flows", &[])?.contains("cookie=0x7"));
     Ok(())
 }
@@ -479,7 +485,7 @@ async fn an_atomic_batch_with_one_bad_message_changes_nothing() -> Result<()> {
     };
     let mut client = Client::connect(&switch).await?;
     client.apply(false, adds(&[key(46, v4(1))])).await??;
-    let delete = FlowChange::Delete(key(46, v4(1)), Cookie::new(1));
+    let delete = FlowChange::Delete(key(46, v4(1)), Some(Cookie::new(1)));
     let mut changes = adds(&[key(46, v4(2)), key(46, v4(3))]);
     changes.extend([delete, refused()]);
     let result = client.apply(true, changes).await?;
@@ -525,7 +531,7 @@ async fn changes_take_effect_in_the_order_asked_for() -> Result<()> {
     };
     let mut client = Client::connect(&switch).await?;
     let both = [key(46, v4(1)), key(46, v4(2))];
-    let delete = |key: &FlowKey| FlowChange::Delete(key.clone(), Cookie::new(1));
+    let delete = |key: &FlowKey| FlowChange::Delete(key.clone(), Some(Cookie::new(1)));
     client.send(true, adds(&both));
     client.send(true, both.iter().map(delete).collect());
     client.send(false, adds(&both[1..]));
@@ -806,7 +812,7 @@ async fn only_what_others_do_to_our_flows_is_reported() -> Result<()> {
     client
         .apply(false, vec![FlowChange::Renew(body(1))])
         .await??;
-    let own = FlowChange::Delete(keys[0].clone(), Cookie::new(1));
+    let own = FlowChange::Delete(keys[0].clone(), Some(Cookie::new(1)));
     client.apply(false, vec![own]).await??;
     assert_eq!(client.events_so_far().await?, []);
 
@@ -1071,7 +1077,7 @@ async fn measure_dumps() -> Result<()> {
             times[times.len() / 2],
             times[times.len() - 1]
         );
-        let delete = FlowChange::Delete(numbered(FLOWS), body.cookie);
+        let delete = FlowChange::Delete(numbered(FLOWS), Some(body.cookie));
         client.apply(false, vec![delete]).await??;
     }
     Ok(())

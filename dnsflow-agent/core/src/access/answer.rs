@@ -192,7 +192,7 @@ impl Access<'_> {
         }
     }
 
-    /// How many flows an answer may change; `waiting` gives how many removals wait between a pod's address and another.
+    /// How many flows an answer may change; `waiting` gives how many changes wait between a pod's address and another.
     pub(crate) fn changes_at_most(
         &self,
         recipients: &Recipients,

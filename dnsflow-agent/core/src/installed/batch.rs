@@ -70,6 +70,16 @@ impl Batch {
         }
     }
 
+    /// Adds what another answer has planned into the same batch.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.changes.extend(more.changes);
+        self.marks.extend(more.marks);
+        self.awaited.extend(more.awaited);
+        let room = (PATHS_PER_LOOK_MAX + 1).saturating_sub(self.paths.len());
+        self.paths.extend(more.paths.into_iter().take(room));
+        self.ends_gap |= more.ends_gap;
+    }
+
     /// Takes the changes out, and leaves the paths: there is more of the batch.
     pub(crate) fn take_changes(&mut self) -> Self {
         Self {

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     installed::Flows,
     values::{
-        flow::{Addresses, FlowBody},
+        flow::{Addresses, Ends, FlowBody},
         limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
     },
 };
@@ -20,6 +20,8 @@ struct Setup {
     switch: Switch,
     planner: Planner,
     out: Output,
+    /// How many flows pods were told.
+    told: u32,
 }
 
 impl Setup {
@@ -30,6 +32,7 @@ impl Setup {
             switch,
             planner: Planner::default(),
             out: Output::default(),
+            told: 0,
         }
     }
 
@@ -102,7 +105,7 @@ impl Setup {
 fn change() -> FlowChange {
     let cookie = Cookie::new(2);
     let sentinel = Sentinel { table: 44, cookie };
-    FlowChange::Delete(sentinel.key(), cookie)
+    FlowChange::Delete(sentinel.key(), Some(cookie))
 }
 
 fn planned_in(batch: &Batch) -> Flows {
@@ -244,13 +247,14 @@ fn addition(priority: u16) -> FlowChange {
     FlowChange::Add(key, body)
 }
 
-/// An answer to this pod changes so many flows of its own; returns what was planned.
+/// An answer to this pod changes so many flows of its own, each between ends of its own; returns what was planned.
 fn told(setup: &mut Setup, port: u32, changes: usize) -> Flows {
-    let cookie = Cookie::new(2);
-    let mut key = Sentinel { table: 44, cookie }.key();
-    key.priority = u16::try_from(port).expect("few");
-    let change = FlowChange::Delete(key, cookie);
-    setup.open(PortId(port), vec![change; changes])
+    let changes = (0..changes).map(|_| {
+        setup.told += 1;
+        removal(setup.told)
+    });
+    let changes = changes.collect();
+    setup.open(PortId(port), changes)
 }
 
 fn flush(setup: &mut Setup) -> Vec<usize> {
@@ -290,8 +294,9 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
 }
 
 #[test]
-fn changes_of_the_same_flow_keep_their_order() {
-    for is_commit in [true, false] {
+fn a_flow_that_ends_while_it_waits_is_never_added() {
+    let removals = ["an edit", "another pod", "the same pod", "its end"];
+    for by in removals {
         let mut setup = Setup::compared();
         told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
         setup.open(PortId(1), vec![addition(9)]);
@@ -299,39 +304,93 @@ fn changes_of_the_same_flow_keep_their_order() {
         let FlowChange::Add(key, body) = addition(9) else {
             panic!("an addition");
         };
-        let removal = FlowChange::Delete(key, body.cookie);
-        if is_commit {
-            setup.commit(vec![removal.clone()]);
-        } else {
-            setup.open(PortId(2), vec![removal.clone()]);
-            setup.flush();
-            assert_eq!(setup.changes(), [], "it waits behind the addition");
-            while setup.confirm_next() {}
+        let removal = FlowChange::Delete(key.clone(), Some(body.cookie));
+        match by {
+            "an edit" => drop(setup.commit(vec![removal])),
+            "another pod" => drop(setup.open(PortId(2), vec![removal])),
+            "the same pod" => drop(setup.open(PortId(1), vec![removal])),
+            _ => {
+                let mut batch = setup.switch.begin(NOW);
+                batch.extend([removal]);
+                setup.switch.put_off(&mut batch, |_| true);
+                setup.send(batch);
+            }
         }
-        let changes = setup.changes();
-        assert_eq!(changes[changes.len() - 2..], [addition(9), removal]);
+        setup.flush();
+        while setup.confirm_next() {}
+        // The addition may have been to replace a flow with any cookie.
+        assert_eq!(setup.changes(), [FlowChange::Delete(key, None)], "{by}");
+        assert_eq!(setup.switch.sizes()[..3], [0, 0, 0]);
     }
 }
 
 #[test]
-fn an_answer_that_changes_flows_of_another_pod_does_not_send_all_that_waits_for_it() {
+fn a_flow_that_waits_to_be_replaced_is_no_difference_to_a_comparison() {
     let mut setup = Setup::compared();
-    told(&mut setup, 1, 10 * CHANGES_UNDER_WAY_MAX);
-    let FlowChange::Add(key, body) = addition(9) else {
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    let change = addition(9);
+    let key = change.key().expect("of one flow").clone();
+    setup.open(PortId(1), vec![change]);
+    for cookie in [2, 4].map(Cookie::new) {
+        assert!(setup.switch.waiting.explains(&key, cookie));
+    }
+    let another = addition(10);
+    let key = another.key().expect("of one flow");
+    assert!(!setup.switch.waiting.explains(key, Cookie::new(2)));
+}
+
+#[test]
+fn a_removal_of_the_flow_that_an_addition_replaces_leaves_the_addition() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    setup.open(PortId(1), vec![addition(9)]);
+    setup.flush();
+    setup.changes();
+    let FlowChange::Add(key, _) = addition(9) else {
         panic!("an addition");
     };
-    let removal = FlowChange::Delete(key, body.cookie);
+    setup.commit(vec![FlowChange::Delete(key, Some(Cookie::new(4)))]);
+    let sent = setup.changes();
+    assert!(sent.contains(&addition(9)), "{sent:?}");
+}
+
+#[test]
+fn an_answer_takes_along_what_waits_between_the_ends_of_its_flows_and_nothing_else() {
+    let mut setup = Setup::compared();
+    told(&mut setup, 1, 10 * CHANGES_UNDER_WAY_MAX);
     setup.open(PortId(1), vec![addition(8), addition(9)]);
     assert_eq!(flush(&mut setup), [CHANGES_UNDER_WAY_MAX]);
-    // What it adds takes the place of what has waited. What it removes waits.
-    setup.open(PortId(2), vec![addition(8), removal.clone()]);
+    setup.open(PortId(2), vec![addition(10)]);
     setup.flush();
-    let sent = setup.changes();
-    assert!(sent.contains(&addition(8)) && !sent.contains(&removal));
+    let of_pods = setup
+        .changes()
+        .into_iter()
+        .filter(|change| !is_of_sentinel(change));
+    let of_pods: Vec<FlowChange> = of_pods.collect();
+    assert_eq!(of_pods, [addition(8), addition(9), addition(10)]);
     while setup.confirm_next() {}
-    let sent = setup.changes();
-    assert_eq!(sent.len(), 9 * CHANGES_UNDER_WAY_MAX + 2);
-    assert_eq!(sent[sent.len() - 2..], [addition(9), removal]);
+    assert_eq!(setup.changes().len(), 9 * CHANGES_UNDER_WAY_MAX);
+}
+
+fn is_of_sentinel(change: &FlowChange) -> bool {
+    matches!(change, FlowChange::Add(_, body) if body.cookie.is_of_sentinel())
+}
+
+/// A pod that is told an address with more flows than may be under way.
+#[test]
+fn changes_between_the_same_ends_go_together() {
+    let mut setup = Setup::compared();
+    let many = CHANGES_UNDER_WAY_MAX as u16 + 1;
+    setup.open(PortId(1), (0..many).map(addition).collect());
+    told(&mut setup, 1, CHANGES_UNDER_WAY_MAX);
+    let [first, second] = [0, 1].map(|_| {
+        let sent = flush(&mut setup);
+        setup.confirm_next();
+        sent
+    });
+    // With a sentinel flow.
+    assert_eq!(first, [usize::from(many) + 1]);
+    assert_eq!(second, [CHANGES_UNDER_WAY_MAX]);
 }
 
 #[test]
@@ -597,6 +656,8 @@ struct Flowing {
     setup: Setup,
     wanted: BTreeMap<FlowKey, Cookie>,
     there: BTreeMap<FlowKey, Cookie>,
+    /// The flows that answers of this turn have changed.
+    of_turn: BTreeSet<FlowKey>,
     added: u32,
 }
 
@@ -632,10 +693,15 @@ impl Flowing {
     fn remove(&mut self, flow: u16) -> Option<FlowChange> {
         let key = Self::key(flow);
         let cookie = self.wanted.remove(&key)?;
-        Some(FlowChange::Delete(key, cookie))
+        Some(FlowChange::Delete(key, Some(cookie)))
     }
 
-    fn take(&mut self, event: &Event) {
+    fn take(&mut self, event: &Event) -> Result<(), TestCaseError> {
+        if !matches!(event, Event::Answer { .. } | Event::Reply) {
+            self.setup.flush();
+            self.carry_out()?;
+            self.of_turn.clear();
+        }
         match *event {
             Event::Answer {
                 port,
@@ -648,11 +714,12 @@ impl Flowing {
                     true => self.remove(flow),
                     false => Some(self.add(flow)),
                 });
-                let changes = changes.collect();
+                let changes: Vec<FlowChange> = changes.collect();
+                let keys = changes.iter().filter_map(FlowChange::key);
+                self.of_turn.extend(keys.cloned());
                 self.setup.open(PortId(port), changes);
             }
             Event::End { first, flows } => {
-                self.setup.flush();
                 let flows = first..first + flows;
                 let changes: Vec<_> = flows.filter_map(|flow| self.remove(flow)).collect();
                 let mut batch = self.setup.switch.begin(NOW);
@@ -665,7 +732,6 @@ impl Flowing {
                 flows,
                 changes,
             } => {
-                self.setup.flush();
                 let flows = first..first + flows;
                 let edited = flows.filter_map(|flow| {
                     let removal = self.remove(flow)?;
@@ -678,13 +744,12 @@ impl Flowing {
                 self.setup.commit(edited);
             }
             Event::Come { host } => {
-                self.setup.flush();
                 let mut batch = self.setup.switch.begin(NOW);
                 let address = IpAddr::from([10, 244, 0, host]);
                 self.setup.switch.end_at(&mut batch, |src| src == address);
                 self.setup.send(batch);
             }
-            Event::EndOfTurn => self.setup.flush(),
+            Event::EndOfTurn => {}
             Event::Reply => {
                 let next = self.setup.switch.pending.keys().next().copied();
                 if let Some(batch) = next {
@@ -693,19 +758,29 @@ impl Flowing {
                 }
             }
         }
+        self.carry_out()
+    }
+
+    /// The switch takes what was sent.
+    fn carry_out(&mut self) -> Result<(), TestCaseError> {
         for change in self.setup.changes() {
             match change {
                 FlowChange::Add(key, body) => {
+                    // What has waited is wanted when it is sent.
+                    let is_wanted = self.wanted.get(&key) == Some(&body.cookie);
+                    prop_assert!(is_wanted || self.of_turn.contains(&key), "{:?}", key);
                     self.there.insert(key, body.cookie);
                 }
                 FlowChange::Delete(key, cookie) => {
-                    if self.there.get(&key) == Some(&cookie) {
+                    let found = self.there.get(&key);
+                    if cookie.is_none_or(|cookie| found == Some(&cookie)) {
                         self.there.remove(&key);
                     }
                 }
                 FlowChange::Renew(_) => panic!("nothing is renewed"),
             }
         }
+        Ok(())
     }
 }
 
@@ -722,12 +797,13 @@ proptest! {
             setup: Setup::compared(),
             wanted: BTreeMap::new(),
             there: BTreeMap::new(),
+            of_turn: BTreeSet::new(),
             added: 0,
         };
         let end = [Event::EndOfTurn, Event::Reply];
         let events = events.iter().chain(std::iter::repeat_n(&end, 200).flatten());
         for event in events {
-            flowing.take(event);
+            flowing.take(event)?;
             let [.., of_pods, removals, _, _] = flowing.setup.switch.sizes();
             if of_pods == 0 && removals == 0 {
                 prop_assert!(flowing.there == flowing.wanted, "{:?}", event);
@@ -746,7 +822,7 @@ fn removal(dst: u32) -> FlowChange {
     let dst = IpAddr::from(dst.to_be_bytes());
     let src = IpAddr::from([10, 244, 0, 5]);
     key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
-    FlowChange::Delete(key, body.cookie)
+    FlowChange::Delete(key, Some(body.cookie))
 }
 
 #[test]

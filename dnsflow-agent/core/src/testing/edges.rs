@@ -324,11 +324,8 @@ impl Node {
                 self.switch.insert(key, (body.cookie, 0));
             }
             FlowChange::Delete(key, cookie) => {
-                if self
-                    .switch
-                    .get(&key)
-                    .is_some_and(|(found, _)| *found == cookie)
-                {
+                let found = self.switch.get(&key).map(|(found, _)| *found);
+                if cookie.is_none_or(|cookie| found == Some(cookie)) {
                     self.switch.remove(&key);
                 }
             }

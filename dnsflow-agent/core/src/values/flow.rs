@@ -396,7 +396,10 @@ impl FlowTemplate {
 
     /// The change that removes the flow to this target; `None` as with [`FlowTemplate::key`].
     pub fn deletion(&self, target: impl Into<Target>) -> Option<FlowChange> {
-        Some(FlowChange::Delete(self.key(target)?, self.body.cookie))
+        Some(FlowChange::Delete(
+            self.key(target)?,
+            Some(self.body.cookie),
+        ))
     }
 
     /// Whether the marks of packets end in the flow. It needs the mark in its match: else it would lead back to itself.
@@ -461,8 +464,8 @@ type PartialKey<'a> = (
 pub enum FlowChange {
     /// Adds a flow, or replaces the one with the same key.
     Add(FlowKey, FlowBody),
-    /// Removes exactly this flow, and only if it carries this cookie.
-    Delete(FlowKey, Cookie),
+    /// Removes exactly this flow, and only if it carries this cookie; without one, any cookie of ours.
+    Delete(FlowKey, Option<Cookie>),
     /// Restarts the hard timeout of every flow with the body's cookie (`OFPFC_MODIFY`).
     Renew(FlowBody),
 }

@@ -193,7 +193,7 @@ pub const MARKS_PER_FLOW_CHANGE: u32 = 16;
 /// some are confirmed, and those of other pods go past. ovs-vswitchd takes these in about ten milliseconds.
 pub const CHANGES_UNDER_WAY_MAX: usize = 128;
 /// Flows that wait to be removed because nobody asks for them any more. Beyond, removals go to the switch at once. Each
-/// takes 100 to 200 bytes.
+/// takes 150 to 300 bytes.
 pub const REMOVALS_WAITING_MAX: usize = 1 << 17;
 /// Flows of one address for one port: as many as the answers to a pod may change in a second, by default. A rule has a
 /// flow for each of its ports, two on a stateful switch. A rule whose flows do not fit beside those of other rules opens

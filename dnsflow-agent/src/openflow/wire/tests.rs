@@ -40,7 +40,10 @@ fn a_deletion_is_the_strict_one_of_ovs_ofctl_but_for_the_last_bit_of_the_cookie_
     let mut recorded = recorded_flow_mods().swap_remove(8);
     assert_eq!(recorded[16..24], u64::MAX.to_be_bytes());
     recorded[23] = 0xfe;
-    assert_eq!(encode(&FlowChange::Delete(key, body.cookie), 46), recorded);
+    assert_eq!(
+        encode(&FlowChange::Delete(key, Some(body.cookie)), 46),
+        recorded
+    );
 }
 
 #[test]

@@ -812,7 +812,8 @@ fn flows_of_a_denied_name_do_not_stand_before_those_of_a_neighbour() {
                 of_rules.count()
             })
             .collect();
-        assert_eq!(sent, [1, CHANGES_UNDER_WAY_MAX]);
+        // The flows of an address stay together.
+        assert_eq!(sent, [1, FLOWS_PER_ADDRESS_MAX]);
         // All of the others follow, each part when the one before it was confirmed.
         assert!(node.carry_out_next());
         assert!(node.destinations().contains("203.0.113.2"));

@@ -12,12 +12,17 @@ fn rules() -> [Rule; 3] {
     [allow("example.com"), allow("other.test"), deny_all()]
 }
 
-/// p1 is told many addresses: within its budget.
-fn tell_many(node: &mut Node, ttl: u32) {
-    for name in 0..16 {
+/// p1 is told so many names of 256 addresses each.
+fn tell(node: &mut Node, names: u32, ttl: u32) {
+    for name in 0..names {
         let told = addresses(name * 256, 256);
         node.answer("p1", &format!("n{name}.example.com"), &told, ttl);
     }
+}
+
+/// p1 is told many addresses: within its budget.
+fn tell_many(node: &mut Node, ttl: u32) {
+    tell(node, 16, ttl);
     let of_pod = node.open().into_iter();
     assert_eq!(of_pod.filter(|(src, ..)| src == "10.244.0.5").count(), MANY);
 }
@@ -162,10 +167,7 @@ fn what_waits_for_a_pod_that_goes_does_not_stand_before_what_opens_for_another()
     let mut node = Node::with(&rules());
     node.add_pod("p2", 6);
     node.waiting = Some(VecDeque::new());
-    for name in 0..16 {
-        let told = addresses(name * 256, 256);
-        node.answer("p1", &format!("n{name}.example.com"), &told, 600);
-    }
+    tell(&mut node, 16, 600);
     node.remove_interface("p1");
     let before = changes_before_a_neighbour(&mut node);
     assert!(before <= 2 * CHANGES_UNDER_WAY_MAX, "{before}");
@@ -355,4 +357,121 @@ fn nothing_of_a_pod_that_has_gone_is_left_to_one_that_comes_with_its_address() {
         }
         assert_eq!(node.switch.len(), 0, "{comes_at_once}");
     }
+}
+
+/// A pod has the address of one that has gone, and the logical port, while most of what the former was told waits.
+#[test]
+fn nothing_that_waits_for_a_pod_that_has_gone_opens_for_one_that_comes_with_its_address() {
+    let mut node = Node::with(&rules());
+    node.waiting = Some(VecDeque::new());
+    tell(&mut node, 16, 600);
+    node.remove_interface("p1");
+    node.give(Input::Interfaces(InterfaceUpdate {
+        reset: false,
+        interfaces: vec![(RowId::new(0x205), Some(interface("ns1_p1", 5, "uid-2")))],
+    }));
+    // A part was under way before.
+    let of_former = CHANGES_UNDER_WAY_MAX;
+    let mut most = 0;
+    while node.carry_out_next() {
+        most = most.max(node.open().len());
+    }
+    assert_eq!(most, of_former);
+    assert_eq!(node.open().len(), 0);
+}
+
+/// Denied names push out addresses whose flows wait to be written. An edit takes away the rule of these, and finds
+/// nothing to close.
+#[test]
+fn nothing_opens_behind_the_edit_that_takes_its_rule_away() {
+    let mut node = Node::with(&[deny("bad.test"), allow("example.com"), deny_all()]);
+    node.engine.told.cache.limits_mut().addresses_per_port_max = 512;
+    node.waiting = Some(VecDeque::new());
+    tell(&mut node, 2, 600);
+    node.answer("p1", "bad.test", &addresses(100_000, 512), 600);
+    let edited = [deny("bad.test"), allow("another.test"), deny_all()];
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    assert_eq!(
+        sizes(&node)[0],
+        CHANGES_UNDER_WAY_MAX,
+        "it was under way before"
+    );
+    assert!(node.carry_out_next());
+    let of_rule = |node: &Node| {
+        let open = node.open().into_iter();
+        open.filter(|(.., priority)| *priority == 10_999).count()
+    };
+    let mut before = of_rule(&node);
+    while node.carry_out_next() {
+        let now = of_rule(&node);
+        assert!(now <= before, "flows of the rule that is gone");
+        before = now;
+    }
+    assert_eq!(before, 0);
+}
+
+/// Most flows of p1 wait in its queue. An edit gives the same addresses a further flow each, and is confirmed; or the pod
+/// has asked on another network for a name at one of the addresses. A comparison finds nothing lost.
+#[test]
+fn what_waits_is_not_lost_because_something_else_has_changed_the_same_address() {
+    for is_edit in [true, false] {
+        let rules = |further| [allow("example.com"), further, deny_all()];
+        let before = rules(allow("other.test"));
+        let mut node = Node::with(&before);
+        node.add_pod_as("udn", 7, "uid-p1", RowId::new(0x107));
+        node.waiting = Some(VecDeque::new());
+        tell(&mut node, 16, 600);
+        assert_eq!(sizes(&node), [CHANGES_UNDER_WAY_MAX]);
+        if is_edit {
+            let edited = rules(Rule {
+                ports: tcp(1),
+                ..allow("example.com")
+            });
+            node.set_firewall(&edited);
+            node.set_ovn(&edited);
+        } else {
+            node.answer("udn", "www.other.test", &addresses(4095, 1), 600);
+        }
+        carry_out_sent(&mut node);
+        node.reports.clear();
+        compare(&mut node);
+        assert!(!node.reports.iter().any(is_difference), "{is_edit}");
+        let waiting = sizes(&node).into_iter().sum::<usize>();
+        assert!(waiting <= CHANGES_UNDER_WAY_MAX, "{waiting}");
+    }
+}
+
+/// Carries out what was sent by now, and nothing that comes of it.
+fn carry_out_sent(node: &mut Node) {
+    for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
+        assert!(node.carry_out_next());
+    }
+}
+
+/// An edit closes an address of p2 and is not confirmed when the connection is lost. The comparison finds the flow with
+/// all that has ended for p1.
+#[test]
+fn what_an_edit_closes_has_its_turn_soon_when_the_connection_was_lost() {
+    let mut node = Node::with(&rules());
+    node.add_pod("p2", 6);
+    tell_many(&mut node, 600);
+    node.answer("p2", "www.other.test", &[OTHER], 600);
+    node.waiting = Some(VecDeque::new());
+    node.remove_interface("p1");
+    let edited = [allow("example.com"), deny_all()];
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::SwitchDown);
+    node.give(Input::SwitchUp);
+    node.batches();
+    while node.destinations().contains("203.0.113.2") {
+        if !node.carry_out_next() {
+            node.pass(Duration::from_secs(1));
+        }
+    }
+    let batches = node.batches().into_iter();
+    let before: usize = batches.map(|(_, changes)| changes.len()).sum();
+    assert!(before <= 2 * CHANGES_UNDER_WAY_MAX, "{before} changes");
 }

@@ -48,7 +48,7 @@ fn add(key: FlowKey) -> FlowChange {
 }
 
 fn delete(key: FlowKey) -> FlowChange {
-    FlowChange::Delete(key, Cookie::new(1))
+    FlowChange::Delete(key, Some(Cookie::new(1)))
 }
 
 fn installed(key: FlowKey) -> InstalledFlow {

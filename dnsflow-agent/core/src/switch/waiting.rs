@@ -1,0 +1,297 @@
+//! Changes of flows that wait in the agent, on their way to the switch.
+//!
+//! ovs-vswitchd takes the changes of all pods one after the other. If those of one pod went there as fast as they come,
+//! what opens an address for another pod would stand behind thousands. So a pod has few changes under way at a time: the
+//! others wait in its queue ([`queues`]). Addresses of a pod may also end together, and a pod may go: flows that only end
+//! wait in one set for the whole node, and go in parts ([`removals`]). The changes of other pods go past.
+//!
+//! One change waits for each flow, the last one ([`places`]), so that what waits and what is wanted are the same. A batch
+//! that goes past takes along what waits between the ends of its flows ([`Waiting::take_along`]): no two changes of a
+//! flow change places, and no former flow decides beside a new one.
+//! What else was weighed: `docs/decisions/under-way.md`.
+
+mod places;
+mod queues;
+mod removals;
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+};
+
+use super::Opening;
+use crate::{
+    installed::Batch,
+    io::input::BatchId,
+    values::{
+        flow::{Addresses, Cookie, Ends, FlowChange, FlowKey, Sentinel},
+        ids::PortId,
+        limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
+    },
+};
+use places::{Places, ends};
+pub(super) use queues::Shares;
+use queues::{Queued, Queues};
+use removals::Removals;
+
+/// All that waits, and how much of it is under way.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    places: Places,
+    queues: Queues,
+    removals: Removals,
+}
+
+/// Changes that go to the switch now.
+pub(super) struct Part {
+    pub(super) batch: Batch,
+    /// What they open; of a batch that goes in several parts, with the last of them.
+    pub(super) openings: Vec<Opening>,
+    /// Whether there is more of the batch.
+    pub(super) has_more: bool,
+}
+
+impl Waiting {
+    /// Whether nothing waits, and none of what has waited is under way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty() && self.removals.is_empty()
+    }
+
+    /// The connection is lost. Returns the batches that waited.
+    pub(super) fn disconnected(&mut self) -> BTreeSet<BatchId> {
+        std::mem::take(self).queues.into_batches()
+    }
+
+    /// How many pods have changes under way or waiting, and how many flows wait to be removed.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> [usize; 2] {
+        [self.queues.len(), self.removals.len()]
+    }
+
+    // What pods are told.
+
+    /// Whether further changes of this pod have to wait.
+    pub(super) fn is_full(&self, port: PortId) -> bool {
+        self.queues.is_full(port)
+    }
+
+    /// The last batch of a pod that waits, if there is room in it.
+    pub(super) fn last_with_room(&self, port: PortId) -> Option<BatchId> {
+        self.queues.last_with_room(port)
+    }
+
+    /// Takes the changes of a batch into the queue of a pod.
+    pub(super) fn push(&mut self, port: PortId, mut batch: Batch, opening: Option<Opening>) {
+        let changes = std::mem::take(&mut batch.changes);
+        let len = changes.len();
+        let mut waits_at = Vec::new();
+        for change in changes {
+            let Some(ends) = ends(&change) else {
+                continue;
+            };
+            if self.places.owner(ends).is_none() {
+                self.removals.forget(ends, self.places.len(ends));
+            }
+            if self.places.own(ends, port) {
+                waits_at.push(ends);
+            }
+            self.places.push(ends, change);
+        }
+        let queued = Queued::new(batch, opening, waits_at, len);
+        self.queues.push(port, queued);
+    }
+
+    /// Whether this batch waits.
+    pub(super) fn contains(&self, batch: BatchId) -> bool {
+        self.queues.contain(batch)
+    }
+
+    /// So many changes of a pod are on their way.
+    pub(super) fn sent(&mut self, port: PortId, changes: usize) {
+        self.queues.sent(port, changes);
+    }
+
+    /// The switch has answered a batch with these changes of pods, or the changes were not sent after all.
+    pub(super) fn answered(&mut self, batch: BatchId, shares: &Shares) {
+        self.queues.answered(shares);
+        self.removals.answered(batch);
+    }
+
+    /// A pod whose changes wait, and that has room for some.
+    pub(super) fn next(&self) -> Option<PortId> {
+        self.queues.next()
+    }
+
+    /// The pods in whose queues one of these batches is.
+    pub(super) fn with_batches(&self, batches: &BTreeSet<BatchId>) -> Vec<PortId> {
+        self.queues.with_batches(batches)
+    }
+
+    /// Takes the changes of a pod that come next: about [`CHANGES_UNDER_WAY_MAX`]. Those between the same ends stay
+    /// together.
+    pub(super) fn take_next(&mut self, port: PortId) -> Option<Part> {
+        let queued = self.queues.front_mut(port)?;
+        let mut changes = Vec::new();
+        while let Some(ends) = queued.waits_at.front() {
+            // Without an owner, the changes of its pod have gone along with others, and those of now only end.
+            if self.places.owner(*ends).is_some() {
+                let more = self.places.len(*ends);
+                if !changes.is_empty() && changes.len() + more > CHANGES_UNDER_WAY_MAX {
+                    break;
+                }
+                changes.extend(self.places.take(*ends));
+            }
+            queued.waits_at.pop_front();
+        }
+        let has_more = !queued.waits_at.is_empty();
+        let (mut batch, openings) = match has_more {
+            true => (queued.batch.take_changes(), Vec::new()),
+            false => self.queues.take_front(port)?,
+        };
+        batch.changes = changes;
+        Some(Part {
+            batch,
+            openings,
+            has_more,
+        })
+    }
+
+    // What only ends.
+
+    /// Takes the removals of flows out of the changes, at these addresses of pods, where nothing is added between the
+    /// same ends. Those of a verdict do not wait: its number rests from now on.
+    pub(super) fn put_off(
+        &mut self,
+        changes: &mut Vec<FlowChange>,
+        is_at: impl Fn(IpAddr) -> bool,
+    ) {
+        let added = changes.iter().filter_map(|change| match change {
+            FlowChange::Add(..) => ends(change),
+            FlowChange::Delete(..) | FlowChange::Renew(_) => None,
+        });
+        let added: HashSet<Ends> = added.collect();
+        let may_wait = |change: &mut FlowChange| match change {
+            FlowChange::Delete(key, cookie) => {
+                let ends = key.matches.ends;
+                let is_there = matches!(ends, Ends::Addresses(_)) && is_at(ends.src());
+                let is_of_sentinel = cookie.is_some_and(Cookie::is_of_sentinel);
+                is_there && !is_of_sentinel && !added.contains(&ends)
+            }
+            FlowChange::Add(..) | FlowChange::Renew(_) => false,
+        };
+        let put_off: Vec<FlowChange> = changes.extract_if(.., may_wait).collect();
+        for removal in put_off {
+            match ends(&removal) {
+                Some(ends) if self.has_room_for(ends) => self.remove(ends, removal),
+                _ => changes.push(removal),
+            }
+        }
+    }
+
+    /// Whether a removal between these ends may wait. Where a change waits, the others between the same ends do, too.
+    fn has_room_for(&self, ends: Ends) -> bool {
+        self.removals.len() < REMOVALS_WAITING_MAX || self.places.len(ends) > 0
+    }
+
+    /// Has a removal wait.
+    fn remove(&mut self, ends: Ends, removal: FlowChange) {
+        let added = self.places.push(ends, removal);
+        if self.places.owner(ends).is_none() {
+            self.removals.push(ends, added);
+        }
+    }
+
+    /// Takes the next part of what only ends: about [`CHANGES_UNDER_WAY_MAX`]. Nothing while the switch has not
+    /// confirmed the part before it. The removals between the same ends stay together: of a flow that denies and one
+    /// that allows, none is left alone.
+    pub(super) fn take_removals(&mut self) -> Vec<FlowChange> {
+        let mut part = Vec::new();
+        while let Some(ends) = self.removals.next() {
+            let more = self.places.len(ends);
+            if !part.is_empty() && part.len() + more > CHANGES_UNDER_WAY_MAX {
+                break;
+            }
+            self.removals.take(ends, more);
+            part.extend(self.places.take(ends));
+        }
+        part
+    }
+
+    /// A part of what only ends goes in this batch.
+    pub(super) fn removals_sent(&mut self, batch: BatchId, part: &[FlowChange]) {
+        self.removals.sent(batch, part);
+    }
+
+    /// Takes what only ends at these addresses of pods.
+    pub(super) fn take_removals_at(&mut self, is_at: impl Fn(IpAddr) -> bool) -> Vec<FlowChange> {
+        let mut removals = Vec::new();
+        for ends in self.places.only_ending_at(is_at) {
+            removals.extend(self.take(ends));
+        }
+        removals
+    }
+
+    // What goes past.
+
+    /// Takes along what waits between the ends of the flows of these changes, from index `from` on. It goes before them.
+    pub(super) fn take_along(&mut self, changes: &mut Vec<FlowChange>, from: usize) {
+        if self.places.is_empty() {
+            return;
+        }
+        let mut before = Vec::new();
+        let places: BTreeSet<Ends> = changes[from..].iter().filter_map(ends).collect();
+        for ends in places {
+            before.extend(self.take(ends));
+        }
+        places::put_before(before, changes, from);
+    }
+
+    fn take(&mut self, ends: Ends) -> Vec<FlowChange> {
+        if self.places.owner(ends).is_none() {
+            self.removals.forget(ends, self.places.len(ends));
+        }
+        self.places.take(ends)
+    }
+
+    /// How many changes wait between these addresses.
+    pub(super) fn between(&self, src: IpAddr, dst: IpAddr) -> usize {
+        let ends = Addresses::between(src, dst).map(Ends::Addresses);
+        ends.map_or(0, |ends| self.places.len(ends))
+    }
+
+    // The comparison.
+
+    /// Whether a dump shows a flow only because a change of it waits, or its removal was under way.
+    pub(super) fn explains(&self, key: &FlowKey, cookie: Cookie) -> bool {
+        self.removals.were_under_way(key)
+            || match self.places.change_of(key) {
+                // It takes the place of the flow.
+                Some(FlowChange::Add(..)) => true,
+                Some(FlowChange::Delete(_, of)) => of.is_none_or(|of| of == cookie),
+                Some(FlowChange::Renew(_)) | None => false,
+            }
+    }
+
+    /// A dump begins.
+    pub(super) fn dump_begins(&mut self) {
+        self.removals.dump_begins();
+    }
+
+    /// The dump has ended.
+    pub(super) fn dump_ends(&mut self) {
+        self.removals.dump_ends();
+    }
+
+    /// The sentinel flows of the flows that wait to be removed: without these, the switch would remove all of the flows
+    /// together.
+    pub(super) fn sentinels(&self) -> BTreeSet<Sentinel> {
+        let sentinels = self.places.changes().filter_map(|change| match change {
+            FlowChange::Delete(key, Some(cookie)) => Some(Sentinel {
+                table: key.table,
+                cookie: *cookie,
+            }),
+            FlowChange::Add(..) | FlowChange::Delete(_, None) | FlowChange::Renew(_) => None,
+        });
+        sentinels.collect()
+    }
+}
