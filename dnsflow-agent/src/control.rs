@@ -14,7 +14,7 @@
 //! | `/v1/events?last=&follow=` | one [`Event`] a line |
 //! | `/v1/history?namespace=` | one [`Line`](crate::asking::history::Line) a line |
 //! | `/v1/firewall?namespace=` | [`PresentFirewall`](crate::asking::history::PresentFirewall) |
-//! | `/v1/learn?namespace=&for_s=` | one [`Line`](crate::asking::learned::Line) a line, as it comes, for so many seconds |
+//! | `/v1/learn?namespace=&for_s=` | one [`Line`](crate::asking::learn::Line) a line, as it comes, for so many seconds |
 //! | `/v1/log-level` | [`Levels`](crate::asking::Levels); `PUT` with `level=` changes it |
 //! | `/v1/log` | the last lines of the log |
 //! | `/v1/metrics` | the metrics, as `/metrics` has them |
@@ -71,7 +71,7 @@ use tokio::{
 use crate::{
     asking::{AgentCommand, Status, VERSION, event::Event, northbound},
     causes::Causes,
-    denials::{Connections, Heard},
+    denied_connections::{Connections, Heard},
     inquiries::Inquiries,
     journal::Journal,
     logging::LogView,

@@ -18,7 +18,7 @@ pub mod clock;
 pub mod conntrack;
 pub mod control;
 pub mod databases;
-pub mod denials;
+pub mod denied_connections;
 pub mod inquiries;
 pub mod journal;
 pub mod k8s;

@@ -29,7 +29,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     asking::VERSION,
-    denials::{Counts, DenialCounts},
+    denied_connections::{Counts, DenialCounts},
     inquiries::Inquiries,
     journal::Journal,
     k8s::events::EventCounters,

@@ -16,7 +16,7 @@ use crate::{
     event::Event,
     exit::Exit,
     history::{Known, PresentFirewall},
-    learned::{Learned, Line},
+    learn::{Learned, Line},
     manifests::Files,
     northbound,
     options::{
@@ -26,9 +26,9 @@ use crate::{
     output::{write_json, write_json_line, write_yaml},
     page::{Page, PageError},
     print::{self, CacheRow, FlowRow, Row},
-    pruned::{self, Evidence, Pruning},
-    reported::NodeReport,
+    report::NodeReport,
     trial::{Change, Trialled},
+    unused::{self, Evidence, Pruning},
 };
 
 /// Why a subcommand has failed.
@@ -204,7 +204,7 @@ pub fn prune(options: &PruneOptions, output: &mut impl Write) -> Result<Exit, Co
             namespace: namespace.clone(),
         });
     };
-    let names = pruned::names_of(&firewall);
+    let names = unused::names_of(&firewall);
     let resolved = block_on(async {
         Ok(match names[..] {
             [] => Ok(BTreeMap::new()),

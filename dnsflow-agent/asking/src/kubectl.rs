@@ -5,9 +5,9 @@
 //! them (`docs/decisions/kubectl-plugin.md`).
 
 mod agents;
+mod all_nodes;
 mod follow;
 mod merge;
-mod united;
 
 use std::{ffi::OsString, io, path::Path, time::Duration};
 

@@ -15,7 +15,7 @@ mod fixtures;
 pub mod history;
 pub mod kubectl;
 pub mod large_table;
-pub mod learned;
+pub mod learn;
 pub mod manifests;
 pub mod moment;
 pub mod node;
@@ -24,9 +24,9 @@ pub mod options;
 pub mod output;
 pub mod page;
 pub mod print;
-pub mod pruned;
-pub mod reported;
+pub mod report;
 pub mod trial;
+pub mod unused;
 
 use std::collections::BTreeMap;
 

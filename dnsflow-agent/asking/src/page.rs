@@ -12,8 +12,8 @@ use askama::Template;
 
 use super::{
     print::{self, PortRow, Row as _},
-    pruned::{RuleUse, Used},
-    reported::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
+    report::{Bucket, Denial, NameReport, NamespaceReport, NodeReport},
+    unused::{RuleUse, Used},
 };
 use crate::{VERSION, output::new_file};
 

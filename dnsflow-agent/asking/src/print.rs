@@ -15,8 +15,8 @@ use tabwriter::TabWriter;
 use super::{
     Status,
     event::Event,
-    pruned::{Pruning, RuleUse, Since, Used},
     trial::{Change, Changed, Trialled},
+    unused::{Pruning, RuleUse, Since, Used},
 };
 use crate::Levels;
 

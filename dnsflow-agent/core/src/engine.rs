@@ -55,7 +55,7 @@ use crate::{
     sources::{Source, Sources},
     switch::{
         Opening, Switch,
-        denied::RevalidationWait,
+        deny_counters::RevalidationWait,
         hold::{HoldEvent, HoldLimits, HoldQueue, Wait},
         revalidation::RevalidationEvent,
     },

@@ -7,11 +7,11 @@
 //! before any other batch. What only ends goes a part at a time (`waiting`).
 
 pub mod blocked;
-pub mod denied;
+pub mod deny_counters;
 pub mod hold;
 pub mod revalidation;
 
-mod denials;
+mod quiet_time;
 mod waiting;
 
 use std::{
@@ -33,7 +33,7 @@ use crate::{
     policy::{Policy, plan::Planner},
     switch::{
         blocked::Looks,
-        denied::RevalidationWait,
+        deny_counters::RevalidationWait,
         hold::Wait,
         revalidation::{Revalidation, RevalidationEvent},
     },
@@ -52,7 +52,7 @@ use crate::{
         name::DomainName,
     },
 };
-use denials::Denials;
+use quiet_time::QuietTime;
 use waiting::{Part, Shares, Waiting};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
@@ -180,7 +180,7 @@ pub(crate) struct Switch {
     /// Confirmed batches whose flows the datapath may not follow yet.
     revalidation: Revalidation,
     /// Whether a megaflow that drops can exist.
-    denials: Denials,
+    quiet_time: QuietTime,
     /// When to look for connections that OVN has blocked in a gap of our flows.
     looks: Looks,
 }
@@ -210,7 +210,7 @@ impl Switch {
             foreign: HashMap::new(),
             left_out: Vec::new(),
             revalidation: Revalidation::new(hold_max),
-            denials: Denials::new(!hold_max.is_zero(), idle_grace),
+            quiet_time: QuietTime::new(!hold_max.is_zero(), idle_grace),
             looks: Looks::default(),
         }
     }
@@ -281,7 +281,7 @@ impl Switch {
 
     /// When something is due. A comparison is due only if its result could be judged (`can_judge`).
     pub(crate) fn deadline(&self, can_judge: bool) -> Option<Deadline> {
-        let counts = deadline::at(self.denials.deadline(), Why::Count);
+        let counts = deadline::at(self.quiet_time.deadline(), Why::Count);
         let looks = deadline::at(self.looks.deadline(), Why::Blocked);
         if !self.up {
             return deadline::first([counts, looks]);
@@ -303,7 +303,7 @@ impl Switch {
 
     /// Whether new flows had to wait for revalidation, for each batch of openings.
     pub(crate) fn revalidation_waits(&self) -> &CounterVec<RevalidationWait> {
-        self.denials.events()
+        self.quiet_time.events()
     }
 
     /// What ended the waits for revalidation.
@@ -437,7 +437,7 @@ impl Switch {
             pending.openings.push(opening);
             return;
         }
-        self.denials.count(RevalidationWait::Verdict);
+        self.quiet_time.count(RevalidationWait::Verdict);
         out.report(opening.report(RevalidationWait::Verdict, now));
     }
 
@@ -623,7 +623,7 @@ impl Switch {
         self.tie(&mut changes, planner);
         let before = std::mem::replace(&mut self.sent_at, at);
         let estimate = self.revalidation.estimate();
-        let count = self.denials.to_count(&openings, estimate, at);
+        let count = self.quiet_time.to_count(&openings, estimate, at);
         self.pending.insert(
             id,
             Pending {
@@ -746,10 +746,10 @@ impl Switch {
                     ..
                 } = pending;
                 let revalidation_wait = self
-                    .denials
+                    .quiet_time
                     .revalidation_wait(&openings, counted, estimate, sent_at);
                 if !openings.is_empty() {
-                    self.denials.count(revalidation_wait);
+                    self.quiet_time.count(revalidation_wait);
                 }
                 for opening in openings {
                     out.report(opening.report(revalidation_wait, now));
@@ -816,12 +816,12 @@ impl Switch {
         self.up = true;
         self.comparison.at = Some(now);
         self.renew_at = Some(now + self.renew_interval());
-        self.denials.connected(now);
+        self.quiet_time.connected(now);
     }
 
     /// The connection is lost, and with it all replies. Returns the batches whose wait is over.
     pub(crate) fn disconnected(&mut self) -> Vec<BatchId> {
-        self.denials.disconnected();
+        self.quiet_time.disconnected();
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
         self.unanswered.extend(self.waiting.disconnected());
@@ -853,7 +853,7 @@ impl Switch {
     /// The flow monitor was silent for a while.
     pub(crate) fn monitor_gap(&mut self, now: Timestamp) {
         self.compare_soon(now);
-        self.denials.gap();
+        self.quiet_time.gap();
     }
 
     /// Sets the tables that the flow monitor covers.
@@ -1339,21 +1339,21 @@ impl Switch {
         }
     }
 
-    // Denials.
+    // Quiet time.
 
     /// Sets how long the switch keeps a megaflow after its last packet, as its database says.
     pub(crate) fn megaflows_idle_for(&mut self, idle: Duration) {
-        self.denials.megaflows_idle_for(idle);
+        self.quiet_time.megaflows_idle_for(idle);
     }
 
     /// The rules of a namespace have changed, or where OVN enforces them.
     pub(crate) fn rules_changed(&mut self, namespace: &str, now: Timestamp) {
-        self.denials.rules_changed(namespace, now);
+        self.quiet_time.rules_changed(namespace, now);
     }
 
     /// A flow that is counted was removed.
     pub(crate) fn count_lost(&mut self, cookie: u32) {
-        self.denials.count_lost(cookie);
+        self.quiet_time.count_lost(cookie);
     }
 
     /// The flows with some cookies were counted, behind the changes of a batch if there is one.
@@ -1363,7 +1363,7 @@ impl Switch {
         counts: Vec<CookieCount>,
         now: Timestamp,
     ) {
-        self.denials.counted(counts, now);
+        self.quiet_time.counted(counts, now);
         if let Some(pending) = batch.and_then(|batch| self.pending.get_mut(&batch)) {
             pending.counted = true;
         }
@@ -1377,7 +1377,7 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) {
-        self.denials.timeout(ports, policy, now, out);
+        self.quiet_time.timeout(ports, policy, now, out);
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
     capture::Aside,
     conntrack::{self, Conntrack},
     control::{Server, Slow},
-    denials::{self, Heard, Listeners},
+    denied_connections::{self, Heard, Listeners},
     inquiries::Inquiries,
     journal::Journal,
     k8s::{self, events::Notices},
@@ -257,7 +257,7 @@ impl Edges {
                 None => Some(options.ovn_nb.clone()),
             },
         };
-        let watch = denials::watch(aside, heard, inquiries.clone(), listeners);
+        let watch = denied_connections::watch(aside, heard, inquiries.clone(), listeners);
         self.start("denied connections", watch);
         let server = Server::new(inquiries, inputs, journal, metrics, slow, log);
         let serving = server.serve(options.control_socket.path.clone());

@@ -39,7 +39,7 @@ use crate::{
     },
     clock::{Alarm, now},
     conntrack,
-    denials::{self, Connections, DenialCounts, Heard},
+    denied_connections::{self, Connections, DenialCounts, Heard},
     inquiries::{self, Inquiries},
     journal::Journal,
     k8s::events::Reporter,
@@ -381,7 +381,7 @@ impl Shared {
         Denials {
             aside,
             heard: Heard::new(Attempts::new(dns_ports)),
-            listeners: denials::Listeners {
+            listeners: denied_connections::Listeners {
                 log: tell,
                 journal: Arc::clone(&self.journal),
                 events: options.denied_events.then(|| self.reporter.clone()),

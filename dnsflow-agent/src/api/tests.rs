@@ -7,7 +7,7 @@ use dnsflow_core::engine::{Config, Engine};
 
 use super::*;
 use crate::{
-    denials::DenialCounts,
+    denied_connections::DenialCounts,
     inquiries,
     journal::Journal,
     logging::Log,

@@ -11,7 +11,7 @@ use hyper::{Response, body::Bytes};
 use tokio::time::sleep;
 
 use super::{Body, FOLLOW_INTERVAL, Parameters, Refusal, Server, line, lines};
-use crate::asking::learned::{LearnedName, Line};
+use crate::asking::learn::{LearnedName, Line};
 
 /// How often a recording is read. The hot thread wakes no reader.
 const LEARN_INTERVAL: Duration = Duration::from_secs(1);

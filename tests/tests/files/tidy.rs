@@ -163,7 +163,7 @@ fn the_wall_clock_is_read_for_people_and_for_the_snapshot() {
     }
     found.sort();
     let expected = [
-        "asking/src/reported.rs",
+        "asking/src/report.rs",
         "src/bundle.rs",
         "src/journal.rs",
         "src/one_agent.rs",

@@ -13,7 +13,7 @@ use super::{agents::Heard, merge::with_node};
 use crate::{
     event::Event,
     exit::Exit,
-    learned::{Learned, Line},
+    learn::{Learned, Line},
     options::{LearnOptions, OutputFormat},
     output::{write_json_line, write_yaml},
     print,

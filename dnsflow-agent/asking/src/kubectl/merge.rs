@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     PluginError,
     agents::{Answer, Said},
-    united,
+    all_nodes,
 };
 use crate::{
     Levels, Status,
@@ -23,9 +23,9 @@ use crate::{
     output::{write_json_line, write_yaml},
     page::Page,
     print::{self, CacheRow, FlowRow, PortRow, Row},
-    pruned::Pruning,
-    reported::NodeReport,
+    report::NodeReport,
     trial::Trialled,
+    unused::Pruning,
 };
 
 /// What the agents were asked.
@@ -101,7 +101,7 @@ pub(super) fn write(
     match question {
         // A rule is unused if no node has used it: of all nodes, there is one answer.
         Question::Prune => {
-            let values = vec![united::pruning(typed(&values)?, &mut silent)?];
+            let values = vec![all_nodes::pruning(typed(&values)?, &mut silent)?];
             print_values(
                 question,
                 format,
@@ -216,7 +216,7 @@ fn tables(
             table(levels.map(|(node, levels)| OnNode(node, levels)), output)
         }
         Question::Check => table(findings(values), output),
-        Question::Try(_) => united::trials(typed::<Trialled>(values)?, output),
+        Question::Try(_) => all_nodes::trials(typed::<Trialled>(values)?, output),
         Question::Prune => typed::<Pruning>(values)?
             .iter()
             .try_for_each(|(nodes, pruning)| print::pruning(pruning, nodes, output)),

@@ -77,7 +77,8 @@ fn where_nothing_was_denied_lately_answers_go_back_at_the_barriers_reply() {
     let mut node = Node::quiet(&rules());
     assert_eq!(node.opens(1), QUIET_TOLD);
     assert_eq!(node.opens(2), QUIET_TOLD, "and the next one");
-    let quiet = node.engine.revalidation_waits()[crate::switch::denied::RevalidationWait::Quiet];
+    let quiet =
+        node.engine.revalidation_waits()[crate::switch::deny_counters::RevalidationWait::Quiet];
     assert_eq!(quiet, 2);
 }
 
@@ -263,7 +264,7 @@ fn a_switch_that_does_not_count_makes_answers_wait() {
     node.pass(PASS + REVALIDATION_INTERVAL);
     assert_eq!(node.released().len(), 1);
     let uncounted =
-        node.engine.revalidation_waits()[crate::switch::denied::RevalidationWait::Uncounted];
+        node.engine.revalidation_waits()[crate::switch::deny_counters::RevalidationWait::Uncounted];
     assert_eq!(uncounted, 1);
 }
 

@@ -16,7 +16,7 @@ use super::{
     client::{self, AskError},
     event::Event,
     history::{Known, PresentFirewall},
-    print, pruned,
+    print, unused,
 };
 use crate::{moment::rfc3339, node};
 
@@ -65,7 +65,7 @@ pub struct Bucket {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct NamespaceReport {
     /// The rules with their use; `only_by_answer` is not asked for.
-    pub rules: pruned::Pruning,
+    pub rules: unused::Pruning,
     /// The names that pods were told, those first that were used last.
     pub names: Vec<NameReport>,
     /// What was denied, the latest first.
@@ -178,14 +178,14 @@ impl NamespaceReport {
         };
         client::lines(socket, "/v1/cache", &parameters, take).await?;
         let known = Known::ask(socket, Some(namespace)).await?;
-        let evidence = pruned::Evidence {
+        let evidence = unused::Evidence {
             firewall: (&firewall, present.subdomains),
             came_s: present.came_s,
             known: &known,
             entries: &entries,
             resolved: None,
         };
-        let rules = pruned::Pruning::new(namespace, &evidence);
+        let rules = unused::Pruning::new(namespace, &evidence);
         let mut names = names(&entries);
         let mut denials = denials.of(namespace);
         for (what, count, max) in [

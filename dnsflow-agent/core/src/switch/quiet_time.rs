@@ -18,7 +18,7 @@ use crate::{
     },
     pods::ports::Ports,
     policy::Policy,
-    switch::denied::{DenyCounters, RevalidationWait},
+    switch::deny_counters::{DenyCounters, RevalidationWait},
     tools::counter_vec::CounterVec,
     values::limits::{
         COUNT_DELAY, COUNT_INTERVAL, COUNTED_COOKIES_MAX, COUNTED_PER_BATCH_MAX, MEGAFLOW_IDLE,
@@ -28,7 +28,7 @@ use crate::{
 
 /// What is known about denied packets.
 #[derive(Debug)]
-pub(crate) struct Denials {
+pub(crate) struct QuietTime {
     namespaces: BTreeMap<String, Namespace>,
     counters: DenyCounters,
     count_at: Option<Timestamp>,
@@ -62,7 +62,7 @@ enum Outlook {
     Count(BTreeSet<u32>),
 }
 
-impl Denials {
+impl QuietTime {
     /// Nothing is known yet.
     pub(crate) fn new(waits: bool, idle_grace: Duration) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Denials {
         }
     }
 
-    /// When [`Denials::timeout`] wants to be called.
+    /// When [`QuietTime::timeout`] wants to be called.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         self.count_at
     }

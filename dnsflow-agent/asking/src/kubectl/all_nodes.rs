@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::merge::{OnNode, table};
 use crate::{
     print::{self, ChangedRow},
-    pruned::{Pruning, RuleUse, Used},
     trial::Trialled,
+    unused::{Pruning, RuleUse, Used},
 };
 
 /// What the nodes have said of the rules, as one, with the nodes in words. A node with other rules than the
