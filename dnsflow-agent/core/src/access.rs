@@ -570,7 +570,8 @@ impl Access<'_> {
 
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
-    /// were told again meanwhile. Returns how many marks were adopted.
+    /// were told again meanwhile, or whose verdicts are not in force ([`Cache::end_former`]). Returns how many marks were
+    /// adopted.
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
@@ -616,7 +617,10 @@ impl Access<'_> {
                     entry.installed.go_on_with(&mark, now);
                     adopted += 1;
                 }
-                Some(entry) if entry.installed.verdict().is_some() => {}
+                Some(entry) if entry.installed.verdict().is_some() => {
+                    let is_removed = self.cache.end_former(port, &mark, comparison, batch);
+                    out.counters.marks_removed += u64::from(is_removed);
+                }
                 _ => {
                     batch.mark(MarkChange::Remove { ifindex, address });
                     out.counters.marks_removed += 1;

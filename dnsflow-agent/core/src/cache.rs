@@ -882,17 +882,45 @@ impl Cache {
         let place = entry.place(port, address);
         let read = entry.installed.read(found, reading, &self.verdicts)?;
         match read {
-            ReadMark::Right => {}
+            ReadMark::Right | ReadMark::Former => {}
             ReadMark::Wrong => entry.installed.mark(place, &mut self.verdicts, batch),
             ReadMark::Over => entry.installed.remove_former(found, batch),
         }
         Some(read)
     }
 
+    /// Decides over a mark of an earlier run, whose address has a verdict with another number, which is not in force. The
+    /// mark stays until then, unless its number stands for a plan whose flows this comparison has not found: then it
+    /// stood for another one. Returns whether the mark is removed.
+    pub(crate) fn end_former(
+        &mut self,
+        port: PortId,
+        found: &MarkFound,
+        comparison: u32,
+        batch: &mut Batch,
+    ) -> bool {
+        let verdicts = &mut self.verdicts;
+        let number = verdicts.number_in(found.mark);
+        let Some(port) = self.ports.get_mut(&port) else {
+            return false;
+        };
+        let entry = port.entries.get_mut(&found.address);
+        let Some(entry) = entry.filter(|entry| entry.installed.verdict() != number) else {
+            return false;
+        };
+        let flows = number.and_then(|number| verdicts.flows(number));
+        let is_another = flows.is_some_and(|flows| !flows.are_all_seen(comparison));
+        match is_another {
+            true => entry.installed.remove_former(found, batch),
+            false => verdicts.keep_former(found.mark),
+        }
+        is_another
+    }
+
     /// All marks are read. Sets those that are missing, and returns how many they are.
     pub(crate) fn marks_read(&mut self, reading: Reading, batch: &mut Batch) -> usize {
         let now = batch.now();
-        self.verdicts.marks_read(reading.since);
+        self.verdicts.marks_read(reading);
         let mut missing = 0;
         for (id, port) in &mut self.ports {
             if self.verdicts.interface(*id).is_none() {

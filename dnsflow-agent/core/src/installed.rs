@@ -78,6 +78,8 @@ pub(crate) enum ReadMark {
     Right,
     /// Not the mark of its verdict, which is in force.
     Wrong,
+    /// The mark of an earlier run, with another number than its verdict has, which is not in force.
+    Former,
     /// The mark of a former verdict, which ends. The flows of its verdict have not come into force.
     Over,
 }
@@ -440,7 +442,9 @@ impl Installed {
                 // The kernel is told of it behind the reading.
                 None => ReadMark::Right,
             }
-        } else if !reading.is_first && verdicts.is_over(found.mark, reading.since) {
+        } else if reading.is_first {
+            ReadMark::Former
+        } else if verdicts.is_over(found.mark, reading.since) {
             ReadMark::Over
         } else {
             ReadMark::Right

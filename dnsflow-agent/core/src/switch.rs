@@ -1122,13 +1122,15 @@ impl Switch {
             let cache = &mut *access.cache;
             let read = port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch));
             match (read, port) {
-                (Some(ReadMark::Right), _) => {}
                 (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
                 (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
                 // Its flows tell whether it still counts.
-                (None, Some(port)) if !self.adopted && found.until > now => {
+                (None | Some(ReadMark::Former), Some(port))
+                    if !self.adopted && found.until > now =>
+                {
                     self.comparison.marks.push((port, found));
                 }
+                (Some(ReadMark::Right | ReadMark::Former), _) => {}
                 (None, _) => {
                     batch.mark(MarkChange::Remove { ifindex, address });
                     out.counters.marks_removed += 1;

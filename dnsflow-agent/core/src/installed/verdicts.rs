@@ -11,6 +11,7 @@ use std::{
 };
 
 use super::{
+    Reading,
     batch::{Batch, Written},
     flows::Flows,
 };
@@ -40,6 +41,9 @@ pub(crate) struct Verdicts {
     verdicts: BTreeMap<VerdictId, Verdict>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
     resting: BTreeMap<VerdictId, Timestamp>,
+    /// Numbers of an earlier run that packets are still marked with: the verdicts of their addresses have other ones, and
+    /// are not in force.
+    former: BTreeSet<VerdictId>,
     /// When the last complete reading of the kernel's marks began.
     read_at: Option<Timestamp>,
     /// The kernel has refused a mark: addresses get flows of their own until then.
@@ -70,6 +74,7 @@ impl Verdicts {
             by_plan: HashMap::new(),
             verdicts: BTreeMap::new(),
             resting: BTreeMap::new(),
+            former: BTreeSet::new(),
             read_at: None,
             refused_until: None,
         }
@@ -122,7 +127,8 @@ impl Verdicts {
     }
 
     /// The verdict of one more address with this plan. Its flows are in force, on their way, or in the batch from
-    /// now on. `None` if the port's packets are not marked, or no number is left (for this port, or at all).
+    /// now on. `None` if the port's packets are not marked, no number is left (for this port, or at all), or the numbers
+    /// of an earlier run are not known.
     pub(crate) fn take(
         &mut self,
         port: PortId,
@@ -130,6 +136,9 @@ impl Verdicts {
         batch: &mut Batch,
     ) -> Option<VerdictId> {
         self.interfaces.get(&port)?;
+        if !self.knows_marks(batch) {
+            return None;
+        }
         let id = match self.by_plan.get(plan) {
             Some(id) => *id,
             None => self.make(port, plan, batch)?,
@@ -142,9 +151,18 @@ impl Verdicts {
         Some(id)
     }
 
+    /// Whether the marks of an earlier run have no say in what the flows in this batch open: their numbers are known, and
+    /// those that stand for another plan now are removed.
+    fn knows_marks(&self, batch: &Batch) -> bool {
+        batch.id().is_none() || batch.comparisons() > 0 && self.read_at.is_some()
+    }
+
     /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
-    /// whether the flows are there: all of them are written.
+    /// whether the flows are there: all of them are written, but for those that wait for the first comparison.
     pub(crate) fn write(&mut self, id: VerdictId, batch: &mut Batch) {
+        if !self.knows_marks(batch) {
+            return;
+        }
         let target = self.target(id);
         let verdict = self
             .verdicts
@@ -197,8 +215,10 @@ impl Verdicts {
         plan.hash(&mut hasher);
         let first = (hasher.finish() % u64::from(max)) as u32;
         let ids = (0..max).map(|at| VerdictId((first + at) % max + 1));
-        let is_free =
-            |id: &VerdictId| !self.verdicts.contains_key(id) && !self.resting.contains_key(id);
+        let is_free = |id: &VerdictId| {
+            let is_marked = self.resting.contains_key(id) || self.former.contains(id);
+            !self.verdicts.contains_key(id) && !is_marked
+        };
         ids.take(NUMBERS_TRIED).find(is_free)
     }
 
@@ -242,6 +262,17 @@ impl Verdicts {
         self.verdicts.contains_key(&id).then_some(id)
     }
 
+    /// Packets are still marked with this number of an earlier run. It is given to no plan until the marks are read again.
+    pub(crate) fn keep_former(&mut self, mark: u32) {
+        self.former.extend(self.number_in(mark));
+    }
+
+    /// The number in a mark.
+    pub(crate) fn number_in(&self, mark: u32) -> Option<VerdictId> {
+        let mask = self.mask?;
+        Some(VerdictId(mark >> mask.trailing_zeros()))
+    }
+
     /// The plan of a verdict.
     pub(crate) fn plan(&self, id: VerdictId) -> Plan {
         let verdict = self.verdicts.get(&id);
@@ -259,10 +290,7 @@ impl Verdicts {
 
     /// Whether the verdict of this mark ends: no address has had it for a while before `at`, or there is none.
     pub(crate) fn is_over(&self, mark: u32, at: Timestamp) -> bool {
-        let verdict = self.mask.and_then(|mask| {
-            let id = VerdictId(mark >> mask.trailing_zeros());
-            self.verdicts.get(&id)
-        });
+        let verdict = self.number_in(mark).and_then(|id| self.verdicts.get(&id));
         verdict.is_none_or(|verdict| verdict.is_over(at))
     }
 
@@ -357,9 +385,13 @@ impl Verdicts {
         marked
     }
 
-    /// All marks of the kernel were read, from `since` on. Those of verdicts that were over then are removed.
-    pub(crate) fn marks_read(&mut self, since: Timestamp) {
-        self.read_at = Some(since);
+    /// All marks of the kernel were read. Those of verdicts that were over at the beginning are removed, and so are those
+    /// of an earlier run, unless this is the first reading.
+    pub(crate) fn marks_read(&mut self, reading: Reading) {
+        self.read_at = Some(reading.since);
+        if !reading.is_first {
+            self.former = BTreeSet::new();
+        }
     }
 
     /// Removes the flows of verdicts that no address has had for a while. An address whose next verdict has not come

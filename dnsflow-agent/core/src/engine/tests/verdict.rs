@@ -748,11 +748,15 @@ fn foreign_flow() -> Input {
     }
 }
 
-/// Verdicts are made of all numbers that are free. None of them opens the address of a former number.
-fn take_all_numbers(node: &mut Node) {
+fn take_two_numbers(node: &mut Node) {
     let third = [203, 0, 113, 3];
     node.answer("p1", "a.test", &[OTHER], 600);
     node.answer("p1", "b.test", &[third], 600);
+}
+
+/// Verdicts are made of all numbers that are free. None of them opens the address of a former number.
+fn take_all_numbers(node: &mut Node) {
+    take_two_numbers(node);
     let destinations = [2, 3].map(|host| format!("203.0.113.{host}"));
     assert_eq!(node.destinations(), destinations.into());
 }
@@ -784,6 +788,77 @@ fn no_number_is_freed_while_the_marks_cannot_be_read() {
     node.hides_marks = false;
     node.pass(COMPARE_INTERVAL);
     assert!(!has_flows(&node) && node.marks.is_empty());
+}
+
+/// Starts an agent with what this run has left, whose rules have moved down by so many places. It has not read the
+/// southbound database, which is returned as well.
+fn moved_meanwhile(before: &mut Node, places: u16) -> (Node, Input) {
+    let [former, _] = edit();
+    let new = (0..places).map(|place| allow(&format!("new{place}.test")));
+    let moved: Vec<Rule> = new.chain(former).collect();
+    let saved = before.engine.snapshot(before.now);
+    let node = started(before, &saved, config_of_three());
+    let node = read_but_southbound(node, before, &moved);
+    let sb = southbound(&node, &moved);
+    (node, Input::Sb(sb))
+}
+
+/// The verdict of the address does not come into force.
+#[test]
+fn a_number_of_the_former_run_is_not_free_while_the_kernel_marks_with_it() {
+    let [former, _] = edit();
+    let mut numbers = 0;
+    for places in 1..8 {
+        let mut before = node_of_three(&former);
+        let flows = before.switch.clone();
+        let place = (ifindex(&before), IpAddr::from(ADDRESS));
+        let former_mark = before.marks[&place].0;
+        let (mut twin, sb) = moved_meanwhile(&mut before, places);
+        twin.give(sb);
+        if twin.marks[&place].0 == former_mark {
+            continue;
+        }
+        numbers += 1;
+        let mut before = node_of_three(&former);
+        let (mut node, sb) = moved_meanwhile(&mut before, places);
+        let key = twin.switch.into_keys().find(|key| !flows.contains_key(key));
+        node.give(Input::ForeignFlow {
+            key: key.expect("the rule has moved"),
+            cookie: 0x1234,
+        });
+        node.give(sb);
+        assert_eq!(node.marks[&place].0, former_mark);
+        take_all_numbers(&mut node);
+    }
+    assert!(numbers > 0, "another number");
+}
+
+/// Three plans have three numbers, and after the edit three others have them.
+#[test]
+fn no_mark_of_a_former_run_meets_the_flows_of_another_plan() {
+    let [former, _] = edit();
+    for places in 1..8 {
+        let mut before = node_of_three(&former);
+        take_two_numbers(&mut before);
+        let open = |node: &Node| {
+            let open = node.open().into_iter();
+            let open = open.map(|(_, dst, priority)| (dst, priority));
+            open.collect::<BTreeSet<_>>()
+        };
+        let opened_before = open(&before);
+        let moved = opened_before.iter();
+        let moved = moved.map(|(dst, priority)| (dst.clone(), priority - places));
+        let moved: BTreeSet<_> = moved.collect();
+        let rightly: BTreeSet<_> = opened_before.union(&moved).cloned().collect();
+        let (mut node, sb) = moved_meanwhile(&mut before, places);
+        node.waiting = Some(VecDeque::new());
+        node.give(sb);
+        while node.carry_out_next() {
+            let open = open(&node);
+            assert!(open.is_subset(&rightly), "{places}: {open:?}");
+        }
+        assert_eq!(open(&node), moved);
+    }
 }
 
 #[test]
@@ -840,4 +915,57 @@ fn a_pod_that_goes_late_takes_no_mark_of_the_successor_at_its_interface() {
     assert_eq!(node.marks.get(&place), Some(&mark));
     tell(&mut node, OTHER);
     assert!(node.marks.contains_key(&(ifindex, OTHER.into())));
+}
+
+/// The rule of an address was taken away while no agent ran. An answer comes before the marks are read.
+#[test]
+fn a_number_of_the_former_run_is_not_free_before_the_marks_are_read() {
+    // One number for all.
+    let config = || Config {
+        mark_mask: NonZeroU32::new(0x8000_0000),
+        ..Config::default()
+    };
+    let on_ports = |rule: Rule, ports| Rule {
+        ports: tcp(ports),
+        ..rule
+    };
+    let mut before = Node::bare();
+    before.engine = Engine::new(config());
+    let mut before = before.start(&[on_ports(allow("old.test"), 1), deny_all()]);
+    before.answer("p1", "www.old.test", &[ADDRESS], 600);
+    before.pass(Duration::from_secs(30));
+    assert_eq!((before.marks.len(), before.open().len()), (1, 1));
+    let snapshot = before.engine.snapshot(before.now);
+    let rules = [deny_all(), on_ports(allow("new.test"), 2)];
+    let node = started(&mut before, &snapshot, config());
+    let mut node = read_but_southbound(node, &before, &rules);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(southbound(&node, &rules)));
+    let is_reading = |command: &Command| matches!(command, Command::ReadMarks);
+    while !node.waiting.iter().flatten().any(is_reading) {
+        assert!(node.carry_out_next());
+    }
+    // The reading takes its time.
+    let waiting = node.waiting.as_mut().expect("commands wait");
+    waiting.retain(|command| !is_reading(command));
+    while node.carry_out_next() {}
+    node.answer("p1", "www.new.test", &[OTHER], 600);
+    while node.carry_out_next() {}
+    let by_new_rule = |node: &Node| {
+        let open = node.open().into_iter();
+        let of_rule = open.filter(|(.., priority)| *priority == 10_999);
+        of_rule.map(|(_, dst, _)| dst).collect::<BTreeSet<_>>()
+    };
+    let other = BTreeSet::from(["203.0.113.2".to_owned()]);
+    assert_eq!(by_new_rule(&node), other, "open, and nothing else is");
+    // The reading ends.
+    node.waiting = Some([Command::ReadMarks].into());
+    while node.carry_out_next() {
+        assert_eq!(by_new_rule(&node), other);
+    }
+    node.waiting = None;
+    assert_eq!(node.marks.len(), 0);
+    // From now on, the number is free.
+    node.answer("p1", "n.new.test", &[[203, 0, 113, 3]], 600);
+    assert_eq!(node.marks.len(), 1);
 }

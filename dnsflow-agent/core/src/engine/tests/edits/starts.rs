@@ -19,8 +19,8 @@ fn take_next(node: &mut Node) -> Command {
     waiting.pop_front().expect("there is one")
 }
 
-/// The agent was away until the name of an address was over. Before the first comparison has ended, another address
-/// brings the verdict into force, and the name is answered again.
+/// The agent was away until the name of an address was over. Before the first comparison has ended, another address with
+/// the same rules is opened, and the name is answered again.
 fn answered_during_the_first_comparison(behind_the_reading: bool) {
     let rules = [allow("example.com"), deny_all()];
     let mut before = node(MARKS, &rules);
@@ -48,6 +48,7 @@ fn answered_during_the_first_comparison(behind_the_reading: bool) {
     }
     after.log.clear();
     after.held_answer("www.example.com", &[ADDRESS]);
+    after.waiting.as_mut().expect("set").push_back(next);
     while after.carry_out_next() {}
     let is_released = after
         .log
