@@ -6,7 +6,7 @@
 mod answer;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     time::Duration,
 };
@@ -14,7 +14,7 @@ use std::{
 use crate::{
     Timestamp,
     cache::{Cache, Entry, Learning, Resolution, Term},
-    installed::{Batch, Flows, VerdictId},
+    installed::{Batch, Flows, ReadMark, Reading, VerdictId},
     io::{
         input::{MarkChange, MarkFound},
         output::Output,
@@ -472,7 +472,8 @@ impl Access<'_> {
         }
     }
 
-    /// Whether the address of a flow of an earlier run waits for a mark by which packets get the same actions.
+    /// Whether the address of a flow of an earlier run waits for a mark by which packets get the same actions. The flow
+    /// itself may end marks.
     pub(crate) fn awaits_mark(&mut self, key: &FlowKey, cookie: Cookie) -> bool {
         let Some((port, address)) = self.entry_key(key) else {
             return false;
@@ -480,7 +481,9 @@ impl Access<'_> {
         let verdicts = self.cache.verdicts();
         let entry = self.cache.entry(port, address);
         let body = entry.and_then(|entry| entry.installed.awaited(key, verdicts));
-        body.is_some_and(|body| self.plans.planner.cookie_without_mark(body) == cookie)
+        body.is_some_and(|body| {
+            body.cookie == cookie || self.plans.planner.cookie_without_mark(body) == cookie
+        })
     }
 
     /// The flows of a holder, and what they are for.
@@ -566,6 +569,34 @@ impl Access<'_> {
             }
         }
         adopted
+    }
+
+    /// At a start, addresses that a load balancer leads to keep the marks of the earlier run: they get flows of their own
+    /// as in a run ([`Cache::compared`]), some at a time. What else there is to decide over stays in `marks`.
+    pub(crate) fn keep_marks(
+        &mut self,
+        marks: &mut Vec<(PortId, MarkFound)>,
+        reading: Reading,
+        batch: &mut Batch,
+    ) {
+        let given_up: HashSet<(PortId, IpAddr)> = marks
+            .iter()
+            .map(|(port, found)| (*port, found.address))
+            .filter(|(port, address)| self.cache.give_up_unsent(*port, *address))
+            .collect();
+        let ports: BTreeSet<PortId> = given_up.iter().map(|(port, _)| *port).collect();
+        // The flows that are given up have left room to others.
+        for port in ports {
+            self.replan(port, batch);
+        }
+        marks.retain(|(port, found)| {
+            if !given_up.contains(&(*port, found.address)) {
+                return true;
+            }
+            self.cache.note_backend(*port, found.address);
+            let read = self.cache.mark_found(*port, found, reading, batch);
+            read != Some(ReadMark::Right)
+        });
     }
 
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for

@@ -771,6 +771,25 @@ impl Cache {
         }
     }
 
+    /// At a start, takes flows of its own from an address that a load balancer leads to, if they were not sent: the kernel
+    /// has a mark for the address. Returns whether it has. The address counts as one without a load balancer until
+    /// [`Cache::note_backend`].
+    pub(crate) fn give_up_unsent(&mut self, id: PortId, address: IpAddr) -> bool {
+        let Some(port) = self.ports.get_mut(&id) else {
+            return false;
+        };
+        let entry = port.entries.get_mut(&address);
+        let entry = entry.filter(|entry| entry.is_backend && !entry.is_denied());
+        let Some(entry) = entry.filter(|entry| entry.installed.is_unsent()) else {
+            return false;
+        };
+        port.flows -= entry.installed.len();
+        self.flows -= entry.installed.len();
+        entry.installed = Installed::default();
+        entry.is_backend = false;
+        true
+    }
+
     /// Removes the marks in whose place this comparison has found flows. Gives flows to addresses that a load balancer
     /// leads to, and that have nothing but a mark: as many as one pod may have under way. The last address overshoots
     /// that.

@@ -376,6 +376,11 @@ impl Installed {
         matches!(self, Self::Marked(_))
     }
 
+    /// Whether the address has nothing but flows that were not sent to the switch.
+    pub(crate) fn is_unsent(&self) -> bool {
+        matches!(self, Self::Flows(flows) if matches!(flows.written, Written::Unsent { .. }))
+    }
+
     /// Gives the address flows of its own beside its mark, if it has one. The mark stays until
     /// [`Installed::compared`].
     pub(crate) fn replace(&mut self, place: Place, verdicts: &Verdicts, batch: &mut Batch) {

@@ -1138,6 +1138,9 @@ impl Switch {
             }
         }
         if !more {
+            if reading.is_first {
+                access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
+            }
             let missing = access.cache.marks_read(reading, &mut batch);
             out.counters.marks_restored += missing as u64;
         }

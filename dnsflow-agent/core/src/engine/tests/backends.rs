@@ -4,7 +4,11 @@ use std::collections::VecDeque;
 
 use proptest::{collection::vec, prelude::*};
 
-use super::{edits::config, *};
+use super::{
+    edits::config,
+    restart::{read_but_southbound, southbound, started},
+    *,
+};
 use crate::{
     io::input::MarkChange,
     ovn::rows::LoadBalancer,
@@ -406,4 +410,55 @@ proptest! {
         let lacks_flows = |address: &IpAddr| cache.lacks_flows(port, *address);
         prop_assert!(!cache.addresses(port).iter().any(lacks_flows));
     }
+}
+
+/// A Service of another tenant comes to lead to what a pod uses, so many comparisons before the agent is restarted.
+fn led_to_around_a_restart(comparisons: usize) {
+    let rules = rules();
+    let told = addresses(0, 1024);
+    let mut before = node(&rules);
+    for (name, told) in told.chunks(256).enumerate() {
+        before.answer("p1", &format!("n{name}.example.com"), told, 600);
+    }
+    before.pass(Duration::from_secs(30));
+    assert_eq!((marked(&before).len(), own(&before).len()), (1024, 0));
+    for comparison in 0..comparisons {
+        if comparison == 0 {
+            lead_to(&mut before, 1, &told);
+        }
+        before.pass(COMPARE_INTERVAL);
+    }
+    let mut with_flows = own(&before).len();
+    assert_eq!(with_flows, comparisons * CHANGES_UNDER_WAY_MAX);
+    let snapshot = before.engine.snapshot(before.now);
+    let node = started(&mut before, &snapshot, config(Some(MASK)));
+    let mut node = read_but_southbound(node, &before, &rules);
+    lead_to(&mut node, 1, &told);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(southbound(&node, &rules)));
+    node.batches();
+    for step in 0..300 {
+        if !node.carry_out_next() {
+            node.pass(Duration::from_millis(500));
+        }
+        assert_eq!(node.destinations().len(), 1024, "{step}");
+        assert!(with_flows <= own(&node).len(), "{step}");
+        with_flows = own(&node).len();
+        let batches = node.batches().into_iter();
+        let largest = batches.map(|(_, changes)| changes.len()).max();
+        assert!(largest <= Some(CHANGES_UNDER_WAY_MAX), "{largest:?}");
+    }
+    assert_eq!((marked(&node).len(), own(&node).len()), (0, 1024));
+    node.engine.told.cache.check();
+}
+
+#[test]
+fn what_a_load_balancer_leads_to_stays_open_over_a_restart() {
+    led_to_around_a_restart(0);
+}
+
+#[test]
+fn a_restart_goes_on_where_flows_have_replaced_some_of_the_marks() {
+    led_to_around_a_restart(1);
+    led_to_around_a_restart(3);
 }
