@@ -182,14 +182,17 @@ impl Access<'_> {
         let now = batch.now();
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
-        let alike = || {
-            let row = &ports.get(resolution.port)?.row;
-            AlikeNames::of(resolution.name, &policy.sets(row))
-        };
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
-            alike: &alike,
+            alike: &|name| {
+                let row = &ports.get(resolution.port)?.row;
+                let sets = policy.sets(row);
+                let is_denied = || sets.iter().any(|set| set.denies(name));
+                // What OVN will deny is kept by its name.
+                let is_alone = policy.is_to_be_denied(row, name) && !is_denied();
+                AlikeNames::of(name, &sets).filter(|_| !is_alone)
+            },
             batch,
             out,
         });

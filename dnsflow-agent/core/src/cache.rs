@@ -316,8 +316,8 @@ pub(crate) struct Learning<'a> {
     pub(crate) resolution: Resolution<'a>,
     /// Whose limits may be reached.
     pub(crate) whose: Whose<'a>,
-    /// The names that the rules of the name match, too.
-    pub(crate) alike: &'a dyn Fn() -> Option<AlikeNames<'a>>,
+    /// The names that the rules of a name match, too; `None` if no name stands for the name.
+    pub(crate) alike: Alike<'a>,
     /// The changes of flows.
     pub(crate) batch: &'a mut Batch,
     /// Counters and reports.
@@ -343,6 +343,9 @@ pub(crate) struct Learned {
     /// Whether the counters should be read soon, to know which addresses are in use.
     pub(crate) read_counters_soon: bool,
 }
+
+/// The names that the rules of a name match, too.
+type Alike<'a> = &'a dyn for<'n> Fn(&'n DomainName) -> Option<AlikeNames<'n>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
@@ -1148,9 +1151,9 @@ impl Cache {
         learned
     }
 
-    /// At an address with as many names as are kept, a denied name that all rules match which match a further one
-    /// stands for that one: it counts for as long, and what is closed stays as it is. Returns whether there is such a
-    /// name.
+    /// At an address with as many names as are kept, a name that the rules match which match a further one stands for that
+    /// one: it counts for as long, and what is open or closed stays as it is. Further rules may match a denied name.
+    /// Returns whether there is such a name.
     fn prolong_alike(&mut self, learning: &mut Learning<'_>) -> bool {
         let Resolution {
             port: id,
@@ -1159,18 +1162,33 @@ impl Cache {
             term,
             ..
         } = learning.resolution;
-        let entry = self.entry(id, address).filter(|_| term.is_denied);
+        // A snapshot has no more of the others than are kept.
+        let is_saved = term.origin == Origin::Snapshot && !term.is_denied;
+        let entry = self.entry(id, address).filter(|_| !is_saved);
         let Some(entry) = entry.filter(|entry| entry.names.len() >= NAMES_PER_ADDRESS_MAX) else {
             return false;
         };
-        let alike = (learning.alike)();
-        let Some(other) = alike.and_then(|alike| entry.names.denied_alike(alike)) else {
+        let Some(alike) = (learning.alike)(name) else {
+            return false;
+        };
+        let stands = |other: &DomainName, of_other: &Term| {
+            of_other.is_denied == term.is_denied
+                && alike.have(other)
+                && (term.is_denied || (learning.alike)(other) == Some(alike))
+        };
+        let other = entry
+            .names
+            .iter()
+            .find(|(other, of_other)| stands(other, of_other))
+            .map(|(other, _)| other.clone());
+        let Some(other) = other else {
             return false;
         };
         if let Some(port) = self.ports.get_mut(&id) {
             port.change_names(address, |names| names.prolong(&other, term));
         }
         self.version += 1;
+        self.prolong_mark(id, address, learning.batch);
         self.leave_out(
             id,
             address,
@@ -1179,6 +1197,28 @@ impl Cache {
             learning.batch.now(),
         );
         learning.out.counters.names_dropped += 1;
+        true
+    }
+
+    /// At an address with as many names as are kept, lets one of them stand for another one that the same rules match, of
+    /// those rules that match most: the one that ends last for the one that ends first. What is open or closed stays as it
+    /// is. Returns whether there are two such names.
+    fn unite_names(&mut self, learning: &mut Learning<'_>) -> bool {
+        let Resolution {
+            port: id, address, ..
+        } = learning.resolution;
+        let names = self.entry(id, address).map(|entry| &entry.names);
+        let Some((first, last)) = names.and_then(|names| names.alike(learning.alike)) else {
+            return false;
+        };
+        let limit = Limit::NamesOfAddress(address);
+        self.leave_out(id, address, &first, limit, learning.batch.now());
+        learning.out.counters.names_dropped += 1;
+        if let Some(port) = self.ports.get_mut(&id) {
+            port.change_names(address, |names| names.stand_for(&last, &first));
+            port.forget_name(&first, address);
+        }
+        self.count_names(id);
         true
     }
 
@@ -1213,14 +1253,18 @@ impl Cache {
         let names_of = entry.map(|entry| entry.names.len());
         let has_all_of_address = names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX);
         let limit = Limit::NamesOfAddress(address);
-        if has_all_of_address && !is_denied && !is_saved {
-            return Err(limit);
-        }
         // A name that a rule denies takes the place of one that no rule denies. Where all are denied, it is one more:
         // there are as many of these as the rules tell apart.
         let least = entry.filter(|_| has_all_of_address && is_denied);
-        if let Some(least) = least.and_then(|entry| entry.names.least()) {
+        let least = least.and_then(|entry| entry.names.least());
+        if has_all_of_address && !is_denied && !is_saved && !self.unite_names(learning) {
+            return Err(limit);
+        }
+        if let Some(least) = least {
             self.make_room_for_denied(learning, replan)?;
+            if self.unite_names(learning) {
+                return Ok(());
+            }
             self.leave_out(id, address, &least, limit, learning.batch.now());
             learning.out.counters.names_dropped += 1;
             if let Some(port) = self.ports.get_mut(&id) {
@@ -1229,6 +1273,9 @@ impl Cache {
             return Ok(());
         }
         // First who gives way, so that nobody does in vain.
+        let Some(port) = self.ports.get_mut(&id) else {
+            return Ok(());
+        };
         let has_all = port.of_name(name).len() >= limits.addresses_per_name_max;
         let of_name = match has_all && !is_denied && !is_saved {
             false => None,
@@ -2213,11 +2260,28 @@ impl Names {
         least.map(|(name, _)| name.clone())
     }
 
-    /// The first of these names that a rule denies.
-    fn denied_alike(&self, alike: AlikeNames<'_>) -> Option<DomainName> {
-        let mut names = self.iter();
-        let found = names.find(|(name, term)| term.is_denied && alike.have(name));
-        found.map(|(name, _)| name.clone())
+    /// Of the names that the same rules match, the one that ends first and the one that ends last. They are of those rules
+    /// that match most names; `None` if no two names have the same rules.
+    fn alike(&self, alike: Alike<'_>) -> Option<(DomainName, DomainName)> {
+        let mut by_rules: BTreeMap<_, Vec<(Timestamp, &DomainName)>> = BTreeMap::new();
+        for (name, term) in self.iter() {
+            if let Some(alike) = alike(name) {
+                let names = by_rules.entry((term.is_denied, alike)).or_default();
+                names.push((term.end(), name));
+            }
+        }
+        let most = by_rules.into_values().max_by_key(Vec::len)?;
+        let (first, last) = (most.iter().min()?, most.iter().max()?);
+        (first != last).then(|| (first.1.clone(), last.1.clone()))
+    }
+
+    /// Has one of the names count for as long as another one.
+    fn stand_for(&mut self, name: &DomainName, other: &DomainName) {
+        if let (Ok(at), Ok(other)) = (self.place(name), self.place(other)) {
+            let mut term = self.0[other].1;
+            term.prolong(self.0[at].1);
+            self.0[at].1 = term;
+        }
     }
 
     /// The number of names that a rule denies.

@@ -139,7 +139,7 @@ impl Setup {
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
-            alike: &|| None,
+            alike: &|_| None,
             batch: &mut batch,
             out: &mut self.out,
         });

@@ -327,8 +327,8 @@ impl RuleSet {
     }
 }
 
-/// The names that all rules match which match one name.
-#[derive(Clone, Copy, Debug)]
+/// The names that all rules match which match one name. Two names that have the same are matched by the same rules.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct AlikeNames<'a> {
     /// The longest name with rules that the name is or stands below.
     suffix: &'a [u8],

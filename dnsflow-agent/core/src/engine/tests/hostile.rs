@@ -551,6 +551,108 @@ fn a_denied_name_pushes_out_no_allowed_one_where_another_stands_for_it() {
     assert_eq!(places(&node, ADDRESS), [0, 1].into());
 }
 
+/// Names below one name are free for its owner, which lets as many as are kept lead to the address of another name.
+#[test]
+fn names_below_one_name_do_not_close_the_address_of_an_allowed_one() {
+    let on_ports = |rule, ports| Rule {
+        ports: tcp(ports),
+        ..rule
+    };
+    for evil in [allow("evil.test"), deny("evil.test")] {
+        let rules = [
+            on_ports(evil, 1),
+            on_ports(allow("good.test"), 2),
+            deny_all(),
+        ];
+        for way in edits::WAYS {
+            let mut node = Node::bare();
+            node.engine = Engine::new(edits::config(way));
+            let mut node = node.start(&rules);
+            let tell = |node: &mut Node, names: std::ops::Range<usize>| {
+                for name in names {
+                    node.answer("p1", &format!("n{name}.evil.test"), &[ADDRESS], 3600);
+                }
+            };
+            tell(&mut node, 0..NAMES_PER_ADDRESS_MAX);
+            node.answer("p1", "www.good.test", &[ADDRESS], 600);
+            assert_eq!(places(&node, ADDRESS), [0, 1].into());
+            // Further ones change nothing.
+            node.pass(COMPARE_INTERVAL);
+            node.batches();
+            tell(&mut node, NAMES_PER_ADDRESS_MAX..3 * NAMES_PER_ADDRESS_MAX);
+            assert_eq!(node.batches(), []);
+            assert_eq!(places(&node, ADDRESS), [0, 1].into());
+            assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX);
+            let dropped = node.engine.counters().names_dropped;
+            assert_eq!(dropped, 2 * NAMES_PER_ADDRESS_MAX as u64 + 1);
+            node.engine.told.cache.check();
+        }
+    }
+}
+
+#[test]
+fn a_denied_name_takes_the_place_of_one_for_which_another_stands() {
+    let mut node = Node::with(&[
+        deny("bad.test"),
+        allow("example.com"),
+        allow("other.test"),
+        deny_all(),
+    ]);
+    node.answer("p1", "other.test", &[ADDRESS], 60);
+    for i in 1..NAMES_PER_ADDRESS_MAX {
+        node.answer("p1", &format!("n{i}.example.com"), &[ADDRESS], 3600);
+    }
+    node.answer("p1", "bad.test", &[ADDRESS], 60);
+    assert_eq!(places(&node, ADDRESS), [0, 1, 2].into());
+    node.engine.told.cache.check();
+}
+
+/// One name of an address stands for others that the same rules match.
+#[test]
+fn an_address_is_open_for_as_long_as_a_name_that_had_no_room_would_last() {
+    let rules = [allow("example.com"), allow("other.test"), deny_all()];
+    for way in edits::WAYS {
+        let mut node = Node::bare();
+        node.engine = Engine::new(edits::config(way));
+        let mut node = node.start(&rules);
+        // The first one is given up for another name's sake.
+        for name in 0..NAMES_PER_ADDRESS_MAX {
+            let ttl = if name == 5 { 900 } else { 300 };
+            node.answer("p1", &format!("n{name}.example.com"), &[ADDRESS], ttl);
+        }
+        node.answer("p1", "other.test", &[ADDRESS], 300);
+        // No room is left for these.
+        node.answer("p1", "last.example.com", &[ADDRESS], 1800);
+        node.answer("p1", "last.other.test", &[ADDRESS], 1200);
+        assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX);
+        node.pass(Duration::from_secs(1190));
+        assert_eq!(places(&node, ADDRESS), [0, 1].into(), "{way:?}");
+        node.pass(Duration::from_secs(600));
+        assert!(places(&node, ADDRESS).contains(&0), "{way:?}");
+        node.pass(Duration::from_secs(200));
+        assert_eq!(places(&node, ADDRESS), BTreeSet::new(), "{way:?}");
+    }
+}
+
+/// OVN does not enforce the rule that denies it yet.
+#[test]
+fn a_name_that_is_to_be_denied_is_given_up_for_no_allowed_one() {
+    let before = [allow("example.com"), allow("other.test"), deny_all()];
+    let mut after = vec![deny("n0.example.com")];
+    after.extend(before.clone());
+    let mut node = Node::with(&before);
+    for name in 0..NAMES_PER_ADDRESS_MAX {
+        let ttl = if name == 0 { 600 } else { 3600 };
+        node.answer("p1", &format!("n{name}.example.com"), &[ADDRESS], ttl);
+    }
+    node.set_firewall(&after);
+    node.answer("p1", "other.test", &[ADDRESS], 600);
+    assert_eq!(places(&node, ADDRESS), [0, 1].into());
+    node.set_ovn(&after);
+    node.pass(Duration::from_secs(1));
+    assert_eq!(places(&node, ADDRESS), [0, 1, 2].into());
+}
+
 #[test]
 fn a_pod_has_room_for_so_many_names_and_the_node_for_those_of_many() {
     let mut node = Node::with(&[allow("example.com"), deny_all()]);

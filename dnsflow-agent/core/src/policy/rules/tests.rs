@@ -537,6 +537,9 @@ proptest! {
                 let stands_for = both.all(|(of, others)| of.iter().all(|rule| others.contains(rule)));
                 prop_assert!(stands_for, "{} for {}", other, name);
             }
+            for other in names.iter().filter(|other| AlikeNames::of(other, &sets) == alike) {
+                prop_assert_eq!(&matched(other), &all, "{} for {}", other, name);
+            }
         }
     }
 }
