@@ -200,6 +200,8 @@ pub(crate) struct Entry {
     /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
     /// went as one would change flows each time.
     is_backend: bool,
+    /// Whether a name was remembered over the budget, and no plan was made since.
+    is_unplanned: bool,
     /// The room of the last plan, if not all flows of its rules were in it.
     pub(crate) cut: Option<Room>,
     /// When the entry is looked at again, if ever.
@@ -590,6 +592,7 @@ impl Cache {
         let Some(entry) = of_port.entries.get_mut(&address) else {
             return Enforced::default();
         };
+        entry.is_unplanned = false;
         let place = entry.place(port, address);
         let adopted = entry.adopted.as_ref().filter(|adopted| adopted.in_switch);
         let adopted = adopted.map(|adopted| &adopted.flows);
@@ -1083,6 +1086,19 @@ impl Cache {
     pub(crate) fn knows(&self, port: PortId, address: IpAddr, name: &DomainName) -> bool {
         let entry = self.entry(port, address);
         entry.is_some_and(|entry| entry.names.until(name).is_some())
+    }
+
+    /// Whether an address has a name that was remembered over the budget, and opens nothing yet.
+    pub(crate) fn is_unplanned(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| entry.is_unplanned)
+    }
+
+    /// Notes that a name of an address was remembered over the budget.
+    pub(crate) fn leave_unplanned(&mut self, port: PortId, address: IpAddr) {
+        if let Some(entry) = self.entry_mut(port, address) {
+            entry.is_unplanned = true;
+        }
     }
 
     /// The term of an address that was told at `at` with this TTL.

@@ -289,12 +289,13 @@ impl Access<'_> {
             // An address that a rule denies is closed whatever the budget. Such entries stay for an
             // hour, so that the limits of the cache bound their flows.
             let is_free = matched.is_empty() || is_denied;
-            let is_over_budget = !is_free
-                && !self.budget.has_left(asked.asker, now)
-                && !self.cache.knows(id, *address, name);
+            let is_unplanned = self.cache.is_unplanned(id, *address);
+            let is_known = self.cache.knows(id, *address, name);
+            let is_over_budget =
+                !is_free && (is_unplanned || !is_known) && !self.budget.has_left(asked.asker, now);
             if is_over_budget {
                 outcome.over_budget += 1;
-                if !is_to_be_denied {
+                if !is_to_be_denied && !is_known {
                     let limit = Limit::FlowChanges;
                     self.cache.leave_out(id, *address, name, limit, now);
                     continue;
@@ -310,11 +311,16 @@ impl Access<'_> {
             };
             let is_news = self.learn(resolution, batch, out);
             let cache = &mut *self.cache;
-            let is_again = cache.is_lost(id, *address) || cache.has_room_again(id, *address);
+            let is_again =
+                cache.is_lost(id, *address) || cache.has_room_again(id, *address) || is_unplanned;
             let lacks_flows =
                 cache.lacks_flows(id, *address) && self.budget.has_left(asked.asker, now);
-            // Over budget, a name that will be denied is remembered, and opens nothing.
-            if is_over_budget || !is_news && !is_again && !lacks_flows {
+            // Over budget, a name that will be denied is remembered, and opens nothing before an answer of later.
+            if is_over_budget {
+                cache.leave_unplanned(id, *address);
+                continue;
+            }
+            if !is_news && !is_again && !lacks_flows {
                 continue;
             }
             let room = cache.room(id, *address);

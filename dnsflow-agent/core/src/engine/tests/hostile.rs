@@ -395,6 +395,42 @@ fn a_name_that_is_to_be_denied_is_remembered_over_budget() {
     }
 }
 
+/// The edit is taken back before OVN has followed.
+#[test]
+fn a_name_that_was_to_be_denied_opens_within_the_budget() {
+    let rules = [allow("example.com"), allow("good.test"), deny_all()];
+    let edited = [deny("example.com"), allow("good.test"), deny_all()];
+    for way in edits::WAYS {
+        let mut node = Node::bare();
+        node.engine = Engine::new(edits::config(way));
+        let mut node = node.start(&rules);
+        // The address is open by another name.
+        node.answer("p1", "good.test", &[OTHER], 60);
+        node.set_firewall(&edited);
+        let port = node.engine.ports.named("ns1_p1").expect("it is there");
+        let changes = Changes {
+            flows: 10_000,
+            marks: 0,
+        };
+        node.engine.told.budget.spend(port, changes, node.now);
+        let told = [ADDRESS, OTHER];
+        node.answer("p1", "www.example.com", &told, 600);
+        node.set_firewall(&rules);
+        let over_budget = node.engine.counters().addresses_over_budget;
+        node.answer("p1", "www.example.com", &told, 600);
+        let open = |node: &Node| told.map(|address| places(node, address));
+        assert_eq!(open(&node), [[].into(), [1].into()], "{way:?}");
+        let counted = node.engine.counters().addresses_over_budget;
+        assert_eq!(counted, over_budget + 2, "{way:?}");
+        // The other name counts for as long as its answers say.
+        node.answer("p1", "good.test", &[OTHER], 3600);
+        node.pass(Duration::from_secs(70));
+        assert_eq!(open(&node), [[].into(), [1].into()], "{way:?}");
+        node.answer("p1", "www.example.com", &told, 600);
+        assert_eq!(open(&node), [[0].into(), [0, 1].into()], "{way:?}");
+    }
+}
+
 /// The pod has filled the address with names that a rule allows.
 #[test]
 fn a_name_that_is_to_be_denied_finds_room_at_its_address() {
