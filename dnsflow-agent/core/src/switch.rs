@@ -11,21 +11,24 @@ pub mod deny_counters;
 pub mod hold;
 pub mod revalidation;
 
+mod comparison;
+mod foreign;
 mod quiet_time;
+mod sentinels;
 mod waiting;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::Duration,
 };
 
 use crate::{
     Command, Timestamp,
-    access::{Access, Holder},
-    installed::{Batch, ReadMark, Reading, Written},
+    access::Access,
+    installed::{Batch, Written},
     io::{
-        input::{BatchError, BatchId, CookieCount, FlowQuestion, MarkChange, MarkFound},
+        input::{BatchError, BatchId, CookieCount},
         output::Output,
         report::Report,
     },
@@ -43,16 +46,18 @@ use crate::{
     },
     values::{
         connection::{BlockedConnection, Path},
-        flow::{Cookie, FlowBody, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        flow::{FlowBody, FlowChange, FlowKey, Sentinel},
         ids::PortId,
         limits::{
-            CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, FOREIGN_FLOWS_MAX,
-            RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, REVALIDATION_INTERVAL, UNKNOWN_MAX,
+            CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REVALIDATION_INTERVAL,
         },
         name::DomainName,
     },
 };
+use comparison::{Comparison, Lost};
+use foreign::ForeignFlows;
 use quiet_time::QuietTime;
+use sentinels::Sentinels;
 use waiting::{Part, Shares, Waiting};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
@@ -91,7 +96,7 @@ struct Pending {
     all_or_none: Option<Vec<FlowChange>>,
 }
 
-/// What the answers of a turn open.
+/// A batch, and what the answers of a turn open with it.
 #[derive(Debug)]
 struct Openings {
     batch: Batch,
@@ -99,66 +104,37 @@ struct Openings {
     shares: Shares,
 }
 
-/// A flow of somebody else.
-#[derive(Debug)]
-struct Foreign {
-    cookie: u64,
-    /// Whether people were told that it is in the way of one of ours.
-    is_reported: bool,
+impl From<Batch> for Openings {
+    /// A batch that opens nothing for an answer.
+    fn from(batch: Batch) -> Self {
+        Self {
+            batch,
+            openings: Vec::new(),
+            shares: Shares::new(),
+        }
+    }
 }
 
-/// The comparison of the switch with the cache.
-#[derive(Debug, Default)]
-struct Comparison {
-    /// Comparisons that have begun.
-    number: u32,
-    /// Comparisons that have ended.
-    ended: u32,
-    /// When the current dump began.
-    since: Option<Timestamp>,
-    /// The flows in the dump so far that no entry has.
-    unknown: Vec<InstalledFlow>,
-    /// The marks of an earlier run that no entry has.
-    marks: Vec<(PortId, MarkFound)>,
-    /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
-    /// which comes over another connection, may not show their flows.
-    unshown: BTreeSet<BatchId>,
-    /// The sentinel flows that the dump has shown, with their cookies and hard timeouts.
-    sentinels: BTreeMap<Sentinel, (Cookie, u16)>,
-    /// When the next comparison begins.
-    at: Option<Timestamp>,
-    /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
-    has_ended: bool,
-}
-
-/// Lost flows.
-#[derive(Debug, Default)]
-struct Lost {
-    /// Who has lost flows; some may have none any more.
-    holders: VecDeque<Holder>,
-    /// Nothing is restored before this time.
-    at: Option<Timestamp>,
-    /// The batches under way that restore flows.
-    batches: BTreeSet<BatchId>,
-    /// Flows restored since the last time that no flow was lost.
-    restored: usize,
+/// How far the connection has come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    /// There is none.
+    Down,
+    /// There is one, and it is not known what is in the switch.
+    Up,
+    /// The switch has agreed with the cache since the connection came up.
+    Compared,
 }
 
 /// The engine's side of the OpenFlow connection.
 #[derive(Debug)]
 pub(crate) struct Switch {
-    up: bool,
-    /// Whether the switch has agreed with the cache since it came up.
-    compared: bool,
+    phase: Phase,
     /// Whether flows of an earlier run were adopted.
     adopted: bool,
     comparison: Comparison,
     lost: Lost,
-    renew_at: Option<Timestamp>,
-    /// The sentinel flows that should be in the switch now.
-    sentinels: BTreeSet<Sentinel>,
-    /// Their hard timeout, in seconds.
-    keep_flows_s: u16,
+    sentinels: Sentinels,
     monitored: BTreeSet<u8>,
     /// The openings of this turn.
     openings: Option<Openings>,
@@ -174,7 +150,7 @@ pub(crate) struct Switch {
     /// When a batch was last sent.
     sent_at: Timestamp,
     /// Flows of others whose keys our flows could have. They are never overwritten.
-    foreign: HashMap<FlowKey, Foreign>,
+    foreign: ForeignFlows,
     /// Batches that are not sent, because all of their flows are others'.
     left_out: Vec<BatchId>,
     /// Confirmed batches whose flows the datapath may not follow yet.
@@ -191,14 +167,11 @@ impl Switch {
     /// stays open.
     pub(crate) fn new(hold_max: Duration, keep_flows_s: u16, idle_grace: Duration) -> Self {
         Self {
-            up: false,
-            compared: false,
+            phase: Phase::Down,
             adopted: false,
             comparison: Comparison::default(),
             lost: Lost::default(),
-            renew_at: None,
-            sentinels: BTreeSet::new(),
-            keep_flows_s,
+            sentinels: Sentinels::new(keep_flows_s),
             monitored: BTreeSet::new(),
             openings: None,
             waiting: Waiting::default(),
@@ -207,7 +180,7 @@ impl Switch {
             pending: BTreeMap::new(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
-            foreign: HashMap::new(),
+            foreign: ForeignFlows::default(),
             left_out: Vec::new(),
             revalidation: Revalidation::new(hold_max),
             quiet_time: QuietTime::new(!hold_max.is_zero(), idle_grace),
@@ -233,17 +206,17 @@ impl Switch {
 
     /// Whether there is a connection.
     pub(crate) fn is_up(&self) -> bool {
-        self.up
+        self.phase != Phase::Down
     }
 
     /// Whether the switch has not confirmed a batch, or a batch waits for another. No batch is sent without a connection.
     pub(crate) fn is_writing(&self) -> bool {
-        self.up && !(self.waiting.is_empty() && self.pending.is_empty())
+        self.is_up() && !(self.waiting.is_empty() && self.pending.is_empty())
     }
 
     /// Whether the switch has agreed with the cache since it came up.
     pub(crate) fn is_compared(&self) -> bool {
-        self.compared
+        self.phase == Phase::Compared
     }
 
     /// Whether the flows of an earlier run have been found, and adopted or removed.
@@ -283,7 +256,7 @@ impl Switch {
     pub(crate) fn deadline(&self, can_judge: bool) -> Option<Deadline> {
         let counts = deadline::at(self.quiet_time.deadline(), Why::Count);
         let looks = deadline::at(self.looks.deadline(), Why::Blocked);
-        if !self.up {
+        if !self.is_up() {
             return deadline::first([counts, looks]);
         }
         let revalidation = deadline::at(self.revalidation.deadline(), Why::Revalidation);
@@ -296,7 +269,7 @@ impl Switch {
             looks,
             revalidation,
             deadline::at(compare_at, Why::Comparison),
-            deadline::at(self.renew_at, Why::Renewal),
+            deadline::at(self.sentinels.deadline(), Why::Renewal),
             deadline::at(self.lost.at, Why::Restore),
         ])
     }
@@ -316,23 +289,24 @@ impl Switch {
     /// Makes a batch of changes, to be sent by [`Switch::commit`]. The batch is not sent before the
     /// switch has been compared: the comparison writes its flows, as far as they are missing.
     pub(crate) fn begin(&mut self, now: Timestamp) -> Batch {
-        self.batch(self.compared, now)
+        self.batch(self.is_compared(), now)
     }
 
     /// Takes the batch of this turn's openings, or makes it; to be handed back by [`Switch::open`].
     /// The batch is sent as soon as there is a connection. A pod that has too many changes under way has
     /// a batch of its own, which waits, and so has an answer that may change `most` flows if these are too many.
     pub(crate) fn begin_openings(&mut self, asker: PortId, most: usize, now: Timestamp) -> Batch {
+        let is_up = self.is_up();
         let shared = match &mut self.openings {
             _ if self.waiting.is_full(asker) => {
                 let last = self.waiting.last_with_room(asker);
                 last.map(|last| self.batch_of(Written::In(last), now))
             }
-            _ if self.up && most > CHANGES_UNDER_WAY_MAX => None,
+            _ if is_up && most > CHANGES_UNDER_WAY_MAX => None,
             Some(openings) => Some(openings.batch.take()),
             None => None,
         };
-        let mut batch = shared.unwrap_or_else(|| self.batch(self.up, now));
+        let mut batch = shared.unwrap_or_else(|| self.batch(is_up, now));
         batch.at = now;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
@@ -353,7 +327,7 @@ impl Switch {
     fn batch_of(&self, written: Written, now: Timestamp) -> Batch {
         Batch {
             written,
-            written_at: if self.compared {
+            written_at: if self.is_compared() {
                 now
             } else {
                 Timestamp::default()
@@ -457,20 +431,15 @@ impl Switch {
         if !part.is_empty() {
             let mut batch = self.begin(now);
             self.add_part(part, &mut batch);
-            self.send(batch, true, Vec::new(), Shares::new(), planner, out);
+            self.send(batch.into(), true, planner, out);
         }
     }
 
     fn send_openings(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
-        if let Some(openings) = self.openings.take() {
-            let Openings {
-                batch,
-                openings,
-                shares,
-            } = openings;
-            let batch = Batch { at: now, ..batch };
+        if let Some(mut openings) = self.openings.take() {
+            openings.batch.at = now;
             // Openings are never atomic.
-            self.send(batch, false, openings, shares, planner, out);
+            self.send(openings, false, planner, out);
         }
     }
 
@@ -499,7 +468,12 @@ impl Switch {
         }
         self.waiting.sent(port, batch.len());
         let shares = Shares::from([(port, batch.len())]);
-        self.send(batch, false, openings, shares, planner, out);
+        let openings = Openings {
+            batch,
+            openings,
+            shares,
+        };
+        self.send(openings, false, planner, out);
         true
     }
 
@@ -549,19 +523,18 @@ impl Switch {
         for port in self.waiting.with_batches(&batch.awaited) {
             while self.send_next(port, planner, batch.at, out) {}
         }
-        self.send(batch, atomic, Vec::new(), Shares::new(), planner, out)
+        self.send(batch.into(), atomic, planner, out)
     }
 
     /// The same for a batch of any size: it goes in as many parts as the edge needs.
     fn send(
         &mut self,
-        mut batch: Batch,
+        mut openings: Openings,
         atomic: bool,
-        openings: Vec<Opening>,
-        shares: Shares,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        let batch = &mut openings.batch;
         batch.give_out_marks(out);
         while batch.id().is_some() && batch.len() > self.changes_max {
             let rest = batch.changes.split_off(self.changes_max);
@@ -569,20 +542,23 @@ impl Switch {
             batch.changes = rest;
             // Nobody waits for a part but the last.
             part.written = Written::In(self.next_id());
-            self.send_part(part, atomic, Vec::new(), Shares::new(), planner, out);
+            self.send_part(part.into(), atomic, planner, out);
         }
-        self.send_part(batch, atomic, openings, shares, planner, out)
+        self.send_part(openings, atomic, planner, out)
     }
 
     fn send_part(
         &mut self,
-        batch: Batch,
+        openings: Openings,
         atomic: bool,
-        openings: Vec<Opening>,
-        shares: Shares,
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        let Openings {
+            batch,
+            openings,
+            shares,
+        } = openings;
         let id = batch.id()?;
         let Batch {
             mut changes,
@@ -594,7 +570,7 @@ impl Switch {
         let was_empty = changes.is_empty();
         // Of a batch that has waited, other pods' answers may have written all that was left. It ends with its parts.
         let is_end = was_empty && !shares.is_empty();
-        self.leave_foreign(&mut changes, out);
+        self.foreign.leave(&mut changes, out);
         if changes.is_empty() && !is_end {
             self.waiting.answered(id, &shares);
             if !was_empty {
@@ -620,7 +596,7 @@ impl Switch {
                 FlowChange::Renew(_) => {}
             }
         }
-        self.tie(&mut changes, planner);
+        self.sentinels.tie(&mut changes, planner);
         let before = std::mem::replace(&mut self.sent_at, at);
         let estimate = self.revalidation.estimate();
         let count = self.quiet_time.to_count(&openings, estimate, at);
@@ -646,24 +622,6 @@ impl Switch {
         Some(id)
     }
 
-    /// Takes out of the changes what would overwrite flows of others.
-    fn leave_foreign(&mut self, changes: &mut Vec<FlowChange>, out: &mut Output) {
-        if self.foreign.is_empty() {
-            return;
-        }
-        changes.retain(|change| {
-            let foreign = match change {
-                FlowChange::Add(key, _) => self.foreign.get_mut(key).map(|foreign| (key, foreign)),
-                FlowChange::Delete(..) | FlowChange::Renew(_) => None,
-            };
-            let is_ours = foreign.is_none();
-            if let Some((key, foreign)) = foreign {
-                foreign.is_in_the_way(key, out);
-            }
-            is_ours
-        });
-    }
-
     /// The batches that were not sent since the last call. Nothing will be known of them: what waits for them need not.
     pub(crate) fn take_left_out(&mut self) -> Vec<BatchId> {
         std::mem::take(&mut self.left_out)
@@ -683,7 +641,7 @@ impl Switch {
             return false;
         };
         changes.retain(|change| self.is_wanted(change, access));
-        self.leave_foreign(&mut changes, out);
+        self.foreign.leave(&mut changes, out);
         if changes.is_empty() {
             return false;
         }
@@ -699,7 +657,7 @@ impl Switch {
     /// Whether the switch should be as this change makes it.
     fn is_wanted(&self, change: &FlowChange, access: &mut Access<'_>) -> bool {
         let mut is_there = |key: &FlowKey, cookie| match Sentinel::of(key) {
-            Some(sentinel) => self.sentinels.contains(&sentinel),
+            Some(sentinel) => self.sentinels.contain(&sentinel),
             None => {
                 let holder = access.holder_of(key);
                 let flows = holder.and_then(|holder| access.flows(holder));
@@ -813,9 +771,9 @@ impl Switch {
 
     /// There is a connection.
     pub(crate) fn connected(&mut self, now: Timestamp) {
-        self.up = true;
+        self.phase = Phase::Up;
         self.comparison.at = Some(now);
-        self.renew_at = Some(now + self.renew_interval());
+        self.sentinels.connected(now);
         self.quiet_time.connected(now);
     }
 
@@ -825,16 +783,14 @@ impl Switch {
         self.looks.disconnected();
         self.unanswered.extend(self.pending.keys());
         self.unanswered.extend(self.waiting.disconnected());
-        self.up = false;
-        self.compared = false;
+        self.phase = Phase::Down;
         self.comparison = Comparison {
             number: self.comparison.number,
             ended: self.comparison.ended,
             ..Comparison::default()
         };
         self.lost = Lost::default();
-        self.renew_at = None;
-        self.sentinels.clear();
+        self.sentinels.disconnected();
         self.monitored.clear();
         self.openings = None;
         self.pending.clear();
@@ -859,441 +815,10 @@ impl Switch {
     /// Sets the tables that the flow monitor covers.
     pub(crate) fn monitor(&mut self, tables: BTreeSet<u8>, out: &mut Output) {
         // A table that no rule uses any more does no harm; a missing one would.
-        if self.up && !tables.is_subset(&self.monitored) {
+        if self.is_up() && !tables.is_subset(&self.monitored) {
             self.monitored.extend(tables);
             out.command(Command::MonitorTables(self.monitored.clone()));
         }
-    }
-
-    // Sentinel flows.
-
-    /// Two renewals may be lost.
-    fn renew_interval(&self) -> Duration {
-        Duration::from_secs(self.keep_flows_s.into()) / 3
-    }
-
-    /// Restarts the hard timeout of the sentinel flows.
-    fn renew(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
-        let mut batch = self.begin(now);
-        let bodies = self.sentinels.iter();
-        let bodies = bodies.map(|sentinel| planner.sentinel_body(*sentinel, self.keep_flows_s));
-        batch.extend(bodies.map(FlowChange::Renew));
-        self.commit(batch, false, planner, out);
-    }
-
-    /// Adds, in front of the changes, the missing sentinel flows that the changes need.
-    fn tie(&mut self, changes: &mut Vec<FlowChange>, planner: &mut Planner) {
-        let mut missing = Vec::new();
-        for change in &*changes {
-            if let FlowChange::Add(key, body) = change
-                && body.hard_timeout_s == 0
-            {
-                let sentinel = Sentinel {
-                    table: key.table,
-                    cookie: body.cookie,
-                };
-                if self.sentinels.insert(sentinel) {
-                    missing.push(sentinel);
-                }
-            }
-        }
-        if !missing.is_empty() {
-            let add = |sentinel: Sentinel| {
-                let body = planner.sentinel_body(sentinel, self.keep_flows_s);
-                FlowChange::Add(sentinel.key(), body)
-            };
-            changes.splice(..0, missing.into_iter().map(add));
-        }
-    }
-
-    /// Compares the sentinel flows of a dump with those that there should be: restores missing
-    /// ones, and removes those that no flow needs any more, but for those in `stay`. Those of an earlier run
-    /// may have another timeout, which a renewal would keep.
-    fn compare_sentinels(
-        &mut self,
-        planner: &mut Planner,
-        stay: &BTreeSet<Sentinel>,
-        batch: &mut Batch,
-    ) {
-        let found = std::mem::take(&mut self.comparison.sentinels);
-        let needed = planner.sentinels();
-        for (sentinel, (cookie, _)) in &found {
-            if !needed.contains(sentinel) && !stay.contains(sentinel) {
-                self.sentinels.remove(sentinel);
-                batch.extend([FlowChange::Delete(sentinel.key(), Some(*cookie))]);
-            }
-        }
-        let mut missing = Vec::new();
-        for sentinel in needed {
-            let body = planner.sentinel_body(sentinel, self.keep_flows_s);
-            self.sentinels.insert(sentinel);
-            if found.get(&sentinel) != Some(&(body.cookie, body.hard_timeout_s)) {
-                missing.push(FlowChange::Add(sentinel.key(), body));
-            }
-        }
-        // Before the flows that need them.
-        batch.changes.splice(..0, missing);
-    }
-
-    // Flows that come and go.
-
-    /// Notes that a flow is lost, if it is still wanted.
-    pub(crate) fn flow_lost(
-        &mut self,
-        key: &FlowKey,
-        cookie: Cookie,
-        access: &mut Access<'_>,
-        now: Timestamp,
-    ) {
-        if let Some(sentinel) = Sentinel::of(key) {
-            // The flows of this sentinel flow are lost, too. Restoring them restores the sentinel
-            // flow.
-            self.sentinels.remove(&sentinel);
-            return;
-        }
-        let Some(holder) = access.holder_of(key) else {
-            return;
-        };
-        let Some((_, flows)) = access.flows(holder) else {
-            return;
-        };
-        let is_queued = flows.is_lost();
-        if flows.lose(key, cookie) {
-            if !is_queued {
-                self.lost.holders.push_back(holder);
-            }
-            self.lost.at.get_or_insert(now + RESTORE_DELAY);
-            access.lost(holder);
-        }
-    }
-
-    /// Notes a flow of somebody else, which is never overwritten. Reports the flow if it has the
-    /// key of one of ours.
-    pub(crate) fn foreign_flow(
-        &mut self,
-        key: FlowKey,
-        cookie: u64,
-        access: &mut Access<'_>,
-        out: &mut Output,
-    ) {
-        if self.foreign.len() >= FOREIGN_FLOWS_MAX {
-            return;
-        }
-        let holder = access.holder_of(&key);
-        let flows = holder.and_then(|holder| access.flows(holder));
-        let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
-        let foreign = self.foreign.entry(key.clone()).or_insert(Foreign {
-            cookie,
-            is_reported: false,
-        });
-        if is_ours {
-            foreign.is_in_the_way(&key, out);
-        }
-    }
-
-    /// Whether somebody else has a flow with this key.
-    pub(crate) fn is_foreign(&self, key: &FlowKey) -> bool {
-        self.foreign.contains_key(key)
-    }
-
-    /// Restores our own flow with this key, if there is one.
-    pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
-        if self.foreign.remove(key).is_some() {
-            self.compare_soon(now);
-        }
-    }
-
-    /// Restores lost flows, some at a time, so that openings can go in between.
-    pub(crate) fn restore_lost(
-        &mut self,
-        access: &mut Access<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let may = self.compared && self.lost.at.is_none() && self.openings.is_none();
-        if !may || self.lost.holders.is_empty() {
-            return;
-        }
-        while self.lost.batches.len() < RESTORING_MAX {
-            let mut batch = self.begin(now);
-            while batch.len() < RESTORE_MAX
-                && let Some(holder) = self.lost.holders.pop_front()
-            {
-                restore(access, holder, &mut batch, out);
-            }
-            if batch.is_empty() {
-                break;
-            }
-            self.lost.restored += batch.len();
-            // One bundle, so that there is one pass of the revalidators; otherwise there would be
-            // one every few changes.
-            let batch = self.commit(batch, true, access.planner(), out);
-            self.lost.batches.extend(batch);
-        }
-        if self.lost.holders.is_empty() {
-            self.lost.holders = VecDeque::new();
-            let flows = std::mem::take(&mut self.lost.restored);
-            out.reports
-                .extend((flows > 0).then_some(Report::Restored { flows }));
-        }
-    }
-
-    // The comparison.
-
-    /// The batches that the switch had not answered when the connection was lost.
-    pub(crate) fn unanswered(&self) -> impl Iterator<Item = BatchId> {
-        self.unanswered.iter().copied()
-    }
-
-    /// Once behind each comparison, as soon as all flows that were missing are on their way: the batches under way.
-    pub(crate) fn settled(&mut self) -> Option<BTreeSet<BatchId>> {
-        if !self.comparison.has_ended || !self.lost.holders.is_empty() {
-            return None;
-        }
-        self.comparison.has_ended = false;
-        Some(self.pending.keys().copied().collect())
-    }
-
-    /// Compares at the next opportunity.
-    fn compare_soon(&mut self, now: Timestamp) {
-        let planned = &mut self.comparison.at;
-        *planned = planned.map(|at| at.min(now));
-    }
-
-    /// A comparison that begins at this time or later reads the counters of all flows that there are now.
-    pub(crate) fn read_counters(&mut self, at: Timestamp) {
-        let planned = &mut self.comparison.at;
-        *planned = planned.map(|planned| planned.min(at));
-    }
-
-    /// Asks for a dump when one is due and its result could be judged, and before that for the marks if there can be
-    /// some (`with_marks`).
-    pub(crate) fn start_comparison(
-        &mut self,
-        can_judge: impl FnOnce() -> bool,
-        with_marks: bool,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        let comparison = &mut self.comparison;
-        let is_due = comparison.at.is_some_and(|at| at <= now);
-        if self.up && comparison.since.is_none() && is_due && can_judge() {
-            comparison.since = Some(now);
-            comparison.number += 1;
-            comparison.unknown.clear();
-            comparison.marks.clear();
-            comparison.sentinels.clear();
-            let openings = self.openings.iter();
-            let of_turn = openings.filter_map(|openings| openings.batch.id());
-            comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
-            self.waiting.dump_begins();
-            comparison.at = Some(now + COMPARE_INTERVAL);
-            match with_marks {
-                true => out.command(Command::ReadMarks),
-                false => out.command(Command::Ask(FlowQuestion::Dump)),
-            }
-        }
-    }
-
-    /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
-    /// changes of marks that follow, if a comparison is under way.
-    pub(crate) fn marks_read(
-        &mut self,
-        found: Option<Vec<MarkFound>>,
-        more: bool,
-        access: &mut Access<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Option<Batch> {
-        let reading = Reading {
-            number: self.comparison.number,
-            since: self.comparison.since?,
-            is_first: !self.adopted,
-        };
-        if !more {
-            out.command(Command::Ask(FlowQuestion::Dump));
-        }
-        let mut batch = self.begin(now);
-        for found in found? {
-            let MarkFound {
-                ifindex, address, ..
-            } = found;
-            let port = access.ports.at_veth(ifindex);
-            let cache = &mut *access.cache;
-            let read = port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch));
-            match (read, port) {
-                (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
-                (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
-                // Its flows tell whether it still counts.
-                (None | Some(ReadMark::Former), Some(port))
-                    if !self.adopted && found.until > now =>
-                {
-                    self.comparison.marks.push((port, found));
-                }
-                (Some(ReadMark::Right | ReadMark::Former), _) => {}
-                (None, _) => {
-                    batch.mark(MarkChange::Remove { ifindex, address });
-                    out.counters.marks_removed += 1;
-                }
-            }
-        }
-        if !more {
-            if reading.is_first {
-                access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
-            }
-            let missing = access.cache.marks_read(reading, &mut batch);
-            out.counters.marks_restored += missing as u64;
-        }
-        Some(batch)
-    }
-
-    /// Compares one message of a dump with the flows that should be there.
-    pub(crate) fn shown(
-        &mut self,
-        found: Vec<InstalledFlow>,
-        access: &mut Access<'_>,
-        now: Timestamp,
-    ) {
-        let Some(since) = self.comparison.since else {
-            return;
-        };
-        let number = self.comparison.number;
-        for flow in found {
-            if let Some(sentinel) = Sentinel::of(&flow.key) {
-                let found = (flow.cookie, flow.hard_timeout_s);
-                self.comparison.sentinels.insert(sentinel, found);
-                continue;
-            }
-            let holder = access.holder_of(&flow.key);
-            let flows = holder.and_then(|holder| access.flows(holder));
-            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
-                || self.waiting.explains(&flow.key, flow.cookie)
-            {
-                continue;
-            }
-            if self.comparison.unknown.len() < UNKNOWN_MAX {
-                self.comparison.unknown.push(flow);
-            } else {
-                self.compare_soon(now);
-            }
-        }
-    }
-
-    /// The dump is complete. Returns the changes that follow from the comparison, if one was under
-    /// way.
-    pub(crate) fn compared(
-        &mut self,
-        access: &mut Access<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Option<Batch> {
-        let since = self.comparison.since.take()?;
-        self.comparison.ended += 1;
-        self.comparison.has_ended = true;
-        self.unanswered.clear();
-        self.waiting.dump_ends();
-        if !std::mem::replace(&mut self.compared, true) {
-            // The sentinel flows of an earlier run may be about to time out.
-            self.renew_at = Some(now);
-            // There may have been a gap before the connection.
-            self.looks.gap_ended(now);
-        }
-        let mut batch = self.begin(now);
-        let unknown = std::mem::take(&mut self.comparison.unknown);
-        let is_all = unknown.len() < UNKNOWN_MAX;
-        let mut unknown: HashMap<FlowKey, InstalledFlow> = unknown
-            .into_iter()
-            .map(|flow| (flow.key.clone(), flow))
-            .collect();
-        let marks = std::mem::take(&mut self.comparison.marks);
-        let had_adopted = std::mem::replace(&mut self.adopted, is_all);
-        let adopted = if had_adopted {
-            0
-        } else {
-            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
-            let number = self.comparison.number;
-            flows + access.adopt_marks(marks, &unknown, number, &mut batch, out)
-        };
-        // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
-        // ones, which have the same cookies.
-        let number = self.comparison.number;
-        unknown.retain(|key, flow| {
-            let holder = access.holder_of(key);
-            let flows = holder.and_then(|holder| access.flows(holder));
-            !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
-        });
-        // Flows stay until the marks are set that replace them: the next comparison removes them.
-        let mut stay = BTreeSet::new();
-        unknown.retain(|key, flow| {
-            let stays = access.awaits_mark(key, flow.cookie);
-            if stays {
-                stay.insert(Sentinel {
-                    table: key.table,
-                    cookie: flow.cookie,
-                });
-            }
-            !stays
-        });
-        let added = self.find_lost(access, since);
-        let removed = unknown.len();
-        access.counters_read(since);
-        // In one batch with the flows that replace them.
-        let mut restored = HashSet::new();
-        for (key, installed) in unknown {
-            if let Some(holder) = access.holder_of(&key)
-                && restored.insert(holder)
-            {
-                restore(access, holder, &mut batch, out);
-            }
-            batch.extend([FlowChange::Delete(key, Some(installed.cookie))]);
-        }
-        if added + removed + adopted > 0 {
-            out.report(Report::Resynced {
-                added,
-                removed,
-                adopted,
-            });
-        }
-        if !had_adopted && is_all {
-            access.adopted_all(&mut batch);
-            // What has ended meanwhile gets no further term.
-            access.cache.expire(&mut batch);
-        }
-        access.decide_undecided(&mut batch);
-        access.cache.compared(self.comparison.number, &mut batch);
-        self.put_off(&mut batch, |_| true);
-        // Flows that wait to be removed keep theirs.
-        stay.extend(self.waiting.sentinels());
-        // Behind everything that may need one.
-        self.compare_sentinels(access.planner(), &stay, &mut batch);
-        Some(batch)
-    }
-
-    /// Finds the flows that the dump has not shown; returns how many there are.
-    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
-        let number = self.comparison.number;
-        let mut lost = 0;
-        for holder in access.holders() {
-            let Some((target, flows)) = access.flows(holder) else {
-                continue;
-            };
-            let is_on_its_way = match flows.written {
-                Written::In(batch) => {
-                    self.pending.contains_key(&batch)
-                        || self.waiting.contains(batch)
-                        || self.comparison.unshown.contains(&batch)
-                }
-                Written::Before | Written::Unsent { .. } => false,
-            };
-            if !is_on_its_way {
-                lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
-            }
-            if flows.is_lost() {
-                self.lost.holders.push_back(holder);
-                access.lost(holder);
-            }
-        }
-        lost
     }
 
     // Time.
@@ -1306,9 +831,10 @@ impl Switch {
         now: Timestamp,
         out: &mut Output,
     ) -> bool {
-        if self.renew_at.is_some_and(|at| at <= now) {
-            self.renew_at = Some(now + self.renew_interval());
-            self.renew(planner, now, out);
+        if let Some(renewals) = self.sentinels.renew(planner, now) {
+            let mut batch = self.begin(now);
+            batch.extend(renewals);
+            self.commit(batch, false, planner, out);
         }
         self.lost.at.take_if(|at| *at <= now).is_some()
     }
@@ -1399,27 +925,6 @@ impl Opening {
             activation: now.since(self.captured_at),
             revalidation_wait: revalidation_wait.as_str(),
         }
-    }
-}
-
-impl Foreign {
-    /// One of our flows should be there. Reports so once.
-    fn is_in_the_way(&mut self, key: &FlowKey, out: &mut Output) {
-        if !std::mem::replace(&mut self.is_reported, true) {
-            out.report(Report::ForeignFlow {
-                table: key.table,
-                priority: key.priority,
-                cookie: self.cookie,
-            });
-        }
-    }
-}
-
-/// Writes the lost flows of one holder.
-fn restore(access: &mut Access<'_>, holder: Holder, batch: &mut Batch, out: &mut Output) {
-    if let Some((target, flows)) = access.flows(holder) {
-        let written = flows.restore(target, batch);
-        out.counters.flows_restored += written as u64;
     }
 }
 

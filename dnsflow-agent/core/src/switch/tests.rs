@@ -3,8 +3,9 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::{
     installed::Flows,
+    io::input::FlowQuestion,
     values::{
-        flow::{Addresses, Ends, FlowBody},
+        flow::{Addresses, Cookie, Ends, FlowBody},
         limits::{CHANGES_UNDER_WAY_MAX, COUNT_DELAY, KEEP_FLOWS_S, REMOVALS_WAITING_MAX},
     },
 };
@@ -38,7 +39,7 @@ impl Setup {
 
     fn compared() -> Self {
         let mut setup = Self::connected();
-        setup.switch.compared = true;
+        setup.switch.phase = Phase::Compared;
         setup
     }
 

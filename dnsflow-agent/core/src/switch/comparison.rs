@@ -1,0 +1,419 @@
+//! What is in the switch: the comparison with the cache, and flows that come and go.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+
+use super::{Phase, Switch};
+use crate::{
+    Command, Timestamp,
+    access::{Access, Holder},
+    installed::{Batch, ReadMark, Reading, Written},
+    io::{
+        input::{BatchId, FlowQuestion, MarkChange, MarkFound},
+        output::Output,
+        report::Report,
+    },
+    values::{
+        flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        ids::PortId,
+        limits::{COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, UNKNOWN_MAX},
+    },
+};
+
+/// The comparison of the switch with the cache.
+#[derive(Debug, Default)]
+pub(super) struct Comparison {
+    /// Comparisons that have begun.
+    pub(super) number: u32,
+    /// Comparisons that have ended.
+    pub(super) ended: u32,
+    /// When the current dump began.
+    pub(super) since: Option<Timestamp>,
+    /// The flows in the dump so far that no entry has.
+    pub(super) unknown: Vec<InstalledFlow>,
+    /// The marks of an earlier run that no entry has.
+    pub(super) marks: Vec<(PortId, MarkFound)>,
+    /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
+    /// which comes over another connection, may not show their flows.
+    pub(super) unshown: BTreeSet<BatchId>,
+    /// When the next comparison begins.
+    pub(super) at: Option<Timestamp>,
+    /// Whether one has ended since the last call of [`Switch::settled`] that gave anything.
+    pub(super) has_ended: bool,
+}
+
+/// Lost flows.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    /// Who has lost flows; some may have none any more.
+    pub(super) holders: VecDeque<Holder>,
+    /// Nothing is restored before this time.
+    pub(super) at: Option<Timestamp>,
+    /// The batches under way that restore flows.
+    pub(super) batches: BTreeSet<BatchId>,
+    /// Flows restored since the last time that no flow was lost.
+    pub(super) restored: usize,
+}
+
+impl Switch {
+    // Flows that come and go.
+
+    /// Notes that a flow is lost, if it is still wanted.
+    pub(crate) fn flow_lost(
+        &mut self,
+        key: &FlowKey,
+        cookie: Cookie,
+        access: &mut Access<'_>,
+        now: Timestamp,
+    ) {
+        if let Some(sentinel) = Sentinel::of(key) {
+            self.sentinels.lost(&sentinel);
+            return;
+        }
+        let Some(holder) = access.holder_of(key) else {
+            return;
+        };
+        let Some((_, flows)) = access.flows(holder) else {
+            return;
+        };
+        let is_queued = flows.is_lost();
+        if flows.lose(key, cookie) {
+            if !is_queued {
+                self.lost.holders.push_back(holder);
+            }
+            self.lost.at.get_or_insert(now + RESTORE_DELAY);
+            access.lost(holder);
+        }
+    }
+
+    /// Notes a flow of somebody else, which is never overwritten. Reports the flow if it has the
+    /// key of one of ours.
+    pub(crate) fn foreign_flow(
+        &mut self,
+        key: FlowKey,
+        cookie: u64,
+        access: &mut Access<'_>,
+        out: &mut Output,
+    ) {
+        if self.foreign.are_full() {
+            return;
+        }
+        let holder = access.holder_of(&key);
+        let flows = holder.and_then(|holder| access.flows(holder));
+        let is_ours = flows.is_some_and(|(_, flows)| flows.contains(&key));
+        self.foreign.note(key, cookie, is_ours, out);
+    }
+
+    /// Whether somebody else has a flow with this key.
+    pub(crate) fn is_foreign(&self, key: &FlowKey) -> bool {
+        self.foreign.contain(key)
+    }
+
+    /// Restores our own flow with this key, if there is one.
+    pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
+        if self.foreign.gone(key) {
+            self.compare_soon(now);
+        }
+    }
+
+    /// Restores lost flows, some at a time, so that openings can go in between.
+    pub(crate) fn restore_lost(
+        &mut self,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let may = self.is_compared() && self.lost.at.is_none() && self.openings.is_none();
+        if !may || self.lost.holders.is_empty() {
+            return;
+        }
+        while self.lost.batches.len() < RESTORING_MAX {
+            let mut batch = self.begin(now);
+            while batch.len() < RESTORE_MAX
+                && let Some(holder) = self.lost.holders.pop_front()
+            {
+                restore(access, holder, &mut batch, out);
+            }
+            if batch.is_empty() {
+                break;
+            }
+            self.lost.restored += batch.len();
+            // One bundle, so that there is one pass of the revalidators; otherwise there would be
+            // one every few changes.
+            let batch = self.commit(batch, true, access.planner(), out);
+            self.lost.batches.extend(batch);
+        }
+        if self.lost.holders.is_empty() {
+            self.lost.holders = VecDeque::new();
+            let flows = std::mem::take(&mut self.lost.restored);
+            out.reports
+                .extend((flows > 0).then_some(Report::Restored { flows }));
+        }
+    }
+
+    // The comparison.
+
+    /// The batches that the switch had not answered when the connection was lost.
+    pub(crate) fn unanswered(&self) -> impl Iterator<Item = BatchId> {
+        self.unanswered.iter().copied()
+    }
+
+    /// Once behind each comparison, as soon as all flows that were missing are on their way: the batches under way.
+    pub(crate) fn settled(&mut self) -> Option<BTreeSet<BatchId>> {
+        if !self.comparison.has_ended || !self.lost.holders.is_empty() {
+            return None;
+        }
+        self.comparison.has_ended = false;
+        Some(self.pending.keys().copied().collect())
+    }
+
+    /// Compares at the next opportunity.
+    pub(super) fn compare_soon(&mut self, now: Timestamp) {
+        let planned = &mut self.comparison.at;
+        *planned = planned.map(|at| at.min(now));
+    }
+
+    /// A comparison that begins at this time or later reads the counters of all flows that there are now.
+    pub(crate) fn read_counters(&mut self, at: Timestamp) {
+        let planned = &mut self.comparison.at;
+        *planned = planned.map(|planned| planned.min(at));
+    }
+
+    /// Asks for a dump when one is due and its result could be judged, and before that for the marks if there can be
+    /// some (`with_marks`).
+    pub(crate) fn start_comparison(
+        &mut self,
+        can_judge: impl FnOnce() -> bool,
+        with_marks: bool,
+        now: Timestamp,
+        out: &mut Output,
+    ) {
+        let is_up = self.is_up();
+        let comparison = &mut self.comparison;
+        let is_due = comparison.at.is_some_and(|at| at <= now);
+        if is_up && comparison.since.is_none() && is_due && can_judge() {
+            comparison.since = Some(now);
+            comparison.number += 1;
+            comparison.unknown.clear();
+            comparison.marks.clear();
+            let openings = self.openings.iter();
+            let of_turn = openings.filter_map(|openings| openings.batch.id());
+            comparison.unshown = self.pending.keys().copied().chain(of_turn).collect();
+            self.sentinels.dump_begins();
+            self.waiting.dump_begins();
+            comparison.at = Some(now + COMPARE_INTERVAL);
+            match with_marks {
+                true => out.command(Command::ReadMarks),
+                false => out.command(Command::Ask(FlowQuestion::Dump)),
+            }
+        }
+    }
+
+    /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
+    /// changes of marks that follow, if a comparison is under way.
+    pub(crate) fn marks_read(
+        &mut self,
+        found: Option<Vec<MarkFound>>,
+        more: bool,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<Batch> {
+        let reading = Reading {
+            number: self.comparison.number,
+            since: self.comparison.since?,
+            is_first: !self.adopted,
+        };
+        if !more {
+            out.command(Command::Ask(FlowQuestion::Dump));
+        }
+        let mut batch = self.begin(now);
+        for found in found? {
+            let MarkFound {
+                ifindex, address, ..
+            } = found;
+            let port = access.ports.at_veth(ifindex);
+            let cache = &mut *access.cache;
+            let read = port.and_then(|port| cache.mark_found(port, &found, reading, &mut batch));
+            match (read, port) {
+                (Some(ReadMark::Wrong), _) => out.counters.marks_restored += 1,
+                (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
+                // Its flows tell whether it still counts.
+                (None | Some(ReadMark::Former), Some(port))
+                    if !self.adopted && found.until > now =>
+                {
+                    self.comparison.marks.push((port, found));
+                }
+                (Some(ReadMark::Right | ReadMark::Former), _) => {}
+                (None, _) => {
+                    batch.mark(MarkChange::Remove { ifindex, address });
+                    out.counters.marks_removed += 1;
+                }
+            }
+        }
+        if !more {
+            if reading.is_first {
+                access.keep_marks(&mut self.comparison.marks, reading, &mut batch);
+            }
+            let missing = access.cache.marks_read(reading, &mut batch);
+            out.counters.marks_restored += missing as u64;
+        }
+        Some(batch)
+    }
+
+    /// Compares one message of a dump with the flows that should be there.
+    pub(crate) fn shown(
+        &mut self,
+        found: Vec<InstalledFlow>,
+        access: &mut Access<'_>,
+        now: Timestamp,
+    ) {
+        let Some(since) = self.comparison.since else {
+            return;
+        };
+        let number = self.comparison.number;
+        for flow in found {
+            if let Some(sentinel) = Sentinel::of(&flow.key) {
+                self.sentinels
+                    .found(sentinel, flow.cookie, flow.hard_timeout_s);
+                continue;
+            }
+            let holder = access.holder_of(&flow.key);
+            let flows = holder.and_then(|holder| access.flows(holder));
+            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
+                || self.waiting.explains(&flow.key, flow.cookie)
+            {
+                continue;
+            }
+            if self.comparison.unknown.len() < UNKNOWN_MAX {
+                self.comparison.unknown.push(flow);
+            } else {
+                self.compare_soon(now);
+            }
+        }
+    }
+
+    /// The dump is complete. Returns the changes that follow from the comparison, if one was under
+    /// way.
+    pub(crate) fn compared(
+        &mut self,
+        access: &mut Access<'_>,
+        now: Timestamp,
+        out: &mut Output,
+    ) -> Option<Batch> {
+        let since = self.comparison.since.take()?;
+        self.comparison.ended += 1;
+        self.comparison.has_ended = true;
+        self.unanswered.clear();
+        self.waiting.dump_ends();
+        if std::mem::replace(&mut self.phase, Phase::Compared) != Phase::Compared {
+            // The sentinel flows of an earlier run may be about to time out.
+            self.sentinels.renew_at(now);
+            // There may have been a gap before the connection.
+            self.looks.gap_ended(now);
+        }
+        let mut batch = self.begin(now);
+        let unknown = std::mem::take(&mut self.comparison.unknown);
+        let is_all = unknown.len() < UNKNOWN_MAX;
+        let mut unknown: HashMap<FlowKey, InstalledFlow> = unknown
+            .into_iter()
+            .map(|flow| (flow.key.clone(), flow))
+            .collect();
+        let marks = std::mem::take(&mut self.comparison.marks);
+        let had_adopted = std::mem::replace(&mut self.adopted, is_all);
+        let adopted = if had_adopted {
+            0
+        } else {
+            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
+            let number = self.comparison.number;
+            flows + access.adopt_marks(marks, &unknown, number, &mut batch, out)
+        };
+        // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
+        // ones, which have the same cookies.
+        let number = self.comparison.number;
+        unknown.retain(|key, flow| {
+            let holder = access.holder_of(key);
+            let flows = holder.and_then(|holder| access.flows(holder));
+            !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
+        });
+        // Flows stay until the marks are set that replace them: the next comparison removes them.
+        let mut stay = BTreeSet::new();
+        unknown.retain(|key, flow| {
+            let stays = access.awaits_mark(key, flow.cookie);
+            if stays {
+                stay.insert(Sentinel {
+                    table: key.table,
+                    cookie: flow.cookie,
+                });
+            }
+            !stays
+        });
+        let added = self.find_lost(access, since);
+        let removed = unknown.len();
+        access.counters_read(since);
+        // In one batch with the flows that replace them.
+        let mut restored = HashSet::new();
+        for (key, installed) in unknown {
+            if let Some(holder) = access.holder_of(&key)
+                && restored.insert(holder)
+            {
+                restore(access, holder, &mut batch, out);
+            }
+            batch.extend([FlowChange::Delete(key, Some(installed.cookie))]);
+        }
+        if added + removed + adopted > 0 {
+            out.report(Report::Resynced {
+                added,
+                removed,
+                adopted,
+            });
+        }
+        if !had_adopted && is_all {
+            access.adopted_all(&mut batch);
+            // What has ended meanwhile gets no further term.
+            access.cache.expire(&mut batch);
+        }
+        access.decide_undecided(&mut batch);
+        access.cache.compared(self.comparison.number, &mut batch);
+        self.put_off(&mut batch, |_| true);
+        // Flows that wait to be removed keep theirs.
+        stay.extend(self.waiting.sentinels());
+        // Behind everything that may need one.
+        self.sentinels.compare(access.planner(), &stay, &mut batch);
+        Some(batch)
+    }
+
+    /// Finds the flows that the dump has not shown; returns how many there are.
+    fn find_lost(&mut self, access: &mut Access<'_>, since: Timestamp) -> usize {
+        let number = self.comparison.number;
+        let mut lost = 0;
+        for holder in access.holders() {
+            let Some((target, flows)) = access.flows(holder) else {
+                continue;
+            };
+            let is_on_its_way = match flows.written {
+                Written::In(batch) => {
+                    self.pending.contains_key(&batch)
+                        || self.waiting.contains(batch)
+                        || self.comparison.unshown.contains(&batch)
+                }
+                Written::Before | Written::Unsent { .. } => false,
+            };
+            if !is_on_its_way {
+                lost += flows.mark_lost(target, number, since, |key| self.is_foreign(key));
+            }
+            if flows.is_lost() {
+                self.lost.holders.push_back(holder);
+                access.lost(holder);
+            }
+        }
+        lost
+    }
+}
+
+/// Writes the lost flows of one holder.
+fn restore(access: &mut Access<'_>, holder: Holder, batch: &mut Batch, out: &mut Output) {
+    if let Some((target, flows)) = access.flows(holder) {
+        let written = flows.restore(target, batch);
+        out.counters.flows_restored += written as u64;
+    }
+}
