@@ -122,24 +122,18 @@ impl<'a> Access<'a> {
 
 impl Access<'_> {
     /// Counts and reports the plans that have not all flows of their rules.
-    pub(crate) fn report_cut_plans(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn report_cut_plans(&mut self, out: &mut Output) {
         for ((port, room), plans) in self.cache.take_cut() {
             out.counters.addresses_cut += plans as u64;
             let limit = room.limit();
             let max = self.cache.limits().of(&limit);
-            self.limit_reached(port, limit, max, now, out);
+            self.limit_reached(port, limit, max, out);
         }
     }
 
     /// Reports a limit, and the number behind it, at most once a minute for each pod.
-    fn limit_reached(
-        &mut self,
-        port: PortId,
-        limit: Limit,
-        max: usize,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    fn limit_reached(&mut self, port: PortId, limit: Limit, max: usize, out: &mut Output) {
+        let now = out.now();
         if let Some((namespace, name)) = self.whose(port)
             && self.budget.is_to_be_reported(port, &limit, now)
         {
@@ -259,7 +253,7 @@ impl Access<'_> {
                 let name = entry.and_then(|entry| entry.names.keys().next().cloned());
                 let whose = (id, port.row.iface_id.as_str());
                 self.refused
-                    .refuse(whose, name.as_ref(), address, reason, now, out);
+                    .refuse(whose, name.as_ref(), address, reason, out);
             }
             if judged.is_some() {
                 changed.push(address);

@@ -1152,7 +1152,7 @@ impl Cache {
                 _ => out.counters.addresses_refused += 1,
             }
             self.leave_out(port_id, address, name, limit.clone(), now);
-            self.limit_reached(port_id, limit, whose, now, out);
+            self.limit_reached(port_id, limit, whose, out);
             return learned;
         }
         let Some(port) = self.ports.get_mut(&port_id) else {
@@ -1478,13 +1478,7 @@ impl Cache {
         learning.out.counters.addresses_evicted += 1;
         let entry = self.entry(id, address);
         if entry.is_some_and(|entry| !entry.installed.is_empty()) {
-            self.limit_reached(
-                id,
-                limit,
-                learning.whose,
-                learning.batch.now(),
-                learning.out,
-            );
+            self.limit_reached(id, limit, learning.whose, learning.out);
         }
     }
 
@@ -1495,7 +1489,6 @@ impl Cache {
         id: PortId,
         limit: Limit,
         whose: Whose<'_>,
-        now: Timestamp,
         out: &mut Output,
     ) {
         let max = self.limits.of(&limit);
@@ -1522,7 +1515,7 @@ impl Cache {
             limit,
             max,
         };
-        out.report_of_pod(id, report, now);
+        out.report_of_pod(id, report);
     }
 
     /// Remembers that a limit left no room for what a port was told.

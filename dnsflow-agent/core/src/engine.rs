@@ -176,6 +176,7 @@ impl Engine {
 
     /// Takes in what happened at `now`.
     pub fn handle(&mut self, input: Input, now: Timestamp) {
+        self.out.begin(now);
         self.end_turn(now);
         if may_change_plans(&input) {
             self.told.plans.forget();
@@ -188,6 +189,7 @@ impl Engine {
     /// Takes in a frame of the ring buffer. Returns whether to defer it, because a rule may come that mentions its
     /// name: the kernel let it through for a rule that is gone, or before the pod's rules were known.
     pub fn handle_frame(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        self.out.begin(now);
         let was_wider = self.filter.was_wider(frame.captured_at);
         let mention = self.frame(frame, now);
         self.finish(None, now);
@@ -206,6 +208,7 @@ impl Engine {
     /// Takes in a frame that was deferred ([`Command::ReplayAnswers`]). Returns whether to defer it again:
     /// no rule mentions its name, as far as is known, and one may come.
     pub fn replay(&mut self, frame: Frame<'_>, now: Timestamp) -> bool {
+        self.out.begin(now);
         let mention = self.frame(frame, now);
         self.finish(None, now);
         matches!(mention, Some(Mention::None | Mention::Unknown))
@@ -292,7 +295,7 @@ impl Engine {
             Input::SwitchUp => {
                 self.switch.connected(now);
                 self.policy.tables_are_unknown();
-                self.policy.verify(now, &mut self.out);
+                self.policy.verify(&mut self.out);
             }
             Input::SwitchDown => {
                 self.sources.switch_lost();
@@ -312,7 +315,7 @@ impl Engine {
                 let is_awaited = self.hold.awaits(id);
                 let out = &mut self.out;
                 let is_written = result.is_ok();
-                if self.switch.applied(id, result, is_awaited, now, out) {
+                if self.switch.applied(id, result, is_awaited, out) {
                     self.hold.applied([id], now);
                 }
                 if is_written {
@@ -329,13 +332,13 @@ impl Engine {
             Input::Reply(FlowReply::Flows { flows, more }) => {
                 let (mut access, switch, out) = self.access();
                 switch.shown(flows, &mut access, now);
-                if !more && let Some(changes) = switch.compared(&mut access, now, out) {
+                if !more && let Some(changes) = switch.compared(&mut access, out) {
                     *batch = changes;
                 }
             }
             Input::Marks { found, more } => {
                 let (mut access, switch, out) = self.access();
-                if let Some(changes) = switch.marks_read(found, more, &mut access, now, out) {
+                if let Some(changes) = switch.marks_read(found, more, &mut access, out) {
                     *batch = changes;
                 }
             }
@@ -371,20 +374,20 @@ impl Engine {
             }
             Input::Revalidation(time) => self.switch.revalidates_in(time),
             Input::MegaflowsIdle(time) => self.switch.megaflows_idle_for(time),
-            Input::FilterConfirmed => self.filter.confirmed(now, &mut self.out),
+            Input::FilterConfirmed => self.filter.confirmed(&mut self.out),
             Input::MonitorGap => self.switch.monitor_gap(now),
             Input::QuestionRefused => {
                 self.switch.question_refused(now);
                 self.policy.interrupted();
             }
             Input::LogicalFlowSample { stage, flows } => {
-                if self.policy.sampled(stage, flows, now, &mut self.out) {
+                if self.policy.sampled(stage, flows, &mut self.out) {
                     self.replan_all(batch);
                 }
             }
             Input::Blocked { connections, more } => {
                 let (access, switch, out) = self.access();
-                switch.blocked_found(connections, more, &access, now, out);
+                switch.blocked_found(connections, more, &access, out);
             }
             Input::Unblocked { unblocked, failed } => self.out.unblocked(unblocked, failed),
             Input::Reply(FlowReply::Found(found)) => {
@@ -397,6 +400,7 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.out.begin(now);
         self.end_turn(now);
         if self.may_expire() {
             let mut batch = self.switch.begin(now);
@@ -404,20 +408,20 @@ impl Engine {
             self.commit(batch);
         }
         let planner = self.told.plans.planner();
-        if self.switch.timeout(planner, now, &mut self.out) {
+        if self.switch.timeout(planner, &mut self.out) {
             // OVN may have come back with other tables.
-            self.policy.verify(now, &mut self.out);
+            self.policy.verify(&mut self.out);
         }
-        self.filter.timeout(now, &mut self.out);
-        self.ports.timeout(now, &mut self.out);
+        self.filter.timeout(&mut self.out);
+        self.ports.timeout(&mut self.out);
         if self.recordings.timeout(now) {
             self.filter.outdate();
         }
         self.switch
-            .count_denials(&self.ports, &self.policy, now, &mut self.out);
+            .count_denials(&self.ports, &self.policy, &mut self.out);
         let with_ovn = !self.policy.is_static();
-        self.switch.look_for_blocked(with_ovn, now, &mut self.out);
-        self.policy.timeout(self.switch.is_up(), now, &mut self.out);
+        self.switch.look_for_blocked(with_ovn, &mut self.out);
+        self.policy.timeout(self.switch.is_up(), &mut self.out);
         self.finish(None, now);
     }
 
@@ -443,12 +447,13 @@ impl Engine {
     /// Ends a turn, in which any number of inputs came: what several answers of it open is sent
     /// together.
     pub fn end_turn(&mut self, now: Timestamp) {
+        self.out.begin(now);
         self.switch
-            .flush_openings(self.told.plans.planner(), now, &mut self.out);
+            .flush_openings(self.told.plans.planner(), &mut self.out);
         let left_out = self.switch.take_left_out();
         if !left_out.is_empty() {
             self.hold.applied(left_out, now);
-            self.hold.release_due(now, &mut self.out);
+            self.hold.release_due(&mut self.out);
         }
     }
 
@@ -571,8 +576,7 @@ impl Engine {
 
     /// Releases all held frames. The agent stops, so no later call would.
     pub fn release_all(&mut self) {
-        let never = Timestamp::from_nanos(u64::MAX);
-        self.hold.release_due(never, &mut self.out);
+        self.hold.release_all(&mut self.out);
     }
 
     // Steps that concern several owners.
@@ -588,7 +592,7 @@ impl Engine {
             server,
             connection,
             carries,
-        } = self.answers.read(frame, pod, now, &mut self.out);
+        } = self.answers.read(frame, pod, &mut self.out);
         let mut wait = Wait::default();
         let mut mentioned = None;
         for response in responses {
@@ -612,7 +616,7 @@ impl Engine {
             }
         }
         if frame.held {
-            self.hold.take(frame, connection, wait, now, &mut self.out);
+            self.hold.take(frame, connection, wait, &mut self.out);
         }
         let is_whole = carries && connection.is_none();
         mentioned.filter(|_| is_whole)
@@ -640,7 +644,7 @@ impl Engine {
             return Some(Wait::default());
         }
         let (mut access, switch, out) = self.access();
-        access.take_out_refused(asked, &recipients, &mut reading.answer, now, out);
+        access.take_out_refused(asked, &recipients, &mut reading.answer, out);
         let waiting = |src, dst| switch.waiting_between(src, dst);
         let most = access.changes_at_most(&recipients, &reading, waiting);
         let mut batch = switch.begin_openings(asker, most, now);
@@ -648,7 +652,7 @@ impl Engine {
         let matched = outcome.matched;
         let changes = batch.added();
         let name = reading.answer.name.clone();
-        let opening = opening(&access, asked, name, outcome, changes, now, out);
+        let opening = opening(&access, asked, name, outcome, changes, out);
         // The kernel marks packets before the answer goes back.
         batch.give_out_marks(out);
         let (opening, by_marks) = match changes {
@@ -664,7 +668,7 @@ impl Engine {
         let waits = written.map(|written| switch.wait_for(written));
         let wait = waits.fold(Wait::default(), Wait::and);
         if let Some(opening) = by_marks {
-            switch.opened_by_verdict(opening, &wait, now, out);
+            switch.opened_by_verdict(opening, &wait, out);
         }
         Some(wait)
     }
@@ -822,12 +826,12 @@ impl Engine {
             self.switch.read_counters(at);
         }
         // First the frames that are overdue: the switch's megaflows did not end their wait.
-        self.hold.release_due(now, &mut self.out);
+        self.hold.release_due(&mut self.out);
         let hold = &self.hold;
         let over = self.switch.revalidated(|batch| hold.awaits(batch), now);
         self.hold.applied(over, now);
-        self.hold.release_due(now, &mut self.out);
-        self.switch.find_dropping(now, &mut self.out);
+        self.hold.release_due(&mut self.out);
+        self.switch.find_dropping(&mut self.out);
         if self.switch.is_up() {
             self.policy.locate(&mut self.out);
         }
@@ -839,11 +843,11 @@ impl Engine {
             self.commit(changes);
         }
         let (mut access, switch, out) = self.access();
-        access.report_cut_plans(now, out);
-        switch.restore_lost(&mut access, now, out);
+        access.report_cut_plans(out);
+        switch.restore_lost(&mut access, out);
         if let Some(batches) = self.switch.settled() {
             self.hold.compared(&batches, now);
-            self.hold.release_due(now, &mut self.out);
+            self.hold.release_due(&mut self.out);
         }
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
@@ -851,7 +855,7 @@ impl Engine {
         let with_marks = self.told.cache.verdicts().are_on();
         let can_judge = || can_judge(&self.sources, &self.policy, &self.ports, with_marks);
         self.switch
-            .start_comparison(can_judge, with_marks, now, &mut self.out);
+            .start_comparison(can_judge, with_marks, &mut self.out);
         if self.sources.are_read() {
             self.policy.tell_problems(&mut self.out);
         }
@@ -929,7 +933,6 @@ fn opening(
     name: DomainName,
     outcome: Outcome,
     changes: usize,
-    now: Timestamp,
     out: &mut Output,
 ) -> Option<Opening> {
     let Outcome {
@@ -953,7 +956,7 @@ fn opening(
             addresses: would_open.into_iter().collect(),
             rules,
         };
-        out.report_of_pod(asked.asker, report, now);
+        out.report_of_pod(asked.asker, report);
         return None;
     }
     if opened.is_empty() {

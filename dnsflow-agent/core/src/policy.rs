@@ -1101,7 +1101,8 @@ impl Policy {
 
     /// The switch has new flows: the pipeline's first table may have changed, and more actions may
     /// be found to copy.
-    pub(crate) fn verify(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn verify(&mut self, out: &mut Output) {
+        let now = out.now();
         ask(self.locator.verify(), out);
         if let Some(end) = &mut self.marks_end {
             let question = match end.is_nowhere {
@@ -1141,9 +1142,10 @@ impl Policy {
     }
 
     /// Asks the switch again what is due, if there is a connection.
-    pub(crate) fn timeout(&mut self, switch_is_up: bool, now: Timestamp, out: &mut Output) {
+    pub(crate) fn timeout(&mut self, switch_is_up: bool, out: &mut Output) {
+        let now = out.now();
         if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {
-            self.look_for_actions(now, out);
+            self.look_for_actions(out);
         }
         let stage = self.stage();
         let question = stage.and_then(|stage| self.locator.retry(stage, now));
@@ -1159,11 +1161,11 @@ impl Policy {
         &mut self,
         stage: Stage,
         mut flows: Vec<RowId>,
-        now: Timestamp,
         out: &mut Output,
     ) -> bool {
+        let now = out.now();
         let Stage::Table(_, table_id) = stage else {
-            return self.end_sampled(stage, &flows, now, out);
+            return self.end_sampled(stage, &flows, out);
         };
         // The logical flows of rules come first. They are installed, since the namespace has a pod
         // here. The exceptions are those whose address set is empty.
@@ -1182,13 +1184,8 @@ impl Policy {
     }
 
     /// Takes in some logical flows of the stage in which marks end. Where OVN has no such stage, they end nowhere.
-    fn end_sampled(
-        &mut self,
-        stage: Stage,
-        flows: &[RowId],
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
+    fn end_sampled(&mut self, stage: Stage, flows: &[RowId], out: &mut Output) -> bool {
+        let now = out.now();
         let Some(end) = &mut self.marks_end else {
             return false;
         };
@@ -1259,7 +1256,8 @@ impl Policy {
 
     /// Looks for OVN's own flows whose actions rules would copy. Known ones are looked up again,
     /// because a restarted ovn-controller numbers its meters anew.
-    fn look_for_actions(&mut self, now: Timestamp, out: &mut Output) {
+    fn look_for_actions(&mut self, out: &mut Output) {
+        let now = out.now();
         let wanted = self.sources();
         self.cached_actions
             .retain(|source, _| wanted.contains(source));

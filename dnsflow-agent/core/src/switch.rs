@@ -393,13 +393,8 @@ impl Switch {
 
     /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
     /// for, or at once. What waits for the comparison is not reported, as without verdicts.
-    pub(crate) fn opened_by_verdict(
-        &mut self,
-        opening: Opening,
-        wait: &Wait,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    pub(crate) fn opened_by_verdict(&mut self, opening: Opening, wait: &Wait, out: &mut Output) {
+        let now = out.now();
         if wait.comparison {
             return;
         }
@@ -417,15 +412,11 @@ impl Switch {
 
     /// Sends the openings of this turn, and those that have waited, as far as there is room for them; then the next part
     /// of the flows that are to be removed.
-    pub(crate) fn flush_openings(
-        &mut self,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        self.send_openings(planner, now, out);
+    pub(crate) fn flush_openings(&mut self, planner: &mut Planner, out: &mut Output) {
+        let now = out.now();
+        self.send_openings(planner, out);
         while let Some(port) = self.waiting.next() {
-            self.send_next(port, planner, now, out);
+            self.send_next(port, planner, out);
         }
         let part = self.waiting.take_removals();
         if !part.is_empty() {
@@ -435,7 +426,8 @@ impl Switch {
         }
     }
 
-    fn send_openings(&mut self, planner: &mut Planner, now: Timestamp, out: &mut Output) {
+    fn send_openings(&mut self, planner: &mut Planner, out: &mut Output) {
+        let now = out.now();
         if let Some(mut openings) = self.openings.take() {
             openings.batch.at = now;
             // Openings are never atomic.
@@ -444,13 +436,8 @@ impl Switch {
     }
 
     /// Sends the next changes of a pod that wait; returns whether there were any.
-    fn send_next(
-        &mut self,
-        port: PortId,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
+    fn send_next(&mut self, port: PortId, planner: &mut Planner, out: &mut Output) -> bool {
+        let now = out.now();
         let Some(part) = self.waiting.take_next(port) else {
             return false;
         };
@@ -521,7 +508,7 @@ impl Switch {
     ) -> Option<BatchId> {
         self.waiting.take_along(&mut batch.changes, 0);
         for port in self.waiting.with_batches(&batch.awaited) {
-            while self.send_next(port, planner, batch.at, out) {}
+            while self.send_next(port, planner, out) {}
         }
         self.send(batch.into(), atomic, planner, out)
     }
@@ -681,9 +668,9 @@ impl Switch {
         batch: BatchId,
         result: Result<(), BatchError>,
         is_awaited: bool,
-        now: Timestamp,
         out: &mut Output,
     ) -> bool {
+        let now = out.now();
         let Some(pending) = self.pending.remove(&batch) else {
             return false;
         };
@@ -751,7 +738,8 @@ impl Switch {
     }
 
     /// Asks the datapath for megaflows that drop, if frames wait for the answer.
-    pub(crate) fn find_dropping(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn find_dropping(&mut self, out: &mut Output) {
+        let now = out.now();
         if let Some(paths) = self.revalidation.look(now) {
             out.command(Command::FindDropping(paths));
         }
@@ -825,12 +813,8 @@ impl Switch {
 
     /// Does what is due. Returns whether lost flows are to be restored: OVN may have come back with
     /// other tables.
-    pub(crate) fn timeout(
-        &mut self,
-        planner: &mut Planner,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> bool {
+    pub(crate) fn timeout(&mut self, planner: &mut Planner, out: &mut Output) -> bool {
+        let now = out.now();
         if let Some(renewals) = self.sentinels.renew(planner, now) {
             let mut batch = self.begin(now);
             batch.extend(renewals);
@@ -842,7 +826,8 @@ impl Switch {
     // Blocked connections.
 
     /// Asks for the connections that OVN has blocked, when a look is due.
-    pub(crate) fn look_for_blocked(&mut self, with_ovn: bool, now: Timestamp, out: &mut Output) {
+    pub(crate) fn look_for_blocked(&mut self, with_ovn: bool, out: &mut Output) {
+        let now = out.now();
         if !self.looks.begin(now) {
             return;
         }
@@ -860,9 +845,9 @@ impl Switch {
         mut connections: Vec<BlockedConnection>,
         more: bool,
         access: &Access<'_>,
-        now: Timestamp,
         out: &mut Output,
     ) {
+        let now = out.now();
         connections.retain(|connection| access.lets_pass(connection));
         self.looks.found(connections.len(), more, now);
         if !connections.is_empty() {
@@ -901,14 +886,8 @@ impl Switch {
     }
 
     /// Asks for the counters of the flows that deny, if that is due.
-    pub(crate) fn count_denials(
-        &mut self,
-        ports: &Ports,
-        policy: &Policy,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
-        self.quiet_time.timeout(ports, policy, now, out);
+    pub(crate) fn count_denials(&mut self, ports: &Ports, policy: &Policy, out: &mut Output) {
+        self.quiet_time.timeout(ports, policy, out);
     }
 }
 

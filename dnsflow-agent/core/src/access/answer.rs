@@ -178,7 +178,6 @@ impl Access<'_> {
         asked: &Asked,
         recipients: &Recipients,
         answer: &mut Answer,
-        now: Timestamp,
         out: &mut Output,
     ) {
         if let Some(port) = self.ports.get(asked.asker)
@@ -188,7 +187,7 @@ impl Access<'_> {
             let Answer {
                 name, addresses, ..
             } = answer;
-            self.refused.take_out(whose, name, addresses, now, out);
+            self.refused.take_out(whose, name, addresses, out);
         }
     }
 
@@ -241,7 +240,7 @@ impl Access<'_> {
             }
             self.apply_to(recipient, (asked, reading), batch, &mut outcome, out);
         }
-        self.report_limits(asked.asker, reading, &outcome, now, out);
+        self.report_limits(asked.asker, reading, &outcome, out);
         outcome
     }
 
@@ -391,20 +390,19 @@ impl Access<'_> {
         asker: PortId,
         reading: &Reading,
         outcome: &Outcome,
-        now: Timestamp,
         out: &mut Output,
     ) {
         if outcome.over_budget > 0 {
             out.counters.addresses_over_budget += outcome.over_budget as u64;
             let max = self.budget.per_second();
-            self.limit_reached(asker, Limit::FlowChanges, max, now, out);
+            self.limit_reached(asker, Limit::FlowChanges, max, out);
         }
         let Answer { name, left_out, .. } = &reading.answer;
         if *left_out > 0 {
             out.counters.addresses_refused += *left_out as u64;
             let limit = Limit::AddressesOfName(name.clone());
             let whose = |port| whose(self.ports, self.policy, port);
-            self.cache.limit_reached(asker, limit, &whose, now, out);
+            self.cache.limit_reached(asker, limit, &whose, out);
         }
     }
 }

@@ -127,13 +127,13 @@ impl Answers {
         &mut self,
         frame: Frame<'a>,
         pod: Option<&[IpAddr]>,
-        now: Timestamp,
         out: &mut Output,
     ) -> Read<'a> {
+        let now = out.now();
         out.counters.frames += 1;
         let mut read = Read::default();
         if frame.from_pod {
-            self.read_sent(frame, pod.is_some(), now, out);
+            self.read_sent(frame, pod.is_some(), out);
             return read;
         }
         let Ok(packet) = walk::from_server(&frame.bytes, &self.dns_ports) else {
@@ -196,7 +196,8 @@ impl Answers {
     }
 
     /// Reads a segment that a pod has sent. Answers count only for the questions in it.
-    fn read_sent(&mut self, frame: Frame<'_>, is_known: bool, now: Timestamp, out: &mut Output) {
+    fn read_sent(&mut self, frame: Frame<'_>, is_known: bool, out: &mut Output) {
+        let now = out.now();
         let Ok(Sent::TcpSegment(found)) = walk::from_pod(&frame.bytes, &self.dns_ports) else {
             out.counters.frames_not_dns += 1;
             return;

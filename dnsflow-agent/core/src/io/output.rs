@@ -15,6 +15,8 @@ use crate::{
 /// Commands, reports and counters of all owners.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
+    /// The time of the step.
+    now: Timestamp,
     /// The commands, in the order in which they are to be carried out.
     pub(crate) commands: Vec<Command>,
     /// What is to be told.
@@ -26,6 +28,25 @@ pub(crate) struct Output {
 }
 
 impl Output {
+    /// Nothing yet, at this time.
+    #[cfg(test)]
+    pub(crate) fn at(now: Timestamp) -> Self {
+        Self {
+            now,
+            ..Self::default()
+        }
+    }
+
+    /// A step begins.
+    pub(crate) fn begin(&mut self, now: Timestamp) {
+        self.now = now;
+    }
+
+    /// The time of the step.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.now
+    }
+
     /// Gives out a command.
     pub(crate) fn command(&mut self, command: Command) {
         self.commands.push(command);
@@ -50,11 +71,11 @@ impl Output {
 
     /// Gives out a report that the answers to a pod lead to. A pod that leads to more of them than its
     /// budget has costs the others no line of the log: the rest is counted.
-    pub(crate) fn report_of_pod(&mut self, port: PortId, report: Report, now: Timestamp) {
+    pub(crate) fn report_of_pod(&mut self, port: PortId, report: Report) {
         const RATE: Rate = Rate::every(POD_REPORT_INTERVAL, POD_REPORT_BURST_TIME);
         let account = self.pods.entry(port).or_default();
-        if account.has_left(RATE, now) {
-            account.spend(1, RATE, now);
+        if account.has_left(RATE, self.now) {
+            account.spend(1, RATE, self.now);
             self.report(report);
         } else {
             self.counters.reports_left_out += 1;

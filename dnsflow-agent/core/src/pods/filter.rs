@@ -73,7 +73,8 @@ impl Filter {
     }
 
     /// Replays the deferred answers once more, if that is due.
-    pub(crate) fn timeout(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn timeout(&mut self, out: &mut Output) {
+        let now = out.now();
         if self.replay_at.take_if(|at| *at <= now).is_some() {
             out.command(Command::ReplayAnswers);
         }
@@ -88,7 +89,8 @@ impl Filter {
 
     /// The kernel knows the changes of one more [`Filter::update`]. Behind the last one, the deferred answers are
     /// replayed, if names have come.
-    pub(crate) fn confirmed(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn confirmed(&mut self, out: &mut Output) {
+        let now = out.now();
         self.unconfirmed = self.unconfirmed.saturating_sub(1);
         if self.unconfirmed > 0 {
             return;

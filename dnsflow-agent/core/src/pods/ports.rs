@@ -352,7 +352,8 @@ impl Ports {
     }
 
     /// Reports the interfaces to which the programs could not be attached for so long, once each.
-    pub(crate) fn timeout(&mut self, now: Timestamp, out: &mut Output) {
+    pub(crate) fn timeout(&mut self, out: &mut Output) {
+        let now = out.now();
         for (interface, report_at) in &mut self.failing {
             if report_at.take_if(|at| *at <= now).is_some()
                 && let Some(row) = self.interfaces.find(*interface)

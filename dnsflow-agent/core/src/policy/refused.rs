@@ -697,14 +697,13 @@ impl RefusedAddresses {
         port: (PortId, &Interface, Option<&str>),
         name: &DomainName,
         addresses: &mut Vec<(IpAddr, Duration)>,
-        now: Timestamp,
         out: &mut Output,
     ) {
         let (id, row, namespace) = port;
         addresses.retain(|(address, _)| match self.check(*address, row, namespace) {
             Ok(()) => true,
             Err(reason) => {
-                self.refuse((id, &row.iface_id), Some(name), *address, reason, now, out);
+                self.refuse((id, &row.iface_id), Some(name), *address, reason, out);
                 false
             }
         });
@@ -717,7 +716,6 @@ impl RefusedAddresses {
         name: Option<&DomainName>,
         address: IpAddr,
         reason: Refused,
-        now: Timestamp,
         out: &mut Output,
     ) {
         self.counts.count(reason);
@@ -733,7 +731,7 @@ impl RefusedAddresses {
                 address,
                 reason: reason.as_str(),
             };
-            out.report_of_pod(id, report, now);
+            out.report_of_pod(id, report);
         }
     }
 

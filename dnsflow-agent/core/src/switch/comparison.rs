@@ -116,12 +116,8 @@ impl Switch {
     }
 
     /// Restores lost flows, some at a time, so that openings can go in between.
-    pub(crate) fn restore_lost(
-        &mut self,
-        access: &mut Access<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    pub(crate) fn restore_lost(&mut self, access: &mut Access<'_>, out: &mut Output) {
+        let now = out.now();
         let may = self.is_compared() && self.lost.at.is_none() && self.openings.is_none();
         if !may || self.lost.holders.is_empty() {
             return;
@@ -184,9 +180,9 @@ impl Switch {
         &mut self,
         can_judge: impl FnOnce() -> bool,
         with_marks: bool,
-        now: Timestamp,
         out: &mut Output,
     ) {
+        let now = out.now();
         let is_up = self.is_up();
         let comparison = &mut self.comparison;
         let is_due = comparison.at.is_some_and(|at| at <= now);
@@ -215,9 +211,9 @@ impl Switch {
         found: Option<Vec<MarkFound>>,
         more: bool,
         access: &mut Access<'_>,
-        now: Timestamp,
         out: &mut Output,
     ) -> Option<Batch> {
+        let now = out.now();
         let reading = Reading {
             number: self.comparison.number,
             since: self.comparison.since?,
@@ -294,12 +290,8 @@ impl Switch {
 
     /// The dump is complete. Returns the changes that follow from the comparison, if one was under
     /// way.
-    pub(crate) fn compared(
-        &mut self,
-        access: &mut Access<'_>,
-        now: Timestamp,
-        out: &mut Output,
-    ) -> Option<Batch> {
+    pub(crate) fn compared(&mut self, access: &mut Access<'_>, out: &mut Output) -> Option<Batch> {
+        let now = out.now();
         let since = self.comparison.since.take()?;
         self.comparison.ended += 1;
         self.comparison.has_ended = true;

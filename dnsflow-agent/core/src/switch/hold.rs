@@ -301,21 +301,30 @@ impl HoldQueue {
         frame: Frame<'_>,
         connection: Option<ConnectionKey>,
         wait: Wait,
-        now: Timestamp,
         out: &mut Output,
     ) {
+        let now = out.now();
         let has_to_wait =
             !wait.is_over() || connection.is_some_and(|connection| self.has_frames_of(&connection));
         if has_to_wait && self.hold(&frame, connection, wait, now).is_ok() {
             return;
         }
-        self.release_due(now, out);
+        self.release_due(out);
         out.command(Command::Release(frame.to_held()));
     }
 
-    /// Releases the frames that are due. A time that never comes releases all frames.
-    pub(crate) fn release_due(&mut self, now: Timestamp, out: &mut Output) {
-        let due = self.take_due(now);
+    /// Releases the frames that are due.
+    pub(crate) fn release_due(&mut self, out: &mut Output) {
+        self.release_until(out.now(), out);
+    }
+
+    /// Releases all frames.
+    pub(crate) fn release_all(&mut self, out: &mut Output) {
+        self.release_until(Timestamp::from_nanos(u64::MAX), out);
+    }
+
+    fn release_until(&mut self, at: Timestamp, out: &mut Output) {
+        let due = self.take_due(at);
         out.commands
             .extend(due.map(|(frame, _)| Command::Release(frame)));
     }

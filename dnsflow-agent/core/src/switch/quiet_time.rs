@@ -132,13 +132,8 @@ impl QuietTime {
     }
 
     /// Asks for the counters of the flows that deny, if that is due.
-    pub(crate) fn timeout(
-        &mut self,
-        ports: &Ports,
-        policy: &Policy,
-        now: Timestamp,
-        out: &mut Output,
-    ) {
+    pub(crate) fn timeout(&mut self, ports: &Ports, policy: &Policy, out: &mut Output) {
+        let now = out.now();
         if self.count_at.is_none_or(|at| at > now) {
             return;
         }

@@ -32,7 +32,7 @@ impl Setup {
         Self {
             switch,
             planner: Planner::default(),
-            out: Output::default(),
+            out: Output::at(NOW),
             told: 0,
         }
     }
@@ -54,8 +54,7 @@ impl Setup {
 
     /// The turn ends.
     fn flush(&mut self) {
-        self.switch
-            .flush_openings(&mut self.planner, NOW, &mut self.out);
+        self.switch.flush_openings(&mut self.planner, &mut self.out);
     }
 
     /// Something else than an answer changes these flows; returns the batch.
@@ -74,7 +73,7 @@ impl Setup {
     fn confirm_next(&mut self) -> bool {
         let batch = self.switch.pending.keys().next().copied();
         if let Some(batch) = batch {
-            self.switch.applied(batch, Ok(()), true, NOW, &mut self.out);
+            self.switch.applied(batch, Ok(()), true, &mut self.out);
             self.flush();
         }
         batch.is_some()
@@ -130,7 +129,7 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
-    let is_over = setup.switch.applied(id, Ok(()), true, NOW, &mut setup.out);
+    let is_over = setup.switch.applied(id, Ok(()), true, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
@@ -216,7 +215,8 @@ fn a_flow_brings_its_sentinel_flow_along_once() {
     assert_eq!(setup.out.counters.flows_added, 2, "of pods");
     // Renewed at a third of the hard timeout.
     let at = NOW + Duration::from_secs(100);
-    setup.switch.timeout(&mut setup.planner, at, &mut setup.out);
+    setup.out.begin(at);
+    setup.switch.timeout(&mut setup.planner, &mut setup.out);
     assert_eq!(setup.sent().len(), 1);
 }
 
@@ -228,7 +228,7 @@ fn each_deadline_says_why() {
     assert_eq!(setup.switch.deadline(false), Some(count));
     setup
         .switch
-        .start_comparison(|| true, false, NOW, &mut setup.out);
+        .start_comparison(|| true, false, &mut setup.out);
     assert_eq!(setup.out.commands, [Command::Ask(FlowQuestion::Dump)]);
     assert_eq!(setup.switch.deadline(true), Some(count));
     setup.switch.disconnected();
@@ -285,9 +285,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
     let mut parts = Vec::new();
     while let Some(batch) = setup.switch.pending.keys().next().copied() {
         assert_ne!(setup.switch.wait_for(more.written), Wait::default());
-        setup
-            .switch
-            .applied(batch, Ok(()), true, NOW, &mut setup.out);
+        setup.switch.applied(batch, Ok(()), true, &mut setup.out);
         parts.extend(flush(&mut setup));
     }
     assert_eq!(parts, [CHANGES_UNDER_WAY_MAX, 10, 5]);
@@ -418,10 +416,11 @@ fn a_dump_may_not_show_what_was_under_way_when_it_began() {
         panic!("it is sent");
     };
     let later = NOW + Duration::from_millis(1);
+    setup.out.begin(later);
     setup.switch.comparison.at = Some(later);
     setup
         .switch
-        .start_comparison(|| true, false, later, &mut setup.out);
+        .start_comparison(|| true, false, &mut setup.out);
     assert_eq!(setup.switch.comparison.unshown, [written, opened].into());
 }
 
@@ -500,7 +499,7 @@ impl Way {
                 if let Some((batch, changes)) = next.and_then(|next| self.sent.remove_entry(&next))
                 {
                     let Setup { switch, out, .. } = &mut self.setup;
-                    switch.applied(batch, Ok(()), true, NOW, out);
+                    switch.applied(batch, Ok(()), true, out);
                     self.arrived.extend(changes);
                 }
             }
@@ -755,7 +754,7 @@ impl Flowing {
                 let next = self.setup.switch.pending.keys().next().copied();
                 if let Some(batch) = next {
                     let Setup { switch, out, .. } = &mut self.setup;
-                    switch.applied(batch, Ok(()), true, NOW, out);
+                    switch.applied(batch, Ok(()), true, out);
                 }
             }
         }
@@ -845,9 +844,7 @@ fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
     assert_eq!(setup.switch.sizes()[2], waiting);
     // An agent that ends waits for them.
     let sent = *setup.switch.pending.keys().next().expect("a batch");
-    setup
-        .switch
-        .applied(sent, Ok(()), false, NOW, &mut setup.out);
+    setup.switch.applied(sent, Ok(()), false, &mut setup.out);
     assert!(setup.switch.is_writing());
 }
 

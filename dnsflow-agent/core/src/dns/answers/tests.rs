@@ -3,7 +3,7 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
 
 fn answers(resolvers: &[&str]) -> (Answers, Output) {
-    let mut out = Output::default();
+    let mut out = Output::at(NOW);
     let resolvers = resolvers.iter().map(|text| text.parse().expect("one"));
     let answers = Answers::new(DnsPorts::DNS, resolvers.collect(), &mut out);
     (answers, out)
@@ -44,7 +44,7 @@ fn a_frame_that_is_no_dns_is_counted_and_carries_nothing() {
         gso_size: 0,
         left_out: 0,
     };
-    let read = answers.read(frame, Some(&[]), NOW, &mut out);
+    let read = answers.read(frame, Some(&[]), &mut out);
     assert!(read.responses.is_empty() && !read.carries && read.connection.is_none());
     assert_eq!((out.counters.frames, out.counters.frames_not_dns), (1, 1));
 }

@@ -314,11 +314,9 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
         logical_flows: flows.collect(),
         ..SbUpdate::default()
     }));
-    let mut out = Output::default();
+    let mut out = Output::at(node.now);
     let stage = Stage::Table(Pipeline::Egress, 4);
-    node.engine
-        .policy
-        .sampled(stage, vec![], node.now, &mut out);
+    node.engine.policy.sampled(stage, vec![], &mut out);
     let [Command::Ask(FlowQuestion::Find(cookies))] = &out.commands[..] else {
         panic!("nothing to look for");
     };

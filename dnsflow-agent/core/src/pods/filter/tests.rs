@@ -56,8 +56,8 @@ fn names_come_before_the_interface_and_go_after_it() {
 
 /// The kernel knows a change at this time.
 fn confirmed(filter: &mut Filter, at: Timestamp) -> Vec<Command> {
-    let mut out = Output::default();
-    filter.confirmed(at, &mut out);
+    let mut out = Output::at(at);
+    filter.confirmed(&mut out);
     out.commands
 }
 
@@ -71,8 +71,8 @@ fn only_a_new_name_replays_what_was_kept_and_once_more_later() {
     assert_eq!(confirmed(&mut filter, at(3)), [Command::ReplayAnswers]);
     let again = at(3) + REPLAY_AGAIN;
     assert_eq!(filter.deadline(), Some((again, Why::Replay)));
-    let mut out = Output::default();
-    filter.timeout(again, &mut out);
+    let mut out = Output::at(again);
+    filter.timeout(&mut out);
     assert_eq!(out.commands, [Command::ReplayAnswers]);
     assert_eq!(filter.deadline(), None);
     update(&mut filter, &[(7, "ns1")], &[("ns1", &["b.test"])]);

@@ -138,7 +138,7 @@ fn an_interface_without_sandbox_hears_for_itself() {
 #[test]
 fn attaching_is_over_once_it_was_tried_everywhere() {
     let mut ports = Ports::new(true);
-    let mut out = Output::default();
+    let mut out = Output::at(Timestamp::default() + NOT_ATTACHED_FOR);
     assert!(ports.are_tried());
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     assert!(!ports.are_tried());
@@ -146,18 +146,17 @@ fn attaching_is_over_once_it_was_tried_everywhere() {
     assert!(ports.are_tried());
     assert!(ports.deadline().is_some());
     ports.not_attached(OTHER_ROW, "gone".into(), Timestamp::default());
-    ports.timeout(Timestamp::default() + NOT_ATTACHED_FOR, &mut out);
+    ports.timeout(&mut out);
     assert_eq!(out.reports.len(), 1);
 }
 
 #[test]
 fn an_interface_without_the_programs_is_reported_once_it_lasts() {
     let mut ports = Ports::new(true);
-    let mut out = Output::default();
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     let reported = |ports: &mut Ports, at: Timestamp| {
-        let mut out = Output::default();
-        ports.timeout(at, &mut out);
+        let mut out = Output::at(at);
+        ports.timeout(&mut out);
         let reasons = out.reports.into_iter().map(|report| match report {
             Report::NotAttached {
                 port,
@@ -194,8 +193,7 @@ fn an_interface_without_the_programs_is_reported_once_it_lasts() {
     ports.not_attached(ROW, "the pod goes".into(), later);
     change(&mut ports, vec![(ROW, None)]);
     assert_eq!(ports.deadline(), None);
-    ports.timeout(later + NOT_ATTACHED_FOR, &mut out);
-    assert!(out.reports.is_empty());
+    assert!(reported(&mut ports, later + NOT_ATTACHED_FOR).is_empty());
 }
 
 /// What was commanded and reported of sources.

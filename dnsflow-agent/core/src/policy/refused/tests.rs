@@ -338,11 +338,12 @@ fn row(network: Option<&str>) -> Interface {
 }
 
 fn take_out(refused: &mut RefusedAddresses, text: &str, now: Timestamp, out: &mut Output) -> bool {
+    out.begin(now);
     let name: DomainName = "a.test".parse().expect("a name");
     let ttl = Duration::from_secs(60);
     let mut addresses = vec![(address(text), ttl), (address("192.0.2.1"), ttl)];
     let port = (PORT, &row(None), Some("ns1"));
-    refused.take_out(port, &name, &mut addresses, now, out);
+    refused.take_out(port, &name, &mut addresses, out);
     assert!(addresses.contains(&(address("192.0.2.1"), ttl)));
     addresses.len() == 1
 }
