@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     Timestamp,
-    cache::{Cache, Entry, Learning, Resolution, Term},
+    cache::{Cache, Entry, FormerFlow, Learning, Resolution, Term},
     installed::{Batch, Flows, ReadMark, Reading, VerdictId},
     io::{
         input::{MarkChange, MarkFound},
@@ -23,8 +23,8 @@ use crate::{
     pods::{budget::FlowBudget, ports::Ports},
     policy::{
         Mention, Policy,
-        plan::{Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
-        refused::{Refused, RefusedAddresses, Rejudged},
+        plan::{FormerFlows, Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
+        refused::{Refusal, Refused, RefusedAddresses, Rejudged},
         rules::{AlikeNames, ChangedRules},
     },
     values::{
@@ -37,7 +37,7 @@ use crate::{
     },
 };
 
-pub(crate) use answer::{Asked, Outcome};
+pub(crate) use answer::{Asked, Outcome, ReadAnswer};
 
 /// The flow templates of rules, until something changes that they were made from.
 #[derive(Debug, Default)]
@@ -189,6 +189,7 @@ impl Access<'_> {
             },
             batch,
             out,
+            replan: Vec::new(),
         });
         for (port, address) in learned.replan {
             self.replan_entries(port, [address], batch);
@@ -240,7 +241,6 @@ impl Access<'_> {
         batch: &mut Batch,
         out: &mut Output,
     ) {
-        let now = batch.now();
         let ports = self.ports;
         let Some(port) = ports.get(id) else {
             return;
@@ -252,8 +252,12 @@ impl Access<'_> {
                 let entry = self.cache.entry(id, address);
                 let name = entry.and_then(|entry| entry.names.keys().next().cloned());
                 let whose = (id, port.row.iface_id.as_str());
-                self.refused
-                    .refuse(whose, name.as_ref(), address, reason, out);
+                let refusal = Refusal {
+                    name: name.as_ref(),
+                    address,
+                    reason,
+                };
+                self.refused.refuse(whose, refusal, out);
             }
             if judged.is_some() {
                 changed.push(address);
@@ -362,7 +366,7 @@ impl Access<'_> {
                 continue;
             };
             let planner = &mut self.plans.planner;
-            let plan = facts.map(|facts| plan(planner, facts, address, entry, room, now));
+            let plan = facts.map(|facts| plan(planner, facts, entry, (address, room), now));
             let before = batch.len();
             let (plan, is_cut) = plan.unwrap_or_default();
             self.cache.planned(port_id, address, room, is_cut);
@@ -543,8 +547,12 @@ impl Access<'_> {
             let Some((port, address)) = self.entry_key(key) else {
                 continue;
             };
-            let flow = (key.clone(), installed.cookie);
-            if self.cache.adopt(port, address, flow, true, term, now) {
+            let flow = FormerFlow {
+                key: key.clone(),
+                cookie: installed.cookie,
+                in_switch: true,
+            };
+            if self.cache.adopt((port, address), flow, term, now) {
                 touched.insert((port, address));
             }
         }
@@ -599,18 +607,17 @@ impl Access<'_> {
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
     /// were told again meanwhile, or whose verdicts are not in force ([`Cache::end_former`]). Returns how many marks were
-    /// adopted.
+    /// adopted, and how many removed.
     pub(crate) fn adopt_marks(
         &mut self,
         marks: Vec<(PortId, MarkFound)>,
         found: &HashMap<FlowKey, InstalledFlow>,
         comparison: u32,
         batch: &mut Batch,
-        out: &mut Output,
-    ) -> usize {
+    ) -> (usize, usize) {
         let now = batch.now();
         if marks.is_empty() {
-            return 0;
+            return (0, 0);
         }
         // What a number stood for: flows that nobody has now, else those of the verdict that has the number again.
         let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
@@ -619,7 +626,7 @@ impl Access<'_> {
         for (mark, of_verdict) in self.by_mark(of_verdicts) {
             flows.entry(mark).or_insert(of_verdict);
         }
-        let mut adopted = 0;
+        let (mut adopted, mut removed) = (0, 0);
         for (port, mark) in marks {
             let MarkFound {
                 ifindex,
@@ -634,8 +641,12 @@ impl Access<'_> {
             let flows = flows.get(&(port, mark.mark)).into_iter().flatten();
             for (key, cookie) in flows {
                 if let Some(key) = key.to_address(address) {
-                    let flow = (key, *cookie);
-                    self.cache.adopt(port, address, flow, false, term, now);
+                    let flow = FormerFlow {
+                        key,
+                        cookie: *cookie,
+                        in_switch: false,
+                    };
+                    self.cache.adopt((port, address), flow, term, now);
                 }
             }
             self.judge_address(port, address);
@@ -647,15 +658,15 @@ impl Access<'_> {
                 }
                 Some(entry) if entry.installed.verdict().is_some() => {
                     let is_removed = self.cache.end_former(port, &mark, comparison, batch);
-                    out.counters.marks_removed += u64::from(is_removed);
+                    removed += usize::from(is_removed);
                 }
                 _ => {
                     batch.mark(MarkChange::Remove { ifindex, address });
-                    out.counters.marks_removed += 1;
+                    removed += 1;
                 }
             }
         }
-        adopted
+        (adopted, removed)
     }
 
     /// Flows of verdicts by port and mark, without those in which marks end.
@@ -697,9 +708,8 @@ fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String
 fn plan(
     planner: &mut Planner,
     facts: PortFacts<'_>,
-    address: IpAddr,
     entry: &mut Entry,
-    room: Room,
+    (address, room): (IpAddr, Room),
     now: Timestamp,
 ) -> (Plan, bool) {
     let denies = |rule: &(usize, usize)| {
@@ -710,14 +720,16 @@ fn plan(
     matched.retain(|rule| !entry.is_refused || denies(rule));
     let (mut plan, is_cut) = planner.for_rules(facts, address, &matched, room);
     if let Some(adopted) = &mut entry.adopted {
-        let rules = adopted.rules.as_deref();
-        let denials_only = entry.is_refused || adopted.is_late(now);
-        let whole = match is_cut {
-            true => &[],
-            false => &matched[..],
+        let former = FormerFlows {
+            found: &adopted.flows,
+            rules: adopted.rules.as_deref(),
+            denials_only: entry.is_refused || adopted.is_late(now),
+            whole: match is_cut {
+                true => &[],
+                false => &matched[..],
+            },
         };
-        let flows = &adopted.flows;
-        let ruled = planner.still_ruled(facts, address, flows, rules, denials_only, whole);
+        let ruled = planner.still_ruled(facts, address, former);
         adopted.rules = Some(ruled.rules);
         if ruled.denies {
             adopted.term.deny();

@@ -20,7 +20,8 @@ use crate::{
     Timestamp,
     cache::snapshot::{SavedEntry, SavedName, Snapshot},
     installed::{
-        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Written,
+        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Wanted,
+        Written,
     },
     io::{
         input::{BatchId, MarkFound},
@@ -312,6 +313,16 @@ pub(crate) struct Resolution<'a> {
     pub(crate) is_to_be_denied: bool,
 }
 
+/// A flow of an earlier run, for one address.
+pub(crate) struct FormerFlow {
+    /// The flow.
+    pub(crate) key: FlowKey,
+    /// Its cookie.
+    pub(crate) cookie: Cookie,
+    /// Whether it is in the switch. If not, a verdict has this flow for the address.
+    pub(crate) in_switch: bool,
+}
+
 /// The step in which an address is learned.
 pub(crate) struct Learning<'a> {
     /// The address.
@@ -324,6 +335,8 @@ pub(crate) struct Learning<'a> {
     pub(crate) batch: &'a mut Batch,
     /// Counters and reports.
     pub(crate) out: &'a mut Output,
+    /// Addresses that lose a name to make room.
+    pub(crate) replan: Vec<(PortId, IpAddr)>,
 }
 
 /// When the counters are to be read.
@@ -494,19 +507,21 @@ impl Cache {
         self.ports.get_mut(&port)?.entries.get_mut(&address)
     }
 
-    /// Notes that a flow of an earlier run was found. Without `in_switch`, the flow of a verdict was found that is
-    /// this one for the address. Returns `false` if the names of the address are known, if the flow is another pod's, or
+    /// Notes that a flow of an earlier run was found. Returns `false` if the names of the address are known, if the flow is another pod's, or
     /// the port is gone.
     pub(crate) fn adopt(
         &mut self,
-        port: PortId,
-        address: IpAddr,
-        flow: (FlowKey, Cookie),
-        in_switch: bool,
+        (port, address): (PortId, IpAddr),
+        flow: FormerFlow,
         term: Term,
         now: Timestamp,
     ) -> bool {
         let latest_end = now + self.limits.max_ttl;
+        let FormerFlow {
+            key,
+            cookie,
+            in_switch,
+        } = flow;
         let port = self.ports.get_mut(&port);
         let is_own = |port: &PortCache| match port.former {
             Former::Same => true,
@@ -529,7 +544,7 @@ impl Cache {
                 latest_end,
             })
         });
-        adopted.flows.extend([flow]);
+        adopted.flows.insert(key, cookie);
         (adopted.rules, adopted.in_switch) = (None, in_switch);
         adopted.term = term;
         port.adopting.insert(address);
@@ -595,12 +610,13 @@ impl Cache {
         entry.is_unplanned = false;
         let place = entry.place(port, address);
         let adopted = entry.adopted.as_ref().filter(|adopted| adopted.in_switch);
-        let adopted = adopted.map(|adopted| &adopted.flows);
+        let wanted = Wanted {
+            plan,
+            adopted: adopted.map(|adopted| &adopted.flows),
+        };
         let before = entry.installed.len();
         let verdicts = &mut self.verdicts;
-        let enforced = entry
-            .installed
-            .enforce(place, plan, adopted, verdicts, batch);
+        let enforced = entry.installed.enforce(place, wanted, verdicts, batch);
         let after = entry.installed.len();
         let has_adopted = entry.adopted.is_some();
         of_port.flows = of_port.flows + after - before;
@@ -1140,7 +1156,9 @@ impl Cache {
         if self.prolong_alike(&mut learning) {
             return learned;
         }
-        if let Err(limit) = self.make_room(&mut learning, &mut learned.replan) {
+        let room = self.make_room(&mut learning);
+        learned.replan = std::mem::take(&mut learning.replan);
+        if let Err(limit) = room {
             learned.read_counters_soon = !matches!(
                 limit,
                 Limit::NamesOfAddress(_) | Limit::DeniedAddresses | Limit::DeniedNamesOfNode
@@ -1151,7 +1169,7 @@ impl Cache {
                 Limit::NamesOfAddress(_) => out.counters.names_dropped += 1,
                 _ => out.counters.addresses_refused += 1,
             }
-            self.leave_out(port_id, address, name, limit.clone(), now);
+            self.leave_out((port_id, address), name, limit.clone(), now);
             self.limit_reached(port_id, limit, whose, out);
             return learned;
         }
@@ -1206,8 +1224,7 @@ impl Cache {
         self.version += 1;
         self.prolong_mark(id, address, learning.batch);
         self.leave_out(
-            id,
-            address,
+            (id, address),
             name,
             Limit::NamesOfAddress(address),
             learning.batch.now(),
@@ -1228,7 +1245,7 @@ impl Cache {
             return false;
         };
         let limit = Limit::NamesOfAddress(address);
-        self.leave_out(id, address, &first, limit, learning.batch.now());
+        self.leave_out((id, address), &first, limit, learning.batch.now());
         learning.out.counters.names_dropped += 1;
         if let Some(port) = self.ports.get_mut(&id) {
             port.change_names(address, |names| names.stand_for(&last, &first));
@@ -1238,18 +1255,14 @@ impl Cache {
         true
     }
 
-    /// Makes room for one more name of an address, and for the address if it is new. Adds the addresses to `replan` that
+    /// Makes room for one more name of an address, and for the address if it is new. Notes the addresses that
     /// have lost a name for that.
     ///
     /// # Errors
     ///
     /// The limit that leaves no room: all that is there may be in use, or is denied. Nobody has given way then, unless
     /// an address of the pod without a name has.
-    fn make_room(
-        &mut self,
-        learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
-    ) -> Result<(), Limit> {
+    fn make_room(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution {
             port: id,
             address,
@@ -1277,11 +1290,11 @@ impl Cache {
             return Err(limit);
         }
         if let Some(least) = least {
-            self.make_room_for_denied(learning, replan)?;
+            self.make_room_for_denied(learning)?;
             if self.unite_names(learning) {
                 return Ok(());
             }
-            self.leave_out(id, address, &least, limit, learning.batch.now());
+            self.leave_out((id, address), &least, limit, learning.batch.now());
             learning.out.counters.names_dropped += 1;
             if let Some(port) = self.ports.get_mut(&id) {
                 port.forget_name(&least, address);
@@ -1321,29 +1334,25 @@ impl Cache {
             None if has_all_names => return Err(Limit::NamesOfPod),
             _ => {}
         }
-        self.make_room_for_denied(learning, replan)?;
+        self.make_room_for_denied(learning)?;
         if let Some(candidate) = of_name {
             let limit = Limit::AddressesOfName(name.clone());
-            self.give_up_name((id, candidate), name, limit, learning, replan);
+            self.give_up_name((id, candidate), name, limit, learning);
         }
         if let Some(candidate) = of_pod {
             let limit = match is_full {
                 true => Limit::AddressesOfPod,
                 false => Limit::NamesOfPod,
             };
-            self.give_up((id, candidate), yielding, limit, learning, replan);
+            self.give_up((id, candidate), yielding, limit, learning);
         }
-        self.make_room_on_node(learning, replan)
+        self.make_room_on_node(learning)
     }
 
     /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives one
     /// up, unless this one would have as many then: no pod pushes out what is denied for itself, and pods that push out
     /// each other's come to an end.
-    fn make_room_for_denied(
-        &mut self,
-        learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
-    ) -> Result<(), Limit> {
+    fn make_room_for_denied(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         let denied = &self.denied_names;
         if !term.is_denied || denied.total() < self.limits.denied_names_per_node_max() {
@@ -1353,17 +1362,13 @@ impl Cache {
         let most = denied.most();
         let most = most.filter(|most| denied.of(port) + 1 < denied.of(*most));
         let most = most.ok_or_else(|| limit.clone())?;
-        self.give_way(most, Yielding::Denied, limit, learning, replan)
+        self.give_way(most, Yielding::Denied, limit, learning)
     }
 
     /// Makes room for one more name among all of the node. The port that has most gives way, used or not; if it is this
     /// one, what it does not use. Names that a rule denies are not concerned, unless an edit has denied more than their
     /// share.
-    fn make_room_on_node(
-        &mut self,
-        learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
-    ) -> Result<(), Limit> {
+    fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
         let Resolution { port, term, .. } = learning.resolution;
         if self.name_count() < self.limits.names_per_node_max {
             return Ok(());
@@ -1372,7 +1377,7 @@ impl Cache {
         let over = denied.total() > self.limits.denied_names_per_node_max();
         if let Some(most) = denied.most().filter(|_| over) {
             let limit = Limit::DeniedNamesOfNode;
-            return self.give_way(most, Yielding::Denied, limit, learning, replan);
+            return self.give_way(most, Yielding::Denied, limit, learning);
         }
         let most = others.most().unwrap_or(port);
         let has_more = others.of(port) + 1 < others.of(most);
@@ -1380,7 +1385,7 @@ impl Cache {
             true => (most, Yielding::Others),
             false => (port, Yielding::Unused),
         };
-        self.give_way(most, yielding, Limit::NamesOfNode, learning, replan)
+        self.give_way(most, yielding, Limit::NamesOfNode, learning)
     }
 
     /// The limit that leaves no room among the addresses of a port: they are in use, or all are
@@ -1403,7 +1408,6 @@ impl Cache {
         yielding: Yielding,
         limit: Limit,
         learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
     ) -> Result<(), Limit> {
         let comparisons = learning.batch.comparisons();
         let idle_grace = self.limits.idle_grace;
@@ -1413,7 +1417,7 @@ impl Cache {
                 port.candidate(yielding, idle_grace, comparisons, learning.batch.now())
             })
             .ok_or_else(|| limit.clone())?;
-        self.give_up((id, address), yielding, limit, learning, replan);
+        self.give_up((id, address), yielding, limit, learning);
         Ok(())
     }
 
@@ -1425,7 +1429,6 @@ impl Cache {
         yielding: Yielding,
         limit: Limit,
         learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
     ) {
         let Some(entry) = self.entry(id, address) else {
             return;
@@ -1441,12 +1444,12 @@ impl Cache {
             _ => None,
         };
         if let Some(name) = name {
-            self.give_up_name((id, address), &name, limit, learning, replan);
+            self.give_up_name((id, address), &name, limit, learning);
             return;
         }
         let names: Vec<DomainName> = entry.names.keys().cloned().collect();
         for name in &names {
-            self.leave_out(id, address, name, limit.clone(), learning.batch.now());
+            self.leave_out((id, address), name, limit.clone(), learning.batch.now());
         }
         self.evicted(id, address, limit, learning);
         if let Some(entry) = self.take(id, address) {
@@ -1461,16 +1464,15 @@ impl Cache {
         name: &DomainName,
         limit: Limit,
         learning: &mut Learning<'_>,
-        replan: &mut Vec<(PortId, IpAddr)>,
     ) {
-        self.leave_out(id, address, name, limit.clone(), learning.batch.now());
+        self.leave_out((id, address), name, limit.clone(), learning.batch.now());
         self.evicted(id, address, limit, learning);
         if let Some(port) = self.ports.get_mut(&id) {
             port.forget_name(name, address);
         }
         self.count_names(id);
         self.end_expired(id, address, learning.batch);
-        replan.push((id, address));
+        learning.replan.push((id, address));
     }
 
     /// Counts an address that makes room because of a limit, and reports the limit if the address is open.
@@ -1521,8 +1523,7 @@ impl Cache {
     /// Remembers that a limit left no room for what a port was told.
     pub(crate) fn leave_out(
         &mut self,
-        id: PortId,
-        address: IpAddr,
+        (id, address): (PortId, IpAddr),
         name: &DomainName,
         limit: Limit,
         now: Timestamp,

@@ -20,7 +20,7 @@ use dnsflow_common::walk::Ports as DnsPorts;
 
 use crate::{
     Command, Input, Timestamp,
-    access::{Access, Asked, Outcome, Plans, Told},
+    access::{Access, Asked, Outcome, Plans, ReadAnswer, Told},
     ask::view::View,
     cache::{
         Cache,
@@ -66,7 +66,6 @@ use crate::{
     values::{
         ids::PortId,
         limits::{CacheLimits, FLOW_CHANGES_PER_SECOND, KEEP_FLOWS_S},
-        name::DomainName,
         resolver::Resolver,
     },
 };
@@ -634,7 +633,7 @@ impl Engine {
         }
         let (mut access, _, out) = self.access();
         let recipients = access.recipients(asker, &response.name);
-        let mut reading = access.read(asked, &recipients, response, out)?;
+        let mut reading = access.read(asked, recipients, response, out)?;
         if is_recorded {
             self.record(asker, &reading.answer);
         }
@@ -644,15 +643,14 @@ impl Engine {
             return Some(Wait::default());
         }
         let (mut access, switch, out) = self.access();
-        access.take_out_refused(asked, &recipients, &mut reading.answer, out);
+        access.take_out_refused(&mut reading, out);
         let waiting = |src, dst| switch.waiting_between(src, dst);
-        let most = access.changes_at_most(&recipients, &reading, waiting);
+        let most = access.changes_at_most(&reading, waiting);
         let mut batch = switch.begin_openings(asker, most, now);
-        let outcome = access.apply(asked, &recipients, &reading, &mut batch, out);
+        let outcome = access.apply(&reading, &mut batch, out);
         let matched = outcome.matched;
         let changes = batch.added();
-        let name = reading.answer.name.clone();
-        let opening = opening(&access, asked, name, outcome, changes, out);
+        let opening = opening(&access, &reading, outcome, changes, out);
         // The kernel marks packets before the answer goes back.
         batch.give_out_marks(out);
         let (opening, by_marks) = match changes {
@@ -664,7 +662,7 @@ impl Engine {
         if !matched {
             return Some(Wait::default());
         }
-        let written = access.written(&recipients, &reading);
+        let written = access.written(&reading);
         let waits = written.map(|written| switch.wait_for(written));
         let wait = waits.fold(Wait::default(), Wait::and);
         if let Some(opening) = by_marks {
@@ -929,8 +927,7 @@ impl Engine {
 /// Counts what an answer came to. Gives what it opened, to be reported once that is in force.
 fn opening(
     access: &Access<'_>,
-    asked: &Asked,
-    name: DomainName,
+    reading: &ReadAnswer,
     outcome: Outcome,
     changes: usize,
     out: &mut Output,
@@ -946,7 +943,11 @@ fn opening(
         out.counters.answers_unmatched += 1;
         return None;
     }
-    let row = &access.ports.get(asked.asker)?.row;
+    let Asked {
+        asker, captured_at, ..
+    } = reading.asked;
+    let name = reading.answer.name.clone();
+    let row = &access.ports.get(asker)?.row;
     let rules = rules.into_iter().collect();
     if !would_open.is_empty() {
         out.counters.answers_dry_run += 1;
@@ -956,7 +957,7 @@ fn opening(
             addresses: would_open.into_iter().collect(),
             rules,
         };
-        out.report_of_pod(asked.asker, report);
+        out.report_of_pod(asker, report);
         return None;
     }
     if opened.is_empty() {
@@ -971,7 +972,7 @@ fn opening(
         addresses: opened.into_iter().collect(),
         rules,
         changes,
-        captured_at: asked.captured_at,
+        captured_at,
     })
 }
 

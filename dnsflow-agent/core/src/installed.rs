@@ -102,6 +102,14 @@ pub(crate) struct Enforced {
     pub(crate) changed: bool,
 }
 
+/// What is to let a pod reach an address.
+pub(crate) struct Wanted<'a> {
+    /// The flows.
+    pub(crate) plan: Plan,
+    /// Flows of an earlier run, which are in the switch already.
+    pub(crate) adopted: Option<&'a BTreeMap<FlowKey, Cookie>>,
+}
+
 /// Whose access is enforced, and how long the kernel may enforce it without the agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
@@ -237,18 +245,20 @@ impl Installed {
         }
     }
 
-    /// Makes `wanted` what lets the pod reach the address, and restores lost flows. The flows in `adopted` are
-    /// in the switch already. If the address does not need flows of its own and there is a verdict for `wanted`, the
+    /// Makes the plan what lets the pod reach the address, and restores lost flows. If the address does not need flows of its own and there is a verdict for the plan, the
     /// address gets the verdict, else flows of its own.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
-        wanted: Plan,
-        adopted: Option<&BTreeMap<FlowKey, Cookie>>,
+        wanted: Wanted<'_>,
         verdicts: &mut Verdicts,
         batch: &mut Batch,
     ) -> Enforced {
         let now = batch.now();
+        let Wanted {
+            plan: wanted,
+            adopted,
+        } = wanted;
         let Place {
             port,
             address,

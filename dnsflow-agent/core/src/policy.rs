@@ -550,7 +550,20 @@ impl Policy {
         let known = self.locals.remove_entry(namespace);
         let is_here = self.ovn.is_here(namespace);
         match firewall.filter(|_| is_here) {
-            Some(firewall) => self.pair_local(namespace, known, &firewall, rows, now),
+            Some(firewall) => {
+                if known.is_none() {
+                    // It may be one that OVN does not enforce.
+                    self.unfollowed
+                        .entry(namespace.to_owned())
+                        .or_insert_with(|| Unfollowed {
+                            since: now,
+                            late: false,
+                            former: VecDeque::new(),
+                            enforces_former: false,
+                        });
+                }
+                self.pair_local(namespace, known, &firewall, rows)
+            }
             // No row matters where there is no pod.
             None if known.is_none() && !rows.is_empty() => BTreeMap::new(),
             None => self.pair_elsewhere(namespace, known.map(|(_, local)| local)),
@@ -564,7 +577,6 @@ impl Policy {
         known: Option<(String, Local)>,
         firewall: &Firewall,
         rows: &BTreeSet<RowId>,
-        now: Timestamp,
     ) -> BTreeMap<String, ChangedRules> {
         let is_new = known.is_none();
         let (key, mut local) =
@@ -575,15 +587,6 @@ impl Policy {
             for id in self.ovn.acls_of(namespace) {
                 pairing.set_row(id, self.ovn.acl_in(namespace, id).as_ref());
             }
-            // It may be one that OVN does not enforce.
-            self.unfollowed
-                .entry(namespace.to_owned())
-                .or_insert_with(|| Unfollowed {
-                    since: now,
-                    late: false,
-                    former: VecDeque::new(),
-                    enforces_former: false,
-                });
         } else {
             for id in rows {
                 pairing.set_row(*id, self.ovn.acl_in(namespace, *id).as_ref());
@@ -601,7 +604,7 @@ impl Policy {
         pairing.set_firewall(older.as_ref().unwrap_or(firewall));
         let before: BTreeSet<String> = pairing.rules().sets.keys().cloned().collect();
         let mut changes = pairing.settle(&self.cached_actions);
-        let is_other_run = pairing.set_dry_run(self.dry_run || firewall.dry_run);
+        changes.is_other_run = pairing.set_dry_run(self.dry_run || firewall.dry_run);
         if local.compare(firewall, former, self.subdomains) {
             self.names_version += 1;
             local.names_version = self.names_version;
@@ -617,7 +620,7 @@ impl Policy {
         if is_new || changes.problems || problems != local.other_problems {
             self.changed_problems.insert(namespace.to_owned());
         }
-        let groups = self.changed_groups(namespace, &before, &local, &mut changes, is_other_run);
+        let groups = self.changed_groups(namespace, &before, &local, &mut changes);
         self.locals.insert(key, local);
         groups
     }
@@ -629,7 +632,6 @@ impl Policy {
         before: &BTreeSet<String>,
         local: &Local,
         changes: &mut PairingChanges,
-        is_other_run: bool,
     ) -> BTreeMap<String, ChangedRules> {
         let after = &local.pairing.rules().sets;
         let mut groups = BTreeMap::new();
@@ -645,7 +647,7 @@ impl Policy {
             }
             let was_holder = before.contains(group).then_some(namespace);
             // If not, the rules of another namespace have held for the group until now, or none.
-            if holder.as_deref() != was_holder || is_other_run {
+            if holder.as_deref() != was_holder || changes.is_other_run {
                 groups.insert(group.clone(), ChangedRules::All);
             } else if let Some(names) = changes.names.remove(group) {
                 groups.insert(group.clone(), ChangedRules::Of(names));

@@ -701,8 +701,10 @@ impl Switch {
                 }
                 let is_quiet = revalidation_wait == RevalidationWait::Quiet;
                 if !is_quiet {
-                    self.revalidation
-                        .begin(batch, paths, before, is_awaited, now);
+                    self.revalidation.begin(batch, paths, before, now);
+                    if is_awaited {
+                        self.revalidation.awaits(batch);
+                    }
                 }
                 is_quiet
             }

@@ -72,14 +72,16 @@ impl Recipients {
 
 /// An answer as it counts for its recipients.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ReadAnswer {
+    pub(crate) asked: Asked,
+    recipients: Recipients,
     /// The name, and the addresses that may be opened.
     pub(crate) answer: Answer,
     /// All addresses, if the rules of some recipients deny the name, and those of others do not.
     denied: Option<Vec<(IpAddr, Duration)>>,
 }
 
-impl Reading {
+impl ReadAnswer {
     /// The addresses for a port whose rules deny the name. What a rule denies is closed, wherever it leads.
     fn if_denied(&self) -> &[(IpAddr, Duration)] {
         self.denied.as_deref().unwrap_or(&self.answer.addresses)
@@ -99,6 +101,24 @@ pub(crate) struct Outcome {
     pub(crate) would_open: BTreeSet<IpAddr>,
     /// The number of addresses that were not opened because the pod is over its budget.
     over_budget: usize,
+}
+
+impl Outcome {
+    /// Adds that for another port.
+    fn add(&mut self, other: Self) {
+        let Self {
+            matched,
+            rules,
+            opened,
+            would_open,
+            over_budget,
+        } = other;
+        self.matched |= matched;
+        self.rules.extend(rules);
+        self.opened.extend(opened);
+        self.would_open.extend(would_open);
+        self.over_budget += over_budget;
+    }
 }
 
 impl Access<'_> {
@@ -126,16 +146,19 @@ impl Access<'_> {
     pub(crate) fn read(
         &mut self,
         asked: &Asked,
-        recipients: &Recipients,
+        recipients: Recipients,
         response: Response<'_>,
         out: &mut Output,
-    ) -> Option<Reading> {
+    ) -> Option<ReadAnswer> {
+        let asked = *asked;
         let is_denied = recipients.any_denies();
         let most = self.cache.addresses_per_answer_max(is_denied);
         // What a rule denies is closed, even if the message is no usable answer.
         let mut denied = is_denied.then(|| response.every_address(most));
         if let Some(answer) = denied.take_if(|_| recipients.all_deny()) {
-            return Some(Reading {
+            return Some(ReadAnswer {
+                asked,
+                recipients,
                 answer,
                 denied: None,
             });
@@ -155,7 +178,9 @@ impl Access<'_> {
             }
         };
         let left_out = denied.as_ref().map_or(0, |denied| denied.left_out);
-        Some(Reading {
+        Some(ReadAnswer {
+            asked,
+            recipients,
             answer: Answer {
                 left_out: answer.left_out.max(left_out),
                 ..answer
@@ -173,20 +198,15 @@ impl Access<'_> {
     }
 
     /// Takes the addresses out that are never opened, unless the rules of all recipients deny the name.
-    pub(crate) fn take_out_refused(
-        &mut self,
-        asked: &Asked,
-        recipients: &Recipients,
-        answer: &mut Answer,
-        out: &mut Output,
-    ) {
-        if let Some(port) = self.ports.get(asked.asker)
-            && !recipients.all_deny()
+    pub(crate) fn take_out_refused(&mut self, reading: &mut ReadAnswer, out: &mut Output) {
+        let asker = reading.asked.asker;
+        if let Some(port) = self.ports.get(asker)
+            && !reading.recipients.all_deny()
         {
-            let whose = (asked.asker, &port.row, self.policy.namespace_of(&port.row));
+            let whose = (asker, &port.row, self.policy.namespace_of(&port.row));
             let Answer {
                 name, addresses, ..
-            } = answer;
+            } = &mut reading.answer;
             self.refused.take_out(whose, name, addresses, out);
         }
     }
@@ -194,8 +214,7 @@ impl Access<'_> {
     /// How many flows an answer may change; `waiting` gives how many changes wait between a pod's address and another.
     pub(crate) fn changes_at_most(
         &self,
-        recipients: &Recipients,
-        reading: &Reading,
+        reading: &ReadAnswer,
         waiting: impl Fn(IpAddr, IpAddr) -> usize,
     ) -> usize {
         let addresses = reading.if_denied();
@@ -220,27 +239,24 @@ impl Access<'_> {
                 .removed_at_most(recipient.port, name, addresses.len());
             Some(planned + room)
         };
-        recipients.0.iter().filter_map(of_recipient).sum()
+        reading.recipients.0.iter().filter_map(of_recipient).sum()
     }
 
     /// Applies an answer to its recipients.
     pub(crate) fn apply(
         &mut self,
-        asked: &Asked,
-        recipients: &Recipients,
-        reading: &Reading,
+        reading: &ReadAnswer,
         batch: &mut Batch,
         out: &mut Output,
     ) -> Outcome {
-        let now = batch.now();
         let mut outcome = Outcome::default();
-        for recipient in &recipients.0 {
-            if asked.mention == Mention::Unknown {
+        for recipient in &reading.recipients.0 {
+            if reading.asked.mention == Mention::Unknown {
                 self.cache.judge_later(recipient.port);
             }
-            self.apply_to(recipient, (asked, reading), batch, &mut outcome, out);
+            outcome.add(self.apply_to(recipient, reading, batch, out));
         }
-        self.report_limits(asked.asker, reading, &outcome, out);
+        self.report_limits(reading, &outcome, out);
         outcome
     }
 
@@ -248,12 +264,13 @@ impl Access<'_> {
     fn apply_to(
         &mut self,
         recipient: &Recipient,
-        (asked, reading): (&Asked, &Reading),
+        reading: &ReadAnswer,
         batch: &mut Batch,
-        outcome: &mut Outcome,
         out: &mut Output,
-    ) {
+    ) -> Outcome {
         let now = batch.now();
+        let asked = &reading.asked;
+        let mut outcome = Outcome::default();
         let Recipient {
             port: id,
             ref matched,
@@ -261,10 +278,10 @@ impl Access<'_> {
             is_to_be_denied,
         } = *recipient;
         let Some(port) = self.ports.get(id) else {
-            return;
+            return outcome;
         };
         let sets = self.policy.sets(&port.row);
-        outcome.matched |= !matched.is_empty();
+        outcome.matched = !matched.is_empty();
         let mut opens = false;
         let facts = self.policy.facts(id, &port.row, &sets);
         let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
@@ -296,7 +313,7 @@ impl Access<'_> {
                 outcome.over_budget += 1;
                 if !is_to_be_denied && !is_known {
                     let limit = Limit::FlowChanges;
-                    self.cache.leave_out(id, *address, name, limit, now);
+                    self.cache.leave_out((id, *address), name, limit, now);
                     continue;
                 }
             }
@@ -334,7 +351,7 @@ impl Access<'_> {
                     .entry((address.is_ipv6(), room))
                     .or_insert_with(|| planner.for_rules(facts, *address, matched, room))
                     .clone(),
-                Some(facts) => plan(planner, facts, *address, entry, room, now),
+                Some(facts) => plan(planner, facts, entry, (*address, room), now),
                 None => (Plan::new(), false),
             };
             self.cache.planned(id, *address, room, is_cut);
@@ -367,31 +384,23 @@ impl Access<'_> {
         }
         if opens {
             let opening = rules(&sets, matched);
-            outcome.rules.extend(opening.map(|rule| rule.index));
+            outcome.rules = opening.map(|rule| rule.index).collect();
         }
+        outcome
     }
 
     /// What the addresses of an answer wait for at its recipients.
-    pub(crate) fn written(
-        &self,
-        recipients: &Recipients,
-        reading: &Reading,
-    ) -> impl Iterator<Item = Written> {
+    pub(crate) fn written(&self, reading: &ReadAnswer) -> impl Iterator<Item = Written> {
         let addresses = reading.if_denied().iter().map(|(address, _)| *address);
-        recipients.0.iter().flat_map(move |recipient| {
+        reading.recipients.0.iter().flat_map(move |recipient| {
             let addresses = addresses.clone();
             addresses.filter_map(|address| self.cache.written(recipient.port, address))
         })
     }
 
     /// Counts and reports the addresses of an answer that were not opened for a limit.
-    fn report_limits(
-        &mut self,
-        asker: PortId,
-        reading: &Reading,
-        outcome: &Outcome,
-        out: &mut Output,
-    ) {
+    fn report_limits(&mut self, reading: &ReadAnswer, outcome: &Outcome, out: &mut Output) {
+        let asker = reading.asked.asker;
         if outcome.over_budget > 0 {
             out.counters.addresses_over_budget += outcome.over_budget as u64;
             let max = self.budget.per_second();

@@ -142,6 +142,7 @@ impl Setup {
             alike: &|_| None,
             batch: &mut batch,
             out: &mut self.out,
+            replan: Vec::new(),
         });
         assert!(batch.is_empty(), "nothing is open");
         learned

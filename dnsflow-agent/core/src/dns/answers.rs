@@ -11,7 +11,7 @@ use dnsflow_common::walk::{self, Message, Packet, Ports as DnsPorts, Sent};
 use smallvec::SmallVec;
 
 use crate::{
-    Command, Timestamp,
+    Command,
     dns::{
         DnsError, Response,
         fragments::{DatagramKey, Fragment, FragmentEvent, FragmentReassembly},

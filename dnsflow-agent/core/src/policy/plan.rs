@@ -164,6 +164,19 @@ pub type Plan = Vec<Arc<FlowTemplate>>;
 /// the other's.
 pub type RuleInPlace = (RuleText, u16);
 
+/// Flows of an earlier run to one address.
+#[derive(Clone, Copy)]
+pub struct FormerFlows<'a> {
+    /// The flows.
+    pub found: &'a BTreeMap<FlowKey, Cookie>,
+    /// The rules that they are of, in their places, if these are known.
+    pub rules: Option<&'a [RuleInPlace]>,
+    /// Whether only those of rules that deny count.
+    pub denials_only: bool,
+    /// The rules that names have given all of their flows.
+    pub whole: &'a [(usize, usize)],
+}
+
 /// The flows of an earlier run that today's rules would still write.
 #[derive(Debug, Default)]
 pub struct Ruled {
@@ -440,18 +453,19 @@ impl Planner {
         plan.extend_from_slice(&ends);
     }
 
-    /// The flows in `found`, of an earlier run, that some rule of the port would write for `to`,
-    /// whatever the name: one of `rules` in its place, if they are known. With `denials_only`, those of
-    /// rules that deny. `whole` are the rules that names have given all of their flows.
+    /// The flows of an earlier run that some rule of the port would write for `to`, whatever the name.
     pub fn still_ruled(
         &mut self,
         facts: PortFacts<'_>,
         to: IpAddr,
-        found: &BTreeMap<FlowKey, Cookie>,
-        rules: Option<&[RuleInPlace]>,
-        denials_only: bool,
-        whole: &[(usize, usize)],
+        former: FormerFlows<'_>,
     ) -> Ruled {
+        let FormerFlows {
+            found,
+            rules,
+            denials_only,
+            whole,
+        } = former;
         let mut ruled = Ruled::default();
         for (at, set) in facts.sets.iter().enumerate() {
             for (place, rule) in set.rules().iter().enumerate() {

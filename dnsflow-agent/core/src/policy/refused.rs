@@ -15,7 +15,6 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::{
-    Timestamp,
     io::{output::Output, report::Report},
     ovn::{
         rows::Interface,
@@ -465,6 +464,16 @@ impl Whose<'_> {
     }
 }
 
+/// An address that is not opened to a port.
+pub(crate) struct Refusal<'a> {
+    /// The name that leads to it; it is reported only with one.
+    pub(crate) name: Option<&'a DomainName>,
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// Why it is not opened.
+    pub(crate) reason: Refused,
+}
+
 /// The owner of the addresses that are never opened. Takes them out of answers, counts them and
 /// reports them.
 #[derive(Debug)]
@@ -703,7 +712,12 @@ impl RefusedAddresses {
         addresses.retain(|(address, _)| match self.check(*address, row, namespace) {
             Ok(()) => true,
             Err(reason) => {
-                self.refuse((id, &row.iface_id), Some(name), *address, reason, out);
+                let refusal = Refusal {
+                    name: Some(name),
+                    address: *address,
+                    reason,
+                };
+                self.refuse((id, &row.iface_id), refusal, out);
                 false
             }
         });
@@ -713,11 +727,14 @@ impl RefusedAddresses {
     pub(crate) fn refuse(
         &mut self,
         (id, port): (PortId, &str),
-        name: Option<&DomainName>,
-        address: IpAddr,
-        reason: Refused,
+        refusal: Refusal<'_>,
         out: &mut Output,
     ) {
+        let Refusal {
+            name,
+            address,
+            reason,
+        } = refusal;
         self.counts.count(reason);
         let Some(name) = name else { return };
         let reported = self.reported.entry(id).or_default();

@@ -317,7 +317,9 @@ impl Switch {
         } else {
             let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
             let number = self.comparison.number;
-            flows + access.adopt_marks(marks, &unknown, number, &mut batch, out)
+            let (marks, removed) = access.adopt_marks(marks, &unknown, number, &mut batch);
+            out.counters.marks_removed += removed as u64;
+            flows + marks
         };
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.

@@ -99,7 +99,6 @@ impl Revalidation {
         batch: BatchId,
         paths: BTreeSet<Path>,
         before: Timestamp,
-        is_awaited: bool,
         now: Timestamp,
     ) {
         let begins = now.max(before + REVALIDATION_INTERVAL);
@@ -109,7 +108,7 @@ impl Revalidation {
             since: now,
             estimated: begins + self.estimate,
             longest: begins + self.estimate_max,
-            is_awaited,
+            is_awaited: false,
         };
         self.waiting.insert(batch, waiting);
     }

@@ -194,8 +194,12 @@ pub(super) struct Asked<'a> {
     pub(super) sets: Option<&'a BTreeSet<u64>>,
 }
 
-/// A destination, with what makes rules match it.
+/// A destination of a port, with what makes rules match it.
 struct Destined<'a> {
+    id: PortId,
+    port: &'a Port,
+    /// The name that people have asked about.
+    asked: Option<&'a DomainName>,
     address: Option<IpAddr>,
     /// The names that lead to it.
     names: Vec<&'a DomainName>,
@@ -355,6 +359,9 @@ impl View<'_> {
             None => asked.into_iter().collect(),
         };
         let destined = Destined {
+            id,
+            port,
+            asked,
             address,
             names,
             transport,
@@ -362,16 +369,16 @@ impl View<'_> {
         };
         let namespace = self.policy.filtered_as(row);
         let firewall = namespace.and_then(|namespace| self.policy.enforced(namespace));
-        let walk = firewall.map(|firewall| self.walk(id, port, firewall, &destined));
+        let walk = firewall.map(|firewall| self.walk(firewall, &destined));
         let (verdict, mut reason, rule, mut text) = match &walk {
             None => self.without_firewall(),
-            Some(walk) => self.judge(id, port, &destined, walk, asked),
+            Some(walk) => self.judge(&destined, walk),
         };
         if verdict == Verdict::Blocked
             && let Some(namespace) = namespace
             && self.policy.enforces_former(namespace)
             && let Some(present) = self.policy.present(namespace)
-            && let Some((_, waits, why)) = self.walk(id, port, present, &destined).would
+            && let Some((_, waits, why)) = self.walk(present, &destined).would
             && matches!(waits, Reason::AclMissing | Reason::FirewallNotTakenOver)
         {
             (reason, text) = (waits, why);
@@ -419,10 +426,10 @@ impl View<'_> {
     }
 
     /// Goes through the rules in their order; the first that matches decides.
-    fn walk(&self, id: PortId, port: &Port, firewall: &Firewall, to: &Destined<'_>) -> Walk {
+    fn walk(&self, firewall: &Firewall, to: &Destined<'_>) -> Walk {
         let mut walk = Walk::default();
         for (index, rule) in (0..).zip(firewall.rules.iter()) {
-            let (outcome, why) = self.step(id, port, firewall, index, rule, to, &mut walk);
+            let (outcome, why) = self.step(to, firewall, (index, rule), &mut walk);
             if outcome == StepOutcome::Decides {
                 let by = match &rule.destination {
                     Destination::Name(name) => {
@@ -453,18 +460,11 @@ impl View<'_> {
         walk
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a step of the walk and its context"
-    )]
     fn step(
         &self,
-        id: PortId,
-        port: &Port,
-        firewall: &Firewall,
-        index: u32,
-        rule: &Rule,
         to: &Destined<'_>,
+        firewall: &Firewall,
+        (index, rule): (u32, &Rule),
         walk: &mut Walk,
     ) -> (StepOutcome, String) {
         let is_decided = walk.decided.is_some();
@@ -491,7 +491,7 @@ impl View<'_> {
                 // What OVN has in its own set, OVN lets pass, whatever the agent does.
                 let is_in_set = to.is_in_set_of(name);
                 if is_told && !is_in_set {
-                    blocked_by = self.not_in_force(id, port, index, rule, name, to.address);
+                    blocked_by = self.not_in_force(to, (index, rule), name);
                 }
                 is_told || is_in_set
             }
@@ -502,7 +502,7 @@ impl View<'_> {
         let is_by_name = matches!(rule.destination, Destination::Name(_));
         let would_allow = rule.action == RuleAction::Allow && is_by_name && walk.would.is_none();
         let closes_all = match rule.action {
-            RuleAction::Deny if is_by_name => self.cut(id, port, index, rule, to.address),
+            RuleAction::Deny if is_by_name => self.cut(to, (index, rule)),
             RuleAction::Deny | RuleAction::Allow => None,
         };
         let ports = match closes_all {
@@ -547,14 +547,11 @@ impl View<'_> {
     /// What keeps a rule by name from being in force for an address that the pod was told.
     fn not_in_force(
         &self,
-        id: PortId,
-        port: &Port,
-        index: u32,
-        rule: &Rule,
+        to: &Destined<'_>,
+        (index, rule): (u32, &Rule),
         name: &DnsName,
-        address: Option<IpAddr>,
     ) -> Option<(Reason, String)> {
-        let row = &port.row;
+        let row = &to.port.row;
         let sets = self.policy.sets(row);
         let is_it = |active: &crate::policy::rules::ActiveRule| {
             active.name.meaning() == name.meaning() && active.verdict == rule.action
@@ -581,20 +578,20 @@ impl View<'_> {
                 ),
             });
         }
-        let address = address?;
+        let address = to.address?;
         if rule.action == RuleAction::Allow
             && let Some(refused) = self.refusal(address, row)
         {
             let text = format!("the address is never opened: {refused}");
             return Some((Reason::AddressRefused, text));
         }
-        let entry = self.cache.entry(id, address)?;
+        let entry = self.cache.entry(to.id, address)?;
         if is_dry_run(&sets) {
             let text = "this is a dry run: no flow is installed".to_owned();
             return Some((Reason::DryRun, text));
         }
         if rule.action == RuleAction::Allow
-            && let Some(limit) = self.cut(id, port, index, rule, Some(address))
+            && let Some(limit) = self.cut(to, (index, rule))
         {
             return Some((Reason::LimitReached, limit.to_string()));
         }
@@ -608,18 +605,11 @@ impl View<'_> {
     }
 
     /// The limit for which a rule by name has not all of its flows to an address.
-    fn cut(
-        &self,
-        id: PortId,
-        port: &Port,
-        index: u32,
-        rule: &Rule,
-        address: Option<IpAddr>,
-    ) -> Option<Limit> {
-        let address = address?;
-        let entry = self.cache.entry(id, address)?;
+    fn cut(&self, to: &Destined<'_>, (index, rule): (u32, &Rule)) -> Option<Limit> {
+        let address = to.address?;
+        let entry = self.cache.entry(to.id, address)?;
         let room = entry.cut?;
-        let sets = self.policy.sets(&port.row);
+        let sets = self.policy.sets(&to.port.row);
         let active = |place: &(usize, usize)| &sets[place.0].rules()[place.1];
         let is_it = |place: &(usize, usize)| {
             let active = active(place);
@@ -627,21 +617,14 @@ impl View<'_> {
         };
         let mut matched = matched_by_any(&sets, entry.names.keys());
         matched.retain(|place| !entry.is_refused || active(place).verdict == RuleAction::Deny);
-        let addresses = &port.row.addresses;
+        let addresses = &to.port.row.addresses;
         let fitting = fitting(&sets, addresses, address.is_ipv6(), &matched, room)?;
         let is_cut = matched.iter().any(is_it) && !fitting.whole.iter().any(is_it);
         is_cut.then(|| room.limit())
     }
 
     /// What the walk comes to.
-    fn judge(
-        &self,
-        id: PortId,
-        port: &Port,
-        to: &Destined<'_>,
-        walk: &Walk,
-        asked: Option<&DomainName>,
-    ) -> (Verdict, Reason, Option<u32>, String) {
+    fn judge(&self, to: &Destined<'_>, walk: &Walk) -> (Verdict, Reason, Option<u32>, String) {
         let is_told = to.address.is_some();
         match walk.decided {
             None => {
@@ -663,7 +646,7 @@ impl View<'_> {
                 (Verdict::Allowed, Reason::AllowedByName, Some(rule), text)
             }
             Some((rule, RuleAction::Allow, By::Name)) => {
-                let (reason, text) = self.not_told(id, port, to, asked);
+                let (reason, text) = self.not_told(to);
                 let text = format!("rule {rule} would allow it, but {text}");
                 (Verdict::Blocked, reason, Some(rule), text)
             }
@@ -673,9 +656,9 @@ impl View<'_> {
                     None if walk.allows_names
                         && by == By::Network
                         && to.names.is_empty()
-                        && asked.is_none() =>
+                        && to.asked.is_none() =>
                     {
-                        let (reason, text) = self.not_told(id, port, to, asked);
+                        let (reason, text) = self.not_told(to);
                         (reason, format!("rule {rule} denies it, and {text}"))
                     }
                     None => (Reason::DeniedByRule, format!("rule {rule} denies it")),
@@ -686,13 +669,10 @@ impl View<'_> {
     }
 
     /// Why a pod does not know an address.
-    fn not_told(
-        &self,
-        id: PortId,
-        port: &Port,
-        to: &Destined<'_>,
-        asked: Option<&DomainName>,
-    ) -> (Reason, String) {
+    fn not_told(&self, to: &Destined<'_>) -> (Reason, String) {
+        let Destined {
+            id, port, asked, ..
+        } = *to;
         match self.ports.attachment(port.interface) {
             Some(None) => {}
             None => {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Timestamp;
 
 const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
 

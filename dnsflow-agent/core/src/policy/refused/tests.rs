@@ -1,12 +1,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::ovn::{
-    rows::{
-        Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, RowId,
-        SbUpdate,
+use crate::{
+    Timestamp,
+    ovn::{
+        rows::{
+            Acl, Changes, Encapsulation, GatewayPort, LoadBalancer, LogicalSwitch, NbUpdate, RowId,
+            SbUpdate,
+        },
+        view::OvnView,
     },
-    view::OvnView,
 };
 
 fn address(text: &str) -> IpAddr {

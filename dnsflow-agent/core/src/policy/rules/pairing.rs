@@ -241,6 +241,8 @@ pub(crate) struct PairingChanges {
     pub(crate) names: BTreeMap<String, BTreeSet<DomainName>>,
     /// Whether problems have changed.
     pub(crate) problems: bool,
+    /// Whether a dry run has begun or ended.
+    pub(crate) is_other_run: bool,
 }
 
 /// Where a name occurs.

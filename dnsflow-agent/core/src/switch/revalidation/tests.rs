@@ -29,7 +29,8 @@ fn waiting() -> Revalidation {
 
 fn begin(revalidation: &mut Revalidation, batch: u64, paths: &[Path], ms: u64) {
     let paths = paths.iter().cloned().collect();
-    revalidation.begin(BatchId(batch), paths, Timestamp::default(), true, at(ms));
+    revalidation.begin(BatchId(batch), paths, Timestamp::default(), at(ms));
+    assert!(revalidation.awaits(BatchId(batch)));
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_datapath_that_cannot_be_asked_is_not_asked_again_for_the_same_batch() {
 fn a_pass_for_the_batch_before_is_waited_for_too() {
     let mut revalidation = waiting();
     let paths = [path(5, 1)].into();
-    revalidation.begin(BatchId(1), paths, at(98), false, at(100));
+    revalidation.begin(BatchId(1), paths, at(98), at(100));
     assert_eq!(revalidation.expired(|_| true, at(142)), []);
     assert_eq!(revalidation.expired(|_| true, at(143)), [BatchId(1)]);
 }
@@ -129,7 +130,7 @@ fn no_estimate_is_as_long_as_frames_are_held() {
 fn nobody_looks_for_a_batch_that_no_frame_waits_for() {
     let mut revalidation = waiting();
     let paths = [path(5, 1)].into();
-    revalidation.begin(BatchId(1), paths, Timestamp::default(), false, at(0));
+    revalidation.begin(BatchId(1), paths, Timestamp::default(), at(0));
     assert_eq!(revalidation.look(at(0)), None);
     assert!(revalidation.awaits(BatchId(1)), "a later answer does");
     assert!(revalidation.look(at(1)).is_some());
