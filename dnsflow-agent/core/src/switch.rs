@@ -489,11 +489,11 @@ impl Switch {
         batch.extend(part);
     }
 
-    /// Adds what only ends at these addresses of pods to the batch, before all else.
+    /// Adds what waits at these addresses of pods to the batch, before all else, where a flow ends.
     pub(crate) fn end_at(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
         if batch.id().is_some() {
-            let removals = self.waiting.take_removals_at(is_at);
-            batch.changes.splice(..0, removals);
+            let ending = self.waiting.take_ending_at(is_at);
+            batch.changes.splice(..0, ending);
         }
     }
 

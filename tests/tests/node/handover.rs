@@ -71,13 +71,14 @@ fn set_up(lab: &Lab) -> String {
     let deny = RuleSpec::deny("0.0.0.0/0").expect("a CIDR");
     lab.set_firewall("ns1", &[RuleSpec::allow_name("example.com"), deny])
         .expect("the rows are written");
-    let records = (1..=250).map(|number| format!("{}. 60 IN A {}", name(number), address(number)));
+    let records =
+        (1..=250).map(|number| format!("{}. 3600 IN A {}", name(number), address(number)));
     let mut records: Vec<_> = records.collect();
-    records.push("www.example.com. 60 IN A 203.0.113.2".to_owned());
+    records.push("www.example.com. 3600 IN A 203.0.113.2".to_owned());
     for round in 0..ENDS {
         let name = many_name(round);
         let addresses = many_addresses(round).into_iter();
-        records.extend(addresses.map(|address| format!("{name}. 60 IN A {address}")));
+        records.extend(addresses.map(|address| format!("{name}. 3600 IN A {address}")));
     }
     let records: Vec<_> = records.iter().map(String::as_str).collect();
     lab.serve_dns(&records).expect("the server starts");

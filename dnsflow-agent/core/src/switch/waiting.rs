@@ -29,7 +29,7 @@ use crate::{
         limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
     },
 };
-use places::{Places, ends};
+use places::{Change, Places, changes_of, ends};
 pub(super) use queues::Shares;
 use queues::{Queued, Queues};
 use removals::Removals;
@@ -139,7 +139,7 @@ impl Waiting {
                 if !changes.is_empty() && changes.len() + more > CHANGES_UNDER_WAY_MAX {
                     break;
                 }
-                changes.extend(self.places.take(*ends));
+                changes.extend(changes_of(self.places.take(*ends)));
             }
             queued.waits_at.pop_front();
         }
@@ -212,7 +212,7 @@ impl Waiting {
                 break;
             }
             self.removals.take(ends, more);
-            part.extend(self.places.take(ends));
+            part.extend(changes_of(self.places.take(ends)));
         }
         part
     }
@@ -222,13 +222,13 @@ impl Waiting {
         self.removals.sent(batch, part);
     }
 
-    /// Takes what only ends at these addresses of pods.
-    pub(super) fn take_removals_at(&mut self, is_at: impl Fn(IpAddr) -> bool) -> Vec<FlowChange> {
-        let mut removals = Vec::new();
-        for ends in self.places.only_ending_at(is_at) {
-            removals.extend(self.take(ends));
+    /// Takes what waits at these addresses of pods, where a flow ends.
+    pub(super) fn take_ending_at(&mut self, is_at: impl Fn(IpAddr) -> bool) -> Vec<FlowChange> {
+        let mut changes = Vec::new();
+        for ends in self.places.ending_at(is_at) {
+            changes.extend(changes_of(self.take(ends)));
         }
-        removals
+        changes
     }
 
     // What goes past.
@@ -246,7 +246,7 @@ impl Waiting {
         places::put_before(before, changes, from);
     }
 
-    fn take(&mut self, ends: Ends) -> Vec<FlowChange> {
+    fn take(&mut self, ends: Ends) -> Vec<Change> {
         if self.places.owner(ends).is_none() {
             self.removals.forget(ends, self.places.len(ends));
         }
@@ -285,13 +285,9 @@ impl Waiting {
     /// The sentinel flows of the flows that wait to be removed: without these, the switch would remove all of the flows
     /// together.
     pub(super) fn sentinels(&self) -> BTreeSet<Sentinel> {
-        let sentinels = self.places.changes().filter_map(|change| match change {
-            FlowChange::Delete(key, Some(cookie)) => Some(Sentinel {
-                table: key.table,
-                cookie: *cookie,
-            }),
-            FlowChange::Add(..) | FlowChange::Delete(_, None) | FlowChange::Renew(_) => None,
-        });
-        sentinels.collect()
+        let flows = self.places.there();
+        flows
+            .map(|(table, cookie)| Sentinel { table, cookie })
+            .collect()
     }
 }

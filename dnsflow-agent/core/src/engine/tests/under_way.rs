@@ -442,6 +442,55 @@ fn what_waits_is_not_lost_because_something_else_has_changed_the_same_address() 
     }
 }
 
+/// What has ended for a pod is told again, waits, and ends with the pod. The flows are in the switch all the time.
+#[test]
+fn flows_that_were_told_again_before_they_were_removed_go_in_parts() {
+    let mut node = Node::with(&rules());
+    tell_many(&mut node, 1);
+    end_all(&mut node);
+    tell(&mut node, 16, 600);
+    node.remove_interface("p1");
+    for _ in 0..10 {
+        assert!(node.carry_out_next());
+    }
+    compare(&mut node);
+    while !node.switch.is_empty() {
+        let before = node.switch.len();
+        assert!(node.carry_out_next());
+        let removed = before.saturating_sub(node.switch.len());
+        assert!(removed <= CHANGES_UNDER_WAY_MAX, "{removed} at once");
+    }
+}
+
+/// p1 has many changes on their way. At an address, the flow of one name has ended and waits to be removed, and beside it
+/// that of another one waits to be written. An edit takes the rule of the first away.
+#[test]
+fn what_waits_beside_what_is_still_allowed_goes_with_the_edit_that_takes_its_rule_away() {
+    for is_beside in [false, true] {
+        let before = [allow("old.test"), allow("example.com"), deny_all()];
+        let mut node = Node::with(&before);
+        node.answer("p1", "old.test", &[ADDRESS], 1);
+        node.pass(MIN_TTL - Duration::from_secs(1));
+        let is_open = |node: &Node| {
+            let mut open = node.open().into_iter();
+            open.any(|(_, dst, priority)| dst == "203.0.113.1" && priority == 11_000)
+        };
+        assert!(is_open(&node));
+        node.waiting = Some(VecDeque::new());
+        tell(&mut node, 15, 600);
+        if is_beside {
+            node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        }
+        node.pass(Duration::from_secs(2));
+        compare(&mut node);
+        let after = [deny_all(), allow("example.com")];
+        node.set_firewall(&after);
+        node.set_ovn(&after);
+        carry_out_sent(&mut node);
+        assert!(!is_open(&node), "{is_beside}");
+    }
+}
+
 /// Carries out what was sent by now, and nothing that comes of it.
 fn carry_out_sent(node: &mut Node) {
     for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {

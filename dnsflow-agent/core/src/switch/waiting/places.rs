@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use crate::values::{
-    flow::{Ends, FlowChange, FlowKey},
+    flow::{Cookie, Ends, FlowChange, FlowKey},
     ids::PortId,
 };
 
@@ -14,9 +14,45 @@ pub(super) struct Places(BTreeMap<Ends, Place>);
 #[derive(Debug, Default)]
 struct Place {
     /// In the order of their keys.
-    changes: Vec<FlowChange>,
+    changes: Vec<Change>,
     /// The pod in whose queue it is.
     owner: Option<PortId>,
+}
+
+/// A change that waits.
+#[derive(Debug)]
+pub(super) struct Change {
+    change: FlowChange,
+    /// The cookie of the flow that the switch has; `None` if that is not known.
+    there: Option<Cookie>,
+}
+
+impl Change {
+    fn new(change: FlowChange) -> Self {
+        let there = match &change {
+            FlowChange::Delete(_, cookie) => *cookie,
+            FlowChange::Add(..) | FlowChange::Renew(_) => None,
+        };
+        Self { change, there }
+    }
+
+    /// What is left of the change when another change of its flow comes.
+    fn merge(&mut self, other: FlowChange) {
+        match (&self.change, other) {
+            (FlowChange::Add(_, body), FlowChange::Delete(key, cookie)) => {
+                // A removal of the flow that the addition replaces says nothing of the addition.
+                if cookie.is_none_or(|cookie| cookie == body.cookie) {
+                    // The addition is not sent. It may have been to replace a flow with another cookie.
+                    self.change = FlowChange::Delete(key, self.there);
+                }
+            }
+            (FlowChange::Delete(..), FlowChange::Delete(key, cookie)) => {
+                self.there = self.there.filter(|there| cookie == Some(*there));
+                self.change = FlowChange::Delete(key, self.there);
+            }
+            (_, other) => self.change = other,
+        }
+    }
 }
 
 impl Places {
@@ -43,9 +79,9 @@ impl Places {
     /// Takes a change. Returns how many more wait now: one or none.
     pub(super) fn push(&mut self, ends: Ends, change: FlowChange) -> usize {
         let changes = &mut self.0.entry(ends).or_default().changes;
-        match changes.binary_search_by(|waiting| waiting.key().cmp(&change.key())) {
+        match changes.binary_search_by(|waiting| waiting.change.key().cmp(&change.key())) {
             Ok(at) => {
-                merge(&mut changes[at], change);
+                changes[at].merge(change);
                 0
             }
             Err(at) => {
@@ -53,74 +89,63 @@ impl Places {
                     // Most addresses have one flow.
                     changes.reserve_exact(1);
                 }
-                changes.insert(at, change);
+                changes.insert(at, Change::new(change));
                 1
             }
         }
     }
 
     /// Takes the changes between these ends out.
-    pub(super) fn take(&mut self, ends: Ends) -> Vec<FlowChange> {
+    pub(super) fn take(&mut self, ends: Ends) -> Vec<Change> {
         self.0.remove(&ends).unwrap_or_default().changes
     }
 
     /// The change of this flow.
     pub(super) fn change_of(&self, key: &FlowKey) -> Option<&FlowChange> {
         let changes = &self.0.get(&ends_of(key))?.changes;
-        let at = changes.binary_search_by(|change| change.key().cmp(&Some(key)));
-        Some(&changes[at.ok()?])
+        let at = changes.binary_search_by(|change| change.change.key().cmp(&Some(key)));
+        Some(&changes[at.ok()?].change)
     }
 
-    /// All changes.
-    pub(super) fn changes(&self) -> impl Iterator<Item = &FlowChange> {
-        self.0.values().flat_map(|place| &place.changes)
+    /// The flows that the switch has meanwhile: their tables and cookies, as far as these are known.
+    pub(super) fn there(&self) -> impl Iterator<Item = (u8, Cookie)> {
+        let changes = self.0.values().flat_map(|place| &place.changes);
+        changes.filter_map(|change| Some((change.change.key()?.table, change.there?)))
     }
 
-    /// The ends at these addresses of pods between which flows only end.
-    pub(super) fn only_ending_at(&self, is_at: impl Fn(IpAddr) -> bool) -> Vec<Ends> {
-        let only_ends = |place: &Place| {
+    /// The ends at these addresses of pods between which a flow ends.
+    pub(super) fn ending_at(&self, is_at: impl Fn(IpAddr) -> bool) -> Vec<Ends> {
+        let ends_one = |place: &Place| {
             let mut changes = place.changes.iter();
-            changes.all(|change| matches!(change, FlowChange::Delete(..)))
+            changes.any(|change| matches!(change.change, FlowChange::Delete(..)))
         };
         let places = self.0.iter();
-        let places = places.filter(|(ends, place)| is_at(ends.src()) && only_ends(place));
+        let places = places.filter(|(ends, place)| is_at(ends.src()) && ends_one(place));
         places.map(|(ends, _)| *ends).collect()
     }
 }
 
-/// What is left of a change that waits when another change of its flow comes.
-fn merge(waiting: &mut FlowChange, change: FlowChange) {
-    match (&mut *waiting, change) {
-        (FlowChange::Add(_, body), FlowChange::Delete(key, cookie)) => {
-            // A removal of the flow that the addition replaces says nothing of the addition.
-            if cookie.is_none_or(|cookie| cookie == body.cookie) {
-                // The addition is not sent. It may have been to replace a flow with another cookie.
-                *waiting = FlowChange::Delete(key, None);
-            }
-        }
-        (FlowChange::Delete(_, cookie), FlowChange::Delete(_, other)) => {
-            *cookie = cookie.filter(|cookie| other == Some(*cookie));
-        }
-        (_, change) => *waiting = change,
-    }
+/// The changes without what is known of the switch.
+pub(super) fn changes_of(waiting: Vec<Change>) -> impl Iterator<Item = FlowChange> {
+    waiting.into_iter().map(|waiting| waiting.change)
 }
 
 /// Puts changes that have waited before the changes from index `from` on, which are of flows between the same ends: but
 /// for those whose flows are changed once more.
-pub(super) fn put_before(before: Vec<FlowChange>, changes: &mut Vec<FlowChange>, from: usize) {
+pub(super) fn put_before(before: Vec<Change>, changes: &mut Vec<FlowChange>, from: usize) {
     if before.is_empty() {
         return;
     }
     let before = before.into_iter();
-    let before = before.filter_map(|change| Some((change.key()?.clone(), change)));
-    let mut before: BTreeMap<FlowKey, FlowChange> = before.collect();
+    let before = before.filter_map(|waiting| Some((waiting.change.key()?.clone(), waiting)));
+    let mut before: BTreeMap<FlowKey, Change> = before.collect();
     for change in &mut changes[from..] {
         if let Some(mut waiting) = change.key().and_then(|key| before.remove(key)) {
-            merge(&mut waiting, change.clone());
-            *change = waiting;
+            waiting.merge(change.clone());
+            *change = waiting.change;
         }
     }
-    changes.splice(from..from, before.into_values());
+    changes.splice(from..from, changes_of(before.into_values().collect()));
 }
 
 /// Whose packets the flow of a change is for, and where they go; `None` for a change of many flows. The two flows of a
