@@ -313,11 +313,11 @@ impl Engine {
                 }
                 let is_awaited = self.hold.awaits(id);
                 let out = &mut self.out;
-                let is_written = result.is_ok();
-                if self.switch.applied(id, result, is_awaited, out) {
+                let applied = self.switch.applied(id, result, is_awaited, out);
+                if applied.is_over {
                     self.hold.applied([id], now);
                 }
-                if is_written {
+                if applied.is_written {
                     let foreign = |key: &_| self.switch.is_foreign(key);
                     self.told.cache.applied(id, foreign, batch);
                     // Before the answers go back that wait for the marks.

@@ -92,6 +92,8 @@ struct Pending {
     before: Timestamp,
     /// Whose answers have made its changes.
     shares: Shares,
+    /// The batch that this is a part of, unless it is the last one.
+    part_of: Option<BatchId>,
     /// The changes of an atomic batch: if the switch refuses one of them, the others are sent again.
     all_or_none: Option<Vec<FlowChange>>,
 }
@@ -102,6 +104,17 @@ struct Openings {
     batch: Batch,
     openings: Vec<Opening>,
     shares: Shares,
+    /// The batch that this is a part of, unless it is the last one.
+    part_of: Option<BatchId>,
+}
+
+/// What the answer of the switch to a batch means.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Applied {
+    /// Whether frames need not wait for the batch any longer. If not, they wait for the datapath.
+    pub(crate) is_over: bool,
+    /// Whether the switch has all of its flows.
+    pub(crate) is_written: bool,
 }
 
 impl From<Batch> for Openings {
@@ -111,6 +124,7 @@ impl From<Batch> for Openings {
             batch,
             openings: Vec::new(),
             shares: Shares::new(),
+            part_of: None,
         }
     }
 }
@@ -144,6 +158,8 @@ pub(crate) struct Switch {
     /// Changes of one batch, at most: half of [`CHANGES_PER_BATCH_MAX`], as each may need a sentinel flow.
     changes_max: usize,
     pending: BTreeMap<BatchId, Pending>,
+    /// Batches with a part that the switch has refused.
+    incomplete: BTreeSet<BatchId>,
     /// Batches that the switch had not answered when the connection was lost: the next comparison
     /// covers them.
     unanswered: BTreeSet<BatchId>,
@@ -178,6 +194,7 @@ impl Switch {
             next_batch: 0,
             changes_max: CHANGES_PER_BATCH_MAX / 2,
             pending: BTreeMap::new(),
+            incomplete: BTreeSet::new(),
             unanswered: BTreeSet::new(),
             sent_at: Timestamp::default(),
             foreign: ForeignFlows::default(),
@@ -377,6 +394,7 @@ impl Switch {
                 batch,
                 openings,
                 shares,
+                part_of: None,
             });
         }
     }
@@ -447,6 +465,7 @@ impl Switch {
             has_more,
         } = part;
         batch.at = now;
+        let part_of = batch.id().filter(|_| has_more);
         if has_more {
             // Nobody waits for a part but the last.
             batch.written = Written::In(self.next_id());
@@ -459,6 +478,7 @@ impl Switch {
             batch,
             openings,
             shares,
+            part_of,
         };
         self.send(openings, false, planner, out);
         true
@@ -529,7 +549,11 @@ impl Switch {
             batch.changes = rest;
             // Nobody waits for a part but the last.
             part.written = Written::In(self.next_id());
-            self.send_part(part.into(), atomic, planner, out);
+            let part = Openings {
+                part_of: batch.id(),
+                ..part.into()
+            };
+            self.send_part(part, atomic, planner, out);
         }
         self.send_part(openings, atomic, planner, out)
     }
@@ -545,6 +569,7 @@ impl Switch {
             batch,
             openings,
             shares,
+            part_of,
         } = openings;
         let id = batch.id()?;
         let Batch {
@@ -596,6 +621,7 @@ impl Switch {
                 paths,
                 before,
                 shares,
+                part_of,
                 // One change is atomic by itself.
                 all_or_none: (atomic && changes.len() > 1).then(|| changes.clone()),
             },
@@ -662,25 +688,29 @@ impl Switch {
     }
 
     /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.
-    /// Returns whether their wait is over. If not, the frames wait for the datapath.
     pub(crate) fn applied(
         &mut self,
         batch: BatchId,
         result: Result<(), BatchError>,
         is_awaited: bool,
         out: &mut Output,
-    ) -> bool {
+    ) -> Applied {
         let now = out.now();
+        let mut is_written = result.is_ok();
         let Some(pending) = self.pending.remove(&batch) else {
-            return false;
+            return Applied {
+                is_over: false,
+                is_written,
+            };
         };
+        is_written &= !self.incomplete.remove(&batch);
         self.lost.batches.remove(&batch);
         self.waiting.answered(batch, &pending.shares);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
         self.looks
             .applied(batch, pass_from.since(now) + estimate, now);
-        match result {
+        let is_over = match result {
             Ok(()) => {
                 let Pending {
                     openings,
@@ -719,8 +749,13 @@ impl Switch {
                 out.report(Report::FlowsRefused {
                     reason: error.to_string(),
                 });
+                self.incomplete.extend(pending.part_of);
                 true
             }
+        };
+        Applied {
+            is_over,
+            is_written,
         }
     }
 
@@ -784,6 +819,7 @@ impl Switch {
         self.monitored.clear();
         self.openings = None;
         self.pending.clear();
+        self.incomplete.clear();
         self.sent_at = Timestamp::default();
         self.foreign.clear();
         self.revalidation.disconnected()

@@ -205,7 +205,8 @@ impl Switch {
     }
 
     /// Compares the marks that were read with the cache, and behind the last goes on with the flows. Returns the
-    /// changes of marks that follow, if a comparison is under way.
+    /// changes of marks that follow, if a comparison is under way. If the marks cannot be read (`None`), a first
+    /// comparison begins anew later.
     pub(crate) fn marks_read(
         &mut self,
         found: Option<Vec<MarkFound>>,
@@ -219,6 +220,11 @@ impl Switch {
             since: self.comparison.since?,
             is_first: !self.adopted,
         };
+        if found.is_none() && reading.is_first {
+            // Verdicts get no numbers before those of an earlier run are known.
+            self.question_refused(now);
+            return None;
+        }
         if !more {
             out.command(Command::Ask(FlowQuestion::Dump));
         }

@@ -129,7 +129,7 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
-    let is_over = setup.switch.applied(id, Ok(()), true, &mut setup.out);
+    let Applied { is_over, .. } = setup.switch.applied(id, Ok(()), true, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);

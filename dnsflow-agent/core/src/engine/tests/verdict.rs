@@ -969,3 +969,76 @@ fn a_number_of_the_former_run_is_not_free_before_the_marks_are_read() {
     node.answer("p1", "n.new.test", &[[203, 0, 113, 3]], 600);
     assert_eq!(node.marks.len(), 1);
 }
+
+/// A pod on two networks asks for a name, whose rule has many flows: a verdict for each port, in two parts of one batch.
+/// The switch refuses the flows of the first.
+#[test]
+fn a_refused_part_of_a_batch_leads_to_no_mark() {
+    let mut of_p1 = BTreeSet::new();
+    for is_refused in [false, true] {
+        let mut node = Node::bare();
+        node.engine = Engine::new(config());
+        let of_many_ports = Rule {
+            ports: tcp(200),
+            ..allow("example.com")
+        };
+        let mut node = node.start(&[of_many_ports, deny_all()]);
+        node.add_pod_as("udn", 7, "uid-p1", RowId::new(0x107));
+        if is_refused {
+            node.refused = std::mem::take(&mut of_p1);
+        }
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let is_of_p1 = |key: &&FlowKey| key.matches.ends.src() == IpAddr::from([10, 244, 0, 5]);
+        of_p1 = node.switch.keys().filter(is_of_p1).cloned().collect();
+        let place = (ifindex(&node), IpAddr::from(ADDRESS));
+        assert_eq!(node.marks.contains_key(&place), !is_refused);
+    }
+}
+
+/// The rule of an address was taken away while no agent ran, and the marks cannot be read at the start. The snapshot has
+/// another address, whose plan gets the number of the former one.
+#[test]
+fn no_flow_of_a_verdict_is_sent_while_the_marks_of_the_former_run_cannot_be_read() {
+    // One number for all.
+    let config = || Config {
+        mark_mask: NonZeroU32::new(0x8000_0000),
+        ..Config::default()
+    };
+    let on_ports = |rule: Rule, ports| Rule {
+        ports: tcp(ports),
+        ..rule
+    };
+    let mut before = Node::bare();
+    before.engine = Engine::new(config());
+    let mut before = before.start(&[
+        on_ports(allow("old.test"), 1),
+        on_ports(allow("new.test"), 2),
+        deny_all(),
+    ]);
+    before.answer("p1", "www.old.test", &[ADDRESS], 600);
+    before.answer("p1", "www.new.test", &[OTHER], 600);
+    before.pass(Duration::from_secs(30));
+    assert_eq!(before.marks.len(), 1);
+    let snapshot = before.engine.snapshot(before.now);
+    let rules = [deny_all(), on_ports(allow("new.test"), 2)];
+    let node = started(&mut before, &snapshot, config());
+    let mut node = read_but_southbound(node, &before, &rules);
+    node.hides_marks = true;
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(southbound(&node, &rules)));
+    let by_new_rule = |node: &Node| {
+        let open = node.open().into_iter();
+        let of_rule = open.filter(|(.., priority)| *priority == 10_999);
+        of_rule.map(|(_, dst, _)| dst).collect::<BTreeSet<_>>()
+    };
+    for step in 0..200 {
+        node.hides_marks = step < 100;
+        if !node.carry_out_next() {
+            node.pass(Duration::from_secs(1));
+        }
+        let open = by_new_rule(&node);
+        assert!(!open.contains("203.0.113.1"), "{open:?}");
+    }
+    // It goes on once they are read.
+    assert_eq!(by_new_rule(&node), ["203.0.113.2".to_owned()].into());
+}
