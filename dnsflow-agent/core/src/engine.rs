@@ -785,7 +785,7 @@ impl Engine {
         for (id, changed) in concerned {
             access.replan_changed(id, &changed, batch);
             let port = access.ports.get(id);
-            if port.is_some_and(|port| access.policy.port_match(&port.row).is_none()) {
+            if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
             }
         }

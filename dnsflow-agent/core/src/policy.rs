@@ -26,7 +26,7 @@ use crate::{
     },
     policy::{
         pipeline::{Locator, Question},
-        plan::{PortFacts, PortMatch},
+        plan::PortFacts,
         rules::{
             ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NotTakenOver, Problem, RuleSet,
             is_dry_run,
@@ -884,12 +884,7 @@ impl Policy {
             .collect()
     }
 
-    /// Where the packets of the port of an interface are found.
-    pub(crate) fn port_match(&self, row: &Interface) -> Option<PortMatch> {
-        self.tunnel_keys(row).map(PortMatch::Ovn)
-    }
-
-    /// The same in OVN's pipeline.
+    /// The tunnel keys of the port of an interface.
     pub(crate) fn tunnel_keys(&self, row: &Interface) -> Option<TunnelKeys> {
         self.ovn.tunnel_keys(&row.iface_id)
     }
@@ -904,10 +899,10 @@ impl Policy {
     ) -> Option<PortFacts<'a>> {
         Some(PortFacts {
             port,
-            port_match: self.port_match(row)?,
+            keys: self.tunnel_keys(row)?,
             addresses: &row.addresses,
             sets,
-            base: self.base()?,
+            base: self.locator.base()?,
             cached_actions: &self.cached_actions,
             marks_end: self.marks_end()?,
             mark_mask: None,
@@ -926,14 +921,9 @@ impl Policy {
 
     // Where OVN's pipeline is in the switch.
 
-    /// The OpenFlow table that templates count from.
-    fn base(&self) -> Option<u8> {
-        self.locator.base()
-    }
-
     /// Whether a plan can be trusted to be complete.
     pub(crate) fn can_plan(&self) -> bool {
-        self.stage().is_none() || self.base().is_some() && self.marks_end().is_some()
+        self.stage().is_none() || self.locator.base().is_some() && self.marks_end().is_some()
     }
 
     /// The OpenFlow table in which marks end, if they end in one; `None` if that is not known yet.
@@ -958,7 +948,7 @@ impl Policy {
     }
 
     fn tables(&self) -> BTreeSet<u8> {
-        let Some(base) = self.base() else {
+        let Some(base) = self.locator.base() else {
             return BTreeSet::new();
         };
         self.all_sets()
