@@ -103,8 +103,8 @@ pub struct Slow {
     pub connections: Connections,
     /// Answers that no rule mentions.
     pub heard: Heard,
-    /// Where OVN's northbound database is, as the option says; none without OVN.
-    pub northbound: Option<Option<Remotes>>,
+    /// Where OVN's northbound database is, as the option says.
+    pub northbound: Option<Remotes>,
 }
 
 /// What the server answers from.
@@ -291,10 +291,10 @@ impl Server {
         let explained = self.explained(asked, beside.clone()).await?;
         let mut verdicts = explained.iter().map(|one| one.verdict);
         // OVN is asked where that may change the answer.
-        let is_asked = verdicts.any(|verdict| verdict == Verdict::Blocked);
-        let Some(nb) = self.slow.northbound.as_ref().filter(|_| is_asked) else {
+        if !verdicts.any(|verdict| verdict == Verdict::Blocked) {
             return Ok(json(&explained));
-        };
+        }
+        let nb = &self.slow.northbound;
         let addresses = explained.iter().flat_map(|one| &one.addresses);
         let addresses: BTreeSet<IpAddr> = addresses.filter_map(|one| one.address).collect();
         let addresses: Vec<IpAddr> = addresses.into_iter().take(ASKED_ADDRESSES).collect();

@@ -1,11 +1,12 @@
 //! `dnsflow replay`: a capture through the whole core, without node, cluster and privileges.
 //!
 //! The engine is the agent's. The kernel's part is in `kernel`, which tests hold to the TC programs
-//! themselves; the switch's part is one that obeys at once (`switch`). Time is that of the capture, so that
+//! themselves; the switch's part is one that obeys at once (`switch`), OVN's part are the rows of its databases (`ovn`). Time is that of the capture, so that
 //! the same capture always leads to the same answer.
 
 pub mod capture;
 pub mod kernel;
+mod ovn;
 mod pods;
 mod switch;
 
@@ -30,10 +31,7 @@ use dnsflow_core::{
     engine::{Config, Engine},
     io::{input::Frame, report::Report},
     ovn::rows::{Interface, InterfaceUpdate, MacAddress, RowId, pod_of_port},
-    policy::{
-        profile::StaticProfile,
-        refused::{Refusals, TooManyNetworks},
-    },
+    policy::refused::{Refusals, TooManyNetworks},
     values::{connection::Attempt, firewall::FirewallUpdate, flow::Protocol},
 };
 use serde::{Deserialize, Serialize};
@@ -52,8 +50,6 @@ use crate::{
     output::{write_json_line, write_yaml},
 };
 
-/// Where the flows of a capture would go: the bridge is one without OVN, and nobody looks at its tables.
-const PROFILE: &str = "table=0,priority=10000,actions=resubmit(,1)";
 /// The clock at the first packet: late enough for whatever looks back.
 const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
 /// The kernel tells of attempts to connect to one place once in this time.
@@ -191,8 +187,6 @@ impl Replay {
     ) -> Result<Self, ReplayError> {
         let config = Config {
             subdomains: options.subdomains,
-            // The text is a profile, as a test shows.
-            profile: PROFILE.parse::<StaticProfile>().ok(),
             resolvers: options.resolver.iter().copied().collect(),
             refusals: Refusals::new(&options.cluster_networks, &[], &[], &[])?,
             ..Config::default()
@@ -214,8 +208,10 @@ impl Replay {
         let resolvers = resolvers.map(|one| ResolverKey::new(one.address, one.port));
         replay.kernel.resolvers = resolvers.collect();
         let mut interfaces = Vec::new();
+        let mut ports = BTreeMap::new();
         for (number, pod) in (1u32..).zip(pods) {
             let port = format!("{}_{}", pod.namespace, pod.name);
+            ports.insert(port.clone(), pod);
             let [.., a, b] = number.to_be_bytes();
             let row = Interface {
                 name: format!("pod{number}").into(),
@@ -256,7 +252,10 @@ impl Replay {
             replay.give(Input::Found { interface, ifindex });
             replay.give(Input::Attached { interface, ifindex });
         }
+        let (nb, sb) = ovn::rows(&ports, &firewalls);
         replay.give(Input::Firewalls(firewalls));
+        replay.give(Input::Nb(nb));
+        replay.give(Input::Sb(sb));
         Ok(replay)
     }
 

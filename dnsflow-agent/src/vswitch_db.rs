@@ -64,26 +64,14 @@ const OFPORT_MAX: i64 = 0xfeff;
 #[derive(Debug)]
 pub struct VswitchDb {
     connection: Connection,
-    whose: Whose,
-}
-
-/// Whose interfaces count.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Whose {
-    /// Interfaces of pods, as ovn-kubernetes plugs them in.
-    Pods,
-    /// Every interface with an `iface-id`: on a bridge without OVN, nothing else marks a pod's
-    /// interface.
-    Anybody,
 }
 
 impl VswitchDb {
     /// The edge to the database at `remotes`, or at [`DEFAULT_SOCKET`].
-    pub fn new(remotes: Option<Remotes>, whose: Whose) -> Self {
+    pub fn new(remotes: Option<Remotes>) -> Self {
         let remotes = remotes.unwrap_or_else(|| Remotes::unix(&[DEFAULT_SOCKET]));
         Self {
             connection: Connection::new(&DATABASE, Conditions::new(), &remotes, OPTION),
-            whose,
         }
     }
 
@@ -91,7 +79,6 @@ impl VswitchDb {
     pub fn counted_by(self, counters: Arc<OvsdbCounters>) -> Self {
         Self {
             connection: self.connection.counted_by(counters),
-            ..self
         }
     }
 
@@ -133,7 +120,6 @@ impl VswitchDb {
 
     fn update(&self, event: &Event, converter: &mut Converter) -> Option<InterfaceUpdate> {
         let replica = self.connection.replica()?;
-        let interface = |row: &Row| interface(row, self.whose);
         match event {
             Event::Synced => {
                 converter.reset();
@@ -154,8 +140,8 @@ impl VswitchDb {
     }
 }
 
-/// Reads an `Interface` row; nothing if the row has no `iface-id`, or is not one of `whose`.
-pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
+/// Reads an `Interface` row; nothing if the row is not one of a pod, as ovn-kubernetes plugs them in.
+pub fn interface(row: &Row) -> Conversion<Interface> {
     let ids = row.pairs("external_ids")?;
     let Some(iface_id) = ids.value("iface-id") else {
         return Ok(None);
@@ -178,7 +164,7 @@ pub fn interface(row: &Row, whose: Whose) -> Conversion<Interface> {
         ifindex: ifindex.filter(|index| *index != 0).and_then(unsigned),
         policing_kbps: unsigned(row.integer("ingress_policing_rate")?).unwrap_or_default(),
     };
-    Ok(Some(interface).filter(|interface| whose == Whose::Anybody || interface.is_of_pod()))
+    Ok(Some(interface).filter(Interface::is_of_pod))
 }
 
 /// Whether Open vSwitch may offload flows to hardware (`other_config:hw-offload`, ovs-vswitchd.conf.db(5)). Asks until

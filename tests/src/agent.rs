@@ -85,12 +85,9 @@ impl Lab {
             .arg(self.control_socket())
             .args(["--log-format", "json"])
             // The default log, and each address that is opened.
-            .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug");
-        if self.has_ovn() {
-            command
-                .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
-                .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
-        }
+            .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug")
+            .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
+            .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
         if is_by_verdict() {
             // As flows do, marks outlive the agent then; and the lab can read them.
             command.env("DNSFLOW_PIN_DIR", self.pins()?);

@@ -99,7 +99,6 @@ struct State {
     helper: PathBuf,
     chassis: String,
     has_tiers: bool,
-    has_ovn: bool,
 }
 
 /// A running lab.
@@ -117,13 +116,13 @@ pub struct Lab {
 impl Lab {
     /// Brings a lab up. First removes the leftovers of an earlier lab of the same name.
     pub fn up(options: LabOptions) -> Result<Self> {
-        let lab = Self::create(options, true)?;
+        let lab = Self::create(options)?;
         lab.start()?;
         Ok(lab)
     }
 
     /// The lab with its directory and nothing that runs.
-    pub(crate) fn create(options: LabOptions, has_ovn: bool) -> Result<Self> {
+    fn create(options: LabOptions) -> Result<Self> {
         let LabOptions {
             name,
             root,
@@ -147,7 +146,6 @@ impl Lab {
             helper,
             chassis: random_uuid()?,
             has_tiers: schema_has_acl_tiers(&root)?,
-            has_ovn,
         };
         fs::write(base.join("lab.json"), serde_json::to_string_pretty(&state)?)?;
         // From here on, dropping it on an error cleans up.
@@ -294,11 +292,6 @@ impl Lab {
     /// Whether the NB schema has `ACL.tier` (OVN 23.06 and later).
     pub fn has_tiers(&self) -> bool {
         self.state.has_tiers
-    }
-
-    /// Whether there is OVN, or only a bridge of Open vSwitch.
-    pub fn has_ovn(&self) -> bool {
-        self.state.has_ovn
     }
 
     /// The namespace that stands for the node: Open vSwitch, OVN and the agent run there.

@@ -4,7 +4,6 @@
 pub mod account;
 pub mod agent;
 pub mod apiserver;
-pub mod bridge;
 pub mod conntrack;
 pub mod counts;
 pub mod database;

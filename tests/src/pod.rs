@@ -299,9 +299,7 @@ impl Lab {
     /// The same with this interface index for the host side of the veth, which must be free.
     pub fn add_pod_at(&self, spec: &PodSpec, index: Option<u32>) -> Result<Instant> {
         let (lsp, mac, uid) = (spec.lsp(), spec.mac(), random_uuid()?);
-        if self.has_ovn() {
-            self.add_logical_port(spec, &uid)?;
-        }
+        self.add_logical_port(spec, &uid)?;
 
         let sandbox = sandbox_id()?;
         let host = host_veth(&sandbox);
@@ -441,10 +439,7 @@ impl Lab {
             .args(["link", "delete", &record.host_veth]))?;
         self.pod(lsp).netns().delete()?;
         fs::remove_file(PodRecord::file(self, lsp))?;
-        if self.has_ovn() {
-            self.delete_logical_ports(&ports)?;
-        }
-        Ok(())
+        self.delete_logical_ports(&ports)
     }
 
     fn delete_logical_ports(&self, ports: &[String]) -> Result<()> {

@@ -152,12 +152,6 @@ pub fn test_lab(name: &str, needs_agent: bool, cluster: Cluster) -> Option<Lab> 
     Some(Lab::up(options).expect("the lab comes up"))
 }
 
-/// A lab of Open vSwitch alone for a test of the agent, or `None` after saying why it cannot run.
-pub fn test_bridge(name: &str) -> Option<Lab> {
-    let options = options(name, true, Cluster::default())?;
-    Some(Lab::up_without_ovn(options).expect("the lab comes up"))
-}
-
 fn options(name: &str, needs_agent: bool, cluster: Cluster) -> Option<LabOptions> {
     let root = prerequisites(needs_agent)
         .inspect_err(|why| not_run(name, format!("{why:#}")))

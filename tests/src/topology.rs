@@ -279,8 +279,14 @@ impl Lab {
 
     /// The "internet": a namespace behind br-ex with a web server on every address.
     pub(crate) fn add_internet(&self) -> Result<()> {
+        let namespace = pod_namespace(self.name(), "inet");
+        namespace.delete()?;
+        NetNs::create(namespace.name())?;
+        let host = host_veth(&sandbox_id()?);
+        self.add_veth(&namespace, &host)?;
         let mut batch = String::from(
-            "link set eth0 address 0a:58:ac:12:00:01 up\n\
+            "link set lo up\n\
+             link set eth0 address 0a:58:ac:12:00:01 up\n\
              address add 172.18.0.1/16 dev eth0\n\
              route add default via 172.18.0.2\n",
         );
@@ -291,24 +297,12 @@ impl Lab {
                 batch += &format!("address add {address}/128 dev lo\n");
             }
         }
-        self.add_web_servers("br-ex", &batch)
-    }
-
-    /// A namespace at a port of this bridge with a web server on every address. The `ip` commands
-    /// set up its `eth0`.
-    pub(crate) fn add_web_servers(&self, bridge: &str, commands: &str) -> Result<()> {
-        let namespace = pod_namespace(self.name(), "inet");
-        namespace.delete()?;
-        NetNs::create(namespace.name())?;
-        let host = host_veth(&sandbox_id()?);
-        self.add_veth(&namespace, &host)?;
-        let mut batch = format!("link set lo up\n{commands}");
         for address in web_addresses() {
             batch += &format!("address add {address}/32 dev lo\n");
         }
         self.ip_batch(&namespace, &batch)?;
         self.disable_checksum_offload(&namespace, "eth0")?;
-        self.vsctl(&["add-port", bridge, &host])?;
+        self.vsctl(&["add-port", "br-ex", &host])?;
         web::start(self)
     }
 }

@@ -11,10 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use dnsflow_common::walk::{PORTS_MAX, Ports};
 use dnsflow_core::{
-    policy::{
-        profile::StaticProfile,
-        refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
-    },
+    policy::refused::{DeniedNetwork, Nat64Prefix, Refusals, TooManyNetworks, parse_network},
     values::{limits::CacheLimits, resolver::Resolver},
 };
 use dnsflow_ovsdb::Remotes;
@@ -172,16 +169,6 @@ pub struct AgentOptions {
     /// The switch.
     #[command(flatten)]
     pub openflow_socket: OpenflowSocket,
-
-    /// Without OVN: rule 0's flow, as table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)
-    #[arg(
-        long,
-        value_name = "FLOW",
-        env = "DNSFLOW_STATIC_FLOW",
-        hide = true,
-        conflicts_with_all = ["ovn_nb", "ovn_sb"]
-    )]
-    pub static_flow: Option<StaticProfile>,
 
     /// Whether a dnsName without a wildcard also matches its sub-domains
     #[arg(

@@ -20,10 +20,11 @@ use crate::{
         output::Output,
         report::Report,
     },
+    ovn::view::TunnelKeys,
     pods::{budget::FlowBudget, ports::Ports},
     policy::{
         Mention, Policy,
-        plan::{FormerFlows, Plan, Planner, PortFacts, PortMatch, Room, in_order, matched_by_any},
+        plan::{FormerFlows, Plan, Planner, PortFacts, Room, in_order, keys_of, matched_by_any},
         refused::{Refusal, Refused, RefusedAddresses, Rejudged},
         rules::{AlikeNames, ChangedRules},
     },
@@ -43,15 +44,15 @@ pub(crate) use answer::{Asked, Outcome, ReadAnswer};
 #[derive(Debug, Default)]
 pub(crate) struct Plans {
     planner: Planner,
-    /// The ports by the matches of their flows. Made when first asked for.
-    by_match: Option<HashMap<PortMatch, PortId>>,
+    /// The ports by their tunnel keys. Made when first asked for.
+    by_keys: Option<HashMap<TunnelKeys, PortId>>,
 }
 
 impl Plans {
     /// Forgets what was made: rules, ports or the pipeline may have changed.
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
-        self.by_match = None;
+        self.by_keys = None;
     }
 
     /// Makes the flows of plans.
@@ -61,13 +62,13 @@ impl Plans {
 
     /// The port that a flow is for.
     fn port_of(&mut self, key: &FlowKey, ports: &Ports, policy: &Policy) -> Option<PortId> {
-        let by_match = self.by_match.get_or_insert_with(|| {
+        let by_keys = self.by_keys.get_or_insert_with(|| {
             let ports = ports.iter();
             ports
-                .filter_map(|(id, port)| Some((policy.port_match(&port.row)?, id)))
+                .filter_map(|(id, port)| Some((policy.tunnel_keys(&port.row)?, id)))
                 .collect()
         });
-        by_match.get(&PortMatch::of(key)?).copied()
+        by_keys.get(&keys_of(key)?).copied()
     }
 }
 

@@ -48,7 +48,6 @@ use crate::{
     },
     policy::{
         Mention, Policy,
-        profile::StaticProfile,
         refused::{Refusals, Refused, RefusedAddresses, Rejudged},
         rules::ChangedRules,
     },
@@ -91,8 +90,6 @@ pub struct Config {
     pub keep_flows_s: u16,
     /// The ports that DNS servers answer from.
     pub dns_ports: DnsPorts,
-    /// Where rules go on a bridge without OVN.
-    pub profile: Option<StaticProfile>,
     /// The addresses that are never opened.
     pub refusals: Refusals,
     /// DNS servers to trust beside those of the cluster.
@@ -111,7 +108,6 @@ impl Default for Config {
             hold_max: HoldLimits::default().longest,
             keep_flows_s: KEEP_FLOWS_S,
             dns_ports: DnsPorts::DNS,
-            profile: None,
             refusals: Refusals::default(),
             resolvers: BTreeSet::new(),
             mark_mask: None,
@@ -145,17 +141,16 @@ impl Engine {
             hold_max,
             keep_flows_s,
             dns_ports,
-            profile,
             refusals,
             resolvers,
             mark_mask,
         } = config;
         let mut out = Output::default();
         Self {
-            sources: Sources::new(profile.is_some()),
-            ports: Ports::new(profile.is_none()),
+            sources: Sources::default(),
+            ports: Ports::default(),
             answers: Answers::new(dns_ports, resolvers, &mut out),
-            policy: Policy::new(subdomains, dry_run, profile, mark_mask.is_some()),
+            policy: Policy::new(subdomains, dry_run, mark_mask.is_some()),
             told: Told {
                 cache: Cache::new(cache_limits, mark_mask.map(NonZeroU32::get)),
                 plans: Plans::default(),
@@ -418,8 +413,7 @@ impl Engine {
         }
         self.switch
             .count_denials(&self.ports, &self.policy, &mut self.out);
-        let with_ovn = !self.policy.is_static();
-        self.switch.look_for_blocked(with_ovn, &mut self.out);
+        self.switch.look_for_blocked(&mut self.out);
         self.policy.timeout(self.switch.is_up(), &mut self.out);
         self.finish(None, now);
     }
@@ -793,7 +787,7 @@ impl Engine {
         for (id, changed) in concerned {
             access.replan_changed(id, &changed, batch);
             let port = access.ports.get(id);
-            if port.is_some_and(|port| access.policy.port_match(&port.row).is_none()) {
+            if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
             }
         }

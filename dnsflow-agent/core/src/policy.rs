@@ -3,7 +3,6 @@
 
 pub mod pipeline;
 pub mod plan;
-pub mod profile;
 pub mod refused;
 pub mod rules;
 
@@ -27,11 +26,10 @@ use crate::{
     },
     policy::{
         pipeline::{Locator, Question},
-        plan::{PortFacts, PortMatch},
-        profile::StaticProfile,
+        plan::PortFacts,
         rules::{
-            ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NamespaceRules, NotTakenOver, Problem,
-            RuleSet, is_dry_run,
+            ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NotTakenOver, Problem, RuleSet,
+            is_dry_run,
             pairing::{Pairing, PairingChanges, differing},
             problems_of_resource,
         },
@@ -203,7 +201,6 @@ pub(crate) struct Policy {
     subdomains: bool,
     /// Whether all is a dry run.
     dry_run: bool,
-    profile: Option<StaticProfile>,
     ovn: OvnView,
     firewalls: BTreeMap<FirewallId, Firewall>,
     /// By namespace, when the rules of its EgressFirewall came, if they were not there at the agent's start.
@@ -217,10 +214,8 @@ pub(crate) struct Policy {
     unfollowed: BTreeMap<String, Unfollowed>,
     /// The namespaces with pods here.
     locals: BTreeMap<String, Local>,
-    /// The rules of the others, for which only the resource is looked at; and all rules on a bridge without OVN.
-    rules: BTreeMap<String, NamespaceRules>,
-    /// By namespace, the names that an EgressFirewall mentions on a bridge without OVN, without wildcards.
-    static_names: BTreeMap<String, BTreeSet<DomainName>>,
+    /// What is wrong with the rules of the others, for which only the resource is looked at.
+    problems_elsewhere: BTreeMap<String, BTreeMap<u32, Problem>>,
     /// How many times names may have become others.
     names_version: u64,
     /// The namespace whose rules hold for each port group, by the group's name in the northbound
@@ -243,17 +238,10 @@ pub(crate) struct Policy {
 
 impl Policy {
     /// `marks`: whether packets are marked.
-    pub(crate) fn new(
-        subdomains: bool,
-        dry_run: bool,
-        profile: Option<StaticProfile>,
-        marks: bool,
-    ) -> Self {
-        let has_stages = profile.is_none();
+    pub(crate) fn new(subdomains: bool, dry_run: bool, marks: bool) -> Self {
         Self {
             subdomains,
             dry_run,
-            profile,
             ovn: OvnView::default(),
             firewalls: BTreeMap::new(),
             came_at: BTreeMap::new(),
@@ -261,8 +249,7 @@ impl Policy {
             nb_read: false,
             unfollowed: BTreeMap::new(),
             locals: BTreeMap::new(),
-            rules: BTreeMap::new(),
-            static_names: BTreeMap::new(),
+            problems_elsewhere: BTreeMap::new(),
             names_version: 0,
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
@@ -271,14 +258,9 @@ impl Policy {
             tables_changed: false,
             copy_at: None,
             locator: Locator::default(),
-            marks_end: (marks && has_stages).then(MarksEnd::default),
+            marks_end: marks.then(MarksEnd::default),
             cached_actions: CachedActions::new(),
         }
-    }
-
-    /// Whether the options say where rules are enforced (a bridge without OVN).
-    pub(crate) fn is_static(&self) -> bool {
-        self.profile.is_some()
     }
 
     pub(crate) fn firewall_count(&self) -> usize {
@@ -295,16 +277,15 @@ impl Policy {
     /// What is wrong with the EgressFirewall of a namespace, by rule index.
     pub(crate) fn problems(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
         let local = self.locals.get(namespace).into_iter();
-        let rules = self.rules.get(namespace).into_iter();
-        let problems = rules.flat_map(|rules| &rules.problems);
+        let problems = self.problems_elsewhere.get(namespace).into_iter().flatten();
         let problems = problems.map(|(index, problem)| (*index, problem));
         local.flat_map(Local::problems).chain(problems)
     }
 
     /// What is wrong with all EgressFirewalls.
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
-        let rules = self.rules.values();
-        let problems = rules.flat_map(|rules| rules.problems.values());
+        let problems = self.problems_elsewhere.values();
+        let problems = problems.flat_map(BTreeMap::values);
         let locals = self.locals.values().flat_map(Local::problems);
         locals.map(|(_, problem)| problem).chain(problems)
     }
@@ -400,7 +381,7 @@ impl Policy {
     /// Notes a changed EgressFirewall, which OVN may not enforce yet.
     fn expect_takeover(&mut self, namespace: String, before: Option<Firewall>, now: Timestamp) {
         // Without a pod here, nobody has to know whether OVN enforces the first one.
-        if self.is_static() || before.is_none() && !self.locals.contains_key(&namespace) {
+        if before.is_none() && !self.locals.contains_key(&namespace) {
             return;
         }
         let known = self.unfollowed.remove(&namespace);
@@ -496,9 +477,9 @@ impl Policy {
         }
     }
 
-    /// Whether rules of the namespace are looked at: there is a pod of it here, or OVN is not asked.
+    /// Whether rules of the namespace are looked at: there is a pod of it here.
     pub(crate) fn is_local(&self, namespace: &str) -> bool {
-        self.is_static() || self.locals.contains_key(namespace)
+        self.locals.contains_key(namespace)
     }
 
     /// Pairs the rules of these namespaces with OVN again, of whose ACLs these have changed; returns how the rules of
@@ -534,19 +515,6 @@ impl Policy {
         now: Timestamp,
     ) -> BTreeMap<String, ChangedRules> {
         let firewall = self.present(namespace).cloned();
-        if let Some(profile) = &self.profile {
-            let mut rules = NamespaceRules::default();
-            if let Some(firewall) = firewall {
-                rules = profile.rules(namespace, &firewall, self.subdomains);
-                let is_dry_run = self.dry_run || firewall.dry_run;
-                let sets = rules.sets.values_mut();
-                sets.for_each(|set| set.set_dry_run(is_dry_run));
-            }
-            let all = rules.sets.values().flat_map(RuleSet::rules);
-            let names = all.map(|rule| rule.name.name().clone()).collect();
-            self.static_names.insert(namespace.to_owned(), names);
-            return self.replace_rules(namespace, rules);
-        }
         let known = self.locals.remove_entry(namespace);
         let is_here = self.ovn.is_here(namespace);
         match firewall.filter(|_| is_here) {
@@ -583,7 +551,7 @@ impl Policy {
             known.unwrap_or_else(|| (namespace.to_owned(), Local::new(namespace, self.subdomains)));
         let pairing = &mut local.pairing;
         if is_new {
-            self.rules.remove(namespace);
+            self.problems_elsewhere.remove(namespace);
             for id in self.ovn.acls_of(namespace) {
                 pairing.set_row(id, self.ovn.acl_in(namespace, id).as_ref());
             }
@@ -671,51 +639,23 @@ impl Policy {
             self.unfollowed.remove(namespace);
         }
         let problems = self.present(namespace).map(problems_of_resource);
-        let new = NamespaceRules {
-            problems: problems.unwrap_or_default(),
-            ..NamespaceRules::default()
-        };
+        let problems = problems.unwrap_or_default();
+        let mut groups = BTreeMap::new();
         if let Some(local) = known {
             self.changed_problems.insert(namespace.to_owned());
-            self.rules
-                .insert(namespace.to_owned(), local.pairing.into_rules());
-        }
-        self.replace_rules(namespace, new)
-    }
-
-    /// Replaces all rules of a namespace; returns how the rules of port groups changed.
-    fn replace_rules(
-        &mut self,
-        namespace: &str,
-        new: NamespaceRules,
-    ) -> BTreeMap<String, ChangedRules> {
-        let old = self.rules.remove(namespace).unwrap_or_default();
-        let none = RuleSet::default();
-        let all: BTreeSet<&String> = old.sets.keys().chain(new.sets.keys()).collect();
-        let mut groups = BTreeMap::new();
-        for group in all {
-            let (before, after) = (old.sets.get(group), new.sets.get(group));
-            let holder = match after {
-                Some(_) => self
-                    .namespace_by_group
-                    .insert(group.clone(), namespace.to_owned()),
-                None => self.namespace_by_group.remove(group),
-            };
-            // If not, the rules of another namespace have held for the group until now, or none.
-            if holder.as_deref() != before.map(|_| namespace) {
+            for group in local.pairing.rules().sets.keys() {
+                self.namespace_by_group.remove(group);
                 groups.insert(group.clone(), ChangedRules::All);
-            } else if before != after {
-                let changed = before
-                    .unwrap_or(&none)
-                    .changed_rules(after.unwrap_or(&none));
-                groups.insert(group.clone(), changed);
             }
         }
-        if old.problems != new.problems {
+        let before = match problems.is_empty() {
+            true => self.problems_elsewhere.remove(namespace),
+            false => self
+                .problems_elsewhere
+                .insert(namespace.to_owned(), problems.clone()),
+        };
+        if before.unwrap_or_default() != problems {
             self.changed_problems.insert(namespace.to_owned());
-        }
-        if new != NamespaceRules::default() {
-            self.rules.insert(namespace.to_owned(), new);
         }
         groups
     }
@@ -793,33 +733,21 @@ impl Policy {
     pub(crate) fn sets(&self, row: &Interface) -> Vec<&RuleSet> {
         self.groups(row)
             .filter_map(|group| {
-                let namespace = self.namespace_by_group.get(group)?;
-                self.rules_of(namespace)?.sets.get(group)
+                let local = self.locals.get(self.namespace_by_group.get(group)?)?;
+                local.pairing.rules().sets.get(group)
             })
             .collect()
     }
 
-    /// The rules of a namespace that hold for port groups.
-    fn rules_of(&self, namespace: &str) -> Option<&NamespaceRules> {
-        let local = self.locals.get(namespace);
-        let rules = local.map(|local| local.pairing.rules());
-        rules.or_else(|| self.rules.get(namespace))
-    }
-
     /// All rules that hold for port groups.
     fn all_sets(&self) -> impl Iterator<Item = &RuleSet> {
-        let locals = self.locals.values().map(|local| local.pairing.rules());
-        locals
-            .chain(self.rules.values())
-            .flat_map(|rules| rules.sets.values())
+        let locals = self.locals.values();
+        locals.flat_map(|local| local.pairing.rules().sets.values())
     }
 
     /// The port groups that the port of an interface is in.
-    fn groups<'a>(&'a self, row: &'a Interface) -> Box<dyn Iterator<Item = &'a str> + 'a> {
-        match &self.profile {
-            None => Box::new(self.ovn.groups_of(&row.iface_id)),
-            Some(_) => Box::new(StaticProfile::namespace_of(row).into_iter()),
-        }
+    fn groups(&self, row: &Interface) -> impl Iterator<Item = &str> {
+        self.ovn.groups_of(&row.iface_id)
     }
 
     /// The namespace whose rules hold for the port of an interface.
@@ -892,11 +820,8 @@ impl Policy {
     }
 
     /// The namespace of the pod that an interface belongs to.
-    fn namespace_of_pod<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
-        match &self.profile {
-            Some(_) => StaticProfile::namespace_of(row),
-            None => self.ovn.namespace_of(&row.iface_id),
-        }
+    fn namespace_of_pod(&self, row: &Interface) -> Option<&str> {
+        self.ovn.namespace_of(&row.iface_id)
     }
 
     /// The names that an EgressFirewall of the namespace mentions which OVN enforces or may
@@ -907,8 +832,7 @@ impl Policy {
         known: Option<u64>,
     ) -> Option<(u64, BTreeSet<DomainName>)> {
         let Some(local) = self.locals.get(namespace) else {
-            let names = self.static_names.get(namespace).cloned();
-            return Some((0, names.unwrap_or_default()));
+            return Some((0, BTreeSet::new()));
         };
         let version = local.names_version;
         (known != Some(version)).then(|| {
@@ -923,14 +847,9 @@ impl Policy {
         if !self.knows_names_for(row) {
             return Mention::Unknown;
         }
-        let mentions = |namespace: &str| match self.locals.get(namespace) {
-            Some(local) => local.mentions(name),
-            None => {
-                let names = self.static_names.get(namespace);
-                names.is_some_and(|names| name.suffixes().any(|suffix| names.contains(suffix)))
-            }
-        };
-        match self.filtered_as(row).is_some_and(mentions) {
+        let namespace = self.filtered_as(row);
+        let local = namespace.and_then(|namespace| self.locals.get(namespace));
+        match local.is_some_and(|local| local.mentions(name)) {
             true => Mention::Some,
             false => Mention::None,
         }
@@ -947,13 +866,11 @@ impl Policy {
     /// Whether the rules for an interface's pod are known.
     pub(crate) fn knows_names_for(&self, row: &Interface) -> bool {
         let may_have_namespace = || self.nb_read || self.namespace_of_pod(row).is_some();
-        let has_namespace =
-            self.is_static() || self.ovn.is_bound(&row.iface_id) && may_have_namespace();
-        self.firewalls_read && has_namespace
+        self.firewalls_read && self.ovn.is_bound(&row.iface_id) && may_have_namespace()
     }
 
     /// The namespace whose names matter at an interface.
-    pub(crate) fn filtered_as<'a>(&'a self, row: &'a Interface) -> Option<&'a str> {
+    pub(crate) fn filtered_as(&self, row: &Interface) -> Option<&str> {
         let by_binding = self.namespace_of_pod(row);
         by_binding.or_else(|| self.namespace_of(row))
     }
@@ -969,15 +886,7 @@ impl Policy {
             .collect()
     }
 
-    /// Where the packets of the port of an interface are found.
-    pub(crate) fn port_match(&self, row: &Interface) -> Option<PortMatch> {
-        match &self.profile {
-            None => self.tunnel_keys(row).map(PortMatch::Ovn),
-            Some(_) => row.ofport.map(PortMatch::InPort),
-        }
-    }
-
-    /// The same in OVN's pipeline.
+    /// The tunnel keys of the port of an interface.
     pub(crate) fn tunnel_keys(&self, row: &Interface) -> Option<TunnelKeys> {
         self.ovn.tunnel_keys(&row.iface_id)
     }
@@ -992,10 +901,10 @@ impl Policy {
     ) -> Option<PortFacts<'a>> {
         Some(PortFacts {
             port,
-            port_match: self.port_match(row)?,
+            keys: self.tunnel_keys(row)?,
             addresses: &row.addresses,
             sets,
-            base: self.base()?,
+            base: self.locator.base()?,
             cached_actions: &self.cached_actions,
             marks_end: self.marks_end()?,
             mark_mask: None,
@@ -1014,17 +923,9 @@ impl Policy {
 
     // Where OVN's pipeline is in the switch.
 
-    /// The OpenFlow table that templates count from.
-    fn base(&self) -> Option<u8> {
-        match self.profile {
-            None => self.locator.base(),
-            Some(_) => Some(0),
-        }
-    }
-
     /// Whether a plan can be trusted to be complete.
     pub(crate) fn can_plan(&self) -> bool {
-        self.stage().is_none() || self.base().is_some() && self.marks_end().is_some()
+        self.stage().is_none() || self.locator.base().is_some() && self.marks_end().is_some()
     }
 
     /// The OpenFlow table in which marks end, if they end in one; `None` if that is not known yet.
@@ -1049,7 +950,7 @@ impl Policy {
     }
 
     fn tables(&self) -> BTreeSet<u8> {
-        let Some(base) = self.base() else {
+        let Some(base) = self.locator.base() else {
             return BTreeSet::new();
         };
         self.all_sets()

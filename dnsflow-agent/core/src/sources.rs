@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use crate::io::{input::LargeTable, output::Output, report::Report};
 
 /// The sources that decisions need.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sources {
-    /// Whether an option says how rules are enforced: OVN's databases are then not needed.
-    without_ovn: bool,
     interfaces: bool,
     nb: bool,
     sb: bool,
@@ -29,20 +27,6 @@ pub(crate) enum Source {
 }
 
 impl Sources {
-    /// Nothing has been read.
-    pub(crate) fn new(without_ovn: bool) -> Self {
-        Self {
-            without_ovn,
-            interfaces: false,
-            nb: false,
-            sb: false,
-            logical_flows: false,
-            firewalls: false,
-            ready: false,
-            large: BTreeMap::new(),
-        }
-    }
-
     /// An update of a source was read; `is_all` if the update has all objects.
     pub(crate) fn read(&mut self, source: Source, is_all: bool) {
         let read = match source {
@@ -95,8 +79,7 @@ impl Sources {
 
     /// Whether every source has been read.
     pub(crate) fn are_read(&self) -> bool {
-        let ovn = self.nb && self.sb && self.logical_flows;
-        self.interfaces && self.firewalls && (ovn || self.without_ovn)
+        self.interfaces && self.firewalls && self.nb && self.sb && self.logical_flows
     }
 
     /// The switch is away: the node is not ready.
@@ -111,18 +94,14 @@ impl Sources {
 
     /// The sources by name, and whether each was read.
     pub(crate) fn states(&self) -> impl Iterator<Item = (&'static str, bool)> {
-        let ovn = [
-            ("OVN northbound database", self.nb),
-            ("OVN southbound database", self.sb),
-            ("logical flows of the ACLs", self.logical_flows),
-        ];
-        let ovn = ovn.into_iter().filter(|_| !self.without_ovn);
         [
             ("Open vSwitch database", self.interfaces),
             ("EgressFirewalls", self.firewalls),
+            ("OVN northbound database", self.nb),
+            ("OVN southbound database", self.sb),
+            ("logical flows of the ACLs", self.logical_flows),
         ]
         .into_iter()
-        .chain(ovn)
     }
 
     /// Makes the node ready if every source has been read, and the `rest` is ready as well. Returns
@@ -138,15 +117,17 @@ impl Sources {
 mod tests {
     use super::*;
 
+    const ALL: [Source; 4] = [
+        Source::Interfaces,
+        Source::Nb,
+        Source::Sb,
+        Source::Firewalls,
+    ];
+
     #[test]
     fn every_source_has_to_be_read_in_full_once() {
-        let mut sources = Sources::new(false);
-        for source in [
-            Source::Interfaces,
-            Source::Nb,
-            Source::Sb,
-            Source::Firewalls,
-        ] {
+        let mut sources = Sources::default();
+        for source in ALL {
             sources.read(source, false);
             sources.read(source, true);
             assert!(!sources.are_read());
@@ -169,7 +150,7 @@ mod tests {
             is_left_out,
         };
         let (left_out, needed) = (table("T", true), table("U", false));
-        let mut sources = Sources::new(false);
+        let mut sources = Sources::default();
         let mut report = |database, tables: &[LargeTable]| {
             let mut out = Output::default();
             sources.large_tables(database, tables.to_vec(), &mut out);
@@ -204,19 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bridge_without_ovn_needs_no_databases() {
-        let mut sources = Sources::new(true);
-        sources.read(Source::Interfaces, true);
-        sources.read(Source::Firewalls, true);
-        assert!(sources.are_read());
-    }
-
-    #[test]
     fn a_node_becomes_ready_once_and_again_after_the_switch_was_away() {
-        let mut sources = Sources::new(true);
+        let mut sources = Sources::default();
         assert!(!sources.become_ready(|| true));
-        sources.read(Source::Interfaces, true);
-        sources.read(Source::Firewalls, true);
+        for source in ALL {
+            sources.read(source, true);
+        }
+        sources.logical_flows_read(true);
         assert!(!sources.become_ready(|| false));
         assert!(sources.become_ready(|| true));
         assert!(!sources.become_ready(|| true), "no news");

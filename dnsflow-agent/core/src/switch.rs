@@ -864,16 +864,9 @@ impl Switch {
     // Blocked connections.
 
     /// Asks for the connections that OVN has blocked, when a look is due.
-    pub(crate) fn look_for_blocked(&mut self, with_ovn: bool, out: &mut Output) {
-        let now = out.now();
-        if !self.looks.begin(now) {
-            return;
-        }
-        if with_ovn {
+    pub(crate) fn look_for_blocked(&mut self, out: &mut Output) {
+        if self.looks.begin(out.now()) {
             out.command(Command::FindBlocked);
-        } else {
-            // Without OVN, no connection is blocked.
-            self.looks.found(0, false, now);
         }
     }
 

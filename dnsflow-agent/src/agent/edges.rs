@@ -35,7 +35,7 @@ use crate::{
     options::AgentOptions,
     ovn_db::{OvnCommand, OvnDb},
     verdict::Switch,
-    vswitch_db::{VswitchDb, Whose},
+    vswitch_db::VswitchDb,
     vswitchd::{self, Estimate},
 };
 
@@ -171,7 +171,6 @@ impl Edges {
             ovn_commands,
         } = ends;
         let socket = options.openflow_socket.path.clone();
-        let has_ovn = options.static_flow.is_none();
         match estimate {
             Some(estimate) => {
                 let (socket, inputs) = (socket.clone(), inputs.clone());
@@ -180,31 +179,17 @@ impl Edges {
             }
             None => self.leave_unread(looks),
         }
-        match has_ovn {
-            true => {
-                let conntrack = Conntrack::new(options.ovs_db.clone(), socket.clone());
-                let serving = conntrack.run(conntrack_requests, inputs.clone());
-                self.start("connection tracking", serving);
-            }
-            false => self.leave_unread(conntrack_requests),
-        }
+        let conntrack = Conntrack::new(options.ovs_db.clone(), socket.clone());
+        let serving = conntrack.run(conntrack_requests, inputs.clone());
+        self.start("connection tracking", serving);
         let asking = openflow::questions::ask(socket, questions, found);
         self.start("the switch, for questions", asking);
-        let whose = match has_ovn {
-            true => Whose::Pods,
-            false => Whose::Anybody,
-        };
-        let vswitch = VswitchDb::new(options.ovs_db.clone(), whose).counted_by(databases.vswitch);
+        let vswitch = VswitchDb::new(options.ovs_db.clone()).counted_by(databases.vswitch);
         self.start("Open vSwitch's database", vswitch.run(inputs.clone()));
-        match has_ovn {
-            true => {
-                let ovn = OvnDb::new(options.ovn_nb.clone(), options.ovn_sb.clone())
-                    .counted_by(databases.northbound, databases.southbound)
-                    .beside(&options.cluster_networks);
-                self.start("OVN's databases", ovn.run(inputs, ovn_commands));
-            }
-            false => self.leave_unread(ovn_commands),
-        }
+        let ovn = OvnDb::new(options.ovn_nb.clone(), options.ovn_sb.clone())
+            .counted_by(databases.northbound, databases.southbound)
+            .beside(&options.cluster_networks);
+        self.start("OVN's databases", ovn.run(inputs, ovn_commands));
     }
 
     /// The EgressFirewalls: in the cluster, with its DNS Services and Events, or in manifests.
@@ -252,10 +237,7 @@ impl Edges {
         let slow = Slow {
             connections: listeners.connections.clone(),
             heard: heard.clone(),
-            northbound: match options.static_flow {
-                Some(_) => None,
-                None => Some(options.ovn_nb.clone()),
-            },
+            northbound: options.ovn_nb.clone(),
         };
         let watch = denied_connections::watch(aside, heard, inquiries.clone(), listeners);
         self.start("denied connections", watch);

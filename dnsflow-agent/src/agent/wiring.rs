@@ -129,7 +129,6 @@ impl Settings {
             flow_changes_per_second: options.max_flow_changes,
             hold_max: options.held_for().unwrap_or_default(),
             keep_flows_s: options.keep_flows_s,
-            profile: options.static_flow.clone(),
             refusals: options.refusals()?,
             resolvers: options.resolver.iter().copied().collect(),
             dns_ports: capture.ports,

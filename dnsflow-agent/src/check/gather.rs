@@ -38,7 +38,6 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_nb,
         ovn_sb,
         openflow_socket,
-        static_flow,
         // They have been asked for the choice of the verdict.
         verdict: _,
         mark_mask: _,
@@ -74,7 +73,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
     let (nb, sb) = ovn::ask(&ovn_nb, &ovn_sb, &cluster_networks, connection).await;
     Facts {
         kernel: kernel::ask(),
-        vswitch: vswitch::ask(&ovs_db, static_flow.is_some()).await,
+        vswitch: vswitch::ask(&ovs_db).await,
         openflow,
         verdict,
         nb,

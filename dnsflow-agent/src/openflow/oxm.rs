@@ -181,7 +181,7 @@ fn put_oxm(output: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
     output.put_u16(0);
     fields(output);
     let length = output.len() - start;
-    // A match of ours is at most 4 + 8 + 6 + 40 + 5 + 6 + 8 * 20 + 12 bytes long.
+    // A match of ours is at most 4 + 6 + 40 + 5 + 6 + 8 * 20 + 12 bytes long.
     let announced = u16::try_from(length).unwrap_or(u16::MAX);
     output[start + 2..start + 4].copy_from_slice(&announced.to_be_bytes());
     output.put_bytes(0, length.next_multiple_of(8) - length);
@@ -191,14 +191,9 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
     let Match {
         metadata,
         registers,
-        in_port,
         ends,
         transport,
     } = matches;
-    if let Some(port) = in_port {
-        output.put_u32(IN_PORT);
-        output.put_u32(*port);
-    }
     output.put_u32(ETH_TYPE);
     put_ends(output, *ends);
     if let Some(Transport { protocol, port }) = transport {
@@ -211,10 +206,8 @@ fn put_fields(output: &mut BytesMut, matches: &Match) {
         }
     }
     put_registers(output, registers);
-    if let Some(metadata) = metadata {
-        output.put_u32(METADATA);
-        output.put_u64(*metadata);
-    }
+    output.put_u32(METADATA);
+    output.put_u64(*metadata);
 }
 
 /// Appends the EtherType and the addresses, or the address and the mark.
@@ -319,7 +312,6 @@ pub(super) fn read_match(reader: &mut Reader<'_>) -> Result<Option<Match>, Proto
 struct Fields {
     metadata: Option<u64>,
     registers: BTreeMap<u8, Masked>,
-    in_port: Option<u32>,
     eth_type: Option<u16>,
     ip_proto: Option<u8>,
     port: Option<(u32, u16)>,
@@ -333,7 +325,6 @@ impl Fields {
     /// Adds one field; `None` if a [`Match`] cannot hold it.
     fn with(mut self, header: u32, value: &[u8]) -> Option<Self> {
         match header {
-            IN_PORT => self.in_port = Some(u32::from_be_bytes(value.try_into().ok()?)),
             METADATA => self.metadata = Some(u64::from_be_bytes(value.try_into().ok()?)),
             ETH_TYPE => self.eth_type = Some(u16::from_be_bytes(value.try_into().ok()?)),
             IP_PROTO => self.ip_proto = value.first().copied(),
@@ -436,9 +427,8 @@ impl Fields {
             }
         };
         Some(Match {
-            metadata: self.metadata,
+            metadata: self.metadata?,
             registers: self.registers.into(),
-            in_port: self.in_port,
             ends,
             transport,
         })

@@ -4,9 +4,11 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use dnsflow_core::{
     Command, Input,
-    io::input::{CookieCount, FlowQuestion, FlowReply},
+    io::input::{CookieCount, FlowQuestion, FlowReply, FoundFlow},
     values::flow::{Cookie, FlowChange, FlowKey, InstalledFlow},
 };
+
+use super::ovn::TABLE;
 
 /// The flows, and what the pods have sent.
 #[derive(Default)]
@@ -57,7 +59,15 @@ impl Switch {
                 })]
             }
             Command::Ask(FlowQuestion::Count(cookies)) => vec![counted(None, &cookies)],
-            Command::Ask(FlowQuestion::Find(_)) => vec![Input::Reply(FlowReply::Found(Vec::new()))],
+            // No actions are copied: each logical flow of `ovn` is built from its text.
+            Command::Ask(FlowQuestion::Find(cookies)) => {
+                let found = cookies.into_iter().map(|cookie| FoundFlow {
+                    cookie,
+                    table: TABLE,
+                    actions: Vec::new(),
+                });
+                vec![Input::Reply(FlowReply::Found(found.collect()))]
+            }
             // No megaflow drops, and no connection is blocked.
             Command::FindDropping(_) => vec![Input::Dropping(Some(Vec::new()))],
             Command::FindBlocked => vec![Input::Blocked {

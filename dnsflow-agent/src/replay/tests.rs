@@ -22,6 +22,31 @@ rule 1 Deny cidrSelector: 0.0.0.0/0: rule 0 allows it for tcp/80 only
 ignored  ns1/pod1  no_rule_matches 1, not_judged 1, other_port 31, rcode 1, tcp_without_data 4
 ";
 
+/// The same capture with the manifests in `order`.
+const ORDERED: &str = "\
+1970-01-01T00:00:00.000000Z  ns1  rule_problems  rule 0: denying by name closes only addresses that a pod \
+was told: one that it knows from elsewhere, or remembers for longer than an hour, stays reachable; deny by \
+cidrSelector (dnsName `www.example.com`); rule 3: ns1/default: rule 3: cidrSelector \"not-a-network\" is no \
+network; write a network such as 192.0.2.0/24
+1970-01-01T00:00:00.000000Z  ns2  rule_problems  rule 0: ns2/default: rule 0: cidrSelector \
+\"not-a-network\" is no network; write a network such as 192.0.2.0/24
+06.503870Z  ns1/pod1  opened  example.com  -> 203.0.113.1  (rules 2)
+06.545554Z  ns1/pod1  opened  www.example.com  -> 203.0.113.2  (rules 0,2)
+06.564686Z  ns1/pod1  opened  www.example.net  -> 203.0.113.3  (rules 1)
+06.695436Z  ns1/pod1  allowed  203.0.113.1:80 = example.com; rule 2 allows it
+06.729872Z  ns1/pod1  denied  203.0.113.2:80 = www.example.com, told 0s ago by 10.96.0.10:53; rule 0 Deny \
+dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; allow it before rule 0 with \
+`dnsName: www.example.com`
+06.759085Z  ns1/pod1  allowed  203.0.113.3:80 = www.example.net; rule 1 allows it
+06.786013Z  ns1/pod1  denied  203.0.113.9:80  rule 4 Deny cidrSelector: 0.0.0.0/0: the pod was told no such \
+answer by a DNS server that is trusted; passes all the same if ovn-kubernetes has resolved the address \
+itself
+07.804902Z  ns1/pod1  denied  203.0.113.2:443 = www.example.com, told 1s ago by 10.96.0.10:53; rule 0 Deny \
+dnsName: www.example.com: rule 2 would allow it, but an earlier rule decides; allow it before rule 0 with \
+`dnsName: www.example.com`
+ignored  ns1/pod1  not_judged 1, other_port 31, rcode 1, tcp_without_data 4
+";
+
 fn fixture(name: &str) -> PathBuf {
     // Tests run in the directory of their package.
     Path::new("src/replay/tests").join(name)
@@ -29,7 +54,12 @@ fn fixture(name: &str) -> PathBuf {
 
 /// What `dnsflow replay` prints of a capture.
 fn replay(file: &Path, more: &[&str]) -> Result<(String, Exit), ReplayError> {
-    let manifests = fixture("manifests");
+    replay_with("manifests", file, more)
+}
+
+/// The same with these manifests.
+fn replay_with(manifests: &str, file: &Path, more: &[&str]) -> Result<(String, Exit), ReplayError> {
+    let manifests = fixture(manifests);
     let [file, manifests] = [file, &manifests].map(|path| path.to_str().expect("text"));
     let arguments = ["dnsflow", "replay", file, "--manifests", manifests];
     let arguments = [&arguments, more].concat();
@@ -64,6 +94,14 @@ fn without_micros(text: &str) -> String {
 fn a_capture_is_replayed_in_its_own_time() {
     let (text, exit) = replay(&fixture("eth.pcap"), &CLUSTER).expect("it can be read");
     assert_eq!(text.replace("2026-11-22T17:32:", ""), EXPECTED);
+    assert_eq!(exit, Exit::Done);
+}
+
+/// A Deny before an Allow, a wildcard, several ports, and rules that mean nothing.
+#[test]
+fn rules_hold_in_their_order() {
+    let (text, exit) = replay_with("order", &fixture("eth.pcap"), &CLUSTER).expect("it is read");
+    assert_eq!(text.replace("2026-11-22T17:32:", ""), ORDERED);
     assert_eq!(exit, Exit::Done);
 }
 
@@ -127,11 +165,6 @@ fn a_broken_capture_is_read_up_to_there_and_what_is_no_capture_is_refused() {
     let error = replay(&file, &CLUSTER).expect_err("it is none");
     assert!(matches!(error, ReplayError::Capture(_)), "{error:?}");
     std::fs::remove_dir_all(&directory).expect("it is there");
-}
-
-#[test]
-fn the_profile_is_one() {
-    PROFILE.parse::<StaticProfile>().expect("a profile");
 }
 
 #[test]

@@ -12,53 +12,45 @@ use serde_json::json;
 
 use super::*;
 
-fn of_anybody(row: &Row) -> Conversion<Interface> {
-    interface(row, Whose::Anybody)
-}
-
-/// The `iface-id`s of an `Interface` row with these external ids, by whose interfaces count.
-fn counted(ids: &[(&str, &str)]) -> [Option<String>; 2] {
+/// The `iface-id` of an `Interface` row with these external ids, if it counts.
+fn counted(ids: &[(&str, &str)]) -> Option<String> {
     let mut replica = Replica::new(&DATABASE);
     let row = json!({Uuid::new(1).to_string(): {"initial": {"external_ids": ["map", ids]}}});
     replica.apply_value(json!({INTERFACE: row})).unwrap();
     let row = replica.row(INTERFACE, Uuid::new(1)).unwrap();
-    [Whose::Pods, Whose::Anybody].map(|whose| {
-        let found = interface(&row, whose).unwrap();
-        found.map(|interface| interface.iface_id)
-    })
+    let found = interface(&row).unwrap();
+    found.map(|interface| interface.iface_id)
 }
 
 #[test]
 fn a_management_port_is_no_pod() {
-    let (pod, port) = (Some("ns1_p1".to_owned()), Some("k8s-n2".to_owned()));
-    assert_eq!(counted(&[("iface-id", "k8s-n2")]), [None, port]);
+    assert_eq!(counted(&[("iface-id", "k8s-n2")]), None);
     for ids in [
         &[("iface-id", "ns1_p1"), ("iface-id-ver", "uid")][..],
         &[("iface-id", "ns1_p1"), ("sandbox", "0123")],
     ] {
-        assert_eq!(counted(ids), [pod.clone(), pod.clone()]);
+        assert_eq!(counted(ids).as_deref(), Some("ns1_p1"));
     }
-    assert_eq!(counted(&[("sandbox", "0123")]), [None, None]);
+    assert_eq!(counted(&[("sandbox", "0123")]), None);
 }
 
 #[test]
 fn an_interface_is_a_pods_once_it_says_so() {
     let mut replica = Replica::new(&DATABASE);
     let mut converter = Converter::new(DATABASE.name, Arc::default());
-    let of_pods = |row: &Row| interface(row, Whose::Pods);
     let id = Uuid::new(1).to_string();
     let ids = |ids: &[(&str, &str)]| json!({"external_ids": ["map", ids]});
     let plugged = ids(&[("iface-id", "ns1_p1")]);
     replica
         .apply_value(json!({INTERFACE: {&id: {"initial": plugged}}}))
         .unwrap();
-    assert_eq!(converter.every(&replica, INTERFACE, of_pods), []);
+    assert_eq!(converter.every(&replica, INTERFACE, interface), []);
     // The difference.
     let sandbox = ids(&[("sandbox", "0123")]);
     let changes = replica
         .apply_value(json!({INTERFACE: {&id: {"modify": sandbox}}}))
         .unwrap();
-    let changed = converter.changed(&replica, &changes, INTERFACE, of_pods);
+    let changed = converter.changed(&replica, &changes, INTERFACE, interface);
     assert!(matches!(&changed[..], [(_, Some(_))]), "{changed:?}");
 }
 
@@ -69,7 +61,7 @@ fn the_recorded_life_of_a_pods_interface() {
     let mut converter = Converter::new(DATABASE.name, Arc::default());
     assert_eq!(transcript.play(&mut session).unwrap(), [Event::Synced]);
     assert_eq!(
-        converter.every(session.replica(), INTERFACE, of_anybody),
+        converter.every(session.replica(), INTERFACE, interface),
         [],
         "br-int is no pod"
     );
@@ -78,7 +70,7 @@ fn the_recorded_life_of_a_pods_interface() {
         let [Event::Changed(changes)] = &events[..] else {
             panic!("{events:?}")
         };
-        converter.changed(session.replica(), changes, INTERFACE, of_anybody)
+        converter.changed(session.replica(), changes, INTERFACE, interface)
     };
     let one = |changes: Changes<Interface>| -> Option<Interface> {
         let [(id, interface)] = <[_; 1]>::try_from(changes).unwrap();
@@ -123,12 +115,12 @@ fn addresses_that_are_none_leave_the_row_out() {
     let mut replica = Replica::new(&DATABASE);
     let rows = |addresses: &str| {
         json!({"Interface": {Uuid::new(1).to_string(): {"initial": {"external_ids":
-            ["map", [["iface-id", "p"], ["ip_addresses", addresses]]]}}}})
+            ["map", [["iface-id", "p"], ["sandbox", "s"], ["ip_addresses", addresses]]]}}}})
     };
     let counters = Arc::<OvsdbCounters>::default();
     let mut converter = Converter::new(DATABASE.name, counters.clone());
     replica.apply_value(rows("10.0.0.1/24,nonsense")).unwrap();
-    assert_eq!(converter.every(&replica, INTERFACE, of_anybody), []);
+    assert_eq!(converter.every(&replica, INTERFACE, interface), []);
     assert_eq!(
         counters
             .rows_skipped
@@ -136,7 +128,7 @@ fn addresses_that_are_none_leave_the_row_out() {
         1
     );
     replica.apply_value(rows("")).unwrap();
-    assert_eq!(converter.every(&replica, INTERFACE, of_anybody).len(), 1);
+    assert_eq!(converter.every(&replica, INTERFACE, interface).len(), 1);
 }
 
 #[test]
@@ -151,12 +143,12 @@ fn only_ordinary_ports_count() {
         (json!(["set", []]), None),
     ] {
         let mut replica = Replica::new(&DATABASE);
-        let columns = json!({"external_ids": ["map", [["iface-id", "p"]]], "ofport": ofport});
+        let columns = json!({"external_ids": ["map", [["iface-id", "p"], ["sandbox", "s"]]], "ofport": ofport});
         let row = json!({Uuid::new(1).to_string(): {"initial": columns}});
         replica.apply_value(json!({INTERFACE: row})).unwrap();
         let row = replica.row(INTERFACE, Uuid::new(1)).unwrap();
         assert_eq!(
-            of_anybody(&row).unwrap().unwrap().ofport,
+            interface(&row).unwrap().unwrap().ofport,
             expected,
             "{ofport}"
         );

@@ -13,7 +13,7 @@ use dnsflow_core::{
     Command, Input, Timestamp,
     engine::{Config, Engine},
     io::input::FlowReply,
-    ovn::rows::{Interface, InterfaceUpdate, RowId},
+    ovn::rows::{PortBinding, RowId, SbUpdate},
     policy::rules::{ActiveRule, NamePattern, RuleSet},
     testing,
     values::{firewall::RuleAction, flow::FlowChange, limits::CacheLimits, name::DomainName},
@@ -73,15 +73,15 @@ pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
     ))
 }
 
-const INTERFACE: RowId = RowId::new(7);
-const IFINDEX: u32 = 7;
+/// The row of the node's pod p1.
+const POD: RowId = RowId::new(0x105);
 
 /// The row `resync_ms_100k`: 100,000 cache entries of one port, whose flows are all planned anew, because the
 /// port has moved while the switch was away, and then compared with an empty switch. Timed from the
 /// moved port to the last of the batches that put 100,000 flows back.
 pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
     let entries = stage.scale(100_000, 2000);
-    let mut node = Node::new(usize::try_from(entries)?)?;
+    let mut node = Node::new(usize::try_from(entries)?);
     for number in 0..entries {
         node.answer(number)?;
     }
@@ -95,7 +95,7 @@ pub(crate) fn resync(stage: &Stage<'_>) -> Result<Measured> {
         node.give(Input::SwitchDown);
         node.obey();
         let start = Instant::now();
-        node.give(interface(100 + round));
+        node.give(port_binding(100 + round));
         node.give(Input::SwitchUp);
         node.engine.take_commands();
         node.give(EMPTY);
@@ -132,20 +132,15 @@ const EMPTY: Input = Input::Reply(FlowReply::Flows {
     more: false,
 });
 
-/// An engine on a bridge without OVN, with one pod and one rule. Its switch obeys and remembers nothing:
-/// only the engine is timed.
+/// An engine with one pod and one rule. Its switch obeys and remembers nothing: only the engine is timed.
 struct Node {
     engine: Engine,
     now: Timestamp,
 }
 
 impl Node {
-    fn new(entries: usize) -> Result<Self> {
-        let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
-        let resolver = "10.96.0.10";
+    fn new(entries: usize) -> Self {
         let config = Config {
-            profile: Some(profile.parse()?),
-            resolvers: [resolver.parse()?].into(),
             cache_limits: CacheLimits {
                 addresses_per_port_max: entries,
                 ..CacheLimits::default()
@@ -154,22 +149,13 @@ impl Node {
             flow_changes_per_second: u32::MAX,
             ..Config::default()
         };
-        let mut node = Self {
-            engine: Engine::new(config),
-            now: Timestamp::from_nanos(1_000_000_000_000),
-        };
-        node.give(Input::SwitchUp);
-        let firewall = testing::firewall(&[testing::allow("example.com")]);
-        node.give(testing::firewalls(true, Some(firewall)));
-        node.give(interface(1));
-        node.give(Input::Attached {
-            interface: INTERFACE,
-            ifindex: IFINDEX,
-        });
-        node.obey();
-        node.give(EMPTY);
-        node.obey();
-        Ok(node)
+        let mut node = testing::Node::bare();
+        node.engine = Engine::new(config);
+        let node = node.start(&[testing::allow("example.com")]);
+        Self {
+            engine: node.engine,
+            now: node.now,
+        }
     }
 
     fn give(&mut self, input: Input) {
@@ -204,20 +190,21 @@ impl Node {
         let message = wire::answer(&query).context("an answer")?;
         let bytes = testing::udp_frame(&message);
         self.now = self.now + Duration::from_micros(10);
-        let frame = testing::frame(IFINDEX, self.now, &bytes);
+        let frame = testing::frame(testing::ifindex_of(POD), self.now, &bytes);
         self.engine.handle_frame(frame, self.now);
         self.obey();
         Ok(())
     }
 }
 
-fn interface(ofport: u32) -> Input {
-    let row = Interface {
-        ofport: Some(ofport),
-        ..testing::interface("ns1_pod1", 5, "uid")
+/// The pod's port has this tunnel key now.
+fn port_binding(tunnel_key: u32) -> Input {
+    let row = PortBinding {
+        tunnel_key,
+        ..testing::port_binding("ns1_p1", 5)
     };
-    Input::Interfaces(InterfaceUpdate {
-        reset: true,
-        interfaces: vec![(INTERFACE, Some(row))],
+    Input::Sb(SbUpdate {
+        port_bindings: vec![(POD, Some(row))],
+        ..SbUpdate::default()
     })
 }

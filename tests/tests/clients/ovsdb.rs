@@ -14,7 +14,7 @@ use std::{
 
 use dnsflow_agent::{
     ovn_db::{OvnCommand, OvnDb, nb, sb},
-    vswitch_db::{self, VswitchDb, Whose},
+    vswitch_db::{self, VswitchDb},
 };
 use dnsflow_core::{
     Input,
@@ -767,7 +767,7 @@ async fn the_local_edge_follows_pods() {
     let root = packages!("the_local_edge_follows_pods");
     let mut server = Server::vswitch(&root, "pods");
     let (inputs, mut receiver) = mpsc::channel(16);
-    let task = tokio::spawn(VswitchDb::new(Some(server.remotes()), Whose::Pods).run(inputs));
+    let task = tokio::spawn(VswitchDb::new(Some(server.remotes())).run(inputs));
     // The edge is there before the server.
     sleep(Duration::from_millis(50)).await;
     server.start();

@@ -46,7 +46,6 @@ const CORE: Floors = &[
     "pods::recording",
     "policy::pipeline",
     "policy::rules",
-    "policy::profile",
     "policy::plan",
     "policy::refused",
     "policy",

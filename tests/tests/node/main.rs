@@ -25,7 +25,6 @@ mod manifests;
 mod marks;
 mod networks;
 mod outputs;
-mod plain_ovs;
 mod random_firewalls;
 mod report;
 mod restarts;

@@ -1,5 +1,5 @@
 //! Answers of a real DNS server lead to working connections, however they travel: over TCP, over
-//! IPv6, in fragments, truncated and asked for again, and through a chain of CNAMEs.
+//! IPv6, in fragments, truncated and asked for again, through a chain of CNAMEs, and from a port of its own.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -10,6 +10,7 @@ use dnsflow_tests::{
     lab::{Cluster, Lab},
     pod::{DNS, DNS_V6, Transport},
     process::PATIENT,
+    topology::{DNS_POD, DNS_POD_PORT},
 };
 
 const POD: &str = "ns1_pod1";
@@ -63,8 +64,10 @@ fn start(lab: &Lab, zone: &[String]) -> Agent {
     if lab.cluster().dual_stack {
         reach(web_v6(1));
     }
-    let resolver = format!("--resolver={DNS_V6}");
-    lab.start_agent(&[&resolver]).expect("the agent is ready")
+    let resolvers = format!("--resolver={DNS_V6},{DNS_POD}:{DNS_POD_PORT}");
+    let ports = format!("--dns-port=53,{DNS_POD_PORT}");
+    lab.start_agent(&[&resolvers, &ports])
+        .expect("the agent is ready")
 }
 
 fn fetch(lab: &Lab, pod: &str, to: IpAddr) -> Result<String, String> {
@@ -124,6 +127,7 @@ fn large_answers_and_chains_lead_to_connections() {
         large("again.example.com", 3),
         chain("chain.example.com", 0, 4),
         chain("long-chain.example.com", 50, 5),
+        vec!["port.example.com. 30 IN A 203.0.113.6".to_owned()],
     ];
     let _agent = start(&lab, &zone.concat());
 
@@ -137,6 +141,9 @@ fn large_answers_and_chains_lead_to_connections() {
     opens(&lab, Transport::Udp, DNS, "chain.example.com", web(4));
     is_truncated(&lab, DNS, "long-chain.example.com");
     opens_by_name(&lab, "long-chain.example.com", web(5));
+    // Past the Service, at a port of its own.
+    let server = SocketAddr::new(DNS_POD.into(), DNS_POD_PORT);
+    opens(&lab, Transport::Udp, server, "port.example.com", web(6));
     is_blocked(&lab, web(7));
 }
 

@@ -64,7 +64,6 @@ fn without_arguments_the_defaults_hold() {
             openflow_socket: OpenflowSocket {
                 path: "/var/run/openvswitch/br-int.mgmt".into(),
             },
-            static_flow: None,
             subdomains: true,
             hold: true,
             hold_max: Duration::from_millis(500),
@@ -146,7 +145,6 @@ fn every_option_is_taken() {
             ovn_nb: Some(remotes("unix:/nb.sock")),
             ovn_sb: Some(remotes("tcp:[::1]:6642")),
             openflow_socket: OpenflowSocket { path: "/of".into() },
-            static_flow: None,
             subdomains: false,
             hold: false,
             hold_max: Duration::from_millis(50),

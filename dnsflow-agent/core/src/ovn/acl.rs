@@ -1,8 +1,10 @@
-//! Reads the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
+//! Reads and writes the match of an EgressFirewall rule's ACL, as ovn-kubernetes writes it:
 //! `(ip4.dst == $a1 || ip6.dst == $a2) && inport == @a3 && ((udp && ( udp.dst == 53 )) || (tcp))`.
 //!
 //! Only rules with address sets are read in full; every other destination is [`AclMatch::Other`].
 //! Source of the form: `egressfirewall.go` of ovn-kubernetes, and recordings of its output.
+
+use std::fmt;
 
 use ipnet::IpNet;
 
@@ -28,6 +30,42 @@ pub struct NameMatch {
     pub port_group: String,
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
+}
+
+/// As ovn-kubernetes writes it.
+impl fmt::Display for NameMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sets = [("ip4", self.v4), ("ip6", self.v6)].into_iter();
+        let sets = sets.filter_map(|(family, hash)| Some(format!("{family}.dst == $a{}", hash?)));
+        let sets: Vec<_> = sets.collect();
+        let ports = of_ports(&self.transports);
+        write!(
+            f,
+            "({}) && inport == @{}{ports}",
+            sets.join(" || "),
+            self.port_group
+        )
+    }
+}
+
+/// The end of a match, for the ports of a rule.
+pub(crate) fn of_ports(transports: &[Transport]) -> String {
+    let ports = transports.iter().map(|Transport { protocol, port }| {
+        let protocol = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        };
+        match port {
+            Some(port) => format!("({protocol} && ( {protocol}.dst == {port} ))"),
+            None => format!("({protocol})"),
+        }
+    });
+    let ports: Vec<_> = ports.collect();
+    if ports.is_empty() {
+        return String::new();
+    }
+    format!(" && ({})", ports.join(" || "))
 }
 
 /// A match that cannot be read: what was expected, and where.

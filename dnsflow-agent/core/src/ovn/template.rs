@@ -77,8 +77,6 @@ pub enum Step {
     Load(u8, Masked),
     /// Continue in the next table.
     Next,
-    /// Continue in this OpenFlow table: only `--static-flow` makes this step.
-    Goto(u8),
 }
 
 /// Why a logical flow cannot be read as a template.
@@ -174,7 +172,6 @@ impl AclTemplate {
                 .map(|step| match *step {
                     Step::Load(register, bits) => Action::SetRegister { register, bits },
                     Step::Next => Action::Resubmit { table: next },
-                    Step::Goto(table) => Action::Resubmit { table },
                 })
                 .collect(),
         )

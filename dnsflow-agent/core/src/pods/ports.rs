@@ -55,10 +55,8 @@ pub(crate) enum PortChange {
 }
 
 /// Interfaces and ports of the node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ports {
-    /// Whether OVN makes the pods' networks; else nobody checks where their packets come from.
-    has_ovn: bool,
     interfaces: Table<Interface>,
     /// The user-defined networks that are the primary ones of their pods, once OVN's databases were
     /// read.
@@ -84,25 +82,6 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// No port is known.
-    pub(crate) fn new(has_ovn: bool) -> Self {
-        Self {
-            has_ovn,
-            interfaces: Table::default(),
-            primary_networks: None,
-            sources: BTreeMap::new(),
-            not_trusted: BTreeMap::new(),
-            found: BTreeMap::new(),
-            tried: BTreeMap::new(),
-            failing: BTreeMap::new(),
-            ports: BTreeMap::new(),
-            next: 0,
-            by_name: HashMap::new(),
-            by_ifindex: HashMap::new(),
-            by_sandbox: HashMap::new(),
-        }
-    }
-
     // What changes them.
 
     /// Applies changed rows.
@@ -206,7 +185,7 @@ impl Ports {
                 return Err(NotTrusted::SecondaryNetwork(network.clone()));
             }
         }
-        if row.addresses.is_empty() || (row.mac.is_none() && self.has_ovn) {
+        if row.addresses.is_empty() || row.mac.is_none() {
             return Err(NotTrusted::NoAddresses);
         }
         Ok(SourceAddresses {

@@ -32,26 +32,12 @@ use crate::{
 /// `include/ovn/logical-fields.h`).
 const REG_INPORT: u8 = 14;
 
-/// How the flows of a port match its packets.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum PortMatch {
-    /// By the tunnel keys of datapath and port, in OVN's pipeline.
-    Ovn(TunnelKeys),
-    /// By the OpenFlow input port, on a bridge without OVN.
-    InPort(u32),
-}
-
-impl PortMatch {
-    /// How a flow matches its port; `None` if the flow matches no port.
-    pub fn of(key: &FlowKey) -> Option<Self> {
-        if let Some(port) = key.matches.in_port {
-            return Some(Self::InPort(port));
-        }
-        Some(Self::Ovn(TunnelKeys {
-            datapath: u32::try_from(key.matches.metadata?).ok()?,
-            port: key.matches.registers.get(&REG_INPORT)?.value(),
-        }))
-    }
+/// The tunnel keys of the port that a flow is for; `None` if the flow is for no port.
+pub fn keys_of(key: &FlowKey) -> Option<TunnelKeys> {
+    Some(TunnelKeys {
+        datapath: u32::try_from(key.matches.metadata).ok()?,
+        port: key.matches.registers.get(&REG_INPORT)?.value(),
+    })
 }
 
 /// Gives each action list its own cookie.
@@ -141,8 +127,8 @@ fn tag(actions: &[Action]) -> u32 {
 pub struct PortFacts<'a> {
     /// The port.
     pub port: PortId,
-    /// How its flows match its packets.
-    pub port_match: PortMatch,
+    /// Its tunnel keys.
+    pub keys: TunnelKeys,
     /// Its own addresses.
     pub addresses: &'a [IpAddr],
     /// The rules of the port groups that hold it.
@@ -675,19 +661,12 @@ fn flow_template(
     transport: Option<Transport>,
     body: FlowBody,
 ) -> FlowTemplate {
-    let (metadata, in_port) = match facts.port_match {
-        PortMatch::Ovn(keys) => {
-            registers.insert(REG_INPORT, Masked::new(keys.port, u32::MAX));
-            (Some(u64::from(keys.datapath)), None)
-        }
-        PortMatch::InPort(number) => (None, Some(number)),
-    };
+    registers.insert(REG_INPORT, Masked::new(facts.keys.port, u32::MAX));
     FlowTemplate {
         table,
         priority,
-        metadata,
+        metadata: facts.keys.datapath.into(),
         registers: Arc::new(registers),
-        in_port,
         src,
         transport,
         body,

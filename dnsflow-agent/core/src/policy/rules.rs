@@ -183,20 +183,6 @@ pub(crate) fn is_dry_run(sets: &[&RuleSet]) -> bool {
 }
 
 impl RuleSet {
-    /// The rules that are not the same in `after`.
-    pub(crate) fn changed_rules(&self, after: &Self) -> ChangedRules {
-        if self.is_dry_run != after.is_dry_run {
-            return ChangedRules::All;
-        }
-        // Of several rules of one name, the first counts where their flows have the same key: the order matters.
-        let names = self.rules.iter().chain(&after.rules);
-        let names: BTreeSet<&DomainName> = names.map(|rule| rule.name.name()).collect();
-        let changed = names
-            .into_iter()
-            .filter(|name| !self.named(name).eq(after.named(name)));
-        ChangedRules::Of(changed.cloned().collect())
-    }
-
     /// Adds a rule.
     pub fn push(&mut self, rule: impl Into<Arc<ActiveRule>>) {
         let rule = rule.into();

@@ -671,7 +671,7 @@ impl Flowing {
         };
         let src = IpAddr::from([10, 244, 0, (flow / 2 % 4) as u8]);
         let dst = IpAddr::from([192, 0, (flow / 512) as u8, dst]);
-        key.matches.metadata = None;
+        key.matches.metadata = 0;
         key.matches.ends = Ends::Addresses(Addresses::between(src, dst).expect("of IPv4"));
         key
     }

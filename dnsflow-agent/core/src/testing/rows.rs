@@ -15,14 +15,12 @@ use crate::{
     Input, Timestamp,
     io::input::Frame,
     ovn::{
+        acl::of_ports,
         hash::{Family, address_set_hashes},
         rows::{Acl, Interface, LogicalFlow, MacAddress, Pipeline, PortBinding, RowId},
     },
     policy::rules::ACL_PRIORITY_OFFSET,
-    values::{
-        firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
-        flow::{Protocol, Transport},
-    },
+    values::firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
 };
 
 /// The port group of ns1: ovn-kubernetes' hash of
@@ -123,36 +121,17 @@ pub fn acl(index: u32, rules: &[Rule]) -> Option<Acl> {
         Destination::Name(name) => format!("$a{}", address_set_hashes(name, Family::V4)[0]),
         _ => "0.0.0.0/0".into(),
     };
+    let ports = of_ports(&rule.ports);
     Some(Acl {
         namespace: "ns1".into(),
         rule_index: index,
         priority: 10_000 - index as u16,
-        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{}", ports_of(rule)),
+        matches: format!("(ip4.dst == {to}) && inport == @{GROUP}{ports}"),
         action: match rule.action {
             RuleAction::Allow => "allow".into(),
             RuleAction::Deny => "drop".into(),
         },
     })
-}
-
-/// The end of an ACL's match for the ports of a rule.
-fn ports_of(rule: &Rule) -> String {
-    let ports = rule.ports.iter().map(|Transport { protocol, port }| {
-        let protocol = match protocol {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-            Protocol::Sctp => "sctp",
-        };
-        match port {
-            Some(port) => format!("({protocol} && ( {protocol}.dst == {port} ))"),
-            None => format!("({protocol})"),
-        }
-    });
-    let ports: Vec<_> = ports.collect();
-    if ports.is_empty() {
-        return String::new();
-    }
-    format!(" && ({})", ports.join(" || "))
 }
 
 /// The row of a rule's logical flow.

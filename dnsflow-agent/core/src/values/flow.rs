@@ -231,13 +231,10 @@ pub struct Transport {
 /// What a packet must look like. Together with table and priority it identifies a flow.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Match {
-    /// The OVN datapath (`Datapath_Binding.tunnel_key`), in the `metadata` field; `None` where
-    /// the bridge is not OVN's.
-    pub metadata: Option<u64>,
+    /// The OVN datapath (`Datapath_Binding.tunnel_key`), in the `metadata` field.
+    pub metadata: u64,
     /// OVS register tests by register number (0 to 15), among them reg14, the logical input port.
     pub registers: Arc<Registers>,
-    /// The OpenFlow input port, for bridges without OVN.
-    pub in_port: Option<u32>,
     /// Source, and destination or verdict.
     pub ends: Ends,
     /// Protocol and port; `None` for every packet between the two ends.
@@ -291,9 +288,8 @@ impl Sentinel {
             table: self.table,
             priority: 0,
             matches: Match {
-                metadata: Some(self.cookie.bits()),
+                metadata: self.cookie.bits(),
                 registers: Arc::default(),
-                in_port: None,
                 ends: Ends::Addresses(Addresses::V4 {
                     src: Ipv4Addr::BROADCAST,
                     dst: Ipv4Addr::BROADCAST,
@@ -310,7 +306,7 @@ impl Sentinel {
 
     /// The sentinel flow that has this key, if the key is one of a sentinel flow.
     pub fn of(key: &FlowKey) -> Option<Self> {
-        let cookie = Cookie::from_switch(key.matches.metadata?)?;
+        let cookie = Cookie::from_switch(key.matches.metadata)?;
         let sentinel = Self {
             table: key.table,
             cookie,
@@ -351,11 +347,9 @@ pub struct FlowTemplate {
     /// The OpenFlow priority.
     pub priority: u16,
     /// As in [`Match`].
-    pub metadata: Option<u64>,
+    pub metadata: u64,
     /// As in [`Match`].
     pub registers: Arc<Registers>,
-    /// As in [`Match`].
-    pub in_port: Option<u32>,
     /// The pod's address.
     pub src: IpAddr,
     /// As in [`Match`].
@@ -382,7 +376,6 @@ impl FlowTemplate {
             matches: Match {
                 metadata: self.metadata,
                 registers: Arc::clone(&self.registers),
-                in_port: self.in_port,
                 ends,
                 transport: self.transport,
             },
@@ -418,7 +411,6 @@ impl FlowTemplate {
         let Match {
             metadata,
             registers,
-            in_port,
             ends,
             transport,
         } = &key.matches;
@@ -428,7 +420,6 @@ impl FlowTemplate {
             key.priority,
             *metadata,
             &**registers,
-            *in_port,
             src,
             *transport,
         );
@@ -441,7 +432,6 @@ impl FlowTemplate {
             self.priority,
             self.metadata,
             &self.registers,
-            self.in_port,
             self.src,
             self.transport,
         )
@@ -452,9 +442,8 @@ impl FlowTemplate {
 type PartialKey<'a> = (
     u8,
     u16,
-    Option<u64>,
+    u64,
     &'a BTreeMap<u8, Masked>,
-    Option<u32>,
     IpAddr,
     Option<Transport>,
 );

@@ -42,8 +42,8 @@ const DATABASE: Database = Database {
     ],
 };
 
-/// Without OVN, every interface with an `iface-id` is taken for a pod's.
-pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch, String> {
+/// What the database says.
+pub(super) async fn ask(remotes: &Remotes) -> Result<Vswitch, String> {
     reach(remotes).await?;
     let mut connection = Connection::new(&DATABASE, Conditions::new(), remotes, OPTION);
     let synced = timeout(PATIENCE, connection.synced()).await;
@@ -53,7 +53,7 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
     let links = survey::links().map_err(|error| format!("cannot list interfaces: {error}"))?;
     let mut vswitch = Vswitch::default();
     for (_, row) in replica.rows(INTERFACE) {
-        let found = interface(&row, without_ovn).map_err(|error| error.to_string())?;
+        let found = interface(&row).map_err(|error| error.to_string())?;
         let Some(mut interface) = found else {
             continue;
         };
@@ -74,14 +74,14 @@ pub(super) async fn ask(remotes: &Remotes, without_ovn: bool) -> Result<Vswitch,
 }
 
 /// The interface of a pod; nothing if the row is not a pod's.
-fn interface(row: &Row, without_ovn: bool) -> Result<Option<PodInterface>, CellError> {
+fn interface(row: &Row) -> Result<Option<PodInterface>, CellError> {
     let ids = row.pairs("external_ids")?;
     let Some(port) = ids.value("iface-id") else {
         return Ok(None);
     };
     // As in the agent (`Interface::is_of_pod`).
     let of_pod = ["iface-id-ver", "sandbox"].map(|key| ids.value(key).is_some());
-    if !without_ovn && of_pod == [false, false] {
+    if of_pod == [false, false] {
         return Ok(None);
     }
     let policed = row.integer::<i64>("ingress_policing_rate")? > 0

@@ -21,8 +21,9 @@ fn read(fields: &[u8]) -> Result<Option<Match>, ProtocolError> {
     matches
 }
 
-/// The fields of every match of ours: eth_type and two addresses.
+/// The fields of every match of ours: metadata, eth_type and two addresses.
 const ADDRESSES: &[u8] = &[
+    0x80, 0x00, 0x04, 0x08, 0, 0, 0, 0, 0, 0, 0, 3, // metadata
     0x80, 0x00, 0x0a, 0x02, 0x08, 0x00, // eth_type
     0x80, 0x00, 0x16, 0x04, 10, 0, 0, 1, // ipv4_src
     0x80, 0x00, 0x18, 0x04, 10, 0, 0, 2, // ipv4_dst
@@ -69,8 +70,10 @@ fn what_we_never_write_is_no_match_of_ours() {
     ] {
         assert_eq!(with(foreign), Ok(None), "{foreign:x?}");
     }
-    assert_eq!(read(&ADDRESSES[..14]), Ok(None));
-    assert_eq!(read(&ADDRESSES[6..]), Ok(None));
+    assert_eq!(read(&ADDRESSES[..26]), Ok(None), "no destination");
+    assert_eq!(read(&ADDRESSES[12..]), Ok(None), "no metadata");
+    let without_type = [&ADDRESSES[..12], &ADDRESSES[18..]].concat();
+    assert_eq!(read(&without_type), Ok(None));
 }
 
 #[test]
@@ -137,20 +140,14 @@ fn any_match() -> impl Strategy<Value = Match> {
         (protocol, any::<Option<u16>>()).prop_map(|(protocol, port)| Transport { protocol, port });
     let bits = (any::<u32>(), 1..=u32::MAX).prop_map(|(value, mask)| Masked::new(value, mask));
     let registers = prop::collection::btree_map(0..REGISTERS, bits, 0..=16);
-    (
-        any::<Option<u64>>(),
-        registers,
-        any::<Option<u32>>(),
-        ends,
-        prop::option::of(transport),
-    )
-        .prop_map(|(metadata, registers, in_port, ends, transport)| Match {
+    (any::<u64>(), registers, ends, prop::option::of(transport)).prop_map(
+        |(metadata, registers, ends, transport)| Match {
             metadata,
             registers: registers.into(),
-            in_port,
             ends,
             transport,
-        })
+        },
+    )
 }
 
 proptest! {

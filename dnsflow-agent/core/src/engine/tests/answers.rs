@@ -12,7 +12,7 @@ fn an_answer_opens_its_addresses_for_the_pod_at_the_rules_place() {
     );
     let key = node.switch.keys().next().expect("a flow");
     assert_eq!(key.table, BASE + 4);
-    assert_eq!(key.matches.metadata, Some(3));
+    assert_eq!(key.matches.metadata, 3);
     let registers: Vec<_> = key
         .matches
         .registers

@@ -325,54 +325,6 @@ fn the_table_is_found_beside_many_rules_that_ovn_installs_nothing_for() {
     assert!(cookies.contains(&last), "{cookies:x?}");
 }
 
-#[test]
-fn without_ovn_the_static_flow_says_where() {
-    let mut node = Node::bare();
-    let profile = "table=44,priority=10000,reg0=0x100/0x100,actions=resubmit(,45)";
-    node.engine = Engine::new(Config {
-        profile: Some(profile.parse().expect("a profile")),
-        ..Config::default()
-    });
-    node.trust_server();
-    node.give(Input::SwitchUp);
-    node.give(Input::Firewalls(FirewallUpdate {
-        reset: true,
-        firewalls: vec![],
-    }));
-    node.set_firewall(&[allow("example.com"), deny("bad.test"), deny_all()]);
-    let row = RowId::new(0x105);
-    node.pods.insert("ns1_p1".into(), row);
-    let mut pod = interface("ns1_p1", 5, "uid-p1");
-    node.give(Input::Interfaces(InterfaceUpdate {
-        reset: true,
-        interfaces: vec![(row, Some(pod.clone()))],
-    }));
-    assert!(
-        node.reports
-            .iter()
-            .any(|report| matches!(report, Report::Ready { .. }))
-    );
-    node.answer("p1", "www.example.com", &[ADDRESS], 300);
-    assert_eq!(node.open(), [], "the port has no number yet");
-    pod.ofport = Some(7);
-    node.give(Input::Interfaces(InterfaceUpdate {
-        reset: false,
-        interfaces: vec![(row, Some(pod))],
-    }));
-    node.answer("p1", "bad.test", &[OTHER], 300);
-    assert_eq!(
-        node.open(),
-        [
-            ("10.244.0.5".into(), "203.0.113.2".into(), 9_999),
-            ("10.244.0.5".into(), "203.0.113.1".into(), 10_000)
-        ]
-    );
-    for key in node.switch.keys() {
-        assert_eq!((key.table, key.matches.in_port), (44, Some(7)));
-        assert_eq!(key.matches.metadata, None);
-    }
-}
-
 /// What is wrong, as it was told last.
 fn problems_told(node: &Node) -> BTreeMap<u32, (String, Severity)> {
     let told = node.reports.iter().rev().find_map(|report| match report {

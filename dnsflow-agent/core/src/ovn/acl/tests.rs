@@ -28,6 +28,18 @@ fn families_are_told_apart() {
 }
 
 #[test]
+fn a_match_that_is_written_is_read() {
+    for text in [
+        "(ip4.dst == $a1) && inport == @a3",
+        "(ip6.dst == $a2) && inport == @a3 && ((udp))",
+        "(ip4.dst == $a1 || ip6.dst == $a2) && inport == @pg_1 && \
+         ((udp && ( udp.dst == 53 )) || (tcp) || (sctp && ( sctp.dst == 7 )))",
+    ] {
+        assert_eq!(name(text).to_string(), text);
+    }
+}
+
+#[test]
 fn ports_keep_their_protocol() {
     let ports =
         |text: &str| name(&format!("(ip4.dst == $a1) && inport == @a3 && {text}")).transports;

@@ -29,7 +29,7 @@ fn change(ports: &mut Ports, rows: Vec<(RowId, Option<Interface>)>) -> Vec<PortC
 
 #[test]
 fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     let opened = change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     assert_eq!(opened, [PortChange::Opened(PortId(0))]);
     assert!(ports.found(ROW, 7));
@@ -53,7 +53,7 @@ fn a_recreated_pod_is_another_port_with_the_same_veth_index_free() {
 
 #[test]
 fn a_veth_that_was_found_before_its_port_is_known() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     // A second row for the same port: it takes over, and gives back.
     change(&mut ports, vec![(OTHER_ROW, Some(row("a", "2")))]);
@@ -66,7 +66,7 @@ fn a_veth_that_was_found_before_its_port_is_known() {
 
 #[test]
 fn a_row_that_goes_late_leaves_the_index_to_its_successor() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     let rows = vec![(ROW, Some(row("a", "1"))), (OTHER_ROW, Some(row("b", "2")))];
     change(&mut ports, rows);
     let b = ports.named("b");
@@ -88,7 +88,7 @@ fn a_row_that_goes_late_leaves_the_index_to_its_successor() {
 
 #[test]
 fn a_row_that_comes_into_use_late_does_not_take_the_index_of_another() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     let third = RowId::new(3);
     let rows = vec![(ROW, Some(row("a", "1"))), (third, Some(row("b", "3")))];
     change(&mut ports, rows);
@@ -101,7 +101,7 @@ fn a_row_that_comes_into_use_late_does_not_take_the_index_of_another() {
 
 #[test]
 fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     let rows = [("a", "1"), ("b", "1"), ("c", "2")];
     for (number, (name, pod)) in rows.into_iter().enumerate() {
         let id = RowId::new(number as u128);
@@ -124,7 +124,7 @@ fn all_ports_of_a_pod_hear_its_answers_and_no_other() {
 
 #[test]
 fn an_interface_without_sandbox_hears_for_itself() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     for number in 0..2 {
         let row = Interface {
             sandbox: None,
@@ -137,7 +137,7 @@ fn an_interface_without_sandbox_hears_for_itself() {
 
 #[test]
 fn attaching_is_over_once_it_was_tried_everywhere() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     let mut out = Output::at(Timestamp::default() + NOT_ATTACHED_FOR);
     assert!(ports.are_tried());
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
@@ -152,7 +152,7 @@ fn attaching_is_over_once_it_was_tried_everywhere() {
 
 #[test]
 fn an_interface_without_the_programs_is_reported_once_it_lasts() {
-    let mut ports = Ports::new(true);
+    let mut ports = Ports::default();
     change(&mut ports, vec![(ROW, Some(row("a", "1")))]);
     let reported = |ports: &mut Ports, at: Timestamp| {
         let mut out = Output::at(at);
@@ -222,7 +222,7 @@ fn apply(ports: &mut Ports, id: RowId, row: Interface, out: &mut Output) {
 
 #[test]
 fn questions_count_from_the_addresses_of_the_row() {
-    let (mut ports, mut out) = (Ports::new(true), Output::default());
+    let (mut ports, mut out) = (Ports::default(), Output::default());
     apply(&mut ports, ROW, row("a", "1"), &mut out);
     assert_eq!(trusted(&mut out), (vec![(ROW, 1)], vec![]));
     apply(&mut ports, ROW, row("a", "1"), &mut out);
@@ -263,19 +263,8 @@ fn questions_count_from_the_addresses_of_the_row() {
 }
 
 #[test]
-fn without_ovn_any_ethernet_address_will_do() {
-    let (mut ports, mut out) = (Ports::new(false), Output::default());
-    let row = Interface {
-        mac: None,
-        ..row("a", "1")
-    };
-    apply(&mut ports, ROW, row, &mut out);
-    assert_eq!(trusted(&mut out), (vec![(ROW, 1)], vec![]));
-}
-
-#[test]
 fn on_a_secondary_network_nothing_counts() {
-    let (mut ports, mut out) = (Ports::new(true), Output::default());
+    let (mut ports, mut out) = (Ports::default(), Output::default());
     let on = |network: &str| Interface {
         network: Some(network.into()),
         ..row(network, "1")

@@ -344,11 +344,6 @@ impl Pairing {
         &self.firewall
     }
 
-    /// The same, when nothing else is needed any more.
-    pub(crate) fn into_rules(self) -> NamespaceRules {
-        self.rules
-    }
-
     /// Whether a rule of the EgressFirewall denies.
     pub(crate) fn denies(&self) -> bool {
         self.denials > 0

@@ -91,7 +91,7 @@ fn set_row(pairing: &mut Pairing, id: u128, acl: &Acl, flows: &[LogicalFlow]) {
 }
 
 fn pair_with(firewall: &Firewall, acls: &[(Acl, Vec<LogicalFlow>)]) -> NamespaceRules {
-    pairing_with(firewall, acls).into_rules()
+    pairing_with(firewall, acls).rules().clone()
 }
 
 fn with_flows(acl: Acl) -> (Acl, Vec<LogicalFlow>) {
@@ -442,56 +442,6 @@ fn the_rules_of_a_name_are_looked_at_once_for_all_names_below_it() {
     }
     let many: Vec<_> = (0..64).map(|i| format!("n{i}.www.example.com")).collect();
     assert_eq!(of_any(&names(&many)), [0]);
-}
-
-#[test]
-fn only_the_names_of_rules_that_differ_have_changed() {
-    let rule = |index, name: &str, action| {
-        let rule = Rule {
-            action,
-            ..allow(name)
-        };
-        ActiveRule::without_acl("ns1", index, &rule, &dns(name), NamePattern::Subdomains)
-    };
-    let set = |rules: &[ActiveRule]| {
-        let mut set = RuleSet::default();
-        rules.iter().cloned().for_each(|rule| set.push(rule));
-        set
-    };
-    let (a, b, c) = (
-        rule(0, "a.test", RuleAction::Allow),
-        rule(1, "b.test", RuleAction::Allow),
-        rule(2, "c.test", RuleAction::Allow),
-    );
-    let denied = rule(1, "b.test", RuleAction::Deny);
-    let moved = rule(3, "c.test", RuleAction::Allow);
-    let one_label = ActiveRule {
-        pattern: NamePattern::OneLabel,
-        ..a.clone()
-    };
-    let before = set(&[a.clone(), b.clone(), c.clone()]);
-    let cases: [(&[ActiveRule], &[&str]); 7] = [
-        (&[a.clone(), b.clone(), c.clone()], &[]),
-        (&[c.clone(), b.clone(), a.clone()], &[]),
-        (&[a.clone(), c.clone()], &["b.test"]),
-        (&[a.clone(), denied.clone(), c.clone()], &["b.test"]),
-        (&[a.clone(), b.clone(), moved], &["c.test"]),
-        (&[one_label, b.clone(), c.clone()], &["a.test"]),
-        (&[], &["a.test", "b.test", "c.test"]),
-    ];
-    for (after, names) in cases {
-        let names = names.iter().map(|name| dns(name).name().clone()).collect();
-        let changed = ChangedRules::Of(names);
-        assert_eq!(before.changed_rules(&set(after)), changed, "{after:?}");
-        assert_eq!(set(after).changed_rules(&before), changed, "{after:?}");
-    }
-    // Of two rules of one name, the first may count.
-    let (one, other) = (set(&[b.clone(), denied.clone()]), set(&[denied, b]));
-    let changed = ChangedRules::Of([dns("b.test").name().clone()].into());
-    assert_eq!(one.changed_rules(&other), changed);
-    let mut dry = before.clone();
-    dry.set_dry_run(true);
-    assert_eq!(before.changed_rules(&dry), ChangedRules::All);
 }
 
 const ALIKE: [&str; 7] = [

@@ -50,7 +50,6 @@ fn write_match(text: &mut String, matches: &Match) {
     let Match {
         metadata,
         registers,
-        in_port,
         ends,
         transport,
     } = matches;
@@ -83,12 +82,7 @@ fn write_match(text: &mut String, matches: &Match) {
     for (register, bits) in registers.iter() {
         let _ = write!(text, ",reg{register}={}", masked(*bits));
     }
-    if let Some(metadata) = metadata {
-        let _ = write!(text, ",metadata={metadata:#x}");
-    }
-    if let Some(port) = in_port {
-        let _ = write!(text, ",in_port={port}");
-    }
+    let _ = write!(text, ",metadata={metadata:#x}");
     let _ = match ends {
         Ends::Addresses(Addresses::V4 { src, dst }) => write!(text, ",nw_src={src},nw_dst={dst}"),
         Ends::Addresses(Addresses::V6 { src, dst }) => {

@@ -12,13 +12,12 @@ fn key(table: u8, last_octet: u8) -> FlowKey {
         table,
         priority: 10_999,
         matches: Match {
-            metadata: Some(3),
+            metadata: 3,
             registers: Arc::new(BTreeMap::from([
                 (0, Masked::new(0x100, 0x100)),
                 (8, Masked::new(0x8000_0000, 0xc000_0000)),
                 (14, Masked::new(5, u32::MAX)),
             ])),
-            in_port: None,
             ends: Addresses::V4 {
                 src: Ipv4Addr::new(10, 244, 0, 5),
                 dst: Ipv4Addr::new(203, 0, 113, last_octet),

@@ -3,7 +3,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     ovn::rows::{Acl, LogicalFlow, Pipeline},
-    policy::rules::ChangedRules,
     testing::{allow, deny, deny_all, firewall},
     values::flow::{Protocol, Transport},
 };
@@ -155,10 +154,11 @@ fn difference(
     let groups = one.sets.keys().chain(other.sets.keys());
     let changed = groups.map(|group| {
         let [one, other] = [one, other].map(|rules| rules.sets.get(group).unwrap_or(&none));
-        match one.changed_rules(other) {
-            ChangedRules::Of(names) => (group.clone(), names),
-            ChangedRules::All => panic!("no dry run has begun"),
-        }
+        // Of several rules of one name, the first counts where their flows have the same key: the order matters.
+        let names = one.rules().iter().chain(other.rules());
+        let names = names.map(|rule| rule.name.name());
+        let names = names.filter(|name| !one.named(name).eq(other.named(name)));
+        (group.clone(), names.cloned().collect::<BTreeSet<_>>())
     });
     changed.filter(|(_, names)| !names.is_empty()).collect()
 }

@@ -9,12 +9,11 @@ fn key(transport: Option<Transport>, src: &str, dst: &str) -> FlowKey {
         table: 58,
         priority: 10_999,
         matches: Match {
-            metadata: Some(3),
+            metadata: 3,
             registers: Arc::new(BTreeMap::from([
                 (0, Masked::new(0, 0x80)),
                 (14, Masked::new(2, u32::MAX)),
             ])),
-            in_port: None,
             ends: Addresses::between(address(src), address(dst))
                 .expect("one family")
                 .into(),
