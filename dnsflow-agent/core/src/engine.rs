@@ -214,17 +214,23 @@ impl Engine {
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
-                let mut come = BTreeSet::new();
+                let (mut come, mut gone) = (BTreeSet::new(), Vec::new());
                 for change in self.ports.apply(update, &mut self.out) {
                     if let PortChange::Opened(port) | PortChange::Moved(port) = change {
                         come.extend(self.ports.addresses(port));
                     }
+                    if let PortChange::Closed { port, .. } = change {
+                        gone.push(port);
+                    }
                     self.port_changed(change, batch);
                 }
                 // Nothing of a pod that goes is left to one that comes with its address.
-                self.switch.end_at(batch, |address| come.contains(&address));
+                self.switch.end(batch, |ends| come.contains(&ends.src()));
                 self.switch
                     .put_off(batch, |address| !come.contains(&address));
+                for port in gone {
+                    self.switch.pod_gone(port, batch);
+                }
                 if reset {
                     // Pods that went while nobody looked.
                     self.told.cache.forget_saved();
@@ -338,10 +344,14 @@ impl Engine {
             }
             Input::MarksRefused(refused) => {
                 self.out.counters.marks_refused += refused.len() as u64;
+                let mut of_ports: BTreeMap<PortId, Vec<IpAddr>> = BTreeMap::new();
                 for MarkRefused { ifindex, address } in refused {
                     if let Some(port) = self.ports.at_veth(ifindex) {
-                        self.told.cache.mark_refused(port, address, batch);
+                        of_ports.entry(port).or_default().push(address);
                     }
+                }
+                for (port, addresses) in of_ports {
+                    self.open_by_flows(port, addresses, now);
                 }
             }
             Input::FlowLost { key, cookie } => {
@@ -705,6 +715,12 @@ impl Engine {
     fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
         access.rejudge(rejudged, batch, out);
+        if let Rejudged::Addresses(addresses) = rejudged {
+            // What has ended there, and waits, may have been open until now.
+            let is_one = |address: IpAddr| addresses.contains(&address);
+            self.switch
+                .end(batch, |ends| ends.dst().is_some_and(is_one));
+        }
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }
@@ -719,6 +735,21 @@ impl Engine {
                 self.answers.forget_interface(ifindex);
             }
         }
+    }
+
+    /// The kernel has not taken the marks of these addresses: they get flows, which a pod pays for and waits for as for
+    /// those of an answer.
+    fn open_by_flows(&mut self, port: PortId, addresses: Vec<IpAddr>, now: Timestamp) {
+        let (access, switch, out) = self.access();
+        let mut batch = switch.begin_openings(port, usize::MAX, now);
+        for address in addresses {
+            let before = batch.cost();
+            access.cache.mark_refused(port, address, &mut batch);
+            let changes = batch.cost().since(before);
+            access.budget.spend(port, changes, now);
+        }
+        batch.give_out_marks(out);
+        switch.open(port, batch, None);
     }
 
     fn port_changed(&mut self, change: PortChange, batch: &mut Batch) {
@@ -789,12 +820,13 @@ impl Engine {
             let port = access.ports.get(id);
             if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
+            } else if changed == ChangedRules::All {
+                edited.extend(access.ports.addresses(id));
             }
         }
-        // After an edit, no flow of the former rules waits.
+        // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         if !edited.is_empty() {
-            self.switch
-                .end_at(batch, |address| edited.contains(&address));
+            self.switch.end(batch, |ends| edited.contains(&ends.src()));
         }
         // Without its logical port, a pod reaches nothing.
         if !gone.is_empty() {

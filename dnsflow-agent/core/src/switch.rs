@@ -46,7 +46,7 @@ use crate::{
     },
     values::{
         connection::{BlockedConnection, Path},
-        flow::{FlowBody, FlowChange, FlowKey, Sentinel},
+        flow::{Ends, FlowBody, FlowChange, FlowKey, Sentinel},
         ids::PortId,
         limits::{
             CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REVALIDATION_INTERVAL,
@@ -327,6 +327,7 @@ impl Switch {
         batch.at = now;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
+        batch.has_adopted = self.adopted;
         batch
     }
 
@@ -351,6 +352,7 @@ impl Switch {
             },
             at: now,
             comparisons: self.comparison.ended,
+            has_adopted: self.adopted,
             ends_gap: false,
             changes: Vec::new(),
             before: 0,
@@ -486,6 +488,11 @@ impl Switch {
 
     // What only ends.
 
+    /// A pod is gone, and its flows were put off.
+    pub(crate) fn pod_gone(&mut self, port: PortId, batch: &mut Batch) {
+        batch.extend(self.waiting.pod_gone(port));
+    }
+
     /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
     /// between the same ends. The next part of all that wait goes with the batch. Those of a verdict do not wait: its
     /// number rests from now on.
@@ -509,10 +516,10 @@ impl Switch {
         batch.extend(part);
     }
 
-    /// Adds what waits at these addresses of pods to the batch, before all else, where a flow ends.
-    pub(crate) fn end_at(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+    /// Adds what waits between these ends to the batch, before all else, where a flow ends.
+    pub(crate) fn end(&mut self, batch: &mut Batch, is_one: impl Fn(Ends) -> bool) {
         if batch.id().is_some() {
-            let ending = self.waiting.take_ending_at(is_at);
+            let ending = self.waiting.take_ending(is_one);
             batch.changes.splice(..0, ending);
         }
     }
@@ -526,6 +533,11 @@ impl Switch {
         planner: &mut Planner,
         out: &mut Output,
     ) -> Option<BatchId> {
+        if batch.id().is_none() {
+            batch.give_out_marks(out);
+            self.waiting.follow(batch.changes);
+            return None;
+        }
         self.waiting.take_along(&mut batch.changes, 0);
         for port in self.waiting.with_batches(&batch.awaited) {
             while self.send_next(port, planner, out) {}

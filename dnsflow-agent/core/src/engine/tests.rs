@@ -24,6 +24,7 @@ mod room;
 mod sentinels;
 mod under_way;
 mod verdict;
+mod waiting_beside;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -22,7 +22,10 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
-        limits::{MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS, VERDICTS_PER_PORT_MAX},
+        limits::{
+            CHANGES_UNDER_WAY_MAX, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
+            VERDICTS_PER_PORT_MAX,
+        },
     },
 };
 
@@ -154,7 +157,7 @@ impl Verdicts {
     /// Whether the marks of an earlier run have no say in what the flows in this batch open: their numbers are known, and
     /// those that stand for another plan now are removed.
     fn knows_marks(&self, batch: &Batch) -> bool {
-        batch.id().is_none() || batch.comparisons() > 0 && self.read_at.is_some()
+        batch.id().is_none() || batch.has_adopted && self.read_at.is_some()
     }
 
     /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
@@ -405,7 +408,12 @@ impl Verdicts {
         let verdicts = self.verdicts.iter();
         let over = verdicts.filter(|(_, verdict)| verdict.is_over(read_at));
         let over: Vec<VerdictId> = over.map(|(id, _)| *id).collect();
+        let before = batch.len();
         for id in over {
+            if batch.len() - before >= CHANGES_UNDER_WAY_MAX {
+                // Another pod's flows would stand behind the others. Nothing is marked with their numbers meanwhile.
+                break;
+            }
             let target = self.target(id);
             if let Some((verdict, target)) = self.verdicts.remove(&id).zip(target) {
                 verdict.flows.close(target, batch);

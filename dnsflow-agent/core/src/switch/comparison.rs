@@ -317,14 +317,22 @@ impl Switch {
             .map(|flow| (flow.key.clone(), flow))
             .collect();
         let marks = std::mem::take(&mut self.comparison.marks);
-        let had_adopted = std::mem::replace(&mut self.adopted, is_all);
+        let had_adopted = self.adopted;
+        self.adopted |= is_all;
+        batch.has_adopted = self.adopted;
         let adopted = if had_adopted {
             0
         } else {
             let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
-            let number = self.comparison.number;
-            let (marks, removed) = access.adopt_marks(marks, &unknown, number, &mut batch);
-            out.counters.marks_removed += removed as u64;
+            // The flows of a mark may be among those that were not looked at.
+            let marks = if is_all {
+                let number = self.comparison.number;
+                let (marks, removed) = access.adopt_marks(marks, &unknown, number, &mut batch);
+                out.counters.marks_removed += removed as u64;
+                marks
+            } else {
+                0
+            };
             flows + marks
         };
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
@@ -375,8 +383,11 @@ impl Switch {
         access.decide_undecided(&mut batch);
         access.cache.compared(self.comparison.number, &mut batch);
         self.put_off(&mut batch, |_| true);
-        // Flows that wait to be removed keep theirs.
+        // Flows that wait to be removed keep theirs, and so do those that were not looked at.
         stay.extend(self.waiting.sentinels());
+        if !is_all {
+            stay.extend(self.sentinels.all_found());
+        }
         // Behind everything that may need one.
         self.sentinels.compare(access.planner(), &stay, &mut batch);
         Some(batch)

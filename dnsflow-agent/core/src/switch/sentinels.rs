@@ -118,6 +118,11 @@ impl Sentinels {
         self.found.insert(sentinel, (cookie, hard_timeout_s));
     }
 
+    /// Those that the dump has shown.
+    pub(super) fn all_found(&self) -> impl Iterator<Item = Sentinel> {
+        self.found.keys().copied()
+    }
+
     /// Compares the dump with the sentinel flows that there should be: restores missing ones, and removes those that no
     /// flow needs any more, but for those in `stay`. Those of an earlier run may have another timeout, which a renewal
     /// would keep.

@@ -746,7 +746,9 @@ impl Flowing {
             Event::Come { host } => {
                 let mut batch = self.setup.switch.begin(NOW);
                 let address = IpAddr::from([10, 244, 0, host]);
-                self.setup.switch.end_at(&mut batch, |src| src == address);
+                self.setup
+                    .switch
+                    .end(&mut batch, |ends| ends.src() == address);
                 self.setup.send(batch);
             }
             Event::EndOfTurn => {}

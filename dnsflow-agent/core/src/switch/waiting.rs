@@ -222,10 +222,10 @@ impl Waiting {
         self.removals.sent(batch, part);
     }
 
-    /// Takes what waits at these addresses of pods, where a flow ends.
-    pub(super) fn take_ending_at(&mut self, is_at: impl Fn(IpAddr) -> bool) -> Vec<FlowChange> {
+    /// Takes what waits between these ends, where a flow ends.
+    pub(super) fn take_ending(&mut self, is_one: impl Fn(Ends) -> bool) -> Vec<FlowChange> {
         let mut changes = Vec::new();
-        for ends in self.places.ending_at(is_at) {
+        for ends in self.places.ending(is_one) {
             changes.extend(changes_of(self.take(ends)));
         }
         changes
@@ -244,6 +244,31 @@ impl Waiting {
             before.extend(self.take(ends));
         }
         places::put_before(before, changes, from);
+    }
+
+    /// A batch that is not sent, because the comparison finds what it changes, changes flows for which changes wait: these
+    /// become what the batch would have made of them.
+    pub(super) fn follow(&mut self, changes: Vec<FlowChange>) {
+        for change in changes {
+            if let Some(key) = change.key()
+                && self.places.change_of(key).is_some()
+                && let Some(ends) = ends(&change)
+            {
+                self.places.push(ends, change);
+            }
+        }
+    }
+
+    /// A pod is gone. What ends of its flows no longer waits in its queue. Returns those for which there is no room.
+    pub(super) fn pod_gone(&mut self, port: PortId) -> Vec<FlowChange> {
+        let mut beyond = Vec::new();
+        for (ends, changes) in self.places.disown(port) {
+            match self.removals.len() < REMOVALS_WAITING_MAX {
+                true => self.removals.push(ends, changes),
+                false => beyond.extend(changes_of(self.places.take(ends))),
+            }
+        }
+        beyond
     }
 
     fn take(&mut self, ends: Ends) -> Vec<Change> {

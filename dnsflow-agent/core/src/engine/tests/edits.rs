@@ -41,7 +41,7 @@ pub(super) fn config(mark_mask: Option<u32>) -> Config {
     }
 }
 
-fn node(way: Option<u32>, rules: &[Rule]) -> Node {
+pub(super) fn node(way: Option<u32>, rules: &[Rule]) -> Node {
     let mut node = Node::bare();
     node.engine = Engine::new(config(way));
     node.start(rules)

@@ -1,6 +1,6 @@
 //! The changes that wait, by the ends of their flows.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use crate::values::{
     flow::{Cookie, Ends, FlowChange, FlowKey},
@@ -76,6 +76,21 @@ impl Places {
         place.owner.replace(port) != Some(port)
     }
 
+    /// The places of a pod where flows only end are no longer in its queue. Returns them, each with the number of its
+    /// changes.
+    pub(super) fn disown(&mut self, port: PortId) -> Vec<(Ends, usize)> {
+        let mut disowned = Vec::new();
+        for (ends, place) in &mut self.0 {
+            let mut changes = place.changes.iter();
+            let only_ends = changes.all(|waiting| matches!(waiting.change, FlowChange::Delete(..)));
+            if place.owner == Some(port) && only_ends && matches!(ends, Ends::Addresses(_)) {
+                place.owner = None;
+                disowned.push((*ends, place.changes.len()));
+            }
+        }
+        disowned
+    }
+
     /// Takes a change. Returns how many more wait now: one or none.
     pub(super) fn push(&mut self, ends: Ends, change: FlowChange) -> usize {
         let changes = &mut self.0.entry(ends).or_default().changes;
@@ -113,14 +128,14 @@ impl Places {
         changes.filter_map(|change| Some((change.change.key()?.table, change.there?)))
     }
 
-    /// The ends at these addresses of pods between which a flow ends.
-    pub(super) fn ending_at(&self, is_at: impl Fn(IpAddr) -> bool) -> Vec<Ends> {
+    /// Those of these ends between which a flow ends.
+    pub(super) fn ending(&self, is_one: impl Fn(Ends) -> bool) -> Vec<Ends> {
         let ends_one = |place: &Place| {
             let mut changes = place.changes.iter();
             changes.any(|change| matches!(change.change, FlowChange::Delete(..)))
         };
         let places = self.0.iter();
-        let places = places.filter(|(ends, place)| is_at(ends.src()) && ends_one(place));
+        let places = places.filter(|(ends, place)| is_one(**ends) && ends_one(place));
         places.map(|(ends, _)| *ends).collect()
     }
 }

@@ -1,0 +1,276 @@
+//! What waits, and what comes meanwhile.
+
+use std::collections::VecDeque;
+
+use super::{
+    edits::{WAYS, node},
+    limits::many,
+    restart::{read_but_southbound, southbound, started},
+    *,
+};
+use crate::{
+    ovn::rows::Encapsulation,
+    values::limits::{COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
+};
+
+/// The places of the rules that have flows to an address.
+fn places(node: &Node, address: [u8; 4]) -> BTreeSet<u16> {
+    let address = IpAddr::from(address).to_string();
+    let of_address = node
+        .open()
+        .into_iter()
+        .filter(|(_, dst, _)| *dst == address);
+    of_address.map(|(.., priority)| 11_000 - priority).collect()
+}
+
+/// The dump that the engine has asked for comes before all else that waits.
+fn compare(node: &mut Node) {
+    let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump));
+    loop {
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        if let Some(at) = waiting.iter().position(is_dump) {
+            let dump = waiting.remove(at).expect("it waits");
+            waiting.push_front(dump);
+            assert!(node.carry_out_next());
+            return;
+        }
+        node.pass(Duration::from_secs(1));
+    }
+}
+
+/// Marks that no snapshot knows are adopted by the flows of their numbers. A pod has left more flows than one comparison
+/// looks at.
+#[test]
+fn marks_are_adopted_though_the_first_comparison_does_not_look_at_all_flows() {
+    for others in [1, UNKNOWN_MAX] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut before = node(WAYS[1], &rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let (key, (cookie, _)) = before
+            .of_rules()
+            .next()
+            .map(|key| (key.clone(), before.switch[key]))
+            .expect("its flow");
+        for other in 0..others as u32 {
+            let mut key = key.clone();
+            key.matches.ends = Addresses::V4 {
+                src: [10, 244, 0, 99].into(),
+                dst: Ipv4Addr::from(0x0b00_0000 + other),
+            }
+            .into();
+            before.switch.insert(key, (cookie, 0));
+        }
+        let mut node = started(&mut before, &[], edits::config(WAYS[1]));
+        node.log.clear();
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.give(Input::Sb(southbound(&node, &rules)));
+        node.pass(Duration::from_secs(1));
+        assert_eq!(node.marks.len(), 1, "{others} flows");
+    }
+}
+
+/// The logical port of a pod goes, its rule is taken away, and the port comes back.
+#[test]
+fn what_waits_for_a_logical_port_that_has_gone_is_not_there_when_it_comes_back() {
+    let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
+    for name in 0..16 {
+        let told = addresses(name * 256, 256);
+        node.answer("p1", &format!("n{name}.example.com"), &told, 600);
+    }
+    node.waiting = Some(VecDeque::new());
+    let row = node.pods.remove("ns1_p1").expect("it is there");
+    let group = node.group();
+    node.give(Input::Sb(SbUpdate {
+        port_bindings: vec![(row, None)],
+        port_groups: vec![group],
+        ..SbUpdate::default()
+    }));
+    let edited = [deny_all(), allow("other.test")];
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    node.add_logical_port("p1", 5, row);
+    let sent = node.waiting.as_ref().map_or(0, VecDeque::len);
+    for _ in 0..sent {
+        node.carry_out_next();
+    }
+    assert_eq!(node.open().len(), 0);
+}
+
+/// An address of a pod has ended, and its flow waits to be removed behind those of others. The address comes to be
+/// that of a node.
+#[test]
+fn what_has_ended_is_closed_when_the_address_comes_to_be_refused() {
+    for waits in [false, true] {
+        let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
+        node.answer(
+            "p1",
+            "www.other.test",
+            &[ADDRESS],
+            if waits { 1 } else { 600 },
+        );
+        for name in 0..15 {
+            let told = addresses(name * 256, 256);
+            node.answer("p1", &format!("n{name}.example.com"), &told, 1);
+        }
+        node.pass(MIN_TTL - Duration::from_secs(1));
+        node.waiting = Some(VecDeque::new());
+        node.pass(Duration::from_secs(2));
+        compare(&mut node);
+        node.give(Input::Sb(SbUpdate {
+            encapsulations: vec![(
+                RowId::new(0xeca),
+                Some(Encapsulation { ip: ADDRESS.into() }),
+            )],
+            ..SbUpdate::default()
+        }));
+        let sent = node.waiting.as_ref().map_or(0, VecDeque::len);
+        for _ in 0..sent {
+            node.carry_out_next();
+        }
+        assert!(!node.destinations().contains("203.0.113.1"), "{waits}");
+    }
+}
+
+/// Flows that no snapshot knows are adopted. A pod has left more flows than one comparison looks at, and stands before
+/// all others in the dump.
+#[test]
+fn flows_are_adopted_though_the_first_comparison_does_not_look_at_all_of_them() {
+    for others in [1, UNKNOWN_MAX] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut before = node(None, &rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let key = before.of_rules().next().cloned().expect("its flow");
+        for other in 0..others as u32 {
+            let mut key = key.clone();
+            key.priority -= 1;
+            key.matches.registers = std::sync::Arc::default();
+            key.matches.ends = Addresses::V4 {
+                src: [10, 244, 0, 99].into(),
+                dst: Ipv4Addr::from(0x0b00_0000 + other),
+            }
+            .into();
+            before.switch.insert(key, (Cookie::new(0x1234), 0));
+        }
+        let mut node = started(&mut before, &[], edits::config(None));
+        node.log.clear();
+        let mut node = read_but_southbound(node, &before, &rules);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::Sb(southbound(&node, &rules)));
+        for _ in 0..64 {
+            if !node.carry_out_next() {
+                node.pass(Duration::from_millis(100));
+            }
+            assert!(node.switch.contains_key(&key), "{others} flows");
+        }
+    }
+}
+
+/// The connection is there again, and the switch is not compared. A pod is told much, and an edit comes to what waits.
+#[test]
+fn an_edit_before_the_comparison_takes_nothing_away_that_waits() {
+    for is_edited in [false, true] {
+        let rules = |further| [deny("bad.test"), allow("example.com"), further, deny_all()];
+        let before = rules(allow("other.test"));
+        let mut node = Node::with(&before);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::SwitchDown);
+        node.give(Input::SwitchUp);
+        let is_dump = |command: &Command| matches!(command, Command::Ask(FlowQuestion::Dump));
+        while !node.waiting.iter().flatten().any(is_dump) {
+            if !node.carry_out_next() {
+                node.pass(Duration::from_millis(100));
+            }
+        }
+        // The dump takes its time.
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        waiting.retain(|command| !is_dump(command));
+        let told = addresses(0, 256);
+        node.answer("p1", "www.example.com", &told, 600);
+        node.answer("p1", "bad.test", &[ADDRESS], 600);
+        if is_edited {
+            let edited = rules(many(deny("bad.test"), 1));
+            node.set_firewall(&edited);
+            node.set_ovn(&edited);
+        }
+        while node.carry_out_next() {}
+        assert!(!node.engine.is_writing(), "all is confirmed");
+        assert!(places(&node, ADDRESS).contains(&0), "{is_edited}");
+    }
+}
+
+/// By marks, a pod with many verdicts of many ports goes. Their flows end together, a minute later.
+#[test]
+fn verdicts_of_a_pod_that_goes_do_not_stand_before_what_opens_for_another() {
+    for way in WAYS {
+        let mut rules: Vec<Rule> = (0..18)
+            .map(|name| many(allow(&format!("n{name}.test")), 200))
+            .collect();
+        rules.extend([allow("other.test"), deny_all()]);
+        let mut node = node(way, &rules);
+        node.add_pod("p2", 6);
+        for name in 0..18 {
+            node.answer("p1", &format!("n{name}.test"), &addresses(name, 1), 3600);
+            node.pass(Duration::from_secs(1));
+        }
+        assert!(node.switch.len() >= 18 * 200);
+        node.pass(Duration::from_secs(30));
+        node.batches();
+        node.remove_interface("p1");
+        node.pass(Duration::from_secs(60) + 20 * COMPARE_INTERVAL);
+        assert_eq!(node.switch.len(), 0);
+        let largest = node.batches().into_iter().map(|(_, changes)| changes.len());
+        let largest = largest.max();
+        assert!(largest <= Some(256), "{way:?}: {largest:?}");
+    }
+}
+
+/// The switch takes its time. Pods come, are told many addresses, and go: all that waits is to be removed.
+#[test]
+fn what_waits_for_pods_that_are_gone_has_a_limit() {
+    let mut node = Node::with(&[deny("bad.test"), deny_all()]);
+    node.waiting = Some(VecDeque::new());
+    let told = addresses(0, 4096);
+    let hosts = 10..50;
+    for host in hosts.clone() {
+        let name = format!("pod{host}");
+        node.add_pod(&name, host);
+        let interface = node.pods[&format!("ns1_{name}")];
+        let ifindex = ifindex_of(interface);
+        node.give(Input::Attached { interface, ifindex });
+        for (part, told) in told.chunks(256).enumerate() {
+            node.answer(&name, &format!("n{part}.bad.test"), told, 600);
+        }
+        node.remove_interface(&name);
+        node.waiting = Some(VecDeque::new());
+    }
+    let waiting = hosts.flat_map(|host| {
+        let switch = &node.engine.switch;
+        let told = told.iter();
+        told.map(move |dst| switch.waiting_between([10, 244, 0, host].into(), (*dst).into()))
+    });
+    let waiting: usize = waiting.sum();
+    assert!(waiting <= REMOVALS_WAITING_MAX, "{waiting}");
+}
+
+/// The kernel has no room for the marks of an answer: its addresses get flows.
+#[test]
+fn flows_in_place_of_refused_marks_do_not_stand_before_what_opens_for_another() {
+    let mut node = node(WAYS[1], &[many(allow("example.com"), 100), deny_all()]);
+    node.answer("p1", "www.example.com", &[ADDRESS], 600);
+    node.pass(Duration::from_secs(30));
+    node.batches();
+    let budget = |node: &Node| node.engine.counters().addresses_over_budget;
+    node.refuses_marks = true;
+    node.answer("p1", "n.example.com", &addresses(0, 256), 600);
+    assert_eq!(budget(&node), 0);
+    let largest = node.batches().into_iter().map(|(_, changes)| changes.len());
+    let largest = largest.max();
+    // Nor is anything left of the budget.
+    node.refuses_marks = false;
+    node.answer("p1", "m.example.com", &addresses(1000, 256), 600);
+    assert!(
+        largest <= Some(256),
+        "{largest:?}, over budget {}",
+        budget(&node)
+    );
+}
