@@ -21,9 +21,9 @@ use crate::{
     k8s,
     logging::Log,
     one_agent::{Claim, OneAgentError},
+    open_by::{OpenByError, Switch, Way},
     openflow::Connection,
     options::{AgentOptions, OptionsError},
-    verdict::{Switch, VerdictError, Way},
 };
 use edges::{Asking, Outside};
 use hot::{Hot, Incoming, Snapshots, SwitchLink};
@@ -52,7 +52,7 @@ pub enum AgentError {
     Options(#[from] OptionsError),
     /// Packets cannot be marked.
     #[error(transparent)]
-    Verdict(#[from] VerdictError),
+    OpenBy(#[from] OpenByError),
     /// The agent has begun with flows because Open vSwitch did not answer.
     #[error(
         "Open vSwitch answers now, and packets can be marked: this agent began with flows, and ends so that the next \

@@ -423,7 +423,7 @@ pub const ENTRY_LAYOUT: u32 = 1;
 /// memory that all CPUs share for each packet.
 pub const ENTRY_USED_EVERY_NS: u64 = 1_000_000_000;
 
-/// An address that a pod may reach by a verdict.
+/// An address that a pod may reach by a group.
 #[derive(
     Clone, Copy, Debug, Eq, FromBytes, Immutable, IntoBytes, KnownLayout, Ord, PartialEq, PartialOrd,
 )]

@@ -1,7 +1,7 @@
-//! The verdict of a packet's destination, written into the packet's mark.
+//! The group of a packet's destination, written into the packet's mark.
 //!
 //! Flows match the mark in place of the destination. The bits of the mask are cleared if there is no entry: a
-//! packet cannot bring a verdict along.
+//! packet cannot bring a group along.
 
 use aya_ebpf::EbpfContext as _;
 use dnsflow_common::{
@@ -11,7 +11,7 @@ use dnsflow_common::{
 
 use crate::{capture, maps, skb::Frame, trust::now_ns};
 
-/// Sets the bits of the mask to the verdict of the packet's destination. All other bits stay. Without a mask,
+/// Sets the bits of the mask to the group of the packet's destination. All other bits stay. Without a mask,
 /// nothing is looked up.
 #[inline(always)]
 pub fn mark(frame: &Frame<'_>) {
@@ -19,26 +19,26 @@ pub fn mark(frame: &Frame<'_>) {
     if mask == 0 {
         return;
     }
-    let verdict = verdict(frame).unwrap_or(0) & mask;
+    let group = group(frame).unwrap_or(0) & mask;
     // SAFETY: the context is the kernel's, and a TC program may write this field (`tc_cls_act_is_valid_access`
     // in Linux net/core/filter.c).
     unsafe {
         let skb = frame.ctx.as_ptr().cast::<aya_ebpf::bindings::__sk_buff>();
         let mark = (*skb).mark;
-        if mark & mask != verdict {
-            (*skb).mark = mark & !mask | verdict;
+        if mark & mask != group {
+            (*skb).mark = mark & !mask | group;
         }
     }
 }
 
-/// The bits of the destination's verdict, if there is an entry whose time is not over. Notes the use.
+/// The bits of the destination's group, if there is an entry whose time is not over. Notes the use.
 ///
 /// If the agent removes or replaces the entry meanwhile, what is read may be the entry of another address, since Linux
 /// 6.1 (`maps`). This one packet then gets the mark of that address, and that address counts as used. A mark of another
-/// pod opens nothing: the flows of a verdict also match the port and the pod's source address. With a mark of the same
+/// pod opens nothing: the flows of a group also match the port and the pod's source address. With a mark of the same
 /// pod, one packet passes by the rules of another address.
 #[inline(always)]
-fn verdict(frame: &Frame<'_>) -> Option<u32> {
+fn group(frame: &Frame<'_>) -> Option<u32> {
     let key = EntryKey::destination(frame, frame.ifindex(), walk::ip_header(frame)?)?;
     let entry = maps::ENTRIES.get_ptr_mut(&key)?;
     let now = now_ns();

@@ -83,7 +83,7 @@ pub fn go_on(frame: &Frame<'_>) {
 /// The index of no interface.
 const NOWHERE: u32 = 0;
 
-/// The verdict that takes a packet off the wire: it is redirected to nowhere.
+/// The action that takes a packet off the wire: it is redirected to nowhere.
 ///
 /// A drop (`TCX_DROP`, `TC_ACT_SHOT`) would be an error to the sender: ENOBUFS for the packet socket of
 /// Open vSwitch's userspace datapath, whose `sendmmsg` then leaves out all packets behind this one. A

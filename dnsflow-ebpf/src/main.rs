@@ -3,13 +3,13 @@
 //!
 //! The program on ingress remembers the queries that the pod sends to trusted resolvers from its own addresses. It
 //! tells the agent where pods behind an EgressFirewall begin connections to. If the agent has set a mask, the program
-//! sets these bits of each packet's mark to the verdict of the destination.
+//! sets these bits of each packet's mark to the group of the destination.
 //!
 //! The program on egress copies the answers to these queries into a ring buffer, if some rule of the pod's namespace
 //! mentions the name, or the pod's names are recorded. Of TCP, both programs copy the segments between the pod and
 //! trusted resolvers, if some rule mentions any name.
 //!
-//! Both count every packet by reason. They never change the bytes of a packet. Their verdict is "continue" but for one
+//! Both count every packet by reason. They never change the bytes of a packet. Their action is "continue" but for one
 //! case: an answer that is in the ring buffer may be taken off the wire, for the agent to put it back when the agent
 //! has done what the answer asks for. The agent says several times a second that it is well; once it does not, nothing
 //! is taken off.

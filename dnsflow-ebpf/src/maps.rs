@@ -153,7 +153,7 @@ pub static FRAGMENTS: LruHashMap<FragmentKey, u64> = LruHashMap::with_max_entrie
 #[map]
 pub static NAME_SETS: HashMap<u32, u32> = HashMap::with_max_entries(NAME_SETS_MAX, 0);
 
-/// The addresses that pods may reach by a verdict. Not an LRU map: the agent alone adds and removes. Each entry is
+/// The addresses that pods may reach by a group. Not an LRU map: the agent alone adds and removes. Each entry is
 /// allocated when it is added, so that a node without entries pays for none. Its layout is
 /// [`ENTRY_LAYOUT`](dnsflow_common::key::ENTRY_LAYOUT).
 #[map]
@@ -172,7 +172,7 @@ static DNS_PORTS: Global<[u16; PORTS_MAX]> = Global::new(*Ports::DNS.as_array())
 #[unsafe(no_mangle)]
 static RELEASE_MARK: Global<u32> = Global::new(0);
 
-/// The bits of a packet's mark that say its verdict; zero if no packet is marked. The kernel removes the branches
+/// The bits of a packet's mark that say its group; zero if no packet is marked. The kernel removes the branches
 /// that a constant decides.
 #[unsafe(no_mangle)]
 static MARK_MASK: Global<u32> = Global::new(0);
@@ -187,7 +187,7 @@ pub fn is_shared() -> bool {
     SHARED.load() != 0
 }
 
-/// The bits of the mark that say a packet's verdict; zero if no packet is marked.
+/// The bits of the mark that say a packet's group; zero if no packet is marked.
 #[inline(always)]
 pub fn mark_mask() -> u32 {
     MARK_MASK.load()

@@ -27,7 +27,7 @@ use dnsflow_tests::lab::{Datapath, Lab};
 
 pub(crate) use report::Report;
 use rows::{Differs, Row};
-use stage::{Stage, Verdict};
+use stage::{OpenBy, Stage};
 
 /// What is to be measured, and where it goes.
 #[derive(Clone, Debug, Default)]
@@ -62,27 +62,27 @@ pub(crate) fn run(lab: &Lab, options: &Options, say: &dyn Fn(&str)) -> Result<Re
             (Differs::Everywhere, Datapath::Netdev) => options.marks,
             (_, Datapath::System) => true,
         };
-        let by_marks = by_marks.then_some((row, Verdict::Kernel));
-        [(row, Verdict::Flows)].into_iter().chain(by_marks)
+        let by_marks = by_marks.then_some((row, OpenBy::Kernel));
+        [(row, OpenBy::Flows)].into_iter().chain(by_marks)
     };
     let rows: Vec<_> = rows.into_iter().flat_map(ways).collect();
     let mut failed = Vec::new();
-    for (number, (row, verdict)) in (1..).zip(&rows) {
-        let way = verdict.told();
+    for (number, (row, open_by)) in (1..).zip(&rows) {
+        let way = open_by.told();
         say(&format!(
             "{number}/{} {}{way}: {}",
             rows.len(),
             row.name,
             row.told
         ));
-        stage.verdict = *verdict;
+        stage.open_by = *open_by;
         let start = Instant::now();
         match (row.measure)(&stage) {
             Ok(measured) => {
                 for line in measured.told() {
                     say(&format!("    {line}{way}"));
                 }
-                report.add(measured, *verdict);
+                report.add(measured, *open_by);
             }
             // The others take minutes, and are worth having.
             Err(error) => {

@@ -7,7 +7,7 @@ use dnsflow_tests::lab::Lab;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{distribution::Distribution, stage::Verdict};
+use super::{distribution::Distribution, stage::OpenBy};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ impl Measured {
 #[derive(Debug)]
 pub(crate) struct Report {
     fields: Map<String, Value>,
-    lines: Vec<(Verdict, Line)>,
+    lines: Vec<(OpenBy, Line)>,
     panels: Vec<Panel>,
 }
 
@@ -108,12 +108,12 @@ impl Report {
     }
 
     /// Takes over what a row has to say of an agent that opens addresses in this way. Fields of
-    /// [`Verdict::Kernel`] are in the object `marks`.
-    pub(crate) fn add(&mut self, measured: Measured, verdict: Verdict) {
+    /// [`OpenBy::Kernel`] are in the object `marks`.
+    pub(crate) fn add(&mut self, measured: Measured, open_by: OpenBy) {
         for (path, value) in measured.fields {
-            let path = match verdict {
-                Verdict::Flows => path.to_owned(),
-                Verdict::Kernel => format!("marks.{path}"),
+            let path = match open_by {
+                OpenBy::Flows => path.to_owned(),
+                OpenBy::Kernel => format!("marks.{path}"),
             };
             let mut object = &mut self.fields;
             let mut parts = path.split('.').peekable();
@@ -128,9 +128,9 @@ impl Report {
             }
         }
         let lines = measured.lines.into_iter();
-        self.lines.extend(lines.map(|line| (verdict, line)));
+        self.lines.extend(lines.map(|line| (open_by, line)));
         // The pictures are of the way that is there on every datapath.
-        if verdict == Verdict::Flows {
+        if open_by == OpenBy::Flows {
             self.panels.extend(measured.panels);
         }
     }
@@ -150,14 +150,14 @@ impl Report {
     /// target is bold.
     pub(crate) fn markdown(&self) -> String {
         let mut rows: Vec<(&str, &str, [String; 2])> = Vec::new();
-        for (verdict, line) in &self.lines {
+        for (open_by, line) in &self.lines {
             let value = match line.reached {
                 true => line.value.clone(),
                 false => format!("**{}**", line.value),
             };
-            let column = match verdict {
-                Verdict::Flows => 0,
-                Verdict::Kernel => 1,
+            let column = match open_by {
+                OpenBy::Flows => 0,
+                OpenBy::Kernel => 1,
             };
             match rows.iter_mut().find(|(figure, ..)| *figure == line.figure) {
                 Some((.., values)) => values[column] = value,
@@ -192,9 +192,9 @@ impl Report {
             false => "MISSED",
         };
         let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.lines.iter().map(|(verdict, line)| {
+        rows.extend(self.lines.iter().map(|(open_by, line)| {
             [
-                format!("{}{}", line.figure, verdict.told()),
+                format!("{}{}", line.figure, open_by.told()),
                 line.value.clone(),
                 line.target.to_owned(),
                 mark(line).to_owned(),

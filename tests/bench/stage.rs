@@ -55,14 +55,14 @@ pub(crate) enum Mode {
 
 /// `--verdict` of the agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Verdict {
+pub(crate) enum OpenBy {
     /// A flow opens an address.
     Flows,
     /// A mark opens an address.
     Kernel,
 }
 
-impl Verdict {
+impl OpenBy {
     /// What is added to the names of figures that were measured in this way.
     pub(crate) fn told(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) lab: &'a Lab,
     pub(crate) short: bool,
     /// How the next agents open addresses.
-    pub(crate) verdict: Verdict,
+    pub(crate) open_by: OpenBy,
     /// The flow that opens an address, as dnsflow writes it.
     pub(crate) flow: FlowTemplate,
     server: Mutex<Option<Server>>,
@@ -133,7 +133,7 @@ impl<'a> Stage<'a> {
         let stage = Self {
             lab,
             short,
-            verdict: Verdict::Flows,
+            open_by: OpenBy::Flows,
             flow,
             server: Mutex::new(Some(server)),
             acceptor,
@@ -203,12 +203,12 @@ impl<'a> Stage<'a> {
     }
 
     /// An agent that is ready and warm, and does not know yet that no packet was denied before its start.
-    pub(crate) fn new_agent(&self, verdict: Verdict) -> Result<Agent> {
-        self.start(Mode::Hold, verdict, &[], "info")
+    pub(crate) fn new_agent(&self, open_by: OpenBy) -> Result<Agent> {
+        self.start(Mode::Hold, open_by, &[], "info")
     }
 
     fn agent_with_log(&self, mode: Mode, arguments: &[&str], log: &str) -> Result<Agent> {
-        let agent = self.start(mode, self.verdict, arguments, log)?;
+        let agent = self.start(mode, self.open_by, arguments, log)?;
         // An agent runs for months; only in its first seconds it cannot know that nothing was denied, for which held
         // answers wait.
         if mode == Mode::Hold {
@@ -263,23 +263,23 @@ impl<'a> Stage<'a> {
         Ok(socket)
     }
 
-    fn start(&self, mode: Mode, verdict: Verdict, arguments: &[&str], log: &str) -> Result<Agent> {
+    fn start(&self, mode: Mode, open_by: OpenBy, arguments: &[&str], log: &str) -> Result<Agent> {
         let mode = match mode {
             Mode::Hold => "--hold=true",
             Mode::Observe => "--hold=false",
         };
-        let mut command = match (verdict, self.lab.datapath()) {
-            (Verdict::Kernel, Datapath::Netdev) => self
+        let mut command = match (open_by, self.lab.datapath()) {
+            (OpenBy::Kernel, Datapath::Netdev) => self
                 .lab
                 .agent_command_at(&agent::binary()?, &self.silent_switch()?)?,
             _ => self.lab.agent_command(&agent::binary()?)?,
         };
         command.env("RUST_LOG", log);
-        let verdict = match verdict {
-            Verdict::Flows => "--verdict=flows",
-            Verdict::Kernel => "--verdict=kernel",
+        let open_by = match open_by {
+            OpenBy::Flows => "--verdict=flows",
+            OpenBy::Kernel => "--verdict=kernel",
         };
-        command.args([mode, verdict]).args(arguments);
+        command.args([mode, open_by]).args(arguments);
         let agent = self.lab.spawn_agent_command(command)?.wait_ready()?;
         let mut asker = Asker::new(self.lab, RULED)?;
         for number in self.fresh(WARM_UP) {
@@ -309,10 +309,10 @@ impl<'a> Stage<'a> {
 
     /// How many flows each further address gets, if those of the warm-up have so many.
     pub(crate) fn flows_of_an_address(&self, of_warm_up: usize) -> usize {
-        match self.verdict {
-            Verdict::Flows => of_warm_up / WARM_UP as usize,
+        match self.open_by {
+            OpenBy::Flows => of_warm_up / WARM_UP as usize,
             // A mark's flows are there once for all addresses.
-            Verdict::Kernel => 0,
+            OpenBy::Kernel => 0,
         }
     }
 

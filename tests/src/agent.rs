@@ -21,7 +21,7 @@ use crate::{
     marks,
     process::{PATIENT, wait_until},
     relay::Relay,
-    support::{VERDICT_VARIABLE, is_by_verdict},
+    support::{OPEN_BY_VARIABLE, is_by_marks},
     topology::DNS_SERVICE,
 };
 
@@ -88,12 +88,12 @@ impl Lab {
             .env("RUST_LOG", "info,dnsflow_agent::agent::reports=debug")
             .args(["--ovn-nb", &self.remote("ovnnb_db.sock")])
             .args(["--ovn-sb", &self.remote("ovnsb_db.sock")]);
-        if is_by_verdict() {
+        if is_by_marks() {
             // As flows do, marks outlive the agent then; and the lab can read them.
             command.env("DNSFLOW_PIN_DIR", self.pins()?);
         } else if self.datapath() == Datapath::System {
             // With programs that outlive the agent, the default is marks here.
-            command.env(VERDICT_VARIABLE, "flows");
+            command.env(OPEN_BY_VARIABLE, "flows");
         }
         self.node().enter(&mut command)?;
         Ok(command)
@@ -140,7 +140,7 @@ impl Lab {
     /// is there once for each address that the kernel gives the mark to, as if it matched the address.
     pub fn dnsflow_flows(&self) -> Result<Vec<String>> {
         let flows = self.dnsflow_flows_as_they_are()?;
-        if !is_by_verdict() {
+        if !is_by_marks() {
             return Ok(flows);
         }
         let marks = marks::read(&self.pins()?)?;
@@ -173,7 +173,7 @@ impl Lab {
 
     /// How many flows [`Lab::dnsflow_flows`] has.
     pub fn dnsflow_flow_count(&self) -> Result<usize> {
-        if is_by_verdict() {
+        if is_by_marks() {
             return Ok(self.dnsflow_flows()?.len());
         }
         self.dnsflow_flow_count_as_they_are()

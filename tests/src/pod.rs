@@ -21,7 +21,7 @@ use crate::{
     marks,
     netns::{NetNs, replace_files},
     process::{PATIENT, run, wait_until},
-    support::is_by_verdict,
+    support::is_by_marks,
     topology::{DNS_SERVICE, DNS_SERVICE_V6, GATEWAY, GATEWAY_MAC, GATEWAY_V6, NODE},
     wire::ifindex,
 };
@@ -527,7 +527,7 @@ impl Lab {
                 format!("{protocol}6,ipv6_src={},ipv6_dst={to}", spec.address_v6())
             }
         };
-        let mark = match is_by_verdict() {
+        let mark = match is_by_marks() {
             true => {
                 let veth = self.host_veth(lsp)?;
                 let ifindex = self.node().run(|| Ok(ifindex(&veth)))?;

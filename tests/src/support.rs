@@ -29,11 +29,11 @@ pub const NOT_RUN_VARIABLE: &str = "DNSFLOW_NOT_RUN";
 pub const DATAPATH_VARIABLE: &str = "DNSFLOW_LAB_DATAPATH";
 
 /// The environment variable of the agents' option `--verdict`.
-pub const VERDICT_VARIABLE: &str = "DNSFLOW_VERDICT";
+pub const OPEN_BY_VARIABLE: &str = "DNSFLOW_VERDICT";
 
 /// Whether the agents open addresses by marks.
-pub fn is_by_verdict() -> bool {
-    std::env::var_os(VERDICT_VARIABLE).is_some_and(|verdict| verdict == "kernel")
+pub fn is_by_marks() -> bool {
+    std::env::var_os(OPEN_BY_VARIABLE).is_some_and(|value| value == "kernel")
 }
 
 /// Whether QEMU emulates this machine's processors. Such a machine is some ten times slower than its host.

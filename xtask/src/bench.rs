@@ -48,7 +48,7 @@ pub(crate) struct BenchCommand {
     /// Whose OVN
     #[arg(long, value_enum, default_value = "bookworm")]
     ovn: Ovn,
-    /// In a virtual machine with this kernel of Debian's and its openvswitch module: flows and verdicts side by side
+    /// In a virtual machine with this kernel of Debian's and its openvswitch module: flows and marks side by side
     #[arg(long, value_enum, value_name = "KERNEL")]
     vm: Option<Kernel>,
 }

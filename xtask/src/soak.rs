@@ -14,7 +14,7 @@ use dnsflow_tests::{
 use crate::{
     bench, ebpf, interrupt, labs,
     prepare::{self, Ovn},
-    vm::{Event, Job, Kernel, Machine, Verdict},
+    vm::{Event, Job, Kernel, Machine, OpenBy},
 };
 
 /// The name of the program.
@@ -44,7 +44,7 @@ pub(crate) struct SoakCommand {
     vm: Option<Kernel>,
     /// With --vm: how the agents open addresses, as their option of the same name
     #[arg(long, value_enum, requires = "vm", default_value = "kernel")]
-    verdict: Verdict,
+    verdict: OpenBy,
 }
 
 /// Builds the program and lets it run.

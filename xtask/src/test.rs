@@ -24,7 +24,7 @@ use self::{programs::Program, repeat::Record, summary::Summary};
 use crate::{
     ebpf, interrupt, kind, labs,
     prepare::{self, Ovn},
-    vm::{Kernel, Machine, Verdict},
+    vm::{Kernel, Machine, OpenBy},
 };
 
 /// The processor time that each suite may take, in seconds: `SUITE SECONDS`.
@@ -44,7 +44,7 @@ pub(crate) struct TestCommand {
     short: bool,
     /// With --vm: how the agents open addresses, as their option of the same name
     #[arg(long, value_enum, requires = "vm")]
-    verdict: Option<Verdict>,
+    verdict: Option<OpenBy>,
     /// Fail when a test could not run, too, unless it is left to another machine
     #[arg(long)]
     all_must_run: bool,

@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use dnsflow_tests::{
     root::Root,
-    support::{VERDICT_VARIABLE, root_directory, workspace},
+    support::{OPEN_BY_VARIABLE, root_directory, workspace},
 };
 use rustix::process::Pid;
 
@@ -77,21 +77,21 @@ impl Kernel {
 
 /// How agents open addresses.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Verdict {
+pub(crate) enum OpenBy {
     /// A flow for each address
     Flows,
     /// A mark for each address, and flows that match the marks
     Kernel,
 }
 
-impl Verdict {
+impl OpenBy {
     /// The environment variable that tells the labs' agents.
     pub(crate) fn environment(self) -> (&'static str, String) {
         let value = match self {
             Self::Flows => "flows",
             Self::Kernel => "kernel",
         };
-        (VERDICT_VARIABLE, value.to_owned())
+        (OPEN_BY_VARIABLE, value.to_owned())
     }
 }
 

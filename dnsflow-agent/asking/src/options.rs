@@ -339,8 +339,14 @@ pub struct AgentOptions {
     pub dry_run: bool,
 
     /// How an address is opened: by flows of its own, by a mark on packets to it, or as is possible
-    #[arg(long, value_enum, env = "DNSFLOW_VERDICT", default_value = "auto")]
-    pub verdict: Verdict,
+    #[arg(
+        long = "verdict",
+        value_enum,
+        value_name = "VERDICT",
+        env = "DNSFLOW_VERDICT",
+        default_value = "auto"
+    )]
+    pub open_by: OpenBy,
 
     /// The bits of the mark of packets that say their verdict; nobody else on the node may use them
     #[arg(
@@ -398,7 +404,7 @@ impl AgentOptions {
 
 /// How an address is opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub enum Verdict {
+pub enum OpenBy {
     /// By a mark where packets can be marked and marks outlive the agent, else by flows.
     Auto,
     /// By flows of its own, on every datapath.

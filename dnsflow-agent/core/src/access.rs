@@ -14,7 +14,7 @@ use std::{
 use crate::{
     Timestamp,
     cache::{Cache, Entry, FormerFlow, Learning, Resolution, Term},
-    installed::{Batch, Flows, ReadMark, Reading, VerdictId},
+    installed::{Batch, Flows, GroupId, ReadMark, Reading},
     io::{
         input::{MarkChange, MarkFound},
         output::Output,
@@ -86,8 +86,8 @@ pub(crate) struct Told {
 pub(crate) enum Holder {
     /// An address of a port.
     Entry(PortId, IpAddr),
-    /// A verdict.
-    Verdict(VerdictId),
+    /// A group.
+    Group(GroupId),
 }
 
 /// What the pods may reach.
@@ -355,7 +355,7 @@ impl Access<'_> {
         };
         let sets = self.policy.sets(&port.row);
         let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let released = self.released(now);
         let mut opens = false;
         for address in addresses {
@@ -408,7 +408,7 @@ impl Access<'_> {
             };
             let sets = self.policy.sets(&port.row);
             let facts = self.policy.facts_to_install(port_id, &port.row, &sets);
-            let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+            let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
             for address in &addresses {
                 let planner = &mut self.plans.planner;
                 let plan_of = |name: &DomainName| Some(planner.for_names(facts?, *address, [name]));
@@ -444,7 +444,7 @@ impl Access<'_> {
             templates.any(|template| template.priority == priority)
         });
         rule.is_some_and(|rule| {
-            rule.verdict == RuleAction::Allow
+            rule.action == RuleAction::Allow
                 && !self
                     .policy
                     .is_denied_before(&rule.namespace, rule.index, connection)
@@ -453,7 +453,7 @@ impl Access<'_> {
 
     // What the switch has.
 
-    /// The port and the address of a flow; `None` if the flow is one of a verdict.
+    /// The port and the address of a flow; `None` if the flow is one of a group.
     fn entry_key(&mut self, key: &FlowKey) -> Option<(PortId, IpAddr)> {
         let address = key.matches.ends.dst()?;
         let port = self.plans.port_of(key, self.ports, self.policy)?;
@@ -463,9 +463,9 @@ impl Access<'_> {
     /// Who has the flows that a flow would be one of.
     pub(crate) fn holder_of(&mut self, key: &FlowKey) -> Option<Holder> {
         match key.matches.ends {
-            Ends::Verdict { mark, .. } => {
-                let id = self.cache.verdicts().of_mark(mark)?;
-                Some(Holder::Verdict(id))
+            Ends::Group { mark, .. } => {
+                let id = self.cache.groups().of_mark(mark)?;
+                Some(Holder::Group(id))
             }
             Ends::Addresses(_) => {
                 let (port, address) = self.entry_key(key)?;
@@ -480,9 +480,9 @@ impl Access<'_> {
         let Some((port, address)) = self.entry_key(key) else {
             return false;
         };
-        let verdicts = self.cache.verdicts();
+        let groups = self.cache.groups();
         let entry = self.cache.entry(port, address);
-        let body = entry.and_then(|entry| entry.installed.awaited(key, verdicts));
+        let body = entry.and_then(|entry| entry.installed.awaited(key, groups));
         body.is_some_and(|body| {
             body.cookie == cookie || self.plans.planner.cookie_without_mark(body) == cookie
         })
@@ -495,28 +495,28 @@ impl Access<'_> {
                 let entry = self.cache.entry_mut(port, address)?;
                 Some((address.into(), entry.installed.own_mut()?))
             }
-            Holder::Verdict(id) => {
-                let target = self.cache.verdicts().target(id)?;
-                Some((target, self.cache.verdict_flows_mut(id)?))
+            Holder::Group(id) => {
+                let target = self.cache.groups().target(id)?;
+                Some((target, self.cache.group_flows_mut(id)?))
             }
         }
     }
 
     /// Some of the flows of a holder are missing in the switch.
     pub(crate) fn lost(&mut self, holder: Holder) {
-        if let Holder::Verdict(id) = holder {
-            self.cache.verdicts_mut().lost(id);
+        if let Holder::Group(id) = holder {
+            self.cache.groups_mut().lost(id);
         }
     }
 
     /// Everybody who has flows.
     pub(crate) fn holders(&mut self) -> Vec<Holder> {
-        let verdicts = self.cache.verdicts().ids().into_iter().map(Holder::Verdict);
+        let groups = self.cache.groups().ids().into_iter().map(Holder::Group);
         let entries = self.cache.entries_mut();
         let entries = entries
             .filter(|(.., entry)| entry.installed.own().is_some_and(|flows| !flows.is_empty()));
         let entries = entries.map(|(port, address, _)| Holder::Entry(port, address));
-        entries.chain(verdicts).collect()
+        entries.chain(groups).collect()
     }
 
     /// Counters were read ([`Cache::counters_read`]).
@@ -607,7 +607,7 @@ impl Access<'_> {
 
     /// Adopts the marks of an earlier run whose flows, which may be in `found`, today's rules would still write, for
     /// addresses whose names are not known. Removes all other marks from the kernel, but for those of addresses that
-    /// were told again meanwhile, or whose verdicts are not in force ([`Cache::end_former`]). Returns how many marks were
+    /// were told again meanwhile, or whose groups are not in force ([`Cache::end_former`]). Returns how many marks were
     /// adopted, and how many removed.
     pub(crate) fn adopt_marks(
         &mut self,
@@ -620,12 +620,12 @@ impl Access<'_> {
         if marks.is_empty() {
             return (0, 0);
         }
-        // What a number stood for: flows that nobody has now, else those of the verdict that has the number again.
+        // What a number stood for: flows that nobody has now, else those of the group that has the number again.
         let of_nobody = found.iter().map(|(key, flow)| (key.clone(), flow.cookie));
         let mut flows = self.by_mark(of_nobody.collect());
-        let of_verdicts = self.cache.verdicts().shown(comparison).collect();
-        for (mark, of_verdict) in self.by_mark(of_verdicts) {
-            flows.entry(mark).or_insert(of_verdict);
+        let of_groups = self.cache.groups().shown(comparison).collect();
+        for (mark, of_group) in self.by_mark(of_groups) {
+            flows.entry(mark).or_insert(of_group);
         }
         let (mut adopted, mut removed) = (0, 0);
         for (port, mark) in marks {
@@ -657,7 +657,7 @@ impl Access<'_> {
                     entry.installed.go_on_with(&mark, now);
                     adopted += 1;
                 }
-                Some(entry) if entry.installed.verdict().is_some() => {
+                Some(entry) if entry.installed.group().is_some() => {
                     let is_removed = self.cache.end_former(port, &mark, comparison, batch);
                     removed += usize::from(is_removed);
                 }
@@ -670,12 +670,12 @@ impl Access<'_> {
         (adopted, removed)
     }
 
-    /// Flows of verdicts by port and mark, without those in which marks end.
+    /// Flows of groups by port and mark, without those in which marks end.
     fn by_mark(&mut self, flows: Vec<(FlowKey, Cookie)>) -> FlowsByMark {
         let marks_end = self.policy.marks_end().flatten();
         let mut by_mark = FlowsByMark::new();
         for (key, cookie) in flows {
-            if let Ends::Verdict { mark, .. } = key.matches.ends
+            if let Ends::Group { mark, .. } = key.matches.ends
                 && marks_end != Some(key.table)
                 && let Some(port) = self.plans.port_of(&key, self.ports, self.policy)
             {
@@ -694,7 +694,7 @@ struct Judged {
     newly_refused: Option<Refused>,
 }
 
-/// Flows of verdicts with their cookies, by port and mark.
+/// Flows of groups with their cookies, by port and mark.
 type FlowsByMark = HashMap<(PortId, u32), Vec<(FlowKey, Cookie)>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
@@ -715,7 +715,7 @@ fn plan(
 ) -> (Plan, bool) {
     let denies = |rule: &(usize, usize)| {
         let (set, rule) = *rule;
-        facts.sets[set].rules()[rule].verdict == RuleAction::Deny
+        facts.sets[set].rules()[rule].action == RuleAction::Deny
     };
     let mut matched = matched_by_any(facts.sets, entry.names.keys());
     matched.retain(|rule| !entry.is_refused || denies(rule));

@@ -20,7 +20,7 @@ use crate::{
     Timestamp,
     cache::snapshot::{SavedEntry, SavedName, Snapshot},
     installed::{
-        Batch, Enforced, Flows, Installed, Place, ReadMark, Reading, VerdictId, Verdicts, Wanted,
+        Batch, Enforced, Flows, GroupId, Groups, Installed, Place, ReadMark, Reading, Wanted,
         Written,
     },
     io::{
@@ -65,7 +65,7 @@ pub(crate) struct Cache {
     due: BTreeSet<(Timestamp, PortId, IpAddr)>,
     /// The entries that are due. The switch has to tell first whether they are in use.
     undecided: BTreeSet<(PortId, IpAddr)>,
-    /// With verdicts, the addresses that a load balancer leads to.
+    /// With groups, the addresses that a load balancer leads to.
     backends: BTreeSet<(PortId, IpAddr)>,
     /// The ports that were told names before it was known whether a rule mentions the names, with the number of their
     /// answers that were deferred.
@@ -88,8 +88,8 @@ pub(crate) struct Cache {
     cut: BTreeMap<(PortId, Room), usize>,
     /// The next reading of counters.
     reading: CounterReading,
-    /// The verdicts of the entries.
-    verdicts: Verdicts,
+    /// The groups of the entries.
+    groups: Groups,
     /// The number of changes so far of what a snapshot would hold.
     version: u64,
 }
@@ -319,7 +319,7 @@ pub(crate) struct FormerFlow {
     pub(crate) key: FlowKey,
     /// Its cookie.
     pub(crate) cookie: Cookie,
-    /// Whether it is in the switch. If not, a verdict has this flow for the address.
+    /// Whether it is in the switch. If not, a group has this flow for the address.
     pub(crate) in_switch: bool,
 }
 
@@ -366,7 +366,7 @@ type Alike<'a> = &'a dyn for<'n> Fn(&'n DomainName) -> Option<AlikeNames<'n>>;
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
 
 impl Cache {
-    /// An empty cache. `mark_mask`: the bits of the mark that say a packet's verdict, if addresses get verdicts.
+    /// An empty cache. `mark_mask`: the bits of the mark that say a packet's group, if addresses get groups.
     pub(crate) fn new(limits: CacheLimits, mark_mask: Option<u32>) -> Self {
         Self {
             limits,
@@ -385,7 +385,7 @@ impl Cache {
             flows: 0,
             cut: BTreeMap::new(),
             reading: CounterReading::default(),
-            verdicts: Verdicts::new(mark_mask),
+            groups: Groups::new(mark_mask),
             version: 0,
         }
     }
@@ -446,7 +446,7 @@ impl Cache {
             self.flows -= entry.installed.len();
             self.close_entry(port, address, &entry, batch);
         }
-        self.verdicts.closed(port);
+        self.groups.closed(port);
         self.count_names(port);
         self.unjudged.remove(&port);
     }
@@ -585,7 +585,7 @@ impl Cache {
 
     /// How many flows should be in the switch.
     pub(crate) fn flow_count(&self) -> usize {
-        self.flows + self.verdicts.flow_count()
+        self.flows + self.groups.flow_count()
     }
 
     /// How many names all addresses have.
@@ -615,8 +615,8 @@ impl Cache {
             adopted: adopted.map(|adopted| &adopted.flows),
         };
         let before = entry.installed.len();
-        let verdicts = &mut self.verdicts;
-        let enforced = entry.installed.enforce(place, wanted, verdicts, batch);
+        let groups = &mut self.groups;
+        let enforced = entry.installed.enforce(place, wanted, groups, batch);
         let after = entry.installed.len();
         let has_adopted = entry.adopted.is_some();
         of_port.flows = of_port.flows + after - before;
@@ -633,8 +633,8 @@ impl Cache {
     /// their place in the switch where a rule denies, and those that had no room may get some.
     pub(crate) fn changes_at_most(&self, port: PortId, address: IpAddr) -> usize {
         self.entry(port, address).map_or(0, |entry| {
-            let of_mark = entry.installed.verdict();
-            let of_mark = of_mark.and_then(|verdict| self.verdicts.flows(verdict));
+            let of_mark = entry.installed.group();
+            let of_mark = of_mark.and_then(|group| self.groups.flows(group));
             let without_room = entry.cut.map_or(0, |_| FLOWS_PER_ADDRESS_MAX);
             entry.installed.len() + of_mark.map_or(0, Flows::len) + without_room
         })
@@ -693,61 +693,61 @@ impl Cache {
 
     fn close_entry(&mut self, port: PortId, address: IpAddr, entry: &Entry, batch: &mut Batch) {
         let place = entry.place(port, address);
-        entry.installed.close(place, &mut self.verdicts, batch);
+        entry.installed.close(place, &mut self.groups, batch);
     }
 
-    // Verdicts.
+    // Groups.
 
-    /// The verdicts of the entries.
-    pub(crate) fn verdicts(&self) -> &Verdicts {
-        &self.verdicts
+    /// The groups of the entries.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// The same, to be changed.
-    pub(crate) fn verdicts_mut(&mut self) -> &mut Verdicts {
-        &mut self.verdicts
+    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
     }
 
     /// The flows that let a pod reach an address, and what they are for: flows of the address, or those of its
-    /// verdict.
+    /// group.
     pub(crate) fn flows_of<'a>(
         &'a self,
         address: IpAddr,
         entry: &'a Entry,
     ) -> Option<(Target, &'a Flows)> {
-        match entry.installed.verdict() {
+        match entry.installed.group() {
             None => Some((address.into(), entry.installed.own()?)),
-            Some(id) => Some((self.verdicts.target(id)?, self.verdicts.flows(id)?)),
+            Some(id) => Some((self.groups.target(id)?, self.groups.flows(id)?)),
         }
     }
 
-    /// The flows of a verdict, to be changed.
-    pub(crate) fn verdict_flows_mut(&mut self, id: VerdictId) -> Option<&mut Flows> {
-        self.verdicts.flows_mut(id)
+    /// The flows of a group, to be changed.
+    pub(crate) fn group_flows_mut(&mut self, id: GroupId) -> Option<&mut Flows> {
+        self.groups.flows_mut(id)
     }
 
     /// Whether flows that let a port reach an address must be restored.
     pub(crate) fn is_lost(&self, port: PortId, address: IpAddr) -> bool {
         let entry = self.entry(port, address);
-        entry.is_some_and(|entry| entry.installed.is_lost(&self.verdicts))
+        entry.is_some_and(|entry| entry.installed.is_lost(&self.groups))
     }
 
     /// How what lets a port reach an address came into the switch; `None` if there is no such entry.
     pub(crate) fn written(&self, port: PortId, address: IpAddr) -> Option<Written> {
         let entry = self.entry(port, address)?;
-        Some(entry.installed.written(&self.verdicts))
+        Some(entry.installed.written(&self.groups))
     }
 
     /// The batch that an address waits for to follow an edit ([`Installed::awaits`]).
     pub(crate) fn awaits(&self, port: PortId, address: IpAddr) -> Option<BatchId> {
         let entry = self.entry(port, address)?;
-        entry.installed.awaits(&self.verdicts)
+        entry.installed.awaits(&self.groups)
     }
 
     /// Packets of the port are marked at this interface from now on. Returns whether that is news: then all entries
     /// of the port are to be planned again.
     pub(crate) fn attached(&mut self, port: PortId, ifindex: u32, batch: &mut Batch) -> bool {
-        let is_news = self.verdicts.attached(port, ifindex);
+        let is_news = self.groups.attached(port, ifindex);
         if is_news {
             // The interface that the port had before is gone, and nothing passes it.
             self.mark(
@@ -760,7 +760,7 @@ impl Cache {
         is_news
     }
 
-    /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`): addresses whose verdicts
+    /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`): addresses whose groups
     /// are in force now get their marks.
     pub(crate) fn applied(
         &mut self,
@@ -768,24 +768,24 @@ impl Cache {
         is_foreign: impl Fn(&FlowKey) -> bool,
         batch: &mut Batch,
     ) {
-        let marked = self.verdicts.written(written_in, is_foreign);
+        let marked = self.groups.written(written_in, is_foreign);
         self.mark(marked, batch);
     }
 
     /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
-    /// at a time. Removes the flows of verdicts that no address has.
+    /// at a time. Removes the flows of groups that no address has.
     pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
-        let marked = self.verdicts.compared(comparison);
+        let marked = self.groups.compared(comparison);
         self.mark(marked, batch);
-        if self.verdicts.are_on() {
+        if self.groups.are_on() {
             self.replace_marks(comparison, batch);
         }
-        self.verdicts.sweep(batch);
+        self.groups.sweep(batch);
     }
 
     /// A load balancer leads to an address.
     pub(crate) fn note_backend(&mut self, port: PortId, address: IpAddr) {
-        if self.verdicts.are_on()
+        if self.groups.are_on()
             && let Some(entry) = self.entry_mut(port, address)
             && !std::mem::replace(&mut entry.is_backend, true)
         {
@@ -828,8 +828,8 @@ impl Cache {
             }
             self.backends.insert((id, address));
             let place = entry.place(id, address);
-            let verdicts = &mut self.verdicts;
-            let is_removed = entry.installed.compared(place, comparison, verdicts, batch);
+            let groups = &mut self.groups;
+            let is_removed = entry.installed.compared(place, comparison, groups, batch);
             self.version += u64::from(is_removed);
             if batch.len() - before < CHANGES_UNDER_WAY_MAX {
                 self.replace_mark(id, address, batch);
@@ -855,7 +855,7 @@ impl Cache {
             && let Some(entry) = of_port.entries.get_mut(&address)
         {
             let place = entry.place(port, address);
-            entry.installed.replace(place, &self.verdicts, batch);
+            entry.installed.replace(place, &self.groups, batch);
             of_port.flows += entry.installed.len();
             self.flows += entry.installed.len();
             self.version += 1;
@@ -871,13 +871,13 @@ impl Cache {
                 .and_then(|p| p.entries.get_mut(&address));
             if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
                 let place = entry.place(port, address);
-                entry.installed.mark(place, &mut self.verdicts, batch);
+                entry.installed.mark(place, &mut self.groups, batch);
             }
         }
     }
 
     /// Makes sure that the mark of an address does not end before the agent has decided over the address. An address
-    /// that had ended when its verdict came into force is marked now, if it has a name again.
+    /// that had ended when its group came into force is marked now, if it has a name again.
     fn prolong_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         let now = batch.now();
         let entry = self
@@ -887,21 +887,21 @@ impl Cache {
         if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
             let place = entry.place(port, address);
             let needed = entry.ends_at() + MARK_SLACK / 2;
-            let verdicts = &mut self.verdicts;
-            entry.installed.prolong(place, needed, verdicts, batch);
+            let groups = &mut self.groups;
+            entry.installed.prolong(place, needed, groups, batch);
         }
     }
 
     /// The kernel has refused a mark: the address gets flows of its own.
     pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         let now = batch.now();
-        self.verdicts.refused(now);
+        self.groups.refused(now);
         if let Some(of_port) = self.ports.get_mut(&port)
             && let Some(entry) = of_port.entries.get_mut(&address)
         {
             let place = entry.place(port, address);
             let before = entry.installed.len();
-            entry.installed.unmark(place, &mut self.verdicts, batch);
+            entry.installed.unmark(place, &mut self.groups, batch);
             let after = entry.installed.len();
             of_port.flows = of_port.flows + after - before;
             self.flows = self.flows + after - before;
@@ -921,16 +921,16 @@ impl Cache {
         let address = found.address;
         let entry = self.ports.get_mut(&port)?.entries.get_mut(&address)?;
         let place = entry.place(port, address);
-        let read = entry.installed.read(found, reading, &self.verdicts)?;
+        let read = entry.installed.read(found, reading, &self.groups)?;
         match read {
             ReadMark::Right | ReadMark::Former => {}
-            ReadMark::Wrong => entry.installed.mark(place, &mut self.verdicts, batch),
+            ReadMark::Wrong => entry.installed.mark(place, &mut self.groups, batch),
             ReadMark::Over => entry.installed.remove_former(found, batch),
         }
         Some(read)
     }
 
-    /// Decides over a mark of an earlier run, whose address has a verdict with another number, which is not in force. The
+    /// Decides over a mark of an earlier run, whose address has a group with another number, which is not in force. The
     /// mark stays until then, unless its number stands for a plan whose flows this comparison has not found: then it
     /// stood for another one. Returns whether the mark is removed.
     pub(crate) fn end_former(
@@ -940,20 +940,20 @@ impl Cache {
         comparison: u32,
         batch: &mut Batch,
     ) -> bool {
-        let verdicts = &mut self.verdicts;
-        let number = verdicts.number_in(found.mark);
+        let groups = &mut self.groups;
+        let number = groups.number_in(found.mark);
         let Some(port) = self.ports.get_mut(&port) else {
             return false;
         };
         let entry = port.entries.get_mut(&found.address);
-        let Some(entry) = entry.filter(|entry| entry.installed.verdict() != number) else {
+        let Some(entry) = entry.filter(|entry| entry.installed.group() != number) else {
             return false;
         };
-        let flows = number.and_then(|number| verdicts.flows(number));
+        let flows = number.and_then(|number| groups.flows(number));
         let is_another = flows.is_some_and(|flows| !flows.are_all_seen(comparison));
         match is_another {
             true => entry.installed.remove_former(found, batch),
-            false => verdicts.keep_former(found.mark),
+            false => groups.keep_former(found.mark),
         }
         is_another
     }
@@ -961,16 +961,16 @@ impl Cache {
     /// All marks are read. Sets those that are missing, and returns how many they are.
     pub(crate) fn marks_read(&mut self, reading: Reading, batch: &mut Batch) -> usize {
         let now = batch.now();
-        self.verdicts.marks_read(reading);
+        self.groups.marks_read(reading);
         let mut missing = 0;
         for (id, port) in &mut self.ports {
-            if self.verdicts.interface(*id).is_none() {
+            if self.groups.interface(*id).is_none() {
                 continue;
             }
             for (address, entry) in &mut port.entries {
-                if entry.may_be_marked(now) && entry.installed.is_unread(reading, &self.verdicts) {
+                if entry.may_be_marked(now) && entry.installed.is_unread(reading, &self.groups) {
                     let place = entry.place(*id, *address);
-                    entry.installed.mark(place, &mut self.verdicts, batch);
+                    entry.installed.mark(place, &mut self.groups, batch);
                     missing += 1;
                 }
             }
@@ -1700,9 +1700,9 @@ impl Cache {
         let Some(mut adopted) = entry.adopted.take() else {
             return;
         };
-        let flows = match entry.installed.verdict() {
+        let flows = match entry.installed.group() {
             None => entry.installed.own(),
-            Some(id) => self.verdicts.flows(id),
+            Some(id) => self.groups.flows(id),
         };
         adopted
             .flows

@@ -94,7 +94,7 @@ pub struct Config {
     pub refusals: Refusals,
     /// DNS servers to trust beside those of the cluster.
     pub resolvers: BTreeSet<Resolver>,
-    /// The bits of a packet's mark that say its verdict; without them, each address has flows of its own.
+    /// The bits of a packet's mark that say its group; without them, each address has flows of its own.
     pub mark_mask: Option<NonZeroU32>,
 }
 
@@ -303,7 +303,7 @@ impl Engine {
                 let over = self.switch.disconnected();
                 self.hold.lost(self.switch.unanswered(), now);
                 let comparisons = self.switch.comparisons();
-                self.told.cache.verdicts_mut().disconnected(comparisons);
+                self.told.cache.groups_mut().disconnected(comparisons);
                 self.hold.applied(over, now);
             }
             Input::Applied { batch: id, result } => {
@@ -437,7 +437,7 @@ impl Engine {
                 &self.sources,
                 &self.policy,
                 &self.ports,
-                self.told.cache.verdicts().are_on(),
+                self.told.cache.groups().are_on(),
             )),
             self.filter.deadline(),
             self.hold.deadline(),
@@ -670,7 +670,7 @@ impl Engine {
         let waits = written.map(|written| switch.wait_for(written));
         let wait = waits.fold(Wait::default(), Wait::and);
         if let Some(opening) = by_marks {
-            switch.opened_by_verdict(opening, &wait, out);
+            switch.opened_by_group(opening, &wait, out);
         }
         Some(wait)
     }
@@ -876,7 +876,7 @@ impl Engine {
         if let Some(tables) = self.policy.take_changed_tables() {
             self.switch.monitor(tables, &mut self.out);
         }
-        let with_marks = self.told.cache.verdicts().are_on();
+        let with_marks = self.told.cache.groups().are_on();
         let can_judge = || can_judge(&self.sources, &self.policy, &self.ports, with_marks);
         self.switch
             .start_comparison(can_judge, with_marks, &mut self.out);
@@ -1004,7 +1004,7 @@ fn opening(
 
 /// Whether it is known what should be in the switch: else flows of an earlier run would be taken for foreign ones.
 fn can_judge(sources: &Sources, policy: &Policy, ports: &Ports, with_marks: bool) -> bool {
-    // Addresses with verdicts are planned for interfaces that the programs are attached to.
+    // Addresses with groups are planned for interfaces that the programs are attached to.
     let are_attached = !with_marks || ports.are_tried();
     sources.are_read() && policy.can_plan() && are_attached
 }

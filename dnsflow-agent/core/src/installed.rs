@@ -1,11 +1,11 @@
-//! How the access to one address is enforced: by flows of its own, or by a verdict.
+//! How the access to one address is enforced: by flows of its own, or by a group.
 //!
 //! Each cache entry carries an [`Installed`] and does not look into it. The cache says which flow templates are
 //! wanted ([`Installed::enforce`]) and asks whether the address is in use.
 
 mod batch;
 mod flows;
-mod verdicts;
+mod groups;
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 pub(crate) use batch::{Batch, Written};
 pub(crate) use flows::Flows;
-pub(crate) use verdicts::{VerdictId, Verdicts};
+pub(crate) use groups::{GroupId, Groups};
 
 /// What lets a pod reach one address.
 #[derive(Debug)]
@@ -42,15 +42,15 @@ pub(crate) struct Replaced {
     flows: Flows,
 }
 
-/// An address with a verdict.
+/// An address with a group.
 #[derive(Debug)]
 pub(crate) struct Marked {
-    verdict: VerdictId,
-    /// The end that the kernel was told; `None` until the flows of the verdict are in force.
+    group: GroupId,
+    /// The end that the kernel was told; `None` until the flows of the group are in force.
     until: Option<Timestamp>,
-    /// When the kernel was told of the verdict.
+    /// When the kernel was told of the group.
     set_at: Timestamp,
-    /// When a packet was last marked, or the kernel was first told of a verdict.
+    /// When a packet was last marked, or the kernel was first told of a group.
     used_at: Timestamp,
     /// Whether a packet was marked.
     is_used: bool,
@@ -74,13 +74,13 @@ pub(crate) struct Reading {
 /// What a mark that the kernel has is to its address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum ReadMark {
-    /// The mark of its verdict, or of the former one as long as that has flows.
+    /// The mark of its group, or of the former one as long as that has flows.
     Right,
-    /// Not the mark of its verdict, which is in force.
+    /// Not the mark of its group, which is in force.
     Wrong,
-    /// The mark of an earlier run, with another number than its verdict has, which is not in force.
+    /// The mark of an earlier run, with another number than its group has, which is not in force.
     Former,
-    /// The mark of a former verdict, which ends. The flows of its verdict have not come into force.
+    /// The mark of a former group, which ends. The flows of its group have not come into force.
     Over,
 }
 
@@ -178,14 +178,14 @@ impl Installed {
     }
 
     /// Whether some of the flows that let the pod reach the address must be restored.
-    pub(crate) fn is_lost(&self, verdicts: &Verdicts) -> bool {
-        let of_verdict = self.verdict().and_then(|verdict| verdicts.flows(verdict));
-        self.own().into_iter().chain(of_verdict).any(Flows::is_lost)
+    pub(crate) fn is_lost(&self, groups: &Groups) -> bool {
+        let of_group = self.group().and_then(|group| groups.flows(group));
+        self.own().into_iter().chain(of_group).any(Flows::is_lost)
     }
 
-    /// The verdict of the address, if it has one.
-    pub(crate) fn verdict(&self) -> Option<VerdictId> {
-        self.marked().map(|marked| marked.verdict)
+    /// The group of the address, if it has one.
+    pub(crate) fn group(&self) -> Option<GroupId> {
+        self.marked().map(|marked| marked.group)
     }
 
     /// Whether the kernel marks packets to the address.
@@ -193,14 +193,10 @@ impl Installed {
         self.marked().is_some_and(|marked| marked.until.is_some())
     }
 
-    /// The flow like this one, whatever the destination, of a verdict that the kernel is still to be told of.
-    pub(crate) fn awaited<'a>(
-        &self,
-        key: &FlowKey,
-        verdicts: &'a Verdicts,
-    ) -> Option<&'a FlowBody> {
+    /// The flow like this one, whatever the destination, of a group that the kernel is still to be told of.
+    pub(crate) fn awaited<'a>(&self, key: &FlowKey, groups: &'a Groups) -> Option<&'a FlowBody> {
         let marked = self.marked().filter(|marked| marked.until.is_none())?;
-        verdicts.flows(marked.verdict)?.body(key)
+        groups.flows(marked.group)?.body(key)
     }
 
     /// The flows of its own.
@@ -222,36 +218,36 @@ impl Installed {
     }
 
     /// How what lets the pod reach the address came into the switch.
-    pub(crate) fn written(&self, verdicts: &Verdicts) -> Written {
+    pub(crate) fn written(&self, groups: &Groups) -> Written {
         let written = |flows: Option<&Flows>| flows.map(|flows| flows.written).unwrap_or_default();
         let Some(marked) = self.marked() else {
             return written(self.own());
         };
-        if verdicts.is_in_force(marked.verdict) {
+        if groups.is_in_force(marked.group) {
             return Written::Before;
         }
-        match written(verdicts.flows(marked.verdict)) {
+        match written(groups.flows(marked.group)) {
             // The address was open before the connection was lost.
             Written::Unsent { .. } if marked.until.is_some() => Written::Before,
             written => written,
         }
     }
 
-    /// The batch with the flows of its verdict, if the kernel marks packets with a former one until the switch has them.
-    pub(crate) fn awaits(&self, verdicts: &Verdicts) -> Option<BatchId> {
-        match self.written(verdicts) {
+    /// The batch with the flows of its group, if the kernel marks packets with a former one until the switch has them.
+    pub(crate) fn awaits(&self, groups: &Groups) -> Option<BatchId> {
+        match self.written(groups) {
             Written::In(batch) if self.is_marked() => Some(batch),
             _ => None,
         }
     }
 
-    /// Makes the plan what lets the pod reach the address, and restores lost flows. If the address does not need flows of its own and there is a verdict for the plan, the
-    /// address gets the verdict, else flows of its own.
+    /// Makes the plan what lets the pod reach the address, and restores lost flows. If the address does not need flows of its own and there is a group for the plan, the
+    /// address gets the group, else flows of its own.
     pub(crate) fn enforce(
         &mut self,
         place: Place,
         wanted: Wanted<'_>,
-        verdicts: &mut Verdicts,
+        groups: &mut Groups,
         batch: &mut Batch,
     ) -> Enforced {
         let now = batch.now();
@@ -269,9 +265,9 @@ impl Installed {
         let needs_flows = is_denied || is_backend && self.marked().is_none();
         if let Some(marked) = self.marked()
             && !needs_flows
-            && verdicts.is_plan(marked.verdict, &wanted)
+            && groups.is_plan(marked.group, &wanted)
         {
-            verdicts.write(marked.verdict, batch);
+            groups.write(marked.group, batch);
             if let Some(flows) = self.own_mut() {
                 flows.enforce(address.into(), of_address(wanted), adopted, batch);
             }
@@ -279,19 +275,19 @@ impl Installed {
         }
         let count = wanted.len();
         // The kernel has room for another mark of an address that has one.
-        let is_tried = self.marked().is_some() || !verdicts.are_refused(now);
-        let verdict = match count {
+        let is_tried = self.marked().is_some() || !groups.are_refused(now);
+        let group = match count {
             0 => None,
             _ if needs_flows || !is_tried => None,
-            _ => verdicts.take(port, &wanted, batch),
+            _ => groups.take(port, &wanted, batch),
         };
         let (mut flows, marked) = std::mem::take(self).into_parts();
         let has_flows = !flows.is_empty();
-        let (enforced, marked) = match (marked, verdict) {
-            // The mark comes after the flows of the verdict, so that its own flows would go first. The next plan
-            // finds the verdict in force.
-            (None, Some(verdict)) if has_flows && !verdicts.is_in_force(verdict) => {
-                verdicts.release(verdict, address, now);
+        let (enforced, marked) = match (marked, group) {
+            // The mark comes after the flows of the group, so that its own flows would go first. The next plan
+            // finds the group in force.
+            (None, Some(group)) if has_flows && !groups.is_in_force(group) => {
+                groups.release(group, address, now);
                 let wanted = of_address(wanted);
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
@@ -301,16 +297,16 @@ impl Installed {
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 (enforced, None)
             }
-            (None, Some(verdict)) => {
+            (None, Some(group)) => {
                 flows.enforce(address.into(), Plan::new(), None, batch);
-                let mut marked = Marked::new(verdict, now);
-                marked.set(place, verdicts, batch);
+                let mut marked = Marked::new(group, now);
+                marked.set(place, groups, batch);
                 (Enforced::by_mark(count), Some(marked))
             }
-            (Some(mut marked), Some(verdict)) => {
-                let before = std::mem::replace(&mut marked.verdict, verdict);
-                verdicts.release(before, address, now);
-                marked.set(place, verdicts, batch);
+            (Some(mut marked), Some(group)) => {
+                let before = std::mem::replace(&mut marked.group, group);
+                groups.release(before, address, now);
+                marked.set(place, groups, batch);
                 if has_flows {
                     let wanted = of_address(wanted);
                     flows.enforce(address.into(), wanted, adopted, batch);
@@ -318,7 +314,7 @@ impl Installed {
                 (Enforced::by_mark(count), Some(marked))
             }
             (Some(marked), None) => {
-                marked.remove(place, verdicts, batch);
+                marked.remove(place, groups, batch);
                 let wanted = of_address(wanted);
                 let enforced = flows.enforce(address.into(), wanted, adopted, batch);
                 let enforced = Enforced {
@@ -333,9 +329,9 @@ impl Installed {
     }
 
     /// Closes the address.
-    pub(crate) fn close(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+    pub(crate) fn close(&self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         if let Some(marked) = self.marked() {
-            marked.remove(place, verdicts, batch);
+            marked.remove(place, groups, batch);
         }
         if let Some(flows) = self.own() {
             flows.close(place.address.into(), batch);
@@ -344,38 +340,38 @@ impl Installed {
 
     // Marks.
 
-    /// Tells the kernel of the verdict, whose flows are in force, or of another interface.
-    pub(crate) fn mark(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+    /// Tells the kernel of the group, whose flows are in force, or of another interface.
+    pub(crate) fn mark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         if let Some(marked) = self.marked_mut() {
-            marked.set(place, verdicts, batch);
+            marked.set(place, groups, batch);
         }
     }
 
     /// Tells the kernel a later end, if the end that it knows comes before `needed`, or if it knows none and the
-    /// verdict's flows are in force.
+    /// group's flows are in force.
     pub(crate) fn prolong(
         &mut self,
         place: Place,
         needed: Timestamp,
-        verdicts: &mut Verdicts,
+        groups: &mut Groups,
         batch: &mut Batch,
     ) {
         if let Some(marked) = self.marked_mut()
             && match marked.until {
                 Some(until) => until < needed,
-                None => verdicts.is_in_force(marked.verdict),
+                None => groups.is_in_force(marked.group),
             }
         {
-            marked.set(place, verdicts, batch);
+            marked.set(place, groups, batch);
         }
     }
 
     /// Gives the address flows in place of its mark, which the kernel does not take.
-    pub(crate) fn unmark(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+    pub(crate) fn unmark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = marked {
-            let plan = verdicts.plan(marked.verdict);
-            marked.remove(place, verdicts, batch);
+            let plan = groups.plan(marked.group);
+            marked.remove(place, groups, batch);
             flows.enforce(place.address.into(), of_address(plan), None, batch);
         }
         *self = Self::Flows(flows);
@@ -393,10 +389,10 @@ impl Installed {
 
     /// Gives the address flows of its own beside its mark, if it has one. The mark stays until
     /// [`Installed::compared`].
-    pub(crate) fn replace(&mut self, place: Place, verdicts: &Verdicts, batch: &mut Batch) {
+    pub(crate) fn replace(&mut self, place: Place, groups: &Groups, batch: &mut Batch) {
         let (mut flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = &marked {
-            let plan = of_address(verdicts.plan(marked.verdict));
+            let plan = of_address(groups.plan(marked.group));
             flows.enforce(place.address.into(), plan, None, batch);
         }
         *self = Self::of_parts(flows, marked);
@@ -408,7 +404,7 @@ impl Installed {
         &mut self,
         place: Place,
         comparison: u32,
-        verdicts: &mut Verdicts,
+        groups: &mut Groups,
         batch: &mut Batch,
     ) -> bool {
         let now = batch.now();
@@ -419,7 +415,7 @@ impl Installed {
         if is_over {
             let (mut flows, marked) = std::mem::take(self).into_parts();
             if let Some(marked) = marked {
-                marked.remove(place, verdicts, batch);
+                marked.remove(place, groups, batch);
             }
             // So far, packets may have passed by the mark.
             flows.count_anew(now);
@@ -433,7 +429,7 @@ impl Installed {
         &mut self,
         found: &MarkFound,
         reading: Reading,
-        verdicts: &Verdicts,
+        groups: &Groups,
     ) -> Option<ReadMark> {
         let marked = self.marked_mut()?;
         marked.found_in = reading.number;
@@ -448,10 +444,10 @@ impl Installed {
             }
             marked.is_counted |= marked.set_at + COUNTERS_DELAY_MAX <= reading.since;
         }
-        let mark = verdicts.mark(marked.verdict);
+        let mark = groups.mark(marked.group);
         Some(if mark.is_some_and(|mark| mark.value() == found.mark) {
             ReadMark::Right
-        } else if verdicts.is_in_force(marked.verdict) {
+        } else if groups.is_in_force(marked.group) {
             match marked.until {
                 Some(_) => ReadMark::Wrong,
                 // The kernel is told of it behind the reading.
@@ -459,14 +455,14 @@ impl Installed {
             }
         } else if reading.is_first {
             ReadMark::Former
-        } else if verdicts.is_over(found.mark, reading.since) {
+        } else if groups.is_over(found.mark, reading.since) {
             ReadMark::Over
         } else {
             ReadMark::Right
         })
     }
 
-    /// Removes the mark of a former verdict from the kernel. The address gets the one of its verdict when that is in
+    /// Removes the mark of a former group from the kernel. The address gets the one of its group when that is in
     /// force.
     pub(crate) fn remove_former(&mut self, found: &MarkFound, batch: &mut Batch) {
         if let Some(marked) = self.marked_mut() {
@@ -486,10 +482,10 @@ impl Installed {
     }
 
     /// Whether the kernel should have had a mark that this reading has not found, or should have been told of one.
-    pub(crate) fn is_unread(&self, reading: Reading, verdicts: &Verdicts) -> bool {
+    pub(crate) fn is_unread(&self, reading: Reading, groups: &Groups) -> bool {
         match self.marked() {
             None => false,
-            Some(marked) if marked.until.is_none() => verdicts.is_in_force(marked.verdict),
+            Some(marked) if marked.until.is_none() => groups.is_in_force(marked.group),
             Some(marked) => marked.set_at <= reading.since && marked.found_in != reading.number,
         }
     }
@@ -521,7 +517,7 @@ impl Installed {
         }
     }
 
-    /// When one of the flows of this plan was last used. A mark does not tell by which of the flows of its verdict
+    /// When one of the flows of this plan was last used. A mark does not tell by which of the flows of its group
     /// a packet passed.
     pub(crate) fn used_at(&self, plan: &Plan) -> Option<Timestamp> {
         let of_mark = self.marked().and_then(Marked::last_use);
@@ -567,9 +563,9 @@ impl Enforced {
 }
 
 impl Marked {
-    fn new(verdict: VerdictId, now: Timestamp) -> Self {
+    fn new(group: GroupId, now: Timestamp) -> Self {
         Self {
-            verdict,
+            group,
             until: None,
             set_at: now,
             used_at: now,
@@ -598,8 +594,8 @@ impl Marked {
         self.used_at = used_at.unwrap_or_default();
     }
 
-    /// Tells the kernel of the verdict, or does so as soon as its flows are in force.
-    fn set(&mut self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+    /// Tells the kernel of the group, or does so as soon as its flows are in force.
+    fn set(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         let now = batch.now();
         let Place {
             port,
@@ -607,10 +603,10 @@ impl Marked {
             until,
             ..
         } = place;
-        if !verdicts.is_in_force(self.verdict) {
-            verdicts.wait(self.verdict, address);
+        if !groups.is_in_force(self.group) {
+            groups.wait(self.group, address);
         } else if let (Some(ifindex), Some(mark)) =
-            (verdicts.interface(port), verdicts.mark(self.verdict))
+            (groups.interface(port), groups.mark(self.group))
         {
             batch.mark(MarkChange::Set {
                 ifindex,
@@ -623,12 +619,12 @@ impl Marked {
         }
     }
 
-    fn remove(&self, place: Place, verdicts: &mut Verdicts, batch: &mut Batch) {
+    fn remove(&self, place: Place, groups: &mut Groups, batch: &mut Batch) {
         let now = batch.now();
         let Place { port, address, .. } = place;
-        verdicts.release(self.verdict, address, now);
+        groups.release(self.group, address, now);
         if self.until.is_some()
-            && let Some(ifindex) = verdicts.interface(port)
+            && let Some(ifindex) = groups.interface(port)
         {
             batch.mark(MarkChange::Remove { ifindex, address });
         }

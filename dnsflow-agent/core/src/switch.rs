@@ -412,8 +412,8 @@ impl Switch {
     }
 
     /// Reports what an answer opened without a change of flows: with the last batch under way that the answer has to wait
-    /// for, or at once. What waits for the comparison is not reported, as without verdicts.
-    pub(crate) fn opened_by_verdict(&mut self, opening: Opening, wait: &Wait, out: &mut Output) {
+    /// for, or at once. What waits for the comparison is not reported, as without groups.
+    pub(crate) fn opened_by_group(&mut self, opening: Opening, wait: &Wait, out: &mut Output) {
         let now = out.now();
         if wait.comparison {
             return;
@@ -426,8 +426,8 @@ impl Switch {
             pending.openings.push(opening);
             return;
         }
-        self.quiet_time.count(RevalidationWait::Verdict);
-        out.report(opening.report(RevalidationWait::Verdict, now));
+        self.quiet_time.count(RevalidationWait::Group);
+        out.report(opening.report(RevalidationWait::Group, now));
     }
 
     /// Sends the openings of this turn, and those that have waited, as far as there is room for them; then the next part
@@ -494,7 +494,7 @@ impl Switch {
     }
 
     /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
-    /// between the same ends. The next part of all that wait goes with the batch. Those of a verdict do not wait: its
+    /// between the same ends. The next part of all that wait goes with the batch. Those of a group do not wait: its
     /// number rests from now on.
     pub(crate) fn put_off(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
         if batch.id().is_none() {

@@ -340,7 +340,7 @@ impl Node {
             let src = key.matches.ends.src();
             match key.matches.ends {
                 Ends::Addresses(addresses) => open.push((src, addresses.dst(), key.priority)),
-                Ends::Verdict { mark, .. } => {
+                Ends::Group { mark, .. } => {
                     for ((ifindex, dst), (bits, until, _)) in &self.marks {
                         let host = self.hosts.get(ifindex).copied();
                         let sender = host.map(|host| IpAddr::from([10, 244, 0, host]));

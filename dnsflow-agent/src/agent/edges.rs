@@ -31,10 +31,10 @@ use crate::{
     manifests,
     metrics::{DatabaseCounters, Metrics},
     one_agent::{Answering, Claim},
+    open_by::Switch,
     openflow,
     options::AgentOptions,
     ovn_db::{OvnCommand, OvnDb},
-    verdict::Switch,
     vswitch_db::VswitchDb,
     vswitchd::{self, Estimate},
 };

@@ -45,10 +45,10 @@ use crate::{
     k8s::events::Reporter,
     logging::{Log, LostLines},
     metrics::{DatabaseCounters, Metrics, Observed, Packets, ReadPackets},
+    open_by::{self, Way},
     options::AgentOptions,
     rights::{self, WHILE_RUNNING, keep_only},
     state,
-    verdict::{self, Way},
     vswitchd::Estimate,
 };
 
@@ -114,7 +114,7 @@ impl Settings {
         let way = {
             // Threads that read files for it end with this runtime: they have what the calling thread gives up later.
             let asking = runtime_of_one_thread("start the runtime")?;
-            asking.block_on(verdict::choose(options))?
+            asking.block_on(open_by::choose(options))?
         };
         let capture = capture::Options {
             ports: options.ports()?,

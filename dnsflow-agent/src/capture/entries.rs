@@ -1,4 +1,4 @@
-//! The addresses that pods may reach by a verdict, and the marks that their packets get.
+//! The addresses that pods may reach by a group, and the marks that their packets get.
 //!
 //! The map can outlive the agent: it is pinned beside the links (`capture/pins.rs`), with its layout in the
 //! name of its file. The next agent goes on with it.

@@ -90,7 +90,7 @@ pub struct Options {
     /// Whether each interface has a share of what is handed to the agent. Without, one pod can take
     /// what there is.
     pub shares: bool,
-    /// The bits of a packet's mark that say the verdict of its destination; without them, no packet is marked.
+    /// The bits of a packet's mark that say the group of its destination; without them, no packet is marked.
     pub mark_mask: Option<NonZeroU32>,
 }
 
@@ -206,7 +206,7 @@ pub struct Capture {
     pub recorded: InterfaceSet,
     /// The attempts.
     pub aside: Aside,
-    /// The addresses whose packets are marked with a verdict: none, unless an earlier agent has left some.
+    /// The addresses whose packets are marked with a group: none, unless an earlier agent has left some.
     pub entries: Entries,
     /// What the program has to say.
     pub log: ProgramLog,

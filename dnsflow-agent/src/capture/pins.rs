@@ -260,7 +260,7 @@ pub(super) struct Shared {
 /// The default of `--mark-mask`. Its map has no mask in its name, as no map had in earlier versions.
 const UNNAMED_MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).unwrap();
 
-/// The addresses that pods may reach by a verdict, whose number is in these bits of the packet's mark. To programs with
+/// The addresses that pods may reach by a group, whose number is in these bits of the packet's mark. To programs with
 /// another mask, the values would be other numbers, and bits that are not theirs.
 pub(super) fn entries(mask: NonZeroU32) -> Shared {
     Shared {

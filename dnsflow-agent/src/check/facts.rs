@@ -11,7 +11,7 @@ use dnsflow_core::{
 use crate::{
     capture::{AttachKind, survey::Link},
     k8s::{DnsService, permissions::Permission},
-    verdict::{Choice, VerdictError},
+    open_by::{Choice, OpenByError},
 };
 
 /// Everything.
@@ -24,7 +24,7 @@ pub struct Facts {
     /// Whether the bridge speaks OpenFlow 1.5.
     pub openflow: Result<(), String>,
     /// How the agent would open addresses.
-    pub verdict: Result<Choice, VerdictError>,
+    pub open_by: Result<Choice, OpenByError>,
     /// The northbound database: the ACLs of EgressFirewalls.
     pub nb: Result<BTreeMap<RowId, Acl>, String>,
     /// The southbound database.

@@ -17,10 +17,10 @@ use super::facts::{Facts, Source};
 use crate::{
     asking::northbound,
     k8s::ClientOptions,
+    open_by::Choice,
     openflow::{self, Event},
     options::AgentOptions,
     ovn_db::SB_SOCKETS,
-    verdict::Choice,
     vswitch_db,
 };
 
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gathers all facts.
 pub(super) async fn gather(options: AgentOptions) -> Facts {
-    let verdict = Choice::of(&options, Duration::ZERO).await;
+    let open_by = Choice::of(&options, Duration::ZERO).await;
     let AgentOptions {
         manifests,
         kubeconfig,
@@ -38,8 +38,8 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         ovn_nb,
         ovn_sb,
         openflow_socket,
-        // They have been asked for the choice of the verdict.
-        verdict: _,
+        // They have been asked for the choice.
+        open_by: _,
         mark_mask: _,
         pin_dir: _,
         // Options for what the agent does later are not checked.
@@ -75,7 +75,7 @@ pub(super) async fn gather(options: AgentOptions) -> Facts {
         kernel: kernel::ask(),
         vswitch: vswitch::ask(&ovs_db).await,
         openflow,
-        verdict,
+        open_by,
         nb,
         sb,
         source: match manifests {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     capture::AttachKind,
     k8s::permissions::{Permission, Purpose},
-    verdict::{Choice, VerdictError},
+    open_by::{Choice, OpenByError},
 };
 
 /// At most this many names in a finding.
@@ -30,7 +30,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         kernel,
         vswitch,
         openflow,
-        verdict,
+        open_by,
         nb,
         sb,
         source,
@@ -56,7 +56,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         )),
     }
     findings.push(switch(openflow));
-    findings.push(way(verdict));
+    findings.push(way(open_by));
     findings.push(database(
         "ovn-nb",
         "northbound",
@@ -249,13 +249,13 @@ fn switch(openflow: &Result<(), String>) -> Finding {
     }
 }
 
-fn way(verdict: &Result<Choice, VerdictError>) -> Finding {
+fn way(open_by: &Result<Choice, OpenByError>) -> Finding {
     const CHECK: &str = "verdict";
     let by_flows = "addresses are opened by flows of their own";
     let by_marks =
         |mask: NonZeroU32| format!("addresses are opened by marks in the bits {mask:#x}");
     let remedy = "start Open vSwitch and check again";
-    match verdict {
+    match open_by {
         Ok(Choice::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--verdict=flows)")),
         Ok(Choice::Flows(obstacle)) => Finding::ok(CHECK, format!("{by_flows}: {obstacle}")),
         Ok(Choice::FlowsForNow(reason)) => Finding::warning(
@@ -272,7 +272,7 @@ fn way(verdict: &Result<Choice, VerdictError>) -> Finding {
             ),
             remedy,
         ),
-        Err(VerdictError(obstacle)) => Finding::failed(
+        Err(OpenByError(obstacle)) => Finding::failed(
             CHECK,
             format!("--verdict=kernel: {obstacle}"),
             "take --verdict=auto or flows",

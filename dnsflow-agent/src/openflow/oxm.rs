@@ -236,7 +236,7 @@ fn put_ends(output: &mut BytesMut, ends: Ends) {
         }
         None => {}
     }
-    if let Ends::Verdict {
+    if let Ends::Group {
         mark,
         is_untranslated,
         ..
@@ -401,12 +401,12 @@ impl Fields {
             (ETH_IPV6, NO_V4, [Some(src), Some(dst)], None) if !self.is_untranslated => {
                 Addresses::V6 { src, dst }.into()
             }
-            (ETH_IPV4, [Some(src), None], NO_V6, Some(mark)) => Ends::Verdict {
+            (ETH_IPV4, [Some(src), None], NO_V6, Some(mark)) => Ends::Group {
                 src: src.into(),
                 mark,
                 is_untranslated: self.is_untranslated,
             },
-            (ETH_IPV6, NO_V4, [Some(src), None], Some(mark)) => Ends::Verdict {
+            (ETH_IPV6, NO_V4, [Some(src), None], Some(mark)) => Ends::Group {
                 src: src.into(),
                 mark,
                 is_untranslated: self.is_untranslated,

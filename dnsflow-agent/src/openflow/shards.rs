@@ -45,8 +45,8 @@ pub(super) enum Shard {
 pub(super) struct Shown {
     pub(super) v4: usize,
     pub(super) v6: usize,
-    /// Flows of verdicts, which have no destination.
-    pub(super) verdicts: usize,
+    /// Flows of groups, which have no destination.
+    pub(super) groups: usize,
 }
 
 impl Shown {
@@ -55,17 +55,17 @@ impl Shown {
             match flow.key.matches.ends {
                 Ends::Addresses(Addresses::V4 { .. }) => self.v4 += 1,
                 Ends::Addresses(Addresses::V6 { .. }) => self.v6 += 1,
-                Ends::Verdict { .. } => self.verdicts += 1,
+                Ends::Group { .. } => self.groups += 1,
             }
         }
     }
 }
 
 /// The shards of the next dump, by the size of the last one. Each flow is in exactly one shard. No question by
-/// destination is for flows of verdicts, so that a switch that has some is asked for everything at once.
+/// destination is for flows of groups, so that a switch that has some is asked for everything at once.
 pub(super) fn shards(shown: Shown) -> Vec<Shard> {
-    let Shown { v4, v6, verdicts } = shown;
-    if v4 + v6 <= SHARD_FLOWS || verdicts > 0 {
+    let Shown { v4, v6, groups } = shown;
+    if v4 + v6 <= SHARD_FLOWS || groups > 0 {
         return vec![Shard::All];
     }
     let families = [(Family::V4, v4), (Family::V6, v6)];
@@ -92,17 +92,17 @@ mod tests {
         let shown = Shown {
             v4: SHARD_FLOWS - 1,
             v6: 1,
-            verdicts: 0,
+            groups: 0,
         };
         assert_eq!(shards(shown), [Shard::All]);
     }
 
     #[test]
-    fn flows_of_verdicts_are_in_a_dump() {
+    fn flows_of_groups_are_in_a_dump() {
         let shown = Shown {
             v4: 5 * SHARD_FLOWS,
             v6: 0,
-            verdicts: 1,
+            groups: 1,
         };
         assert_eq!(shards(shown), [Shard::All]);
     }
@@ -110,11 +110,7 @@ mod tests {
     #[test]
     fn each_destination_is_in_one_part() {
         for (v4, v6) in [(SHARD_FLOWS, 1), (5 * SHARD_FLOWS, 0), (0, usize::MAX)] {
-            let shards = shards(Shown {
-                v4,
-                v6,
-                verdicts: 0,
-            });
+            let shards = shards(Shown { v4, v6, groups: 0 });
             for wanted in [Family::V4, Family::V6] {
                 for destination in [0, 1, 0x7fff, 0xaaaa, u16::MAX] {
                     let holds = |shard: &&Shard| match **shard {

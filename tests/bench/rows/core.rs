@@ -42,7 +42,7 @@ pub(crate) fn matching(stage: &Stage<'_>) -> Result<Measured> {
             v4: true,
             v6: true,
             transports: Vec::new(),
-            verdict: RuleAction::Allow,
+            action: RuleAction::Allow,
             templates: Vec::new(),
         });
     }

@@ -6,7 +6,7 @@
 //! its veth like to any other. Percent of the medians, of the direction that suffers more.
 //!
 //! On the kernel's datapath also from a pod with a firewall to an address that it was told: opened by a flow, and by
-//! a verdict, in turns; the ratio of each turn.
+//! a group, in turns; the ratio of each turn.
 //!
 //! The empty hook tells the programs' cost from that of having a hook at all: where a packet socket
 //! listens, as Open vSwitch's userspace datapath does, any hook on ingress makes the kernel clone each
@@ -27,7 +27,7 @@ use crate::bench::{
     distribution::{Distribution, rounded},
     loader::Asker,
     report::Measured,
-    stage::{FREE, RULED, Stage, Verdict, matching},
+    stage::{FREE, OpenBy, RULED, Stage, matching},
     usage::cpu,
     wire,
 };
@@ -96,8 +96,8 @@ fn hook(stage: &Stage<'_>, what: &str) -> Result<()> {
 }
 
 /// Megabits per second from the pod with the firewall to an address that it was told.
-fn of_open_address(stage: &Stage<'_>, verdict: Verdict) -> Result<f64> {
-    let agent = stage.new_agent(verdict)?;
+fn of_open_address(stage: &Stage<'_>, open_by: OpenBy) -> Result<f64> {
+    let agent = stage.new_agent(open_by)?;
     let number = stage.fresh(1).start;
     Asker::new(stage.lab, RULED)?.ask(&matching(number))?;
     thread::sleep(WARM_UP);
@@ -120,7 +120,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         }
         Ok(())
     };
-    let mut by_verdict = Vec::new();
+    let mut by_marks = Vec::new();
     let mut used = Vec::new();
     for _ in 0..rounds {
         thread::sleep(WARM_UP);
@@ -128,7 +128,7 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         hook(stage, "add")?;
         round(&mut hooked)?;
         hook(stage, "delete")?;
-        let agent = stage.new_agent(Verdict::Flows)?;
+        let agent = stage.new_agent(OpenBy::Flows)?;
         thread::sleep(WARM_UP);
         let (before, start) = (cpu(agent.pid())?, Instant::now());
         round(&mut with)?;
@@ -136,11 +136,11 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         used.push(share * 100.0);
         ensure!(agent.terminate()?.success(), "the agent has failed");
         if stage.lab.datapath() == Datapath::System {
-            let flows = of_open_address(stage, Verdict::Flows)?;
-            by_verdict.push(of_open_address(stage, Verdict::Kernel)? / flows * 100.0);
+            let flows = of_open_address(stage, OpenBy::Flows)?;
+            by_marks.push(of_open_address(stage, OpenBy::Kernel)? / flows * 100.0);
         }
     }
-    let by_verdict = Distribution::of(by_verdict).map(|found| found.latency());
+    let by_marks = Distribution::of(by_marks).map(|found| found.latency());
     let used = Distribution::of(used).context("rounds")?;
     let median = |samples| Distribution::of(samples).map(|found| found.median());
     let [from_pod, to_pod] = without.map(median);
@@ -162,13 +162,13 @@ pub(crate) fn measure(stage: &Stage<'_>) -> Result<Measured> {
         .field("details.tcp_agent_cpu_pct", rounded(used.median()))?
         .field("details.tcp_mbit_per_s_from_pod", from_pod)?
         .field("details.tcp_mbit_per_s_to_pod", to_pod)?
-        .field("details.tcp_throughput_pct_verdict_of_flows", by_verdict)?
+        .field("details.tcp_throughput_pct_verdict_of_flows", by_marks)?
         .line(
             "TCP throughput with the programs",
             format!(
                 "{out:.1} % from the pod, {into:.1} % to it; {of_hook:.1} % of an empty hook{}",
-                by_verdict.map_or_else(String::new, |found| format!(
-                    "; by verdict {:.1} % of by flows",
+                by_marks.map_or_else(String::new, |found| format!(
+                    "; by marks {:.1} % of by flows",
                     found.p50
                 ))
             ),

@@ -110,7 +110,7 @@ const AGENT: Floors = &[
     "state",
     "one_agent",
     "logging",
-    "verdict",
+    "open_by",
     "inquiries",
     "journal",
     "denied_connections",

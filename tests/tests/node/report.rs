@@ -8,7 +8,7 @@ use dnsflow_tests::{
     lab,
     lab::Lab,
     process::{PATIENT, wait_until},
-    support::is_by_verdict,
+    support::is_by_marks,
 };
 use html5ever::{parse_document, tendril::TendrilSink as _};
 use markup5ever_rcdom::{Handle, NodeData, RcDom};
@@ -108,7 +108,7 @@ fn a_report_is_one_sound_page_whatever_names_hold() {
         let mut names = names.into_iter().flatten();
         let denials = namespace["denials"].as_array();
         // By marks, the use of an address is known, and the number of its packets is not.
-        let is_used = |name: &Value| match is_by_verdict() {
+        let is_used = |name: &Value| match is_by_marks() {
             true => name["last_s"].is_u64(),
             false => name["packets"].as_u64() > Some(0),
         };

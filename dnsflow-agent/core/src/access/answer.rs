@@ -133,7 +133,7 @@ impl Access<'_> {
         let row = &self.ports.get(id)?.row;
         let sets = self.policy.sets(row);
         let matched: MatchedRules = matched_rules(&sets, name).collect();
-        let is_denied = rules(&sets, &matched).any(|rule| rule.verdict == RuleAction::Deny);
+        let is_denied = rules(&sets, &matched).any(|rule| rule.action == RuleAction::Deny);
         Some(Recipient {
             port: id,
             matched,
@@ -284,7 +284,7 @@ impl Access<'_> {
         outcome.matched = !matched.is_empty();
         let mut opens = false;
         let facts = self.policy.facts(id, &port.row, &sets);
-        let facts = facts.and_then(|facts| self.cache.verdicts().facts(facts));
+        let facts = facts.and_then(|facts| self.cache.groups().facts(facts));
         let is_dry_run = is_dry_run(&sets);
         // The flows of this name, by family and room. Nearly every address has only this name.
         let mut of_name: BTreeMap<(bool, Room), (Plan, bool)> = BTreeMap::new();

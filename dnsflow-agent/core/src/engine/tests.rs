@@ -11,6 +11,7 @@ mod dry_run;
 mod edits;
 mod expiry;
 mod explain;
+mod groups;
 mod hold;
 mod hostile;
 mod limits;
@@ -23,7 +24,6 @@ mod restore;
 mod room;
 mod sentinels;
 mod under_way;
-mod verdict;
 mod waiting_beside;
 
 use std::{

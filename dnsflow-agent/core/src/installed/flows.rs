@@ -1,4 +1,4 @@
-//! The flows of one target, an address or a verdict, and what the switch has reported about them.
+//! The flows of one target, an address or a group, and what the switch has reported about them.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 

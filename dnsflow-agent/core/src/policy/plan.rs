@@ -137,9 +137,9 @@ pub struct PortFacts<'a> {
     pub base: u8,
     /// The actions that can be copied from OVN's own flows.
     pub cached_actions: &'a CachedActions,
-    /// The bits of the mark that say a packet's verdict, if the port's packets have verdicts.
+    /// The bits of the mark that say a packet's group, if the port's packets have groups.
     pub mark_mask: Option<u32>,
-    /// The OpenFlow table in which marks end, if the port's packets have verdicts and OVN has such a table.
+    /// The OpenFlow table in which marks end, if the port's packets have groups and OVN has such a table.
     pub marks_end: Option<u8>,
 }
 
@@ -297,7 +297,7 @@ pub(crate) fn fitting(
             continue;
         }
         is_cut = true;
-        if rule(place).verdict == RuleAction::Deny {
+        if rule(place).action == RuleAction::Deny {
             closed = Some(place.0);
             fitting.closing.push(place);
         }
@@ -428,9 +428,15 @@ impl Planner {
                 actions: Arc::new(actions),
             };
             let sources = facts.addresses.iter().filter(|src| src.is_ipv6() == v6);
-            let ends = sources.map(|src| {
-                let place = (table, u16::MAX);
-                flow_template(facts, place, Registers::new(), *src, None, body.clone())
+            let registers = at_port(facts, Registers::new());
+            let ends = sources.map(|src| FlowTemplate {
+                table,
+                priority: u16::MAX,
+                metadata: facts.keys.datapath.into(),
+                registers: Arc::clone(&registers),
+                src: *src,
+                transport: None,
+                body: body.clone(),
             });
             let ends = self.templates.share(ends.collect(), &mut self.cookies);
             self.ends.insert((facts.port, v6), Arc::clone(&ends));
@@ -461,13 +467,13 @@ impl Planner {
                         .collect::<SmallVec<[u16; 1]>>()
                 });
                 let is_another = known.as_ref().is_some_and(SmallVec::is_empty);
-                if is_another || denials_only && rule.verdict != RuleAction::Deny {
+                if is_another || denials_only && rule.action != RuleAction::Deny {
                     continue;
                 }
                 let before = ruled.plan.len();
                 let is_in_place =
                     |priority: &u16| known.as_ref().is_none_or(|all| all.contains(priority));
-                let may_close = rule.verdict == RuleAction::Deny && !rule.transports.is_empty();
+                let may_close = rule.action == RuleAction::Deny && !rule.transports.is_empty();
                 for all_traffic in [false, true] {
                     let place = (at, place);
                     if all_traffic && (!may_close || closes_no_more(facts.sets, place, whole)) {
@@ -485,7 +491,7 @@ impl Planner {
                 let priorities: BTreeSet<u16> = priorities.collect();
                 for priority in priorities {
                     ruled.rules.push((rule.text(), priority));
-                    ruled.denies |= rule.verdict == RuleAction::Deny;
+                    ruled.denies |= rule.action == RuleAction::Deny;
                 }
             }
         }
@@ -608,9 +614,10 @@ fn closes_no_more(
     whole: &[(usize, usize)],
 ) -> bool {
     let rules = sets[at].rules();
-    let behind = rules.iter().enumerate().filter(|(_, other)| {
-        other.verdict == RuleAction::Deny && other.index >= rules[place].index
-    });
+    let behind = rules
+        .iter()
+        .enumerate()
+        .filter(|(_, other)| other.action == RuleAction::Deny && other.index >= rules[place].index);
     let mut behind = behind.map(|(place, _)| (at, place));
     whole.contains(&(at, place)) && behind.all(|place| whole.contains(&place))
 }
@@ -643,34 +650,24 @@ fn make_templates(
                 let any = transports.is_empty().then_some(None);
                 let transports = transports.iter().copied().map(Some).chain(any);
                 let body = body.clone();
-                transports.map(move |transport| {
-                    let place = (acl_template.table(facts.base), acl_template.priority);
-                    let registers = acl_template.registers.clone();
-                    flow_template(facts, place, registers, *src, transport, body.clone())
+                let registers = at_port(facts, acl_template.registers.clone());
+                transports.map(move |transport| FlowTemplate {
+                    table: acl_template.table(facts.base),
+                    priority: acl_template.priority,
+                    metadata: facts.keys.datapath.into(),
+                    registers: Arc::clone(&registers),
+                    src: *src,
+                    transport,
+                    body: body.clone(),
                 })
             })
         })
 }
 
-/// A flow of this table and priority for packets of the port.
-fn flow_template(
-    facts: PortFacts<'_>,
-    (table, priority): (u8, u16),
-    mut registers: Registers,
-    src: IpAddr,
-    transport: Option<Transport>,
-    body: FlowBody,
-) -> FlowTemplate {
+/// These registers, for packets of the port.
+fn at_port(facts: PortFacts<'_>, mut registers: Registers) -> Arc<Registers> {
     registers.insert(REG_INPORT, Masked::new(facts.keys.port, u32::MAX));
-    FlowTemplate {
-        table,
-        priority,
-        metadata: facts.keys.datapath.into(),
-        registers: Arc::new(registers),
-        src,
-        transport,
-        body,
-    }
+    Arc::new(registers)
 }
 
 fn body(

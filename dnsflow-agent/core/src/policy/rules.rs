@@ -84,18 +84,18 @@ pub struct ActiveRule {
     /// Protocols and ports; empty means all traffic.
     pub transports: Vec<Transport>,
     /// Whether the rule allows or denies.
-    pub verdict: RuleAction,
+    pub action: RuleAction,
     /// The logical flows that enforce it.
     pub templates: Vec<Arc<AclTemplate>>,
 }
 
-/// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its verdict.
+/// What a rule says, wherever it stands: its name without a wildcard, which names it matches, and its action.
 pub type RuleText = (DomainName, NamePattern, RuleAction);
 
 impl ActiveRule {
     /// What the rule says.
     pub(crate) fn text(&self) -> RuleText {
-        (self.name.name().clone(), self.pattern, self.verdict)
+        (self.name.name().clone(), self.pattern, self.action)
     }
 
     /// How many flows to one address of a family the rule comes to at most, for a port with so many addresses of its own.
@@ -107,8 +107,8 @@ impl ActiveRule {
 
     /// Whether the rule says this.
     pub(crate) fn says(&self, text: &RuleText) -> bool {
-        let (name, pattern, verdict) = text;
-        (self.name.name(), self.pattern, self.verdict) == (name, *pattern, *verdict)
+        let (name, pattern, action) = text;
+        (self.name.name(), self.pattern, self.action) == (name, *pattern, *action)
     }
 
     /// A rule by name for both families, as the EgressFirewall alone has it: without OVN's ACL and its
@@ -128,7 +128,7 @@ impl ActiveRule {
             v4: true,
             v6: true,
             transports: rule.ports.clone(),
-            verdict: rule.action,
+            action: rule.action,
             templates: Vec::new(),
         }
     }
@@ -137,7 +137,7 @@ impl ActiveRule {
     fn is_like(&self, other: &Self) -> bool {
         self.name == other.name
             && self.transports == other.transports
-            && self.verdict == other.verdict
+            && self.action == other.action
             && (self.v4, self.v6) == (other.v4, other.v6)
     }
 }
@@ -190,7 +190,7 @@ impl RuleSet {
             .entry(rule.name.name().wire().into())
             .or_default()
             .push(self.rules.len());
-        self.denials += usize::from(rule.verdict == RuleAction::Deny);
+        self.denials += usize::from(rule.action == RuleAction::Deny);
         for template in &rule.templates {
             let place = (template.pipeline, template.table_id);
             *self.places.entry(place).or_default() += 1;
@@ -217,7 +217,7 @@ impl RuleSet {
             let known = places.iter_mut().rev().find(|known| **known == from);
             known.into_iter().for_each(|known| *known = place);
         }
-        self.denials -= usize::from(rule.verdict == RuleAction::Deny);
+        self.denials -= usize::from(rule.action == RuleAction::Deny);
         for template in &rule.templates {
             release(&mut self.places, &(template.pipeline, template.table_id));
             if let ActionTemplate::Copy { source, .. } = &template.actions {
@@ -286,7 +286,7 @@ impl RuleSet {
 
     /// Whether some rule denies `name`.
     pub fn denies(&self, name: &DomainName) -> bool {
-        let denies = |rule: &ActiveRule| rule.verdict == RuleAction::Deny;
+        let denies = |rule: &ActiveRule| rule.action == RuleAction::Deny;
         self.any_denies() && self.matching(name).any(denies)
     }
 

@@ -221,7 +221,7 @@ impl Switch {
             is_first: !self.adopted,
         };
         if found.is_none() && reading.is_first {
-            // Verdicts get no numbers before those of an earlier run are known.
+            // Groups get no numbers before those of an earlier run are known.
             self.question_refused(now);
             return None;
         }

@@ -23,8 +23,8 @@ labels! {
     RevalidationWait {
         /// No wait: no packet was denied lately.
         Quiet = "quiet",
-        /// No wait: the addresses have verdicts whose flows are in force.
-        Verdict = "verdict",
+        /// No wait: the addresses have groups whose flows are in force.
+        Group = "group",
         /// Wait: packets were denied lately, or the counters were not read for long enough.
         Lately = "denied_lately",
         /// Wait: the flows that deny are not counted.

@@ -159,7 +159,7 @@ impl Waiting {
     // What only ends.
 
     /// Takes the removals of flows out of the changes, at these addresses of pods, where nothing is added between the
-    /// same ends. Those of a verdict do not wait: its number rests from now on.
+    /// same ends. Those of a group do not wait: its number rests from now on.
     pub(super) fn put_off(
         &mut self,
         changes: &mut Vec<FlowChange>,

@@ -146,8 +146,8 @@ impl Addresses {
 pub enum Ends {
     /// From one address to one address.
     Addresses(Addresses),
-    /// From one address, with these bits in the mark: to the addresses of a verdict.
-    Verdict {
+    /// From one address, with these bits in the mark: to the addresses of a group.
+    Group {
         /// The pod's address.
         src: IpAddr,
         /// The bits of the packet's mark.
@@ -173,15 +173,15 @@ impl Ends {
     pub fn src(self) -> IpAddr {
         match self {
             Self::Addresses(addresses) => addresses.src(),
-            Self::Verdict { src, .. } => src,
+            Self::Group { src, .. } => src,
         }
     }
 
-    /// The address that the pod was told; `None` if the flow is for all addresses of a verdict.
+    /// The address that the pod was told; `None` if the flow is for all addresses of a group.
     pub fn dst(self) -> Option<IpAddr> {
         match self {
             Self::Addresses(addresses) => Some(addresses.dst()),
-            Self::Verdict { .. } => None,
+            Self::Group { .. } => None,
         }
     }
 }
@@ -197,8 +197,8 @@ impl From<Addresses> for Ends {
 pub enum Target {
     /// The address.
     Address(IpAddr),
-    /// The bits that the program on the pod's veth sets in the mark of packets to the addresses of a verdict.
-    Verdict(Masked),
+    /// The bits that the program on the pod's veth sets in the mark of packets to the addresses of a group.
+    Group(Masked),
 }
 
 impl From<IpAddr> for Target {
@@ -235,7 +235,7 @@ pub struct Match {
     pub metadata: u64,
     /// OVS register tests by register number (0 to 15), among them reg14, the logical input port.
     pub registers: Arc<Registers>,
-    /// Source, and destination or verdict.
+    /// Source, and destination or group.
     pub ends: Ends,
     /// Protocol and port; `None` for every packet between the two ends.
     pub transport: Option<Transport>,
@@ -364,7 +364,7 @@ impl FlowTemplate {
         let src = self.src;
         let ends = match target.into() {
             Target::Address(dst) => Addresses::between(src, dst)?.into(),
-            Target::Verdict(mark) => Ends::Verdict {
+            Target::Group(mark) => Ends::Group {
                 src,
                 mark,
                 is_untranslated: !self.ends_marks(),

@@ -358,14 +358,14 @@ pub const DENIAL_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// … and as many at once as this time allows: thirty-two. The rest is counted.
 pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 
-/// Verdicts of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
+/// Groups of one port, an eighth of the numbers that there are by default. A pod needs one for each set of rules that
 /// an address of its has. Beyond, addresses get flows of their own, and other pods have their numbers.
-pub(crate) const VERDICTS_PER_PORT_MAX: usize = 256;
-/// How long the flows of a verdict stay that no address has: pods ask for the same names again.
-pub(crate) const VERDICT_STAYS: Duration = Duration::from_secs(60);
-/// How long the number of a verdict is not given to another one after its flows were removed. Until the revalidators
+pub(crate) const GROUPS_PER_PORT_MAX: usize = 256;
+/// How long the flows of a group stay that no address has: pods ask for the same names again.
+pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
+/// How long the number of a group is not given to another one after its flows were removed. Until the revalidators
 /// have been at work, the switch has megaflows of it.
-pub(crate) const VERDICT_RESTS: Duration = Duration::from_secs(10);
+pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(10);
 /// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the

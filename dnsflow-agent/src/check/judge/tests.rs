@@ -8,7 +8,7 @@ use crate::{
     capture::survey::Link,
     check::{Status, facts::Kernel},
     k8s::{DnsService, permissions},
-    verdict::Obstacle,
+    open_by::Obstacle,
 };
 
 const MASK: NonZeroU32 = NonZeroU32::new(0xffe0_0000).expect("not zero");
@@ -62,7 +62,7 @@ fn sound() -> Facts {
             hw_offload: false,
         }),
         openflow: Ok(()),
-        verdict: Ok(Choice::Marks(MASK)),
+        open_by: Ok(Choice::Marks(MASK)),
         nb: Ok(BTreeMap::from([(ACL, acl)])),
         sb: Ok(Southbound {
             flows: vec![flow],
@@ -253,7 +253,7 @@ fn pods_without_veth_are_named() {
 fn how_addresses_are_opened_is_said_with_the_reason() {
     use Status::{Failed, Ok as Fine, Warning};
     let reason = || "/x/vswitchd.pid is missing".to_owned();
-    for (verdict, status, text) in [
+    for (open_by, status, text) in [
         (
             Ok(Choice::Marks(MASK)),
             Fine,
@@ -280,12 +280,12 @@ fn how_addresses_are_opened_is_said_with_the_reason() {
             "whether packets can be marked is not known: /x/vswitchd.pid is missing; start Open vSwitch",
         ),
         (
-            Err(VerdictError(Obstacle::NotInKernel)),
+            Err(OpenByError(Obstacle::NotInKernel)),
             Failed,
             "--verdict=kernel: the bridge is not in the kernel's datapath",
         ),
     ] {
-        let facts = Facts { verdict, ..sound() };
+        let facts = Facts { open_by, ..sound() };
         let findings = judge(&facts);
         let finding = findings.iter().find(|finding| finding.check == "verdict");
         let finding = finding.expect("it is asked");

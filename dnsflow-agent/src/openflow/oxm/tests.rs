@@ -124,7 +124,7 @@ fn any_match() -> impl Strategy<Value = Match> {
         any::<(Ipv4Addr, Ipv4Addr)>().prop_map(|(src, dst)| Addresses::V4 { src, dst }.into()),
         any::<(Ipv6Addr, Ipv6Addr)>().prop_map(|(src, dst)| Addresses::V6 { src, dst }.into()),
         (any::<IpAddr>(), mark, any::<bool>()).prop_map(|(src, mark, is_untranslated)| {
-            Ends::Verdict {
+            Ends::Group {
                 src,
                 mark,
                 is_untranslated,

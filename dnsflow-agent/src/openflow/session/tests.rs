@@ -367,7 +367,7 @@ fn where_many_flows_were_shown_the_next_dump_comes_in_shards() {
     session.shown = Shown {
         v4: shards::SHARD_FLOWS,
         v6: 1,
-        verdicts: 0,
+        groups: 0,
     };
     session.ask(FlowQuestion::Dump);
     let request = wire::OFPT_MULTIPART_REQUEST;

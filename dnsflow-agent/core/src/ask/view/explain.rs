@@ -554,7 +554,7 @@ impl View<'_> {
         let row = &to.port.row;
         let sets = self.policy.sets(row);
         let is_it = |active: &crate::policy::rules::ActiveRule| {
-            active.name.meaning() == name.meaning() && active.verdict == rule.action
+            active.name.meaning() == name.meaning() && active.action == rule.action
         };
         let is_active = sets
             .iter()
@@ -597,7 +597,7 @@ impl View<'_> {
         }
         let flows = self.cache.flows_of(address, entry);
         let are_there = flows.is_some_and(|(_, flows)| !flows.is_empty() && !flows.is_lost());
-        let is_marked = entry.installed.verdict().is_none() || entry.installed.is_marked();
+        let is_marked = entry.installed.group().is_none() || entry.installed.is_marked();
         (!are_there || !is_marked).then(|| {
             let text = "its flow is not in the switch at the moment".to_owned();
             (Reason::FlowMissing, text)
@@ -613,10 +613,10 @@ impl View<'_> {
         let active = |place: &(usize, usize)| &sets[place.0].rules()[place.1];
         let is_it = |place: &(usize, usize)| {
             let active = active(place);
-            active.index == index && active.verdict == rule.action
+            active.index == index && active.action == rule.action
         };
         let mut matched = matched_by_any(&sets, entry.names.keys());
-        matched.retain(|place| !entry.is_refused || active(place).verdict == RuleAction::Deny);
+        matched.retain(|place| !entry.is_refused || active(place).action == RuleAction::Deny);
         let addresses = &to.port.row.addresses;
         let fitting = fitting(&sets, addresses, address.is_ipv6(), &matched, room)?;
         let is_cut = matched.iter().any(is_it) && !fitting.whole.iter().any(is_it);

@@ -68,7 +68,7 @@ fn flows_of_another_name_that_come_in_place_of_a_mark_do_not_stand_before_those_
     assert!(changes <= 8 + CHANGES_UNDER_WAY_MAX, "{changes}");
 }
 
-/// The number of a verdict rests until the switch has forgotten its megaflows. It rests from the moment at which the
+/// The number of a group rests until the switch has forgotten its megaflows. It rests from the moment at which the
 /// removal of its flows is planned, so that this does not wait behind what ends for another pod.
 #[test]
 fn a_number_rests_from_the_removal_of_its_flows_on() {
@@ -88,21 +88,21 @@ fn a_number_rests_from_the_removal_of_its_flows_on() {
     for (name, told) in told.iter().enumerate() {
         node.answer("p1", &format!("n{name}.example.com"), told, 600);
     }
-    let of_verdict = |node: &Node| {
+    let of_group = |node: &Node| {
         let mut keys = node.switch.keys();
-        keys.any(|key| matches!(key.matches.ends, Ends::Verdict { .. }))
+        keys.any(|key| matches!(key.matches.ends, Ends::Group { .. }))
     };
     node.pass(Duration::from_secs(115));
-    assert!(of_verdict(&node));
+    assert!(of_group(&node));
     node.waiting = Some(VecDeque::new());
     node.remove_interface("p1");
-    while !node.engine.told.cache.verdicts().ids().is_empty() {
+    while !node.engine.told.cache.groups().ids().is_empty() {
         node.carry_out_next();
         node.pass(Duration::from_millis(500));
     }
     assert_ne!(node.engine.switch.sizes()[2], 0, "removals of p1 wait");
     carry_out_sent(&mut node);
-    assert!(!of_verdict(&node), "its flows go at once");
+    assert!(!of_group(&node), "its flows go at once");
 }
 
 /// What ends goes in parts. An answer for a name of one flow takes along all that waits at its addresses, in the batch

@@ -423,7 +423,7 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
         );
         let of_marks = |key: &&FlowKey| key.matches.ends.dst().is_none();
         let ends = |key| match ends(key) {
-            Ends::Verdict { src, mark, .. } => Some((src, mark)),
+            Ends::Group { src, mark, .. } => Some((src, mark)),
             Ends::Addresses(_) => None,
         };
         let marked: BTreeSet<_> = node.of_rules().filter(of_marks).filter_map(ends).collect();
@@ -460,7 +460,7 @@ fn run(steps: Vec<Step>, mark_mask: Option<u32>) {
         let after: BTreeSet<FlowKey> = node.switch.keys().cloned().collect();
         let mut added = BTreeSet::new();
         let mut removed = BTreeSet::new();
-        // The flows of a verdict may come and go while time passes.
+        // The flows of a group may come and go while time passes.
         let may_go_again = mark_mask.is_some() && matches!(step, Step::Pass(_));
         for (_, changes) in node.batches() {
             for change in changes {
@@ -495,7 +495,7 @@ fn denied(node: &Node, name: usize) -> bool {
     let ports = node.engine.ports.iter();
     let sets = ports.flat_map(|(_, port)| node.engine.policy.sets(&port.row));
     sets.flat_map(|set| set.matching(&name))
-        .any(|rule| rule.verdict == RuleAction::Deny)
+        .any(|rule| rule.action == RuleAction::Deny)
 }
 
 #[test]
@@ -504,11 +504,11 @@ fn engine_and_model_agree() {
 }
 
 #[test]
-fn engine_and_model_agree_by_verdict() {
+fn engine_and_model_agree_by_group() {
     agree(Some(0xffe0_0000));
 }
 
-/// With so few numbers, addresses get flows of their own beside those with verdicts.
+/// With so few numbers, addresses get flows of their own beside those with groups.
 #[test]
 fn engine_and_model_agree_when_numbers_run_out() {
     agree(Some(0x3));

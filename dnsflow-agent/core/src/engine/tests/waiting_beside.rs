@@ -198,9 +198,9 @@ fn an_edit_before_the_comparison_takes_nothing_away_that_waits() {
     }
 }
 
-/// By marks, a pod with many verdicts of many ports goes. Their flows end together, a minute later.
+/// By marks, a pod with many groups of many ports goes. Their flows end together, a minute later.
 #[test]
-fn verdicts_of_a_pod_that_goes_do_not_stand_before_what_opens_for_another() {
+fn groups_of_a_pod_that_goes_do_not_stand_before_what_opens_for_another() {
     for way in WAYS {
         let mut rules: Vec<Rule> = (0..18)
             .map(|name| many(allow(&format!("n{name}.test")), 200))

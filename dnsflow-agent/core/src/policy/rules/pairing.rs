@@ -602,7 +602,7 @@ impl Pairing {
         }
         for Flow { matches, template } in &row.flows {
             // For a name that no rule mentions: the resource was edited and OVN has not followed yet.
-            let Some((name, verdict)) = self.rule_of(matches, index) else {
+            let Some((name, action)) = self.rule_of(matches, index) else {
                 continue;
             };
             let template = match template {
@@ -625,7 +625,7 @@ impl Pairing {
                 v4: matches.v4.is_some(),
                 v6: matches.v6.is_some(),
                 transports: matches.transports.clone(),
-                verdict,
+                action,
                 templates: vec![Arc::clone(template)],
             };
             let known = rules
@@ -642,7 +642,7 @@ impl Pairing {
         part
     }
 
-    /// Name and verdict of the rule that the address sets of both families stand for. Two spellings of a name
+    /// Name and action of the rule that the address sets of both families stand for. Two spellings of a name
     /// can have one address set: of several rules, the rule at `index` counts, else the first.
     fn rule_of(&self, matches: &NameMatch, index: u32) -> Option<(&DnsName, RuleAction)> {
         let rules = |set: AddressSet| {

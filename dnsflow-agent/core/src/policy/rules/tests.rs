@@ -156,7 +156,7 @@ fn two_spellings_of_a_name_are_two_rules_whatever_address_sets_they_have() {
         let found: Vec<_> = paired.sets[PORT_GROUP]
             .rules()
             .iter()
-            .map(|rule| (rule.index, rule.name.written(), rule.verdict))
+            .map(|rule| (rule.index, rule.name.written(), rule.action))
             .collect();
         let wanted = [
             (0, "Example.COM".into(), RuleAction::Deny),
@@ -198,7 +198,7 @@ fn a_firewall_is_enforced_where_its_acls_say_so() {
     // OVN has more: it was shortened, and left one behind.
     check(&old[..2], &acls, true);
     check(&[], &acls, true);
-    // It has less, another order, other verdicts, other ports.
+    // It has less, another order, other actions, other ports.
     check(&old, &acls[..2], false);
     check(&[old[2].clone(), deny_all(), old[0].clone()], &acls, false);
     check(

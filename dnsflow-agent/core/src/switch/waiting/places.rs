@@ -164,14 +164,14 @@ pub(super) fn put_before(before: Vec<Change>, changes: &mut Vec<FlowChange>, fro
 }
 
 /// Whose packets the flow of a change is for, and where they go; `None` for a change of many flows. The two flows of a
-/// verdict, for packets that a load balancer sends elsewhere and for the others, have the same ends.
+/// group, for packets that a load balancer sends elsewhere and for the others, have the same ends.
 pub(super) fn ends(change: &FlowChange) -> Option<Ends> {
     change.key().map(ends_of)
 }
 
 fn ends_of(key: &FlowKey) -> Ends {
     match key.matches.ends {
-        Ends::Verdict { src, mark, .. } => Ends::Verdict {
+        Ends::Group { src, mark, .. } => Ends::Group {
             src,
             mark,
             is_untranslated: false,

@@ -65,7 +65,7 @@ fn write_match(text: &mut String, matches: &Match) {
         (Some(Protocol::Sctp), true) => "sctp6",
     };
     // ovs-ofctl writes these before the protocol.
-    if let Ends::Verdict {
+    if let Ends::Group {
         mark,
         is_untranslated,
         ..
@@ -88,7 +88,7 @@ fn write_match(text: &mut String, matches: &Match) {
         Ends::Addresses(Addresses::V6 { src, dst }) => {
             write!(text, ",ipv6_src={src},ipv6_dst={dst}")
         }
-        Ends::Verdict { src, .. } => {
+        Ends::Group { src, .. } => {
             let field = if src.is_ipv6() { "ipv6_src" } else { "nw_src" };
             write!(text, ",{field}={src}")
         }

@@ -1,8 +1,8 @@
-//! The verdicts: sets of flow templates that packets are matched to by their marks.
+//! The groups: sets of flow templates that packets are matched to by their marks.
 //!
-//! A verdict is a plan that is in use, with a number. The program on a pod's veth writes the number into the mark
-//! of each packet to an address that has the verdict; the flows of the verdict match the mark. Opening an address
-//! whose verdict is in force changes nothing in the switch (`docs/decisions/verdict.md`).
+//! A group is a plan that is in use, with a number. The program on a pod's veth writes the number into the mark
+//! of each packet to an address that has the group; the flows of the group match the mark. Opening an address
+//! whose group is in force changes nothing in the switch (`docs/decisions/group.md`).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,30 +23,29 @@ use crate::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
         limits::{
-            CHANGES_UNDER_WAY_MAX, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
-            VERDICTS_PER_PORT_MAX,
+            CHANGES_UNDER_WAY_MAX, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED,
         },
     },
 };
 
-/// The number of a verdict, from 1 on.
+/// The number of a group, from 1 on.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub(crate) struct VerdictId(u32);
+pub(crate) struct GroupId(u32);
 
-/// All verdicts of the node.
+/// All groups of the node.
 #[derive(Debug)]
-pub(crate) struct Verdicts {
+pub(crate) struct Groups {
     /// The bits of the mark that are ours; `None` if addresses have flows of their own.
     mask: Option<u32>,
     /// The interfaces whose packets are marked.
     interfaces: BTreeMap<PortId, u32>,
-    by_plan: HashMap<Plan, VerdictId>,
-    verdicts: BTreeMap<VerdictId, Verdict>,
+    by_plan: HashMap<Plan, GroupId>,
+    groups: BTreeMap<GroupId, Group>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
-    resting: BTreeMap<VerdictId, Timestamp>,
-    /// Numbers of an earlier run that packets are still marked with: the verdicts of their addresses have other ones, and
+    resting: BTreeMap<GroupId, Timestamp>,
+    /// Numbers of an earlier run that packets are still marked with: the groups of their addresses have other ones, and
     /// are not in force.
-    former: BTreeSet<VerdictId>,
+    former: BTreeSet<GroupId>,
     /// When the last complete reading of the kernel's marks began.
     read_at: Option<Timestamp>,
     /// The kernel has refused a mark: addresses get flows of their own until then.
@@ -54,28 +53,28 @@ pub(crate) struct Verdicts {
 }
 
 #[derive(Debug)]
-struct Verdict {
+struct Group {
     port: PortId,
     plan: Plan,
     flows: Flows,
     /// Whether the switch has confirmed the flows, and none was lost since.
     in_force: bool,
-    /// How many addresses have the verdict.
+    /// How many addresses have the group.
     addresses: usize,
-    /// Since when no address has the verdict, if none has.
+    /// Since when no address has the group, if none has.
     unused_since: Timestamp,
     /// The addresses that get their marks when the flows are in force.
     waiting: BTreeSet<IpAddr>,
 }
 
-impl Verdicts {
+impl Groups {
     /// There are none. `mask` are the bits of the mark that are ours.
     pub(crate) fn new(mask: Option<u32>) -> Self {
         Self {
             mask: mask.filter(|mask| *mask != 0),
             interfaces: BTreeMap::new(),
             by_plan: HashMap::new(),
-            verdicts: BTreeMap::new(),
+            groups: BTreeMap::new(),
             resting: BTreeMap::new(),
             former: BTreeSet::new(),
             read_at: None,
@@ -83,7 +82,7 @@ impl Verdicts {
         }
     }
 
-    /// Whether addresses get verdicts on this node.
+    /// Whether addresses get groups on this node.
     pub(crate) fn are_on(&self) -> bool {
         self.mask.is_some()
     }
@@ -129,15 +128,10 @@ impl Verdicts {
         self.refused_until.is_some_and(|until| until > now)
     }
 
-    /// The verdict of one more address with this plan. Its flows are in force, on their way, or in the batch from
+    /// The group of one more address with this plan. Its flows are in force, on their way, or in the batch from
     /// now on. `None` if the port's packets are not marked, no number is left (for this port, or at all), or the numbers
     /// of an earlier run are not known.
-    pub(crate) fn take(
-        &mut self,
-        port: PortId,
-        plan: &Plan,
-        batch: &mut Batch,
-    ) -> Option<VerdictId> {
+    pub(crate) fn take(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
         self.interfaces.get(&port)?;
         if !self.knows_marks(batch) {
             return None;
@@ -147,10 +141,10 @@ impl Verdicts {
             None => self.make(port, plan, batch)?,
         };
         self.write(id, batch);
-        let verdict = self.verdicts.get_mut(&id)?;
-        verdict.addresses += 1;
+        let group = self.groups.get_mut(&id)?;
+        group.addresses += 1;
         // A port that comes again has the same plans, and another id.
-        verdict.port = port;
+        group.port = port;
         Some(id)
     }
 
@@ -160,35 +154,29 @@ impl Verdicts {
         batch.id().is_none() || batch.has_adopted && self.read_at.is_some()
     }
 
-    /// Writes the flows of a verdict that are lost. Where the switch is connected and not compared, it is not known
+    /// Writes the flows of a group that are lost. Where the switch is connected and not compared, it is not known
     /// whether the flows are there: all of them are written, but for those that wait for the first comparison.
-    pub(crate) fn write(&mut self, id: VerdictId, batch: &mut Batch) {
+    pub(crate) fn write(&mut self, id: GroupId, batch: &mut Batch) {
         if !self.knows_marks(batch) {
             return;
         }
         let target = self.target(id);
-        let verdict = self
-            .verdicts
-            .get_mut(&id)
-            .filter(|verdict| !verdict.in_force);
-        let Some((verdict, target)) = verdict.zip(target) else {
+        let group = self.groups.get_mut(&id).filter(|group| !group.in_force);
+        let Some((group, target)) = group.zip(target) else {
             return;
         };
-        let is_unsent = matches!(verdict.flows.written, Written::Unsent { .. });
+        let is_unsent = matches!(group.flows.written, Written::Unsent { .. });
         if is_unsent && batch.is_before_comparison() {
-            verdict.flows.write_again(target, batch);
+            group.flows.write_again(target, batch);
         } else {
-            verdict.flows.restore(target, batch);
+            group.flows.restore(target, batch);
         }
     }
 
-    fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<VerdictId> {
+    fn make(&mut self, port: PortId, plan: &Plan, batch: &mut Batch) -> Option<GroupId> {
         let now = batch.now();
-        let of_port = self
-            .verdicts
-            .values()
-            .filter(|verdict| verdict.port == port);
-        if of_port.count() >= VERDICTS_PER_PORT_MAX {
+        let of_port = self.groups.values().filter(|group| group.port == port);
+        if of_port.count() >= GROUPS_PER_PORT_MAX {
             return None;
         }
         let id = self.number(plan, now)?;
@@ -196,7 +184,7 @@ impl Verdicts {
         let mut flows = Flows::default();
         flows.enforce(target, plan.clone(), None, batch);
         self.by_plan.insert(plan.clone(), id);
-        let verdict = Verdict {
+        let group = Group {
             port,
             plan: plan.clone(),
             flows,
@@ -205,39 +193,39 @@ impl Verdicts {
             unused_since: now,
             waiting: BTreeSet::new(),
         };
-        self.verdicts.insert(id, verdict);
+        self.groups.insert(id, group);
         Some(id)
     }
 
     /// A number for a plan: mostly the one that the same plan had in the last run.
-    fn number(&mut self, plan: &Plan, now: Timestamp) -> Option<VerdictId> {
+    fn number(&mut self, plan: &Plan, now: Timestamp) -> Option<GroupId> {
         self.resting.retain(|_, until| *until > now);
         let mask = self.mask?;
         let max = mask >> mask.trailing_zeros();
         let mut hasher = DefaultHasher::new();
         plan.hash(&mut hasher);
         let first = (hasher.finish() % u64::from(max)) as u32;
-        let ids = (0..max).map(|at| VerdictId((first + at) % max + 1));
-        let is_free = |id: &VerdictId| {
+        let ids = (0..max).map(|at| GroupId((first + at) % max + 1));
+        let is_free = |id: &GroupId| {
             let is_marked = self.resting.contains_key(id) || self.former.contains(id);
-            !self.verdicts.contains_key(id) && !is_marked
+            !self.groups.contains_key(id) && !is_marked
         };
         ids.take(NUMBERS_TRIED).find(is_free)
     }
 
-    /// An address has this verdict no longer.
-    pub(crate) fn release(&mut self, id: VerdictId, address: IpAddr, now: Timestamp) {
-        if let Some(verdict) = self.verdicts.get_mut(&id) {
-            verdict.waiting.remove(&address);
-            verdict.addresses = verdict.addresses.saturating_sub(1);
-            verdict.unused_since = now;
+    /// An address has this group no longer.
+    pub(crate) fn release(&mut self, id: GroupId, address: IpAddr, now: Timestamp) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.waiting.remove(&address);
+            group.addresses = group.addresses.saturating_sub(1);
+            group.unused_since = now;
         }
     }
 
-    /// The address gets its mark when the flows of the verdict are in force.
-    pub(crate) fn wait(&mut self, id: VerdictId, address: IpAddr) {
-        if let Some(verdict) = self.verdicts.get_mut(&id) {
-            verdict.waiting.insert(address);
+    /// The address gets its mark when the flows of the group are in force.
+    pub(crate) fn wait(&mut self, id: GroupId, address: IpAddr) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.waiting.insert(address);
         }
     }
 
@@ -246,23 +234,23 @@ impl Verdicts {
         self.refused_until = Some(now + MARKS_REFUSED);
     }
 
-    // Verdicts.
+    // Groups.
 
-    /// The bits in the mark of packets with this verdict.
-    pub(crate) fn mark(&self, id: VerdictId) -> Option<Masked> {
+    /// The bits in the mark of packets with this group.
+    pub(crate) fn mark(&self, id: GroupId) -> Option<Masked> {
         self.mask.map(|mask| id.mark(mask))
     }
 
-    /// What the flows of a verdict match in place of the destination.
-    pub(crate) fn target(&self, id: VerdictId) -> Option<Target> {
-        self.mark(id).map(Target::Verdict)
+    /// What the flows of a group match in place of the destination.
+    pub(crate) fn target(&self, id: GroupId) -> Option<Target> {
+        self.mark(id).map(Target::Group)
     }
 
-    /// The verdict that a flow with these bits belongs to.
-    pub(crate) fn of_mark(&self, mark: Masked) -> Option<VerdictId> {
+    /// The group that a flow with these bits belongs to.
+    pub(crate) fn of_mark(&self, mark: Masked) -> Option<GroupId> {
         let mask = self.mask.filter(|mask| *mask == mark.mask())?;
-        let id = VerdictId(mark.value() >> mask.trailing_zeros());
-        self.verdicts.contains_key(&id).then_some(id)
+        let id = GroupId(mark.value() >> mask.trailing_zeros());
+        self.groups.contains_key(&id).then_some(id)
     }
 
     /// Packets are still marked with this number of an earlier run. It is given to no plan until the marks are read again.
@@ -271,82 +259,75 @@ impl Verdicts {
     }
 
     /// The number in a mark.
-    pub(crate) fn number_in(&self, mark: u32) -> Option<VerdictId> {
+    pub(crate) fn number_in(&self, mark: u32) -> Option<GroupId> {
         let mask = self.mask?;
-        Some(VerdictId(mark >> mask.trailing_zeros()))
+        Some(GroupId(mark >> mask.trailing_zeros()))
     }
 
-    /// The plan of a verdict.
-    pub(crate) fn plan(&self, id: VerdictId) -> Plan {
-        let verdict = self.verdicts.get(&id);
-        verdict
-            .map(|verdict| verdict.plan.clone())
-            .unwrap_or_default()
+    /// The plan of a group.
+    pub(crate) fn plan(&self, id: GroupId) -> Plan {
+        let group = self.groups.get(&id);
+        group.map(|group| group.plan.clone()).unwrap_or_default()
     }
 
-    /// Whether this is the plan of the verdict.
-    pub(crate) fn is_plan(&self, id: VerdictId, plan: &Plan) -> bool {
-        self.verdicts
+    /// Whether this is the plan of the group.
+    pub(crate) fn is_plan(&self, id: GroupId, plan: &Plan) -> bool {
+        self.groups
             .get(&id)
-            .is_some_and(|verdict| verdict.plan == *plan)
+            .is_some_and(|group| group.plan == *plan)
     }
 
-    /// Whether the verdict of this mark ends: no address has had it for a while before `at`, or there is none.
+    /// Whether the group of this mark ends: no address has had it for a while before `at`, or there is none.
     pub(crate) fn is_over(&self, mark: u32, at: Timestamp) -> bool {
-        let verdict = self.number_in(mark).and_then(|id| self.verdicts.get(&id));
-        verdict.is_none_or(|verdict| verdict.is_over(at))
+        let group = self.number_in(mark).and_then(|id| self.groups.get(&id));
+        group.is_none_or(|group| group.is_over(at))
     }
 
     /// Whether the flows are in force.
-    pub(crate) fn is_in_force(&self, id: VerdictId) -> bool {
-        self.verdicts
-            .get(&id)
-            .is_some_and(|verdict| verdict.in_force)
+    pub(crate) fn is_in_force(&self, id: GroupId) -> bool {
+        self.groups.get(&id).is_some_and(|group| group.in_force)
     }
 
-    /// The flows of a verdict.
-    pub(crate) fn flows(&self, id: VerdictId) -> Option<&Flows> {
-        self.verdicts.get(&id).map(|verdict| &verdict.flows)
+    /// The flows of a group.
+    pub(crate) fn flows(&self, id: GroupId) -> Option<&Flows> {
+        self.groups.get(&id).map(|group| &group.flows)
     }
 
     /// The same, to be changed.
-    pub(crate) fn flows_mut(&mut self, id: VerdictId) -> Option<&mut Flows> {
-        self.verdicts.get_mut(&id).map(|verdict| &mut verdict.flows)
+    pub(crate) fn flows_mut(&mut self, id: GroupId) -> Option<&mut Flows> {
+        self.groups.get_mut(&id).map(|group| &mut group.flows)
     }
 
-    /// Every verdict.
-    pub(crate) fn ids(&self) -> Vec<VerdictId> {
-        self.verdicts.keys().copied().collect()
+    /// Every group.
+    pub(crate) fn ids(&self) -> Vec<GroupId> {
+        self.groups.keys().copied().collect()
     }
 
-    /// The flows of all verdicts that this comparison has found.
+    /// The flows of all groups that this comparison has found.
     pub(crate) fn shown(&self, comparison: u32) -> impl Iterator<Item = (FlowKey, Cookie)> {
-        self.verdicts.iter().flat_map(move |(id, verdict)| {
+        self.groups.iter().flat_map(move |(id, group)| {
             let target = self.target(*id).into_iter();
-            target.flat_map(move |target| verdict.flows.shown(target, comparison))
+            target.flat_map(move |target| group.flows.shown(target, comparison))
         })
     }
 
-    /// How many flows all verdicts have.
+    /// How many flows all groups have.
     pub(crate) fn flow_count(&self) -> usize {
-        self.verdicts
-            .values()
-            .map(|verdict| verdict.flows.len())
-            .sum()
+        self.groups.values().map(|group| group.flows.len()).sum()
     }
 
-    /// A flow of the verdict was lost.
-    pub(crate) fn lost(&mut self, id: VerdictId) {
-        if let Some(verdict) = self.verdicts.get_mut(&id) {
-            verdict.in_force = false;
+    /// A flow of the group was lost.
+    pub(crate) fn lost(&mut self, id: GroupId) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.in_force = false;
         }
     }
 
     /// The connection is lost: the switch may come back without the flows. `comparisons` is how many have ended.
     pub(crate) fn disconnected(&mut self, comparisons: u32) {
-        for verdict in self.verdicts.values_mut() {
-            verdict.in_force = false;
-            verdict.flows.written = Written::Unsent { comparisons };
+        for group in self.groups.values_mut() {
+            group.in_force = false;
+            group.flows.written = Written::Unsent { comparisons };
         }
     }
 
@@ -377,18 +358,18 @@ impl Verdicts {
         let Some(mask) = self.mask else {
             return marked;
         };
-        for (id, verdict) in &mut self.verdicts {
-            let target = Target::Verdict(id.mark(mask));
-            if !verdict.in_force && is_there(target, &verdict.flows) {
-                verdict.in_force = true;
-                let waiting = std::mem::take(&mut verdict.waiting);
-                marked.extend(waiting.into_iter().map(|address| (verdict.port, address)));
+        for (id, group) in &mut self.groups {
+            let target = Target::Group(id.mark(mask));
+            if !group.in_force && is_there(target, &group.flows) {
+                group.in_force = true;
+                let waiting = std::mem::take(&mut group.waiting);
+                marked.extend(waiting.into_iter().map(|address| (group.port, address)));
             }
         }
         marked
     }
 
-    /// All marks of the kernel were read. Those of verdicts that were over at the beginning are removed, and so are those
+    /// All marks of the kernel were read. Those of groups that were over at the beginning are removed, and so are those
     /// of an earlier run, unless this is the first reading.
     pub(crate) fn marks_read(&mut self, reading: Reading) {
         self.read_at = Some(reading.since);
@@ -397,17 +378,17 @@ impl Verdicts {
         }
     }
 
-    /// Removes the flows of verdicts that no address has had for a while. An address whose next verdict has not come
-    /// into force keeps the mark of the former one, so the end is that of the last reading: no mark of these verdicts
+    /// Removes the flows of groups that no address has had for a while. An address whose next group has not come
+    /// into force keeps the mark of the former one, so the end is that of the last reading: no mark of these groups
     /// is left in the kernel.
     pub(crate) fn sweep(&mut self, batch: &mut Batch) {
         let now = batch.now();
         let Some(read_at) = self.read_at else {
             return;
         };
-        let verdicts = self.verdicts.iter();
-        let over = verdicts.filter(|(_, verdict)| verdict.is_over(read_at));
-        let over: Vec<VerdictId> = over.map(|(id, _)| *id).collect();
+        let groups = self.groups.iter();
+        let over = groups.filter(|(_, group)| group.is_over(read_at));
+        let over: Vec<GroupId> = over.map(|(id, _)| *id).collect();
         let before = batch.len();
         for id in over {
             if batch.len() - before >= CHANGES_UNDER_WAY_MAX {
@@ -415,26 +396,26 @@ impl Verdicts {
                 break;
             }
             let target = self.target(id);
-            if let Some((verdict, target)) = self.verdicts.remove(&id).zip(target) {
-                verdict.flows.close(target, batch);
-                self.by_plan.remove(&verdict.plan);
-                self.resting.insert(id, now + VERDICT_RESTS);
+            if let Some((group, target)) = self.groups.remove(&id).zip(target) {
+                group.flows.close(target, batch);
+                self.by_plan.remove(&group.plan);
+                self.resting.insert(id, now + GROUP_RESTS);
             }
         }
     }
 }
 
-impl VerdictId {
+impl GroupId {
     /// The number in these bits.
     fn mark(self, mask: u32) -> Masked {
         Masked::new(self.0 << mask.trailing_zeros(), mask)
     }
 }
 
-impl Verdict {
-    /// Whether no address has had the verdict for a while before `at`.
+impl Group {
+    /// Whether no address has had the group for a while before `at`.
     fn is_over(&self, at: Timestamp) -> bool {
-        self.addresses == 0 && self.unused_since + VERDICT_STAYS <= at
+        self.addresses == 0 && self.unused_since + GROUP_STAYS <= at
     }
 }
 

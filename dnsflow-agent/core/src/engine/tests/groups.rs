@@ -11,8 +11,8 @@ use crate::{
     values::{
         flow::{Action, Ends, Masked},
         limits::{
-            FLOWS_PER_ADDRESS_MAX, MARK_SLACK, MARKS_REFUSED, VERDICT_RESTS, VERDICT_STAYS,
-            VERDICTS_PER_PORT_MAX,
+            FLOWS_PER_ADDRESS_MAX, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARK_SLACK,
+            MARKS_REFUSED,
         },
     },
 };
@@ -97,7 +97,7 @@ fn the_flow_clears_the_mark_and_then_does_what_the_rule_says() {
     assert_eq!(*of_end.actions, [clear, Action::Resubmit { table }]);
     // A load balancer leads elsewhere than where the mark is for.
     let [of_rule, of_end] = [rule, end].map(|key| match key.matches.ends {
-        Ends::Verdict {
+        Ends::Group {
             src,
             mark,
             is_untranslated,
@@ -262,7 +262,7 @@ fn an_address_in_use_stays_and_an_idle_one_goes() {
     node.pass(Duration::from_secs(180));
     assert!(node.destinations().is_empty());
     assert!(node.marks.is_empty(), "{:?}", node.marks);
-    node.pass(VERDICT_STAYS + 2 * COMPARE_INTERVAL);
+    node.pass(GROUP_STAYS + 2 * COMPARE_INTERVAL);
     assert!(node.switch.is_empty(), "{:?}", node.switch);
     assert_eq!(node.engine.flow_count(), 0);
 }
@@ -292,9 +292,9 @@ fn a_restart_goes_on_with_marks_and_flows() {
     assert_eq!(after.marks[&known].0, mark, "the same number");
 }
 
-/// An update of the agent, or another `--verdict`.
+/// An update of the agent, or another `--group`.
 #[test]
-fn flows_of_an_agent_without_verdicts_stay_until_the_marks_are_set() {
+fn flows_of_an_agent_without_groups_stay_until_the_marks_are_set() {
     let mut before = Node::bare().start(&rules());
     before.answer("p1", "www.example.com", &[ADDRESS], 600);
     let snapshot = before.engine.snapshot(before.now);
@@ -409,7 +409,7 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
     node.set_firewall(&moved);
     node.set_ovn(&moved);
     assert_eq!(node.open()[0].2, 10_999);
-    // The flows of the former verdict stay for a while: no packet has its mark any more.
+    // The flows of the former group stay for a while: no packet has its mark any more.
     let after: BTreeSet<_> = node.switch.keys().cloned().collect();
     assert!(after.is_superset(&before));
     let deletions = node.batches().into_iter().flat_map(|(_, changes)| changes);
@@ -422,7 +422,7 @@ fn an_edit_of_the_rules_moves_addresses_without_a_gap() {
 }
 
 /// OVN may have blocked connections while a rule denied them.
-/// The flows of the verdict that an address gets by an edit wait behind what the pod itself has changed.
+/// The flows of the group that an address gets by an edit wait behind what the pod itself has changed.
 #[test]
 fn an_edit_does_not_wait_behind_what_the_pod_was_told() {
     let many = |name: &str| Rule {
@@ -520,7 +520,7 @@ fn is_opened(node: &Node) -> bool {
 }
 
 #[test]
-fn an_answer_waits_for_flows_of_its_verdict_that_are_lost() {
+fn an_answer_waits_for_flows_of_its_group_that_are_lost() {
     for told in [ADDRESS, OTHER] {
         let mut node = node();
         node.answer("p1", "www.example.com", &[ADDRESS], 600);
@@ -542,7 +542,7 @@ fn an_answer_waits_for_flows_of_its_verdict_that_are_lost() {
 }
 
 #[test]
-fn an_answer_waits_for_the_batch_that_brings_the_flows_of_its_verdict() {
+fn an_answer_waits_for_the_batch_that_brings_the_flows_of_its_group() {
     let mut node = node();
     node.switch_answers = false;
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
@@ -583,7 +583,7 @@ fn where_the_switch_is_gone_only_what_is_new_waits() {
 }
 
 #[test]
-fn before_the_comparison_a_new_address_brings_the_flows_of_its_verdict() {
+fn before_the_comparison_a_new_address_brings_the_flows_of_its_group() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     node.give(Input::SwitchDown);
@@ -604,7 +604,7 @@ fn before_the_comparison_a_new_address_brings_the_flows_of_its_verdict() {
 }
 
 #[test]
-fn a_verdict_goes_on_with_a_port_that_has_come_again() {
+fn a_group_goes_on_with_a_port_that_has_come_again() {
     let mut node = node();
     node.answer("p1", "www.example.com", &[ADDRESS], 600);
     node.remove_interface("p1");
@@ -678,7 +678,7 @@ fn a_mark_that_is_there_can_be_another_although_marks_are_refused() {
 }
 
 #[test]
-fn one_pod_cannot_take_all_verdicts() {
+fn one_pod_cannot_take_all_groups() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"].map(|label| format!("{label}.test"));
     let mut rules: Vec<_> = names.iter().map(|name| allow(name)).collect();
     rules.push(deny_all());
@@ -696,7 +696,7 @@ fn one_pod_cannot_take_all_verdicts() {
     }
     let of_p1 = node.destinations().len();
     assert_eq!(of_p1, 399, "the rest has flows");
-    assert!(node.marks.len() >= VERDICTS_PER_PORT_MAX);
+    assert!(node.marks.len() >= GROUPS_PER_PORT_MAX);
     let flows_of_its_own = node
         .switch
         .keys()
@@ -732,7 +732,7 @@ fn node_of_three(rules: &[Rule]) -> Node {
     node
 }
 
-/// Where the flow of the address is after the edit. There is a flow of somebody else: the verdict of the address does
+/// Where the flow of the address is after the edit. There is a flow of somebody else: the group of the address does
 /// not come into force.
 fn foreign_flow() -> Input {
     let [former, moved] = edit();
@@ -754,7 +754,7 @@ fn take_two_numbers(node: &mut Node) {
     node.answer("p1", "b.test", &[third], 600);
 }
 
-/// Verdicts are made of all numbers that are free. None of them opens the address of a former number.
+/// Groups are made of all numbers that are free. None of them opens the address of a former number.
 fn take_all_numbers(node: &mut Node) {
     take_two_numbers(node);
     let destinations = [2, 3].map(|host| format!("203.0.113.{host}"));
@@ -768,7 +768,7 @@ fn a_number_is_not_free_while_the_kernel_marks_with_it() {
     node.give(foreign_flow());
     node.set_firewall(&moved);
     node.set_ovn(&moved);
-    node.pass(VERDICT_STAYS + VERDICT_RESTS + 3 * COMPARE_INTERVAL);
+    node.pass(GROUP_STAYS + GROUP_RESTS + 3 * COMPARE_INTERVAL);
     take_all_numbers(&mut node);
     assert!(!node.marks.contains_key(&(ifindex(&node), ADDRESS.into())));
 }
@@ -783,7 +783,7 @@ fn no_number_is_freed_while_the_marks_cannot_be_read() {
     node.set_firewall(&moved);
     node.set_ovn(&moved);
     node.hides_marks = true;
-    node.pass(VERDICT_STAYS + VERDICT_RESTS + 3 * COMPARE_INTERVAL);
+    node.pass(GROUP_STAYS + GROUP_RESTS + 3 * COMPARE_INTERVAL);
     assert!(has_flows(&node) && !node.marks.is_empty());
     node.hides_marks = false;
     node.pass(COMPARE_INTERVAL);
@@ -803,7 +803,7 @@ fn moved_meanwhile(before: &mut Node, places: u16) -> (Node, Input) {
     (node, Input::Sb(sb))
 }
 
-/// The verdict of the address does not come into force.
+/// The group of the address does not come into force.
 #[test]
 fn a_number_of_the_former_run_is_not_free_while_the_kernel_marks_with_it() {
     let [former, _] = edit();
@@ -883,7 +883,7 @@ fn a_mark_of_an_earlier_run_goes_if_its_number_may_be_another_ones() {
     let place = (ifindex(&twin), IpAddr::from(ADDRESS));
     assert_ne!(twin.marks[&place].0, former_mark, "another number");
     let (mut node, _) = restarted();
-    // The verdict does not come into force.
+    // The group does not come into force.
     let key = twin.switch.into_keys().next().expect("its flow");
     let cookie = 0x1234;
     node.give(Input::ForeignFlow { key, cookie });
@@ -970,7 +970,7 @@ fn a_number_of_the_former_run_is_not_free_before_the_marks_are_read() {
     assert_eq!(node.marks.len(), 1);
 }
 
-/// A pod on two networks asks for a name, whose rule has many flows: a verdict for each port, in two parts of one batch.
+/// A pod on two networks asks for a name, whose rule has many flows: a group for each port, in two parts of one batch.
 /// The switch refuses the flows of the first.
 #[test]
 fn a_refused_part_of_a_batch_leads_to_no_mark() {
@@ -998,7 +998,7 @@ fn a_refused_part_of_a_batch_leads_to_no_mark() {
 /// The rule of an address was taken away while no agent ran, and the marks cannot be read at the start. The snapshot has
 /// another address, whose plan gets the number of the former one.
 #[test]
-fn no_flow_of_a_verdict_is_sent_while_the_marks_of_the_former_run_cannot_be_read() {
+fn no_flow_of_a_group_is_sent_while_the_marks_of_the_former_run_cannot_be_read() {
     // One number for all.
     let config = || Config {
         mark_mask: NonZeroU32::new(0x8000_0000),

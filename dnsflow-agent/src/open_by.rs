@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::{
-    options::{AgentOptions, Verdict},
+    options::{AgentOptions, OpenBy},
     vswitch_db,
     vswitchd::{self, with_causes},
 };
@@ -53,7 +53,7 @@ impl fmt::Display for Obstacle {
 /// Why the agent cannot do what `--verdict=kernel` says.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("--verdict=kernel: {0}; take --verdict=auto or flows")]
-pub struct VerdictError(pub Obstacle);
+pub struct OpenByError(pub Obstacle);
 
 /// Open vSwitch does not say what is to be known.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// The bits of a packet's mark that say its verdict.
+    /// The bits of a packet's mark that say its group.
     pub fn mark_mask(self) -> Option<NonZeroU32> {
         match self {
             Self::Flows | Self::FlowsForNow => None,
@@ -109,15 +109,15 @@ impl Choice {
     /// # Errors
     ///
     /// With `--verdict=kernel`, if packets cannot be marked.
-    pub async fn of(options: &AgentOptions, patience: Duration) -> Result<Self, VerdictError> {
+    pub async fn of(options: &AgentOptions, patience: Duration) -> Result<Self, OpenByError> {
         let mask = options.mark_mask;
         let switch = Switch::of(options);
-        if options.verdict == Verdict::Flows {
+        if options.open_by == OpenBy::Flows {
             return Ok(Self::FlowsAsked);
         }
-        if options.verdict == Verdict::Kernel {
+        if options.open_by == OpenBy::Kernel {
             return match switch.obstacle_within(patience).await {
-                Ok(Some(obstacle @ Obstacle::NotInKernel)) => Err(VerdictError(obstacle)),
+                Ok(Some(obstacle @ Obstacle::NotInKernel)) => Err(OpenByError(obstacle)),
                 Ok(_) => Ok(Self::Marks(mask)),
                 Err(error) => Ok(Self::MarksUnasked(mask, with_causes(&error))),
             };
@@ -147,7 +147,7 @@ impl Choice {
 /// # Errors
 ///
 /// As [`Choice::of`].
-pub async fn choose(options: &AgentOptions) -> Result<Way, VerdictError> {
+pub async fn choose(options: &AgentOptions) -> Result<Way, OpenByError> {
     let choice = Choice::of(options, PATIENCE).await?;
     match &choice {
         Choice::FlowsAsked | Choice::Marks(_) => {}
