@@ -1180,7 +1180,7 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
         };
-        learned.read_counters_soon = port.add(address, name, term, &self.limits);
+        learned.read_counters_soon = port.add(learning.resolution, &self.limits);
         self.version += 1;
         self.count_names(port_id);
         self.look_in_time(port_id, address);
@@ -1976,16 +1976,17 @@ impl PortCache {
 
     /// Adds a name to an address. Returns whether the counters should be read soon, because some
     /// addresses may have to go.
-    fn add(
-        &mut self,
-        address: IpAddr,
-        name: &DomainName,
-        term: Term,
-        limits: &CacheLimits,
-    ) -> bool {
+    fn add(&mut self, resolution: Resolution<'_>, limits: &CacheLimits) -> bool {
+        let Resolution {
+            address,
+            name,
+            term,
+            standing,
+            ..
+        } = resolution;
         let entry = self.entry_or_new(address);
         let is_new = usize::from(entry.names.is_empty());
-        entry.names.insert(name.clone(), term);
+        entry.names.add(name.clone(), term, standing.get());
         self.names += 1;
         self.denied_names += usize::from(term.is_denied);
         self.changed(address);
@@ -2265,10 +2266,22 @@ impl Names {
         }
     }
 
+    /// Adds a name, whose rules are known if the names by their rules may be.
+    fn add(&mut self, name: DomainName, term: Term, standing: Option<&Standing>) {
+        let by_rules = self.by_rules.take().zip(standing);
+        self.insert(name.clone(), term);
+        self.by_rules = by_rules.map(|(mut by_rules, standing)| {
+            by_rules.add(name, standing.clone());
+            by_rules
+        });
+    }
+
     /// Removes a name. Returns its term, if there was such a name.
     pub(crate) fn remove(&mut self, name: &DomainName) -> Option<Term> {
         let at = self.place(name).ok()?;
-        self.by_rules = None;
+        if let Some(by_rules) = &mut self.by_rules {
+            by_rules.remove(name);
+        }
         Some(self.terms.remove(at).1)
     }
 

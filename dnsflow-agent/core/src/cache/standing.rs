@@ -54,7 +54,7 @@ pub(super) enum AtAddress {
     Full,
 }
 
-/// The names of an address by their rules, until the names or the rules change.
+/// The names of an address by their rules, until the rules change.
 #[derive(Debug)]
 pub(super) struct ByRules {
     /// The version of the rules.
@@ -76,6 +76,21 @@ impl ByRules {
             names: by_rules,
             any_alike,
         }
+    }
+
+    /// Adds a name.
+    pub(super) fn add(&mut self, name: DomainName, standing: Standing) {
+        self.names.entry(standing).or_default().push(name);
+        self.any_alike = self.names.iter().any(|of_rules| are_alike(&of_rules));
+    }
+
+    /// Removes a name.
+    pub(super) fn remove(&mut self, name: &DomainName) {
+        self.names.retain(|_, names| {
+            names.retain(|other| other != name);
+            !names.is_empty()
+        });
+        self.any_alike = self.names.iter().any(|of_rules| are_alike(&of_rules));
     }
 
     /// Whether these are the rules of this version.

@@ -39,6 +39,15 @@ proptest! {
             .collect();
         let all = names.iter().map(|(name, (standing, _))| (name.clone(), standing.clone()));
         let by_rules = ByRules::new(0, all);
+        let mut changed = ByRules::new(0, std::iter::empty());
+        let gone = name("gone.test");
+        changed.add(gone.clone(), further.clone());
+        for (name, (standing, _)) in &names {
+            changed.add(name.clone(), standing.clone());
+        }
+        changed.remove(&gone);
+        prop_assert_eq!(&changed.names, &by_rules.names);
+        prop_assert_eq!(changed.any_alike, by_rules.any_alike);
         let end = |name: &DomainName| names.get(name).map(|(_, end)| Timestamp::from_nanos(*end));
         let first = by_rules.first_to_go(&further, end);
         let at_address = by_rules.at_address(&further);

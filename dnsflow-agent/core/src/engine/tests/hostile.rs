@@ -845,6 +845,9 @@ fn names_of_a_full_address_are_looked_at_once_for_further_ones() {
     assert_eq!(looked_at(&node), 3 * full);
     assert_eq!(names_of(&node, told[0]), NAMES_PER_ADDRESS_MAX);
     assert_eq!(places(&node, told[0]), (0..20).collect());
+    node.answer("p1", &format!("x.{last}"), &told, 600);
+    assert_eq!(looked_at(&node), 4 * full, "only to find the next one");
+    node.engine.told.cache.check();
 }
 
 #[test]
