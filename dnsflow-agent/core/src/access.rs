@@ -6,6 +6,7 @@
 mod answer;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     time::Duration,
@@ -13,7 +14,7 @@ use std::{
 
 use crate::{
     Timestamp,
-    cache::{Cache, Entry, FormerFlow, Learning, Resolution, Term},
+    cache::{Cache, Claim, Entry, FormerFlow, Learning, Resolution, Standing, Term},
     installed::{Batch, Flows, GroupId, ReadMark, Reading},
     io::{
         input::{MarkChange, MarkFound},
@@ -26,7 +27,7 @@ use crate::{
         Mention, Policy,
         plan::{FormerFlows, Plan, Planner, PortFacts, Room, in_order, keys_of, matched_by_any},
         refused::{Refusal, Refused, RefusedAddresses, Rejudged},
-        rules::{AlikeNames, ChangedRules},
+        rules::ChangedRules,
     },
     values::{
         connection::BlockedConnection,
@@ -46,6 +47,8 @@ pub(crate) struct Plans {
     planner: Planner,
     /// The ports by their tunnel keys. Made when first asked for.
     by_keys: Option<HashMap<TunnelKeys, PortId>>,
+    /// How often rules, ports or the pipeline may have changed.
+    version: u64,
 }
 
 impl Plans {
@@ -53,6 +56,7 @@ impl Plans {
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
         self.by_keys = None;
+        self.version += 1;
     }
 
     /// Makes the flows of plans.
@@ -180,14 +184,10 @@ impl Access<'_> {
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
-            alike: &|name| {
-                let row = &ports.get(resolution.port)?.row;
-                let sets = policy.sets(row);
-                let is_denied = || sets.iter().any(|set| set.denies(name));
-                // What OVN will deny is kept by its name.
-                let is_alone = policy.is_to_be_denied(row, name) && !is_denied();
-                AlikeNames::of(name, &sets).filter(|_| !is_alone)
+            standing: &|name, is_denied| {
+                standing(ports, policy, (resolution.port, name), is_denied)
             },
+            version: self.plans.version,
             batch,
             out,
             replan: Vec::new(),
@@ -312,6 +312,7 @@ impl Access<'_> {
                 name: &name,
                 term,
                 is_to_be_denied: false,
+                standing: &OnceCell::new(),
             };
             self.learn(resolution, batch, out);
         }
@@ -702,6 +703,31 @@ fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String
     let row = &ports.get(port)?.row;
     let namespace = policy.namespace_of(row)?;
     Some((namespace.to_owned(), row.iface_id.clone()))
+}
+
+/// The rules of a name of a port, of which `is_denied` says whether one denies the name.
+fn standing(
+    ports: &Ports,
+    policy: &Policy,
+    (port, name): (PortId, &DomainName),
+    is_denied: bool,
+) -> Standing {
+    let row = ports.get(port).map(|port| &port.row);
+    let known = row.filter(|row| policy.knows_names_for(row));
+    let alike = known.and_then(|row| policy.alike(row, name));
+    let is_matched = |row| {
+        let mut sets = policy.sets(row).into_iter();
+        sets.any(|set| set.matching_indices(name).next().is_some())
+    };
+    let claim = match known {
+        _ if is_denied => Claim::Denied,
+        None => Claim::Allowed,
+        Some(row) if policy.is_to_be_denied(row, name) => Claim::ToBeDenied,
+        Some(row) if is_matched(row) => Claim::Allowed,
+        Some(_) if alike.is_some() => Claim::Mentioned,
+        Some(_) => Claim::None,
+    };
+    Standing { claim, alike }
 }
 
 /// The flows that follow from names, rules and adopted flows. Adopted flows that deny are kept for

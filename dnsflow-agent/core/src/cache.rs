@@ -3,8 +3,10 @@
 pub mod snapshot;
 
 mod ended;
+mod standing;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet},
     net::{IpAddr, Ipv6Addr},
     ops::Bound::{Excluded, Unbounded},
@@ -29,10 +31,7 @@ use crate::{
         report::Report,
     },
     pods::ports::Ports,
-    policy::{
-        plan::{Plan, Room, RuleInPlace},
-        rules::AlikeNames,
-    },
+    policy::plan::{Plan, Room, RuleInPlace},
     tools::{
         deadline::{self, Deadline, Why},
         shares::Shares,
@@ -50,6 +49,8 @@ use crate::{
 };
 
 pub(crate) use ended::{End, EndedName, EndedNames};
+use standing::{AtAddress, ByRules};
+pub(crate) use standing::{Claim, Standing};
 
 /// What every pod was told.
 #[derive(Debug)]
@@ -311,6 +312,8 @@ pub(crate) struct Resolution<'a> {
     pub(crate) term: Term,
     /// Whether a rule denies the name that OVN may enforce later: all addresses of the name count.
     pub(crate) is_to_be_denied: bool,
+    /// The rules of the name, once they were asked for ([`Learning::standing`]).
+    pub(crate) standing: &'a OnceCell<Standing>,
 }
 
 /// A flow of an earlier run, for one address.
@@ -329,8 +332,10 @@ pub(crate) struct Learning<'a> {
     pub(crate) resolution: Resolution<'a>,
     /// Whose limits may be reached.
     pub(crate) whose: Whose<'a>,
-    /// The names that the rules of a name match, too; `None` if no name stands for the name.
-    pub(crate) alike: Alike<'a>,
+    /// The rules of a name of the port, and of whether a rule denies the name.
+    pub(crate) standing: &'a dyn Fn(&DomainName, bool) -> Standing,
+    /// The version of the rules: another one when they may be others.
+    pub(crate) version: u64,
     /// The changes of flows.
     pub(crate) batch: &'a mut Batch,
     /// Counters and reports.
@@ -358,9 +363,6 @@ pub(crate) struct Learned {
     /// Whether the counters should be read soon, to know which addresses are in use.
     pub(crate) read_counters_soon: bool,
 }
-
-/// The names that the rules of a name match, too.
-type Alike<'a> = &'a dyn for<'n> Fn(&'n DomainName) -> Option<AlikeNames<'n>>;
 
 /// Namespace and logical port of a port; `None` if the rules of no namespace hold for the port.
 pub(crate) type Whose<'a> = &'a dyn Fn(PortId) -> Option<(String, String)>;
@@ -1153,10 +1155,12 @@ impl Cache {
             self.prolong_mark(port_id, address, learning.batch);
             return learned;
         }
-        if self.prolong_alike(&mut learning) {
+        let at_address = self.at_address(&learning);
+        if let AtAddress::Alike(alike) = at_address {
+            self.prolong_alike(&alike, &mut learning);
             return learned;
         }
-        let room = self.make_room(&mut learning);
+        let room = self.make_room(&at_address, &mut learning);
         learned.replan = std::mem::take(&mut learning.replan);
         if let Err(limit) = room {
             learned.read_counters_soon = !matches!(
@@ -1176,7 +1180,7 @@ impl Cache {
         let Some(port) = self.ports.get_mut(&port_id) else {
             return learned;
         };
-        learned.read_counters_soon = port.add(address, name, term, &self.limits);
+        learned.read_counters_soon = port.add(learning.resolution, &self.limits);
         self.version += 1;
         self.count_names(port_id);
         self.look_in_time(port_id, address);
@@ -1185,10 +1189,35 @@ impl Cache {
         learned
     }
 
-    /// At an address with as many names as are kept, a name that the rules match which match a further one stands for that
-    /// one: it counts for as long, and what is open or closed stays as it is. Further rules may match a denied name.
-    /// Returns whether there is such a name.
-    fn prolong_alike(&mut self, learning: &mut Learning<'_>) -> bool {
+    /// What becomes of a further name of its address.
+    fn at_address(&mut self, learning: &Learning<'_>) -> AtAddress {
+        let Learning {
+            resolution,
+            standing,
+            version,
+            ..
+        } = learning;
+        let Resolution {
+            port,
+            address,
+            name,
+            term,
+            ..
+        } = resolution;
+        // A snapshot has no more names of an address than there were.
+        let is_saved = term.origin == Origin::Snapshot;
+        let entry = self.entry_mut(*port, *address).filter(|_| !is_saved);
+        let Some(entry) = entry.filter(|entry| entry.names.len() >= NAMES_PER_ADDRESS_MAX) else {
+            return AtAddress::Room;
+        };
+        let by_rules = entry.names.by_rules(*version, standing);
+        let further = || standing(name, term.is_denied);
+        by_rules.at_address(resolution.standing.get_or_init(further))
+    }
+
+    /// A name of a full address stands for a further one that the same rules match: it counts for as long, and what is
+    /// open or closed stays as it is.
+    fn prolong_alike(&mut self, alike: &DomainName, learning: &mut Learning<'_>) {
         let Resolution {
             port: id,
             address,
@@ -1196,63 +1225,45 @@ impl Cache {
             term,
             ..
         } = learning.resolution;
-        // A snapshot has no more of the others than are kept.
-        let is_saved = term.origin == Origin::Snapshot && !term.is_denied;
-        let entry = self.entry(id, address).filter(|_| !is_saved);
-        let Some(entry) = entry.filter(|entry| entry.names.len() >= NAMES_PER_ADDRESS_MAX) else {
-            return false;
-        };
-        let Some(alike) = (learning.alike)(name) else {
-            return false;
-        };
-        let stands = |other: &DomainName, of_other: &Term| {
-            of_other.is_denied == term.is_denied
-                && alike.have(other)
-                && (term.is_denied || (learning.alike)(other) == Some(alike))
-        };
-        let other = entry
-            .names
-            .iter()
-            .find(|(other, of_other)| stands(other, of_other))
-            .map(|(other, _)| other.clone());
-        let Some(other) = other else {
-            return false;
-        };
         if let Some(port) = self.ports.get_mut(&id) {
-            port.change_names(address, |names| names.prolong(&other, term));
+            port.change_names(address, |names| names.prolong(alike, term));
         }
         self.version += 1;
         self.prolong_mark(id, address, learning.batch);
-        self.leave_out(
-            (id, address),
-            name,
-            Limit::NamesOfAddress(address),
-            learning.batch.now(),
-        );
-        learning.out.counters.names_dropped += 1;
-        true
+        self.drop_name((id, address), name, learning);
     }
 
-    /// At an address with as many names as are kept, lets one of them stand for another one that the same rules match, of
-    /// those rules that match most: the one that ends last for the one that ends first. What is open or closed stays as it
-    /// is. Returns whether there are two such names.
-    fn unite_names(&mut self, learning: &mut Learning<'_>) -> bool {
+    /// Takes a name from a full address for a further one ([`ByRules::first_to_go`]).
+    fn give_way_at_address(&mut self, learning: &mut Learning<'_>) {
         let Resolution {
             port: id, address, ..
         } = learning.resolution;
-        let names = self.entry(id, address).map(|entry| &entry.names);
-        let Some((first, last)) = names.and_then(|names| names.alike(learning.alike)) else {
-            return false;
+        let further = learning.resolution.standing.get();
+        let names = self.entry_mut(id, address).map(|entry| &mut entry.names);
+        let first = further.and_then(|further| names?.first_to_go(further));
+        let Some((first, alike)) = first else {
+            return;
         };
-        let limit = Limit::NamesOfAddress(address);
-        self.leave_out((id, address), &first, limit, learning.batch.now());
-        learning.out.counters.names_dropped += 1;
+        self.drop_name((id, address), &first, learning);
         if let Some(port) = self.ports.get_mut(&id) {
-            port.change_names(address, |names| names.stand_for(&last, &first));
+            if let Some(alike) = alike {
+                port.change_names(address, |names| names.stand_for(&alike, &first));
+            }
             port.forget_name(&first, address);
         }
         self.count_names(id);
-        true
+    }
+
+    /// Counts a name for which a full address has no room.
+    fn drop_name(
+        &mut self,
+        (id, address): (PortId, IpAddr),
+        name: &DomainName,
+        learning: &mut Learning<'_>,
+    ) {
+        let limit = Limit::NamesOfAddress(address);
+        self.leave_out((id, address), name, limit, learning.batch.now());
+        learning.out.counters.names_dropped += 1;
     }
 
     /// Makes room for one more name of an address, and for the address if it is new. Notes the addresses that
@@ -1262,13 +1273,18 @@ impl Cache {
     ///
     /// The limit that leaves no room: all that is there may be in use, or is denied. Nobody has given way then, unless
     /// an address of the pod without a name has.
-    fn make_room(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
+    fn make_room(
+        &mut self,
+        at_address: &AtAddress,
+        learning: &mut Learning<'_>,
+    ) -> Result<(), Limit> {
         let Resolution {
             port: id,
             address,
             name,
             term,
             is_to_be_denied,
+            ..
         } = learning.resolution;
         let comparisons = learning.batch.comparisons();
         let limits = self.limits;
@@ -1276,35 +1292,13 @@ impl Cache {
             return Ok(());
         };
         let is_denied = term.is_denied || is_to_be_denied;
-        // A snapshot has no more names of an address, and no more addresses of a name, than there were.
+        // A snapshot has no more addresses of a name than there were.
         let is_saved = term.origin == Origin::Snapshot;
-        let entry = port.entries.get(&address);
-        let names_of = entry.map(|entry| entry.names.len());
-        let has_all_of_address = names_of.is_some_and(|names| names >= NAMES_PER_ADDRESS_MAX);
-        let limit = Limit::NamesOfAddress(address);
-        // A name that a rule denies takes the place of one that no rule denies. Where all are denied, it is one more:
-        // there are as many of these as the rules tell apart.
-        let least = entry.filter(|_| has_all_of_address && is_denied);
-        let least = least.and_then(|entry| entry.names.least());
-        if has_all_of_address && !is_denied && !is_saved && !self.unite_names(learning) {
-            return Err(limit);
-        }
-        if let Some(least) = least {
-            self.make_room_for_denied(learning)?;
-            if self.unite_names(learning) {
-                return Ok(());
-            }
-            self.leave_out((id, address), &least, limit, learning.batch.now());
-            learning.out.counters.names_dropped += 1;
-            if let Some(port) = self.ports.get_mut(&id) {
-                port.forget_name(&least, address);
-            }
-            return Ok(());
-        }
         // First who gives way, so that nobody does in vain.
-        let Some(port) = self.ports.get_mut(&id) else {
-            return Ok(());
-        };
+        if *at_address == AtAddress::Full {
+            return Err(Limit::NamesOfAddress(address));
+        }
+        let gives_way = *at_address == AtAddress::GivesWay;
         let has_all = port.of_name(name).len() >= limits.addresses_per_name_max;
         let of_name = match has_all && !is_denied && !is_saved {
             false => None,
@@ -1314,8 +1308,10 @@ impl Cache {
                 Some(candidate.ok_or_else(|| Limit::AddressesOfName(name.clone()))?)
             }
         };
-        let is_full = names_of.is_none() && port.entries.len() >= limits.addresses_per_port_max;
-        let has_all_names = port.names >= limits.names_per_port_max() && of_name.is_none();
+        let is_new = !port.entries.contains_key(&address);
+        let is_full = is_new && port.entries.len() >= limits.addresses_per_port_max;
+        let has_all_names =
+            port.names >= limits.names_per_port_max() && of_name.is_none() && !gives_way;
         let yielding = match is_denied {
             true => Yielding::Undenied,
             false => Yielding::Unused,
@@ -1338,6 +1334,10 @@ impl Cache {
         if let Some(candidate) = of_name {
             let limit = Limit::AddressesOfName(name.clone());
             self.give_up_name((id, candidate), name, limit, learning);
+        }
+        if gives_way {
+            self.give_way_at_address(learning);
+            return Ok(());
         }
         if let Some(candidate) = of_pod {
             let limit = match is_full {
@@ -1846,6 +1846,13 @@ impl Cache {
         self.ports.get(&port).map_or(0, |port| port.looks)
     }
 
+    /// How many names of full addresses were looked at for further ones.
+    #[cfg(test)]
+    pub(crate) fn names_looked_at(&self) -> usize {
+        let entries = self.ports.values().flat_map(|port| port.entries.values());
+        entries.map(|entry| entry.names.looked_at).sum()
+    }
+
     /// Checks that each collection is within its limit, and that all agree.
     #[cfg(test)]
     pub(crate) fn check(&self) {
@@ -1969,16 +1976,17 @@ impl PortCache {
 
     /// Adds a name to an address. Returns whether the counters should be read soon, because some
     /// addresses may have to go.
-    fn add(
-        &mut self,
-        address: IpAddr,
-        name: &DomainName,
-        term: Term,
-        limits: &CacheLimits,
-    ) -> bool {
+    fn add(&mut self, resolution: Resolution<'_>, limits: &CacheLimits) -> bool {
+        let Resolution {
+            address,
+            name,
+            term,
+            standing,
+            ..
+        } = resolution;
         let entry = self.entry_or_new(address);
         let is_new = usize::from(entry.names.is_empty());
-        entry.names.insert(name.clone(), term);
+        entry.names.add(name.clone(), term, standing.get());
         self.names += 1;
         self.denied_names += usize::from(term.is_denied);
         self.changed(address);
@@ -2221,39 +2229,60 @@ impl Entry {
 ///
 /// Nearly always there is one name.
 #[derive(Debug, Default)]
-pub(crate) struct Names(SmallVec<[(DomainName, Term); 1]>);
+pub(crate) struct Names {
+    terms: SmallVec<[(DomainName, Term); 1]>,
+    /// The names by their rules, if there are as many as are kept and a further one has asked for them.
+    by_rules: Option<Box<ByRules>>,
+    /// How many names were looked at for further ones.
+    #[cfg(test)]
+    looked_at: usize,
+}
 
 impl Names {
     fn place(&self, name: &DomainName) -> Result<usize, usize> {
-        self.0.binary_search_by(|(other, _)| other.cmp(name))
+        self.terms.binary_search_by(|(other, _)| other.cmp(name))
     }
 
     /// The end of this name; `None` if there is no such name.
     pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
-        self.place(name).ok().map(|at| self.0[at].1.end())
+        self.place(name).ok().map(|at| self.terms[at].1.end())
     }
 
     /// Prolongs the term of a name. Returns whether there is such a name.
     pub(crate) fn prolong(&mut self, name: &DomainName, term: Term) -> bool {
         let place = self.place(name);
         if let Ok(at) = place {
-            self.0[at].1.prolong(term);
+            self.terms[at].1.prolong(term);
         }
         place.is_ok()
     }
 
     /// Sets the term of a name, and adds the name if it is new.
     pub(crate) fn insert(&mut self, name: DomainName, term: Term) {
+        self.by_rules = None;
         match self.place(&name) {
-            Ok(at) => self.0[at].1 = term,
-            Err(at) => self.0.insert(at, (name, term)),
+            Ok(at) => self.terms[at].1 = term,
+            Err(at) => self.terms.insert(at, (name, term)),
         }
+    }
+
+    /// Adds a name, whose rules are known if the names by their rules may be.
+    fn add(&mut self, name: DomainName, term: Term, standing: Option<&Standing>) {
+        let by_rules = self.by_rules.take().zip(standing);
+        self.insert(name.clone(), term);
+        self.by_rules = by_rules.map(|(mut by_rules, standing)| {
+            by_rules.add(name, standing.clone());
+            by_rules
+        });
     }
 
     /// Removes a name. Returns its term, if there was such a name.
     pub(crate) fn remove(&mut self, name: &DomainName) -> Option<Term> {
         let at = self.place(name).ok()?;
-        Some(self.0.remove(at).1)
+        if let Some(by_rules) = &mut self.by_rules {
+            by_rules.remove(name);
+        }
+        Some(self.terms.remove(at).1)
     }
 
     /// Of the names that no rule denies, the one that ends first.
@@ -2270,27 +2299,41 @@ impl Names {
         least.map(|(name, _)| name.clone())
     }
 
-    /// Of the names that the same rules match, the one that ends first and the one that ends last. They are of those rules
-    /// that match most names; `None` if no two names have the same rules.
-    fn alike(&self, alike: Alike<'_>) -> Option<(DomainName, DomainName)> {
-        let mut by_rules: BTreeMap<_, Vec<(Timestamp, &DomainName)>> = BTreeMap::new();
-        for (name, term) in self.iter() {
-            if let Some(alike) = alike(name) {
-                let names = by_rules.entry((term.is_denied, alike)).or_default();
-                names.push((term.end(), name));
-            }
+    /// The names by their rules of this version.
+    fn by_rules(
+        &mut self,
+        version: u64,
+        standing: impl Fn(&DomainName, bool) -> Standing,
+    ) -> &ByRules {
+        let known = self.by_rules.take().filter(|known| known.is_of(version));
+        #[cfg(test)]
+        if known.is_none() {
+            self.looked_at += self.len();
         }
-        let most = by_rules.into_values().max_by_key(Vec::len)?;
-        let (first, last) = (most.iter().min()?, most.iter().max()?);
-        (first != last).then(|| (first.1.clone(), last.1.clone()))
+        let terms = &self.terms;
+        self.by_rules.insert(known.unwrap_or_else(|| {
+            let names = terms.iter();
+            let names = names.map(|(name, term)| (name.clone(), standing(name, term.is_denied)));
+            Box::new(ByRules::new(version, names))
+        }))
+    }
+
+    /// The name that gives way to a further one ([`ByRules::first_to_go`]).
+    fn first_to_go(&mut self, further: &Standing) -> Option<(DomainName, Option<DomainName>)> {
+        #[cfg(test)]
+        {
+            self.looked_at += self.len();
+        }
+        let by_rules = self.by_rules.as_ref()?;
+        by_rules.first_to_go(further, |name| self.until(name))
     }
 
     /// Has one of the names count for as long as another one.
     fn stand_for(&mut self, name: &DomainName, other: &DomainName) {
         if let (Ok(at), Ok(other)) = (self.place(name), self.place(other)) {
-            let mut term = self.0[other].1;
-            term.prolong(self.0[at].1);
-            self.0[at].1 = term;
+            let mut term = self.terms[other].1;
+            term.prolong(self.terms[at].1);
+            self.terms[at].1 = term;
         }
     }
 
@@ -2301,17 +2344,17 @@ impl Names {
 
     /// The number of names.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.terms.len()
     }
 
     /// Whether there is no name.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.terms.is_empty()
     }
 
     /// The names with their terms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
-        self.0.iter().map(|(name, term)| (name, term))
+        self.terms.iter().map(|(name, term)| (name, term))
     }
 
     /// Notes for each name whether a rule denies the name. The rule can be younger than the answer. A name that no
@@ -2322,7 +2365,8 @@ impl Names {
         released: Timestamp,
     ) -> bool {
         let mut any = false;
-        for (name, term) in &mut self.0 {
+        self.by_rules = None;
+        for (name, term) in &mut self.terms {
             if is_denied(name, term) {
                 term.deny();
             } else if term.is_denied {

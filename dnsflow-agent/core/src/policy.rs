@@ -28,8 +28,8 @@ use crate::{
         pipeline::{Locator, Question},
         plan::PortFacts,
         rules::{
-            ACL_PRIORITY_OFFSET, ChangedRules, NamePattern, NotTakenOver, Problem, RuleSet,
-            is_dry_run,
+            ACL_PRIORITY_OFFSET, AlikeNames, ChangedRules, NamePattern, NotTakenOver, Problem,
+            RuleSet, is_dry_run,
             pairing::{Pairing, PairingChanges, differing},
             problems_of_resource,
         },
@@ -123,6 +123,11 @@ impl Local {
         let mut suffixes = name.suffixes();
         suffixes
             .any(|suffix| self.pairing.mentions(suffix) || self.other_names.contains_key(suffix))
+    }
+
+    /// Whether a rule has this name, in wire form, or an ACL of OVN.
+    fn knows(&self, name: &[u8]) -> bool {
+        self.pairing.knows(name) || self.other_names.contains_key(name)
     }
 
     /// Whether a rule that OVN does not enforce yet denies this name.
@@ -861,6 +866,18 @@ impl Policy {
         let namespace = self.filtered_as(row);
         let local = namespace.and_then(|namespace| self.locals.get(namespace));
         local.is_some_and(|local| local.is_to_deny(name))
+    }
+
+    /// The names that the same rules for an interface's pod match as this one: those that OVN enforces, and those that it
+    /// may enforce later. `None` if no rule mentions the name.
+    pub(crate) fn alike(&self, row: &Interface, name: &DomainName) -> Option<AlikeNames> {
+        let sets = self.sets(row);
+        let namespace = self.filtered_as(row);
+        let local = namespace.and_then(|namespace| self.locals.get(namespace));
+        AlikeNames::of(name, |suffix| {
+            sets.iter().any(|set| set.has_rules(suffix))
+                || local.is_some_and(|local| local.knows(suffix))
+        })
     }
 
     /// Whether the rules for an interface's pod are known.

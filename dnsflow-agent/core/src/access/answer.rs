@@ -1,6 +1,7 @@
 //! The steps of one answer that need ports, policy and cache. `Engine::answer` has their order.
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::Duration,
@@ -293,6 +294,7 @@ impl Access<'_> {
             true => reading.if_denied(),
             false => &reading.answer.addresses,
         };
+        let standing = OnceCell::new();
         for (address, ttl) in addresses {
             let mut term = self.cache.term(asked.captured_at, *ttl);
             term.server = asked.server;
@@ -324,6 +326,7 @@ impl Access<'_> {
                 name,
                 term,
                 is_to_be_denied,
+                standing: &standing,
             };
             let is_news = self.learn(resolution, batch, out);
             let cache = &mut *self.cache;

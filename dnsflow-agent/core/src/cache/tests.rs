@@ -133,13 +133,18 @@ impl Setup {
                 server: None,
             },
             is_to_be_denied: false,
+            standing: &OnceCell::new(),
         };
         let mut batch = self.switch.begin(at(0));
         let whose = |_| Some(("ns1".to_owned(), "ns1_p1".to_owned()));
         let learned = self.cache.learn(Learning {
             resolution,
             whose: &whose,
-            alike: &|_| None,
+            standing: &|_, _| Standing {
+                claim: Claim::Allowed,
+                alike: None,
+            },
+            version: 0,
             batch: &mut batch,
             out: &mut self.out,
             replan: Vec::new(),

@@ -274,6 +274,11 @@ impl RuleSet {
         places.map(|&place| &*self.rules[place])
     }
 
+    /// Whether rules have this name, in wire form, without wildcards.
+    pub(crate) fn has_rules(&self, name: &[u8]) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// Every rule, in no particular order.
     pub fn rules(&self) -> &[Arc<ActiveRule>] {
         &self.rules
@@ -313,32 +318,26 @@ impl RuleSet {
     }
 }
 
-/// The names that all rules match which match one name. Two names that have the same are matched by the same rules.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) struct AlikeNames<'a> {
+/// The names that the same rules match as one name.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct AlikeNames {
     /// The longest name with rules that the name is or stands below.
-    suffix: &'a [u8],
+    suffix: Box<[u8]>,
     /// How many labels the name has in front of it, of which 2 stands for more.
     in_front: usize,
 }
 
-impl<'a> AlikeNames<'a> {
-    /// The names like this one; `None` if no rule matches it.
-    pub(crate) fn of(name: &'a DomainName, sets: &[&RuleSet]) -> Option<Self> {
-        let has_rules = |suffix: &[u8]| sets.iter().any(|set| set.by_name.contains_key(suffix));
-        let mut suffixes = name.suffixes().enumerate();
-        let (in_front, suffix) = suffixes.find(|(_, suffix)| has_rules(suffix))?;
-        let in_front = in_front.min(2);
-        Some(Self { suffix, in_front })
-    }
-
-    /// Whether this name is one of them. Further rules may match it.
-    pub(crate) fn have(&self, name: &DomainName) -> bool {
+impl AlikeNames {
+    /// The names like this one; `None` if no rule matches it. `has_rules`: whether there are rules with a name, in wire
+    /// form, without wildcards.
+    pub(crate) fn of(name: &DomainName, has_rules: impl Fn(&[u8]) -> bool) -> Option<Self> {
         // Patterns tell no more of the names above: as many labels stand in front of those, or two at least.
         let mut suffixes = name.suffixes().enumerate();
-        name.wire().ends_with(self.suffix)
-            && suffixes
-                .any(|(in_front, suffix)| in_front.min(2) == self.in_front && suffix == self.suffix)
+        let (in_front, suffix) = suffixes.find(|(_, suffix)| has_rules(suffix))?;
+        Some(Self {
+            suffix: suffix.into(),
+            in_front: in_front.min(2),
+        })
     }
 }
 

@@ -152,8 +152,8 @@ impl Default for CacheLimits {
     }
 }
 
-/// Names remembered for one address of a port. Beyond, a name that a rule denies is remembered if no denied name of the
-/// address stands for it.
+/// Names remembered for one address of a port. Beyond, the rules that match decide which name gives way; one that a rule
+/// denies, or is to deny, is remembered in any case (`docs/decisions/budgets.md`).
 pub const NAMES_PER_ADDRESS_MAX: usize = 64;
 /// Names remembered on the node: the names of all addresses of all ports. Beyond, the port with
 /// most names forgets one (`docs/decisions/budgets.md`). A name with its entry takes 400 to 700

@@ -524,19 +524,34 @@ fn denied_names_of_an_address_leave_room_for_one_of_each_other_rule_also_over_a_
     let others = ["worse.test", "other.test", "x.bad.test"];
     let mut rules = vec![deny("bad.test")];
     rules.extend(others.map(deny));
-    let mut node = full_of_denied_names(&rules);
-    let all = BTreeSet::from([0, 1, 2, 3]);
-    for name in others {
-        node.answer("p1", name, &[ADDRESS], 60);
+    // OVN does not enforce these.
+    let crowd = |name| format!("n{name}.test");
+    rules.extend((1..NAMES_PER_ADDRESS_MAX).map(|name| deny(&crowd(name))));
+    for is_crowd_alike in [true, false] {
+        let mut node = Node::with(&rules[..4]);
+        node.set_firewall(&rules);
+        node.answer("p1", "bad.test", &[ADDRESS], 60);
+        for name in 1..NAMES_PER_ADDRESS_MAX {
+            let name = match is_crowd_alike {
+                true => format!("n{name}.bad.test"),
+                false => crowd(name),
+            };
+            node.answer("p1", &name, &[ADDRESS], 60);
+        }
+        let all = BTreeSet::from([0, 1, 2, 3]);
+        for name in others {
+            node.answer("p1", name, &[ADDRESS], 60);
+        }
+        assert_eq!(places(&node, ADDRESS), all);
+        let more = if is_crowd_alike { 0 } else { others.len() };
+        assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + more);
+        let saved = node.engine.snapshot(node.now);
+        node.switch.clear();
+        node.sentinels.clear();
+        let after = after_restart_with(&mut node, &saved, &rules[..4], Config::default());
+        assert_eq!(places(&after, ADDRESS), all);
+        assert_eq!(names_of(&after, ADDRESS), NAMES_PER_ADDRESS_MAX + more);
     }
-    assert_eq!(places(&node, ADDRESS), all);
-    assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 3);
-    node.engine.told.cache.check();
-    let saved = node.engine.snapshot(node.now);
-    node.switch.clear();
-    node.sentinels.clear();
-    let after = after_restart_with(&mut node, &saved, &rules, Config::default());
-    assert_eq!(places(&after, ADDRESS), all);
 }
 
 #[test]
@@ -554,7 +569,7 @@ fn further_denied_names_of_the_same_rules_take_no_room_and_are_not_planned() {
     }
     assert_eq!(planned(&mut node), 0);
     assert_eq!(node.batches(), []);
-    assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 1);
+    assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX);
     assert_eq!(node.engine.counters().names_dropped, dropped + 100);
     node.engine.told.cache.check();
 }
@@ -687,6 +702,152 @@ fn a_name_that_is_to_be_denied_is_given_up_for_no_allowed_one() {
     node.set_ovn(&after);
     node.pass(Duration::from_secs(1));
     assert_eq!(places(&node, ADDRESS), [0, 1, 2].into());
+}
+
+/// The pod is told names below one name for an address: one of them, or as many as are kept.
+fn crowd(node: &mut Node, names: usize) {
+    for name in 0..names {
+        node.answer("p1", &format!("n{name}.evil.test"), &[ADDRESS], 3600);
+    }
+}
+
+/// Each way to enforce a rule, with one name that is free for its owner, and with as many as an address keeps.
+fn ways_and_names() -> Vec<(Option<u32>, usize)> {
+    let ways = edits::WAYS.map(|way| [(way, 1), (way, NAMES_PER_ADDRESS_MAX)]);
+    ways.concat()
+}
+
+fn started_in(way: Option<u32>, rules: &[Rule]) -> Node {
+    let mut node = Node::bare();
+    node.engine = Engine::new(edits::config(way));
+    node.start(rules)
+}
+
+/// An edit has taken the rule of the names away.
+#[test]
+fn names_of_a_rule_that_is_gone_do_not_close_the_address_of_an_allowed_one() {
+    for (way, names) in ways_and_names() {
+        let mut node = started_in(way, &[allow("evil.test"), allow("good.test"), deny_all()]);
+        crowd(&mut node, names);
+        let edited = [allow("good.test"), deny_all()];
+        node.set_firewall(&edited);
+        node.set_ovn(&edited);
+        node.pass(Duration::from_secs(60));
+        node.answer("p1", "www.good.test", &[ADDRESS], 600);
+        assert_eq!(places(&node, ADDRESS), [0].into(), "{way:?}, {names} names");
+        node.engine.told.cache.check();
+    }
+}
+
+/// OVN does not enforce the rule of the names yet, or never.
+#[test]
+fn names_of_a_rule_that_is_not_in_force_do_not_close_the_address_of_an_allowed_one() {
+    for (way, names) in ways_and_names() {
+        let mut node = started_in(way, &[allow("good.test"), deny_all()]);
+        node.set_firewall(&[allow("good.test"), allow("evil.test"), deny_all()]);
+        crowd(&mut node, names);
+        node.answer("p1", "www.good.test", &[ADDRESS], 600);
+        assert_eq!(places(&node, ADDRESS), [0].into(), "{way:?}, {names} names");
+        node.engine.told.cache.check();
+    }
+}
+
+/// An edit denies two names, and OVN does not enforce it yet. One of them comes first, or the other.
+#[test]
+fn names_that_are_to_be_denied_leave_room_for_one_of_each_other_rule() {
+    let of_one_port = Rule {
+        ports: tcp(1),
+        ..deny("evil.test")
+    };
+    let before = [deny_all()];
+    let after = [of_one_port, deny("bad.test"), deny_all()];
+    for (way, names) in ways_and_names() {
+        for is_first in [false, true] {
+            let mut node = started_in(way, &before);
+            node.set_firewall(&after);
+            if !is_first {
+                crowd(&mut node, names);
+            }
+            node.answer("p1", "bad.test", &[ADDRESS], 60);
+            if is_first {
+                crowd(&mut node, names);
+            }
+            node.set_ovn(&after);
+            node.pass(Duration::from_secs(1));
+            let both = [0, 1].into();
+            assert_eq!(
+                places(&node, ADDRESS),
+                both,
+                "{way:?}, {names} names, {is_first}"
+            );
+            node.engine.told.cache.check();
+        }
+    }
+}
+
+/// All names of the address are to be denied, each by a rule of its own.
+#[test]
+fn a_name_that_is_to_be_denied_pushes_out_no_other_one_and_gives_way_to_none() {
+    let before = [allow("good.test"), deny_all()];
+    let crowd: Vec<String> = (0..NAMES_PER_ADDRESS_MAX)
+        .map(|name| format!("n{name}.test"))
+        .collect();
+    let mut after = vec![allow("good.test"), deny("bad.test")];
+    after.extend(crowd.iter().map(|name| deny(name)));
+    for way in edits::WAYS {
+        let mut node = started_in(way, &before);
+        node.set_firewall(&after);
+        for name in &crowd {
+            node.answer("p1", name, &[ADDRESS], 60);
+        }
+        let dropped = node.engine.counters().names_dropped;
+        node.answer("p1", "good.test", &[ADDRESS], 600);
+        assert_eq!(node.engine.counters().names_dropped, dropped + 1);
+        assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX);
+        node.answer("p1", "bad.test", &[ADDRESS], 60);
+        assert_eq!(names_of(&node, ADDRESS), NAMES_PER_ADDRESS_MAX + 1);
+        // OVN has rows for 20 rules here.
+        node.set_ovn(&after);
+        node.pass(Duration::from_secs(1));
+        assert_eq!(places(&node, ADDRESS), (1..20).collect(), "{way:?}");
+    }
+}
+
+/// Each name has rules of its own, so that none gives way to a further one.
+#[test]
+fn names_of_a_full_address_are_looked_at_once_for_further_ones() {
+    let crowd: Vec<String> = (0..=NAMES_PER_ADDRESS_MAX)
+        .map(|name| format!("n{name}.test"))
+        .collect();
+    let mut rules: Vec<Rule> = crowd.iter().map(|name| allow(name)).collect();
+    rules.push(deny_all());
+    let mut node = Node::with(&rules);
+    let told = addresses(0, 127);
+    for name in &crowd[..NAMES_PER_ADDRESS_MAX] {
+        node.answer("p1", name, &told, 3600);
+        node.pass(Duration::from_secs(20));
+    }
+    let full = NAMES_PER_ADDRESS_MAX * told.len();
+    let looked_at = |node: &Node| node.engine.told.cache.names_looked_at();
+    assert_eq!(looked_at(&node), 0);
+    let last = &crowd[NAMES_PER_ADDRESS_MAX];
+    for further in 0..100 {
+        for name in [last.clone(), format!("x{further}.{last}")] {
+            node.answer("p1", &name, &told, 600);
+        }
+        assert_eq!(looked_at(&node), full, "{further}");
+    }
+    // The rule comes into force: once more, and to find the name that gives way.
+    let edited = [vec![allow(last)], rules].concat();
+    node.set_firewall(&edited);
+    node.set_ovn(&edited);
+    node.answer("p1", last, &told, 600);
+    assert_eq!(looked_at(&node), 3 * full);
+    assert_eq!(names_of(&node, told[0]), NAMES_PER_ADDRESS_MAX);
+    assert_eq!(places(&node, told[0]), (0..20).collect());
+    node.answer("p1", &format!("x.{last}"), &told, 600);
+    assert_eq!(looked_at(&node), 4 * full, "only to find the next one");
+    node.engine.told.cache.check();
 }
 
 #[test]

@@ -365,6 +365,11 @@ impl Pairing {
         of_name.is_some_and(|one| !one.rules.is_empty())
     }
 
+    /// Whether a rule has this name, without a wildcard, or an ACL of OVN.
+    pub(crate) fn knows(&self, name: &[u8]) -> bool {
+        self.names.contains_key(name)
+    }
+
     /// Whether a rule for this name that OVN does not enforce yet denies names with so many labels in front, or an ACL
     /// of OVN does, for an EgressFirewall that was not read yet.
     pub(crate) fn is_to_deny(&self, name: &[u8], extra: usize) -> bool {
