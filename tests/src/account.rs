@@ -25,6 +25,8 @@ pub struct Account {
     pub overrun: u64,
     /// Answers that went back although a megaflow still dropped.
     pub dropping: u64,
+    /// Waits for the datapath that ended by an estimate, because it could not be asked.
+    pub estimated: u64,
     /// Addresses over the pod's budget of changes.
     pub over_budget: u64,
     /// Addresses that found no room in the cache.
@@ -55,6 +57,7 @@ impl Account {
             lost: sum("dnsflow_held_answers_lost_total{"),
             overrun: sum(r#"dnsflow_held_answers_total{event="overrun"}"#),
             dropping: sum(r#"dnsflow_revalidation_ends_total{event="dropping"}"#),
+            estimated: sum(r#"dnsflow_revalidation_ends_total{event="estimated"}"#),
             over_budget: sum(r#"dnsflow_addresses_not_kept_total{reason="over_budget"}"#),
             no_room: sum(r#"dnsflow_addresses_not_kept_total{reason="no_room"}"#),
             opening: sum(r#"dnsflow_answers_total{result="opening"}"#),
@@ -76,6 +79,7 @@ impl Account {
             lost: self.lost - earlier.lost,
             overrun: self.overrun - earlier.overrun,
             dropping: self.dropping - earlier.dropping,
+            estimated: self.estimated - earlier.estimated,
             over_budget: self.over_budget - earlier.over_budget,
             no_room: self.no_room - earlier.no_room,
             opening: self.opening - earlier.opening,
@@ -142,6 +146,7 @@ dnsflow_held_answers_total{event="overrun"} 3
 dnsflow_held_answers_lost_total{reason="full"} 1
 dnsflow_held_answers_lost_total{reason="too_long"} 1
 dnsflow_revalidation_ends_total{event="dropping"} 2
+dnsflow_revalidation_ends_total{event="estimated"} 9
 dnsflow_addresses_not_kept_total{reason="over_budget"} 4
 dnsflow_addresses_not_kept_total{reason="no_room"} 5
 dnsflow_answers_total{result="opening"} 8
@@ -159,6 +164,7 @@ dnsflow_mark_changes_total{change="refused"} 2"#;
             lost: 2,
             overrun: 3,
             dropping: 2,
+            estimated: 9,
             over_budget: 4,
             no_room: 5,
             opening: 8,
