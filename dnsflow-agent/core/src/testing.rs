@@ -250,6 +250,19 @@ impl Node {
         }));
     }
 
+    /// The logical port of a pod goes, and leaves the port group. Returns its row.
+    pub fn remove_logical_port(&mut self, name: &str) -> RowId {
+        let row = self.pods.remove(&format!("ns1_{name}"));
+        let row = row.expect("it is there");
+        let group = self.group();
+        self.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(row, None)],
+            port_groups: vec![group],
+            ..SbUpdate::default()
+        }));
+        row
+    }
+
     /// The port group of ns1, and its row.
     pub fn group(&self) -> (RowId, Option<PortGroup>) {
         let group = PortGroup {

@@ -2,7 +2,12 @@
 
 use std::collections::VecDeque;
 
-use super::{edits::config, limits::many, under_way::sizes, *};
+use super::{
+    edits::{ONE_NUMBER, config},
+    limits::many,
+    under_way::sizes,
+    *,
+};
 use crate::values::{flow::Ends, limits::CHANGES_UNDER_WAY_MAX};
 
 /// Carries out what was sent by now, and nothing that comes of it.
@@ -73,8 +78,7 @@ fn flows_of_another_name_that_come_in_place_of_a_mark_do_not_stand_before_those_
 #[test]
 fn a_number_rests_from_the_removal_of_its_flows_on() {
     let mut node = Node::bare();
-    // One number for all.
-    node.engine = Engine::new(config(Some(0x8000_0000)));
+    node.engine = Engine::new(config(ONE_NUMBER));
     let mut node = node.start(&[
         many(allow("example.com"), 1),
         allow("other.test"),

@@ -409,7 +409,7 @@ fn starts_give_a_mark_no_new_term() {
 }
 
 /// With this mask there is one number.
-const ONE_NUMBER: Option<u32> = Some(0x8000_0000);
+pub(super) const ONE_NUMBER: Option<u32> = Some(0x8000_0000);
 
 /// The number of a mark is given to another plan before the dump says what it stood for.
 #[test]

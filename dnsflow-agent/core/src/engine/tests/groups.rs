@@ -3,6 +3,8 @@
 use std::{collections::VecDeque, num::NonZeroU32};
 
 use super::{
+    edits::ONE_NUMBER,
+    limits::many,
     restart::{after_restart_with, read_but_southbound, southbound, started},
     *,
 };
@@ -920,23 +922,15 @@ fn a_pod_that_goes_late_takes_no_mark_of_the_successor_at_its_interface() {
 /// The rule of an address was taken away while no agent ran. An answer comes before the marks are read.
 #[test]
 fn a_number_of_the_former_run_is_not_free_before_the_marks_are_read() {
-    // One number for all.
-    let config = || Config {
-        mark_mask: NonZeroU32::new(0x8000_0000),
-        ..Config::default()
-    };
-    let on_ports = |rule: Rule, ports| Rule {
-        ports: tcp(ports),
-        ..rule
-    };
+    let config = || edits::config(ONE_NUMBER);
     let mut before = Node::bare();
     before.engine = Engine::new(config());
-    let mut before = before.start(&[on_ports(allow("old.test"), 1), deny_all()]);
+    let mut before = before.start(&[many(allow("old.test"), 1), deny_all()]);
     before.answer("p1", "www.old.test", &[ADDRESS], 600);
     before.pass(Duration::from_secs(30));
     assert_eq!((before.marks.len(), before.open().len()), (1, 1));
     let snapshot = before.engine.snapshot(before.now);
-    let rules = [deny_all(), on_ports(allow("new.test"), 2)];
+    let rules = [deny_all(), many(allow("new.test"), 2)];
     let node = started(&mut before, &snapshot, config());
     let mut node = read_but_southbound(node, &before, &rules);
     node.waiting = Some(VecDeque::new());
@@ -978,11 +972,7 @@ fn a_refused_part_of_a_batch_leads_to_no_mark() {
     for is_refused in [false, true] {
         let mut node = Node::bare();
         node.engine = Engine::new(config());
-        let of_many_ports = Rule {
-            ports: tcp(200),
-            ..allow("example.com")
-        };
-        let mut node = node.start(&[of_many_ports, deny_all()]);
+        let mut node = node.start(&[many(allow("example.com"), 200), deny_all()]);
         node.add_pod_as("udn", 7, "uid-p1", RowId::new(0x107));
         if is_refused {
             node.refused = std::mem::take(&mut of_p1);
@@ -999,20 +989,12 @@ fn a_refused_part_of_a_batch_leads_to_no_mark() {
 /// another address, whose plan gets the number of the former one.
 #[test]
 fn no_flow_of_a_group_is_sent_while_the_marks_of_the_former_run_cannot_be_read() {
-    // One number for all.
-    let config = || Config {
-        mark_mask: NonZeroU32::new(0x8000_0000),
-        ..Config::default()
-    };
-    let on_ports = |rule: Rule, ports| Rule {
-        ports: tcp(ports),
-        ..rule
-    };
+    let config = || edits::config(ONE_NUMBER);
     let mut before = Node::bare();
     before.engine = Engine::new(config());
     let mut before = before.start(&[
-        on_ports(allow("old.test"), 1),
-        on_ports(allow("new.test"), 2),
+        many(allow("old.test"), 1),
+        many(allow("new.test"), 2),
         deny_all(),
     ]);
     before.answer("p1", "www.old.test", &[ADDRESS], 600);
@@ -1020,7 +1002,7 @@ fn no_flow_of_a_group_is_sent_while_the_marks_of_the_former_run_cannot_be_read()
     before.pass(Duration::from_secs(30));
     assert_eq!(before.marks.len(), 1);
     let snapshot = before.engine.snapshot(before.now);
-    let rules = [deny_all(), on_ports(allow("new.test"), 2)];
+    let rules = [deny_all(), many(allow("new.test"), 2)];
     let node = started(&mut before, &snapshot, config());
     let mut node = read_but_southbound(node, &before, &rules);
     node.hides_marks = true;

@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::{edits::use_all, restart::after_restart_with, *};
+use super::{edits::use_all, limits::many, restart::after_restart_with, *};
 use crate::pods::budget::Changes;
 use crate::values::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
@@ -510,7 +510,7 @@ fn names_of(node: &Node, address: [u8; 4]) -> usize {
 }
 
 /// The places of the rules that have flows to an address.
-fn places(node: &Node, address: [u8; 4]) -> BTreeSet<u16> {
+pub(super) fn places(node: &Node, address: [u8; 4]) -> BTreeSet<u16> {
     let address = IpAddr::from(address).to_string();
     let of_address = node
         .open()
@@ -605,16 +605,8 @@ fn a_denied_name_pushes_out_no_allowed_one_where_another_stands_for_it() {
 /// Names below one name are free for its owner, which lets as many as are kept lead to the address of another name.
 #[test]
 fn names_below_one_name_do_not_close_the_address_of_an_allowed_one() {
-    let on_ports = |rule, ports| Rule {
-        ports: tcp(ports),
-        ..rule
-    };
     for evil in [allow("evil.test"), deny("evil.test")] {
-        let rules = [
-            on_ports(evil, 1),
-            on_ports(allow("good.test"), 2),
-            deny_all(),
-        ];
+        let rules = [many(evil, 1), many(allow("good.test"), 2), deny_all()];
         for way in edits::WAYS {
             let mut node = Node::bare();
             node.engine = Engine::new(edits::config(way));

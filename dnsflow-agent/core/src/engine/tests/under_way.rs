@@ -143,13 +143,7 @@ fn what_goes_with_a_pod_does_not_stand_before_what_opens_for_another() {
         if is_interface_first {
             node.remove_interface("p1");
         } else {
-            let row = node.pods.remove("ns1_p1").expect("it is there");
-            let group = node.group();
-            node.give(Input::Sb(SbUpdate {
-                port_bindings: vec![(row, None)],
-                port_groups: vec![group],
-                ..SbUpdate::default()
-            }));
+            node.remove_logical_port("p1");
         }
         assert_eq!(
             changes_before_a_neighbour(&mut node),

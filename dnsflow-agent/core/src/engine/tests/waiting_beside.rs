@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::{
     edits::{WAYS, node},
+    hostile::places,
     limits::many,
     restart::{read_but_southbound, southbound, started},
     *,
@@ -12,16 +13,6 @@ use crate::{
     ovn::rows::Encapsulation,
     values::limits::{COMPARE_INTERVAL, REMOVALS_WAITING_MAX, UNKNOWN_MAX},
 };
-
-/// The places of the rules that have flows to an address.
-fn places(node: &Node, address: [u8; 4]) -> BTreeSet<u16> {
-    let address = IpAddr::from(address).to_string();
-    let of_address = node
-        .open()
-        .into_iter()
-        .filter(|(_, dst, _)| *dst == address);
-    of_address.map(|(.., priority)| 11_000 - priority).collect()
-}
 
 /// The dump that the engine has asked for comes before all else that waits.
 fn compare(node: &mut Node) {
@@ -78,13 +69,7 @@ fn what_waits_for_a_logical_port_that_has_gone_is_not_there_when_it_comes_back()
         node.answer("p1", &format!("n{name}.example.com"), &told, 600);
     }
     node.waiting = Some(VecDeque::new());
-    let row = node.pods.remove("ns1_p1").expect("it is there");
-    let group = node.group();
-    node.give(Input::Sb(SbUpdate {
-        port_bindings: vec![(row, None)],
-        port_groups: vec![group],
-        ..SbUpdate::default()
-    }));
+    let row = node.remove_logical_port("p1");
     let edited = [deny_all(), allow("other.test")];
     node.set_firewall(&edited);
     node.set_ovn(&edited);

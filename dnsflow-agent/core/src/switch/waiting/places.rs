@@ -80,10 +80,13 @@ impl Places {
     /// changes.
     pub(super) fn disown(&mut self, port: PortId) -> Vec<(Ends, usize)> {
         let mut disowned = Vec::new();
-        for (ends, place) in &mut self.0 {
+        let only_ends = |place: &Place| {
             let mut changes = place.changes.iter();
-            let only_ends = changes.all(|waiting| matches!(waiting.change, FlowChange::Delete(..)));
-            if place.owner == Some(port) && only_ends && matches!(ends, Ends::Addresses(_)) {
+            changes.all(|waiting| matches!(waiting.change, FlowChange::Delete(..)))
+        };
+        let of_port = self.0.iter_mut();
+        for (ends, place) in of_port.filter(|(_, place)| place.owner == Some(port)) {
+            if matches!(ends, Ends::Addresses(_)) && only_ends(place) {
                 place.owner = None;
                 disowned.push((*ends, place.changes.len()));
             }
