@@ -47,8 +47,6 @@ pub(crate) struct Plans {
     planner: Planner,
     /// The ports by their tunnel keys. Made when first asked for.
     by_keys: Option<HashMap<TunnelKeys, PortId>>,
-    /// How often rules, ports or the pipeline may have changed.
-    version: u64,
 }
 
 impl Plans {
@@ -56,7 +54,6 @@ impl Plans {
     pub(crate) fn forget(&mut self) {
         self.planner.forget();
         self.by_keys = None;
-        self.version += 1;
     }
 
     /// Makes the flows of plans.
@@ -92,6 +89,17 @@ pub(crate) enum Holder {
     Entry(PortId, IpAddr),
     /// A group.
     Group(GroupId),
+}
+
+/// Logical ports, as OVN knows them, with the addresses of their pods.
+#[derive(Debug)]
+pub(crate) struct Senders(HashSet<(TunnelKeys, IpAddr)>);
+
+impl Senders {
+    /// Whether the flow is for packets of one.
+    pub(crate) fn have(&self, key: &FlowKey) -> bool {
+        keys_of(key).is_some_and(|keys| self.0.contains(&(keys, key.matches.ends.src())))
+    }
 }
 
 /// What the pods may reach.
@@ -156,6 +164,17 @@ impl Access<'_> {
         whose(self.ports, self.policy, port)
     }
 
+    /// These ports, as far as OVN knows them: no flow is for packets of the others.
+    pub(crate) fn senders(&self, ports: impl IntoIterator<Item = PortId>) -> Senders {
+        let ports = ports.into_iter().filter_map(|id| self.ports.get(id));
+        let keys = ports.filter_map(|port| Some((port, self.policy.tunnel_keys(&port.row)?)));
+        let senders = keys.flat_map(|(port, keys)| {
+            let addresses = port.row.addresses.iter();
+            addresses.map(move |address| (keys, *address))
+        });
+        Senders(senders.collect())
+    }
+
     /// Forgets names that no rule mentions, at ports that were told names before the rules were
     /// known.
     pub(crate) fn judge(&mut self) {
@@ -187,7 +206,7 @@ impl Access<'_> {
             standing: &|name, is_denied| {
                 standing(ports, policy, (resolution.port, name), is_denied)
             },
-            version: self.plans.version,
+            version: &|| rules_version(ports, policy, resolution.port),
             batch,
             out,
             replan: Vec::new(),
@@ -417,6 +436,12 @@ impl Access<'_> {
             }
             self.replan_entries(port_id, addresses, batch);
         }
+    }
+
+    /// The kernel has refused the mark of an address: the address gets flows of its own.
+    pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        self.cache.mark_refused(port, address, batch);
+        self.replan_entries(port, [address], batch);
     }
 
     /// The planner of all flows.
@@ -703,6 +728,11 @@ fn whose(ports: &Ports, policy: &Policy, port: PortId) -> Option<(String, String
     let row = &ports.get(port)?.row;
     let namespace = policy.namespace_of(row)?;
     Some((namespace.to_owned(), row.iface_id.clone()))
+}
+
+/// Another number when the rules for a port may be others.
+fn rules_version(ports: &Ports, policy: &Policy, port: PortId) -> Option<u64> {
+    Some(policy.rules_version(&ports.get(port)?.row))
 }
 
 /// The rules of a name of a port, of which `is_denied` says whether one denies the name.

@@ -334,8 +334,8 @@ pub(crate) struct Learning<'a> {
     pub(crate) whose: Whose<'a>,
     /// The rules of a name of the port, and of whether a rule denies the name.
     pub(crate) standing: &'a dyn Fn(&DomainName, bool) -> Standing,
-    /// The version of the rules: another one when they may be others.
-    pub(crate) version: u64,
+    /// Gives another number when the rules for the port may be others.
+    pub(crate) version: &'a dyn Fn() -> Option<u64>,
     /// The changes of flows.
     pub(crate) batch: &'a mut Batch,
     /// Counters and reports.
@@ -894,19 +894,14 @@ impl Cache {
         }
     }
 
-    /// The kernel has refused a mark: the address gets flows of its own.
+    /// The kernel has refused a mark. The next plan gives the address flows of its own.
     pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
         let now = batch.now();
         self.groups.refused(now);
-        if let Some(of_port) = self.ports.get_mut(&port)
-            && let Some(entry) = of_port.entries.get_mut(&address)
-        {
+        let of_port = self.ports.get_mut(&port);
+        if let Some(entry) = of_port.and_then(|of_port| of_port.entries.get_mut(&address)) {
             let place = entry.place(port, address);
-            let before = entry.installed.len();
             entry.installed.unmark(place, &mut self.groups, batch);
-            let after = entry.installed.len();
-            of_port.flows = of_port.flows + after - before;
-            self.flows = self.flows + after - before;
             self.version += 1;
         }
     }
@@ -1210,7 +1205,7 @@ impl Cache {
         let Some(entry) = entry.filter(|entry| entry.names.len() >= NAMES_PER_ADDRESS_MAX) else {
             return AtAddress::Room;
         };
-        let by_rules = entry.names.by_rules(*version, standing);
+        let by_rules = entry.names.by_rules(version(), standing);
         let further = || standing(name, term.is_denied);
         by_rules.at_address(resolution.standing.get_or_init(further))
     }
@@ -2302,7 +2297,7 @@ impl Names {
     /// The names by their rules of this version.
     fn by_rules(
         &mut self,
-        version: u64,
+        version: Option<u64>,
         standing: impl Fn(&DomainName, bool) -> Standing,
     ) -> &ByRules {
         let known = self.by_rules.take().filter(|known| known.is_of(version));

@@ -214,20 +214,20 @@ impl Engine {
             Input::Interfaces(update) => {
                 let reset = update.reset;
                 self.sources.read(Source::Interfaces, reset);
-                let (mut come, mut gone) = (BTreeSet::new(), Vec::new());
+                let (mut come, mut gone) = (Vec::new(), Vec::new());
                 for change in self.ports.apply(update, &mut self.out) {
                     if let PortChange::Opened(port) | PortChange::Moved(port) = change {
-                        come.extend(self.ports.addresses(port));
+                        come.push(port);
                     }
                     if let PortChange::Closed { port, .. } = change {
                         gone.push(port);
                     }
                     self.port_changed(change, batch);
                 }
-                // Nothing of a pod that goes is left to one that comes with its address.
-                self.switch.end(batch, |ends| come.contains(&ends.src()));
-                self.switch
-                    .put_off(batch, |address| !come.contains(&address));
+                // Nothing of a pod that goes is left to one that comes with its logical port and its address.
+                let come = self.access().0.senders(come);
+                self.switch.end(batch, |key| come.have(key));
+                self.switch.put_off(batch, |key| !come.have(key));
                 for port in gone {
                     self.switch.pod_gone(port, batch);
                 }
@@ -719,7 +719,7 @@ impl Engine {
             // What has ended there, and waits, may have been open until now.
             let is_one = |address: IpAddr| addresses.contains(&address);
             self.switch
-                .end(batch, |ends| ends.dst().is_some_and(is_one));
+                .end(batch, |key| key.matches.ends.dst().is_some_and(is_one));
         }
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
@@ -740,11 +740,11 @@ impl Engine {
     /// The kernel has not taken the marks of these addresses: they get flows, which a pod pays for and waits for as for
     /// those of an answer.
     fn open_by_flows(&mut self, port: PortId, addresses: Vec<IpAddr>, now: Timestamp) {
-        let (access, switch, out) = self.access();
+        let (mut access, switch, out) = self.access();
         let mut batch = switch.begin_openings(port, usize::MAX, now);
         for address in addresses {
             let before = batch.cost();
-            access.cache.mark_refused(port, address, &mut batch);
+            access.mark_refused(port, address, &mut batch);
             let changes = batch.cost().since(before);
             access.budget.spend(port, changes, now);
         }
@@ -799,11 +799,11 @@ impl Engine {
             // Some networks are refused to a namespace alone.
             access.rejudge_port(*port, &Rejudged::All, batch, out);
         }
-        let mut edited = BTreeSet::new();
+        let mut edited = Vec::new();
         if !groups.is_empty() {
             for (id, port) in self.ports.iter() {
                 for changed in self.policy.changed_for(&port.row, &groups) {
-                    edited.extend(self.ports.addresses(id));
+                    edited.push(id);
                     let nothing = || ChangedRules::Of(BTreeSet::new());
                     let known = concerned.entry(id).or_insert_with(nothing);
                     known.add(changed.clone());
@@ -821,17 +821,18 @@ impl Engine {
             if port.is_some_and(|port| access.policy.tunnel_keys(&port.row).is_none()) {
                 gone.extend(access.ports.addresses(id));
             } else if changed == ChangedRules::All {
-                edited.extend(access.ports.addresses(id));
+                edited.push(id);
             }
         }
         // After an edit, no flow of the former rules waits, and none of those that held for a logical port before.
         if !edited.is_empty() {
-            self.switch.end(batch, |ends| edited.contains(&ends.src()));
+            let edited = access.senders(edited);
+            self.switch.end(batch, |key| edited.have(key));
         }
         // Without its logical port, a pod reaches nothing.
         if !gone.is_empty() {
             self.switch
-                .put_off(batch, |address| gone.contains(&address));
+                .put_off(batch, |key| gone.contains(&key.matches.ends.src()));
         }
     }
 

@@ -366,13 +366,11 @@ impl Installed {
         }
     }
 
-    /// Gives the address flows in place of its mark, which the kernel does not take.
+    /// Takes the mark from the address.
     pub(crate) fn unmark(&mut self, place: Place, groups: &mut Groups, batch: &mut Batch) {
-        let (mut flows, marked) = std::mem::take(self).into_parts();
+        let (flows, marked) = std::mem::take(self).into_parts();
         if let Some(marked) = marked {
-            let plan = groups.plan(marked.group);
             marked.remove(place, groups, batch);
-            flows.enforce(place.address.into(), of_address(plan), None, batch);
         }
         *self = Self::Flows(flows);
     }

@@ -8,6 +8,7 @@ pub mod rules;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     net::IpAddr,
     sync::Arc,
 };
@@ -79,6 +80,8 @@ struct Unfollowed {
 struct Local {
     /// The rules that OVN enforces.
     pairing: Pairing,
+    /// Another one, also than that of any other namespace, when the rules may be others.
+    version: u64,
     /// The EgressFirewalls that `differing` and `other_names` were found for: the one that OVN enforces, the latest,
     /// and those in between.
     compared: Vec<Arc<[Rule]>>,
@@ -97,6 +100,7 @@ impl Local {
     fn new(namespace: &str, subdomains: bool) -> Self {
         Self {
             pairing: Pairing::new(namespace, subdomains),
+            version: 0,
             compared: Vec::new(),
             differing: Vec::new(),
             other_names: BTreeMap::new(),
@@ -221,8 +225,8 @@ pub(crate) struct Policy {
     locals: BTreeMap<String, Local>,
     /// What is wrong with the rules of the others, for which only the resource is looked at.
     problems_elsewhere: BTreeMap<String, BTreeMap<u32, Problem>>,
-    /// How many times names may have become others.
-    names_version: u64,
+    /// How many times the rules of a namespace with pods here were paired.
+    pairings: u64,
     /// The namespace whose rules hold for each port group, by the group's name in the northbound
     /// database.
     namespace_by_group: HashMap<String, String>,
@@ -255,7 +259,7 @@ impl Policy {
             unfollowed: BTreeMap::new(),
             locals: BTreeMap::new(),
             problems_elsewhere: BTreeMap::new(),
-            names_version: 0,
+            pairings: 0,
             namespace_by_group: HashMap::new(),
             changed_problems: BTreeSet::new(),
             reported: BTreeMap::new(),
@@ -578,9 +582,10 @@ impl Policy {
         let before: BTreeSet<String> = pairing.rules().sets.keys().cloned().collect();
         let mut changes = pairing.settle(&self.cached_actions);
         changes.is_other_run = pairing.set_dry_run(self.dry_run || firewall.dry_run);
+        self.pairings += 1;
+        local.version = self.pairings;
         if local.compare(firewall, former, self.subdomains) {
-            self.names_version += 1;
-            local.names_version = self.names_version;
+            local.names_version = self.pairings;
         }
         let mut problems = match older {
             Some(_) => local.problems_of_latest(firewall),
@@ -878,6 +883,21 @@ impl Policy {
             sets.iter().any(|set| set.has_rules(suffix))
                 || local.is_some_and(|local| local.knows(suffix))
         })
+    }
+
+    /// Another number when the rules for an interface's pod may be others: those that hold, those that are mentioned, or
+    /// whether they are known.
+    pub(crate) fn rules_version(&self, row: &Interface) -> u64 {
+        let version_of = |namespace: &str| self.locals.get(namespace).map(|local| local.version);
+        let mut hasher = DefaultHasher::new();
+        self.knows_names_for(row).hash(&mut hasher);
+        self.filtered_as(row).and_then(version_of).hash(&mut hasher);
+        for group in self.groups(row) {
+            let namespace = self.namespace_by_group.get(group);
+            let version = namespace.and_then(|namespace| version_of(namespace));
+            (group, version).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// Whether the rules for an interface's pod are known.

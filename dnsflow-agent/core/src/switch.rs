@@ -46,7 +46,7 @@ use crate::{
     },
     values::{
         connection::{BlockedConnection, Path},
-        flow::{Ends, FlowBody, FlowChange, FlowKey, Sentinel},
+        flow::{FlowBody, FlowChange, FlowKey, Sentinel},
         ids::PortId,
         limits::{
             CHANGES_PER_BATCH_MAX, CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, REVALIDATION_INTERVAL,
@@ -493,15 +493,15 @@ impl Switch {
         batch.extend(self.waiting.pod_gone(port));
     }
 
-    /// Takes removals out of the batch that nobody waits for: those at these addresses of pods, where nothing is added
-    /// between the same ends. The next part of all that wait goes with the batch. Those of a group do not wait: its
+    /// Takes removals out of the batch that nobody waits for: those of these flows, where nothing is added between the
+    /// same ends. The next part of all that wait goes with the batch. Those of a group do not wait: its
     /// number rests from now on.
-    pub(crate) fn put_off(&mut self, batch: &mut Batch, is_at: impl Fn(IpAddr) -> bool) {
+    pub(crate) fn put_off(&mut self, batch: &mut Batch, is_one: impl Fn(&FlowKey) -> bool) {
         if batch.id().is_none() {
             // The comparison finds the flows.
             return;
         }
-        self.waiting.put_off(&mut batch.changes, is_at);
+        self.waiting.put_off(&mut batch.changes, is_one);
         let part = self.waiting.take_removals();
         if !part.is_empty() {
             self.add_part(part, batch);
@@ -516,8 +516,8 @@ impl Switch {
         batch.extend(part);
     }
 
-    /// Adds what waits between these ends to the batch, before all else, where a flow ends.
-    pub(crate) fn end(&mut self, batch: &mut Batch, is_one: impl Fn(Ends) -> bool) {
+    /// Adds what waits between the ends of these flows to the batch, before all else, where one of them ends.
+    pub(crate) fn end(&mut self, batch: &mut Batch, is_one: impl Fn(&FlowKey) -> bool) {
         if batch.id().is_some() {
             let ending = self.waiting.take_ending(is_one);
             batch.changes.splice(..0, ending);

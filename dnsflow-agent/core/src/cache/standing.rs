@@ -58,14 +58,17 @@ pub(super) enum AtAddress {
 #[derive(Debug)]
 pub(super) struct ByRules {
     /// The version of the rules.
-    version: u64,
+    version: Option<u64>,
     names: BTreeMap<Standing, Vec<DomainName>>,
     /// Whether one of the names stands for another one.
     any_alike: bool,
 }
 
 impl ByRules {
-    pub(super) fn new(version: u64, names: impl Iterator<Item = (DomainName, Standing)>) -> Self {
+    pub(super) fn new(
+        version: Option<u64>,
+        names: impl Iterator<Item = (DomainName, Standing)>,
+    ) -> Self {
         let mut by_rules: BTreeMap<Standing, Vec<DomainName>> = BTreeMap::new();
         for (name, standing) in names {
             by_rules.entry(standing).or_default().push(name);
@@ -94,7 +97,7 @@ impl ByRules {
     }
 
     /// Whether these are the rules of this version.
-    pub(super) fn is_of(&self, version: u64) -> bool {
+    pub(super) fn is_of(&self, version: Option<u64>) -> bool {
         self.version == version
     }
 

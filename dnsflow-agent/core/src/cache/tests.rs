@@ -144,7 +144,7 @@ impl Setup {
                 claim: Claim::Allowed,
                 alike: None,
             },
-            version: 0,
+            version: &|| None,
             batch: &mut batch,
             out: &mut self.out,
             replan: Vec::new(),

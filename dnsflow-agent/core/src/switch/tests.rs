@@ -748,7 +748,7 @@ impl Flowing {
                 let address = IpAddr::from([10, 244, 0, host]);
                 self.setup
                     .switch
-                    .end(&mut batch, |ends| ends.src() == address);
+                    .end(&mut batch, |key| key.matches.ends.src() == address);
                 self.setup.send(batch);
             }
             Event::EndOfTurn => {}

@@ -158,12 +158,11 @@ impl Waiting {
 
     // What only ends.
 
-    /// Takes the removals of flows out of the changes, at these addresses of pods, where nothing is added between the
-    /// same ends. Those of a group do not wait: its number rests from now on.
+    /// Takes the removals of these flows out of the changes, where nothing is added between the same ends. Those of a group do not wait: its number rests from now on.
     pub(super) fn put_off(
         &mut self,
         changes: &mut Vec<FlowChange>,
-        is_at: impl Fn(IpAddr) -> bool,
+        is_one: impl Fn(&FlowKey) -> bool,
     ) {
         let added = changes.iter().filter_map(|change| match change {
             FlowChange::Add(..) => ends(change),
@@ -173,7 +172,7 @@ impl Waiting {
         let may_wait = |change: &mut FlowChange| match change {
             FlowChange::Delete(key, cookie) => {
                 let ends = key.matches.ends;
-                let is_there = matches!(ends, Ends::Addresses(_)) && is_at(ends.src());
+                let is_there = matches!(ends, Ends::Addresses(_)) && is_one(key);
                 let is_of_sentinel = cookie.is_some_and(Cookie::is_of_sentinel);
                 is_there && !is_of_sentinel && !added.contains(&ends)
             }
@@ -222,8 +221,8 @@ impl Waiting {
         self.removals.sent(batch, part);
     }
 
-    /// Takes what waits between these ends, where a flow ends.
-    pub(super) fn take_ending(&mut self, is_one: impl Fn(Ends) -> bool) -> Vec<FlowChange> {
+    /// Takes what waits between the ends of these flows, where one of them ends.
+    pub(super) fn take_ending(&mut self, is_one: impl Fn(&FlowKey) -> bool) -> Vec<FlowChange> {
         let mut changes = Vec::new();
         for ends in self.places.ending(is_one) {
             changes.extend(changes_of(self.take(ends)));

@@ -38,8 +38,8 @@ proptest! {
             .map(|(at, (claim, rules, end))| (name(&format!("n{at}")), (of((*claim, *rules)), *end)))
             .collect();
         let all = names.iter().map(|(name, (standing, _))| (name.clone(), standing.clone()));
-        let by_rules = ByRules::new(0, all);
-        let mut changed = ByRules::new(0, std::iter::empty());
+        let by_rules = ByRules::new(Some(0), all);
+        let mut changed = ByRules::new(Some(0), std::iter::empty());
         let gone = name("gone.test");
         changed.add(gone.clone(), further.clone());
         for (name, (standing, _)) in &names {

@@ -392,6 +392,31 @@ fn an_address_whose_mark_is_refused_gets_flows() {
     assert_eq!(open(&node), (0, 0));
 }
 
+/// The kernel's map is full when a pod is told many addresses of a rule with many ports.
+#[test]
+fn addresses_whose_marks_are_refused_have_no_more_flows_than_others() {
+    for refuses_marks in [false, true] {
+        let mut node = Node::bare();
+        node.engine = Engine::new(config());
+        let rules = [many(allow("example.com"), 100), deny_all()];
+        let mut node = node.start(&rules);
+        let limits = node.engine.told.cache.limits_mut();
+        limits.addresses_per_port_max = 64;
+        let most = limits.flows_per_port_max() + FLOWS_PER_ADDRESS_MAX;
+        node.refuses_marks = refuses_marks;
+        node.answer("p1", "www.example.com", &addresses(0, 64), 600);
+        let own = node
+            .switch
+            .keys()
+            .filter(|key| key.matches.ends.dst().is_some());
+        let own = own.count();
+        assert!(own <= most, "{own} of {most}");
+        assert_eq!(own > 0, refuses_marks);
+        assert_eq!(node.engine.counters().addresses_cut > 0, refuses_marks);
+        node.engine.told.cache.check();
+    }
+}
+
 #[test]
 fn a_pod_that_goes_leaves_no_mark() {
     let mut node = node();

@@ -828,6 +828,16 @@ fn names_of_a_full_address_are_looked_at_once_for_further_ones() {
             node.answer("p1", &name, &told, 600);
         }
         assert_eq!(looked_at(&node), full, "{further}");
+        // A pod of another namespace comes, which says nothing of these names.
+        let name = format!("ns2_p{further}");
+        let binding = PortBinding {
+            namespace: Some("ns2".into()),
+            ..port_binding(&name, 22)
+        };
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(RowId::new(0x1000 + further), Some(binding))],
+            ..SbUpdate::default()
+        }));
     }
     // The rule comes into force: once more, and to find the name that gives way.
     let edited = [vec![allow(last)], rules].concat();

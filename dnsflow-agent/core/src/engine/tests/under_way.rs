@@ -353,6 +353,43 @@ fn nothing_of_a_pod_that_has_gone_is_left_to_one_that_comes_with_its_address() {
     }
 }
 
+/// A pod that was told much goes. One with another logical port comes with its address, at once or later.
+#[test]
+fn what_a_pod_has_left_goes_in_parts_though_another_one_comes_with_its_address() {
+    for comes_at_once in [false, true] {
+        let mut node = Node::with(&rules());
+        node.add_pod("p2", 6);
+        tell_many(&mut node, 600);
+        let row = RowId::new(0x209);
+        let binding = PortBinding {
+            tunnel_key: 99,
+            ..port_binding("ns1_p9", 5)
+        };
+        node.give(Input::Sb(SbUpdate {
+            port_bindings: vec![(row, Some(binding))],
+            ..SbUpdate::default()
+        }));
+        node.waiting = Some(VecDeque::new());
+        let gone = (node.pods["ns1_p1"], None);
+        let come = (row, Some(interface("ns1_p9", 5, "uid-9")));
+        let updates = match comes_at_once {
+            true => vec![vec![gone, come]],
+            false => vec![vec![gone], vec![come]],
+        };
+        for interfaces in updates {
+            node.give(Input::Interfaces(InterfaceUpdate {
+                reset: false,
+                interfaces,
+            }));
+        }
+        assert_eq!(sizes(&node), [CHANGES_UNDER_WAY_MAX], "{comes_at_once}");
+        assert_eq!(changes_before_a_neighbour(&mut node), CHANGES_UNDER_WAY_MAX);
+        carry_out_all(&mut node);
+        let open = node.open().into_iter();
+        assert_eq!(open.filter(|(src, ..)| src == "10.244.0.5").count(), 0);
+    }
+}
+
 /// A pod has the address of one that has gone, and the logical port, while most of what the former was told waits.
 #[test]
 fn nothing_that_waits_for_a_pod_that_has_gone_opens_for_one_that_comes_with_its_address() {

@@ -131,14 +131,15 @@ impl Places {
         changes.filter_map(|change| Some((change.change.key()?.table, change.there?)))
     }
 
-    /// Those of these ends between which a flow ends.
-    pub(super) fn ending(&self, is_one: impl Fn(Ends) -> bool) -> Vec<Ends> {
+    /// The ends between which one of these flows ends.
+    pub(super) fn ending(&self, is_one: impl Fn(&FlowKey) -> bool) -> Vec<Ends> {
         let ends_one = |place: &Place| {
             let mut changes = place.changes.iter();
-            changes.any(|change| matches!(change.change, FlowChange::Delete(..)))
+            changes
+                .any(|waiting| matches!(&waiting.change, FlowChange::Delete(key, _) if is_one(key)))
         };
         let places = self.0.iter();
-        let places = places.filter(|(ends, place)| is_one(**ends) && ends_one(place));
+        let places = places.filter(|(_, place)| ends_one(place));
         places.map(|(ends, _)| *ends).collect()
     }
 }
