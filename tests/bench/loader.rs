@@ -1,6 +1,7 @@
 //! The pods' side: questions, and connections to the addresses that they lead to.
 
 use std::{
+    io,
     net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::OwnedFd,
     sync::{
@@ -22,6 +23,8 @@ use super::wire;
 
 /// An answer that takes longer is lost.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// How often a name is asked for before the row fails.
+const TRIES_MAX: u32 = 3;
 const ANSWER_BYTES_MAX: usize = 1500;
 /// How long a connection is waited for before it goes on by itself: far longer than it takes, far
 /// shorter than the second after which a lost SYN is sent again.
@@ -60,6 +63,18 @@ impl Asker {
         let id = self.send(name)?;
         while self.receive()? != id {}
         Ok(start.elapsed())
+    }
+
+    /// The same, and asks again if an answer is lost, as a resolver does: a datagram has no promise. `None`: one was lost.
+    pub(crate) fn ask_until_answered(&mut self, name: &str) -> Result<Option<Duration>> {
+        let mut lost = 0;
+        loop {
+            match self.ask(name) {
+                Ok(took) => return Ok((lost == 0).then_some(took)),
+                Err(error) if is_timeout(&error) && lost + 1 < TRIES_MAX => lost += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Asks for all of these names, with at most so many questions open at a time; returns how
@@ -133,6 +148,11 @@ impl Asker {
             }
         }
     }
+}
+
+fn is_timeout(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// TCP sockets of a pod, each for one connection.

@@ -60,6 +60,7 @@ struct Lost {
     connections: usize,
     lost: usize,
     answers: Distribution,
+    answers_lost: usize,
 }
 
 /// The rows `syn_lost.…`.
@@ -108,6 +109,7 @@ pub(crate) fn beside_neighbours(stage: &Stage<'_>) -> Result<Measured> {
     let measured = Measured::default()
         .field("syn_lost_neighbour.hold", hold.lost)?
         .field("syn_lost_neighbour.n.hold", hold.connections)?
+        .field("details.neighbour_answers_lost", hold.answers_lost)?
         .line(figure, told(&hold), "0", hold.lost == 0);
     let observe = lost(stage, Way::Agent(Mode::Observe), count, Some(&current))?;
     let added = hold.answers.above(&observe.answers);
@@ -199,10 +201,11 @@ fn lost(stage: &Stage<'_>, way: Way, count: u32, current: Option<&AtomicU32>) ->
         connections: seen.len(),
         lost: seen.values().filter(|syns| **syns > 1).count(),
         answers: Distribution::micros(&answers).context("answers")?,
+        answers_lost: count as usize - answers.len(),
     })
 }
 
-/// Returns how long each DNS answer took.
+/// Returns how long the DNS answers took, without lost ones.
 fn connect_all(
     stage: &Stage<'_>,
     count: u32,
@@ -228,7 +231,7 @@ fn connect_all(
             current.store(number, Ordering::Relaxed);
         }
         connector.prepare()?;
-        answers.push(asker.ask(&matching(number))?);
+        answers.extend(asker.ask_until_answered(&matching(number))?);
         match connector.connect(wire::address(number))? {
             Connected::Established => {}
             Connected::Pending(socket) => waiting.push_back((Instant::now(), socket)),
