@@ -21,7 +21,7 @@ use crate::{
     k8s,
     logging::Log,
     one_agent::{Claim, OneAgentError},
-    open_by::{OpenByError, Switch, Way},
+    open_by::{OpenByError, OpenVswitch, OpenedBy},
     openflow::Connection,
     options::{AgentOptions, OptionsError},
 };
@@ -106,7 +106,7 @@ pub fn run(options: AgentOptions, log: &Log) -> Result<(), AgentError> {
     let shared = Shared::new(&options, reporter, log);
     let outside = Outside {
         claim: claim.answering(),
-        awaited: (settings.way == Way::FlowsForNow).then(|| Switch::of(&options)),
+        awaited: (settings.opened_by == OpenedBy::FlowsForNow).then(|| OpenVswitch::of(&options)),
         ends: channels.edges,
         estimate: shared.estimate.clone(),
         databases: shared.databases.clone(),

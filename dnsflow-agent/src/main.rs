@@ -13,7 +13,7 @@ use dnsflow_agent::{
     kubectl,
     logging::Log,
     options::{CacheCommand, CleanupOptions, Cli, Command, FlowsCommand, OpenflowSocket},
-    output::Output,
+    output::Stdout,
     replay,
     rights::{TO_START, WHILE_RUNNING, keep_only, without_any},
     wait,
@@ -21,7 +21,7 @@ use dnsflow_agent::{
 use dnsflow_core::ask::view::Verdict;
 
 fn main() -> anyhow::Result<ExitCode> {
-    let mut output = Output::of_this_process();
+    let mut output = Stdout::of_this_process();
     let result = run(&mut output);
     let exit = match output.reader_has_gone() {
         true => Exit::Done,
@@ -30,7 +30,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(exit.into())
 }
 
-fn run(output: &mut Output) -> anyhow::Result<Exit> {
+fn run(output: &mut Stdout) -> anyhow::Result<Exit> {
     if kubectl::is_called(env::args_os().next().as_ref()) {
         return Ok(kubectl::run(output)?);
     }

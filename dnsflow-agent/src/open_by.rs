@@ -68,7 +68,7 @@ pub enum Unanswered {
 
 /// How addresses are opened on this node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Way {
+pub enum OpenedBy {
     /// By flows of their own.
     Flows,
     /// By flows of their own, since Open vSwitch does not say whether packets can be marked.
@@ -77,7 +77,7 @@ pub enum Way {
     Marks(NonZeroU32),
 }
 
-impl Way {
+impl OpenedBy {
     /// The bits of a packet's mark that say its group.
     pub fn mark_mask(self) -> Option<NonZeroU32> {
         match self {
@@ -87,9 +87,9 @@ impl Way {
     }
 }
 
-/// A [`Way`], and why it was chosen.
+/// An [`OpenedBy`], and why it was chosen.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Choice {
+pub enum Decision {
     /// `--verdict=flows`.
     FlowsAsked,
     /// Flows, since marks have this obstacle.
@@ -102,16 +102,16 @@ pub enum Choice {
     MarksUnasked(NonZeroU32, String),
 }
 
-impl Choice {
+impl Decision {
     /// Chooses for these options. If Open vSwitch does not answer, `--verdict=kernel` is taken at its word after this
-    /// time, and `auto` takes flows at once: [`Switch::takes_marks`] says when it can do better.
+    /// time, and `auto` takes flows at once: [`OpenVswitch::takes_marks`] says when it can do better.
     ///
     /// # Errors
     ///
     /// With `--verdict=kernel`, if packets cannot be marked.
     pub async fn of(options: &AgentOptions, patience: Duration) -> Result<Self, OpenByError> {
         let mask = options.mark_mask;
-        let switch = Switch::of(options);
+        let switch = OpenVswitch::of(options);
         if options.open_by == OpenBy::Flows {
             return Ok(Self::FlowsAsked);
         }
@@ -133,11 +133,11 @@ impl Choice {
     }
 
     /// How addresses are opened then.
-    pub fn way(&self) -> Way {
+    pub fn opened_by(&self) -> OpenedBy {
         match *self {
-            Self::FlowsAsked | Self::Flows(_) => Way::Flows,
-            Self::FlowsForNow(_) => Way::FlowsForNow,
-            Self::Marks(mask) | Self::MarksUnasked(mask, _) => Way::Marks(mask),
+            Self::FlowsAsked | Self::Flows(_) => OpenedBy::Flows,
+            Self::FlowsForNow(_) => OpenedBy::FlowsForNow,
+            Self::Marks(mask) | Self::MarksUnasked(mask, _) => OpenedBy::Marks(mask),
         }
     }
 }
@@ -146,45 +146,45 @@ impl Choice {
 ///
 /// # Errors
 ///
-/// As [`Choice::of`].
-pub async fn choose(options: &AgentOptions) -> Result<Way, OpenByError> {
-    let choice = Choice::of(options, PATIENCE).await?;
-    match &choice {
-        Choice::FlowsAsked | Choice::Marks(_) => {}
-        Choice::Flows(obstacle) => {
+/// As [`Decision::of`].
+pub async fn choose(options: &AgentOptions) -> Result<OpenedBy, OpenByError> {
+    let decision = Decision::of(options, PATIENCE).await?;
+    match &decision {
+        Decision::FlowsAsked | Decision::Marks(_) => {}
+        Decision::Flows(obstacle) => {
             info!(reason = %obstacle, "addresses are opened by flows of their own");
         }
-        Choice::FlowsForNow(error) => {
+        Decision::FlowsForNow(error) => {
             info!(
                 error,
                 "addresses are opened by flows of their own until Open vSwitch answers"
             );
         }
-        Choice::MarksUnasked(_, error) => {
+        Decision::MarksUnasked(_, error) => {
             warn!(
                 error,
                 "--verdict=kernel: it is not known whether packets can be marked"
             );
         }
     }
-    let way = choice.way();
-    if let Some(mask) = way.mark_mask() {
+    let opened_by = decision.opened_by();
+    if let Some(mask) = opened_by.mark_mask() {
         info!(
             mask = format_args!("{mask:#x}"),
             "addresses are opened by marks"
         );
     }
-    Ok(way)
+    Ok(opened_by)
 }
 
 /// Where Open vSwitch is asked.
 #[derive(Clone, Debug)]
-pub struct Switch {
+pub struct OpenVswitch {
     openflow_socket: PathBuf,
     database: Remotes,
 }
 
-impl Switch {
+impl OpenVswitch {
     /// Where these options say that it is.
     pub fn of(options: &AgentOptions) -> Self {
         let database = options.ovs_db.clone();

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 use self::{
     capture::{Capture, CaptureError, Packet},
     kernel::{Kernel, Sent},
-    switch::Switch,
+    switch::SimulatedSwitch,
 };
 use crate::{
     asking::{event::Event, moment::rfc3339_micros, print},
@@ -168,7 +168,7 @@ struct Pod {
 struct Replay {
     engine: Engine,
     kernel: Kernel,
-    switch: Switch,
+    switch: SimulatedSwitch,
     attempts: Attempts,
     told: BTreeMap<(u32, IpAddr, Protocol, u16), Timestamp>,
     pods: BTreeMap<IpAddr, Pod>,
@@ -195,7 +195,7 @@ impl Replay {
         let mut replay = Self {
             engine: Engine::new(config),
             kernel: Kernel::new(dns_ports),
-            switch: Switch::default(),
+            switch: SimulatedSwitch::default(),
             attempts: Attempts::new(dns_ports),
             told: BTreeMap::new(),
             pods: BTreeMap::new(),

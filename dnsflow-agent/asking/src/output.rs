@@ -12,12 +12,12 @@ use serde::Serialize;
 /// Standard output that remembers whether its reader has gone. A reader who has seen enough, as `head`, is no
 /// failure.
 #[derive(Debug)]
-pub struct Output {
+pub struct Stdout {
     stdout: io::Stdout,
     reader_has_gone: bool,
 }
 
-impl Output {
+impl Stdout {
     /// That of this process.
     pub fn of_this_process() -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let result = self.stdout.write(bytes);
         self.note(result)

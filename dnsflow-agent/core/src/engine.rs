@@ -304,7 +304,7 @@ impl Engine {
                 self.hold.lost(self.switch.unanswered(), now);
                 let comparisons = self.switch.comparisons();
                 self.told.cache.groups_mut().disconnected(comparisons);
-                self.hold.applied(over, now);
+                self.hold.waits_over(over, now);
             }
             Input::Applied { batch: id, result } => {
                 let is_refused = matches!(result, Err(BatchError::Refused(_)));
@@ -314,11 +314,11 @@ impl Engine {
                 }
                 let is_awaited = self.hold.awaits(id);
                 let out = &mut self.out;
-                let applied = self.switch.applied(id, result, is_awaited, out);
-                if applied.is_over {
-                    self.hold.applied([id], now);
+                let answered = self.switch.answered(id, result, is_awaited, out);
+                if answered.is_over {
+                    self.hold.waits_over([id], now);
                 }
-                if applied.is_written {
+                if answered.is_written {
                     let foreign = |key: &_| self.switch.is_foreign(key);
                     self.told.cache.applied(id, foreign, batch);
                     // Before the answers go back that wait for the marks.
@@ -327,7 +327,7 @@ impl Engine {
             }
             Input::Dropping(dropping) => {
                 let over = self.switch.dropping_found(dropping.as_deref(), now);
-                self.hold.applied(over, now);
+                self.hold.waits_over(over, now);
             }
             Input::Reply(FlowReply::Flows { flows, more }) => {
                 let (mut access, switch, out) = self.access();
@@ -423,7 +423,7 @@ impl Engine {
         }
         self.switch
             .count_denials(&self.ports, &self.policy, &mut self.out);
-        self.switch.look_for_blocked(&mut self.out);
+        self.switch.search_for_blocked(&mut self.out);
         self.policy.timeout(self.switch.is_up(), &mut self.out);
         self.finish(None, now);
     }
@@ -455,7 +455,7 @@ impl Engine {
             .flush_openings(self.told.plans.planner(), &mut self.out);
         let left_out = self.switch.take_left_out();
         if !left_out.is_empty() {
-            self.hold.applied(left_out, now);
+            self.hold.waits_over(left_out, now);
             self.hold.release_due(&mut self.out);
         }
     }
@@ -854,7 +854,7 @@ impl Engine {
         self.hold.release_due(&mut self.out);
         let hold = &self.hold;
         let over = self.switch.revalidated(|batch| hold.awaits(batch), now);
-        self.hold.applied(over, now);
+        self.hold.waits_over(over, now);
         self.hold.release_due(&mut self.out);
         self.switch.find_dropping(&mut self.out);
         if self.switch.is_up() {

@@ -35,7 +35,7 @@ use crate::{
     pods::ports::Ports,
     policy::{Policy, plan::Planner},
     switch::{
-        blocked::Looks,
+        blocked::BlockedSearches,
         deny_counters::RevalidationWait,
         hold::Wait,
         revalidation::{Revalidation, RevalidationEvent},
@@ -58,7 +58,7 @@ use comparison::{Comparison, Lost};
 use foreign::ForeignFlows;
 use quiet_time::QuietTime;
 use sentinels::Sentinels;
-use waiting::{Part, Shares, Waiting};
+use waiting::{ChangesByPort, Part, Waiting};
 
 /// What an answer opened; reported once the switch has confirmed the flows.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ struct Pending {
     /// When the batch before it was sent.
     before: Timestamp,
     /// Whose answers have made its changes.
-    shares: Shares,
+    shares: ChangesByPort,
     /// The batch that this is a part of, unless it is the last one.
     part_of: Option<BatchId>,
     /// The changes of an atomic batch: if the switch refuses one of them, the others are sent again.
@@ -103,14 +103,14 @@ struct Pending {
 struct Openings {
     batch: Batch,
     openings: Vec<Opening>,
-    shares: Shares,
+    shares: ChangesByPort,
     /// The batch that this is a part of, unless it is the last one.
     part_of: Option<BatchId>,
 }
 
 /// What the answer of the switch to a batch means.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Applied {
+pub(crate) struct Answered {
     /// Whether frames need not wait for the batch any longer. If not, they wait for the datapath.
     pub(crate) is_over: bool,
     /// Whether the switch has all of its flows.
@@ -123,7 +123,7 @@ impl From<Batch> for Openings {
         Self {
             batch,
             openings: Vec::new(),
-            shares: Shares::new(),
+            shares: ChangesByPort::new(),
             part_of: None,
         }
     }
@@ -174,7 +174,7 @@ pub(crate) struct Switch {
     /// Whether a megaflow that drops can exist.
     quiet_time: QuietTime,
     /// When to look for connections that OVN has blocked in a gap of our flows.
-    looks: Looks,
+    blocked_searches: BlockedSearches,
 }
 
 impl Switch {
@@ -201,7 +201,7 @@ impl Switch {
             left_out: Vec::new(),
             revalidation: Revalidation::new(hold_max),
             quiet_time: QuietTime::new(!hold_max.is_zero(), idle_grace),
-            looks: Looks::default(),
+            blocked_searches: BlockedSearches::default(),
         }
     }
 
@@ -272,9 +272,9 @@ impl Switch {
     /// When something is due. A comparison is due only if its result could be judged (`can_judge`).
     pub(crate) fn deadline(&self, can_judge: bool) -> Option<Deadline> {
         let counts = deadline::at(self.quiet_time.deadline(), Why::Count);
-        let looks = deadline::at(self.looks.deadline(), Why::Blocked);
+        let searches = deadline::at(self.blocked_searches.deadline(), Why::Blocked);
         if !self.is_up() {
-            return deadline::first([counts, looks]);
+            return deadline::first([counts, searches]);
         }
         let revalidation = deadline::at(self.revalidation.deadline(), Why::Revalidation);
         let compare_at = self
@@ -283,7 +283,7 @@ impl Switch {
             .filter(|_| can_judge && self.comparison.since.is_none());
         deadline::first([
             counts,
-            looks,
+            searches,
             revalidation,
             deadline::at(compare_at, Why::Comparison),
             deadline::at(self.sentinels.deadline(), Why::Renewal),
@@ -475,7 +475,7 @@ impl Switch {
             self.comparison.unshown.extend(batch.id());
         }
         self.waiting.sent(port, batch.len());
-        let shares = Shares::from([(port, batch.len())]);
+        let shares = ChangesByPort::from([(port, batch.len())]);
         let openings = Openings {
             batch,
             openings,
@@ -602,12 +602,12 @@ impl Switch {
             }
             if ends_gap {
                 // Marks alone have opened addresses, and count already.
-                self.looks.gap_ended(at);
+                self.blocked_searches.gap_ended(at);
             }
             return None;
         }
         if ends_gap {
-            self.looks.restoring(id);
+            self.blocked_searches.restoring(id);
         }
         for change in &changes {
             match change {
@@ -700,17 +700,17 @@ impl Switch {
     }
 
     /// The switch has answered a batch; `is_awaited` says whether frames wait for the batch.
-    pub(crate) fn applied(
+    pub(crate) fn answered(
         &mut self,
         batch: BatchId,
         result: Result<(), BatchError>,
         is_awaited: bool,
         out: &mut Output,
-    ) -> Applied {
+    ) -> Answered {
         let now = out.now();
         let mut is_written = result.is_ok();
         let Some(pending) = self.pending.remove(&batch) else {
-            return Applied {
+            return Answered {
                 is_over: false,
                 is_written,
             };
@@ -720,8 +720,8 @@ impl Switch {
         self.waiting.answered(batch, &pending.shares);
         let pass_from = pending.before + REVALIDATION_INTERVAL;
         let estimate = self.revalidation.estimate();
-        self.looks
-            .applied(batch, pass_from.since(now) + estimate, now);
+        self.blocked_searches
+            .answered(batch, pass_from.since(now) + estimate, now);
         let is_over = match result {
             Ok(()) => {
                 let Pending {
@@ -765,7 +765,7 @@ impl Switch {
                 true
             }
         };
-        Applied {
+        Answered {
             is_over,
             is_written,
         }
@@ -817,7 +817,7 @@ impl Switch {
     /// The connection is lost, and with it all replies. Returns the batches whose wait is over.
     pub(crate) fn disconnected(&mut self) -> Vec<BatchId> {
         self.quiet_time.disconnected();
-        self.looks.disconnected();
+        self.blocked_searches.disconnected();
         self.unanswered.extend(self.pending.keys());
         self.unanswered.extend(self.waiting.disconnected());
         self.phase = Phase::Down;
@@ -875,9 +875,9 @@ impl Switch {
 
     // Blocked connections.
 
-    /// Asks for the connections that OVN has blocked, when a look is due.
-    pub(crate) fn look_for_blocked(&mut self, out: &mut Output) {
-        if self.looks.begin(out.now()) {
+    /// Asks for the connections that OVN has blocked, when a search is due.
+    pub(crate) fn search_for_blocked(&mut self, out: &mut Output) {
+        if self.blocked_searches.begin(out.now()) {
             out.command(Command::FindBlocked);
         }
     }
@@ -892,7 +892,7 @@ impl Switch {
     ) {
         let now = out.now();
         connections.retain(|connection| access.lets_pass(connection));
-        self.looks.found(connections.len(), more, now);
+        self.blocked_searches.found(connections.len(), more, now);
         if !connections.is_empty() {
             out.command(Command::Unblock(connections));
         }

@@ -31,7 +31,7 @@ use crate::{
     manifests,
     metrics::{DatabaseCounters, Metrics},
     one_agent::{Answering, Claim},
-    open_by::Switch,
+    open_by::OpenVswitch,
     openflow,
     options::AgentOptions,
     ovn_db::{OvnCommand, OvnDb},
@@ -46,7 +46,7 @@ type Inputs = mpsc::Sender<Input>;
 pub(super) struct Outside {
     pub(super) claim: io::Result<Option<Answering>>,
     /// Open vSwitch, if it has not said yet whether packets can be marked.
-    pub(super) awaited: Option<Switch>,
+    pub(super) awaited: Option<OpenVswitch>,
     pub(super) ends: Ends,
     /// Where answers are held.
     pub(super) estimate: Option<Arc<Estimate>>,

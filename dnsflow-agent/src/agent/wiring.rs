@@ -35,7 +35,8 @@ use super::{
 use crate::{
     api::Health,
     capture::{
-        self, Aside, Attacher, Capture, Heartbeat, LostAnswers, ProgramCounters, Releaser, Shares,
+        self, Aside, Attacher, Capture, Heartbeat, LostAnswers, ProgramCounters, Releaser,
+        RingShares,
     },
     clock::{Alarm, now},
     conntrack,
@@ -45,7 +46,7 @@ use crate::{
     k8s::events::Reporter,
     logging::{Log, LostLines},
     metrics::{DatabaseCounters, Metrics, Observed, Packets, ReadPackets},
-    open_by::{self, Way},
+    open_by::{self, OpenedBy},
     options::AgentOptions,
     rights::{self, WHILE_RUNNING, keep_only},
     state,
@@ -102,7 +103,7 @@ fn runtime_of_one_thread(operation: &'static str) -> Result<Runtime, AgentError>
 
 /// The settings that the options come to on this node.
 pub(super) struct Settings {
-    pub(super) way: Way,
+    pub(super) opened_by: OpenedBy,
     pub(super) release_mark: NonZeroU32,
     pub(super) capture: capture::Options,
     pub(super) engine: Config,
@@ -111,7 +112,7 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn of(options: &AgentOptions) -> Result<Self, AgentError> {
         let release_mark = release_mark();
-        let way = {
+        let opened_by = {
             // Threads that read files for it end with this runtime: they have what the calling thread gives up later.
             let asking = runtime_of_one_thread("start the runtime")?;
             asking.block_on(open_by::choose(options))?
@@ -119,7 +120,7 @@ impl Settings {
         let capture = capture::Options {
             ports: options.ports()?,
             release_mark: Some(release_mark),
-            mark_mask: way.mark_mask(),
+            mark_mask: opened_by.mark_mask(),
             ..capture::Options::default()
         };
         let engine = Config {
@@ -141,7 +142,7 @@ impl Settings {
             );
         }
         Ok(Self {
-            way,
+            opened_by,
             release_mark,
             capture,
             engine,
@@ -162,7 +163,7 @@ pub(super) struct Programs {
     pub(super) attacher: Attacher,
     pub(super) kernel: Kernel,
     pub(super) heartbeat: Heartbeat,
-    pub(super) shares: Shares,
+    pub(super) shares: RingShares,
     pub(super) counters: Arc<ProgramCounters>,
     lost: LostAnswers,
     pub(super) aside: Aside,
@@ -396,7 +397,7 @@ impl Shared {
         options: &AgentOptions,
         heartbeat: Heartbeat,
         snapshots: Snapshots,
-        accounts: (Arc<ProgramCounters>, Shares),
+        accounts: (Arc<ProgramCounters>, RingShares),
     ) -> Upkeep {
         let (counters, shares) = accounts;
         let keep = Duration::from_secs(options.keep_flows_s.into());

@@ -57,7 +57,7 @@ pub use self::{
     records::{Drained, Records},
     release::{LostAnswers, ReleaseError, Releaser},
     resolvers::{ResolverError, Resolvers},
-    shares::{LeftOut, Shares},
+    shares::{LeftOut, RingShares},
     unasked::UNASKED_GRACE,
 };
 
@@ -199,7 +199,7 @@ pub struct Capture {
     /// How many packets met which end.
     pub counters: ProgramCounters,
     /// Who has handed over more than its share.
-    pub shares: Shares,
+    pub shares: RingShares,
     /// Whose attempts to connect somewhere are told of: nobody's yet.
     pub watched: InterfaceSet,
     /// Whose answers leave the kernel whatever the rules mention: nobody's yet.
@@ -256,7 +256,7 @@ pub fn take_over(
         program.take_map("HOLD_UNTIL")?,
         program.take_map("CAPTURE_UNTIL")?,
     )?;
-    let shares = Shares::new(program.take_map("SHARES")?)?;
+    let shares = RingShares::new(program.take_map("SHARES")?)?;
     let watched = InterfaceSet::watched(&mut program)?;
     let recorded = InterfaceSet::recorded(&mut program)?;
     let aside = Aside::new(program.take_map("ASIDE")?)?;

@@ -17,15 +17,15 @@ pub struct LeftOut {
 }
 
 /// The map `SHARES`, which the programs write.
-pub struct Shares(HashMap<MapData, u32, [u8; size_of::<Share>()]>);
+pub struct RingShares(HashMap<MapData, u32, [u8; size_of::<Share>()]>);
 
-impl fmt::Debug for Shares {
+impl fmt::Debug for RingShares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shares").finish_non_exhaustive()
+        f.debug_struct("RingShares").finish_non_exhaustive()
     }
 }
 
-impl Shares {
+impl RingShares {
     pub(super) fn new(map: Map) -> Result<Self, CaptureError> {
         let map = HashMap::try_from(map).map_err(|_| CaptureError::Object { what: "SHARES" })?;
         Ok(Self(map))

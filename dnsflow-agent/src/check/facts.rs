@@ -11,7 +11,7 @@ use dnsflow_core::{
 use crate::{
     capture::{AttachKind, survey::Link},
     k8s::{DnsService, permissions::Permission},
-    open_by::{Choice, OpenByError},
+    open_by::{Decision, OpenByError},
 };
 
 /// Everything.
@@ -24,7 +24,7 @@ pub struct Facts {
     /// Whether the bridge speaks OpenFlow 1.5.
     pub openflow: Result<(), String>,
     /// How the agent would open addresses.
-    pub open_by: Result<Choice, OpenByError>,
+    pub open_by: Result<Decision, OpenByError>,
     /// The northbound database: the ACLs of EgressFirewalls.
     pub nb: Result<BTreeMap<RowId, Acl>, String>,
     /// The southbound database.

@@ -17,7 +17,7 @@ use super::facts::{Facts, Source};
 use crate::{
     asking::northbound,
     k8s::ClientOptions,
-    open_by::Choice,
+    open_by::Decision,
     openflow::{self, Event},
     options::AgentOptions,
     ovn_db::SB_SOCKETS,
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gathers all facts.
 pub(super) async fn gather(options: AgentOptions) -> Facts {
-    let open_by = Choice::of(&options, Duration::ZERO).await;
+    let open_by = Decision::of(&options, Duration::ZERO).await;
     let AgentOptions {
         manifests,
         kubeconfig,

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     capture::AttachKind,
     k8s::permissions::{Permission, Purpose},
-    open_by::{Choice, OpenByError},
+    open_by::{Decision, OpenByError},
 };
 
 /// At most this many names in a finding.
@@ -249,22 +249,22 @@ fn switch(openflow: &Result<(), String>) -> Finding {
     }
 }
 
-fn way(open_by: &Result<Choice, OpenByError>) -> Finding {
+fn way(open_by: &Result<Decision, OpenByError>) -> Finding {
     const CHECK: &str = "verdict";
     let by_flows = "addresses are opened by flows of their own";
     let by_marks =
         |mask: NonZeroU32| format!("addresses are opened by marks in the bits {mask:#x}");
     let remedy = "start Open vSwitch and check again";
     match open_by {
-        Ok(Choice::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--verdict=flows)")),
-        Ok(Choice::Flows(obstacle)) => Finding::ok(CHECK, format!("{by_flows}: {obstacle}")),
-        Ok(Choice::FlowsForNow(reason)) => Finding::warning(
+        Ok(Decision::FlowsAsked) => Finding::ok(CHECK, format!("{by_flows} (--verdict=flows)")),
+        Ok(Decision::Flows(obstacle)) => Finding::ok(CHECK, format!("{by_flows}: {obstacle}")),
+        Ok(Decision::FlowsForNow(reason)) => Finding::warning(
             CHECK,
             format!("{by_flows} until Open vSwitch answers: {reason}"),
             remedy,
         ),
-        Ok(Choice::Marks(mask)) => Finding::ok(CHECK, by_marks(*mask)),
-        Ok(Choice::MarksUnasked(mask, reason)) => Finding::warning(
+        Ok(Decision::Marks(mask)) => Finding::ok(CHECK, by_marks(*mask)),
+        Ok(Decision::MarksUnasked(mask, reason)) => Finding::warning(
             CHECK,
             format!(
                 "{}, and whether packets can be marked is not known: {reason}",

@@ -12,13 +12,13 @@ use super::ovn::TABLE;
 
 /// The flows, and what the pods have sent.
 #[derive(Default)]
-pub(super) struct Switch {
+pub(super) struct SimulatedSwitch {
     flows: BTreeMap<FlowKey, Cookie>,
     /// Packets by source and destination.
     sent: BTreeMap<(IpAddr, IpAddr), u64>,
 }
 
-impl Switch {
+impl SimulatedSwitch {
     /// A pod has sent a packet.
     pub(super) fn saw(&mut self, source: IpAddr, destination: IpAddr) {
         *self.sent.entry((source, destination)).or_default() += 1;

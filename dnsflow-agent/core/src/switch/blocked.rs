@@ -1,4 +1,4 @@
-//! When to look for connections that OVN has blocked while a flow of ours was missing.
+//! When to search for connections that OVN has blocked while a flow of ours was missing.
 //!
 //! A packet of an established connection that meets a Deny of OVN's makes OVN mark the connection:
 //! bit 0 of the mark in the pod's conntrack zone (`ct_mark.blocked`, `OVN_CT_BLOCKED_BIT` in OVN's
@@ -7,46 +7,46 @@
 //! ct_mark.blocked == 1`), and only an allowed packet of the pod takes the mark off. A pod that
 //! only receives sends no such packet, so the connection hangs after our flows are back.
 //!
-//! The engine therefore looks for marked connections each time that it has restored flows which
-//! open an address, once the switch has confirmed them. A new address never brings about a look, so
+//! The engine therefore searches for marked connections each time that it has restored flows which
+//! open an address, once the switch has confirmed them. A new address never brings about a search, so
 //! an answer costs nothing here.
 //!
-//! There are at least two looks. A megaflow from the gap can mark connections until Open vSwitch's
+//! There are at least two searches. A megaflow from the gap can mark connections until Open vSwitch's
 //! revalidators have replaced it, and nothing says when they have done so.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{Timestamp, io::input::BatchId};
 
-/// Time between the switch's confirmation and the first look. After a change of flows, the
+/// Time between the switch's confirmation and the first search. After a change of flows, the
 /// revalidators mostly take milliseconds; without a change they come by every half a second
 /// (`max-revalidator` in ovs-vswitchd.conf.db(5)).
-const FIRST_LOOK_DELAY: Duration = Duration::from_millis(50);
-/// Time between two looks: longer than that half second. Each look reads the whole conntrack table.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks for one gap, at least.
-pub const LOOKS: u8 = 2;
-/// Looks for one gap, at most: further looks follow while each one finds a connection to unblock.
-pub const LOOKS_MAX: u8 = 8;
+const FIRST_SEARCH_DELAY: Duration = Duration::from_millis(50);
+/// Time between two searches: longer than that half second. Each search reads the whole conntrack table.
+pub const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Searches for one gap, at least.
+pub const SEARCHES_MIN: u8 = 2;
+/// Searches for one gap, at most: further searches follow while each one finds a connection to unblock.
+pub const SEARCHES_MAX: u8 = 8;
 
-/// When to look for blocked connections.
+/// When to search for blocked connections.
 #[derive(Debug, Default)]
-pub struct Looks {
+pub struct BlockedSearches {
     /// Batches that restore flows, and that the switch has not confirmed.
     batches: BTreeSet<BatchId>,
-    /// The next look.
+    /// The next search.
     at: Option<Timestamp>,
-    /// When the last look began.
+    /// When the last search began.
     last: Option<Timestamp>,
-    /// How many looks have begun since flows were last confirmed.
-    looks: u8,
-    /// Whether a look is under way.
-    looking: bool,
-    /// Whether the look under way has found a connection to unblock.
+    /// How many searches have begun since flows were last confirmed.
+    searches: u8,
+    /// Whether a search is under way.
+    is_searching: bool,
+    /// Whether the search under way has found a connection to unblock.
     found: bool,
 }
 
-impl Looks {
+impl BlockedSearches {
     /// Notes that a batch, which is sent, restores a flow that opens an address.
     pub fn restoring(&mut self, batch: BatchId) {
         self.batches.insert(batch);
@@ -54,7 +54,7 @@ impl Looks {
 
     /// The switch has confirmed or refused a batch. Its megaflows usually follow after
     /// `revalidation`.
-    pub fn applied(&mut self, batch: BatchId, revalidation: Duration, now: Timestamp) {
+    pub fn answered(&mut self, batch: BatchId, revalidation: Duration, now: Timestamp) {
         if self.batches.remove(&batch) {
             self.gap_ended(now + revalidation);
         }
@@ -62,8 +62,8 @@ impl Looks {
 
     /// The flows are back; the megaflows follow at `at`.
     pub fn gap_ended(&mut self, at: Timestamp) {
-        self.looks = 0;
-        self.plan(at + FIRST_LOOK_DELAY);
+        self.searches = 0;
+        self.plan(at + FIRST_SEARCH_DELAY);
     }
 
     /// The connection to the switch is lost. The next comparison writes what is missing.
@@ -71,39 +71,39 @@ impl Looks {
         self.batches.clear();
     }
 
-    /// The next look.
+    /// The next search.
     pub fn deadline(&self) -> Option<Timestamp> {
-        self.at.filter(|_| !self.looking)
+        self.at.filter(|_| !self.is_searching)
     }
 
-    /// Whether to look now.
+    /// Whether to search now.
     pub fn begin(&mut self, now: Timestamp) -> bool {
         let is_due = self.deadline().is_some_and(|at| at <= now);
         if is_due {
             self.at = None;
             self.last = Some(now);
-            self.looking = true;
+            self.is_searching = true;
             self.found = false;
-            self.looks += 1;
+            self.searches += 1;
         }
         is_due
     }
 
-    /// The look under way has found `count` connections to unblock. It ends unless `more` follows.
+    /// The search under way has found `count` connections to unblock. It ends unless `more` follows.
     pub fn found(&mut self, count: usize, more: bool, now: Timestamp) {
         self.found |= count > 0;
         if more {
             return;
         }
-        self.looking = false;
-        if self.looks < LOOKS || (self.found && self.looks < LOOKS_MAX) {
+        self.is_searching = false;
+        if self.searches < SEARCHES_MIN || (self.found && self.searches < SEARCHES_MAX) {
             self.plan(now);
         }
     }
 
-    /// Plans a look at this time, at least one interval after the last look.
+    /// Plans a search at this time, at least one interval after the last search.
     fn plan(&mut self, at: Timestamp) {
-        let at = self.last.map_or(at, |last| at.max(last + LOOK_INTERVAL));
+        let at = self.last.map_or(at, |last| at.max(last + SEARCH_INTERVAL));
         self.at = Some(self.at.map_or(at, |planned| planned.min(at)));
     }
 }

@@ -307,7 +307,7 @@ impl Switch {
             // The sentinel flows of an earlier run may be about to time out.
             self.sentinels.renew_at(now);
             // There may have been a gap before the connection.
-            self.looks.gap_ended(now);
+            self.blocked_searches.gap_ended(now);
         }
         let mut batch = self.begin(now);
         let unknown = std::mem::take(&mut self.comparison.unknown);

@@ -260,7 +260,7 @@ impl HoldQueue {
     }
 
     /// These batches are over, also where the switch refused them.
-    pub fn applied(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
+    pub fn waits_over(&mut self, batches: impl IntoIterator<Item = BatchId>, now: Timestamp) {
         for batch in batches {
             for number in self.take_waiting(batch) {
                 self.change_wait(number, now, |wait| {

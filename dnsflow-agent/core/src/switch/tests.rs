@@ -73,7 +73,7 @@ impl Setup {
     fn confirm_next(&mut self) -> bool {
         let batch = self.switch.pending.keys().next().copied();
         if let Some(batch) = batch {
-            self.switch.applied(batch, Ok(()), true, &mut self.out);
+            self.switch.answered(batch, Ok(()), true, &mut self.out);
             self.flush();
         }
         batch.is_some()
@@ -129,7 +129,7 @@ fn what_is_planned_into_a_batch_waits_for_that_batch() {
     assert_eq!(sent, Some(id));
     assert_eq!(setup.sent(), [(id, 1)]);
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
-    let Applied { is_over, .. } = setup.switch.applied(id, Ok(()), true, &mut setup.out);
+    let Answered { is_over, .. } = setup.switch.answered(id, Ok(()), true, &mut setup.out);
     assert!(!is_over, "packets may have been denied");
     assert_eq!(setup.switch.wait_for(installed.written), Wait::batch(id));
     assert_eq!(setup.switch.revalidated(|_| true, NOW), []);
@@ -285,7 +285,7 @@ fn what_opens_for_one_pod_goes_past_what_waits_for_another() {
     let mut parts = Vec::new();
     while let Some(batch) = setup.switch.pending.keys().next().copied() {
         assert_ne!(setup.switch.wait_for(more.written), Wait::default());
-        setup.switch.applied(batch, Ok(()), true, &mut setup.out);
+        setup.switch.answered(batch, Ok(()), true, &mut setup.out);
         parts.extend(flush(&mut setup));
     }
     assert_eq!(parts, [CHANGES_UNDER_WAY_MAX, 10, 5]);
@@ -499,7 +499,7 @@ impl Way {
                 if let Some((batch, changes)) = next.and_then(|next| self.sent.remove_entry(&next))
                 {
                     let Setup { switch, out, .. } = &mut self.setup;
-                    switch.applied(batch, Ok(()), true, out);
+                    switch.answered(batch, Ok(()), true, out);
                     self.arrived.extend(changes);
                 }
             }
@@ -756,7 +756,7 @@ impl Flowing {
                 let next = self.setup.switch.pending.keys().next().copied();
                 if let Some(batch) = next {
                     let Setup { switch, out, .. } = &mut self.setup;
-                    switch.applied(batch, Ok(()), true, out);
+                    switch.answered(batch, Ok(()), true, out);
                 }
             }
         }
@@ -846,7 +846,7 @@ fn only_so_many_flows_wait_to_be_removed_and_the_others_go_at_once() {
     assert_eq!(setup.switch.sizes()[2], waiting);
     // An agent that ends waits for them.
     let sent = *setup.switch.pending.keys().next().expect("a batch");
-    setup.switch.applied(sent, Ok(()), false, &mut setup.out);
+    setup.switch.answered(sent, Ok(()), false, &mut setup.out);
     assert!(setup.switch.is_writing());
 }
 

@@ -30,7 +30,7 @@ use crate::{
     },
 };
 use places::{Change, Places, changes_of, ends};
-pub(super) use queues::Shares;
+pub(super) use queues::ChangesByPort;
 use queues::{Queued, Queues};
 use removals::Removals;
 
@@ -112,7 +112,7 @@ impl Waiting {
     }
 
     /// The switch has answered a batch with these changes of pods, or the changes were not sent after all.
-    pub(super) fn answered(&mut self, batch: BatchId, shares: &Shares) {
+    pub(super) fn answered(&mut self, batch: BatchId, shares: &ChangesByPort) {
         self.queues.answered(shares);
         self.removals.answered(batch);
     }

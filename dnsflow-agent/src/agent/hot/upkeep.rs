@@ -7,7 +7,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     agent::saver::Saver,
-    capture::{BEAT_INTERVAL, Heartbeat, LeftOut, ProgramCounters, Shares},
+    capture::{BEAT_INTERVAL, Heartbeat, LeftOut, ProgramCounters, RingShares},
     clock::now,
     logging::LostLines,
     vswitchd::Estimate,
@@ -167,7 +167,7 @@ impl Snapshots {
 /// The counters, as the log has them.
 pub(crate) struct Accounts {
     counters: Arc<ProgramCounters>,
-    shares: Shares,
+    shares: RingShares,
     lost_lines: LostLines,
     /// What each interface had lost of its own when the counters were last logged.
     over_share: BTreeMap<u32, LeftOut>,
@@ -179,7 +179,7 @@ impl Accounts {
     /// Those of the programs and of the log; nothing is logged yet.
     pub(crate) fn new(
         counters: Arc<ProgramCounters>,
-        shares: Shares,
+        shares: RingShares,
         lost_lines: LostLines,
     ) -> Self {
         Self {

@@ -62,7 +62,7 @@ fn sound() -> Facts {
             hw_offload: false,
         }),
         openflow: Ok(()),
-        open_by: Ok(Choice::Marks(MASK)),
+        open_by: Ok(Decision::Marks(MASK)),
         nb: Ok(BTreeMap::from([(ACL, acl)])),
         sb: Ok(Southbound {
             flows: vec![flow],
@@ -255,27 +255,27 @@ fn how_addresses_are_opened_is_said_with_the_reason() {
     let reason = || "/x/vswitchd.pid is missing".to_owned();
     for (open_by, status, text) in [
         (
-            Ok(Choice::Marks(MASK)),
+            Ok(Decision::Marks(MASK)),
             Fine,
             "addresses are opened by marks in the bits 0xffe00000",
         ),
         (
-            Ok(Choice::FlowsAsked),
+            Ok(Decision::FlowsAsked),
             Fine,
             "addresses are opened by flows of their own (--verdict=flows)",
         ),
         (
-            Ok(Choice::Flows(Obstacle::NotPinned)),
+            Ok(Decision::Flows(Obstacle::NotPinned)),
             Fine,
             "by flows of their own: without --pin-dir",
         ),
         (
-            Ok(Choice::FlowsForNow(reason())),
+            Ok(Decision::FlowsForNow(reason())),
             Warning,
             "by flows of their own until Open vSwitch answers: /x/vswitchd.pid is missing; start Open vSwitch",
         ),
         (
-            Ok(Choice::MarksUnasked(MASK, reason())),
+            Ok(Decision::MarksUnasked(MASK, reason())),
             Warning,
             "whether packets can be marked is not known: /x/vswitchd.pid is missing; start Open vSwitch",
         ),

@@ -1,13 +1,13 @@
 //! Connections that OVN has blocked while a flow of ours was missing.
 
 use super::*;
-use crate::switch::blocked::{LOOK_INTERVAL, LOOKS, LOOKS_MAX};
+use crate::switch::blocked::{SEARCH_INTERVAL, SEARCHES_MAX, SEARCHES_MIN};
 
 /// The address that the pods are told.
 const TOLD: [u8; 4] = [203, 0, 113, 7];
 /// Longer than all looks take.
 const LOOKED: Duration = Duration::from_secs(10);
-const _: () = assert!(LOOKED.as_secs() > LOOKS_MAX as u64 * LOOK_INTERVAL.as_secs());
+const _: () = assert!(LOOKED.as_secs() > SEARCHES_MAX as u64 * SEARCH_INTERVAL.as_secs());
 
 fn connection(pod: &str, host: u8, to: [u8; 4], port: u16) -> BlockedConnection {
     BlockedConnection {
@@ -64,7 +64,7 @@ fn what_was_blocked_in_a_gap_goes_on() {
     ];
     node.pass(LOOKED);
     assert_eq!(node.blocked, []);
-    assert_eq!(node.looks(), usize::from(LOOKS));
+    assert_eq!(node.looks(), usize::from(SEARCHES_MIN));
     assert_eq!(node.engine.counters().connections_unblocked, 2);
     let told = Report::Unblocked {
         connections: 2,
@@ -217,5 +217,5 @@ fn a_look_that_finds_what_it_may_not_touch_ends() {
     node.blocked = vec![connection("p1", 5, [203, 0, 113, 8], 443); 1000];
     node.wipe();
     node.pass(LOOKED);
-    assert_eq!(node.looks(), usize::from(LOOKS));
+    assert_eq!(node.looks(), usize::from(SEARCHES_MIN));
 }

@@ -102,10 +102,10 @@ fn an_answer_leaves_when_its_batch_is_done() {
     let gso_size = 1448;
     queue.holds((Frame { gso_size, ..frame }, None), batch(1));
     assert_eq!((queue.len(), queue.bytes_held()), (1, 3));
-    queue.applied([BatchId(2)], at(20));
+    queue.waits_over([BatchId(2)], at(20));
     assert_eq!(queue.due(20), []);
     assert!(queue.awaits(BatchId(1)) && !queue.awaits(BatchId(2)));
-    queue.applied([BatchId(1)], at(25));
+    queue.waits_over([BatchId(1)], at(25));
     assert!(!queue.awaits(BatchId(1)));
     assert_eq!(queue.next_deadline(), Some(at(25)));
     assert_eq!(queue.due(24), []);
@@ -127,7 +127,7 @@ fn an_answer_whose_batch_is_not_applied_in_time_leaves_all_the_same() {
     assert_eq!(queue.next_deadline(), Some(at(110)));
     assert_eq!(queue.due(109), []);
     assert_eq!(queue.due(110), [(1, Overrun)]);
-    queue.applied([BatchId(1)], at(111));
+    queue.waits_over([BatchId(1)], at(111));
     assert_eq!(queue.due(1000), []);
     assert_eq!(queue.events()[Overrun], 1);
 }
@@ -146,10 +146,10 @@ fn an_answer_waits_for_each_of_its_batches() {
     for [first, last] in [[1, 2], [2, 1]] {
         let mut queue = queue();
         queue.holds(udp(&[1], 0), batch(1).and(nothing()).and(batch(2)));
-        queue.applied([BatchId(first)], at(5));
+        queue.waits_over([BatchId(first)], at(5));
         assert_eq!(queue.due(5), []);
         assert!(!queue.awaits(BatchId(first)) && queue.awaits(BatchId(last)));
-        queue.applied([BatchId(first), BatchId(last)], at(6));
+        queue.waits_over([BatchId(first), BatchId(last)], at(6));
         assert_eq!(queue.due(6), [(1, Applied)]);
     }
 }
@@ -158,18 +158,18 @@ fn an_answer_waits_for_each_of_its_batches() {
 fn behind_a_comparison_an_answer_waits_for_the_flows_that_were_missing() {
     let mut queue = queue();
     queue.holds(udp(&[1], 0), Wait::comparison().and(batch(1)));
-    queue.applied([BatchId(1)], at(1));
+    queue.waits_over([BatchId(1)], at(1));
     assert_eq!(queue.due(1), []);
     queue.compared(&[BatchId(2)].into(), at(2));
     assert!(queue.awaits(BatchId(2)));
     assert_eq!(queue.due(2), []);
-    queue.applied([BatchId(2)], at(3));
+    queue.waits_over([BatchId(2)], at(3));
     assert_eq!(queue.due(3), [(1, Applied)]);
     // A batch of its own may come into force later than the comparison ends.
     queue.holds(udp(&[3], 3), Wait::comparison().and(batch(3)));
     queue.compared(&BTreeSet::new(), at(4));
     assert_eq!(queue.due(4), []);
-    queue.applied([BatchId(3)], at(4));
+    queue.waits_over([BatchId(3)], at(4));
     assert_eq!(queue.due(4), [(3, Applied)]);
     queue.holds(udp(&[2], 4), Wait::comparison());
     queue.compared(&BTreeSet::new(), at(5));
@@ -187,9 +187,9 @@ fn frames_of_a_connection_wait_for_those_before_them() {
     // Another connection's has nothing to do with it.
     let (other, _) = at_interface(2, udp(&[5], 3));
     queue.holds((other, Some(connection(40_001))), nothing());
-    queue.applied([BatchId(2)], at(4));
+    queue.waits_over([BatchId(2)], at(4));
     assert_eq!(queue.due(4), [(5, Free)]);
-    queue.applied([BatchId(1)], at(6));
+    queue.waits_over([BatchId(1)], at(6));
     let all = [(1, Applied), (2, Free), (3, Applied), (4, Free)];
     assert_eq!(queue.due(6), all);
     assert!(!queue.has_frames_of(&connection(40_000)));
@@ -200,7 +200,7 @@ fn a_later_frame_does_not_leave_with_an_earlier_one_before_its_time() {
     let mut queue = queue();
     queue.holds(tcp(&[1], 0), batch(1));
     queue.holds(tcp(&[2], 1), batch(2));
-    queue.applied([BatchId(1)], at(2));
+    queue.waits_over([BatchId(1)], at(2));
     assert_eq!(queue.due(2), [(1, Applied)]);
     assert_eq!(queue.due(100), []);
     assert_eq!(queue.due(101), [(2, Overrun)]);
@@ -446,7 +446,7 @@ fn run(steps: &[Step]) -> Result<CounterVec<HoldEvent>, TestCaseError> {
             }
             Step::Applied { batch } => {
                 let batch = BatchId(1 + batch.index(next_batch as usize) as u64);
-                queue.applied([batch], now);
+                queue.waits_over([batch], now);
                 model.change_waits(now, |wait| {
                     wait.batches.remove(&batch);
                 });

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The changes of a batch that each pod's answers have made.
-pub(in crate::switch) type Shares = BTreeMap<PortId, usize>;
+pub(in crate::switch) type ChangesByPort = BTreeMap<PortId, usize>;
 
 /// The batches of all pods that wait, and the number of changes that do not.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl Queues {
     }
 
     /// The switch has answered these changes, or they were not sent after all.
-    pub(super) fn answered(&mut self, shares: &Shares) {
+    pub(super) fn answered(&mut self, shares: &ChangesByPort) {
         for (port, changes) in shares {
             if let Some(queue) = self.ports.get_mut(port) {
                 queue.under_way = queue.under_way.saturating_sub(*changes);
