@@ -222,7 +222,6 @@ impl Replay {
                 mac: MacAddress::parse(&format!("02:00:00:00:{a:02x}:{b:02x}")),
                 network: None,
                 sandbox: None,
-                ofport: Some(number),
                 ifindex: Some(number),
                 policing_kbps: 0,
             };

@@ -38,7 +38,6 @@ const TABLES: &[Table] = &[
         columns: &[
             Column::scalar("name"),
             Column::map("external_ids"),
-            Column::scalar("ofport"),
             Column::scalar("ifindex"),
             Column::scalar("ingress_policing_rate"),
         ],
@@ -56,9 +55,6 @@ const SETTINGS: Table = Table {
     remedy: "make its other_config shorter",
     deferred: false,
 };
-
-/// The highest number of an ordinary port (ovs-vswitchd.conf.db(5), `ofport_request`).
-const OFPORT_MAX: i64 = 0xfeff;
 
 /// The edge.
 #[derive(Debug)]
@@ -147,7 +143,6 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
         return Ok(None);
     };
     let text = |key: &str| ids.value(key).map(str::to_owned);
-    let ofport = row.optional_integer("ofport")?;
     let ifindex = row.optional_integer("ifindex")?;
     let interface = Interface {
         name: row.text("name")?.into(),
@@ -157,10 +152,6 @@ pub fn interface(row: &Row) -> Conversion<Interface> {
         mac: ids.value("attached_mac").map(mac).transpose()?,
         network: text("k8s.ovn.org/network"),
         sandbox: text("sandbox"),
-        // -1 when ovs-vswitchd could not add the port (ovs-vswitchd.conf.db(5)).
-        ofport: ofport
-            .filter(|port| (1..=OFPORT_MAX).contains(port))
-            .and_then(unsigned),
         ifindex: ifindex.filter(|index| *index != 0).and_then(unsigned),
         policing_kbps: unsigned(row.integer("ingress_policing_rate")?).unwrap_or_default(),
     };

@@ -89,13 +89,12 @@ fn the_recorded_life_of_a_pods_interface() {
             mac: MacAddress::parse("0a:58:0a:f4:00:03"),
             network: None,
             sandbox: Some("0123456789abcdef0123456789abcdef".into()),
-            ofport: None,
             ifindex: None,
             policing_kbps: 0,
         }
     );
     let connected = one(step()).unwrap();
-    assert_eq!((connected.ofport, connected.ifindex), (Some(7), Some(42)));
+    assert_eq!(connected.ifindex, Some(42));
     assert_eq!(step(), [], "of ovn-installed nothing is read");
     let changed = one(step()).unwrap();
     assert_eq!(changed.iface_id_ver.as_deref(), Some("another"));
@@ -104,7 +103,7 @@ fn the_recorded_life_of_a_pods_interface() {
         ["10.244.0.3", "fd00:10:244::3"].map(|text| text.parse::<std::net::IpAddr>().unwrap())
     );
     let lost = one(step()).unwrap();
-    assert_eq!((lost.ofport, lost.ifindex), (None, None), "-1 is no port");
+    assert_eq!(lost.ifindex, None);
     assert_eq!(one(step()), None, "without iface-id it is no pod's");
     assert_eq!(one(step()).unwrap().iface_id, "ns1_p2");
     assert_eq!(one(step()), None);
@@ -129,30 +128,6 @@ fn addresses_that_are_none_leave_the_row_out() {
     );
     replica.apply_value(rows("")).unwrap();
     assert_eq!(converter.every(&replica, INTERFACE, interface).len(), 1);
-}
-
-#[test]
-fn only_ordinary_ports_count() {
-    for (ofport, expected) in [
-        (json!(1), Some(1)),
-        (json!(65279), Some(65279)),
-        (json!(65280), None),
-        (json!(65534), None),
-        (json!(0), None),
-        (json!(-1), None),
-        (json!(["set", []]), None),
-    ] {
-        let mut replica = Replica::new(&DATABASE);
-        let columns = json!({"external_ids": ["map", [["iface-id", "p"], ["sandbox", "s"]]], "ofport": ofport});
-        let row = json!({Uuid::new(1).to_string(): {"initial": columns}});
-        replica.apply_value(json!({INTERFACE: row})).unwrap();
-        let row = replica.row(INTERFACE, Uuid::new(1)).unwrap();
-        assert_eq!(
-            interface(&row).unwrap().unwrap().ofport,
-            expected,
-            "{ofport}"
-        );
-    }
 }
 
 #[test]

@@ -799,7 +799,7 @@ async fn the_local_edge_follows_pods() {
     assert!(!update.reset);
     let pod = values(update.interfaces).remove(0).expect("a row");
     assert_eq!(
-        (&pod.name[..], &pod.iface_id[..], pod.ofport),
+        (&pod.name[..], &pod.iface_id[..], pod.ifindex),
         ("veth", "ns1_p1", None)
     );
     assert_eq!(pod.addresses, [IpAddr::from([10, 244, 0, 3])]);
@@ -807,26 +807,26 @@ async fn the_local_edge_follows_pods() {
     let interface = uuid(&rows, 3);
     server.transact(
         json!([{"op": "update", "table": "Interface", "where": by_id(&interface),
-        "row": {"ofport": 7, "ifindex": 42, "statistics": ["map", [["rx_packets", 1]]]}}]),
+        "row": {"ifindex": 42, "statistics": ["map", [["rx_packets", 1]]]}}]),
     );
     let pod = values(interfaces(&mut receiver).await.interfaces)
         .remove(0)
         .expect("a row");
-    assert_eq!((pod.ofport, pod.ifindex), (Some(7), Some(42)));
+    assert_eq!(pod.ifindex, Some(42));
 
-    // Statistics are not told: the next thing heard is the end of the port's assignment.
+    // Statistics are not told: the next thing heard is the end of the interface.
     server.transact(
         json!([{"op": "update", "table": "Interface", "where": by_id(&interface),
         "row": {"statistics": ["map", [["rx_packets", 2]]]}}]),
     );
     server.transact(
         json!([{"op": "update", "table": "Interface", "where": by_id(&interface),
-        "row": {"ofport": ["set", []]}}]),
+        "row": {"ifindex": ["set", []]}}]),
     );
     let pod = values(interfaces(&mut receiver).await.interfaces)
         .remove(0)
         .expect("a row");
-    assert_eq!((pod.ofport, pod.ifindex), (None, Some(42)));
+    assert_eq!(pod.ifindex, None);
 
     server.transact(
         json!([{"op": "mutate", "table": "Interface", "where": by_id(&interface),

@@ -265,8 +265,6 @@ pub struct Interface {
     pub network: Option<String>,
     /// `external_ids:sandbox`.
     pub sandbox: Option<String>,
-    /// `ofport`, once ovs-vswitchd has assigned it.
-    pub ofport: Option<u32>,
     /// `ifindex`, once ovs-vswitchd has reported it.
     pub ifindex: Option<u32>,
     /// `ingress_policing_rate`, in kbit/s; zero where there is no limit.

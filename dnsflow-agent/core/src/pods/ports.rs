@@ -200,7 +200,7 @@ impl Ports {
         {
             let same_pod = port.row.iface_id_ver == row.iface_id_ver;
             if port.interface == id && same_pod {
-                let moved = port.row.addresses != row.addresses || port.row.ofport != row.ofport;
+                let moved = port.row.addresses != row.addresses;
                 let old = std::mem::replace(&mut port.row, row);
                 if old.sandbox != port.row.sandbox {
                     let new = port.row.sandbox.clone();

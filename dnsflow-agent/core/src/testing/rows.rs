@@ -44,7 +44,6 @@ pub fn interface(port: &str, host: u8, uid: &str) -> Interface {
         mac: MacAddress::new([0x0a, 0x58, 10, 244, 0, host]),
         network: None,
         sandbox: Some(format!("sandbox-{uid}")),
-        ofport: None,
         ifindex: None,
         policing_kbps: 0,
     }

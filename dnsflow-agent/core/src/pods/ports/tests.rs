@@ -13,7 +13,6 @@ fn row(name: &str, pod: &str) -> Interface {
         mac: MacAddress::new([2; 6]),
         network: None,
         sandbox: Some(format!("sandbox-{pod}")),
-        ofport: None,
         ifindex: None,
         policing_kbps: 0,
     }

@@ -334,7 +334,6 @@ fn row(network: Option<&str>) -> Interface {
         mac: None,
         network: network.map(str::to_owned),
         sandbox: None,
-        ofport: None,
         ifindex: None,
         policing_kbps: 0,
     }
