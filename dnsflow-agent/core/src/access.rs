@@ -529,9 +529,16 @@ impl Access<'_> {
     }
 
     /// Some of the flows of a holder are missing in the switch.
-    pub(crate) fn lost(&mut self, holder: Holder) {
+    pub(crate) fn lost(&mut self, holder: Holder, now: Timestamp) {
         if let Holder::Group(id) = holder {
-            self.cache.groups_mut().lost(id);
+            self.cache.groups_mut().lost(id, now);
+        }
+    }
+
+    /// The switch has a flow whose removal waits. If it is one of a group, the number rests on.
+    pub(crate) fn ends(&mut self, key: &FlowKey, now: Timestamp) {
+        if let Ends::Group { mark, .. } = key.matches.ends {
+            self.cache.groups_mut().ends(mark, now);
         }
     }
 
@@ -678,20 +685,20 @@ impl Access<'_> {
             }
             self.judge_address(port, address);
             self.replan_entries(port, [address], batch);
-            match self.cache.entry_mut(port, address) {
-                Some(entry) if entry.adopted.is_some() => {
-                    entry.installed.go_on_with(&mark, now);
-                    adopted += 1;
-                }
-                Some(entry) if entry.installed.group().is_some() => {
-                    let is_removed = self.cache.end_former(port, &mark, comparison, batch);
-                    removed += usize::from(is_removed);
-                }
-                _ => {
-                    batch.mark(MarkChange::Remove { ifindex, address });
-                    removed += 1;
-                }
+            let entry = self.cache.entry_mut(port, address);
+            let entry =
+                entry.filter(|entry| entry.adopted.is_some() || entry.installed.group().is_some());
+            let Some(entry) = entry else {
+                batch.mark(MarkChange::Remove { ifindex, address });
+                removed += 1;
+                continue;
+            };
+            if entry.adopted.is_some() {
+                entry.installed.go_on_with(&mark, now);
+                adopted += 1;
             }
+            let is_removed = self.cache.end_former(port, &mark, comparison, batch);
+            removed += usize::from(is_removed);
         }
         (adopted, removed)
     }

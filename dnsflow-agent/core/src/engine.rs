@@ -715,12 +715,11 @@ impl Engine {
     fn rejudge(&mut self, rejudged: &Rejudged, batch: &mut Batch) {
         let (mut access, _, out) = self.access();
         access.rejudge(rejudged, batch, out);
-        if let Rejudged::Addresses(addresses) = rejudged {
-            // What has ended there, and waits, may have been open until now.
-            let is_one = |address: IpAddr| addresses.contains(&address);
-            self.switch
-                .end(batch, |key| key.matches.ends.dst().is_some_and(is_one));
-        }
+        // What has ended there, and waits, may have been open until now.
+        let refused = &self.told.refused;
+        let is_one = |address: IpAddr| refused.is_concerned(address, rejudged);
+        self.switch
+            .end(batch, |key| key.matches.ends.dst().is_some_and(is_one));
         if let Some(trusted) = self.answers.trusted() {
             self.told.refused.look_at_resolvers(trusted, &mut self.out);
         }

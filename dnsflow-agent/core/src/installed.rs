@@ -453,7 +453,9 @@ impl Installed {
             }
         } else if reading.is_first {
             ReadMark::Former
-        } else if groups.is_over(found.mark, reading.since) {
+        } else if groups.is_over(found.mark, reading.since)
+            || groups.is_late(marked.group, reading.since)
+        {
             ReadMark::Over
         } else {
             ReadMark::Right
@@ -465,11 +467,11 @@ impl Installed {
     pub(crate) fn remove_former(&mut self, found: &MarkFound, batch: &mut Batch) {
         if let Some(marked) = self.marked_mut() {
             marked.until = None;
-            batch.mark(MarkChange::Remove {
-                ifindex: found.ifindex,
-                address: found.address,
-            });
         }
+        batch.mark(MarkChange::Remove {
+            ifindex: found.ifindex,
+            address: found.address,
+        });
     }
 
     /// The address goes on with the use of a mark of an earlier run, found at `since`.

@@ -327,7 +327,6 @@ impl Switch {
         batch.at = now;
         batch.before = batch.len();
         batch.comparisons = self.comparison.ended;
-        batch.has_adopted = self.adopted;
         batch
     }
 
@@ -352,7 +351,6 @@ impl Switch {
             },
             at: now,
             comparisons: self.comparison.ended,
-            has_adopted: self.adopted,
             ends_gap: false,
             changes: Vec::new(),
             before: 0,
@@ -494,8 +492,7 @@ impl Switch {
     }
 
     /// Takes removals out of the batch that nobody waits for: those of these flows, where nothing is added between the
-    /// same ends. The next part of all that wait goes with the batch. Those of a group do not wait: its
-    /// number rests from now on.
+    /// same ends. The next part of all that wait goes with the batch.
     pub(crate) fn put_off(&mut self, batch: &mut Batch, is_one: impl Fn(&FlowKey) -> bool) {
         if batch.id().is_none() {
             // The comparison finds the flows.
@@ -535,6 +532,11 @@ impl Switch {
     ) -> Option<BatchId> {
         if batch.id().is_none() {
             batch.give_out_marks(out);
+            let mut changes = batch.changes.iter();
+            if changes.any(|change| matches!(change, FlowChange::Delete(..))) {
+                // The dump under way may have shown the flow already, as one that is wanted.
+                self.compare_soon(out.now());
+            }
             self.waiting.follow(batch.changes);
             return None;
         }

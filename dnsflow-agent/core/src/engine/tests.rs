@@ -23,6 +23,7 @@ mod restart;
 mod restore;
 mod room;
 mod sentinels;
+mod starts;
 mod under_way;
 mod waiting_beside;
 

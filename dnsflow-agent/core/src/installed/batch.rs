@@ -30,8 +30,6 @@ pub(crate) struct Batch {
     pub(crate) at: Timestamp,
     /// How many comparisons with the switch have ended.
     pub(crate) comparisons: u32,
-    /// Whether what an earlier run has left was adopted or removed.
-    pub(crate) has_adopted: bool,
     /// Whether the batch restores missing flows: OVN may have blocked connections meanwhile.
     pub(crate) ends_gap: bool,
     pub(crate) changes: Vec<FlowChange>,

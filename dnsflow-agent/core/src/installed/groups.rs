@@ -2,7 +2,7 @@
 //!
 //! A group is a plan that is in use, with a number. The program on a pod's veth writes the number into the mark
 //! of each packet to an address that has the group; the flows of the group match the mark. Opening an address
-//! whose group is in force changes nothing in the switch (`docs/decisions/group.md`).
+//! whose group is in force changes nothing in the switch (`docs/decisions/verdict.md`).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,9 +22,7 @@ use crate::{
     values::{
         flow::{Cookie, FlowKey, Masked, Target},
         ids::PortId,
-        limits::{
-            CHANGES_UNDER_WAY_MAX, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED,
-        },
+        limits::{GROUP_LATE, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARKS_REFUSED},
     },
 };
 
@@ -59,6 +57,8 @@ struct Group {
     flows: Flows,
     /// Whether the switch has confirmed the flows, and none was lost since.
     in_force: bool,
+    /// Since when they are not in force, if they are not.
+    late_since: Timestamp,
     /// How many addresses have the group.
     addresses: usize,
     /// Since when no address has the group, if none has.
@@ -151,7 +151,7 @@ impl Groups {
     /// Whether the marks of an earlier run have no say in what the flows in this batch open: their numbers are known, and
     /// those that stand for another plan now are removed.
     fn knows_marks(&self, batch: &Batch) -> bool {
-        batch.id().is_none() || batch.has_adopted && self.read_at.is_some()
+        batch.id().is_none() || batch.comparisons > 0 && self.read_at.is_some()
     }
 
     /// Writes the flows of a group that are lost. Where the switch is connected and not compared, it is not known
@@ -189,6 +189,7 @@ impl Groups {
             plan: plan.clone(),
             flows,
             in_force: false,
+            late_since: now,
             addresses: 0,
             unused_since: now,
             waiting: BTreeSet::new(),
@@ -253,6 +254,14 @@ impl Groups {
         self.groups.contains_key(&id).then_some(id)
     }
 
+    /// The switch still has a flow of a former group with these bits.
+    pub(crate) fn ends(&mut self, mark: Masked, now: Timestamp) {
+        let id = self.number_in(mark.value());
+        if let Some(until) = id.and_then(|id| self.resting.get_mut(&id)) {
+            *until = now + GROUP_RESTS;
+        }
+    }
+
     /// Packets are still marked with this number of an earlier run. It is given to no plan until the marks are read again.
     pub(crate) fn keep_former(&mut self, mark: u32) {
         self.former.extend(self.number_in(mark));
@@ -288,6 +297,15 @@ impl Groups {
         self.groups.get(&id).is_some_and(|group| group.in_force)
     }
 
+    /// Whether the flows have not been in force for a while before `at`: the switch does not take them.
+    pub(crate) fn is_late(&self, id: GroupId, at: Timestamp) -> bool {
+        let group = self.groups.get(&id);
+        group.is_some_and(|group| {
+            let is_sent = !matches!(group.flows.written, Written::Unsent { .. });
+            is_sent && !group.in_force && group.late_since + GROUP_LATE <= at
+        })
+    }
+
     /// The flows of a group.
     pub(crate) fn flows(&self, id: GroupId) -> Option<&Flows> {
         self.groups.get(&id).map(|group| &group.flows)
@@ -317,9 +335,11 @@ impl Groups {
     }
 
     /// A flow of the group was lost.
-    pub(crate) fn lost(&mut self, id: GroupId) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.in_force = false;
+    pub(crate) fn lost(&mut self, id: GroupId, now: Timestamp) {
+        if let Some(group) = self.groups.get_mut(&id)
+            && std::mem::take(&mut group.in_force)
+        {
+            group.late_since = now;
         }
     }
 
@@ -389,12 +409,7 @@ impl Groups {
         let groups = self.groups.iter();
         let over = groups.filter(|(_, group)| group.is_over(read_at));
         let over: Vec<GroupId> = over.map(|(id, _)| *id).collect();
-        let before = batch.len();
         for id in over {
-            if batch.len() - before >= CHANGES_UNDER_WAY_MAX {
-                // Another pod's flows would stand behind the others. Nothing is marked with their numbers meanwhile.
-                break;
-            }
             let target = self.target(id);
             if let Some((group, target)) = self.groups.remove(&id).zip(target) {
                 group.flows.close(target, batch);

@@ -407,6 +407,19 @@ impl Refusals {
         self.cluster.contains(address) || dns.contains(&address) || whose.concerned().any(is_in)
     }
 
+    /// Whether an address, or one that it may stand for, is in a network of anybody's pods.
+    fn is_of_pods(&self, address: IpAddr) -> bool {
+        let inner = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => Some(self.inner(address)),
+        };
+        let mut forms = inner.into_iter().flatten().chain([address]);
+        forms.any(|form| {
+            let mut networks = self.learned.pods.values();
+            networks.any(|networks| networks.contains(form))
+        })
+    }
+
     /// Checks one form of an address.
     fn check_form(&self, address: IpAddr, whose: Whose<'_>) -> Result<(), Refused> {
         if self.denied.contains(address) {
@@ -692,6 +705,18 @@ impl RefusedAddresses {
             namespace,
         };
         self.refusals.is_inside(address, whose)
+    }
+
+    /// Whether an address may have come to be refused.
+    pub(crate) fn is_concerned(&self, address: IpAddr, rejudged: &Rejudged) -> bool {
+        match (rejudged, address) {
+            (Rejudged::Nothing, _) => false,
+            (Rejudged::All, _) => self.refusals.is_of_pods(address),
+            (Rejudged::Addresses(addresses), IpAddr::V6(form)) => {
+                addresses.contains(&address) || self.is_form_of_any(form, addresses)
+            }
+            (Rejudged::Addresses(addresses), IpAddr::V4(_)) => addresses.contains(&address),
+        }
     }
 
     /// Whether an address is one of a node.

@@ -13,7 +13,7 @@ use crate::{
         report::Report,
     },
     values::{
-        flow::{Cookie, FlowChange, FlowKey, InstalledFlow, Sentinel},
+        flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
         limits::{COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, UNKNOWN_MAX},
     },
@@ -28,8 +28,10 @@ pub(super) struct Comparison {
     pub(super) ended: u32,
     /// When the current dump began.
     pub(super) since: Option<Timestamp>,
-    /// The flows in the dump so far that no entry has.
+    /// The flows to addresses in the dump so far that no entry has.
     pub(super) unknown: Vec<InstalledFlow>,
+    /// The flows of groups in the dump so far that no group has.
+    pub(super) unknown_of_groups: Vec<InstalledFlow>,
     /// The marks of an earlier run that no entry has.
     pub(super) marks: Vec<(PortId, MarkFound)>,
     /// Batches that the switch had not confirmed when the current dump began, and those that had waited then: the dump,
@@ -81,7 +83,7 @@ impl Switch {
                 self.lost.holders.push_back(holder);
             }
             self.lost.at.get_or_insert(now + RESTORE_DELAY);
-            access.lost(holder);
+            access.lost(holder, now);
         }
     }
 
@@ -190,6 +192,7 @@ impl Switch {
             comparison.since = Some(now);
             comparison.number += 1;
             comparison.unknown.clear();
+            comparison.unknown_of_groups.clear();
             comparison.marks.clear();
             let openings = self.openings.iter();
             let of_turn = openings.filter_map(|openings| openings.batch.id());
@@ -218,7 +221,7 @@ impl Switch {
         let reading = Reading {
             number: self.comparison.number,
             since: self.comparison.since?,
-            is_first: !self.adopted,
+            is_first: self.comparison.ended == 0,
         };
         if found.is_none() && reading.is_first {
             // Groups get no numbers before those of an earlier run are known.
@@ -241,7 +244,7 @@ impl Switch {
                 (Some(ReadMark::Over), _) => out.counters.marks_removed += 1,
                 // Its flows tell whether it still counts.
                 (None | Some(ReadMark::Former), Some(port))
-                    if !self.adopted && found.until > now =>
+                    if reading.is_first && found.until > now =>
                 {
                     self.comparison.marks.push((port, found));
                 }
@@ -281,13 +284,19 @@ impl Switch {
             }
             let holder = access.holder_of(&flow.key);
             let flows = holder.and_then(|holder| access.flows(holder));
-            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now))
-                || self.waiting.explains(&flow.key, flow.cookie)
-            {
+            if flows.is_some_and(|(_, flows)| flows.compare(&flow, number, since, now)) {
                 continue;
             }
-            if self.comparison.unknown.len() < UNKNOWN_MAX {
-                self.comparison.unknown.push(flow);
+            if self.waiting.explains(&flow.key, flow.cookie) {
+                access.ends(&flow.key, now);
+                continue;
+            }
+            let unknown = match flow.key.matches.ends {
+                Ends::Addresses(_) => &mut self.comparison.unknown,
+                Ends::Group { .. } => &mut self.comparison.unknown_of_groups,
+            };
+            if unknown.len() < UNKNOWN_MAX {
+                unknown.push(flow);
             } else {
                 self.compare_soon(now);
             }
@@ -310,34 +319,27 @@ impl Switch {
             self.blocked_searches.gap_ended(now);
         }
         let mut batch = self.begin(now);
+        let number = self.comparison.number;
         let unknown = std::mem::take(&mut self.comparison.unknown);
+        let of_groups = std::mem::take(&mut self.comparison.unknown_of_groups);
         let is_all = unknown.len() < UNKNOWN_MAX;
-        let mut unknown: HashMap<FlowKey, InstalledFlow> = unknown
-            .into_iter()
-            .map(|flow| (flow.key.clone(), flow))
-            .collect();
+        let are_all_found = is_all && of_groups.len() < UNKNOWN_MAX;
+        let unknown = unknown.into_iter().chain(of_groups);
+        let mut unknown: HashMap<FlowKey, InstalledFlow> =
+            unknown.map(|flow| (flow.key.clone(), flow)).collect();
         let marks = std::mem::take(&mut self.comparison.marks);
         let had_adopted = self.adopted;
         self.adopted |= is_all;
-        batch.has_adopted = self.adopted;
-        let adopted = if had_adopted {
-            0
-        } else {
-            let flows = access.adopt(&mut unknown, self.comparison.number, &mut batch);
-            // The flows of a mark may be among those that were not looked at.
-            let marks = if is_all {
-                let number = self.comparison.number;
-                let (marks, removed) = access.adopt_marks(marks, &unknown, number, &mut batch);
-                out.counters.marks_removed += removed as u64;
-                marks
-            } else {
-                0
-            };
-            flows + marks
-        };
+        let mut adopted = 0;
+        if !had_adopted {
+            adopted += access.adopt(&mut unknown, number, &mut batch);
+        }
+        // There are some in the first comparison alone.
+        let (kept, removed_marks) = access.adopt_marks(marks, &unknown, number, &mut batch);
+        adopted += kept;
+        out.counters.marks_removed += removed_marks as u64;
         // Flows that have come to be wanted since the dump has shown them: to remove them now would remove the new
         // ones, which have the same cookies.
-        let number = self.comparison.number;
         unknown.retain(|key, flow| {
             let holder = access.holder_of(key);
             let flows = holder.and_then(|holder| access.flows(holder));
@@ -381,11 +383,11 @@ impl Switch {
             access.cache.expire(&mut batch);
         }
         access.decide_undecided(&mut batch);
-        access.cache.compared(self.comparison.number, &mut batch);
+        access.cache.compared(number, &mut batch);
         self.put_off(&mut batch, |_| true);
         // Flows that wait to be removed keep theirs, and so do those that were not looked at.
         stay.extend(self.waiting.sentinels());
-        if !is_all {
+        if !are_all_found {
             stay.extend(self.sentinels.all_found());
         }
         // Behind everything that may need one.
@@ -414,7 +416,7 @@ impl Switch {
             }
             if flows.is_lost() {
                 self.lost.holders.push_back(holder);
-                access.lost(holder);
+                access.lost(holder, since);
             }
         }
         lost

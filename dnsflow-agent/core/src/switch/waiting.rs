@@ -29,7 +29,7 @@ use crate::{
         limits::{CHANGES_UNDER_WAY_MAX, REMOVALS_WAITING_MAX},
     },
 };
-use places::{Change, Places, changes_of, ends};
+use places::{Change, Places, changes_of, ends, ends_of};
 pub(super) use queues::ChangesByPort;
 use queues::{Queued, Queues};
 use removals::Removals;
@@ -158,7 +158,8 @@ impl Waiting {
 
     // What only ends.
 
-    /// Takes the removals of these flows out of the changes, where nothing is added between the same ends. Those of a group do not wait: its number rests from now on.
+    /// Takes the removals of these flows out of the changes, where nothing is added between the same ends. The number of a
+    /// group rests meanwhile.
     pub(super) fn put_off(
         &mut self,
         changes: &mut Vec<FlowChange>,
@@ -171,10 +172,8 @@ impl Waiting {
         let added: HashSet<Ends> = added.collect();
         let may_wait = |change: &mut FlowChange| match change {
             FlowChange::Delete(key, cookie) => {
-                let ends = key.matches.ends;
-                let is_there = matches!(ends, Ends::Addresses(_)) && is_one(key);
                 let is_of_sentinel = cookie.is_some_and(Cookie::is_of_sentinel);
-                is_there && !is_of_sentinel && !added.contains(&ends)
+                is_one(key) && !is_of_sentinel && !added.contains(&ends_of(key))
             }
             FlowChange::Add(..) | FlowChange::Renew(_) => false,
         };

@@ -363,9 +363,13 @@ pub const DENIAL_REPORT_BURST_TIME: Duration = Duration::from_secs(64);
 pub(crate) const GROUPS_PER_PORT_MAX: usize = 256;
 /// How long the flows of a group stay that no address has: pods ask for the same names again.
 pub(crate) const GROUP_STAYS: Duration = Duration::from_secs(60);
-/// How long the number of a group is not given to another one after its flows were removed. Until the revalidators
-/// have been at work, the switch has megaflows of it.
-pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(10);
+/// How long the number of a group is not given to another one after its end, or after the last comparison that has found
+/// a flow of it, whose removal waits. Until the revalidators have been at work, the switch has megaflows of it. Longer
+/// than the time between two comparisons.
+pub(crate) const GROUP_RESTS: Duration = Duration::from_secs(30);
+/// How long an address keeps the mark of a former group whose successor is not in force. A queue of changes takes less;
+/// beyond, the switch does not take the flows, and the former rules end without them.
+pub(crate) const GROUP_LATE: Duration = Duration::from_secs(5);
 /// How long addresses get flows of their own after the kernel has refused a mark. Then one is tried again.
 pub(crate) const MARKS_REFUSED: Duration = Duration::from_secs(60);
 /// How long a mark counts after the last end of the address's names. In this time the agent reads whether the

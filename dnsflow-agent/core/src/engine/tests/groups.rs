@@ -3,9 +3,10 @@
 use std::{collections::VecDeque, num::NonZeroU32};
 
 use super::{
-    edits::ONE_NUMBER,
+    edits::{self, ONE_NUMBER, WAYS},
     limits::many,
     restart::{after_restart_with, read_but_southbound, southbound, started},
+    starts::{self, is_open, is_open_at_all},
     *,
 };
 use crate::{
@@ -1048,4 +1049,76 @@ fn no_flow_of_a_group_is_sent_while_the_marks_of_the_former_run_cannot_be_read()
     }
     // It goes on once they are read.
     assert_eq!(by_new_rule(&node), ["203.0.113.2".to_owned()].into());
+}
+
+/// An edit leaves one of two addresses of a group another plan, whose flow the switch refuses. The former mark stays
+/// for as long as the other address has the group.
+#[test]
+fn a_former_mark_goes_though_another_address_has_its_group() {
+    let rules = [allow("example.com"), allow("www.example.com"), deny_all()];
+    let edited = [
+        allow("x.www.example.com"),
+        allow("www.example.com"),
+        deny_all(),
+    ];
+    let told = |is_shared: bool| {
+        let mut node = edits::node(WAYS[1], &rules);
+        node.answer("p1", "www.example.com", &[ADDRESS], 3600);
+        if is_shared {
+            node.answer("p1", "x.www.example.com", &[OTHER], 3600);
+        }
+        node.pass(Duration::from_secs(30));
+        node
+    };
+    for is_shared in [false, true] {
+        let mut twin = told(false);
+        let before = twin.switch.clone();
+        starts::edit(&mut twin, &edited);
+        let mut of_rules = twin.of_rules();
+        let refused = of_rules.find(|key| !before.contains_key(key)).cloned();
+        let refused = refused.expect("a flow of the next group");
+        let mut node = told(is_shared);
+        node.refused = [refused].into();
+        starts::edit(&mut node, &edited);
+        node.pass(GROUP_STAYS + GROUP_RESTS + 10 * COMPARE_INTERVAL);
+        assert!(!is_open(&node, ADDRESS, 0), "shared: {is_shared}");
+    }
+}
+
+/// Pods of one tenant come and go, one at a time, each with an eighth of the numbers, as one pod may have. A comparison
+/// removes one group of many ports.
+#[test]
+fn pods_that_come_and_go_leave_numbers_to_a_neighbour() {
+    const OF_POD: u32 = 32;
+    for ports in [1, 128] {
+        let further = ["a", "b", "c", "d", "e"].map(|label| format!("{label}.test"));
+        let mut rules = vec![many(allow("many.test"), ports)];
+        rules.extend(further.iter().map(|name| many(allow(name), 1)));
+        rules.extend([allow("other.test"), deny_all()]);
+        // There are 255 numbers.
+        let mut node = edits::node(Some(0xff00_0000), &rules);
+        let hosts = (0x10..0x1a).chain(0x20..0x2a);
+        for host in hosts {
+            let name = format!("pod{host}");
+            node.add_pod(&name, host);
+            for (set, address) in (0..OF_POD).zip(addresses(0, OF_POD)) {
+                node.answer(&name, "many.test", &[address], 600);
+                for (_, other) in (0..).zip(&further).filter(|(bit, _)| set & (1 << bit) != 0) {
+                    node.answer(&name, other, &[address], 600);
+                }
+            }
+            node.pass(Duration::from_secs(30));
+            if host == 0x29 {
+                // The last one is still there. A neighbour needs six numbers.
+                for (at, name) in (1..).zip(further.iter().chain(["other.test".to_owned()].iter()))
+                {
+                    node.answer("p1", name, &[[203, 0, 113, at]], 600);
+                }
+            }
+            node.remove_interface(&name);
+            node.log.clear();
+        }
+        assert!((1..7).all(|at| is_open_at_all(&node, [203, 0, 113, at])));
+        assert_eq!(node.marks.len(), 6, "{ports} ports");
+    }
 }

@@ -7,6 +7,7 @@ use super::{
     hostile::places,
     limits::many,
     restart::{read_but_southbound, southbound, started},
+    starts::{is_dump, is_open_at_all},
     *,
 };
 use crate::{
@@ -258,4 +259,42 @@ fn flows_in_place_of_refused_marks_do_not_stand_before_what_opens_for_another() 
         "{largest:?}, over budget {}",
         budget(&node)
     );
+}
+
+/// An address has ended and its flow waits to be removed. The network of the address comes to be one of the cluster.
+#[test]
+fn what_has_ended_is_closed_when_its_network_comes_to_be_refused() {
+    for waits in [false, true] {
+        let mut node = Node::with(&[allow("example.com"), allow("other.test"), deny_all()]);
+        let ttl = if waits { 1 } else { 600 };
+        node.answer("p1", "www.other.test", &[ADDRESS], ttl);
+        for name in 0..15 {
+            let told = addresses(name * 256, 256);
+            node.answer("p1", &format!("n{name}.example.com"), &told, 1);
+        }
+        node.pass(MIN_TTL - Duration::from_secs(1));
+        node.waiting = Some(VecDeque::new());
+        node.pass(Duration::from_secs(2));
+        while !node.waiting.iter().flatten().any(is_dump) {
+            node.pass(Duration::from_secs(1));
+        }
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        let at = waiting.iter().position(is_dump).expect("it waits");
+        let dump = waiting.remove(at).expect("it waits");
+        waiting.push_front(dump);
+        assert!(node.carry_out_next());
+        let switch = LogicalSwitch {
+            network: None,
+            is_primary: false,
+            networks: vec!["203.0.113.0/24".parse().expect("a network")],
+        };
+        node.give(Input::Nb(NbUpdate {
+            switches: vec![(RowId::new(0x15), Some(switch))],
+            ..NbUpdate::default()
+        }));
+        for _ in 0..node.waiting.as_ref().map_or(0, VecDeque::len) {
+            node.carry_out_next();
+        }
+        assert!(!is_open_at_all(&node, ADDRESS), "waits: {waits}");
+    }
 }

@@ -173,7 +173,8 @@ pub(super) fn ends(change: &FlowChange) -> Option<Ends> {
     change.key().map(ends_of)
 }
 
-fn ends_of(key: &FlowKey) -> Ends {
+/// The same of a flow.
+pub(super) fn ends_of(key: &FlowKey) -> Ends {
     match key.matches.ends {
         Ends::Group { src, mark, .. } => Ends::Group {
             src,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     io::input::BatchId,
-    values::flow::{Addresses, Ends, FlowChange, FlowKey},
+    values::flow::{Addresses, Ends, FlowChange, FlowKey, Masked},
 };
 
 /// The ends between which flows only end, in the queue of no pod; and the removals that the switch has not confirmed.
@@ -17,7 +17,7 @@ pub(super) struct Removals {
     waiting: BTreeSet<Ends>,
     /// How many flows wait.
     count: usize,
-    /// The pod's address whose turn was last.
+    /// The last ends of the pod's address whose turn it was.
     last: Option<Ends>,
     /// The parts that the switch has not confirmed.
     under_way: BTreeMap<BatchId, Vec<FlowKey>>,
@@ -65,7 +65,7 @@ impl Removals {
     /// These ends have had their turn, with so many removals.
     pub(super) fn take(&mut self, ends: Ends, removals: usize) {
         self.forget(ends, removals);
-        self.last = last_of(ends.src());
+        self.last = last_of(ends);
     }
 
     /// A part goes in this batch.
@@ -101,11 +101,21 @@ impl Removals {
     }
 }
 
-/// The last ends of a pod's address, in their order.
-fn last_of(src: IpAddr) -> Option<Ends> {
-    let last = match src {
-        IpAddr::V4(_) => Ipv4Addr::BROADCAST.into(),
-        IpAddr::V6(_) => Ipv6Addr::from_bits(u128::MAX).into(),
-    };
-    Addresses::between(src, last).map(Ends::Addresses)
+/// The last ends of the same kind and the same address of a pod, in their order.
+fn last_of(ends: Ends) -> Option<Ends> {
+    match ends {
+        Ends::Addresses(addresses) => {
+            let src = addresses.src();
+            let last = match src {
+                IpAddr::V4(_) => Ipv4Addr::BROADCAST.into(),
+                IpAddr::V6(_) => Ipv6Addr::from_bits(u128::MAX).into(),
+            };
+            Addresses::between(src, last).map(Ends::Addresses)
+        }
+        Ends::Group { src, .. } => Some(Ends::Group {
+            src,
+            mark: Masked::new(u32::MAX, u32::MAX),
+            is_untranslated: true,
+        }),
+    }
 }

@@ -1,0 +1,244 @@
+//! What an agent finds at its start, and what is edited meanwhile.
+
+use std::collections::VecDeque;
+
+use super::{
+    edits::{ONE_NUMBER, WAYS, config, node},
+    limits::many,
+    restart::{after_restart_with, orders, read_but_southbound, southbound, started},
+    *,
+};
+use crate::values::{
+    flow::{Ends, InstalledFlow},
+    limits::{CHANGES_UNDER_WAY_MAX, COMPARE_INTERVAL, UNKNOWN_MAX},
+};
+
+/// Whether the rule at this place lets a pod reach the address.
+pub(super) fn is_open(node: &Node, address: [u8; 4], place: u16) -> bool {
+    let address = IpAddr::from(address);
+    let mut of_rule = node
+        .of_rules()
+        .filter(|key| key.priority == 11_000 - place && !key.matches.registers.is_empty());
+    of_rule.any(|key| match key.matches.ends {
+        Ends::Addresses(addresses) => addresses.dst() == address,
+        Ends::Group { mark, .. } => node.marks.iter().any(|((_, dst), (bits, until, _))| {
+            *dst == address && *bits == mark.value() && *until > node.now
+        }),
+    })
+}
+
+/// Whether any rule does.
+pub(super) fn is_open_at_all(node: &Node, address: [u8; 4]) -> bool {
+    let address = Ipv4Addr::from(address).to_string();
+    node.destinations().contains(&address)
+}
+
+pub(super) fn is_dump(command: &Command) -> bool {
+    matches!(command, Command::Ask(FlowQuestion::Dump))
+}
+
+pub(super) fn edit(node: &mut Node, rules: &[Rule]) {
+    node.set_firewall(rules);
+    node.set_ovn(rules);
+}
+
+/// A pod that is gone has left so many flows of no rule. A dump shows them before the flows of rules, or behind.
+fn leave_flows(node: &mut Node, count: usize, come_first: bool) {
+    let key = node.of_rules().next().cloned().expect("a flow");
+    for other in 0..count as u32 {
+        let mut key = key.clone();
+        key.priority = if come_first { 1 } else { 20_000 };
+        key.matches.registers = std::sync::Arc::default();
+        key.matches.ends = Addresses::V4 {
+            src: [10, 244, 0, 99].into(),
+            dst: Ipv4Addr::from(0x0b00_0000 + other),
+        }
+        .into();
+        node.switch.insert(key, (Cookie::new(0x1234), 0));
+    }
+}
+
+/// The switch has as many flows that nobody knows as one comparison looks at, or one. The rule of an address is gone; the
+/// kernel still marks its packets, and no snapshot has it. The plan of another address gets the number of the mark.
+fn start_with_a_number_that_another_plan_gets(others: usize, come_first: bool) -> Node {
+    let before = [
+        many(allow("old.test"), 1),
+        many(allow("new.test"), 2),
+        deny_all(),
+    ];
+    let mut before = node(ONE_NUMBER, &before);
+    before.answer("p1", "www.old.test", &[ADDRESS], 600);
+    before.answer("p1", "www.new.test", &[OTHER], 600);
+    before.pass(Duration::from_secs(30));
+    assert_eq!(before.marks.len(), 1);
+    leave_flows(&mut before, others, come_first);
+    let mut saved = before.engine.snapshot(before.now);
+    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
+    let rules = [deny_all(), many(allow("new.test"), 2)];
+    let node = started(&mut before, &saved, config(ONE_NUMBER));
+    let mut node = read_but_southbound(node, &before, &rules);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(southbound(&node, &rules)));
+    node
+}
+
+/// A group is sent before the marks of the former run are judged: a first comparison that has not looked at all flows
+/// restores the flows of groups.
+#[test]
+fn no_group_is_sent_behind_a_first_comparison_that_has_not_looked_at_all_flows() {
+    for others in [1, UNKNOWN_MAX] {
+        let mut node = start_with_a_number_that_another_plan_gets(others, true);
+        for step in 0..60 {
+            if !node.carry_out_next() {
+                node.pass(Duration::from_secs(1));
+            }
+            assert!(!is_open(&node, ADDRESS, 1), "{others} flows, step {step}");
+        }
+        assert!(is_open(&node, OTHER, 1), "{others} flows");
+    }
+}
+
+/// And then the mark is adopted by the flows that this run has written: the address is open for `--max-ttl`.
+#[test]
+fn a_mark_is_not_adopted_by_flows_that_this_run_has_written() {
+    for others in [1, UNKNOWN_MAX] {
+        let mut node = start_with_a_number_that_another_plan_gets(others, false);
+        while node.carry_out_next() {}
+        node.waiting = None;
+        node.pass(Duration::from_secs(60));
+        assert!(!is_open(&node, ADDRESS, 1), "{others} flows");
+    }
+}
+
+/// The flows of a group of the former run are removed by a first comparison that does not judge its marks.
+#[test]
+fn marks_are_adopted_though_a_first_comparison_that_does_not_look_at_all_flows_has_seen_theirs() {
+    for others in [1, UNKNOWN_MAX] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut before = node(WAYS[1], &rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        leave_flows(&mut before, others, false);
+        let mut node = after_restart_with(&mut before, &[], &rules, config(WAYS[1]));
+        node.pass(Duration::from_secs(1));
+        assert!(is_open(&node, ADDRESS, 0), "{others} flows");
+    }
+}
+
+/// The connection is there again. A dump has shown a flow when an edit closes its address: the batch of the edit is
+/// not sent, and the comparison does not find the flow.
+#[test]
+fn what_an_edit_closes_while_the_first_dump_comes_is_closed_behind_it() {
+    for is_shown in [false, true] {
+        let rules = [allow("example.com"), deny_all()];
+        let mut node = Node::with(&rules);
+        node.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let flows = node.switch.iter();
+        let flows = flows.map(|(key, (cookie, packets))| InstalledFlow {
+            key: key.clone(),
+            cookie: *cookie,
+            packets: *packets,
+            hard_timeout_s: 0,
+        });
+        let flows: Vec<InstalledFlow> = flows.collect();
+        node.give(Input::SwitchDown);
+        node.switch_answers = false;
+        node.give(Input::SwitchUp);
+        node.pass(Duration::ZERO);
+        assert!(node.log.iter().any(is_dump));
+        node.switch_answers = true;
+        let shown = |flows: &[InstalledFlow], more| {
+            let flows = flows.to_vec();
+            Input::Reply(FlowReply::Flows { flows, more })
+        };
+        if is_shown {
+            node.give(shown(&flows, true));
+            edit(&mut node, &[deny_all()]);
+        } else {
+            edit(&mut node, &[deny_all()]);
+            node.give(shown(&flows, true));
+        }
+        node.give(shown(&[], false));
+        node.pass(COMPARE_INTERVAL / 2);
+        assert!(!is_open_at_all(&node, ADDRESS), "shown before: {is_shown}");
+    }
+}
+
+/// Rules with many ports were taken away while no agent ran. By flows, the former ones are removed in parts. By marks,
+/// those of all groups go in one batch.
+#[test]
+fn groups_of_rules_that_went_while_no_agent_ran_do_not_stand_before_what_opens_for_another() {
+    for way in WAYS {
+        let mut rules: Vec<Rule> = (0..18)
+            .map(|name| many(allow(&format!("n{name}.test")), 200))
+            .collect();
+        rules.push(deny_all());
+        let mut before = node(way, &rules);
+        for name in 0..18 {
+            before.answer("p1", &format!("n{name}.test"), &addresses(name, 1), 3600);
+            before.pass(Duration::from_secs(1));
+        }
+        assert!(before.switch.len() >= 18 * 200);
+        let saved = before.engine.snapshot(before.now);
+        let rules = [allow("other.test"), deny_all()];
+        let mut node = after_restart_with(&mut before, &saved, &rules, config(way));
+        node.pass(20 * COMPARE_INTERVAL);
+        assert_eq!(node.switch.len(), 0);
+        let largest = node.batches().into_iter().map(|(_, changes)| changes.len());
+        let largest = largest.max();
+        assert!(
+            largest <= Some(2 * CHANGES_UNDER_WAY_MAX),
+            "{way:?}: {largest:?}"
+        );
+    }
+}
+
+/// No snapshot has the names, and the three plans get their three numbers in another order: the number of a mark that
+/// is adopted is free for another plan.
+#[test]
+fn no_mark_that_no_snapshot_knows_meets_the_flows_of_another_plan() {
+    const THREE_NUMBERS: Option<u32> = Some(0xc000_0000);
+    let names = ["a.test", "b.test", "c.test"];
+    let open = |node: &Node| {
+        let open = node.open().into_iter();
+        let open = open.map(|(_, dst, priority)| (dst, priority));
+        open.collect::<BTreeSet<_>>()
+    };
+    for further in 0..4 {
+        let further = (0..further).map(|at| allow(&format!("new{at}.test")));
+        let mut rules: Vec<Rule> = further.chain(names.map(allow)).collect();
+        rules.push(deny_all());
+        for order in orders(&[0_u8, 1, 2]) {
+            let mut before = node(THREE_NUMBERS, &rules);
+            for at in &order {
+                let address = [203, 0, 113, 1 + at];
+                before.answer("p1", names[usize::from(*at)], &[address], 600);
+            }
+            assert_eq!(before.marks.len(), 3);
+            let rightly = open(&before);
+            let node = started(&mut before, &[], config(THREE_NUMBERS));
+            let mut node = read_but_southbound(node, &before, &rules);
+            node.waiting = Some(VecDeque::new());
+            node.give(Input::Sb(southbound(&node, &rules)));
+            while node.carry_out_next() {
+                let open = open(&node);
+                assert!(open.is_subset(&rightly), "{order:?}: {open:?}");
+            }
+        }
+    }
+}
+
+/// A mark that no snapshot knows is adopted, and its address gets flows of its own, because another plan has the number
+/// already. The kernel marks with it until the next reading.
+#[test]
+fn a_mark_whose_address_gets_flows_goes_before_another_plan_has_its_number() {
+    let rules = [allow("example.com"), allow("other.test"), deny_all()];
+    let mut before = node(ONE_NUMBER, &rules);
+    before.answer("p1", "example.com", &[ADDRESS], 600);
+    before.answer("p1", "other.test", &[OTHER], 600);
+    let mut saved = before.engine.snapshot(before.now);
+    saved.retain(|saved| saved.address == IpAddr::from(OTHER));
+    let mut after = after_restart_with(&mut before, &saved, &rules, config(ONE_NUMBER));
+    assert!(is_open(&after, ADDRESS, 0));
+    after.pass(COMPARE_INTERVAL / 2);
+    assert!(!is_open(&after, ADDRESS, 1), "by the rule of the other one");
+}
