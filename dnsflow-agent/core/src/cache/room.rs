@@ -70,7 +70,9 @@ impl Cache {
         if *at_address == AtAddress::Full {
             return Err(Limit::NamesOfAddress(told.address));
         }
-        let of_name = has_all.then(|| self.candidate_of_name(learning));
+        let limit_of_name = has_all.then(|| Limit::AddressesOfName(told.name.clone()));
+        let of_name =
+            limit_of_name.map(|limit| self.candidate(told.port, yielding, limit, learning));
         let of_name = of_name.transpose()?;
         let of_pod = limit_of_pod.map(|limit| self.candidate(told.port, yielding, limit, learning));
         let of_pod = of_pod.transpose()?;
@@ -131,26 +133,8 @@ impl Cache {
 
     // Who gives way.
 
-    /// The address that matters least for the name, and the limit for which it gives way.
-    ///
-    /// # Errors
-    ///
-    /// The limit, if all addresses of the name have to stay.
-    fn candidate_of_name(&mut self, learning: &Learning<'_>) -> Result<(IpAddr, Limit), Limit> {
-        let Resolution { port, name, .. } = learning.resolution;
-        let (idle_grace, now) = (self.limits.idle_grace, learning.batch.now());
-        let candidate = self.ports.change(port, |port| {
-            let candidates = &mut port.candidates;
-            candidates.next_of_name(&port.entries, name, idle_grace, now)
-        });
-        let limit = Limit::AddressesOfName(name.clone());
-        match candidate {
-            Some(address) => Ok((address, limit)),
-            None => Err(limit),
-        }
-    }
-
-    /// The address of a port that matters least, and the limit for which it gives way.
+    /// The address of a port that matters least, or least for a name with a limit of its own, and the limit for which it
+    /// gives way.
     ///
     /// # Errors
     ///
@@ -165,8 +149,13 @@ impl Cache {
         let idle_grace = self.limits.idle_grace;
         let (candidate, are_all_denied) = self.ports.change(id, |port| {
             let entries = &mut port.entries;
-            let candidates = &mut port.candidates;
-            let candidate = candidates.next(entries, yielding, idle_grace, learning.batch);
+            let (candidates, batch) = (&mut port.candidates, &learning.batch);
+            let candidate = match &limit {
+                Limit::AddressesOfName(name) => {
+                    candidates.next_of_name(entries, name, idle_grace, batch.now())
+                }
+                _ => candidates.next(entries, yielding, idle_grace, batch),
+            };
             (candidate, entries.are_all_denied())
         });
         match (candidate, limit) {
