@@ -197,7 +197,6 @@ impl Access<'_> {
         batch: &mut Batch,
         out: &mut Output,
     ) -> bool {
-        let now = batch.now();
         let (ports, policy) = (self.ports, self.policy);
         let whose = |port| whose(ports, policy, port);
         let learned = self.cache.learn(Learning {
@@ -216,9 +215,6 @@ impl Access<'_> {
         }
         if learned.is_news {
             self.judge_address(resolution.port, resolution.address);
-        }
-        if learned.read_counters_soon {
-            self.cache.read_counters_soon(now);
         }
         learned.is_news
     }
@@ -299,7 +295,7 @@ impl Access<'_> {
         let known = known.filter(|address| self.cache.entry(port, *address).is_some());
         let mut concerned: BTreeSet<IpAddr> = known.collect();
         for network in self.refused.translating() {
-            let forms = self.cache.addresses_in(port, network);
+            let forms = self.cache.port(port).entries.in_network(network);
             let forms = forms.filter(|form| self.refused.is_form_of_any(*form, addresses));
             concerned.extend(forms.map(IpAddr::V6));
         }
@@ -355,9 +351,9 @@ impl Access<'_> {
             return self.replan(port, batch);
         };
         // Adopted flows have no names: each rule matters to them.
-        let mut addresses: BTreeSet<IpAddr> = self.cache.adopting(port).collect();
+        let mut addresses: BTreeSet<IpAddr> = self.cache.port(port).entries.adopting().collect();
         for name in names {
-            addresses.extend(self.cache.addresses_below(port, name));
+            addresses.extend(self.cache.port(port).entries.below(name));
         }
         self.replan_entries(port, addresses, batch);
     }
@@ -523,7 +519,7 @@ impl Access<'_> {
             }
             Holder::Group(id) => {
                 let target = self.cache.groups().target(id)?;
-                Some((target, self.cache.group_flows_mut(id)?))
+                Some((target, self.cache.groups_mut().flows_mut(id)?))
             }
         }
     }
@@ -562,7 +558,8 @@ impl Access<'_> {
         self.cache.has_adopted_all();
         let ports: Vec<PortId> = self.ports.iter().map(|(id, _)| id).collect();
         for port in ports {
-            self.replan_entries(port, self.cache.saved_denials(port), batch);
+            let denied = self.cache.port(port).entries.saved_denials();
+            self.replan_entries(port, denied, batch);
         }
     }
 

@@ -860,7 +860,7 @@ impl Engine {
             self.policy.locate(&mut self.out);
         }
         self.update_filter();
-        if self.switch.has_adopted() && self.told.cache.has_unjudged() {
+        if self.switch.has_adopted() {
             self.access().0.judge();
         }
         if let Some(changes) = changes {

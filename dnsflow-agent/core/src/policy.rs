@@ -6,44 +6,43 @@ pub mod plan;
 pub mod refused;
 pub mod rules;
 
+mod firewalls;
+mod local;
+mod logical_flows;
+mod problems;
+mod tables;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     net::IpAddr,
     sync::Arc,
 };
 
 use crate::{
-    Command, Timestamp,
-    io::{
-        input::{FlowQuestion, FoundFlow, LOGICAL_FLOW_SAMPLE_MAX},
-        output::Output,
-        report::Report,
-    },
+    Timestamp,
+    io::output::Output,
     ovn::{
-        rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate, Stage},
-        template::{ActionText, CachedActions},
+        rows::{Interface, NbUpdate, Pipeline, RowId, SbUpdate},
+        template::CachedActions,
         view::{ClusterChanges, OvnView, Owners, Touched, TunnelKeys},
     },
     policy::{
-        pipeline::{Locator, Question},
+        firewalls::Firewalls,
+        local::Local,
         plan::PortFacts,
+        problems::Problems,
         rules::{
-            ACL_PRIORITY_OFFSET, AlikeNames, ChangedRules, NamePattern, NotTakenOver, Problem,
-            RuleSet, is_dry_run,
-            pairing::{Pairing, PairingChanges, differing},
+            AlikeNames, ChangedRules, Problem, RuleSet, is_dry_run, pairing::PairingChanges,
             problems_of_resource,
         },
+        tables::Tables,
     },
-    tools::deadline::{self, Deadline, Why},
     values::{
         connection::BlockedConnection,
-        firewall::{Destination, Firewall, FirewallId, FirewallUpdate, Rule, RuleAction},
+        firewall::{Destination, Firewall, FirewallUpdate, Rule, RuleAction},
         ids::PortId,
-        limits::{
-            ACTION_TEXTS_MAX, COPY_INTERVAL, COUNTED_PER_NAMESPACE_MAX, FORMER_FIREWALLS_MAX,
-            TAKEOVER_MAX,
-        },
+        limits::COUNTED_PER_NAMESPACE_MAX,
         name::DomainName,
     },
 };
@@ -62,148 +61,6 @@ pub(crate) enum Mention {
     Unknown,
 }
 
-/// An EgressFirewall that OVN does not enforce yet.
-#[derive(Debug)]
-struct Unfollowed {
-    /// When it came.
-    since: Timestamp,
-    /// Whether it was looked at after it had become late.
-    late: bool,
-    /// The EgressFirewalls before it, the latest last. OVN may still enforce one of them.
-    former: VecDeque<Firewall>,
-    /// Whether OVN enforces the first of `former`.
-    enforces_former: bool,
-}
-
-/// A namespace with an EgressFirewall and with pods here.
-#[derive(Debug)]
-struct Local {
-    /// The rules that OVN enforces.
-    pairing: Pairing,
-    /// Another one, also than that of any other namespace, when the rules may be others.
-    version: u64,
-    /// The EgressFirewalls that `differing` and `other_names` were found for: the one that OVN enforces, the latest,
-    /// and those in between.
-    compared: Vec<Arc<[Rule]>>,
-    /// The indices at which the latest EgressFirewall has another rule than the one that OVN enforces.
-    differing: Vec<u32>,
-    /// Names without wildcards of rules that only an EgressFirewall has that OVN does not enforce, and which names at
-    /// or below each of them these rules deny.
-    other_names: BTreeMap<DomainName, Vec<NamePattern>>,
-    /// Another one when the names may be others.
-    names_version: u64,
-    /// The problems that are not those of the pairing, by rule index; `None` if there is none.
-    other_problems: BTreeMap<u32, Option<Problem>>,
-}
-
-impl Local {
-    fn new(namespace: &str, subdomains: bool) -> Self {
-        Self {
-            pairing: Pairing::new(namespace, subdomains),
-            version: 0,
-            compared: Vec::new(),
-            differing: Vec::new(),
-            other_names: BTreeMap::new(),
-            names_version: 0,
-            other_problems: BTreeMap::new(),
-        }
-    }
-
-    /// What is wrong, by rule index.
-    fn problems(&self) -> impl Iterator<Item = (u32, &Problem)> {
-        let others = &self.other_problems;
-        let problems = self.pairing.rules().problems.iter();
-        let problems = problems.filter(|(index, _)| !others.contains_key(*index));
-        let others = others
-            .iter()
-            .filter_map(|(index, problem)| Some((*index, problem.as_ref()?)));
-        problems
-            .map(|(index, problem)| (*index, problem))
-            .chain(others)
-    }
-
-    /// Whether a rule mentions this name, in wire form, or one above it.
-    fn mentions(&self, name: &DomainName) -> bool {
-        let mut suffixes = name.suffixes();
-        suffixes
-            .any(|suffix| self.pairing.mentions(suffix) || self.other_names.contains_key(suffix))
-    }
-
-    /// Whether a rule has this name, in wire form, or an ACL of OVN.
-    fn knows(&self, name: &[u8]) -> bool {
-        self.pairing.knows(name) || self.other_names.contains_key(name)
-    }
-
-    /// Whether a rule that OVN does not enforce yet denies this name.
-    fn is_to_deny(&self, name: &DomainName) -> bool {
-        let mut suffixes = name.suffixes().enumerate();
-        suffixes.any(|(extra, suffix)| {
-            let patterns = self.other_names.get(suffix).into_iter().flatten();
-            self.pairing.is_to_deny(suffix, extra)
-                || patterns.into_iter().any(|pattern| pattern.covers(extra))
-        })
-    }
-
-    /// Compares the EgressFirewall that OVN enforces with the latest one, and with those before it. Returns whether
-    /// the names may be others.
-    fn compare(
-        &mut self,
-        latest: &Firewall,
-        former: &VecDeque<Firewall>,
-        subdomains: bool,
-    ) -> bool {
-        let others = || [latest].into_iter().chain(former);
-        let enforced = Arc::clone(&self.pairing.firewall().rules);
-        let all = || {
-            [&enforced]
-                .into_iter()
-                .chain(others().map(|one| &one.rules))
-        };
-        let is_known = self.compared.len() == all().count()
-            && all()
-                .zip(&self.compared)
-                .all(|(one, known)| Arc::ptr_eq(one, known));
-        if is_known {
-            return false;
-        }
-        self.compared = all().cloned().collect();
-        self.other_names.clear();
-        for firewall in others() {
-            for index in differing(&enforced, &firewall.rules) {
-                let rule = usize::try_from(index).ok();
-                let Some(rule) = rule.and_then(|index| firewall.rules.get(index)) else {
-                    continue;
-                };
-                if let Destination::Name(name) = &rule.destination {
-                    let denied = self.other_names.entry(name.name().clone()).or_default();
-                    if rule.action == RuleAction::Deny {
-                        denied.push(NamePattern::of(name, firewall, subdomains));
-                    }
-                }
-            }
-        }
-        self.differing = differing(&enforced, &latest.rules);
-        true
-    }
-
-    /// The problems of the rules that OVN does not enforce.
-    fn problems_of_latest(&self, latest: &Firewall) -> BTreeMap<u32, Option<Problem>> {
-        let mut problems = BTreeMap::new();
-        for index in &self.differing {
-            let rule = usize::try_from(*index).ok();
-            let rule = rule.and_then(|index| latest.rules.get(index));
-            let problem = rule.and_then(|rule| self.pairing.problem_of_other(rule));
-            problems.insert(*index, problem);
-        }
-        // OVN is about to follow: what it has beyond the rules is not left behind.
-        let end = u32::try_from(self.pairing.firewall().rules.len()).unwrap_or(u32::MAX);
-        let stale = self.pairing.rules().problems.range(end..);
-        let stale = stale.filter(|(_, problem)| **problem == Problem::StaleAcl);
-        problems.extend(stale.map(|(index, _)| (*index, None)));
-        problems
-    }
-}
-
 /// Rules, OVN's rows, and what was learned from the switch.
 #[derive(Debug)]
 pub(crate) struct Policy {
@@ -211,37 +68,24 @@ pub(crate) struct Policy {
     /// Whether all is a dry run.
     dry_run: bool,
     ovn: OvnView,
-    firewalls: BTreeMap<FirewallId, Firewall>,
-    /// By namespace, when the rules of its EgressFirewall came, if they were not there at the agent's start.
-    came_at: BTreeMap<String, Timestamp>,
-    /// Whether EgressFirewalls were read.
-    firewalls_read: bool,
+    firewalls: Firewalls,
     /// Whether OVN's northbound database was read: its ACLs tell the namespaces of port groups.
     nb_read: bool,
-    /// By namespace, the EgressFirewalls that OVN does not enforce yet. In a namespace without a pod here, nobody looks
-    /// whether OVN does.
-    unfollowed: BTreeMap<String, Unfollowed>,
     /// The namespaces with pods here.
     locals: BTreeMap<String, Local>,
-    /// What is wrong with the rules of the others, for which only the resource is looked at.
-    problems_elsewhere: BTreeMap<String, BTreeMap<u32, Problem>>,
+    problems: Problems,
     /// How many times the rules of a namespace with pods here were paired.
     pairings: u64,
     /// The namespace whose rules hold for each port group, by the group's name in the northbound
     /// database.
     namespace_by_group: HashMap<String, String>,
-    /// The namespaces whose problems may have changed since the last report.
-    changed_problems: BTreeSet<String>,
-    /// The problems of each namespace's rules, as they were reported.
-    reported: BTreeMap<String, BTreeMap<u32, Problem>>,
     /// The priorities of the logical flows that were last asked for.
     watched: Option<BTreeSet<u16>>,
     /// Whether the tables of the rules may have changed since they were last taken.
     tables_changed: bool,
     /// When to look again for actions to copy.
     copy_at: Option<Timestamp>,
-    locator: Locator,
-    marks_end: Option<MarksEnd>,
+    tables: Tables,
     cached_actions: CachedActions,
 }
 
@@ -252,22 +96,16 @@ impl Policy {
             subdomains,
             dry_run,
             ovn: OvnView::default(),
-            firewalls: BTreeMap::new(),
-            came_at: BTreeMap::new(),
-            firewalls_read: false,
+            firewalls: Firewalls::default(),
             nb_read: false,
-            unfollowed: BTreeMap::new(),
             locals: BTreeMap::new(),
-            problems_elsewhere: BTreeMap::new(),
+            problems: Problems::default(),
             pairings: 0,
             namespace_by_group: HashMap::new(),
-            changed_problems: BTreeSet::new(),
-            reported: BTreeMap::new(),
             watched: None,
             tables_changed: false,
             copy_at: None,
-            locator: Locator::default(),
-            marks_end: marks.then(MarksEnd::default),
+            tables: Tables::new(marks),
             cached_actions: CachedActions::new(),
         }
     }
@@ -278,31 +116,26 @@ impl Policy {
 
     /// The EgressFirewalls that count, by namespace.
     pub(crate) fn firewalls(&self) -> impl Iterator<Item = (&str, &Firewall)> {
-        let firewalls = self.firewalls.iter();
-        let named = firewalls.filter(|(id, _)| id.name == FIREWALL_NAME);
-        named.map(|(id, firewall)| (id.namespace.as_str(), firewall))
+        self.firewalls.iter()
     }
 
     /// What is wrong with the EgressFirewall of a namespace, by rule index.
     pub(crate) fn problems(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
         let local = self.locals.get(namespace).into_iter();
-        let problems = self.problems_elsewhere.get(namespace).into_iter().flatten();
-        let problems = problems.map(|(index, problem)| (*index, problem));
-        local.flat_map(Local::problems).chain(problems)
+        let elsewhere = self.problems.elsewhere(namespace);
+        local.flat_map(Local::problems).chain(elsewhere)
     }
 
     /// What is wrong with all EgressFirewalls.
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &Problem> {
-        let problems = self.problems_elsewhere.values();
-        let problems = problems.flat_map(BTreeMap::values);
         let locals = self.locals.values().flat_map(Local::problems);
-        locals.map(|(_, problem)| problem).chain(problems)
+        let elsewhere = self.problems.all_elsewhere();
+        locals.map(|(_, problem)| problem).chain(elsewhere)
     }
 
     /// Whether OVN enforces the EgressFirewall before the present one, as far as that is known.
     pub(crate) fn enforces_former(&self, namespace: &str) -> bool {
-        let unfollowed = self.unfollowed.get(namespace);
-        unfollowed.is_some_and(|one| one.enforces_former) && self.locals.contains_key(namespace)
+        self.firewalls.enforced_former(namespace).is_some() && self.is_local(namespace)
     }
 
     /// Whether a name without a wildcard stands for its sub-domains as well, where the EgressFirewall
@@ -346,115 +179,31 @@ impl Policy {
         update: FirewallUpdate,
         now: Timestamp,
     ) -> BTreeSet<String> {
-        let mut namespaces: BTreeSet<String> = BTreeSet::new();
-        let is_start = !self.firewalls_read;
-        self.firewalls_read |= update.reset;
-        if update.reset {
-            let kept: BTreeSet<&FirewallId> = update.firewalls.iter().map(|(id, _)| id).collect();
-            self.firewalls.retain(|id, _| {
-                let keep = kept.contains(id);
-                if !keep {
-                    self.unfollowed.remove(&id.namespace);
-                    self.came_at.remove(&id.namespace);
-                    namespaces.insert(id.namespace.clone());
-                }
-                keep
-            });
-        }
-        for (id, firewall) in update.firewalls {
-            namespaces.insert(id.namespace.clone());
-            let Some(firewall) = firewall else {
-                self.unfollowed.remove(&id.namespace);
-                self.came_at.remove(&id.namespace);
-                self.firewalls.remove(&id);
-                continue;
-            };
-            let namespace = id.namespace.clone();
-            match self.firewalls.insert(id.clone(), firewall.clone()) {
-                Some(before) if before.is_like(&firewall) => {
-                    // All copies share the rules.
-                    let rules = before.rules;
-                    self.firewalls.insert(id, Firewall { rules, ..firewall });
-                }
-                before => {
-                    if !is_start {
-                        self.came_at.insert(namespace.clone(), now);
-                    }
-                    self.expect_takeover(namespace, before, now);
-                }
-            }
-        }
-        namespaces
-    }
-
-    /// Notes a changed EgressFirewall, which OVN may not enforce yet.
-    fn expect_takeover(&mut self, namespace: String, before: Option<Firewall>, now: Timestamp) {
-        // Without a pod here, nobody has to know whether OVN enforces the first one.
-        if before.is_none() && !self.locals.contains_key(&namespace) {
-            return;
-        }
-        let known = self.unfollowed.remove(&namespace);
-        let mut former = known.map(|known| known.former).unwrap_or_default();
-        former.extend(before);
-        if former.len() > FORMER_FIREWALLS_MAX {
-            // OVN may enforce the first one. The first one is therefore forgotten last.
-            former.remove(1);
-        }
-        let unfollowed = Unfollowed {
-            since: now,
-            late: false,
-            former,
-            enforces_former: false,
-        };
-        self.unfollowed.insert(namespace, unfollowed);
-    }
-
-    /// Finds the EgressFirewall of a namespace that OVN enforces, the latest first. Returns it if
-    /// it is not the latest. If none is found, OVN's rows are judged by the latest.
-    fn follow(
-        &mut self,
-        namespace: &str,
-        latest: &Firewall,
-        pairing: &mut Pairing,
-    ) -> Option<Firewall> {
-        let unfollowed = self.unfollowed.get_mut(namespace)?;
-        if pairing.is_enforced(latest) {
-            self.unfollowed.remove(namespace);
-            return None;
-        }
-        let former = &mut unfollowed.former;
-        let enforced = former.iter().rposition(|one| pairing.is_enforced(one));
-        unfollowed.enforces_former = enforced.is_some();
-        former.drain(..enforced?);
-        former.front().cloned()
+        let is_local = |namespace: &str| self.locals.contains_key(namespace);
+        self.firewalls.apply(update, is_local, now)
     }
 
     /// How many former EgressFirewalls of a namespace are remembered.
     #[cfg(test)]
     pub(crate) fn former_count(&self, namespace: &str) -> usize {
-        let unfollowed = self.unfollowed.get(namespace);
-        unfollowed.map_or(0, |one| one.former.len())
+        self.firewalls.former(namespace).len()
     }
 
     /// The EgressFirewall of a namespace that OVN enforces, as far as that is known.
     pub(crate) fn enforced(&self, namespace: &str) -> Option<&Firewall> {
-        let former = self.unfollowed.get(namespace);
-        let former = former.filter(|_| self.enforces_former(namespace));
-        let former = former.and_then(|one| one.former.front());
+        let former = self.firewalls.enforced_former(namespace);
+        let former = former.filter(|_| self.is_local(namespace));
         former.or_else(|| self.present(namespace))
     }
 
     /// The EgressFirewall of a namespace, whether or not OVN enforces it.
     pub(crate) fn present(&self, namespace: &str) -> Option<&Firewall> {
-        self.firewalls.get(&FirewallId {
-            namespace: namespace.to_owned(),
-            name: FIREWALL_NAME.to_owned(),
-        })
+        self.firewalls.latest(namespace)
     }
 
     /// When the rules of a namespace's EgressFirewall came.
     pub(crate) fn came_at(&self, namespace: &str) -> Option<Timestamp> {
-        self.came_at.get(namespace).copied()
+        self.firewalls.came_at(namespace)
     }
 
     /// Whether the flows of a namespace's rules are planned, and not installed: by the option, or by the
@@ -462,28 +211,6 @@ impl Policy {
     pub(crate) fn is_dry_run(&self, namespace: &str) -> bool {
         let present = self.present(namespace);
         self.dry_run || present.is_some_and(|firewall| firewall.dry_run)
-    }
-
-    /// When the next EgressFirewall becomes late.
-    fn late_at(&self) -> Option<Timestamp> {
-        let waiting = self.unfollowed.values().filter(|one| !one.late);
-        waiting.map(|one| one.since + TAKEOVER_MAX).min()
-    }
-
-    /// Looks at the EgressFirewalls that have become late. Only the reports on them change.
-    fn look_at_late(&mut self, now: Timestamp) {
-        if self.late_at().is_none_or(|at| at > now) {
-            return;
-        }
-        let is_late = |one: &Unfollowed| !one.late && one.since + TAKEOVER_MAX <= now;
-        let late = self.unfollowed.iter_mut().filter(|(_, one)| is_late(one));
-        let late = late.map(|(namespace, one)| {
-            one.late = true;
-            namespace.clone()
-        });
-        for namespace in late.collect::<Vec<_>>() {
-            self.pair_namespace(&namespace, &BTreeSet::new(), now);
-        }
     }
 
     /// Whether rules of the namespace are looked at: there is a pod of it here.
@@ -529,15 +256,7 @@ impl Policy {
         match firewall.filter(|_| is_here) {
             Some(firewall) => {
                 if known.is_none() {
-                    // It may be one that OVN does not enforce.
-                    self.unfollowed
-                        .entry(namespace.to_owned())
-                        .or_insert_with(|| Unfollowed {
-                            since: now,
-                            late: false,
-                            former: VecDeque::new(),
-                            enforces_former: false,
-                        });
+                    self.firewalls.entered(namespace, now);
                 }
                 self.pair_local(namespace, known, &firewall, rows)
             }
@@ -560,7 +279,7 @@ impl Policy {
             known.unwrap_or_else(|| (namespace.to_owned(), Local::new(namespace, self.subdomains)));
         let pairing = &mut local.pairing;
         if is_new {
-            self.problems_elsewhere.remove(namespace);
+            self.problems.entered(namespace);
             for id in self.ovn.acls_of(namespace) {
                 pairing.set_row(id, self.ovn.acl_in(namespace, id).as_ref());
             }
@@ -569,10 +288,8 @@ impl Policy {
                 pairing.set_row(*id, self.ovn.acl_in(namespace, *id).as_ref());
             }
         }
-        let older = self.follow(namespace, firewall, pairing);
-        let none = VecDeque::new();
-        let unfollowed = self.unfollowed.get(namespace);
-        let former = unfollowed.map_or(&none, |one| &one.former);
+        let older = self.firewalls.follow(namespace, firewall, pairing);
+        let former = self.firewalls.former(namespace);
         let is_wanted = |rules: &Arc<[Rule]>| {
             let mut all = [firewall].into_iter().chain(former);
             all.any(|one| Arc::ptr_eq(&one.rules, rules))
@@ -587,16 +304,10 @@ impl Policy {
         if local.compare(firewall, former, self.subdomains) {
             local.names_version = self.pairings;
         }
-        let mut problems = match older {
-            Some(_) => local.problems_of_latest(firewall),
-            None => BTreeMap::new(),
-        };
-        std::mem::swap(&mut local.other_problems, &mut problems);
-        if let Some((index, problem)) = self.if_late(namespace, firewall, older.is_some(), &local) {
-            local.other_problems.insert(index, Some(problem));
-        }
-        if is_new || changes.problems || problems != local.other_problems {
-            self.changed_problems.insert(namespace.to_owned());
+        let is_late = self.firewalls.is_late(namespace);
+        let is_news = local.judge_latest(firewall, older.is_some(), is_late);
+        if is_new || changes.problems || is_news {
+            self.problems.note(namespace);
         }
         let groups = self.changed_groups(namespace, &before, &local, &mut changes);
         self.locals.insert(key, local);
@@ -641,98 +352,29 @@ impl Policy {
         namespace: &str,
         known: Option<Local>,
     ) -> BTreeMap<String, ChangedRules> {
-        // If a pod comes, OVN's rows tell whether the latest EgressFirewall is enforced.
-        if let Some(unfollowed) = self.unfollowed.get(namespace)
-            && !unfollowed.enforces_former
-            && (unfollowed.late || unfollowed.former.is_empty())
-        {
-            self.unfollowed.remove(namespace);
-        }
+        self.firewalls.left(namespace);
         let problems = self.present(namespace).map(problems_of_resource);
-        let problems = problems.unwrap_or_default();
+        self.problems
+            .set_elsewhere(namespace, problems.unwrap_or_default());
         let mut groups = BTreeMap::new();
         if let Some(local) = known {
-            self.changed_problems.insert(namespace.to_owned());
+            self.problems.note(namespace);
             for group in local.pairing.rules().sets.keys() {
                 self.namespace_by_group.remove(group);
                 groups.insert(group.clone(), ChangedRules::All);
             }
         }
-        let before = match problems.is_empty() {
-            true => self.problems_elsewhere.remove(namespace),
-            false => self
-                .problems_elsewhere
-                .insert(namespace.to_owned(), problems.clone()),
-        };
-        if before.unwrap_or_default() != problems {
-            self.changed_problems.insert(namespace.to_owned());
-        }
         groups
-    }
-
-    /// The problem that ovn-kubernetes has not taken over an EgressFirewall in time, at the rule that is the likely
-    /// cause.
-    fn if_late(
-        &self,
-        namespace: &str,
-        firewall: &Firewall,
-        has_older: bool,
-        local: &Local,
-    ) -> Option<(u32, Problem)> {
-        let is_late = self.unfollowed.get(namespace).is_some_and(|one| one.late);
-        if !is_late {
-            return None;
-        }
-        let waits = local
-            .problems()
-            .filter(|(_, problem)| matches!(problem, Problem::NoAcl(_)));
-        let first = waits.map(|(index, _)| index).min();
-        if !has_older && first.is_none() {
-            return None;
-        }
-        let wildcards = local
-            .problems()
-            .filter_map(|(index, problem)| match problem {
-                Problem::NoAcl(name) if name.is_wildcard() => Some((index, name)),
-                _ => None,
-            });
-        let wildcard = wildcards.min_by_key(|(index, _)| *index);
-        let index = wildcard.map(|(index, _)| index).or(first);
-        let problem = Problem::NotTakenOver(NotTakenOver {
-            has_older,
-            refusal: firewall.refusal.clone(),
-            wildcard: wildcard.map(|(_, name)| name.clone()),
-        });
-        Some((index.unwrap_or_default(), problem))
     }
 
     /// Reports the problems of EgressFirewalls that have changed.
     pub(crate) fn tell_problems(&mut self, out: &mut Output) {
-        for namespace in std::mem::take(&mut self.changed_problems) {
+        for namespace in self.problems.take_changed() {
             let problems = self.problems(&namespace);
-            let problems: BTreeMap<u32, Problem> = problems
-                .map(|(index, problem)| (index, problem.clone()))
-                .collect();
-            let reported = self.reported.get(&namespace);
-            if reported == Some(&problems) || (reported.is_none() && problems.is_empty()) {
-                continue;
-            }
-            let reported = reported.into_iter().flat_map(BTreeMap::values);
-            let reported: HashSet<&Problem> = reported.collect();
-            let news = problems.iter();
-            let news = news.filter(|(_, problem)| !reported.contains(problem));
-            out.report(Report::Problems {
-                namespace: namespace.clone(),
-                news: news.map(|(index, _)| *index).collect(),
-                problems: problems
-                    .iter()
-                    .map(|(index, problem)| (*index, (problem.to_string(), problem.severity())))
-                    .collect(),
-            });
-            if problems.is_empty() {
-                self.reported.remove(&namespace);
-            } else {
-                self.reported.insert(namespace, problems);
+            let problems = problems.map(|(index, problem)| (index, problem.clone()));
+            let problems = problems.collect();
+            if let Some(report) = self.problems.report(namespace, problems) {
+                out.report(report);
             }
         }
     }
@@ -845,10 +487,7 @@ impl Policy {
             return Some((0, BTreeSet::new()));
         };
         let version = local.names_version;
-        (known != Some(version)).then(|| {
-            let names = local.pairing.mentioned().chain(local.other_names.keys());
-            (version, names.cloned().collect())
-        })
+        (known != Some(version)).then(|| (version, local.names().cloned().collect()))
     }
 
     /// Whether a rule for an interface's pod mentions this name or a name above it. The rules count
@@ -903,7 +542,7 @@ impl Policy {
     /// Whether the rules for an interface's pod are known.
     pub(crate) fn knows_names_for(&self, row: &Interface) -> bool {
         let may_have_namespace = || self.nb_read || self.namespace_of_pod(row).is_some();
-        self.firewalls_read && self.ovn.is_bound(&row.iface_id) && may_have_namespace()
+        self.firewalls.are_read() && self.ovn.is_bound(&row.iface_id) && may_have_namespace()
     }
 
     /// The namespace whose names matter at an interface.
@@ -941,9 +580,9 @@ impl Policy {
             keys: self.tunnel_keys(row)?,
             addresses: &row.addresses,
             sets,
-            base: self.locator.base()?,
+            base: self.tables.first()?,
             cached_actions: &self.cached_actions,
-            marks_end: self.marks_end()?,
+            marks_end: self.tables.marks_end()?,
             mark_mask: None,
         })
     }
@@ -956,285 +595,5 @@ impl Policy {
         sets: &'a [&'a RuleSet],
     ) -> Option<PortFacts<'a>> {
         self.facts(port, row, sets).filter(|_| !is_dry_run(sets))
-    }
-
-    // Where OVN's pipeline is in the switch.
-
-    /// Whether a plan can be trusted to be complete.
-    pub(crate) fn can_plan(&self) -> bool {
-        self.stage().is_none() || self.locator.base().is_some() && self.marks_end().is_some()
-    }
-
-    /// The OpenFlow table in which marks end, if they end in one; `None` if that is not known yet.
-    pub(crate) fn marks_end(&self) -> Option<Option<u8>> {
-        match &self.marks_end {
-            Some(end) => match end.locator.base() {
-                None if end.is_nowhere => Some(None),
-                table => table.map(Some),
-            },
-            None => Some(None),
-        }
-    }
-
-    /// Has the tables of the rules sent to the switch again.
-    pub(crate) fn tables_are_unknown(&mut self) {
-        self.tables_changed = true;
-    }
-
-    /// Takes the OpenFlow tables of the rules, if they may have changed since they were last taken.
-    pub(crate) fn take_changed_tables(&mut self) -> Option<BTreeSet<u8>> {
-        std::mem::take(&mut self.tables_changed).then(|| self.tables())
-    }
-
-    fn tables(&self) -> BTreeSet<u8> {
-        let Some(base) = self.locator.base() else {
-            return BTreeSet::new();
-        };
-        self.all_sets()
-            .flat_map(RuleSet::places)
-            .map(|(_, table_id)| base.saturating_add(table_id))
-            .chain(self.marks_end().flatten())
-            .collect()
-    }
-
-    /// Asks for the logical flows of every ACL. Those of rules without a name are asked for, too:
-    /// their actions may be copied.
-    pub(crate) fn watch_logical_flows(&mut self, out: &mut Output) {
-        let changed = self.ovn.take_changed_priorities();
-        // Without any ACL, too, it is asked once.
-        let first = self.watched.is_none().then(BTreeSet::new);
-        let offset = |priority: u16| priority.saturating_add(ACL_PRIORITY_OFFSET);
-        let changed = changed.map(|priorities| priorities.map(offset).collect());
-        let Some(priorities): Option<BTreeSet<u16>> = changed.or(first) else {
-            return;
-        };
-        if self.watched.as_ref() != Some(&priorities) {
-            self.watched = Some(priorities.clone());
-            out.command(Command::WatchLogicalFlows { priorities });
-        }
-    }
-
-    /// Whether these are the logical flows that were last asked for.
-    pub(crate) fn watches(&self, priorities: &BTreeSet<u16>) -> bool {
-        self.watched.as_ref() == Some(priorities)
-    }
-
-    /// A stage in which rules are enforced. The pipeline's first table is found by this stage.
-    fn stage(&self) -> Option<Stage> {
-        let mut flows = self.ovn.logical_flows().map(|(_, flow)| flow);
-        flows
-            .find(|flow| flow.stage_hint.is_some() && flow.pipeline == Pipeline::Egress)
-            .map(|flow| Stage::Table(flow.pipeline, flow.table_id))
-    }
-
-    /// Looks for the pipeline's first table and for the one in which marks end, unless they are known or are being
-    /// looked for.
-    pub(crate) fn locate(&mut self, out: &mut Output) {
-        let Some(stage) = self.stage() else {
-            return;
-        };
-        ask(self.locator.locate(stage), out);
-        if let Some(end) = self.marks_end.as_mut().filter(|end| !end.is_nowhere) {
-            ask(end.locator.locate(Stage::OutPortSecurity), out);
-        }
-    }
-
-    /// The switch has new flows: the pipeline's first table may have changed, and more actions may
-    /// be found to copy.
-    pub(crate) fn verify(&mut self, out: &mut Output) {
-        let now = out.now();
-        ask(self.locator.verify(), out);
-        if let Some(end) = &mut self.marks_end {
-            let question = match end.is_nowhere {
-                true => end.locator.locate(Stage::OutPortSecurity),
-                false => end.locator.verify(),
-            };
-            ask(question, out);
-        }
-        self.copy_soon(now);
-    }
-
-    /// Open questions will get no answer.
-    pub(crate) fn interrupted(&mut self) {
-        self.locator.interrupted();
-        if let Some(end) = &mut self.marks_end {
-            end.locator.interrupted();
-        }
-    }
-
-    fn copy_soon(&mut self, now: Timestamp) {
-        self.copy_at.get_or_insert(now);
-    }
-
-    /// When [`Policy::timeout`] wants to be called.
-    pub(crate) fn deadline(&self) -> Option<Deadline> {
-        deadline::first([
-            deadline::at(self.locator.deadline(), Why::Pipeline),
-            deadline::at(
-                self.marks_end
-                    .as_ref()
-                    .and_then(|end| end.locator.deadline()),
-                Why::Pipeline,
-            ),
-            deadline::at(self.copy_at, Why::Copy),
-            deadline::at(self.late_at(), Why::Takeover),
-        ])
-    }
-
-    /// Asks the switch again what is due, if there is a connection.
-    pub(crate) fn timeout(&mut self, switch_is_up: bool, out: &mut Output) {
-        let now = out.now();
-        if self.copy_at.take_if(|at| *at <= now).is_some() && switch_is_up {
-            self.look_for_actions(out);
-        }
-        let stage = self.stage();
-        let question = stage.and_then(|stage| self.locator.retry(stage, now));
-        ask(question, out);
-        if let Some(end) = &mut self.marks_end {
-            ask(end.locator.retry(Stage::OutPortSecurity, now), out);
-        }
-        self.look_at_late(now);
-    }
-
-    /// Takes in some logical flows of a stage. Returns whether plans may have changed.
-    pub(crate) fn sampled(
-        &mut self,
-        stage: Stage,
-        mut flows: Vec<RowId>,
-        out: &mut Output,
-    ) -> bool {
-        let now = out.now();
-        let Stage::Table(_, table_id) = stage else {
-            return self.end_sampled(stage, &flows, out);
-        };
-        // The logical flows of rules come first. They are installed, since the namespace has a pod
-        // here. The exceptions are those whose address set is empty.
-        let mut ours: Vec<(bool, RowId)> = self
-            .ovn
-            .logical_flows()
-            .filter(|(_, flow)| flow.table_id == table_id)
-            .map(|(id, flow)| (flow.matches.contains('$'), id))
-            .collect();
-        ours.sort_unstable();
-        let ours = ours.into_iter().map(|(_, id)| id);
-        let mut sample: Vec<RowId> = ours.take(LOGICAL_FLOW_SAMPLE_MAX).collect();
-        sample.append(&mut flows);
-        ask(self.locator.sampled(stage, &sample, now), out);
-        false
-    }
-
-    /// Takes in some logical flows of the stage in which marks end. Where OVN has no such stage, they end nowhere.
-    fn end_sampled(&mut self, stage: Stage, flows: &[RowId], out: &mut Output) -> bool {
-        let now = out.now();
-        let Some(end) = &mut self.marks_end else {
-            return false;
-        };
-        let has_stage = !flows.is_empty();
-        if has_stage {
-            ask(end.locator.sampled(stage, flows, now), out);
-        } else {
-            end.locator.interrupted();
-        }
-        let was_nowhere = std::mem::replace(&mut end.is_nowhere, !has_stage);
-        let is_news = end.is_nowhere && !was_nowhere;
-        if is_news {
-            out.report(Report::MarksEndNowhere);
-        }
-        is_news
-    }
-
-    /// Takes in flows that were looked up by cookie. They show the pipeline's first table, and
-    /// actions to copy. Returns whether plans may have changed.
-    pub(crate) fn learn(&mut self, found: &[FoundFlow], now: Timestamp) -> bool {
-        let tables = found.iter().map(|flow| (flow.cookie, flow.table));
-        let mut moved = self.locator.found(tables.clone(), now);
-        if let Some(end) = &mut self.marks_end {
-            moved |= end.locator.found(tables, now);
-        }
-        let mut learned: BTreeMap<ActionText, &Vec<u8>> = BTreeMap::new();
-        for made in found {
-            for flow in self.ovn.flows_of_cookie(made.cookie) {
-                let source = ActionText::of(flow);
-                if self.is_source(&source)
-                    && self.cached_actions.get(&source) != Some(&made.actions)
-                {
-                    learned.insert(source, &made.actions);
-                }
-            }
-        }
-        let learned: Vec<_> = learned
-            .into_iter()
-            .map(|(source, actions)| (source, actions.clone()))
-            .collect();
-        let has_learned = !learned.is_empty();
-        self.cached_actions.extend(learned);
-        if has_learned {
-            // Actions that can be copied are no problem any more.
-            let namespaces: Vec<String> = self.locals.keys().cloned().collect();
-            for namespace in namespaces {
-                if let Some(local) = self.locals.get_mut(&namespace) {
-                    local.pairing.actions_changed();
-                }
-                self.pair_namespace(&namespace, &BTreeSet::new(), now);
-            }
-        }
-        self.tables_changed |= has_learned || moved;
-        has_learned || moved
-    }
-
-    /// The actions that rules would copy.
-    fn sources(&self) -> BTreeSet<ActionText> {
-        self.all_sets()
-            .flat_map(RuleSet::sources)
-            .cloned()
-            .collect()
-    }
-
-    fn is_source(&self, source: &ActionText) -> bool {
-        self.all_sets().any(|set| set.has_source(source))
-    }
-
-    /// Looks for OVN's own flows whose actions rules would copy. Known ones are looked up again,
-    /// because a restarted ovn-controller numbers its meters anew.
-    fn look_for_actions(&mut self, out: &mut Output) {
-        let now = out.now();
-        let wanted = self.sources();
-        self.cached_actions
-            .retain(|source, _| wanted.contains(source));
-        if wanted.is_empty() {
-            return;
-        }
-        let cookies: Vec<u32> = self
-            .ovn
-            .logical_flows()
-            .filter(|(_, flow)| wanted.contains(&ActionText::of(flow)))
-            .map(|(id, _)| id.prefix())
-            .take(ACTION_TEXTS_MAX)
-            .collect();
-        if !cookies.is_empty() {
-            out.command(Command::Ask(FlowQuestion::Find(cookies)));
-        }
-        if !wanted
-            .iter()
-            .all(|source| self.cached_actions.contains_key(source))
-        {
-            self.copy_at = Some(now + COPY_INTERVAL);
-        }
-    }
-}
-
-/// Where the marks of packets end: a mark is read by the flows of rules, and has no meaning behind them.
-#[derive(Debug, Default)]
-struct MarksEnd {
-    locator: Locator,
-    /// Whether OVN has no stage that is known to be behind all rules.
-    is_nowhere: bool,
-}
-
-fn ask(question: Option<Question>, out: &mut Output) {
-    match question {
-        Some(Question::Sample(stage)) => out.command(Command::SampleLogicalFlows(stage)),
-        Some(Question::Cookies(cookies)) => out.command(Command::Ask(FlowQuestion::Find(cookies))),
-        None => {}
     }
 }

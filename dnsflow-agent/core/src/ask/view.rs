@@ -503,7 +503,9 @@ impl View<'_> {
             told: self.cache.count(id),
             limits: self
                 .cache
-                .limits_reached(id)
+                .port(id)
+                .limits_reported
+                .iter()
                 .map(ToString::to_string)
                 .collect(),
         }

@@ -291,7 +291,7 @@ impl View<'_> {
                 }]
             }
             Target::Name(name, transport) => {
-                let mut told = self.cache.addresses_of(id, name);
+                let mut told = self.cache.port(id).entries.of_name(name).to_vec();
                 told.sort_unstable();
                 let none = Asked {
                     name: Some(name),
@@ -719,7 +719,7 @@ impl View<'_> {
         if let Some(text) = told_refused.or(never) {
             return (Reason::AddressRefused, text);
         }
-        let mut ended = self.cache.ended(id);
+        let mut ended = self.cache.port(id).ended.latest();
         if let Some(ended) = ended.find(|ended| is_it(ended.address, &ended.name)) {
             return match &ended.why {
                 End::Expired => (
@@ -740,7 +740,7 @@ impl View<'_> {
         }
         let is_told = |other: PortId| match (to.address, asked) {
             (Some(address), _) => self.cache.entry(other, address).is_some(),
-            (None, Some(name)) => !self.cache.addresses_of(other, name).is_empty(),
+            (None, Some(name)) => !self.cache.port(other).entries.of_name(name).is_empty(),
             (None, None) => false,
         };
         let mut others = self.ports.iter().filter(|(other, _)| *other != id);

@@ -43,7 +43,7 @@ impl Claim {
 
 /// What becomes of a further name of an address.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum AtAddress {
+pub(in crate::cache) enum AtAddress {
     /// There is room.
     Room,
     /// This name of the address stands for the further one.

@@ -1,0 +1,133 @@
+//! What outlives the agent: the flows of an earlier run that entries adopt, and the snapshot.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Timestamp,
+    cache::{
+        Cache,
+        entries::{Entry, names::Term},
+        ports::Key,
+        snapshot::{SavedEntry, Snapshot},
+    },
+    pods::ports::Ports,
+    policy::plan::RuleInPlace,
+    values::flow::{Cookie, FlowKey},
+};
+
+/// Flows of an earlier run whose names are not known.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    /// The flows, and their cookies.
+    pub(crate) flows: BTreeMap<FlowKey, Cookie>,
+    /// The rules that have given the flows ever since; `None` while the flows are being adopted. No other rule counts:
+    /// no answer has said that the address is one of its names.
+    pub(crate) rules: Option<Vec<RuleInPlace>>,
+    /// Whether the flows are in the switch already, while they are being adopted.
+    pub(super) in_switch: bool,
+    /// How long the flows are kept in any case.
+    pub(crate) term: Term,
+    /// Flows that allow are not kept for longer, used or not: their rule may have been edited while no agent ran.
+    pub(super) latest_end: Timestamp,
+}
+
+impl Adopted {
+    /// Whether flows that allow are kept no longer.
+    pub(crate) fn is_late(&self, now: Timestamp) -> bool {
+        self.latest_end <= now
+    }
+}
+
+/// A flow of an earlier run, for one address.
+pub(crate) struct FormerFlow {
+    /// The flow.
+    pub(crate) key: FlowKey,
+    /// Its cookie.
+    pub(crate) cookie: Cookie,
+    /// Whether it is in the switch. If not, a group has this flow for the address.
+    pub(crate) in_switch: bool,
+}
+
+impl Cache {
+    /// Takes over the snapshot of an earlier run.
+    pub(crate) fn load_snapshot(&mut self, saved: Vec<SavedEntry>, now: Timestamp) {
+        self.earlier.load(saved, now);
+    }
+
+    /// Forgets the ports of an earlier run that have not come back: all ports were opened. Their pods are gone.
+    pub(crate) fn forget_saved(&mut self) {
+        self.earlier.forget_awaited(self.limits.names_per_node_max);
+    }
+
+    /// Notes that a flow of an earlier run was found. Returns `false` if the names of the address are known, if the flow
+    /// is another pod's, or the port is gone.
+    pub(crate) fn adopt(
+        &mut self,
+        (port, address): Key,
+        flow: FormerFlow,
+        term: Term,
+        now: Timestamp,
+    ) -> bool {
+        let latest_end = now + self.limits.max_ttl;
+        self.earlier.is_own(port, address)
+            && self.ports.change(port, |port| {
+                port.entries.adopt(address, flow, term, latest_end)
+            })
+    }
+
+    /// The flows of the earlier run have been adopted or removed.
+    pub(crate) fn has_adopted_all(&mut self) {
+        self.earlier.adopted_all();
+    }
+
+    /// Forgets the adopted flows of an entry that its plan does not have, for good: a rule that comes later does not
+    /// bring them back. Removes an entry that nothing holds any more.
+    pub(super) fn forget_unruled(&mut self, (port, address): Key) {
+        let groups = &self.groups;
+        let is_over = self.ports.change(port, |port| {
+            port.entries.retain_adopted(address, |adopted, installed| {
+                let flows = match installed.group() {
+                    None => installed.own(),
+                    Some(id) => groups.flows(id),
+                };
+                let is_ruled =
+                    |key: &FlowKey, cookie| flows.is_some_and(|flows| flows.has(key, cookie));
+                adopted.flows.retain(|key, cookie| is_ruled(key, *cookie));
+                adopted.in_switch = false;
+                !adopted.flows.is_empty()
+            });
+            port.entries.get(address).is_some_and(Entry::is_over)
+        });
+        match is_over {
+            true => drop(self.take((port, address))),
+            false => self.look_in_time(port, address),
+        }
+    }
+
+    /// A number that grows whenever a snapshot would differ.
+    pub(crate) fn version(&self) -> u64 {
+        self.version + self.earlier.version()
+    }
+
+    /// The next part of a snapshot: the names of all addresses of one port, then those of ports and pods that are not
+    /// there. `None` if it has all of them.
+    ///
+    /// A name whose flows are not wanted or cannot be written yet is one of them: the rules may not be known, or the
+    /// switch may be away.
+    pub(crate) fn next_part(
+        &self,
+        ports: &Ports,
+        snapshot: &mut Snapshot,
+    ) -> Option<Vec<SavedEntry>> {
+        let Some((id, port)) = self.ports.next_after(snapshot.port) else {
+            return self.earlier.next_part(snapshot);
+        };
+        snapshot.port = Some(id);
+        let row = ports.get(id).map(|port| &port.row);
+        let entries = row.map(|row| {
+            let pod = row.iface_id_ver.as_deref();
+            port.entries.saved(&row.iface_id, pod, snapshot.at)
+        });
+        Some(entries.unwrap_or_default())
+    }
+}

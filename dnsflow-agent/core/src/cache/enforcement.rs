@@ -1,0 +1,166 @@
+//! How the addresses of entries are enforced: plans become flows of their own or of groups, and flows have a limit.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use crate::{
+    cache::{Cache, entries::Entry},
+    installed::{Batch, Enforced, Flows, Groups, Wanted, Written},
+    io::input::BatchId,
+    policy::plan::{Plan, Room},
+    values::{flow::Target, ids::PortId, limits::FLOWS_PER_ADDRESS_MAX, name::DomainName},
+};
+
+impl Cache {
+    /// Makes `plan` the flows of an entry.
+    pub(crate) fn enforce(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        plan: Plan,
+        batch: &mut Batch,
+    ) -> Enforced {
+        let groups = &mut self.groups;
+        let (enforced, has_adopted) = self.ports.enforce((port, address), |entry, place| {
+            entry.is_unplanned = false;
+            let adopted = entry.adopted.as_ref();
+            let in_switch = adopted.filter(|adopted| adopted.in_switch);
+            let wanted = Wanted {
+                plan,
+                adopted: in_switch.map(|adopted| &adopted.flows),
+            };
+            let enforced = entry.installed.enforce(place, wanted, groups, batch);
+            (enforced, adopted.is_some())
+        });
+        self.version += u64::from(enforced.changed);
+        if has_adopted {
+            self.forget_unruled((port, address));
+        }
+        self.prolong_mark((port, address), batch);
+        enforced
+    }
+
+    /// Whether an address has a name that was remembered over the budget, and opens nothing yet.
+    pub(crate) fn is_unplanned(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| entry.is_unplanned)
+    }
+
+    /// Notes that a name of an address was remembered over the budget.
+    pub(crate) fn leave_unplanned(&mut self, port: PortId, address: IpAddr) {
+        if let Some(entry) = self.entry_mut(port, address) {
+            entry.is_unplanned = true;
+        }
+    }
+
+    // How many flows.
+
+    /// How many flows should be in the switch.
+    pub(crate) fn flow_count(&self) -> usize {
+        self.ports.totals().flows + self.groups.flow_count()
+    }
+
+    /// How many flows of what an address has already may change if a name of it comes: those that it has by a mark get
+    /// their place in the switch where a rule denies, and those that had no room may get some.
+    pub(crate) fn changes_at_most(&self, port: PortId, address: IpAddr) -> usize {
+        self.entry(port, address).map_or(0, |entry| {
+            let of_mark = entry.installed.group();
+            let of_mark = of_mark.and_then(|group| self.groups.flows(group));
+            let without_room = entry.cut.map_or(0, |_| FLOWS_PER_ADDRESS_MAX);
+            entry.installed.len() + of_mark.map_or(0, Flows::len) + without_room
+        })
+    }
+
+    /// How many flows go at most where a port is told so many addresses of a name: of those that make room.
+    pub(crate) fn removed_at_most(&self, id: PortId, name: &DomainName, addresses: usize) -> usize {
+        let (limits, totals) = (&self.limits, self.ports.totals());
+        let entries = &self.port(id).entries;
+        let has_room = self.ports.contains(id)
+            && entries.len() + addresses <= limits.addresses_per_port_max
+            && entries.sizes().names + addresses <= limits.names_per_port_max()
+            && entries.of_name(name).len() + addresses <= limits.addresses_per_name_max
+            && totals.names() + addresses <= limits.names_per_node_max
+            && totals.denied_names.total() + addresses <= limits.denied_names_per_node_max();
+        match has_room {
+            true => 0,
+            false => totals.flows.min(addresses * FLOWS_PER_ADDRESS_MAX),
+        }
+    }
+
+    /// How many flows an address may have now.
+    pub(crate) fn room(&self, port: PortId, address: IpAddr) -> Room {
+        let entries = &self.port(port).entries;
+        let own = entries.get(address);
+        let own = own.map_or(0, |entry| entry.installed.len());
+        match entries.sizes().flows - own < self.limits.flows_per_port_max() {
+            true => Room::Usual,
+            false => Room::Little,
+        }
+    }
+
+    /// The plan of an address was made in this room; `is_cut`: not all flows of its rules are in it.
+    pub(crate) fn planned(&mut self, port: PortId, address: IpAddr, room: Room, is_cut: bool) {
+        if let Some(entry) = self.entry_mut(port, address) {
+            entry.cut = is_cut.then_some(room);
+            if is_cut {
+                *self.cut.entry((port, room)).or_default() += 1;
+            }
+        }
+    }
+
+    /// Whether an address has more room than its last plan, in which not all flows of its rules were.
+    pub(crate) fn has_room_again(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        let cut = entry.and_then(|entry| entry.cut);
+        cut.is_some_and(|room| room < self.room(port, address))
+    }
+
+    /// How many plans were made since the last call that have not all flows of their rules.
+    pub(crate) fn take_cut(&mut self) -> BTreeMap<(PortId, Room), usize> {
+        std::mem::take(&mut self.cut)
+    }
+
+    // What has become of them.
+
+    /// The groups of the entries.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
+    }
+
+    /// The flows that let a pod reach an address, and what they are for: flows of the address, or those of its
+    /// group.
+    pub(crate) fn flows_of<'a>(
+        &'a self,
+        address: IpAddr,
+        entry: &'a Entry,
+    ) -> Option<(Target, &'a Flows)> {
+        match entry.installed.group() {
+            None => Some((address.into(), entry.installed.own()?)),
+            Some(id) => Some((self.groups.target(id)?, self.groups.flows(id)?)),
+        }
+    }
+
+    /// Whether flows that let a port reach an address must be restored.
+    pub(crate) fn is_lost(&self, port: PortId, address: IpAddr) -> bool {
+        let entry = self.entry(port, address);
+        entry.is_some_and(|entry| entry.installed.is_lost(&self.groups))
+    }
+
+    /// How what lets a port reach an address came into the switch; `None` if there is no such entry.
+    pub(crate) fn written(&self, port: PortId, address: IpAddr) -> Option<Written> {
+        let entry = self.entry(port, address)?;
+        Some(entry.installed.written(&self.groups))
+    }
+
+    /// The batch that an address waits for to follow an edit ([`Installed::awaits`]).
+    ///
+    /// [`Installed::awaits`]: crate::installed::Installed::awaits
+    pub(crate) fn awaits(&self, port: PortId, address: IpAddr) -> Option<BatchId> {
+        let entry = self.entry(port, address)?;
+        entry.installed.awaits(&self.groups)
+    }
+}

@@ -1,0 +1,398 @@
+//! The entries of one port: the addresses that its pod was told, and the names that lead to them.
+//!
+//! [`Entries`] owns them, with what is known of them by name, by order and in numbers. That agrees with the entries
+//! after each call: names, adopted flows and flows of their own change in its methods alone.
+
+pub(super) mod names;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use ipnet::Ipv6Net;
+use smallvec::SmallVec;
+
+use crate::{
+    Timestamp,
+    cache::{
+        Resolution,
+        adoption::{Adopted, FormerFlow},
+        due::Look,
+        entries::names::{Names, Term},
+        ports::Key,
+        snapshot::SavedEntry,
+    },
+    installed::{Installed, Place},
+    policy::plan::Room,
+    values::{
+        limits::MARK_SLACK,
+        name::{DomainName, FromEnd},
+    },
+};
+
+/// The entries of one port.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    by_address: HashMap<IpAddr, Entry>,
+    /// Those of the addresses that are of IPv6, in order.
+    ipv6: BTreeSet<Ipv6Addr>,
+    /// For each name, the addresses whose entries have the name.
+    by_name: BTreeMap<FromEnd, Addresses>,
+    /// The addresses whose entries have adopted flows.
+    adopting: BTreeSet<IpAddr>,
+    sizes: Sizes,
+    /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
+    all_are_denied: bool,
+}
+
+/// The addresses of a name: mostly one.
+type Addresses = SmallVec<[IpAddr; 1]>;
+
+/// How much all entries of a port have together.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Sizes {
+    /// Names.
+    pub(super) names: usize,
+    /// Those of them that a rule denies.
+    pub(super) denied_names: usize,
+    /// Flows of their own.
+    pub(super) flows: usize,
+}
+
+/// One address that a pod was told.
+#[derive(Debug, Default)]
+pub(crate) struct Entry {
+    /// The names that lead to the address, and until when.
+    pub(crate) names: Names,
+    /// The flows of an earlier run that were found in the switch, if any.
+    pub(crate) adopted: Option<Box<Adopted>>,
+    /// The flows that follow from names and rules.
+    pub(crate) installed: Installed,
+    /// Whether the address is never opened. Then only the rules count that deny it.
+    pub(crate) is_refused: bool,
+    /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
+    /// went as one would change flows each time.
+    pub(super) is_backend: bool,
+    /// Whether a name was remembered over the budget, and no plan was made since.
+    pub(super) is_unplanned: bool,
+    /// The room of the last plan, if not all flows of its rules were in it.
+    pub(crate) cut: Option<Room>,
+    /// When the entry is looked at again, if ever.
+    pub(super) look: Look,
+}
+
+impl Entries {
+    // What there is.
+
+    /// The number of addresses.
+    pub(crate) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// How much they have together.
+    pub(super) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// An entry, if there is one.
+    pub(super) fn get(&self, address: IpAddr) -> Option<&Entry> {
+        self.by_address.get(&address)
+    }
+
+    /// The same, to change what nothing else agrees with.
+    pub(super) fn get_mut(&mut self, address: IpAddr) -> Option<&mut Entry> {
+        self.by_address.get_mut(&address)
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &Entry)> {
+        let entries = self.by_address.iter();
+        entries.map(|(address, entry)| (*address, entry))
+    }
+
+    /// The same, to change what nothing else agrees with.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (IpAddr, &mut Entry)> {
+        let entries = self.by_address.iter_mut();
+        entries.map(|(address, entry)| (*address, entry))
+    }
+
+    /// The addresses in a network of IPv6.
+    pub(crate) fn in_network(&self, network: Ipv6Net) -> impl Iterator<Item = Ipv6Addr> {
+        let all = network.network()..=network.broadcast();
+        self.ipv6.range(all).copied()
+    }
+
+    /// The addresses that have this name.
+    pub(crate) fn of_name(&self, name: &DomainName) -> &[IpAddr] {
+        let addresses = self.by_name.get(&FromEnd(name.clone()));
+        addresses.map_or(&[], |addresses| addresses.as_slice())
+    }
+
+    /// The addresses that have this name, or a name below it. There may be others among them.
+    pub(crate) fn below<'a>(&'a self, name: &'a DomainName) -> impl Iterator<Item = IpAddr> + 'a {
+        let names = self.by_name.range(FromEnd(name.clone())..);
+        let below = names.take_while(|(other, _)| other.may_be_below(name));
+        below.flat_map(|(_, addresses)| addresses.iter().copied())
+    }
+
+    /// The addresses that have adopted flows.
+    pub(crate) fn adopting(&self) -> impl Iterator<Item = IpAddr> {
+        self.adopting.iter().copied()
+    }
+
+    /// The addresses with a name of the snapshot that is denied.
+    pub(crate) fn saved_denials(&self) -> Vec<IpAddr> {
+        let has_one = |entry: &Entry| entry.names.iter().any(|(_, term)| term.is_saved_denial());
+        let denied = self.iter().filter(|(_, entry)| has_one(entry));
+        denied.map(|(address, _)| address).collect()
+    }
+
+    /// The names of every address, for a snapshot of this time.
+    pub(super) fn saved(&self, port: &str, pod: Option<&str>, at: Timestamp) -> Vec<SavedEntry> {
+        let port: Arc<str> = port.into();
+        let pod: Option<Arc<str>> = pod.map(Into::into);
+        let entries = self.iter().map(|(address, entry)| {
+            let names = entry.names.iter();
+            SavedEntry {
+                port: Arc::clone(&port),
+                pod: pod.clone(),
+                address,
+                names: names.map(|(name, term)| term.saved(name, at)).collect(),
+            }
+        });
+        entries.collect()
+    }
+
+    /// Whether all entries are known to be denied.
+    pub(super) fn are_all_denied(&self) -> bool {
+        self.all_are_denied
+    }
+
+    /// Looks whether all entries are denied.
+    pub(super) fn look_for_undenied(&mut self) {
+        self.all_are_denied = self.by_address.values().all(Entry::is_denied);
+    }
+
+    // What changes them.
+
+    /// The entry of an address.
+    fn entry_or_new(&mut self, address: IpAddr) -> &mut Entry {
+        self.by_address.entry(address).or_insert_with(|| {
+            if let IpAddr::V6(address) = address {
+                self.ipv6.insert(address);
+            }
+            Entry::default()
+        })
+    }
+
+    /// An entry has changed: it may not be denied any more.
+    fn changed(&mut self, address: IpAddr) {
+        self.all_are_denied = self.all_are_denied && {
+            let entry = self.get(address);
+            entry.is_none_or(|entry| entry.is_over() || entry.is_denied())
+        };
+    }
+
+    /// Adds a name to an address. Returns whether the address had none, and how many addresses the name has.
+    pub(super) fn add(&mut self, resolution: Resolution<'_>) -> (bool, usize) {
+        let Resolution {
+            address,
+            name,
+            term,
+            standing,
+            ..
+        } = resolution;
+        let entry = self.entry_or_new(address);
+        let is_new = entry.names.is_empty();
+        entry.names.add(name.clone(), term, standing.get());
+        self.sizes.names += 1;
+        self.sizes.denied_names += usize::from(term.is_denied);
+        self.changed(address);
+        let addresses = self.by_name.entry(FromEnd(name.clone())).or_default();
+        addresses.push(address);
+        (is_new, addresses.len())
+    }
+
+    /// Changes the terms of an entry's names.
+    fn change_terms(&mut self, address: IpAddr, change: impl FnOnce(&mut Names) -> bool) -> bool {
+        let Some(entry) = self.by_address.get_mut(&address) else {
+            return false;
+        };
+        let before = entry.names.denied();
+        let result = change(&mut entry.names);
+        self.sizes.denied_names = self.sizes.denied_names + entry.names.denied() - before;
+        self.changed(address);
+        result
+    }
+
+    /// Prolongs the term of a name ([`Names::prolong`]). Returns whether the address has the name.
+    pub(super) fn prolong(&mut self, address: IpAddr, name: &DomainName, term: Term) -> bool {
+        self.change_terms(address, |names| names.prolong(name, term))
+    }
+
+    /// Has a name of an address count for as long as another one.
+    pub(super) fn stand_for(&mut self, address: IpAddr, name: &DomainName, other: &DomainName) {
+        self.change_terms(address, |names| names.stand_for(name, other));
+    }
+
+    /// Notes for each name of an address whether a rule denies the name ([`Names::deny`]).
+    pub(super) fn deny(
+        &mut self,
+        address: IpAddr,
+        is_denied: impl Fn(&DomainName, &Term) -> bool,
+        released: Timestamp,
+    ) -> bool {
+        self.change_terms(address, |names| names.deny(is_denied, released))
+    }
+
+    /// Takes a name from an address.
+    pub(super) fn forget_name(&mut self, address: IpAddr, name: &DomainName) {
+        let entry = self.by_address.get_mut(&address);
+        if let Some(term) = entry.and_then(|entry| entry.names.remove(name)) {
+            self.sizes.names -= 1;
+            self.sizes.denied_names -= usize::from(term.is_denied);
+        }
+        self.changed(address);
+        let name = FromEnd(name.clone());
+        if let Some(addresses) = self.by_name.get_mut(&name) {
+            addresses.retain(|other| *other != address);
+            if addresses.is_empty() {
+                self.by_name.remove(&name);
+            }
+        }
+    }
+
+    /// Takes the names from an address that are over. Returns them.
+    pub(super) fn forget_names(
+        &mut self,
+        address: IpAddr,
+        is_over: impl Fn(&DomainName, &Term) -> bool,
+    ) -> Vec<DomainName> {
+        let names = self.get(address).into_iter();
+        let names = names.flat_map(|entry| entry.names.iter());
+        let over = names.filter(|(name, term)| is_over(name, term));
+        let over: Vec<DomainName> = over.map(|(name, _)| name.clone()).collect();
+        for name in &over {
+            self.forget_name(address, name);
+        }
+        over
+    }
+
+    /// Adopts a flow of an earlier run. Returns `false` if the names of the address are known.
+    pub(super) fn adopt(
+        &mut self,
+        address: IpAddr,
+        flow: FormerFlow,
+        term: Term,
+        latest_end: Timestamp,
+    ) -> bool {
+        let entry = self.entry_or_new(address);
+        if !entry.names.is_empty() {
+            return false;
+        }
+        let adopted = entry.adopted.get_or_insert_with(|| {
+            Box::new(Adopted {
+                flows: BTreeMap::new(),
+                rules: None,
+                in_switch: flow.in_switch,
+                term,
+                latest_end,
+            })
+        });
+        adopted.flows.insert(flow.key, flow.cookie);
+        (adopted.rules, adopted.in_switch) = (None, flow.in_switch);
+        adopted.term = term;
+        self.adopting.insert(address);
+        self.changed(address);
+        true
+    }
+
+    /// Forgets the adopted flows of an entry, unless they stay.
+    pub(super) fn retain_adopted(
+        &mut self,
+        address: IpAddr,
+        stays: impl FnOnce(&mut Adopted, &Installed) -> bool,
+    ) {
+        if let Some(entry) = self.by_address.get_mut(&address)
+            && let Some(adopted) = &mut entry.adopted
+            && !stays(adopted, &entry.installed)
+        {
+            entry.adopted = None;
+            self.adopting.remove(&address);
+        }
+        self.changed(address);
+    }
+
+    /// Changes what lets the pod reach an address, if there is an entry.
+    pub(super) fn enforce<T: Default>(
+        &mut self,
+        address: IpAddr,
+        change: impl FnOnce(&mut Entry) -> T,
+    ) -> T {
+        let Some(entry) = self.by_address.get_mut(&address) else {
+            return T::default();
+        };
+        let before = entry.installed.len();
+        let result = change(entry);
+        self.sizes.flows = self.sizes.flows + entry.installed.len() - before;
+        result
+    }
+
+    /// Removes an entry, with its names.
+    pub(super) fn take(&mut self, address: IpAddr) -> Option<Entry> {
+        self.forget_names(address, |_, _| true);
+        self.adopting.remove(&address);
+        if let IpAddr::V6(address) = address {
+            self.ipv6.remove(&address);
+        }
+        let entry = self.by_address.remove(&address)?;
+        self.sizes.flows -= entry.installed.len();
+        Some(entry)
+    }
+}
+
+impl Entry {
+    /// The ends of the names and of the adopted flows.
+    fn ends(&self) -> impl Iterator<Item = Timestamp> {
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.term.end());
+        self.names.ends().chain(adopted)
+    }
+
+    /// The next end of a name or of the adopted flows.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        self.ends().min()
+    }
+
+    /// The last end of a name or of the adopted flows.
+    pub(super) fn ends_at(&self) -> Timestamp {
+        self.ends().max().unwrap_or_default()
+    }
+
+    /// Whether a rule denies a name of the address, or adopted flows deny the address.
+    pub(super) fn is_denied(&self) -> bool {
+        let adopted = self.adopted.as_ref();
+        self.names.iter().any(|(_, term)| term.is_denied)
+            || adopted.is_some_and(|adopted| adopted.term.is_denied)
+    }
+
+    /// Whether the entry has neither names nor adopted flows.
+    pub(super) fn is_over(&self) -> bool {
+        self.names.is_empty() && self.adopted.is_none()
+    }
+
+    /// Where the entry is enforced, and until when without the agent.
+    pub(super) fn place(&self, (port, address): Key) -> Place {
+        Place {
+            port,
+            address,
+            until: self.ends_at() + MARK_SLACK,
+            is_denied: self.is_denied(),
+            is_backend: self.is_backend,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! The names of one address, and how long each counts.
+//!
+//! [`Names`] keeps each name once and in order, and the names by their rules in step with them. Terms change in its
+//! methods alone.
+
+mod standing;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::{
+    Timestamp,
+    cache::snapshot::SavedName,
+    values::{limits::NAMES_PER_ADDRESS_MAX, name::DomainName, resolver::ServerId},
+};
+
+pub(in crate::cache) use standing::AtAddress;
+use standing::ByRules;
+pub(crate) use standing::{Claim, Standing};
+
+/// How long a name counts for an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Term {
+    /// A name that no rule denies counts until this time.
+    pub(crate) until: Timestamp,
+    /// A name that a rule denies counts at least until this time: afterwards the address would be
+    /// open again.
+    pub(crate) deny_until: Timestamp,
+    /// Whether a rule denies the name. Then the name is kept to its end, whatever else has to go.
+    pub(crate) is_denied: bool,
+    /// What it counts by.
+    pub(crate) origin: Origin,
+    /// The server that has told it last, where that is known.
+    pub(crate) server: Option<ServerId>,
+}
+
+// There is one for each name of each address of each pod.
+const _: () = assert!(size_of::<Term>() == 24);
+
+/// What a name counts by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// An answer, within its TTL.
+    Answer,
+    /// An answer of an earlier run of the agent.
+    Snapshot,
+    /// The address is in use: the TTL is over.
+    InUse,
+}
+
+impl Term {
+    /// The term of a name of a snapshot that was taken over at `loaded_at`.
+    pub(in crate::cache) fn of_saved(saved: &SavedName, loaded_at: Timestamp) -> Self {
+        Self {
+            until: loaded_at + saved.rest,
+            deny_until: loaded_at + saved.deny_rest,
+            is_denied: saved.is_denied,
+            origin: Origin::Snapshot,
+            server: None,
+        }
+    }
+
+    /// A name with this term, for a snapshot of this time.
+    pub(super) fn saved(&self, name: &DomainName, at: Timestamp) -> SavedName {
+        SavedName {
+            name: name.clone(),
+            rest: self.until.since(at),
+            deny_rest: self.deny_until.since(at),
+            is_denied: self.is_denied,
+        }
+    }
+
+    /// When the name ends.
+    pub(crate) fn end(&self) -> Timestamp {
+        match self.is_denied {
+            true => self.until.max(self.deny_until),
+            false => self.until,
+        }
+    }
+
+    /// Whether the name is one of the snapshot that was denied.
+    pub(in crate::cache) fn is_saved_denial(&self) -> bool {
+        self.is_denied && self.origin == Origin::Snapshot
+    }
+
+    /// Notes that a rule denies the name.
+    pub(crate) fn deny(&mut self) {
+        self.is_denied = true;
+    }
+
+    /// Notes that no rule denies the name any more. The name counts until this time at least, and no longer than
+    /// if it were denied.
+    fn release(&mut self, until: Timestamp) {
+        self.is_denied = false;
+        self.until = self.until.max(until.min(self.deny_until));
+    }
+
+    fn prolong(&mut self, other: Self) {
+        self.origin = other.origin;
+        self.server = other.server.or(self.server);
+        self.until = self.until.max(other.until);
+        self.deny_until = self.deny_until.max(other.deny_until);
+        self.is_denied |= other.is_denied;
+    }
+}
+
+/// Names with their terms, in order, each once.
+///
+/// Nearly always there is one name.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    terms: SmallVec<[(DomainName, Term); 1]>,
+    /// The names by their rules, if there are as many as are kept and a further one has asked for them.
+    by_rules: Option<Box<ByRules>>,
+    /// How many names were looked at for further ones.
+    #[cfg(test)]
+    pub(in crate::cache) looked_at: usize,
+}
+
+impl Names {
+    // What there is.
+
+    fn place(&self, name: &DomainName) -> Result<usize, usize> {
+        self.terms.binary_search_by(|(other, _)| other.cmp(name))
+    }
+
+    /// The number of names.
+    pub(crate) fn len(&self) -> usize {
+        self.terms.len()
+    }
+
+    /// Whether there is no name.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// The names with their terms.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&DomainName, &Term)> {
+        self.terms.iter().map(|(name, term)| (name, term))
+    }
+
+    /// The names.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &DomainName> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// The ends of the names.
+    pub(super) fn ends(&self) -> impl Iterator<Item = Timestamp> {
+        self.iter().map(|(_, term)| term.end())
+    }
+
+    /// The end of this name; `None` if there is no such name.
+    pub(crate) fn until(&self, name: &DomainName) -> Option<Timestamp> {
+        self.place(name).ok().map(|at| self.terms[at].1.end())
+    }
+
+    /// The number of names that a rule denies.
+    pub(super) fn denied(&self) -> usize {
+        self.iter().filter(|(_, term)| term.is_denied).count()
+    }
+
+    /// The name that ends first, and when: of those that a rule denies, or of the others.
+    pub(in crate::cache) fn first_to_end(
+        &self,
+        is_denied: bool,
+    ) -> Option<(&DomainName, Timestamp)> {
+        let names = self.iter().filter(|(_, term)| term.is_denied == is_denied);
+        let ends = names.map(|(name, term)| (name, term.end()));
+        ends.min_by_key(|(_, end)| *end)
+    }
+
+    // What changes it.
+
+    /// Prolongs the term of a name. Returns whether there is such a name.
+    pub(super) fn prolong(&mut self, name: &DomainName, term: Term) -> bool {
+        let place = self.place(name);
+        if let Ok(at) = place {
+            self.terms[at].1.prolong(term);
+        }
+        place.is_ok()
+    }
+
+    /// Sets the term of a name, and adds the name if it is new.
+    pub(super) fn insert(&mut self, name: DomainName, term: Term) {
+        self.by_rules = None;
+        match self.place(&name) {
+            Ok(at) => self.terms[at].1 = term,
+            Err(at) => self.terms.insert(at, (name, term)),
+        }
+    }
+
+    /// Adds a name, whose rules are known if the names by their rules may be.
+    pub(super) fn add(&mut self, name: DomainName, term: Term, standing: Option<&Standing>) {
+        let by_rules = self.by_rules.take().zip(standing);
+        self.insert(name.clone(), term);
+        self.by_rules = by_rules.map(|(mut by_rules, standing)| {
+            by_rules.add(name, standing.clone());
+            by_rules
+        });
+    }
+
+    /// Removes a name. Returns its term, if there was such a name.
+    pub(super) fn remove(&mut self, name: &DomainName) -> Option<Term> {
+        let at = self.place(name).ok()?;
+        if let Some(by_rules) = &mut self.by_rules {
+            by_rules.remove(name);
+        }
+        Some(self.terms.remove(at).1)
+    }
+
+    /// Has one of the names count for as long as another one. Returns whether there are both.
+    pub(super) fn stand_for(&mut self, name: &DomainName, other: &DomainName) -> bool {
+        let (Ok(at), Ok(other)) = (self.place(name), self.place(other)) else {
+            return false;
+        };
+        let mut term = self.terms[other].1;
+        term.prolong(self.terms[at].1);
+        self.terms[at].1 = term;
+        true
+    }
+
+    /// Notes for each name whether a rule denies the name. The rule can be younger than the answer. A name that no
+    /// rule denies any more counts until `released` at least. Returns whether a name may end earlier now.
+    pub(super) fn deny(
+        &mut self,
+        is_denied: impl Fn(&DomainName, &Term) -> bool,
+        released: Timestamp,
+    ) -> bool {
+        let mut any = false;
+        self.by_rules = None;
+        for (name, term) in &mut self.terms {
+            if is_denied(name, term) {
+                term.deny();
+            } else if term.is_denied {
+                term.release(released);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Names whose time is over stay for as long as they are in use, if `in_use` gives a time.
+    pub(in crate::cache) fn stay_in_use(
+        &mut self,
+        now: Timestamp,
+        mut in_use: impl FnMut(&DomainName) -> Option<Timestamp>,
+    ) {
+        for (name, term) in &mut self.terms {
+            if term.end() <= now
+                && let Some(until) = in_use(name)
+            {
+                self.by_rules = None;
+                term.until = until.max(term.until);
+                term.origin = Origin::InUse;
+            }
+        }
+    }
+
+    // A further name at an address with as many as are kept.
+
+    /// What becomes of a further name. `standing` gives the rules of this version: those of a name, of which it is known
+    /// whether a rule denies it.
+    pub(in crate::cache) fn at_address<'a>(
+        &mut self,
+        version: impl FnOnce() -> Option<u64>,
+        standing: impl Fn(&DomainName, bool) -> Standing,
+        further: impl FnOnce() -> &'a Standing,
+    ) -> AtAddress {
+        if self.len() < NAMES_PER_ADDRESS_MAX {
+            return AtAddress::Room;
+        }
+        let version = version();
+        let known = self.by_rules.take().filter(|known| known.is_of(version));
+        #[cfg(test)]
+        if known.is_none() {
+            self.looked_at += self.len();
+        }
+        let terms = &self.terms;
+        let by_rules = self.by_rules.insert(known.unwrap_or_else(|| {
+            let names = terms.iter();
+            let names = names.map(|(name, term)| (name.clone(), standing(name, term.is_denied)));
+            Box::new(ByRules::new(version, names))
+        }));
+        by_rules.at_address(further())
+    }
+
+    /// The name that gives way to a further one, and the one that stands for it from then on, if any does
+    /// (`docs/decisions/budgets.md`, "Room in the cache").
+    pub(in crate::cache) fn first_to_go(
+        &mut self,
+        further: &Standing,
+    ) -> Option<(DomainName, Option<DomainName>)> {
+        #[cfg(test)]
+        {
+            self.looked_at += self.len();
+        }
+        let by_rules = self.by_rules.as_ref()?;
+        by_rules.first_to_go(further, |name| self.until(name))
+    }
+}
+
+#[cfg(test)]
+mod tests;

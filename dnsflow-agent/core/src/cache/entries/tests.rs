@@ -1,0 +1,36 @@
+use super::*;
+use crate::values::limits::NAMES_PER_ADDRESS_MAX;
+
+impl Entries {
+    /// Checks that all that is known of the entries agrees with them.
+    pub(in crate::cache) fn check(&self) {
+        let entries = || self.by_address.values();
+        let names = || entries().flat_map(|entry| entry.names.iter());
+        let by_name: usize = self.by_name.values().map(Addresses::len).sum();
+        assert_eq!(by_name, names().count());
+        let counted = Sizes {
+            names: names().count(),
+            denied_names: names().filter(|(_, term)| term.is_denied).count(),
+            flows: entries().map(|entry| entry.installed.len()).sum(),
+        };
+        assert_eq!(self.sizes, counted);
+        let is_denied = |entry: &Entry| !self.all_are_denied || entry.is_denied();
+        assert!(entries().all(is_denied));
+        let adopting = self.by_address.iter();
+        let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
+        let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
+        assert_eq!(adopting, self.adopting);
+        let ipv6 = self.by_address.keys().filter(|address| address.is_ipv6());
+        let in_order = self.ipv6.iter().copied().map(IpAddr::V6);
+        assert!(
+            ipv6.copied()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .eq(in_order)
+        );
+        for (address, entry) in &self.by_address {
+            let others = entry.names.len() - entry.names.denied();
+            assert!(others <= NAMES_PER_ADDRESS_MAX, "{address}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The end of names and entries: when their time is over and they are not in use, or nothing holds them any more.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use crate::{
+    Timestamp,
+    cache::{
+        Cache,
+        due::Look,
+        ended::{End, EndedName},
+        entries::Entry,
+        ports::Key,
+    },
+    installed::Batch,
+    policy::plan::Plan,
+    tools::deadline::Deadline,
+    values::{ids::PortId, name::DomainName},
+};
+
+impl Cache {
+    /// When [`Cache::expire`] wants to be called.
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        self.due.deadline()
+    }
+
+    /// Makes sure that an entry is looked at no later than its next end.
+    pub(crate) fn look_in_time(&mut self, port: PortId, address: IpAddr) {
+        let key = (port, address);
+        if let Some(entry) = self.ports.entry_mut(key)
+            && let Some(end) = entry.due()
+        {
+            self.due.look_by(key, &mut entry.look, end);
+        }
+    }
+
+    /// Looks at the entries that are due. Entries without flows end. The others are decided over
+    /// when the switch has told whether they are in use ([`Cache::take_undecided`]).
+    pub(crate) fn expire(&mut self, batch: &mut Batch) {
+        let now = batch.now();
+        while let Some(key) = self.due.pop(now) {
+            let Some(entry) = self.ports.entry_mut(key) else {
+                continue;
+            };
+            entry.look = Look::default();
+            match entry.due() {
+                Some(due) if due > now => self.look_in_time(key.0, key.1),
+                _ if entry.installed.is_empty() => self.end_expired(key, batch),
+                _ => self.due.wait_for_use(key),
+            }
+        }
+    }
+
+    /// Takes the entries that [`Cache::decide`] is to be called for. To be called when the use of
+    /// their flows is known.
+    pub(crate) fn take_undecided(&mut self) -> BTreeSet<Key> {
+        self.due.take_undecided()
+    }
+
+    /// Decides over an entry that is due. A name stays while its flows are in use; `plan_of`
+    /// returns the flows of a name.
+    pub(crate) fn decide(
+        &mut self,
+        port: PortId,
+        address: IpAddr,
+        mut plan_of: impl FnMut(&DomainName) -> Option<Plan>,
+        batch: &mut Batch,
+    ) {
+        let now = batch.now();
+        let idle_grace = self.limits.idle_grace;
+        let Some(Entry {
+            names,
+            adopted,
+            installed,
+            ..
+        }) = self.entry_mut(port, address)
+        else {
+            return;
+        };
+        let in_use_until = |used_at: Option<Timestamp>| {
+            let until = used_at.map(|used_at| used_at + idle_grace);
+            until.filter(|until| *until > now)
+        };
+        names.stay_in_use(now, |name| in_use_until(installed.used_at(&plan_of(name)?)));
+        if let Some(adopted) = adopted.as_mut().filter(|one| one.term.end() <= now)
+            && let Some(until) = in_use_until(installed.keys_used_at(adopted.flows.keys()))
+        {
+            adopted.term.until = match adopted.is_late(now) {
+                true => until,
+                false => until.min(adopted.latest_end),
+            };
+        }
+        self.end_expired((port, address), batch);
+    }
+
+    /// Removes what has expired of an entry, and an entry that nothing holds any more.
+    pub(super) fn end_expired(&mut self, key: Key, batch: &mut Batch) {
+        let (port, address) = key;
+        let now = batch.now();
+        let is_over = self.ports.change(port, |port| {
+            let entries = &mut port.entries;
+            entries.retain_adopted(address, |adopted, _| adopted.term.end() > now);
+            for name in entries.forget_names(address, |_, term| term.end() <= now) {
+                port.ended.push(EndedName {
+                    address,
+                    name,
+                    at: now,
+                    why: End::Expired,
+                });
+            }
+            Some(port.entries.get(address)?.is_over())
+        });
+        match is_over {
+            Some(true) => self.close_entry(key, batch),
+            Some(false) => {
+                self.look_in_time(port, address);
+                self.prolong_mark(key, batch);
+            }
+            None => {}
+        }
+    }
+
+    /// Removes an entry, and closes its address.
+    pub(super) fn close_entry(&mut self, key: Key, batch: &mut Batch) {
+        if let Some(entry) = self.take(key) {
+            let place = entry.place(key);
+            entry.installed.close(place, &mut self.groups, batch);
+        }
+    }
+
+    /// Removes an entry without closing its address, and what is kept elsewhere about the entry.
+    pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
+        let entry = self.ports.change(key.0, |port| port.entries.take(key.1))?;
+        self.due.forget(key, entry.look);
+        self.version += 1;
+        Some(entry)
+    }
+}

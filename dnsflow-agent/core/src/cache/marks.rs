@@ -1,0 +1,233 @@
+//! The marks that the kernel has for addresses with groups: when they are set, compared, prolonged and replaced by
+//! flows.
+
+use std::net::IpAddr;
+
+use crate::{
+    Timestamp,
+    cache::{Cache, entries::Entry, ports::Key},
+    installed::{Batch, Installed, ReadMark, Reading},
+    io::input::{BatchId, MarkFound},
+    values::{
+        flow::FlowKey,
+        ids::PortId,
+        limits::{CHANGES_UNDER_WAY_MAX, MARK_SLACK},
+    },
+};
+
+impl Entry {
+    /// Whether the kernel may be told of the address. One that has ended waits until its use is known.
+    fn may_be_marked(&self, now: Timestamp) -> bool {
+        self.installed.is_marked() || self.ends_at() > now
+    }
+}
+
+impl Cache {
+    /// Packets of the port are marked at this interface from now on. Returns whether that is news: then all entries
+    /// of the port are to be planned again.
+    pub(crate) fn attached(&mut self, port: PortId, ifindex: u32, batch: &mut Batch) -> bool {
+        let is_news = self.groups.attached(port, ifindex);
+        if is_news {
+            // The interface that the port had before is gone, and nothing passes it.
+            let addresses = self.addresses(port).into_iter();
+            self.mark(addresses.map(|address| (port, address)), batch);
+        }
+        is_news
+    }
+
+    /// The switch has confirmed a batch, but for flows that somebody else has (`is_foreign`): addresses whose groups
+    /// are in force now get their marks.
+    pub(crate) fn applied(
+        &mut self,
+        written_in: BatchId,
+        is_foreign: impl Fn(&FlowKey) -> bool,
+        batch: &mut Batch,
+    ) {
+        let marked = self.groups.written(written_in, is_foreign);
+        self.mark(marked, batch);
+    }
+
+    /// A comparison has ended, likewise. Addresses that a load balancer leads to get flows in place of their marks, some
+    /// at a time. Removes the flows of groups that no address has.
+    pub(crate) fn compared(&mut self, comparison: u32, batch: &mut Batch) {
+        let marked = self.groups.compared(comparison);
+        self.mark(marked, batch);
+        if self.groups.are_on() {
+            self.replace_marks(comparison, batch);
+        }
+        self.groups.sweep(batch);
+    }
+
+    fn mark(&mut self, addresses: impl IntoIterator<Item = Key>, batch: &mut Batch) {
+        let now = batch.now();
+        for key in addresses {
+            let entry = self.ports.entry_mut(key);
+            if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
+                let place = entry.place(key);
+                entry.installed.mark(place, &mut self.groups, batch);
+            }
+        }
+    }
+
+    /// Makes sure that the mark of an address does not end before the agent has decided over the address. An address
+    /// that had ended when its group came into force is marked now, if it has a name again.
+    pub(super) fn prolong_mark(&mut self, key: Key, batch: &mut Batch) {
+        let now = batch.now();
+        let entry = self.ports.entry_mut(key);
+        if let Some(entry) = entry.filter(|entry| entry.may_be_marked(now)) {
+            let place = entry.place(key);
+            let needed = entry.ends_at() + MARK_SLACK / 2;
+            let groups = &mut self.groups;
+            entry.installed.prolong(place, needed, groups, batch);
+        }
+    }
+
+    /// The kernel has refused a mark. The next plan gives the address flows of its own.
+    pub(crate) fn mark_refused(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        self.groups.refused(batch.now());
+        let groups = &mut self.groups;
+        let is_there = self.ports.enforce((port, address), |entry, place| {
+            entry.installed.unmark(place, groups, batch);
+            true
+        });
+        self.version += u64::from(is_there);
+    }
+
+    // What the kernel has.
+
+    /// Compares a mark that the kernel has with the one that it should have, and sets that one if they differ, or
+    /// removes it. `None` if the address should have none.
+    pub(crate) fn mark_found(
+        &mut self,
+        port: PortId,
+        found: &MarkFound,
+        reading: Reading,
+        batch: &mut Batch,
+    ) -> Option<ReadMark> {
+        let key = (port, found.address);
+        let entry = self.ports.entry_mut(key)?;
+        let read = entry.installed.read(found, reading, &self.groups)?;
+        match read {
+            ReadMark::Right | ReadMark::Former => {}
+            ReadMark::Wrong => {
+                let place = entry.place(key);
+                entry.installed.mark(place, &mut self.groups, batch);
+            }
+            ReadMark::Over => entry.installed.remove_former(found, batch),
+        }
+        Some(read)
+    }
+
+    /// Decides over a mark of an earlier run, whose address has a group with another number, which is not in force. The
+    /// mark stays until then, unless its number stands for a plan whose flows this comparison has not found: then it
+    /// stood for another one. Returns whether the mark is removed.
+    pub(crate) fn end_former(
+        &mut self,
+        port: PortId,
+        found: &MarkFound,
+        comparison: u32,
+        batch: &mut Batch,
+    ) -> bool {
+        let groups = &mut self.groups;
+        let number = groups.number_in(found.mark);
+        let entry = self.ports.entry_mut((port, found.address));
+        let Some(entry) = entry.filter(|entry| entry.installed.group() != number) else {
+            return false;
+        };
+        let flows = number.and_then(|number| groups.flows(number));
+        let is_another = flows.is_some_and(|flows| !flows.are_all_seen(comparison));
+        match is_another {
+            true => entry.installed.remove_former(found, batch),
+            false => groups.keep_former(found.mark),
+        }
+        is_another
+    }
+
+    /// All marks are read. Sets those that are missing, and returns how many they are.
+    pub(crate) fn marks_read(&mut self, reading: Reading, batch: &mut Batch) -> usize {
+        let now = batch.now();
+        let groups = &mut self.groups;
+        groups.marks_read(reading);
+        let mut missing = 0;
+        for (port, address, entry) in self.ports.entries_mut() {
+            if entry.installed.is_unread(reading, groups)
+                && groups.interface(port).is_some()
+                && entry.may_be_marked(now)
+            {
+                let place = entry.place((port, address));
+                entry.installed.mark(place, groups, batch);
+                missing += 1;
+            }
+        }
+        missing
+    }
+
+    // Behind load balancers.
+
+    /// A load balancer leads to an address.
+    pub(crate) fn note_backend(&mut self, port: PortId, address: IpAddr) {
+        if self.groups.are_on()
+            && let Some(entry) = self.entry_mut(port, address)
+            && !std::mem::replace(&mut entry.is_backend, true)
+        {
+            self.backends.insert((port, address));
+        }
+    }
+
+    /// At a start, takes flows of its own from an address that a load balancer leads to, if they were not sent: the kernel
+    /// has a mark for the address. Returns whether it has. The address counts as one without a load balancer until
+    /// [`Cache::note_backend`].
+    pub(crate) fn give_up_unsent(&mut self, port: PortId, address: IpAddr) -> bool {
+        self.ports.enforce((port, address), |entry, _| {
+            let gives_up = entry.is_backend && !entry.is_denied() && entry.installed.is_unsent();
+            if gives_up {
+                entry.installed = Installed::default();
+                entry.is_backend = false;
+            }
+            gives_up
+        })
+    }
+
+    /// Removes the marks in whose place this comparison has found flows. Gives flows to addresses that a load balancer
+    /// leads to, and that have nothing but a mark: as many as one pod may have under way. The last address overshoots
+    /// that.
+    fn replace_marks(&mut self, comparison: u32, batch: &mut Batch) {
+        let before = batch.len();
+        for key in std::mem::take(&mut self.backends) {
+            let entry = self.ports.entry_mut(key);
+            // One that is none is of a later entry.
+            let Some(entry) = entry.filter(|entry| entry.is_backend) else {
+                continue;
+            };
+            self.backends.insert(key);
+            let place = entry.place(key);
+            let groups = &mut self.groups;
+            let is_removed = entry.installed.compared(place, comparison, groups, batch);
+            self.version += u64::from(is_removed);
+            if batch.len() - before < CHANGES_UNDER_WAY_MAX {
+                self.replace_mark(key.0, key.1, batch);
+            }
+        }
+    }
+
+    /// Whether an address has nothing but a mark, and a load balancer leads to the address: then nothing is open behind
+    /// the load balancer. The flows of such addresses take half of the port's room at most, so that they leave room to
+    /// what the pod is told.
+    pub(crate) fn lacks_flows(&self, port: PortId, address: IpAddr) -> bool {
+        let entries = &self.port(port).entries;
+        let entry = entries.get(address);
+        entry.is_some_and(|entry| entry.is_backend && entry.installed.is_by_mark_alone())
+            && entries.sizes().flows < self.limits.flows_per_port_max() / 2
+    }
+
+    /// Gives flows to an address that lacks them. Its mark stays until the switch has them.
+    pub(crate) fn replace_mark(&mut self, port: PortId, address: IpAddr, batch: &mut Batch) {
+        if self.lacks_flows(port, address) {
+            let groups = &self.groups;
+            self.ports.enforce((port, address), |entry, place| {
+                entry.installed.replace(place, groups, batch);
+            });
+            self.version += 1;
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Room for a further name, and who gives way for it. The rule is in `docs/decisions/budgets.md`, "Room in the cache".
+
+use std::{net::IpAddr, slice};
+
+use crate::{
+    Timestamp,
+    cache::{
+        Cache, Learning, Origin, Resolution, Whose,
+        candidates::Yielding,
+        ended::{End, EndedName},
+        entries::names::AtAddress,
+        ports::Key,
+    },
+    io::{output::Output, report::Report},
+    values::{
+        ids::PortId,
+        limits::{LIMITS_REPORTED_MAX, Limit},
+        name::DomainName,
+    },
+};
+
+impl Cache {
+    /// What becomes of a further name of its address.
+    pub(super) fn at_address(&mut self, learning: &Learning<'_>) -> AtAddress {
+        let told = &learning.resolution;
+        let entry = self.entry_mut(told.port, told.address);
+        // A snapshot has no more names of an address than there were.
+        let Some(entry) = entry.filter(|_| told.term.origin != Origin::Snapshot) else {
+            return AtAddress::Room;
+        };
+        let further = || (learning.standing)(told.name, told.term.is_denied);
+        let further = || told.standing.get_or_init(further);
+        let names = &mut entry.names;
+        names.at_address(learning.version, learning.standing, further)
+    }
+
+    /// Makes room for one more name of an address, and for the address if it is new. Notes the addresses that
+    /// have lost a name for that.
+    ///
+    /// # Errors
+    ///
+    /// The limit that leaves no room: all that is there may be in use, or is denied. Nobody has given way then, unless
+    /// an address of the pod without a name has.
+    pub(super) fn make_room(
+        &mut self,
+        at_address: &AtAddress,
+        learning: &mut Learning<'_>,
+    ) -> Result<(), Limit> {
+        let told = learning.resolution;
+        let (limits, entries) = (&self.limits, &self.port(told.port).entries);
+        let is_denied = told.term.is_denied || told.is_to_be_denied;
+        // A snapshot has no more addresses of a name than there were.
+        let counts_addresses = !is_denied && told.term.origin != Origin::Snapshot;
+        let has_all =
+            counts_addresses && entries.of_name(told.name).len() >= limits.addresses_per_name_max;
+        let gives_way = *at_address == AtAddress::GivesWay;
+        let is_new = entries.get(told.address).is_none();
+        let limit_of_pod = if is_new && entries.len() >= limits.addresses_per_port_max {
+            Some(Limit::AddressesOfPod)
+        } else if entries.sizes().names >= limits.names_per_port_max() && !has_all && !gives_way {
+            Some(Limit::NamesOfPod)
+        } else {
+            None
+        };
+        let yielding = match is_denied {
+            true => Yielding::Undenied,
+            false => Yielding::Unused,
+        };
+        // First who gives way, so that nobody does in vain.
+        if *at_address == AtAddress::Full {
+            return Err(Limit::NamesOfAddress(told.address));
+        }
+        let limit_of_name = has_all.then(|| Limit::AddressesOfName(told.name.clone()));
+        let of_name =
+            limit_of_name.map(|limit| self.candidate(told.port, yielding, limit, learning));
+        let of_name = of_name.transpose()?;
+        let of_pod = limit_of_pod.map(|limit| self.candidate(told.port, yielding, limit, learning));
+        let of_pod = of_pod.transpose()?;
+        self.make_room_for_denied(learning)?;
+        if let Some((candidate, limit)) = of_name {
+            self.give_up_name((told.port, candidate), told.name, limit, learning);
+        }
+        if gives_way {
+            self.give_way_at_address(learning);
+            return Ok(());
+        }
+        if let Some((candidate, limit)) = of_pod {
+            self.give_up((told.port, candidate), yielding, limit, learning);
+        }
+        self.make_room_on_node(learning)
+    }
+
+    /// Makes room for one more name that a rule denies, among all of the node. The port that has most of them gives one
+    /// up, unless this one would have as many then: no pod pushes out what is denied for itself, and pods that push out
+    /// each other's come to an end.
+    fn make_room_for_denied(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
+        let Resolution { port, term, .. } = learning.resolution;
+        let denied = &self.ports.totals().denied_names;
+        if !term.is_denied || denied.total() < self.limits.denied_names_per_node_max() {
+            return Ok(());
+        }
+        let limit = Limit::DeniedNamesOfNode;
+        let most = denied.most();
+        match most.filter(|most| denied.of(port) + 1 < denied.of(*most)) {
+            Some(most) => self.give_way(most, Yielding::Denied, limit, learning),
+            None => Err(limit),
+        }
+    }
+
+    /// Makes room for one more name among all of the node. The port that has most gives way, used or not; if it is this
+    /// one, what it does not use. Names that a rule denies are not concerned, unless an edit has denied more than their
+    /// share.
+    fn make_room_on_node(&mut self, learning: &mut Learning<'_>) -> Result<(), Limit> {
+        let Resolution { port, term, .. } = learning.resolution;
+        let totals = self.ports.totals();
+        if totals.names() < self.limits.names_per_node_max {
+            return Ok(());
+        }
+        let (denied, others) = (&totals.denied_names, &totals.other_names);
+        let over = denied.total() > self.limits.denied_names_per_node_max();
+        if let Some(most) = denied.most().filter(|_| over) {
+            let limit = Limit::DeniedNamesOfNode;
+            return self.give_way(most, Yielding::Denied, limit, learning);
+        }
+        let most = others.most().unwrap_or(port);
+        let has_more = others.of(port) + 1 < others.of(most);
+        let (most, yielding) = match term.is_denied || has_more {
+            true => (most, Yielding::Others),
+            false => (port, Yielding::Unused),
+        };
+        self.give_way(most, yielding, Limit::NamesOfNode, learning)
+    }
+
+    // Who gives way.
+
+    /// The address of a port that matters least, or least for a name with a limit of its own, and the limit for which it
+    /// gives way.
+    ///
+    /// # Errors
+    ///
+    /// The limit, if nothing gives way.
+    fn candidate(
+        &mut self,
+        id: PortId,
+        yielding: Yielding,
+        limit: Limit,
+        learning: &Learning<'_>,
+    ) -> Result<(IpAddr, Limit), Limit> {
+        let idle_grace = self.limits.idle_grace;
+        let (candidate, are_all_denied) = self.ports.change(id, |port| {
+            let entries = &mut port.entries;
+            let (candidates, batch) = (&mut port.candidates, &learning.batch);
+            let candidate = match &limit {
+                Limit::AddressesOfName(name) => {
+                    candidates.next_of_name(entries, name, idle_grace, batch.now())
+                }
+                _ => candidates.next(entries, yielding, idle_grace, batch),
+            };
+            (candidate, entries.are_all_denied())
+        });
+        match (candidate, limit) {
+            (Some(address), limit) => Ok((address, limit)),
+            (None, Limit::AddressesOfPod) if are_all_denied => Err(Limit::DeniedAddresses),
+            (None, limit) => Err(limit),
+        }
+    }
+
+    /// Forgets of a port what matters least, because of a limit.
+    ///
+    /// # Errors
+    ///
+    /// The limit, if nothing gives way.
+    fn give_way(
+        &mut self,
+        id: PortId,
+        yielding: Yielding,
+        limit: Limit,
+        learning: &mut Learning<'_>,
+    ) -> Result<(), Limit> {
+        let (address, limit) = self.candidate(id, yielding, limit, learning)?;
+        self.give_up((id, address), yielding, limit, learning);
+        Ok(())
+    }
+
+    /// Takes a name from a full address for a further one ([`Names::first_to_go`]).
+    ///
+    /// [`Names::first_to_go`]: crate::cache::entries::names::Names::first_to_go
+    fn give_way_at_address(&mut self, learning: &mut Learning<'_>) {
+        let told = learning.resolution;
+        let entry = self.entry_mut(told.port, told.address);
+        let further = told.standing.get().zip(entry);
+        let first = further.and_then(|(further, entry)| entry.names.first_to_go(further));
+        let Some((first, alike)) = first else {
+            return;
+        };
+        self.drop_name(&first, learning);
+        self.ports.change(told.port, |port| {
+            if let Some(alike) = alike {
+                port.entries.stand_for(told.address, &alike, &first);
+            }
+            port.entries.forget_name(told.address, &first);
+        });
+    }
+
+    /// Forgets an address because of a limit; or one of its names, if only that gives way, or if the address is the one
+    /// that is learned.
+    fn give_up(&mut self, key: Key, yielding: Yielding, limit: Limit, learning: &mut Learning<'_>) {
+        let Some(entry) = self.entry(key.0, key.1) else {
+            return;
+        };
+        let told = learning.resolution;
+        let gives_denied = yielding == Yielding::Denied;
+        let is_learned = key == (told.port, told.address);
+        let first = match gives_denied || entry.is_denied() || is_learned {
+            true => entry.names.first_to_end(gives_denied),
+            false => None,
+        };
+        if let Some((name, _)) = first {
+            let name = name.clone();
+            self.give_up_name(key, &name, limit, learning);
+            return;
+        }
+        let names: Vec<DomainName> = entry.names.keys().cloned().collect();
+        self.evicted(key, &names, limit, learning);
+        self.close_entry(key, learning.batch);
+    }
+
+    /// Takes a name from an address because of a limit.
+    fn give_up_name(
+        &mut self,
+        key: Key,
+        name: &DomainName,
+        limit: Limit,
+        learning: &mut Learning<'_>,
+    ) {
+        self.evicted(key, slice::from_ref(name), limit, learning);
+        self.ports
+            .change(key.0, |port| port.entries.forget_name(key.1, name));
+        self.end_expired(key, learning.batch);
+        learning.replan.push(key);
+    }
+
+    // What is told of it.
+
+    /// Counts an address that makes room because of a limit, and remembers the names that it loses. Reports the limit if
+    /// the address is open.
+    fn evicted(
+        &mut self,
+        key: Key,
+        names: &[DomainName],
+        limit: Limit,
+        learning: &mut Learning<'_>,
+    ) {
+        for name in names {
+            self.leave_out(key, name, limit.clone(), learning.batch.now());
+        }
+        learning.out.counters.addresses_evicted += 1;
+        let entry = self.entry(key.0, key.1);
+        if entry.is_some_and(|entry| !entry.installed.is_empty()) {
+            self.limit_reached(key.0, limit, learning.whose, learning.out);
+        }
+    }
+
+    /// Counts a name for which a full address has no room.
+    pub(super) fn drop_name(&mut self, name: &DomainName, learning: &mut Learning<'_>) {
+        let told = learning.resolution;
+        let limit = Limit::NamesOfAddress(told.address);
+        let now = learning.batch.now();
+        self.leave_out((told.port, told.address), name, limit, now);
+        learning.out.counters.names_dropped += 1;
+    }
+
+    /// Reports a limit that keeps an allowed address closed, or a denied one open. The limit is
+    /// reported again only after its port was far below it.
+    pub(crate) fn limit_reached(
+        &mut self,
+        id: PortId,
+        limit: Limit,
+        whose: Whose<'_>,
+        out: &mut Output,
+    ) {
+        let max = self.limits.of(&limit);
+        let report = self.ports.change(id, |cached| {
+            let reported = &mut cached.limits_reported;
+            let is_news = !reported.contains(&limit);
+            let (namespace, port) = is_news.then(|| whose(id))??;
+            if reported.len() >= LIMITS_REPORTED_MAX {
+                reported.clear();
+            }
+            reported.insert(limit.clone());
+            Some(Report::LimitReached {
+                namespace,
+                port,
+                limit,
+                max,
+            })
+        });
+        if let Some(report) = report {
+            out.report_of_pod(id, report);
+        }
+    }
+
+    /// Remembers that a limit left no room for what a port was told.
+    pub(crate) fn leave_out(
+        &mut self,
+        (id, address): Key,
+        name: &DomainName,
+        limit: Limit,
+        now: Timestamp,
+    ) {
+        self.ports.change(id, |port| {
+            port.ended.push(EndedName {
+                address,
+                name: name.clone(),
+                at: now,
+                why: End::Limit(limit),
+            });
+        });
+    }
+}

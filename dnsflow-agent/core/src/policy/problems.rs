@@ -1,0 +1,86 @@
+//! What is wrong with EgressFirewalls, and what of it was reported.
+//!
+//! What is wrong in a namespace with pods here is asked of its rules (`local.rs`). [`Problems`] has the rest, and tells of
+//! a namespace only what differs from its last report.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use crate::{io::report::Report, policy::rules::Problem};
+
+/// Problems by rule index.
+type ByIndex = BTreeMap<u32, Problem>;
+
+/// The problems of namespaces without pods here, and reports.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    /// By namespace, what is wrong with the rules. Only the resource is looked at.
+    elsewhere: BTreeMap<String, ByIndex>,
+    /// The namespaces whose problems may have changed since the last report.
+    changed: BTreeSet<String>,
+    /// The problems of each namespace's rules, as they were reported.
+    reported: BTreeMap<String, ByIndex>,
+}
+
+impl Problems {
+    /// Those of a namespace without pods here.
+    pub(super) fn elsewhere(&self, namespace: &str) -> impl Iterator<Item = (u32, &Problem)> {
+        let problems = self.elsewhere.get(namespace).into_iter().flatten();
+        problems.map(|(index, problem)| (*index, problem))
+    }
+
+    /// Those of all such namespaces.
+    pub(super) fn all_elsewhere(&self) -> impl Iterator<Item = &Problem> {
+        self.elsewhere.values().flat_map(BTreeMap::values)
+    }
+
+    /// The problems of a namespace without pods here are these.
+    pub(super) fn set_elsewhere(&mut self, namespace: &str, problems: ByIndex) {
+        if self.elsewhere.get(namespace) != Some(&problems).filter(|all| !all.is_empty()) {
+            self.note(namespace);
+        }
+        match problems.is_empty() {
+            true => self.elsewhere.remove(namespace),
+            false => self.elsewhere.insert(namespace.to_owned(), problems),
+        };
+    }
+
+    /// The namespace has pods here.
+    pub(super) fn entered(&mut self, namespace: &str) {
+        self.elsewhere.remove(namespace);
+    }
+
+    /// The problems of a namespace may have changed.
+    pub(super) fn note(&mut self, namespace: &str) {
+        self.changed.insert(namespace.to_owned());
+    }
+
+    /// Takes the namespaces whose problems may have changed.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// The report of the problems of a namespace, if they have changed.
+    pub(super) fn report(&mut self, namespace: String, problems: ByIndex) -> Option<Report> {
+        let reported = self.reported.get(&namespace);
+        if reported == Some(&problems) || (reported.is_none() && problems.is_empty()) {
+            return None;
+        }
+        let reported = reported.into_iter().flat_map(BTreeMap::values);
+        let reported: HashSet<&Problem> = reported.collect();
+        let news = problems.iter();
+        let news = news.filter(|(_, problem)| !reported.contains(problem));
+        let report = Report::Problems {
+            namespace: namespace.clone(),
+            news: news.map(|(index, _)| *index).collect(),
+            problems: problems
+                .iter()
+                .map(|(index, problem)| (*index, (problem.to_string(), problem.severity())))
+                .collect(),
+        };
+        match problems.is_empty() {
+            true => self.reported.remove(&namespace),
+            false => self.reported.insert(namespace, problems),
+        };
+        Some(report)
+    }
+}
