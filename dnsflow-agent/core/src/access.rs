@@ -350,8 +350,11 @@ impl Access<'_> {
         let ChangedRules::Of(names) = changed else {
             return self.replan(port, batch);
         };
+        let entries = &self.cache.port(port).entries;
         // Adopted flows have no names: each rule matters to them.
-        let mut addresses: BTreeSet<IpAddr> = self.cache.port(port).entries.adopting().collect();
+        let mut addresses: BTreeSet<IpAddr> = entries.adopting().collect();
+        // A name may have given way, and its flows are there.
+        addresses.extend(entries.unplanned());
         for name in names {
             addresses.extend(self.cache.port(port).entries.below(name));
         }
@@ -508,6 +511,12 @@ impl Access<'_> {
         body.is_some_and(|body| {
             body.cookie == cookie || self.plans.planner.cookie_without_mark(body) == cookie
         })
+    }
+
+    /// Whether this is a flow of a group of an earlier run, with whose number packets are still marked.
+    pub(crate) fn is_of_former(&self, key: &FlowKey) -> bool {
+        let groups = self.cache.groups();
+        matches!(key.matches.ends, Ends::Group { mark, .. } if groups.is_former(mark.value()))
     }
 
     /// The flows of a holder, and what they are for.
@@ -683,8 +692,11 @@ impl Access<'_> {
             self.judge_address(port, address);
             self.replan_entries(port, [address], batch);
             let entry = self.cache.entry_mut(port, address);
-            let entry =
-                entry.filter(|entry| entry.adopted.is_some() || entry.installed.group().is_some());
+            let entry = entry.filter(|entry| {
+                entry.adopted.is_some()
+                    || entry.installed.group().is_some()
+                    || !entry.is_denied() && entry.installed.is_unsent()
+            });
             let Some(entry) = entry else {
                 batch.mark(MarkChange::Remove { ifindex, address });
                 removed += 1;

@@ -275,6 +275,11 @@ impl Engine {
             }
             Input::AttachFailed { interface, reason } => {
                 self.ports.not_attached(interface, reason, now);
+                if let Some(port) = self.ports.of_interface(interface)
+                    && self.told.cache.groups_mut().not_attached(port)
+                {
+                    self.access().0.replan(port, batch);
+                }
             }
             Input::LogicalFlowsWatched { priorities } => {
                 let are_all = self.policy.watches(&priorities);

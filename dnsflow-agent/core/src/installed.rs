@@ -451,15 +451,22 @@ impl Installed {
                 // The kernel is told of it behind the reading.
                 None => ReadMark::Right,
             }
-        } else if reading.is_first {
+        } else if groups.is_late(marked.group, reading.since) {
+            ReadMark::Over
+        } else if reading.is_first || groups.is_former(found.mark) {
             ReadMark::Former
-        } else if groups.is_over(found.mark, reading.since)
-            || groups.is_late(marked.group, reading.since)
-        {
+        } else if groups.is_over(found.mark, reading.since) {
             ReadMark::Over
         } else {
             ReadMark::Right
         })
+    }
+
+    /// The kernel goes on with this mark of an earlier run until the group of the address is in force.
+    pub(crate) fn keep_former(&mut self, found: &MarkFound) {
+        if let Some(marked) = self.marked_mut() {
+            marked.until.get_or_insert(found.until);
+        }
     }
 
     /// Removes the mark of a former group from the kernel. The address gets the one of its group when that is in

@@ -535,7 +535,7 @@ impl Switch {
             let mut changes = batch.changes.iter();
             if changes.any(|change| matches!(change, FlowChange::Delete(..))) {
                 // The dump under way may have shown the flow already, as one that is wanted.
-                self.compare_soon(out.now());
+                self.compare_by(out.now());
             }
             self.waiting.follow(batch.changes);
             return None;
@@ -848,7 +848,7 @@ impl Switch {
 
     /// The flow monitor was silent for a while.
     pub(crate) fn monitor_gap(&mut self, now: Timestamp) {
-        self.compare_soon(now);
+        self.compare_by(now);
         self.quiet_time.gap();
     }
 

@@ -336,7 +336,7 @@ impl Access<'_> {
                 cache.lacks_flows(id, *address) && self.budget.has_left(asked.asker, now);
             // Over budget, a name that will be denied is remembered, and opens nothing before an answer of later.
             if is_over_budget {
-                cache.leave_unplanned(id, *address);
+                cache.note_unplanned(id, *address, true);
                 continue;
             }
             if !is_news && !is_again && !lacks_flows {

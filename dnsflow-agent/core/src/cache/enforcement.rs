@@ -21,7 +21,6 @@ impl Cache {
     ) -> Enforced {
         let groups = &mut self.groups;
         let (enforced, has_adopted) = self.ports.enforce((port, address), |entry, place| {
-            entry.is_unplanned = false;
             let adopted = entry.adopted.as_ref();
             let in_switch = adopted.filter(|adopted| adopted.in_switch);
             let wanted = Wanted {
@@ -31,6 +30,7 @@ impl Cache {
             let enforced = entry.installed.enforce(place, wanted, groups, batch);
             (enforced, adopted.is_some())
         });
+        self.note_unplanned(port, address, false);
         self.version += u64::from(enforced.changed);
         if has_adopted {
             self.forget_unruled((port, address));
@@ -41,15 +41,14 @@ impl Cache {
 
     /// Whether an address has a name that was remembered over the budget, and opens nothing yet.
     pub(crate) fn is_unplanned(&self, port: PortId, address: IpAddr) -> bool {
-        let entry = self.entry(port, address);
-        entry.is_some_and(|entry| entry.is_unplanned)
+        self.port(port).entries.unplanned().contains(&address)
     }
 
-    /// Notes that a name of an address was remembered over the budget.
-    pub(crate) fn leave_unplanned(&mut self, port: PortId, address: IpAddr) {
-        if let Some(entry) = self.entry_mut(port, address) {
-            entry.is_unplanned = true;
-        }
+    /// Notes whether a name of an address was remembered over the budget, without a plan since.
+    pub(crate) fn note_unplanned(&mut self, port: PortId, address: IpAddr, is_unplanned: bool) {
+        self.ports.change(port, |port| {
+            port.entries.set_unplanned(address, is_unplanned);
+        });
     }
 
     // How many flows.

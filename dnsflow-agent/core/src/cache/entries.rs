@@ -42,6 +42,8 @@ pub(crate) struct Entries {
     by_name: BTreeMap<FromEnd, Addresses>,
     /// The addresses whose entries have adopted flows.
     adopting: BTreeSet<IpAddr>,
+    /// The addresses of which a name was remembered over the budget, without a plan since.
+    unplanned: BTreeSet<IpAddr>,
     sizes: Sizes,
     /// Whether a look has found that all entries are denied, and no entry has changed since that is not.
     all_are_denied: bool,
@@ -75,8 +77,6 @@ pub(crate) struct Entry {
     /// Whether a load balancer leads to the address, or has done so since the pod was told it: an address that came and
     /// went as one would change flows each time.
     pub(super) is_backend: bool,
-    /// Whether a name was remembered over the budget, and no plan was made since.
-    pub(super) is_unplanned: bool,
     /// The room of the last plan, if not all flows of its rules were in it.
     pub(crate) cut: Option<Room>,
     /// When the entry is looked at again, if ever.
@@ -135,6 +135,11 @@ impl Entries {
         let names = self.by_name.range(FromEnd(name.clone())..);
         let below = names.take_while(|(other, _)| other.may_be_below(name));
         below.flat_map(|(_, addresses)| addresses.iter().copied())
+    }
+
+    /// The addresses of which a name was remembered over the budget, without a plan since.
+    pub(crate) fn unplanned(&self) -> &BTreeSet<IpAddr> {
+        &self.unplanned
     }
 
     /// The addresses that have adopted flows.
@@ -340,10 +345,19 @@ impl Entries {
         result
     }
 
+    /// Notes whether a name of an address was remembered over the budget, without a plan since.
+    pub(super) fn set_unplanned(&mut self, address: IpAddr, is_unplanned: bool) {
+        match is_unplanned && self.by_address.contains_key(&address) {
+            true => self.unplanned.insert(address),
+            false => self.unplanned.remove(&address),
+        };
+    }
+
     /// Removes an entry, with its names.
     pub(super) fn take(&mut self, address: IpAddr) -> Option<Entry> {
         self.forget_names(address, |_, _| true);
         self.adopting.remove(&address);
+        self.unplanned.remove(&address);
         if let IpAddr::V6(address) = address {
             self.ipv6.remove(&address);
         }
@@ -371,7 +385,7 @@ impl Entry {
     }
 
     /// Whether a rule denies a name of the address, or adopted flows deny the address.
-    pub(super) fn is_denied(&self) -> bool {
+    pub(crate) fn is_denied(&self) -> bool {
         let adopted = self.adopted.as_ref();
         self.names.iter().any(|(_, term)| term.is_denied)
             || adopted.is_some_and(|adopted| adopted.term.is_denied)

@@ -108,7 +108,9 @@ impl Cache {
         let entry = self.ports.entry_mut(key)?;
         let read = entry.installed.read(found, reading, &self.groups)?;
         match read {
-            ReadMark::Right | ReadMark::Former => {}
+            ReadMark::Right => {}
+            ReadMark::Former if reading.is_first => {}
+            ReadMark::Former => self.groups.found_former(found.mark),
             ReadMark::Wrong => {
                 let place = entry.place(key);
                 entry.installed.mark(place, &mut self.groups, batch);
@@ -138,7 +140,10 @@ impl Cache {
         let is_another = flows.is_some_and(|flows| !flows.are_all_seen(comparison));
         match is_another {
             true => entry.installed.remove_former(found, batch),
-            false => groups.keep_former(found.mark),
+            false => {
+                entry.installed.keep_former(found);
+                groups.keep_former(found.mark);
+            }
         }
         is_another
     }

@@ -37,6 +37,9 @@ pub(crate) struct Groups {
     mask: Option<u32>,
     /// The interfaces whose packets are marked.
     interfaces: BTreeMap<PortId, u32>,
+    /// The ports whose packets cannot be marked, as the programs were not attached: their addresses have flows of their
+    /// own.
+    not_attached: BTreeSet<PortId>,
     by_plan: HashMap<Plan, GroupId>,
     groups: BTreeMap<GroupId, Group>,
     /// Numbers that were in use lately: the switch may have megaflows of them.
@@ -44,6 +47,8 @@ pub(crate) struct Groups {
     /// Numbers of an earlier run that packets are still marked with: the groups of their addresses have other ones, and
     /// are not in force.
     former: BTreeSet<GroupId>,
+    /// Those of them that the reading under way has found.
+    found_former: BTreeSet<GroupId>,
     /// When the last complete reading of the kernel's marks began.
     read_at: Option<Timestamp>,
     /// The kernel has refused a mark: addresses get flows of their own until then.
@@ -73,10 +78,12 @@ impl Groups {
         Self {
             mask: mask.filter(|mask| *mask != 0),
             interfaces: BTreeMap::new(),
+            not_attached: BTreeSet::new(),
             by_plan: HashMap::new(),
             groups: BTreeMap::new(),
             resting: BTreeMap::new(),
             former: BTreeSet::new(),
+            found_former: BTreeSet::new(),
             read_at: None,
             refused_until: None,
         }
@@ -87,10 +94,10 @@ impl Groups {
         self.mask.is_some()
     }
 
-    /// What flows of the port are planned from. `None` if it is not known yet where its packets are marked.
+    /// What flows of the port are planned from. `None` if it is not known yet whether and where its packets are marked.
     pub(crate) fn facts<'a>(&self, facts: PortFacts<'a>) -> Option<PortFacts<'a>> {
         if self.are_on() && !self.interfaces.contains_key(&facts.port) {
-            return None;
+            return Some(facts).filter(|facts| self.not_attached.contains(&facts.port));
         }
         Some(PortFacts {
             mark_mask: self.mask,
@@ -108,7 +115,14 @@ impl Groups {
         // A port that goes late: the index was its interface's.
         self.interfaces
             .retain(|other, known| *other == port || *known != ifindex);
+        self.not_attached.remove(&port);
         self.interfaces.insert(port, ifindex) != Some(ifindex)
+    }
+
+    /// The programs were not attached to the interface of a port. Returns whether that is news of a port whose packets
+    /// are not marked.
+    pub(crate) fn not_attached(&mut self, port: PortId) -> bool {
+        self.are_on() && !self.interfaces.contains_key(&port) && self.not_attached.insert(port)
     }
 
     /// The interface of a port.
@@ -119,6 +133,7 @@ impl Groups {
     /// The port is gone.
     pub(crate) fn closed(&mut self, port: PortId) {
         self.interfaces.remove(&port);
+        self.not_attached.remove(&port);
     }
 
     // Addresses.
@@ -262,9 +277,22 @@ impl Groups {
         }
     }
 
-    /// Packets are still marked with this number of an earlier run. It is given to no plan until the marks are read again.
+    /// Packets are still marked with this number of an earlier run. It is given to no plan, and its flows stay, until the
+    /// marks are read again.
     pub(crate) fn keep_former(&mut self, mark: u32) {
         self.former.extend(self.number_in(mark));
+    }
+
+    /// A reading that is not the first has found a mark with a number that was kept, and whose address still waits for its
+    /// group.
+    pub(crate) fn found_former(&mut self, mark: u32) {
+        self.found_former.extend(self.number_in(mark));
+    }
+
+    /// Whether packets are still marked with this number of an earlier run.
+    pub(crate) fn is_former(&self, mark: u32) -> bool {
+        let id = self.number_in(mark);
+        id.is_some_and(|id| self.former.contains(&id))
     }
 
     /// The number in a mark.
@@ -390,11 +418,11 @@ impl Groups {
     }
 
     /// All marks of the kernel were read. Those of groups that were over at the beginning are removed, and so are those
-    /// of an earlier run, unless this is the first reading.
+    /// of an earlier run whose addresses do not wait for their groups.
     pub(crate) fn marks_read(&mut self, reading: Reading) {
         self.read_at = Some(reading.since);
         if !reading.is_first {
-            self.former = BTreeSet::new();
+            self.former = std::mem::take(&mut self.found_former);
         }
     }
 

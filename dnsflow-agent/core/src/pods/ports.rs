@@ -371,6 +371,13 @@ impl Ports {
         self.by_name.get(name).copied()
     }
 
+    /// The port of an interface.
+    pub(crate) fn of_interface(&self, interface: RowId) -> Option<PortId> {
+        let mut ports = self.ports.iter();
+        let (id, _) = ports.find(|(_, port)| port.interface == interface)?;
+        Some(*id)
+    }
+
     /// The port of a veth.
     pub(crate) fn at_veth(&self, ifindex: u32) -> Option<PortId> {
         self.by_ifindex.get(&ifindex).copied()

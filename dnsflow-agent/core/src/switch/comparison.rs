@@ -15,7 +15,9 @@ use crate::{
     values::{
         flow::{Cookie, Ends, FlowChange, FlowKey, InstalledFlow, Sentinel},
         ids::PortId,
-        limits::{COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, UNKNOWN_MAX},
+        limits::{
+            COMPARE_AGAIN, COMPARE_INTERVAL, RESTORE_DELAY, RESTORE_MAX, RESTORING_MAX, UNKNOWN_MAX,
+        },
     },
 };
 
@@ -113,7 +115,7 @@ impl Switch {
     /// Restores our own flow with this key, if there is one.
     pub(crate) fn foreign_flow_gone(&mut self, key: &FlowKey, now: Timestamp) {
         if self.foreign.gone(key) {
-            self.compare_soon(now);
+            self.compare_by(now);
         }
     }
 
@@ -164,14 +166,13 @@ impl Switch {
         Some(self.pending.keys().copied().collect())
     }
 
-    /// Compares at the next opportunity.
-    pub(super) fn compare_soon(&mut self, now: Timestamp) {
-        let planned = &mut self.comparison.at;
-        *planned = planned.map(|at| at.min(now));
-    }
-
     /// A comparison that begins at this time or later reads the counters of all flows that there are now.
     pub(crate) fn read_counters(&mut self, at: Timestamp) {
+        self.compare_by(at);
+    }
+
+    /// Compares at this time at the latest.
+    pub(super) fn compare_by(&mut self, at: Timestamp) {
         let planned = &mut self.comparison.at;
         *planned = planned.map(|planned| planned.min(at));
     }
@@ -298,7 +299,7 @@ impl Switch {
             if unknown.len() < UNKNOWN_MAX {
                 unknown.push(flow);
             } else {
-                self.compare_soon(now);
+                self.compare_by(now);
             }
         }
     }
@@ -345,10 +346,11 @@ impl Switch {
             let flows = holder.and_then(|holder| access.flows(holder));
             !flows.is_some_and(|(_, flows)| flows.compare(flow, number, since, now))
         });
-        // Flows stay until the marks are set that replace them: the next comparison removes them.
+        // Flows stay until the marks are set that replace them, and those that marks of the earlier run lead to: the next
+        // comparison removes them.
         let mut stay = BTreeSet::new();
         unknown.retain(|key, flow| {
-            let stays = access.awaits_mark(key, flow.cookie);
+            let stays = access.awaits_mark(key, flow.cookie) || access.is_of_former(key);
             if stays {
                 stay.insert(Sentinel {
                     table: key.table,
@@ -357,6 +359,9 @@ impl Switch {
             }
             !stays
         });
+        if !stay.is_empty() {
+            self.compare_by(now + COMPARE_AGAIN);
+        }
         let added = self.find_lost(access, since);
         let removed = unknown.len();
         access.counters_read(since);

@@ -221,6 +221,8 @@ pub const COPY_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEP_FLOWS_S: u16 = 300;
 /// The switch is compared with what it should hold this often; counters come along.
 pub const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// … and after this time if flows of an earlier run stay until the marks are set that replace them.
+pub const COMPARE_AGAIN: Duration = Duration::from_secs(1);
 /// An address that a pod uses has shown packets after this time at the latest: they come some time after the answer.
 /// ovs-vswitchd reads a flow's counters from the datapath every half a second (`other_config:max-revalidator` in
 /// ovs-vswitchd.conf.db(5)).

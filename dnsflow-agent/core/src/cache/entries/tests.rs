@@ -20,6 +20,8 @@ impl Entries {
         let adopting = adopting.filter(|(_, entry)| entry.adopted.is_some());
         let adopting: BTreeSet<IpAddr> = adopting.map(|(address, _)| *address).collect();
         assert_eq!(adopting, self.adopting);
+        let mut unplanned = self.unplanned.iter();
+        assert!(unplanned.all(|address| self.by_address.contains_key(address)));
         let ipv6 = self.by_address.keys().filter(|address| address.is_ipv6());
         let in_order = self.ipv6.iter().copied().map(IpAddr::V6);
         assert!(

@@ -14,8 +14,8 @@ use crate::{
     values::{
         flow::{Action, Ends, Masked},
         limits::{
-            FLOWS_PER_ADDRESS_MAX, GROUP_RESTS, GROUP_STAYS, GROUPS_PER_PORT_MAX, MARK_SLACK,
-            MARKS_REFUSED,
+            COMPARE_AGAIN, FLOWS_PER_ADDRESS_MAX, GROUP_LATE, GROUP_RESTS, GROUP_STAYS,
+            GROUPS_PER_PORT_MAX, MARK_SLACK, MARKS_REFUSED,
         },
     },
 };
@@ -856,6 +856,15 @@ fn a_number_of_the_former_run_is_not_free_while_the_kernel_marks_with_it() {
         });
         node.give(sb);
         assert_eq!(node.marks[&place].0, former_mark);
+        // The address is open by the flow of its former group alone.
+        take_two_numbers(&mut node);
+        let open = node.open().into_iter();
+        let open = open.filter(|(_, dst, _)| *dst == Ipv4Addr::from(ADDRESS).to_string());
+        let open: Vec<u16> = open.map(|(.., priority)| priority).collect();
+        assert_eq!(open, [11_000]);
+        // That ends, although the next group does not come into force.
+        node.pass(GROUP_LATE + COMPARE_INTERVAL + COMPARE_AGAIN);
+        assert!(!node.marks.contains_key(&place));
         take_all_numbers(&mut node);
     }
     assert!(numbers > 0, "another number");

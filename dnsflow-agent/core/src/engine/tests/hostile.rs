@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::{edits::use_all, limits::many, restart::after_restart_with, *};
+use super::{edits::use_all, limits::many, restart::after_restart_with, starts::is_open, *};
 use crate::pods::budget::Changes;
 use crate::values::limits::{
     CACHED_NAMES_MAX, CHANGES_UNDER_WAY_MAX, FEW_FLOWS, FLOW_BURST_TIME, FLOW_CHANGES_PER_SECOND,
@@ -1173,4 +1173,56 @@ fn the_flows_that_make_room_do_not_stand_before_those_of_a_neighbour() {
             .all(|changes| *changes <= 2 * CHANGES_UNDER_WAY_MAX),
         "{sent:?}"
     );
+}
+
+/// OVN's rows for these rules, however many.
+fn set_all_rows(node: &mut Node, rules: &[Rule]) {
+    let all = || 0..rules.len() as u32;
+    node.give(Input::Nb(NbUpdate {
+        acls: all().map(|at| (acl_row(at), acl(at, rules))).collect(),
+        ..NbUpdate::default()
+    }));
+    let flow = |at| (logical_flow_row(at), logical_flow(at, rules));
+    node.give(Input::Sb(SbUpdate {
+        logical_flows: all().map(flow).collect(),
+        ..SbUpdate::default()
+    }));
+}
+
+/// An address has 64 names, each with a rule of its own. One of them gives way to a name that is to be denied, over the
+/// budget: the address is not planned anew. An edit takes the rule of the name away that gave way.
+#[test]
+fn a_name_that_gives_way_over_the_budget_leaves_no_flow_behind() {
+    let names = NAMES_PER_ADDRESS_MAX as u32;
+    for is_over_budget in [false, true] {
+        let mut rules: Vec<Rule> = (0..names).map(|at| allow(&format!("n{at}.test"))).collect();
+        rules.extend([allow("bad.test"), deny_all()]);
+        let mut node = Node::with(&rules);
+        set_all_rows(&mut node, &rules);
+        for at in 0..names {
+            // The first one ends first.
+            let ttl = if at == 0 { 600 } else { 3600 };
+            node.answer("p1", &format!("n{at}.test"), &[ADDRESS], ttl);
+        }
+        assert!((0..names as u16).all(|place| is_open(&node, ADDRESS, place)));
+        let mut edited = rules.clone();
+        edited[names as usize] = deny("bad.test");
+        node.set_firewall(&edited);
+        if is_over_budget {
+            let port = node.engine.ports.named("ns1_p1").expect("it is there");
+            let changes = Changes {
+                flows: 10_000,
+                marks: 0,
+            };
+            node.engine.told.budget.spend(port, changes, node.now);
+        }
+        node.answer("p1", "bad.test", &[ADDRESS], 3600);
+        // The edit is taken back, and the rule of the first name, too.
+        let mut edited = rules.clone();
+        edited[0] = allow("other.test");
+        node.set_firewall(&edited);
+        set_all_rows(&mut node, &edited);
+        node.pass(Duration::from_secs(30));
+        assert!(!is_open(&node, ADDRESS, 0), "over budget: {is_over_budget}");
+    }
 }

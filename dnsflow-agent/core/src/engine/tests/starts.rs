@@ -242,3 +242,110 @@ fn a_mark_whose_address_gets_flows_goes_before_another_plan_has_its_number() {
     after.pass(COMPARE_INTERVAL / 2);
     assert!(!is_open(&after, ADDRESS, 1), "by the rule of the other one");
 }
+
+/// A rule has moved while no agent ran. By flows, the address stays open. By marks, the flows of its former group go
+/// before those of the next one come.
+#[test]
+fn an_address_stays_open_at_a_start_though_its_rule_has_moved() {
+    let former = [allow("example.com"), deny_all()];
+    let moved = [allow("new.test"), allow("example.com"), deny_all()];
+    for way in WAYS {
+        let mut before = node(way, &former);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let saved = before.engine.snapshot(before.now);
+        let node = started(&mut before, &saved, config(way));
+        let mut node = read_but_southbound(node, &before, &moved);
+        node.waiting = Some(VecDeque::new());
+        node.give(Input::Sb(southbound(&node, &moved)));
+        for step in 0..60 {
+            if !node.carry_out_next() {
+                node.pass(Duration::from_secs(1));
+            }
+            assert!(is_open_at_all(&node, ADDRESS), "{way:?}, step {step}");
+        }
+        assert!(is_open(&node, ADDRESS, 1), "{way:?}");
+    }
+}
+
+/// An address keeps the mark of the former run until its group is in force. An edit takes all rules away before.
+#[test]
+fn a_mark_of_the_former_run_goes_with_the_edit_that_takes_its_rule_away() {
+    let former = [allow("a.test"), deny_all()];
+    let moved = [allow("a.test"), many(allow("x.a.test"), 1), deny_all()];
+    let mut before = node(WAYS[1], &former);
+    before.answer("p1", "x.a.test", &[ADDRESS], 600);
+    before.answer("p1", "y.a.test", &[OTHER], 600);
+    before.pass(Duration::from_secs(30));
+    let saved = before.engine.snapshot(before.now);
+    let node = started(&mut before, &saved, config(WAYS[1]));
+    let mut node = read_but_southbound(node, &before, &moved);
+    node.waiting = Some(VecDeque::new());
+    node.give(Input::Sb(southbound(&node, &moved)));
+    while !node.waiting.iter().flatten().next().is_some_and(is_dump) {
+        assert!(node.carry_out_next());
+    }
+    assert!(node.carry_out_next());
+    assert!(node.engine.switch.is_compared());
+    edit(&mut node, &[deny_all()]);
+    while node.carry_out_next() {}
+    assert!(!is_open_at_all(&node, OTHER));
+    assert!(!is_open_at_all(&node, ADDRESS));
+}
+
+/// An agent that sets marks comes behind one that did not. The flows that the marks replace stay until the second
+/// comparison, whatever is edited.
+#[test]
+fn flows_that_marks_have_replaced_go_with_the_edit_that_takes_their_rule_away() {
+    let rules = [allow("example.com"), deny_all()];
+    let mut before = node(None, &rules);
+    before.answer("p1", "www.example.com", &[ADDRESS], 600);
+    let saved = before.engine.snapshot(before.now);
+    let mut node = after_restart_with(&mut before, &saved, &rules, config(WAYS[1]));
+    assert_eq!(node.marks.len(), 1);
+    edit(&mut node, &[deny_all()]);
+    node.pass(COMPARE_INTERVAL / 2);
+    assert!(!is_open_at_all(&node, ADDRESS));
+}
+
+/// The programs cannot be attached at once when the agent starts. By flows, the addresses of the pod stay open.
+#[test]
+fn what_is_open_stays_open_at_a_start_though_the_programs_cannot_be_attached_at_once() {
+    let rules = [allow("example.com"), deny_all()];
+    for way in WAYS {
+        let mut before = node(way, &rules);
+        before.answer("p1", "www.example.com", &[ADDRESS], 600);
+        let saved = before.engine.snapshot(before.now);
+        let mut node = started(&mut before, &saved, config(way));
+        node.pods = before.pods.clone();
+        node.give(Input::SwitchUp);
+        node.give(firewalls(true, Some(firewall(&rules))));
+        node.give(Input::Nb(NbUpdate {
+            reset: true,
+            acls: acls(&rules),
+            ..NbUpdate::default()
+        }));
+        node.waiting = Some(VecDeque::new());
+        let row = RowId::new(0x105);
+        node.give(Input::Interfaces(InterfaceUpdate {
+            reset: true,
+            interfaces: vec![(row, Some(interface("ns1_p1", 5, "uid-p1")))],
+        }));
+        let waiting = node.waiting.as_mut().expect("commands wait");
+        waiting.retain(|command| !matches!(command, Command::Attachment(_)));
+        node.give(Input::Found {
+            interface: row,
+            ifindex: ifindex_of(row),
+        });
+        node.give(Input::AttachFailed {
+            interface: row,
+            reason: "busy".into(),
+        });
+        node.give(Input::Sb(southbound(&node, &rules)));
+        for step in 0..40 {
+            if !node.carry_out_next() {
+                node.pass(Duration::from_millis(100));
+            }
+            assert!(is_open_at_all(&node, ADDRESS), "{way:?}, step {step}");
+        }
+    }
+}
